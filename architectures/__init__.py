@@ -1,0 +1,1 @@
+"""What a draft is, and how a target's weights become one. Never imports Composer."""

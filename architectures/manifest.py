@@ -1,0 +1,135 @@
+"""manifest.json: where an artifact came from, and whether it is still the one its inputs would make.
+
+Reads no weights beyond samples and never imports torch, so `widedraft check` may use it.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from architectures.atomic import write_json
+from architectures.errors import UserError
+
+MANIFEST_NAME = "manifest.json"
+PACKAGES = ("widedraft", "torch", "transformers", "mosaicml", "datasets", "tokenizers", "safetensors", "numpy")
+SAMPLE_BYTES = 1 << 20
+IDENTITY_FILES = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
+
+
+def write_manifest(folder: Path, *, stage: str, inputs: Mapping[str, str], **details: Any) -> None:
+    """Write folder/manifest.json: stage, named input fingerprints, provenance and any further details.
+
+    Write it last: a folder without a manifest is an unfinished one.
+    """
+    record = {"stage": stage, "inputs": dict(inputs), **details, "provenance": provenance()}
+    write_json(record, folder / MANIFEST_NAME)
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished folder, or None where there is none.
+
+    Raises:
+        UserError: If the file is not JSON.
+    """
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not valid JSON ({error}). Delete {folder} and run its stage again.") from error
+
+
+def changed_inputs(manifest: Mapping[str, Any], inputs: Mapping[str, str]) -> list[str]:
+    """Names of the inputs whose fingerprints differ from the recorded ones, sorted."""
+    recorded = manifest["inputs"]
+    return sorted(name for name in recorded.keys() | inputs.keys() if recorded.get(name) != inputs.get(name))
+
+
+def fingerprint_value(value: Any) -> str:
+    """sha256 of a JSON-able value, independent of key order."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def fingerprint_file(path: Path) -> str:
+    """sha256 of a whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint_checkpoint(folder: Path) -> str:
+    """sha256 over a Hugging Face folder: config and tokenizer whole; of each weight file its name, size and samples.
+
+    Three samples of 1 MiB (start, middle, end) tell two trainings of one shape apart without reading 13 GB.
+    """
+    digest = hashlib.sha256()
+    for name in IDENTITY_FILES:
+        if (folder / name).is_file():
+            digest.update(f"{name}:{fingerprint_file(folder / name)}\n".encode())
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}\n".encode())
+        with path.open("rb") as file:
+            for start in (0, max(0, size // 2 - SAMPLE_BYTES // 2), max(0, size - SAMPLE_BYTES)):
+                file.seek(start)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def provenance() -> dict[str, Any]:
+    """Command, code, versions and machine, as every manifest and scorecard carries them."""
+    return {
+        "argv": sys.argv,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        "versions": {name: package_version(name) for name in PACKAGES},
+        "hardware": hardware(),
+    }
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_commit() -> str | None:
+    """The commit of this source tree, with "+changes" when files differ from it; None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+changes"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, usable cores, memory, and the accelerators if torch is already loaded."""
+    torch = sys.modules.get("torch")
+    cuda = torch is not None and torch.cuda.is_available()
+    return {
+        "processor": processor_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+    }
+
+
+def processor_name() -> str:
+    """The processor's own name where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,1 @@
+"""How a draft learns from its target: data, losses, Composer training, export."""
