@@ -1,0 +1,83 @@
+"""Tiny random checkpoints with a real tokenizer: every law is tested on these, in seconds."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TINY_SHAPE = {
+    "vocab_size": 264,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.2,  # wide enough that the random model's choices differ from position to position
+}
+
+
+def build_tokenizer() -> Any:
+    """A byte-level tokenizer: three special tokens, then the 256 bytes. Any text round-trips."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Write a random Hugging Face checkpoint and return its folder; keyword arguments override its config."""
+
+    def make(*, seed: int = 0, model_type: str = "llama", dtype: str = "float32", **overrides: Any) -> Path:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        tokenizer = build_tokenizer()
+        ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+        config = AutoConfig.for_model(model_type, **{**TINY_SHAPE, **ids, **overrides})
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        folder = tmp_path_factory.mktemp(model_type)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_target(make_checkpoint: Callable[..., Path]) -> Path:
+    """A 4-layer random LLaMA with grouped-query attention and tied embeddings, float32."""
+    return make_checkpoint(seed=1)
+
+
+@pytest.fixture(scope="session")
+def tiny_draft(make_checkpoint: Callable[..., Path]) -> Path:
+    """A 2-layer random LLaMA that shares the target's tokenizer."""
+    return make_checkpoint(seed=2, num_hidden_layers=2)
