@@ -1,0 +1,154 @@
+"""Checkpoints as the scorer opens them: whole or refused, never half random; one tokenizer for target and draft."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from architectures.errors import UserError
+
+MAX_NAMES_SHOWN = 5
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint folder.
+
+    Raises:
+        UserError: If the folder holds no tokenizer, or a damaged one.
+    """
+    require_checkpoint(folder)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{folder}: its tokenizer could not be read ({first_line(error)}). "
+            "Copy tokenizer.json and tokenizer_config.json of the target there, or make the folder again."
+        ) from error
+
+
+def load_model(folder: Path, *, dtype: str, device: str | None = None) -> PreTrainedModel:
+    """The causal language model of a checkpoint folder, in eval mode, every tensor read from its safetensors files.
+
+    Args:
+        folder: A local Hugging Face folder.
+        dtype: A floating torch dtype by name: "float32", "bfloat16" or "float16".
+        device: A torch device; None takes "cuda" where there is one, else "cpu".
+
+    Raises:
+        UserError: If weights are missing, damaged, or do not fit config.json.
+    """
+    require_checkpoint(folder)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # so that the report names them; none is accepted
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(
+            f"{folder}: its weights could not be read ({first_line(error)}). "
+            "A file is missing or cut short: copy or download the folder again, or run the stage that wrote it again."
+        ) from error
+    model, report = loaded
+    refuse_incomplete(folder, report)
+    return model.to(device or default_device()).eval()
+
+
+def require_same_tokenizer(target: Path, draft: Path) -> None:
+    """Refuse a pair in which one token id means two things.
+
+    Raises:
+        UserError: If the vocabularies, the BOS or EOS ids, or the vocab_size of the two configs differ.
+    """
+    target_tokenizer, draft_tokenizer = load_tokenizer(target), load_tokenizer(draft)
+    difference = vocabulary_difference(target_tokenizer.get_vocab(), draft_tokenizer.get_vocab())
+    if difference:
+        raise UserError(
+            f"{draft}: its tokenizer is not that of the target {target}: {difference}. "
+            "Speculative decoding compares token ids: use a draft made from this target."
+        )
+    for name in ("bos_token_id", "eos_token_id"):
+        ours, theirs = getattr(draft_tokenizer, name), getattr(target_tokenizer, name)
+        if ours != theirs:
+            raise UserError(
+                f"{draft}: {name} is {ours} but the target {target} has {theirs}. "
+                "Copy the target's tokenizer files into the draft's folder."
+            )
+    require_same_width(target, draft, num_tokens=len(target_tokenizer))
+
+
+def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    """The ids at which the model's own `generate` stops; empty when it never does."""
+    eos = None if model.generation_config is None else model.generation_config.eos_token_id
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def default_device() -> str:
+    """Where models run unless told otherwise: "cuda" where there is one, else "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def require_checkpoint(folder: Path) -> None:
+    """Raise UserError unless folder is one that transformers can open without asking the hub."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: no config.json there. Give the folder of a Hugging Face checkpoint.")
+
+
+def padded_vocab_size(folder: Path) -> int:
+    """How many rows the embeddings of a checkpoint have; at least the tokenizer's number of tokens."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder / 'config.json'}: could not be read ({first_line(error)}). Make the folder again."
+        ) from error
+    return config.get_text_config(decoder=True).vocab_size
+
+
+def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
+    """Raise UserError if transformers would have run on with random, ignored or ill-fitting tensors."""
+    for kind, verb in (
+        ("missing_keys", "are missing from its weights"),
+        ("unexpected_keys", "are in its weights but not in the model"),
+        ("mismatched_keys", "have another shape than config.json says"),
+    ):
+        names = sorted(key if isinstance(key, str) else key[0] for key in report[kind])
+        if names:
+            shown = ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
+            raise UserError(
+                f"{folder}: {len(names)} tensors {verb}: {shown}. "
+                "config.json and the weights are not of one model: run the stage that wrote the folder again."
+            )
+
+
+def require_same_width(target: Path, draft: Path, *, num_tokens: int) -> None:
+    """Raise UserError if the padded vocabularies differ: the target would give odds to ids the draft cannot hold."""
+    ours, theirs = padded_vocab_size(draft), padded_vocab_size(target)
+    if ours != theirs:
+        raise UserError(
+            f"{draft}: vocab_size is {ours} but the target {target} has {theirs}, though both share one tokenizer of "
+            f"{num_tokens} tokens: their embeddings are padded differently, and engines refuse such a pair. "
+            "Pad the draft's embeddings to the target's vocab_size."
+        )
+
+
+def vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
+    """In words, the first token on which two vocabularies disagree; empty when they agree."""
+    if target == draft:
+        return ""
+    differing = sorted({token for token, _ in target.items() ^ draft.items()})
+    token = min(differing, key=lambda token: (target.get(token, len(target)), token))
+    count = f"{len(target)} and {len(draft)} tokens, of which {len(differing)} differ"
+    return f"{count}; {token!r} is {draft.get(token, 'absent')} here and {target.get(token, 'absent')} in the target"
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, without its line breaks."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]

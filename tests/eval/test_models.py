@@ -1,0 +1,195 @@
+"""A checkpoint is opened whole or refused with a sentence that names the folder, the fact and the remedy."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from architectures.errors import UserError
+from eval.models import load_model, load_tokenizer, require_same_tokenizer, stop_token_ids
+
+
+@pytest.fixture
+def copy(tiny_target, tmp_path):
+    """A checkpoint a test may damage."""
+    return Path(shutil.copytree(tiny_target, tmp_path / "copy"))
+
+
+def edit_json(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_weights(folder, edit):
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_model_is_in_eval_mode_and_holds_the_files_tensors(tiny_target):
+    model = load_model(tiny_target, dtype="float32", device="cpu")
+    stored = load_file(tiny_target / "model.safetensors")
+    assert not model.training
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in stored.items())
+
+
+def test_dtype_is_the_one_asked_for(tiny_target):
+    assert load_model(tiny_target, dtype="bfloat16", device="cpu").dtype is torch.bfloat16
+
+
+def test_stop_tokens_come_from_the_generation_config(copy):
+    assert stop_token_ids(load_model(copy, dtype="float32", device="cpu")) == {2}
+    edit_json(copy / "generation_config.json", eos_token_id=[2, 7])
+    assert stop_token_ids(load_model(copy, dtype="float32", device="cpu")) == {2, 7}
+
+
+def test_token_id_zero_can_be_a_stop_token(copy):
+    edit_json(copy / "generation_config.json", eos_token_id=0)
+    assert stop_token_ids(load_model(copy, dtype="float32", device="cpu")) == {0}
+
+
+def test_a_model_without_a_stop_token_never_stops(make_checkpoint):
+    model = load_model(make_checkpoint(eos_token_id=None), dtype="float32", device="cpu")
+    assert stop_token_ids(model) == frozenset()
+
+
+def cut_in_half(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def remove_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def break_config(folder):
+    (folder / "config.json").write_text("{")
+
+
+@pytest.mark.parametrize("damage", [cut_in_half, remove_weights, break_config])
+def test_unreadable_weights_are_refused(copy, damage):
+    damage(copy)
+    with pytest.raises(UserError, match=r"weights could not be read .* missing or cut short") as caught:
+        load_model(copy, dtype="float32")
+    assert str(copy) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def drop_shard(folder):
+    sorted(folder.glob("*.safetensors"))[1].unlink()
+
+
+def cut_shard(folder):
+    path = sorted(folder.glob("*.safetensors"))[1]
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def break_index(folder):
+    (folder / "model.safetensors.index.json").write_text("{")
+
+
+@pytest.mark.parametrize("damage", [drop_shard, cut_shard, break_index])
+def test_a_damaged_shard_is_refused(copy, damage):
+    model = load_model(copy, dtype="float32", device="cpu")
+    (copy / "model.safetensors").unlink()
+    model.save_pretrained(copy, max_shard_size="300KB")
+    assert load_model(copy, dtype="float32", device="cpu").num_parameters() == model.num_parameters()
+    damage(copy)
+    with pytest.raises(UserError, match="weights could not be read"):
+        load_model(copy, dtype="float32")
+
+
+def drop_tensor(tensors):
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+
+
+def drop_embeddings(tensors):
+    del tensors["model.embed_tokens.weight"]
+
+
+def add_tensor(tensors):
+    tensors["model.layers.4.mlp.up_proj.weight"] = torch.zeros(3)
+
+
+def reshape_tensor(tensors):
+    tensors["model.norm.weight"] = torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (drop_tensor, r"1 tensors are missing from its weights: model\.layers\.1\.mlp\.up_proj\.weight\."),
+        (drop_embeddings, r"2 tensors are missing from its weights: lm_head\.weight, model\.embed_tokens\.weight\."),
+        (add_tensor, r"1 tensors are in its weights but not in the model: model\.layers\.4\.mlp\.up_proj\.weight\."),
+        (reshape_tensor, r"1 tensors have another shape than config\.json says: model\.norm\.weight\."),
+    ],
+)
+def test_no_tensor_is_ever_random_or_ignored(copy, edit, message):
+    edit_weights(copy, edit)
+    with pytest.raises(UserError, match=message):
+        load_model(copy, dtype="float32")
+
+
+def test_long_lists_of_tensors_are_cut(copy):
+    edit_json(copy / "config.json", num_hidden_layers=6)
+    with pytest.raises(UserError, match=r"18 tensors are missing .*, \.\.\.\. config\.json") as caught:
+        load_model(copy, dtype="float32")
+    assert str(caught.value).count("model.layers.") == 5
+
+
+def test_a_folder_without_config_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no config\.json there"):
+        load_model(tmp_path, dtype="float32")
+    with pytest.raises(UserError, match=r"no config\.json there"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}"])
+def test_an_unreadable_tokenizer_is_refused(copy, text):
+    (copy / "tokenizer.json").unlink()
+    if text is not None:
+        (copy / "tokenizer.json").write_text(text)
+    with pytest.raises(UserError, match="tokenizer could not be read") as caught:
+        load_tokenizer(copy)
+    assert str(copy) in str(caught.value)
+
+
+def test_one_tokenizer_is_accepted(tiny_target, tiny_draft):
+    require_same_tokenizer(tiny_target, tiny_draft)
+
+
+def test_a_swapped_token_is_refused_by_name(tiny_target, copy):
+    record = json.loads((copy / "tokenizer.json").read_text())
+    vocab = record["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (copy / "tokenizer.json").write_text(json.dumps(record))
+    here, there = vocab["a"], vocab["b"]
+    with pytest.raises(UserError, match=rf"of which 2 differ; 'a' is {here} here and {there} in the target"):
+        require_same_tokenizer(tiny_target, copy)
+
+
+def test_an_added_token_is_refused_by_name(tiny_target, copy):
+    tokenizer = load_tokenizer(copy)
+    tokenizer.add_tokens(["<extra>"])
+    tokenizer.save_pretrained(copy)
+    with pytest.raises(UserError, match=r"'<extra>' is 259 here and absent in the target"):
+        require_same_tokenizer(tiny_target, copy)
+
+
+def test_another_stop_token_is_refused(tiny_target, copy):
+    edit_json(copy / "tokenizer_config.json", eos_token="<|pad|>")
+    with pytest.raises(UserError, match=r"eos_token_id is 0 but the target .* has 2"):
+        require_same_tokenizer(tiny_target, copy)
+
+
+def test_embeddings_padded_differently_are_refused(tiny_target, make_checkpoint):
+    with pytest.raises(UserError, match=r"vocab_size is 272 but .* has 264, though .* tokenizer of 259 tokens"):
+        require_same_tokenizer(tiny_target, make_checkpoint(vocab_size=272))
+
+
+def test_an_unreadable_config_is_refused_when_tokenizers_are_compared(tiny_target, copy):
+    edit_json(copy / "config.json", model_type="nonesuch")
+    with pytest.raises(UserError, match=r"config\.json: could not be read"):
+        require_same_tokenizer(tiny_target, copy)
