@@ -1,0 +1,45 @@
+"""Recipe sections `target` and `architecture`, and the base every recipe section shares. No torch."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class Section(BaseModel):
+    """A group of recipe keys: unknown ones are refused, types are strict (1 may stand for 1.0), values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+
+class TargetConfig(Section):
+    """The model the draft will draft for; while training it is the teacher."""
+
+    path: str = Field(min_length=1, description="A local Hugging Face folder, a hub id, or a *.gguf file.")
+    revision: str = Field(default="main", min_length=1, description="Branch, tag or commit of a hub id.")
+    dtype: Dtype = Field(
+        default="bfloat16", description="Number type of the target's weights while it writes answers and teaches."
+    )
+
+
+class ArchitectureConfig(Section):
+    """The shape of the draft, and how the target's weights become it. Needs exactly one of shape and layers."""
+
+    shape: str | None = Field(default=None, description="A named shape; `widedraft shapes` lists them.")
+    layers: int | None = Field(
+        default=None, ge=1, description="Layers the draft keeps; every width stays the target's."
+    )
+    method: Literal["first_last", "evenly_spaced"] = Field(
+        default="first_last", description="Which of the target's layers are kept."
+    )
+
+    @field_validator("layers")
+    @classmethod
+    def _one_of_shape_and_layers(cls, layers: int | None, info: ValidationInfo) -> int | None:
+        if "shape" in info.data and (layers is None) == (info.data["shape"] is None):
+            both = "both are given" if layers is not None else "neither is given"
+            raise ValueError(
+                f"must be given if and only if architecture.shape is not, but {both}. Keep one of the two."
+            )
+        return layers

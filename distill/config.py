@@ -1,0 +1,254 @@
+"""Recipe sections `data`, `distill` and `export`. No torch, no Composer."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, with_config
+from typing_extensions import TypedDict  # pydantic reads the standard one only from Python 3.12 on
+
+from architectures.config import Dtype, Section
+from eval.config import PromptSource
+
+# Composer's time strings. It also knows sec and iter, left out here: `dur` intervals never come round when training
+# is limited in seconds, and an iteration whose length nobody set never ends.
+WHOLE = r"[1-9](?:_?[0-9])*(?:e[0-9]+)?"
+FRACTION = r"(?:0?\.[0-9]*[1-9][0-9]*|1(?:\.0*)?)"
+FRACTION_OR_ZERO = r"(?:0(?:\.[0-9]*)?|\.[0-9]+)"
+
+Duration = Annotated[str, Field(pattern=rf"^{WHOLE}(?:ep|ba|sp|tok)$", examples=["1ep", "200ba", "1_000_000tok"])]
+Interval = Annotated[
+    str, Field(pattern=rf"^(?:{WHOLE}(?:ep|ba|sp|tok)|{FRACTION}dur)$", examples=["0.25dur", "200ba", "1ep"])
+]
+Warmup = Annotated[
+    str,
+    Field(pattern=rf"^(?:(?:0|{WHOLE})(?:ep|ba|sp|tok)|{FRACTION_OR_ZERO}dur)$", examples=["0.05dur", "100ba", "0ba"]),
+]
+ConsoleInterval = Annotated[str, Field(pattern=rf"^{WHOLE}(?:ep|ba)$", examples=["10ba", "1ep"])]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+def split_time(time: str) -> tuple[float, str]:
+    """The value and the unit of a time string a recipe accepts: "1_000tok" is (1000.0, "tok")."""
+    match = re.fullmatch("(.+?)(ep|ba|sp|tok|dur)", time)
+    assert match is not None, time
+    return float(match[1]), match[2]
+
+
+class DataConfig(Section):
+    """Prompts, and the answers the target writes to them. Needs prompts, self_written_prompts, or both."""
+
+    prompts: tuple[PromptSource, ...] = Field(default=(), strict=False, description="Where prompts are read from.")
+    self_written_prompts: int = Field(default=0, ge=0, description="Prompts the target writes by itself.")
+    num_eval_prompts: int = Field(
+        default=64, ge=1, description="Prompts held out of training, drawn with the seed, for metrics and scores."
+    )
+    max_seq_len: int = Field(default=1024, ge=2, description="Tokens of prompt and answer together at most.")
+    max_new_tokens: int = Field(default=256, ge=1, description="Tokens of an answer at most.")
+    temperature: float = Field(
+        default=0.0, ge=0, allow_inf_nan=False, description="Sampling temperature of the answers; 0 is greedy."
+    )
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Probability mass sampled from; 1 keeps everything.")
+    batch_size: int = Field(default=48, ge=1, description="Prompts answered together.")
+    shard_size: int = Field(default=96, ge=1, description="Prompts per answer file, the unit a rerun continues from.")
+
+    @field_validator("self_written_prompts")
+    @classmethod
+    def _some_source(cls, count: int, info: ValidationInfo) -> int:
+        if count == 0 and info.data.get("prompts") == ():
+            raise ValueError("must be > 0 when data.prompts is empty, got 0. Name at least one source of prompts.")
+        return count
+
+    @field_validator("max_new_tokens")
+    @classmethod
+    def _leaves_room_for_prompts(cls, max_new_tokens: int, info: ValidationInfo) -> int:
+        max_seq_len = info.data.get("max_seq_len")
+        if max_seq_len is not None and max_new_tokens >= max_seq_len:
+            raise ValueError(
+                f"must be < data.max_seq_len, got {max_new_tokens} and {max_seq_len}. The prompt needs room too."
+            )
+        return max_new_tokens
+
+    @field_validator("top_p")
+    @classmethod
+    def _only_when_sampling(cls, top_p: float, info: ValidationInfo) -> float:
+        if info.data.get("temperature") == 0 and top_p < 1:
+            raise ValueError(f"must be 1 when data.temperature is 0, got {top_p}. Greedy answers do not sample.")
+        return top_p
+
+
+class OptimizerConfig(Section):
+    """How gradients move the student."""
+
+    name: Literal["decoupled_adamw", "adamw"] = Field(
+        default="decoupled_adamw", description="Composer's DecoupledAdamW or PyTorch's AdamW."
+    )
+    lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False, description="Peak learning rate.")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), strict=False, description="Decay of the two moments.")
+    eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False, description="Added to the second moment's root.")
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Fraction of the weights removed each step; adamw multiplies it by the learning rate.",
+    )
+
+
+class SchedulerConfig(Section):
+    """How the learning rate moves over training."""
+
+    name: Literal["cosine_with_warmup", "linear_decay_with_warmup", "constant_with_warmup"] = Field(
+        default="cosine_with_warmup", description="Course after the warm-up."
+    )
+    t_warmup: Warmup = Field(default="0.05dur", description="Time over which the learning rate rises from zero.")
+    alpha_f: float = Field(
+        default=0.1,
+        ge=0,
+        allow_inf_nan=False,
+        description="Learning rate at the end as a multiple of lr; constant_with_warmup has none.",
+    )
+
+    @field_validator("alpha_f")
+    @classmethod
+    def _constant_has_no_end(cls, alpha_f: float, info: ValidationInfo) -> float:
+        if info.data.get("name") == "constant_with_warmup" and alpha_f != cls.model_fields["alpha_f"].default:
+            raise ValueError(
+                f"must be left out when distill.scheduler.name is constant_with_warmup, got {alpha_f}. "
+                "A constant learning rate ends at lr."
+            )
+        return alpha_f
+
+
+class GradientClipping(Section):
+    """Bounds the gradient of every step."""
+
+    clipping_type: Literal["norm"] = Field(default="norm", description="What is bounded: the norm of all gradients.")
+    clipping_threshold: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="Largest norm.")
+
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+# Arguments of Composer's loggers: dicts, not sections, so that the ones a recipe leaves out keep Composer's defaults.
+@with_config(STRICT)
+class FileLogger(TypedDict, total=False):
+    """A text file per process."""
+
+    filename: Annotated[str, Field(description="Path; {run_name} and {rank} are filled in.")]
+    capture_stdout: Annotated[bool, Field(description="Whether standard output goes into the file too.")]
+    capture_stderr: Annotated[bool, Field(description="Whether standard error goes into the file too.")]
+    buffer_size: Annotated[int, Field(ge=1, description="Lines held back before writing.")]
+    flush_interval: Annotated[int, Field(ge=1, description="Batches between writes to disk.")]
+
+
+@with_config(STRICT)
+class TensorboardLogger(TypedDict, total=False):
+    """TensorBoard event files."""
+
+    log_dir: Annotated[str, Field(description="Folder of the event files.")]
+    flush_interval: Annotated[int, Field(ge=1, description="Batches between writes to disk.")]
+    rank_zero_only: Annotated[bool, Field(description="Whether only the first process logs.")]
+
+
+@with_config(STRICT)
+class WandbLogger(TypedDict, total=False):
+    """Weights & Biases."""
+
+    project: Annotated[str, Field(description="W&B project.")]
+    group: Annotated[str, Field(description="W&B group.")]
+    name: Annotated[str, Field(description="W&B run name.")]
+    entity: Annotated[str, Field(description="W&B user or team.")]
+    tags: Annotated[list[str], Field(description="W&B tags.")]
+    rank_zero_only: Annotated[bool, Field(description="Whether only the first process logs.")]
+    init_kwargs: Annotated[dict[str, Any], Field(description="Further arguments of wandb.init.")]
+
+
+@with_config(STRICT)
+class MlflowLogger(TypedDict, total=False):
+    """MLflow."""
+
+    experiment_name: Annotated[str, Field(description="MLflow experiment.")]
+    run_name: Annotated[str, Field(description="MLflow run name.")]
+    tags: Annotated[dict[str, str], Field(description="MLflow tags.")]
+    tracking_uri: Annotated[str, Field(description="MLflow tracking server or folder.")]
+    rank_zero_only: Annotated[bool, Field(description="Whether only the first process logs.")]
+    flush_interval: Annotated[int, Field(ge=1, description="Batches between writes.")]
+
+
+@with_config(STRICT)
+class Loggers(TypedDict, total=False):
+    """Where training logs go; any number of them."""
+
+    file: FileLogger
+    tensorboard: TensorboardLogger
+    wandb: WandbLogger
+    mlflow: MlflowLogger
+
+
+class DistillConfig(Section):
+    """How the student learns from its teacher. Times are Composer time strings: ep, ba, sp, tok, dur."""
+
+    loss: Literal["forward_kl"] = Field(default="forward_kl", description="KL(teacher || student) per answer token.")
+    temperature: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, description="Divides the logits of teacher and student in the loss."
+    )
+    max_duration: Duration = Field(default="1ep", description="Length of training.")
+    global_train_batch_size: int = Field(default=8, ge=1, description="Sequences per step over all processes.")
+    device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="Sequences per forward pass on one device; auto finds the largest that fits a GPU's memory.",
+    )
+    device_eval_batch_size: int = Field(default=8, ge=1, description="Sequences per evaluation step on one device.")
+    precision: Literal["amp_bf16", "fp32"] = Field(
+        default="amp_bf16", description="Arithmetic of forward and backward; weights and moments stay float32."
+    )
+    optimizer: OptimizerConfig = Field(default=OptimizerConfig())
+    scheduler: SchedulerConfig = Field(default=SchedulerConfig())
+    gradient_clipping: GradientClipping | None = Field(
+        default=GradientClipping(), description="Bounds the gradient of every step; null leaves it unbounded."
+    )
+    eval_interval: Interval = Field(default="0.25dur", description="Time between evaluations.")
+    eval_first: bool = Field(default=True, description="Whether to evaluate before the first step.")
+    save_interval: Interval = Field(default="0.25dur", description="Time between checkpoints.")
+    save_num_checkpoints_to_keep: int = Field(
+        default=2,
+        ge=1,
+        description="Newest checkpoints kept; with one, a save cut short leaves nothing to resume from.",
+    )
+    autoresume: bool = Field(default=True, description="Whether to continue from the newest intact checkpoint.")
+    parallelism: Literal["ddp", "fsdp2"] = Field(
+        default="ddp", description="Whether each process holds the whole student or a shard of it."
+    )
+    loggers: Loggers = Field(default_factory=lambda: Loggers(file={}))
+    progress_bar: bool = Field(default=True, description="Whether to show a bar with the time left.")
+    console_log_interval: ConsoleInterval = Field(
+        default="10ba", description="Time between metrics on the console when there is no progress bar."
+    )
+
+    @field_validator("device_train_microbatch_size")
+    @classmethod
+    def _fits_the_batch(cls, size: int | str, info: ValidationInfo) -> int | str:
+        batch = info.data.get("global_train_batch_size")
+        if isinstance(size, int) and batch is not None and size > batch:
+            raise ValueError(f"must be at most distill.global_train_batch_size, got {size} and {batch}.")
+        return size
+
+    @field_validator("scheduler")
+    @classmethod
+    def _warmup_in_the_unit_of_training(cls, scheduler: SchedulerConfig, info: ValidationInfo) -> SchedulerConfig:
+        duration = info.data.get("max_duration")
+        if duration is None:
+            return scheduler
+        same_clock = {"ep": ("ep", "ba", "dur"), "ba": ("ep", "ba", "dur"), "sp": ("sp", "dur"), "tok": ("tok", "dur")}
+        allowed = same_clock[split_time(duration)[1]]
+        if split_time(scheduler.t_warmup)[1] not in allowed:
+            raise ValueError(
+                f"must have t_warmup in {' or '.join(allowed)} when distill.max_duration is {duration}, "
+                f"got {scheduler.t_warmup}. A schedule needs one clock; dur always fits."
+            )
+        return scheduler
+
+
+class ExportConfig(Section):
+    """How the finished draft is written."""
+
+    dtype: Dtype = Field(default="bfloat16", description="Number type of the draft's weights.")

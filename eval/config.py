@@ -1,0 +1,75 @@
+"""Recipe section `eval`, and prompt sources wherever a recipe names them. No torch."""
+
+from typing import Annotated
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from architectures.config import Dtype, Section
+
+
+class PromptSource(Section):
+    """Prompts from one place. Needs exactly one of path and name."""
+
+    path: str | None = Field(default=None, min_length=1, description="A JSON-lines file, one prompt a row.")
+    name: str | None = Field(default=None, min_length=1, description="A hub id or folder that `datasets` opens.")
+    config: str | None = Field(default=None, min_length=1, description="Configuration of a `datasets` name.")
+    split: str = Field(default="train", min_length=1, description="Split of a `datasets` name.")
+    num_prompts: int | None = Field(default=None, ge=1, description="Read only the first rows; null reads all of them.")
+
+    @field_validator("name")
+    @classmethod
+    def _one_of_path_and_name(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if "path" in info.data and (name is None) == (info.data["path"] is None):
+            both = "both are given" if name is not None else "neither is given"
+            raise ValueError(f"must be given if and only if path is not, but {both}. Keep one of the two.")
+        return name
+
+    @field_validator("config", "split")
+    @classmethod
+    def _only_with_name(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if info.data.get("path") is not None and value not in (None, "train"):
+            raise ValueError(
+                f"must be left out beside path, got {value!r}. A JSON-lines file has no configurations or splits."
+            )
+        return value
+
+
+class EvalConfig(Section):
+    """How drafts are scored against their target."""
+
+    tasks: tuple[PromptSource, ...] = Field(
+        default=(), strict=False, description="Prompts to score on; empty: the held-out prompts of `data`."
+    )
+    max_prompts: int = Field(default=64, ge=1, description="Prompts scored at most.")
+    max_new_tokens: int = Field(default=128, ge=2, description="Tokens of the target's answer at most.")
+    max_prompt_len: int = Field(default=1024, ge=1, description="Tokens; longer prompts are left out and counted.")
+    lookahead: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = Field(
+        default=(1, 8), strict=False, description="First and last number of draft tokens per round to report."
+    )
+    temperature: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = Field(
+        default=(0.0, 1.0), strict=False, min_length=1, description="Sampling temperatures to report; 0 is greedy."
+    )
+    dtype: Dtype = Field(default="float32", description="Number type of target and draft while scoring.")
+    batch_size: int = Field(default=32, ge=1, description="Rows decoded together while the target writes its answers.")
+    confidence: float = Field(default=0.95, gt=0, lt=1, description="Coverage of every interval, a fraction.")
+    num_resamples: int = Field(default=2000, ge=1, description="Bootstrap resamples of the prompts.")
+    num_threads: int | None = Field(default=None, ge=1, description="Processor threads; null uses every core it may.")
+    latency_repeats: int = Field(default=40, ge=1, description="Timed repetitions of every step.")
+    live_prompts: int = Field(
+        default=16, ge=1, description="Prompts the live loop decodes: the first of the scored ones, or all if fewer."
+    )
+
+    @field_validator("lookahead")
+    @classmethod
+    def _ascending(cls, lookahead: tuple[int, int]) -> tuple[int, int]:
+        first, last = lookahead
+        if first > last:
+            raise ValueError(f"must be [first, last] with first <= last, got {list(lookahead)}. Swap them.")
+        return lookahead
+
+    @field_validator("temperature")
+    @classmethod
+    def _distinct(cls, temperature: tuple[float, ...]) -> tuple[float, ...]:
+        if len(set(temperature)) < len(temperature):
+            raise ValueError(f"must name each temperature once, got {list(temperature)}.")
+        return temperature
