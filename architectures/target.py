@@ -1,0 +1,107 @@
+"""Find a target: a local Hugging Face folder, a hub id, or a GGUF file. No torch until a GGUF file is imported."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.gguf_header import gguf_config, read_gguf_header
+from architectures.manifest import changed_inputs, fingerprint_file, read_manifest
+
+WANTED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
+
+
+def resolve_checkpoint(path: str, *, revision: str = "main", cache: Path | None = None) -> Path:
+    """The local folder of a checkpoint, fetched or imported if need be.
+
+    Args:
+        path: A folder, a hub id, or a .gguf file.
+        revision: Branch, tag or commit of a hub id.
+        cache: The folder a .gguf file is imported into, once; imported again when the file changed.
+
+    Raises:
+        UserError: If there is no such checkpoint, the hub cannot be reached, or a .gguf file has no cache to go to.
+    """
+    if is_gguf(path):
+        return imported_gguf(Path(path), cache)
+    if is_local(path, revision):
+        return Path(path)
+    return fetch(path, revision, WANTED_FILES)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a local checkpoint folder, or the same entries from a .gguf file's header.
+
+    Raises:
+        UserError: If there is none, or it is not a JSON object.
+    """
+    if is_gguf(str(folder)):
+        return gguf_config(folder, read_gguf_header(folder))
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError(f"{file}: no such file. {folder} must be a Hugging Face checkpoint folder.")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: not valid JSON ({error}). Fetch the checkpoint again.") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{file}: holds no JSON object. Fetch the checkpoint again.")
+    return config
+
+
+def read_remote_config(path: str, revision: str) -> dict[str, Any]:
+    """The config of any target, local or on the hub, of which it fetches config.json alone.
+
+    Raises:
+        UserError: If there is no such checkpoint, or the hub cannot be reached.
+    """
+    if is_gguf(path) or is_local(path, revision):
+        return read_config(Path(path))
+    return read_config(fetch(path, revision, ["config.json"]))
+
+
+def is_gguf(path: str) -> bool:
+    """Whether path names a GGUF file."""
+    return path.lower().endswith(".gguf")
+
+
+def is_local(path: str, revision: str) -> bool:
+    """Whether path is a folder on this machine; a path that could be nothing else must exist."""
+    if Path(path).is_dir():
+        if revision != "main":
+            raise UserError(
+                f"target.revision={revision} belongs to a hub id, but {path} is a local folder. Leave revision out."
+            )
+        return True
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists():
+        raise UserError(f"{path}: no such folder. Give a Hugging Face folder, a hub id (owner/name) or a .gguf file.")
+    return False
+
+
+def imported_gguf(file: Path, cache: Path | None) -> Path:
+    """The folder a GGUF file was imported into; imports it unless cache holds that very file already."""
+    if cache is None:
+        raise UserError(f"{file} must be imported first. Run: widedraft import-gguf {file} --to FOLDER")
+    if not file.is_file():
+        raise UserError(f"{file}: no such file. Give the path of an existing .gguf file.")
+    manifest = read_manifest(cache)
+    if manifest is None or changed_inputs(manifest, {"gguf": fingerprint_file(file)}):
+        from architectures.gguf_import import import_gguf  # imported here: it loads torch
+
+        import_gguf(file, cache)
+    return cache
+
+
+def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
+    """Download files of a hub repository into the hub's own cache, or find them there."""
+    from huggingface_hub import errors, snapshot_download  # imported here: half a second, and only hub ids need it
+
+    network_error = errors.HTTPError  # httpx's or httpx2's, as hub has it  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=files))
+    except (OSError, network_error, errors.HFValidationError) as error:  # the hub's own errors are OSErrors too
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{repo_id} (revision {revision}): not a local folder, and not to be had from the hub: {reason} "
+            "Check the name, log in for a gated model, or give a local folder or a .gguf file."
+        ) from error
