@@ -19,6 +19,7 @@ LIGHT_MODULES = (
     "architectures.target",
     "distill.check",
     "distill.config",
+    "distill.lineage",
     "distill.recipe",
     "distill.stages",
     "eval.config",

@@ -1,0 +1,177 @@
+"""What each artifact of a run is made from: named fingerprints, recorded in manifests and compared before work.
+
+An artifact whose recorded inputs equal the recipe's is current; one that a later stage was built on is never replaced.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.manifest import (
+    changed_inputs,
+    fingerprint_checkpoint,
+    fingerprint_file,
+    fingerprint_value,
+    read_manifest,
+    write_manifest,
+)
+from architectures.target import resolve_checkpoint
+from distill.recipe import Recipe
+from eval.config import PromptSource
+
+RESUMABLE_KEYS = frozenset(  # a continued training may change these
+    (
+        "max_duration",
+        "device_train_microbatch_size",
+        "device_eval_batch_size",
+        "eval_interval",
+        "eval_first",
+        "save_interval",
+        "save_num_checkpoints_to_keep",
+        "autoresume",
+        "parallelism",
+        "loggers",
+        "progress_bar",
+        "console_log_interval",
+    )
+)
+
+
+def require_finished(folder: Path, command: str) -> None:
+    """Refuse to go on without the folder that an earlier stage makes."""
+    if read_manifest(folder) is None:
+        raise UserError(f"{folder}: not there yet. Run `widedraft {command} RECIPE` first, or `widedraft run RECIPE`.")
+
+
+def require_training_inputs(recipe: Recipe) -> dict[str, str]:
+    """Check that init, data and any earlier checkpoints are what this recipe asks for; return their fingerprints.
+
+    Raises:
+        UserError: If a stage is missing, or its folder was made from other inputs than the recipe now names.
+    """
+    run = Path(recipe.run_dir)
+    target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
+    for name, command, inputs in (
+        ("init", "prune", prune_inputs(recipe, target)),
+        ("data", "generate", generate_inputs(recipe, target)),
+    ):
+        require_finished(run / name, command)
+        refuse_changed(run / name, inputs)
+    training = training_inputs(recipe)
+    if read_manifest(run / "checkpoints") is not None:
+        refuse_changed(run / "checkpoints", training)
+    return training
+
+
+def refuse_changed(folder: Path, inputs: dict[str, str]) -> None:
+    """Raise UserError naming each input in which the folder differs from the recipe."""
+    changed = changed_inputs(read_manifest(folder) or {"inputs": {}}, inputs)
+    if changed:
+        raise UserError(
+            f"{folder} was made from another {', '.join(changed)} than the recipe now asks for. "
+            f"Choose another run_name, or delete {folder} and what was made from it."
+        )
+
+
+def refuse_orphaned_training(recipe: Recipe, init: Path) -> None:
+    """Refuse to replace an init that checkpoints were trained from."""
+    if read_manifest(init) is not None and read_manifest(Path(recipe.run_dir) / "checkpoints") is not None:
+        raise UserError(
+            f"{init} would change, but {Path(recipe.run_dir) / 'checkpoints'} was trained from it. "
+            f"Choose another run_name, or delete {recipe.run_dir}."
+        )
+
+
+def begin_training(recipe: Recipe) -> None:
+    """Record in <run>/checkpoints what this training starts from. Call on rank 0 only."""
+    write_manifest(
+        Path(recipe.run_dir) / "checkpoints",
+        stage="distill",
+        inputs=training_inputs(recipe),
+        recipe=recipe_hash(recipe),
+        seed=recipe.seed,
+    )
+
+
+def write_draft_manifest(recipe: Recipe, folder: Path, *, checkpoint: str, finished: bool) -> None:
+    """Write the manifest of a draft folder: target and revision, recipe, versions, the checkpoint it came from."""
+    write_manifest(
+        folder,
+        stage="export",
+        inputs=draft_inputs(recipe, training_inputs(recipe)),
+        finished=finished,
+        checkpoint=checkpoint,
+        target=target_record(recipe),
+        recipe=recipe_hash(recipe),
+        seed=recipe.seed,
+    )
+
+
+def prune_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What init is made from."""
+    return {
+        "target": fingerprint_checkpoint(target),
+        "target.dtype": recipe.target.dtype,
+        "architecture": fingerprint_value(recipe.architecture.model_dump(mode="json")),
+    }
+
+
+def generate_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What the answers are made from."""
+    return {
+        "target": fingerprint_checkpoint(target),
+        "target.dtype": recipe.target.dtype,
+        "data": fingerprint_value(recipe.data.model_dump(mode="json")),
+        "prompts": fingerprint_sources(recipe.data.prompts),
+        "seed": str(recipe.seed),
+    }
+
+
+def training_inputs(recipe: Recipe) -> dict[str, str]:
+    """What the checkpoints are made from; keys that a continued training may change are left out."""
+    run = Path(recipe.run_dir)
+    settings = recipe.distill.model_dump(mode="json", exclude=set(RESUMABLE_KEYS))
+    return {
+        "init": fingerprint_checkpoint(run / "init"),
+        "data": fingerprint_value((read_manifest(run / "data") or {}).get("inputs")),
+        "distill": fingerprint_value(settings),
+        "seed": str(recipe.seed),
+    }
+
+
+def draft_inputs(recipe: Recipe, training: dict[str, str]) -> dict[str, str]:
+    """What the finished draft is made from."""
+    return {**training, "distill.max_duration": recipe.distill.max_duration, "export.dtype": recipe.export.dtype}
+
+
+def eval_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What the scorecard is made from."""
+    run = Path(recipe.run_dir)
+    return {
+        "target": fingerprint_checkpoint(target),
+        "undistilled": fingerprint_checkpoint(run / "init"),
+        "draft": fingerprint_checkpoint(run / "draft"),
+        "eval": fingerprint_value(recipe.eval.model_dump(mode="json")),
+        "prompts": fingerprint_sources(recipe.eval.tasks) if recipe.eval.tasks else training_inputs(recipe)["data"],
+        "seed": str(recipe.seed),
+    }
+
+
+def fingerprint_sources(sources: Sequence[PromptSource]) -> str:
+    """Content of prompt files and names of hub datasets, as one fingerprint."""
+    parts: list[Any] = []
+    for source in sources:
+        is_file = source.path is not None and Path(source.path).is_file()
+        parts.append([source.model_dump(mode="json"), fingerprint_file(Path(source.path)) if is_file else None])
+    return fingerprint_value(parts)
+
+
+def target_record(recipe: Recipe) -> dict[str, str]:
+    """The target as a manifest names it."""
+    return {"path": recipe.target.path, "revision": recipe.target.revision}
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """sha256 of the resolved recipe."""
+    return fingerprint_value(recipe.model_dump(mode="json"))
