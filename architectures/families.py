@@ -45,6 +45,14 @@ GGUF_LAYER = {
 }
 
 
+@dataclass(frozen=True)
+class ConfigEntry:
+    """An entry of config.json, and what transformers takes when it is absent."""
+
+    key: str
+    default: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One `model_type` of transformers."""
@@ -60,7 +68,7 @@ class Family:
     default_head_dim: int | None = None  # where config.json has no head_dim; None: hidden_size / heads
     ignored_suffixes: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)  # buffers old checkpoints stored
     per_layer_lists: tuple[str, ...] = ("layer_types",)  # config entries with one value for each layer
-    window_layers: str | None = None  # config entry: the first layer that has a sliding window
+    window_layers: ConfigEntry | None = None  # the first layer that has a sliding window, where there is one
 
     def biases(self, config: Mapping[str, Any]) -> dict[str, bool]:
         """Which biases a checkpoint with this config has."""
@@ -91,7 +99,7 @@ FAMILIES = {
             layer_names=LLAMA_LAYER,
             qkv_bias=True,
             default_kv_heads=32,
-            window_layers="max_window_layers",
+            window_layers=ConfigEntry("max_window_layers", 28),
         ),
         Family(
             model_type="qwen3",
@@ -102,7 +110,7 @@ FAMILIES = {
             query_key_norm=True,
             default_kv_heads=32,
             default_head_dim=128,
-            window_layers="max_window_layers",
+            window_layers=ConfigEntry("max_window_layers", 28),
         ),
     )
 }

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from architectures.errors import UserError
-from architectures.families import family_of
+from architectures.families import EMBEDDING, FINAL_NORM, HEAD, LAYER_PREFIX, Family, family_of
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -120,6 +120,19 @@ class Shape:
         matrices = sum(prod(size) for size in self.layer_tensors().values() if len(size) == 2)
         attention = 2 * self.heads * self.head_dim * context  # scores, then the weighted sum of values
         return 2 * (self.layers * (matrices + attention) + self.vocab * self.hidden)
+
+
+def checkpoint_tensors(shape: Shape, family: Family) -> dict[str, tuple[int, ...]]:
+    """Every tensor a checkpoint of this shape holds, under its Hugging Face name, with its size; in reading order."""
+    sizes: dict[str, tuple[int, ...]] = {EMBEDDING: (shape.vocab, shape.hidden)}
+    for layer in range(shape.layers):
+        for tensor, size in shape.layer_tensors().items():
+            role, kind = tensor.rsplit(".", 1)
+            sizes[f"{LAYER_PREFIX}{layer}.{family.layer_names[role]}.{kind}"] = size
+    sizes[FINAL_NORM] = (shape.hidden,)
+    if not shape.tied:
+        sizes[HEAD] = (shape.vocab, shape.hidden)
+    return sizes
 
 
 def required(config: Mapping[str, Any], key: str, where: str) -> int:
