@@ -105,12 +105,20 @@ def package_version(name: str) -> str | None:
 
 
 def git_commit() -> str | None:
-    """The commit of this source tree, with "+changes" when files differ from it; None outside a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+changes"]
+    """The commit of this source tree, with "+changes" when files differ from it; None where git does not track it."""
+    tracked = ("ls-files", "--error-unmatch", Path(__file__).name)  # an installed copy may lie inside another checkout
+    described = ("describe", "--always", "--abbrev=40", "--dirty=+changes")
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        run_git(*tracked)
+        return run_git(*described)
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def run_git(*arguments: str) -> str:
+    """Standard output of a git command in the folder of this file."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def hardware() -> dict[str, Any]:

@@ -162,8 +162,10 @@ def fingerprint_sources(sources: Sequence[PromptSource]) -> str:
     """Content of prompt files and names of hub datasets, as one fingerprint."""
     parts: list[Any] = []
     for source in sources:
-        is_file = source.path is not None and Path(source.path).is_file()
-        parts.append([source.model_dump(mode="json"), fingerprint_file(Path(source.path)) if is_file else None])
+        content = None
+        if source.path is not None and Path(source.path).is_file():
+            content = fingerprint_file(Path(source.path))
+        parts.append([source.model_dump(mode="json"), content])
     return fingerprint_value(parts)
 
 

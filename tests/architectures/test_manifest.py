@@ -1,0 +1,87 @@
+"""Manifests tell whether an artifact is current; fingerprints notice what matters and nothing else."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from architectures import manifest
+from architectures.errors import UserError
+from architectures.manifest import (
+    changed_inputs,
+    fingerprint_checkpoint,
+    fingerprint_value,
+    git_commit,
+    read_manifest,
+    write_manifest,
+)
+
+
+def test_a_folder_without_manifest_is_unfinished(tmp_path):
+    assert read_manifest(tmp_path) is None
+
+
+def test_manifest_round_trip_names_stage_inputs_versions_and_hardware(tmp_path):
+    write_manifest(tmp_path, stage="prune", inputs={"target": "a"}, seed=17)
+    record = read_manifest(tmp_path)
+    assert record is not None
+    assert (record["stage"], record["inputs"], record["seed"]) == ("prune", {"target": "a"}, 17)
+    assert record["provenance"]["versions"]["transformers"]
+    assert record["provenance"]["hardware"]["cores"] >= 1
+    assert record["provenance"]["argv"]
+
+
+def test_damaged_manifest_is_named(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"stage"')
+    with pytest.raises(UserError, match=r"manifest\.json: not valid JSON"):
+        read_manifest(tmp_path)
+
+
+def test_changed_inputs_names_added_removed_and_different_ones():
+    recorded = {"inputs": {"same": "1", "different": "2", "removed": "3"}}
+    assert changed_inputs(recorded, {"same": "1", "different": "x", "added": "4"}) == ["added", "different", "removed"]
+
+
+def test_value_fingerprint_ignores_key_order_and_nothing_else():
+    assert fingerprint_value({"a": 1, "b": 2}) == fingerprint_value({"b": 2, "a": 1})
+    assert fingerprint_value({"a": 1}) != fingerprint_value({"a": 2})
+
+
+@pytest.mark.parametrize("position", ["start", "middle", "end"])
+def test_checkpoint_fingerprint_sees_weights_anywhere(tmp_path, position):
+    size = 8 * manifest.SAMPLE_BYTES
+    weights = bytearray(size)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(weights)
+    before = fingerprint_checkpoint(tmp_path)
+    weights[{"start": 0, "middle": size // 2, "end": size - 1}[position]] = 1
+    path.write_bytes(weights)
+    assert fingerprint_checkpoint(tmp_path) != before
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_checkpoint_fingerprint_sees_config_tokenizer_and_template(tmp_path, tiny_target, name):
+    folder = tmp_path / "copy"
+    shutil.copytree(tiny_target, folder)
+    before = fingerprint_checkpoint(folder)
+    assert before == fingerprint_checkpoint(tiny_target)
+    (folder / name).write_text((folder / name).read_text() + " ")
+    assert fingerprint_checkpoint(folder) != before
+
+
+def test_git_commit_is_ours_or_none(monkeypatch, tmp_path):
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    installed = tmp_path / "site-packages" / "manifest.py"
+    installed.parent.mkdir()
+    installed.write_text("")
+    monkeypatch.setattr(manifest, "__file__", str(installed))
+    assert git_commit() is None  # the enclosing checkout is the user's, not ours
+
+
+def test_commit_of_this_checkout():
+    root = Path(__file__).parents[2]
+    head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    commit = git_commit()
+    assert commit is not None
+    assert commit.removesuffix("+changes") == head.stdout.strip()
