@@ -37,9 +37,9 @@ class ArchitectureConfig(Section):
     @field_validator("layers")
     @classmethod
     def _one_of_shape_and_layers(cls, layers: int | None, info: ValidationInfo) -> int | None:
-        if "shape" in info.data and (layers is None) == (info.data["shape"] is None):
-            both = "both are given" if layers is not None else "neither is given"
-            raise ValueError(
-                f"must be given if and only if architecture.shape is not, but {both}. Keep one of the two."
-            )
+        shape = info.data.get("shape")
+        if layers is not None and shape is not None:
+            raise ValueError(f"must be left out beside architecture.shape, got {layers} and {shape!r}. Keep one.")
+        if layers is None and shape is None and "shape" in info.data:
+            raise ValueError("must be given, or architecture.shape. `widedraft shapes` lists the named shapes.")
         return layers

@@ -15,15 +15,29 @@ WHOLE = r"[1-9](?:_?[0-9])*(?:e[0-9]+)?"
 FRACTION = r"(?:0?\.[0-9]*[1-9][0-9]*|1(?:\.0*)?)"
 FRACTION_OR_ZERO = r"(?:0(?:\.[0-9]*)?|\.[0-9]+)"
 
-Duration = Annotated[str, Field(pattern=rf"^{WHOLE}(?:ep|ba|sp|tok)$", examples=["1ep", "200ba", "1_000_000tok"])]
+Duration = Annotated[
+    str,
+    Field(pattern=rf"^{WHOLE}(?:ep|ba|sp|tok)$", title="a Composer time", examples=["1ep", "200ba", "1_000_000tok"]),
+]
 Interval = Annotated[
-    str, Field(pattern=rf"^(?:{WHOLE}(?:ep|ba|sp|tok)|{FRACTION}dur)$", examples=["0.25dur", "200ba", "1ep"])
+    str,
+    Field(
+        pattern=rf"^(?:{WHOLE}(?:ep|ba|sp|tok)|{FRACTION}dur)$",
+        title="a Composer time",
+        examples=["0.25dur", "200ba", "1ep"],
+    ),
 ]
 Warmup = Annotated[
     str,
-    Field(pattern=rf"^(?:(?:0|{WHOLE})(?:ep|ba|sp|tok)|{FRACTION_OR_ZERO}dur)$", examples=["0.05dur", "100ba", "0ba"]),
+    Field(
+        pattern=rf"^(?:(?:0|{WHOLE})(?:ep|ba|sp|tok)|{FRACTION_OR_ZERO}dur)$",
+        title="a Composer time",
+        examples=["0.05dur", "100ba", "0ba"],
+    ),
 ]
-ConsoleInterval = Annotated[str, Field(pattern=rf"^{WHOLE}(?:ep|ba)$", examples=["10ba", "1ep"])]
+ConsoleInterval = Annotated[
+    str, Field(pattern=rf"^{WHOLE}(?:ep|ba)$", title="a Composer time", examples=["10ba", "1ep"])
+]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -168,7 +182,7 @@ class MlflowLogger(TypedDict, total=False):
 
     experiment_name: Annotated[str, Field(description="MLflow experiment.")]
     run_name: Annotated[str, Field(description="MLflow run name.")]
-    tags: Annotated[dict[str, str], Field(description="MLflow tags.")]
+    tags: Annotated[dict[str, Any], Field(description="MLflow tags.")]
     tracking_uri: Annotated[str, Field(description="MLflow tracking server or folder.")]
     rank_zero_only: Annotated[bool, Field(description="Whether only the first process logs.")]
     flush_interval: Annotated[int, Field(ge=1, description="Batches between writes.")]
@@ -218,7 +232,7 @@ class DistillConfig(Section):
     parallelism: Literal["ddp", "fsdp2"] = Field(
         default="ddp", description="Whether each process holds the whole student or a shard of it."
     )
-    loggers: Loggers = Field(default_factory=lambda: Loggers(file={}))
+    loggers: Loggers = Field(default={"file": {}})
     progress_bar: bool = Field(default=True, description="Whether to show a bar with the time left.")
     console_log_interval: ConsoleInterval = Field(
         default="10ba", description="Time between metrics on the console when there is no progress bar."

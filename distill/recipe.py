@@ -1,19 +1,43 @@
-"""Every key a recipe may hold, and how a file and a command line become one Recipe. No torch."""
+"""Every key a recipe may hold, and how a file and a command line become one Recipe. No torch.
 
-from typing import Any
+`python -m distill.recipe` writes recipes/recipe.schema.json, which editors use to complete and check recipes.
+"""
 
-from pydantic import Field, ValidationInfo, field_validator
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
+import yaml
+from omegaconf import OmegaConf
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
+
+from architectures.atomic import write_json, write_text
 from architectures.config import ArchitectureConfig, Section, TargetConfig
+from architectures.errors import UserError
 from distill.config import DataConfig, DistillConfig, ExportConfig
+from distill.mistakes import mistakes_of, report
+from distill.recipe_source import read_source
 from eval.config import EvalConfig
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+SCHEMA_PATH = Path(__file__).parent.parent / "recipes" / "recipe.schema.json"
+INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${key} filled in from another key."}
+
+
+class RecipeError(UserError):
+    """Everything that is wrong with a recipe, one line each."""
 
 
 class Recipe(Section):
     """One complete run."""
 
     run_name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run: letters, digits, '.', '_' and '-'."
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        title="a name of letters, digits, '.', '_' and '-'",
+        examples=["quickstart", "llama2-7b-wide-796m"],
+        description="Name of the run; names its folder and its logs.",
     )
     run_dir: str = Field(default="runs/${run_name}", min_length=1, description="Folder of everything the run writes.")
     seed: int = Field(default=17, ge=0, lt=2**32, description="Seed of every random choice.")
@@ -30,3 +54,97 @@ class Recipe(Section):
     def _fill_run_name(cls, run_dir: str, info: ValidationInfo) -> str:
         """The default names the run also when no recipe file is read."""
         return run_dir.replace("${run_name}", info.data.get("run_name", ""))
+
+
+class Scoring(Section):
+    """What the command line may set where a target and a draft are scored without a recipe."""
+
+    seed: int = Field(default=17, ge=0, lt=2**32, description="Seed of every random choice.")
+    eval: EvalConfig = EvalConfig()
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a YAML file, under the command line's key=value words.
+
+    Raises:
+        RecipeError: With every mistake of file and command line, one line each.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise RecipeError(f"{path}: the recipe cannot be read: {reason}. Name a YAML file.") from error
+    return _load(text, str(path), overrides, Recipe)
+
+
+def load_scoring(overrides: Sequence[str]) -> Scoring:
+    """Scoring settings from the command line's key=value words alone.
+
+    Raises:
+        RecipeError: With every mistake, one line each.
+    """
+    return _load("", "command line", overrides, Scoring)
+
+
+def save_recipe(recipe: Recipe, path: Path) -> None:
+    """Write a recipe with every default written out; it loads back equal."""
+    values = _escaped(recipe.model_dump(mode="json"))
+    header = "# Resolved by widedraft: every default is written out, every interpolation filled in.\n"
+    write_text(header + OmegaConf.to_yaml(OmegaConf.create(values)), path)
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The JSON Schema of recipes as people write them, with ${...} allowed wherever a value may stand."""
+    schema = Recipe.model_json_schema()
+    for section in (schema, *schema["$defs"].values()):
+        section["properties"] = {name: _or_interpolation(node) for name, node in section["properties"].items()}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def write_schema(path: Path = SCHEMA_PATH) -> None:
+    """Write the JSON Schema of recipes."""
+    write_json(recipe_schema(), path)
+
+
+def _load(text: str, name: str, overrides: Sequence[str], model: type[AnySection]) -> AnySection:
+    try:
+        source = read_source(text, name, overrides, model)
+    except (yaml.YAMLError, ValueError) as error:
+        raise RecipeError(_syntax_mistake(error, name)) from error
+    mistakes = source.mistakes
+    try:
+        loaded = model.model_validate(source.values)
+    except ValidationError as error:
+        mistakes.extend(mistakes_of(error, source, model.model_json_schema()))
+    else:
+        if not mistakes:
+            return loaded
+    raise RecipeError(report(mistakes, source))
+
+
+def _syntax_mistake(error: yaml.YAMLError | ValueError, name: str) -> str:
+    mark = getattr(error, "problem_mark", None)
+    place = f"{name}:{mark.line + 1}" if mark is not None else name
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{place}: the recipe must be YAML ({problem}). Mend the line or the one above it."
+
+
+def _escaped(value: Any) -> Any:
+    """The value with no ${ that OmegaConf would fill in: a backslash before it, those already there doubled."""
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
+    """The node with an interpolation as one more option; plain text allows one anyway."""
+    if node.get("type") == "string" and "pattern" not in node and "enum" not in node:
+        return node
+    notes = {name: node[name] for name in ("title", "description", "default") if name in node}
+    return {**notes, "anyOf": [{name: node[name] for name in node if name not in notes}, INTERPOLATION]}
+
+
+if __name__ == "__main__":
+    write_schema()

@@ -19,9 +19,11 @@ class PromptSource(Section):
     @field_validator("name")
     @classmethod
     def _one_of_path_and_name(cls, name: str | None, info: ValidationInfo) -> str | None:
-        if "path" in info.data and (name is None) == (info.data["path"] is None):
-            both = "both are given" if name is not None else "neither is given"
-            raise ValueError(f"must be given if and only if path is not, but {both}. Keep one of the two.")
+        path = info.data.get("path")
+        if name is not None and path is not None:
+            raise ValueError(f"must be left out beside path, got {name!r} and {path!r}. Keep one.")
+        if name is None and path is None and "path" in info.data:
+            raise ValueError("must be given, or path. Prompts come from a file or from a `datasets` name.")
         return name
 
     @field_validator("config", "split")
