@@ -1,10 +1,27 @@
 """Recipe sections `target` and `architecture`, and the base every recipe section shares. No torch."""
 
-from typing import Literal
+from difflib import get_close_matches
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
+
+from architectures.shapes import NAMED_SHAPES
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def named_shape(name: str) -> str:
+    """The name itself if it is one of the named shapes."""
+    if name not in NAMED_SHAPES:
+        near = get_close_matches(name, NAMED_SHAPES, n=1)
+        hint = f"Did you mean {near[0]}?" if near else "`widedraft shapes` lists them."
+        raise ValueError(f"must be a named shape, got {name!r}. {hint}")
+    return name
+
+
+ShapeName = Annotated[
+    str, AfterValidator(named_shape), WithJsonSchema({"type": "string", "enum": sorted(NAMED_SHAPES)})
+]
 
 
 class Section(BaseModel):
@@ -26,7 +43,7 @@ class TargetConfig(Section):
 class ArchitectureConfig(Section):
     """The shape of the draft, and how the target's weights become it. Needs exactly one of shape and layers."""
 
-    shape: str | None = Field(default=None, description="A named shape; `widedraft shapes` lists them.")
+    shape: ShapeName | None = Field(default=None, description="A named shape; `widedraft shapes` lists them.")
     layers: int | None = Field(
         default=None, ge=1, description="Layers the draft keeps; every width stays the target's."
     )
