@@ -142,23 +142,19 @@ class GradientClipping(Section):
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
-# Arguments of Composer's loggers: dicts, not sections, so that the ones a recipe leaves out keep Composer's defaults.
+# Dicts, not sections: what a recipe leaves out keeps the logger's own default.
 @with_config(STRICT)
 class FileLogger(TypedDict, total=False):
-    """A text file per process."""
+    """A file of JSON lines, one per batch."""
 
-    filename: Annotated[str, Field(description="Path; {run_name} and {rank} are filled in.")]
-    capture_stdout: Annotated[bool, Field(description="Whether standard output goes into the file too.")]
-    capture_stderr: Annotated[bool, Field(description="Whether standard error goes into the file too.")]
-    buffer_size: Annotated[int, Field(ge=1, description="Lines held back before writing.")]
-    flush_interval: Annotated[int, Field(ge=1, description="Batches between writes to disk.")]
+    filename: Annotated[str, Field(description="The file; <run>/logs/metrics.jsonl if left out.")]
 
 
 @with_config(STRICT)
 class TensorboardLogger(TypedDict, total=False):
     """TensorBoard event files."""
 
-    log_dir: Annotated[str, Field(description="Folder of the event files.")]
+    log_dir: Annotated[str, Field(description="Folder of the event files; <run>/logs/tensorboard if left out.")]
     flush_interval: Annotated[int, Field(ge=1, description="Batches between writes to disk.")]
     rank_zero_only: Annotated[bool, Field(description="Whether only the first process logs.")]
 

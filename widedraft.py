@@ -1,0 +1,211 @@
+"""The command line: a table of stages, each imported only when called."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from architectures.manifest import package_version
+from distill.exits import report_user_errors
+
+if TYPE_CHECKING:
+    from distill.recipe import Recipe
+
+EXITS = "Exit codes: 0 fine, 2 a mistake you can mend (one message), 130 interrupted; run again to continue."
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One word after `widedraft`.
+
+    Attributes:
+        run: What it does with its parsed arguments.
+        help: One line for the list of stages.
+        arguments: Adds its arguments to a parser.
+    """
+
+    run: Callable[[argparse.Namespace], None]
+    help: str
+    arguments: Callable[[argparse.ArgumentParser], Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one stage and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="widedraft",
+        description="Makes shallow-and-wide draft models for speculative decoding.",
+        epilog="\n".join(["stages:", *(f"  {name:12} {stage.help}" for name, stage in STAGES.items()), "", EXITS]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"widedraft {package_version('widedraft')}")
+    parser.add_argument(
+        "stage", choices=STAGES, metavar="STAGE", help="what to do; `widedraft STAGE --help` tells more"
+    )
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the stage")
+    chosen = parser.parse_args(argv)
+
+    stage = STAGES[chosen.stage]
+    stage_parser = argparse.ArgumentParser(
+        prog=f"widedraft {chosen.stage}", description=stage.help, epilog=EXITS, allow_abbrev=False
+    )
+    stage.arguments(stage_parser)
+    options = stage_parser.parse_intermixed_args(chosen.arguments)
+    return report_user_errors(lambda: stage.run(options))
+
+
+def recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    """RECIPE key=value ..."""
+    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a YAML file, see recipes/")
+    override_argument(parser)
+
+
+def override_argument(parser: argparse.ArgumentParser) -> None:
+    """key=value ..."""
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces the recipe's value of a dotted key")
+
+
+def no_arguments(_: argparse.ArgumentParser) -> None:
+    """The stage takes none."""
+
+
+def import_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE --to DIR."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="a .gguf file of a LLaMA-like model")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the Hugging Face folder to write")
+
+
+def eval_arguments(parser: argparse.ArgumentParser) -> None:
+    """RECIPE, or a target, a draft and prompts."""
+    parser.usage = (
+        "widedraft eval RECIPE [key=value ...]\n"
+        "       widedraft eval --target A --draft B --prompts FILE [--out DIR] [eval.key=value ...]"
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="RECIPE | key=value", help="a recipe first, unless --target is given"
+    )
+    parser.add_argument("--target", metavar="A", help="folder or hub id of the model to draft for")
+    parser.add_argument("--draft", metavar="B", help="folder or hub id of the draft")
+    parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file of prompts")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where the scorecard goes (default: eval-<draft's name>)"
+    )
+
+
+def check(options: argparse.Namespace) -> None:
+    """Print what the recipe would make and cost."""
+    from distill.check import check_recipe
+
+    print(check_recipe(recipe_of(options)))
+
+
+def shapes(_: argparse.Namespace) -> None:
+    """Print the named shapes."""
+    from architectures.shapes import shapes_table
+
+    print(shapes_table())
+
+
+def import_gguf(options: argparse.Namespace) -> None:
+    """Write a Hugging Face folder from a GGUF file."""
+    from architectures.gguf_import import import_gguf
+
+    import_gguf(options.file, options.to)
+    print(f"{options.to}: a Hugging Face folder; name it as target.path in a recipe.")
+
+
+def recipe_of(options: argparse.Namespace) -> "Recipe":
+    """The recipe a command names."""
+    from distill.recipe import load_recipe
+
+    return load_recipe(options.recipe, options.overrides)
+
+
+def prune(options: argparse.Namespace) -> None:
+    """Cut the undistilled draft out of the target."""
+    from distill.stages import prune_stage
+
+    prune_stage(recipe_of(options))
+
+
+def generate(options: argparse.Namespace) -> None:
+    """Let the target answer the prompts."""
+    from distill.stages import generate_stage
+
+    generate_stage(recipe_of(options))
+
+
+def export(options: argparse.Namespace) -> None:
+    """Make the draft from the newest checkpoint."""
+    from distill.stages import export_stage
+
+    export_stage(recipe_of(options))
+
+
+def distill(options: argparse.Namespace) -> None:
+    """Train and export; the training processes load the recipe themselves."""
+    from distill.stages import distill_stage
+
+    distill_stage(options.recipe, options.overrides)
+
+
+def run_everything(options: argparse.Namespace) -> None:
+    """All stages, skipping what is done."""
+    from distill.stages import run_all
+
+    run_all(options.recipe, options.overrides)
+
+
+def score(options: argparse.Namespace) -> None:
+    """Score a recipe's draft, or any draft against any target."""
+    from architectures.errors import UserError
+    from distill.stages import eval_stage
+
+    pair = {"--target": options.target, "--draft": options.draft, "--prompts": options.prompts}
+    missing = [name for name, value in pair.items() if value is None]
+    if not missing:
+        score_pair(options)
+    elif len(missing) < len(pair):
+        raise UserError(f"{' and '.join(missing)} must be given too. A draft is scored against its target on prompts.")
+    elif not options.words or options.out is not None:
+        raise UserError("widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, then perhaps --out.")
+    else:
+        options.recipe, *options.overrides = options.words
+        eval_stage(recipe_of(options))
+
+
+def score_pair(options: argparse.Namespace) -> None:
+    """Score one draft against one target without a recipe."""
+    from architectures.target import resolve_checkpoint
+    from distill.recipe import load_scoring
+    from eval.config import PromptSource
+    from eval.scorecard import headline, score_drafts
+    from eval.tasks import load_prompts
+
+    settings = load_scoring(options.words)
+    out = options.out or Path(f"eval-{Path(options.draft).name}")
+    prompts = load_prompts([PromptSource(path=options.prompts)])
+    drafts = {"draft": resolve_checkpoint(options.draft)}
+    scorecard = score_drafts(
+        resolve_checkpoint(options.target), drafts, prompts, settings.eval, out, seed=settings.seed
+    )
+    print(f"scorecard: {out / 'scorecard.md'}\n\n{headline(scorecard)}")
+
+
+STAGES = {
+    "check": Stage(
+        check, "check a recipe; print shape, parameters, memory, disk, steps; loads no weights", recipe_arguments
+    ),
+    "shapes": Stage(shapes, "list the named shapes with their true sizes", no_arguments),
+    "import-gguf": Stage(import_gguf, "make a Hugging Face folder from a GGUF file", import_arguments),
+    "prune": Stage(prune, "cut the undistilled draft out of the target, into <run>/init", recipe_arguments),
+    "generate": Stage(generate, "let the target answer the prompts, into <run>/data", recipe_arguments),
+    "distill": Stage(distill, "train the draft on this machine and export it, into <run>/draft", recipe_arguments),
+    "export": Stage(export, "write <run>/draft from the newest intact checkpoint", recipe_arguments),
+    "eval": Stage(score, "score a draft against its target, into <run>/eval", eval_arguments),
+    "run": Stage(run_everything, "all of it; continues where a stopped run left off", recipe_arguments),
+}
+
+if __name__ == "__main__":
+    raise SystemExit(main())
