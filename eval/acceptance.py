@@ -1,0 +1,211 @@
+"""Counts of speculative rounds, and the rates made from them. One counting function serves live loop and replay.
+
+A text of num_tokens tokens is emitted in rounds. A round that starts when `start` tokens are out proposes at most
+min(lookahead, num_tokens - start - 1) tokens and emits the accepted ones plus one of the target's own; so the last
+token of a text (its stop token, if it has one) is always the target's and never counts as accepted.
+
+Shape suffixes used in this file:
+    T = tokens of one answer, K = position in a round (1..lookahead at index 0..lookahead-1)
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import bootstrap
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What happened in the rounds of one text, or of several pooled. Expected values where the rule is random.
+
+    Attributes:
+        rounds: Draft-then-verify cycles.
+        possible: Per position k, the rounds in which the text had room for k accepted tokens.
+        reached: Of those, the rounds that accepted at least k - 1 tokens, so that position k was decided.
+        accepted: Of those, the rounds that accepted at least k tokens.
+    """
+
+    rounds: float
+    possible: tuple[float, ...]
+    reached: tuple[float, ...]
+    accepted: tuple[float, ...]
+
+    @property
+    def proposed_tokens(self) -> float:
+        """Draft tokens proposed, kept or not, as far as the text had room for them."""
+        return sum(self.possible)
+
+    @property
+    def accepted_tokens(self) -> float:
+        """Draft tokens kept."""
+        return sum(self.accepted)
+
+    @property
+    def emitted_tokens(self) -> float:
+        """Draft tokens kept plus the target's own, one a round: the length of the text."""
+        return self.accepted_tokens + self.rounds
+
+    @property
+    def fully_accepted_rounds(self) -> float:
+        """Rounds that kept all `lookahead` tokens."""
+        return self.accepted[-1]
+
+
+def count_visits(visits_T: Array, tail_TK: Array) -> Counts:
+    """The one counting function.
+
+    Args:
+        visits_T: Rounds that start at each position of the text: 0 or 1 in a trace, a probability in a replay.
+        tail_TK: Chance that a round starting at T accepts at least k tokens: 0 or 1 in a trace.
+    """
+    num_tokens, lookahead = tail_TK.shape
+    room_T = num_tokens - 1 - np.arange(num_tokens)
+    possible_TK = visits_T[:, None] * (np.arange(1, lookahead + 1) <= room_T[:, None])
+    tail_before_TK = np.concatenate([np.ones((num_tokens, 1)), tail_TK[:, :-1]], axis=1)
+    return Counts(
+        rounds=float(visits_T.sum()),
+        possible=per_position(possible_TK),
+        reached=per_position(possible_TK * tail_before_TK),
+        accepted=per_position(possible_TK * tail_TK),
+    )
+
+
+def count_trace(rounds: Iterable[tuple[int, int]], *, num_tokens: int, lookahead: int) -> Counts:
+    """Counts of rounds that happened.
+
+    Args:
+        rounds: Start and number of accepted tokens of each round.
+        num_tokens: Length of the text they emitted.
+        lookahead: Tokens a round proposes where the text has room.
+    """
+    visits_T, tail_TK = np.zeros(num_tokens), np.zeros((num_tokens, lookahead))
+    for start, accepted in rounds:
+        visits_T[start] += 1
+        tail_TK[start, :accepted] = 1
+    return count_visits(visits_T, tail_TK)
+
+
+def pool(counts: Sequence[Counts]) -> Counts:
+    """Counts of several texts together."""
+    return Counts(
+        rounds=sum(one.rounds for one in counts),
+        possible=per_position(np.array([one.possible for one in counts])),
+        reached=per_position(np.array([one.reached for one in counts])),
+        accepted=per_position(np.array([one.accepted for one in counts])),
+    )
+
+
+def tau(counts: Counts) -> float:
+    """Mean acceptance length, the target's own token included: 1..lookahead + 1.
+
+    Source: block efficiency of Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding",
+    sec. 3.1 (arXiv 2211.17192), counted as in vLLM's `vllm/v1/spec_decode/metrics.py`.
+    """
+    return counts.emitted_tokens / counts.rounds
+
+
+def utilisation(counts: Counts) -> float | None:
+    """Kept share of the proposed tokens; None if none was proposed.
+
+    Not alpha: tokens after a rejected one count as proposed, though nothing was decided about them.
+    """
+    return ratio(counts.accepted_tokens, counts.proposed_tokens)
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    """A rate, or None where nothing was counted."""
+    return numerator / denominator if denominator else None
+
+
+def per_position(count_XK: Array) -> tuple[float, ...]:
+    """Sums over everything but the position in the round."""
+    return tuple(float(count) for count in count_XK.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How intervals are made: percentile bootstrap over prompts.
+
+    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13. The prompt is the unit, because the
+    accepts within one text depend on each other.
+    """
+
+    confidence: float
+    num_resamples: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its interval; no bounds where one prompt, or none, leaves nothing to resample."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @property
+    def interval(self) -> list[float] | None:
+        """[low, high] or None, as the scorecard writes it."""
+        return None if self.low is None or self.high is None else [self.low, self.high]
+
+
+def pooled_ratio(numerators: Sequence[float], denominators: Sequence[float], resampling: Resampling) -> Estimate:
+    """Sum of the numerators over sum of the denominators, one of each per prompt, with its interval."""
+    return bootstrap_over_prompts((numerators, denominators), ratio_of_sums, resampling)
+
+
+def paired_ratio_difference(
+    first: tuple[Sequence[float], Sequence[float]],
+    second: tuple[Sequence[float], Sequence[float]],
+    resampling: Resampling,
+) -> Estimate:
+    """First pooled ratio minus the second, both resampled with the same prompts.
+
+    Args:
+        first: Numerators and denominators, one of each per prompt.
+        second: The same for the other draft, in the same order of prompts.
+        resampling: How the interval is made.
+    """
+    return bootstrap_over_prompts((*first, *second), difference_of_ratios, resampling)
+
+
+def ratio_of_sums(numerators: Array, denominators: Array, axis: int = -1) -> Array:
+    """Pooled ratio along an axis of prompts."""
+    return numerators.sum(axis=axis) / denominators.sum(axis=axis)
+
+
+def difference_of_ratios(
+    first_numerators: Array,
+    first_denominators: Array,
+    second_numerators: Array,
+    second_denominators: Array,
+    axis: int = -1,
+) -> Array:
+    """Difference of two pooled ratios along an axis of prompts."""
+    first = ratio_of_sums(first_numerators, first_denominators, axis=axis)
+    return first - ratio_of_sums(second_numerators, second_denominators, axis=axis)
+
+
+def bootstrap_over_prompts(
+    columns: Sequence[Sequence[float]], statistic: Callable[..., Array], resampling: Resampling
+) -> Estimate:
+    """A statistic of columns with one entry per prompt, with its percentile interval."""
+    data = tuple(np.asarray(column, dtype=np.float64) for column in columns)
+    value = float(statistic(*data))
+    if len(data[0]) < 2:
+        return Estimate(value=value, low=None, high=None)
+    interval = bootstrap(
+        data,
+        statistic,
+        n_resamples=resampling.num_resamples,
+        paired=True,
+        vectorized=True,
+        confidence_level=resampling.confidence,
+        method="percentile",
+        rng=np.random.default_rng(resampling.seed),
+    ).confidence_interval
+    return Estimate(value=value, low=float(interval.low), high=float(interval.high))

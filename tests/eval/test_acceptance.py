@@ -1,0 +1,124 @@
+"""Counts by hand, and intervals whose truth is known."""
+
+import numpy as np
+import pytest
+
+from eval.acceptance import (
+    Counts,
+    Resampling,
+    count_trace,
+    paired_ratio_difference,
+    pool,
+    pooled_ratio,
+    ratio,
+    tau,
+    utilisation,
+)
+
+RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
+# Ten tokens at lookahead 3: [a a a t] [t] [a t] [a a t]. The last round has room for two.
+TRACE = [(0, 3), (4, 0), (5, 1), (7, 2)]
+
+
+def test_counts_by_hand():
+    counts = count_trace(TRACE, num_tokens=10, lookahead=3)
+    assert counts == Counts(rounds=4, possible=(4, 4, 3), reached=(4, 3, 1), accepted=(3, 2, 1))
+    assert (counts.accepted_tokens, counts.proposed_tokens, counts.emitted_tokens) == (6, 11, 10)
+    assert counts.fully_accepted_rounds == 1
+
+
+def test_the_targets_own_token_counts_in_tau_and_nowhere_else():
+    counts = count_trace(TRACE, num_tokens=10, lookahead=3)
+    assert tau(counts) == 10 / 4
+    assert utilisation(counts) == 6 / 11
+
+
+def test_nothing_accepted_gives_tau_one_and_utilisation_zero():
+    counts = count_trace([(t, 0) for t in range(5)], num_tokens=5, lookahead=2)
+    assert counts == Counts(rounds=5, possible=(4, 3), reached=(4, 0), accepted=(0, 0))
+    assert tau(counts) == 1
+    assert utilisation(counts) == 0
+
+
+def test_a_text_of_one_token_has_a_round_but_no_proposal():
+    counts = count_trace([(0, 0)], num_tokens=1, lookahead=4)
+    assert counts == Counts(rounds=1, possible=(0,) * 4, reached=(0,) * 4, accepted=(0,) * 4)
+    assert tau(counts) == 1
+    assert utilisation(counts) is None
+
+
+def test_pooled_tau_weights_rounds_and_not_prompts():
+    long = count_trace([(t, 0) for t in range(9)], num_tokens=9, lookahead=3)
+    short = count_trace([(0, 2)], num_tokens=3, lookahead=3)
+    assert pool([long, short]) == Counts(rounds=10, possible=(9, 8, 6), reached=(9, 1, 0), accepted=(1, 1, 0))
+    assert tau(pool([long, short])) == pytest.approx(12 / 10)
+    assert (tau(long) + tau(short)) / 2 == 2
+
+
+def test_ratio_of_nothing_is_none():
+    assert ratio(0, 0) is None
+    assert ratio(1, 2) == 0.5
+
+
+def test_pooled_ratio_is_the_ratio_of_sums():
+    assert pooled_ratio([1, 0, 30], [2, 2, 100], RESAMPLING).value == pytest.approx(31 / 104)
+
+
+def test_equal_prompts_give_an_interval_without_width():
+    estimate = pooled_ratio([3, 3, 3], [4, 4, 4], RESAMPLING)
+    assert (estimate.value, estimate.interval) == (0.75, [0.75, 0.75])
+
+
+def test_one_prompt_has_no_interval():
+    estimate = pooled_ratio([3], [4], RESAMPLING)
+    assert estimate.value == 0.75
+    assert estimate.interval is None
+    assert paired_ratio_difference(([3], [4]), ([1], [4]), RESAMPLING).interval is None
+
+
+def test_the_interval_is_the_percentile_bootstrap_over_prompts():
+    rng = np.random.default_rng(0)
+    numerators, denominators = rng.integers(0, 50, 30), rng.integers(50, 100, 30)
+    drawn = np.random.default_rng(1).integers(0, 30, (20000, 30))
+    ratios = numerators[drawn].sum(1) / denominators[drawn].sum(1)
+    expected = np.quantile(ratios, [0.05, 0.95])
+    wide = Resampling(confidence=0.9, num_resamples=20000, seed=5)
+    interval = pooled_ratio(list(numerators), list(denominators), wide).interval
+    assert interval == pytest.approx(list(expected), abs=4e-3)  # 5 times the error of 20,000 draws
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(2)
+    quick = Resampling(confidence=0.9, num_resamples=300, seed=1)
+    covered = 0
+    for _ in range(300):
+        chances = rng.beta(4, 4, 40)  # prompts differ: the unit of resampling must be the prompt
+        estimate = pooled_ratio(list(rng.binomial(50, chances)), [50] * 40, quick)
+        covered += estimate.interval[0] <= 0.5 <= estimate.interval[1]
+    assert 0.84 < covered / 300 < 0.95
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_seed_another():
+    rows = list(range(1, 9)), [10] * 8
+    assert pooled_ratio(*rows, RESAMPLING) == pooled_ratio(*rows, RESAMPLING)
+    other = Resampling(confidence=0.95, num_resamples=100, seed=18)
+    assert pooled_ratio(*rows, other).interval != pooled_ratio(*rows, RESAMPLING).interval
+
+
+def test_a_draft_does_not_differ_from_itself():
+    rows = [5.0, 1.0, 9.0], [10.0, 10.0, 12.0]
+    assert paired_ratio_difference(rows, rows, RESAMPLING).interval == [0, 0]
+
+
+def test_pairing_takes_the_prompts_own_difficulty_out_of_the_difference():
+    base = np.linspace(0.1, 0.9, 40) * 100
+    first, second = (list(base + 5), [100] * 40), (list(base), [100] * 40)
+    estimate = paired_ratio_difference(first, second, RESAMPLING)
+    assert estimate.value == pytest.approx(0.05)
+    assert estimate.interval == pytest.approx([0.05, 0.05])
+    low, high = pooled_ratio(*first, RESAMPLING).interval
+    assert high - low > 0.1
+
+
+def test_the_difference_is_first_minus_second():
+    assert paired_ratio_difference(([3, 3], [4, 4]), ([1, 1], [4, 4]), RESAMPLING).value == 0.5
