@@ -1,0 +1,148 @@
+"""Exact acceptance for every lookahead from one teacher-forced pass of each model over the target's own text.
+
+Speculative decoding emits the target's text whatever the draft proposes, so the text fixes every context in which a
+round can start. At temperature 0 the token y_t is accepted iff it is the draft's argmax. Under the rejection rule
+P(accept and emit x) = min(p, q)(x) and P(emit x) = p(x); given the text, the accepts are therefore independent draws
+with chance min(1, q / p)(y_t). Counts at temperature > 0 are expected values over these draws, not samples of them.
+
+Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", sec. 2.3 and theorem 3.5
+(arXiv 2211.17192); the conditioning on the text is ours.
+
+Shape suffixes used in this file:
+    B = 1 sequence, T = tokens of the answer, V = vocabulary entries,
+    K = position in a round (1..lookahead), A = accepted tokens of a round (0..lookahead)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from eval.acceptance import Array, Counts, count_visits
+
+GREEDY_RULE = "exact_greedy_draft"
+SAMPLING_RULE = "rejection"
+
+
+def rule_name(temperature: float) -> str:
+    """How acceptance is decided: a draft token must equal the target's at temperature 0, else rejection sampling."""
+    return GREEDY_RULE if temperature == 0 else SAMPLING_RULE
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a draft would do along one answer of the target. Every array is [T].
+
+    Attributes:
+        accept: Chance that y_t comes from the draft if a round proposes there; 0 or 1 at temperature 0.
+        alpha: Chance that a proposal at t is kept, whichever token it is.
+        match: 1 where the argmax of the draft is that of the target, else 0.
+        target_logp: log p(y_t) at the temperature, in nats; 0 or -inf at temperature 0.
+        draft_logp: The same for the draft.
+    """
+
+    accept: Array
+    alpha: Array
+    match: Array
+    target_logp: Array
+    draft_logp: Array
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answer."""
+        return len(self.accept)
+
+
+@torch.inference_mode()
+def answer_logits(model: PreTrainedModel, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Tensor:
+    """What a model expects at each token of an answer, given the prompt and the tokens before.
+
+    Args:
+        model: Either model of a pair.
+        prompt_ids: At least one token.
+        answer_ids: The target's own continuation, at least one token.
+
+    Returns:
+        Logits [T, V] in float32, row t for answer token t.
+    """
+    ids_BT = torch.tensor([[*prompt_ids, *answer_ids[:-1]]], device=model.device)
+    return model(input_ids=ids_BT, use_cache=False, logits_to_keep=len(answer_ids)).logits[0].float()
+
+
+def replay_answer(
+    target_logits_TV: Tensor, draft_logits_TV: Tensor, answer_ids: Sequence[int], *, temperature: float
+) -> Replay:
+    """Accept chances along one answer.
+
+    Args:
+        target_logits_TV: From answer_logits of the target; float32.
+        draft_logits_TV: The same of the draft.
+        answer_ids: The answer, decoded by the target at this temperature.
+        temperature: Divides both logits; 0 means that only the argmax counts.
+    """
+    if target_logits_TV.shape != draft_logits_TV.shape:
+        raise ValueError(
+            f"target and draft logits must have one shape [answer tokens, vocab], got {tuple(target_logits_TV.shape)} "
+            f"and {tuple(draft_logits_TV.shape)}. Score drafts with the target's vocabulary."
+        )
+    target_logp_TV = log_probabilities(target_logits_TV, temperature)
+    draft_logp_TV = log_probabilities(draft_logits_TV, temperature)
+    answer_T1 = torch.tensor(answer_ids, device=target_logits_TV.device)[:, None]
+    target_logp_T = target_logp_TV.gather(-1, answer_T1)[:, 0]
+    draft_logp_T = draft_logp_TV.gather(-1, answer_T1)[:, 0]
+    # At temperature 0 the text is the target's, even where rounding makes this pass disagree with it.
+    accept_T = draft_logp_T.exp() if temperature == 0 else (draft_logp_T - target_logp_T).clamp(max=0).exp()
+    return Replay(
+        accept=as_array(accept_T),
+        alpha=as_array(torch.minimum(target_logp_TV, draft_logp_TV).exp().sum(dim=-1)),
+        match=as_array(target_logits_TV.argmax(dim=-1) == draft_logits_TV.argmax(dim=-1)),
+        target_logp=as_array(target_logp_T),
+        draft_logp=as_array(draft_logp_T),
+    )
+
+
+def replay_counts(accept_T: Array, *, lookahead: int) -> Counts:
+    """Exact expected counts of the rounds that emit one answer; whole numbers where every chance is 0 or 1."""
+    tail_TK = acceptance_tails(accept_T, lookahead)
+    return count_visits(round_starts(tail_TK), tail_TK)
+
+
+def acceptance_tails(accept_T: Array, lookahead: int) -> Array:
+    """[T, K]: chance that a round starting at t accepts at least k tokens, never the last of the text."""
+    num_tokens = len(accept_T)
+    proposable_T = np.append(accept_T[:-1], 0.0)
+    padded = np.concatenate([proposable_T, np.zeros(lookahead)])
+    window_TK = np.lib.stride_tricks.sliding_window_view(padded, lookahead)[:num_tokens]
+    return window_TK.cumprod(axis=1, dtype=np.float64)
+
+
+def round_starts(tail_TK: Array) -> Array:
+    """[T]: chance that some round starts at t, by recursion from the first one.
+
+    The forward form of N(s) = 1 + sum_a P(A = a at s) N(s + a + 1): it gives the number of rounds, their sum, and
+    where they are.
+    """
+    num_tokens = len(tail_TK)
+    exactly_TA = -np.diff(tail_TK, axis=1, prepend=1.0, append=0.0)
+    visits_T = np.zeros(num_tokens)
+    visits_T[0] = 1.0
+    for start in range(num_tokens):
+        reached = visits_T[start + 1 : start + 1 + exactly_TA.shape[1]]
+        reached += visits_T[start] * exactly_TA[start, : len(reached)]
+    return visits_T
+
+
+def log_probabilities(logits_TV: Tensor, temperature: float) -> Tensor:
+    """Log softmax at a temperature, in float32; all mass on the argmax at temperature 0."""
+    if temperature == 0:
+        one_hot_TV = torch.nn.functional.one_hot(logits_TV.argmax(dim=-1), logits_TV.shape[-1])
+        return one_hot_TV.float().log()
+    return torch.log_softmax(logits_TV.float() / temperature, dim=-1)
+
+
+def as_array(values_T: Tensor) -> Array:
+    """A tensor of numbers or booleans as float64 on the host."""
+    return values_T.double().cpu().numpy()
