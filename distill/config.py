@@ -242,6 +242,13 @@ class DistillConfig(Section):
             raise ValueError(f"must be at most distill.global_train_batch_size, got {size} and {batch}.")
         return size
 
+    @field_validator("parallelism")
+    @classmethod
+    def _size_known_to_shards(cls, parallelism: str, info: ValidationInfo) -> str:
+        if parallelism == "fsdp2" and info.data.get("device_train_microbatch_size") == "auto":
+            raise ValueError("must be ddp when distill.device_train_microbatch_size is auto, got fsdp2. Give a number.")
+        return parallelism
+
     @field_validator("scheduler")
     @classmethod
     def _warmup_in_the_unit_of_training(cls, scheduler: SchedulerConfig, info: ValidationInfo) -> SchedulerConfig:
