@@ -1,0 +1,113 @@
+"""The target's answers as batches of token ids, padded on the right, with the positions that are learned marked.
+
+Shape suffixes used in this file:
+    B = sequences in the batch, T = tokens of the longest sequence in it
+
+A batch is {"input_ids": ids_BT, "attention_mask": real_BT, "keep": keep_BT}. `keep` is True at positions that predict a
+token of the answer: from the last token of the prompt to the last but one of the answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from composer import DataSpec
+from composer.utils import dist
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from eval.traces import Trace
+
+PAD_ID = 0  # any id will do: nothing attends to padding and nothing is learned there
+
+
+@dataclass(frozen=True)
+class Example:
+    """One answered prompt, ready to train on."""
+
+    input_ids: tuple[int, ...]  # prompt and answer without its last token, which predicts nothing
+    num_kept: int  # the last so many positions predict a token of the answer
+
+
+@dataclass(frozen=True)
+class LengthCounts:
+    """What the limit on length did to the answers."""
+
+    answers: int  # trained on
+    answer_tokens: int  # of those
+    cut: int  # answers shortened, a part of `answers`
+    left_out: int  # prompts that leave no room for an answer
+
+
+class AnswerDataset(Dataset[Example]):
+    """Answered prompts, none longer than max_seq_len tokens."""
+
+    def __init__(self, traces: Sequence[Trace], *, max_seq_len: int):
+        self.examples: list[Example] = []
+        num_cut = 0
+        for trace in traces:
+            room = max_seq_len - len(trace.prompt_ids)
+            if room < 1:
+                continue
+            answer_ids = trace.answer_ids[:room]
+            num_cut += len(answer_ids) < len(trace.answer_ids)
+            self.examples.append(Example((*trace.prompt_ids, *answer_ids)[:-1], num_kept=len(answer_ids)))
+        self.counts = LengthCounts(
+            answers=len(self.examples),
+            answer_tokens=sum(example.num_kept for example in self.examples),
+            cut=num_cut,
+            left_out=len(traces) - len(self.examples),
+        )
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+
+def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
+    """One batch of examples, padded on the right to the longest."""
+    lengths_B1 = torch.tensor([[len(example.input_ids)] for example in examples])
+    num_kept_B1 = torch.tensor([[example.num_kept] for example in examples])
+    positions_T = torch.arange(int(lengths_B1.max()))
+    real_BT = positions_T < lengths_B1
+    rows = [torch.tensor(example.input_ids) for example in examples]
+    return {
+        "input_ids": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD_ID),
+        "attention_mask": real_BT,
+        "keep": real_BT & (positions_T >= lengths_B1 - num_kept_B1),
+    }
+
+
+def split_batch(batch: Mapping[str, Tensor], microbatch_size: int) -> list[dict[str, Tensor]]:
+    """The batch in pieces of at most microbatch_size sequences; Composer's own warns when a batch is smaller."""
+    pieces = {name: tensor_BT.split(microbatch_size) for name, tensor_BT in batch.items()}
+    return [dict(zip(pieces, piece, strict=True)) for piece in zip(*pieces.values(), strict=True)]
+
+
+def cut_padding(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The batch without the columns that are padding in every row: what a micro-batch keeps of its batch's width."""
+    width = int(batch["attention_mask"].sum(dim=1).max())
+    return {name: tensor_BT[:, :width] for name, tensor_BT in batch.items()}
+
+
+def count_tokens(batch: Mapping[str, Tensor]) -> dict[str, int]:
+    """Real tokens, and those that make loss, under the names Composer's trainer asks for."""
+    return {"total": int(batch["attention_mask"].sum()), "loss_generating": int(batch["keep"].sum())}
+
+
+def build_dataspec(dataset: AnswerDataset, *, device_batch_size: int, shuffle: bool, seed: int) -> DataSpec:
+    """What Composer's trainer reads: this rank's share of the dataset, and how to count and cut its batches.
+
+    The last, smaller batch is kept. Where the number of ranks does not divide the dataset, the sampler repeats up to
+    ranks - 1 examples at the end of an epoch; Composer drops these repeats from evaluations.
+    """
+    sampler = dist.get_sampler(dataset, shuffle=shuffle, seed=seed)
+    loader = DataLoader(dataset, batch_size=device_batch_size, sampler=sampler, collate_fn=collate)
+    return DataSpec(
+        loader,
+        split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # Composer allows for fractions; ours is whole
+        microbatch_transforms=cut_padding,
+        get_num_tokens_in_batch=count_tokens,  # pyright: ignore[reportArgumentType]  # a dict, as Composer documents
+    )
