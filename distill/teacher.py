@@ -1,0 +1,43 @@
+"""The frozen teacher: the target of the recipe, run beside the student to say what it would have answered.
+
+Shape suffixes used in this file:
+    B = sequences in the batch, T = tokens per sequence, V = vocabulary entries
+    A = positions that predict an answer token, of all sequences together
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from distill.answer_logits import AnswerLogits
+from eval.models import load_model
+
+
+class Teacher:
+    """A model that answers and never learns.
+
+    It is not a torch module on purpose: as a submodule of the student's model it would land in checkpoints, in the
+    optimiser's walk over parameters, and in what DDP or FSDP2 wrap. Every process holds all of it.
+    """
+
+    def __init__(self, model: AnswerLogits):
+        self.model = model.eval().requires_grad_(requires_grad=False)
+        self.device_type = next(model.parameters()).device.type
+
+    @torch.no_grad()
+    def logits(self, input_ids_BT: Tensor, keep_BT: Tensor) -> Tensor:
+        """Logits_AV at the kept positions, in the teacher's own dtype whatever autocast surrounds the call."""
+        with torch.autocast(self.device_type, enabled=False):
+            return self.model(input_ids_BT, keep_BT)
+
+
+def load_teacher(target: Path, *, dtype: str, device: str) -> Teacher:
+    """The teacher of a target folder.
+
+    Args:
+        target: A Hugging Face folder.
+        dtype: Number type of its weights and arithmetic: "float32", "bfloat16" or "float16".
+        device: Where it runs, as torch names it.
+    """
+    return Teacher(AnswerLogits(load_model(target, dtype=dtype, device=device)))
