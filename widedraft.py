@@ -51,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog=f"widedraft {chosen.stage}", description=stage.help, epilog=EXITS, allow_abbrev=False
     )
     stage.arguments(stage_parser)
-    options = stage_parser.parse_intermixed_args(chosen.arguments)
+    mixes_words_and_options = chosen.stage == "eval"
+    parse = stage_parser.parse_intermixed_args if mixes_words_and_options else stage_parser.parse_args
+    options = parse(chosen.arguments)
     return report_user_errors(lambda: stage.run(options))
 
 

@@ -1,0 +1,235 @@
+"""What a recipe would make and cost, told before any weight is read. No torch: `widedraft check` answers at once."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any, TypeVar
+
+from architectures.errors import UserError
+from architectures.manifest import changed_inputs, read_manifest
+from architectures.plan import PruningPlan, plan_pruning
+from architectures.shapes import NAMED_SHAPES, Shape
+from architectures.target import is_gguf, read_remote_config
+from distill.config import split_time
+from distill.lineage import generate_inputs, target_record
+from distill.recipe import Recipe
+from eval.config import PromptSource
+from eval.tasks import Prompt, load_prompts
+
+Value = TypeVar("Value")
+Row = tuple[str, str]
+
+MASTER_BYTES = 4  # the student's weights, gradients and each of Adam's two moments are float32
+# Per answer token and vocabulary entry, at the peak of the loss: both models' logits in bfloat16 (2 + 2), student in
+# float32 and its log-probabilities (4 + 4), teacher's log-probabilities, probabilities and the difference (4 + 4 + 4).
+# Measured on 1024 x 49152: 24.0, and no more in the backward pass.
+LOGITS_BYTES = 24
+BYTES_PER_TOKEN = 12  # of answers on disk: a token's id and its text as JSON
+
+
+@dataclass(frozen=True)
+class Work:
+    """The answers there will be.
+
+    Attributes:
+        prompts: Rows the recipe names; None if a data set has to be opened to count them.
+        answers: Answers to train on; None if not known.
+        answer_tokens: Of those, once they are written.
+    """
+
+    prompts: int | None
+    answers: int | None
+    answer_tokens: int | None = None
+
+
+def check_recipe(recipe: Recipe) -> str:
+    """Shapes, parameters, layers kept, memory, disk, prompts, steps and tokens, as text.
+
+    Reads the target's config.json, the prompt files, and the manifest of <run>/data if there is one.
+
+    Raises:
+        UserError: With everything wrong with target, shape and prompts, one line each.
+    """
+    problems: list[str] = []
+    plan = attempt(lambda: planned(recipe), problems)
+    prompts = [attempt(partial(read_prompts, source), problems) for source in recipe.data.prompts]
+    for source in recipe.eval.tasks:
+        attempt(partial(read_prompts, source), problems)
+    work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
+    if plan is None or work is None:
+        raise UserError("\n".join(problems))
+    blocks = {
+        f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, plan),
+        "memory of one training process (activations come on top)": memory_rows(recipe, plan),
+        f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, plan, work),
+        "work": work_rows(recipe, work),
+    }
+    return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in blocks.items())
+
+
+def attempt(step: Callable[[], Value], problems: list[str]) -> Value | None:
+    """What a step returns; None, and its message among the problems, if the user has to mend something."""
+    try:
+        return step()
+    except UserError as error:
+        problems.append(str(error))
+        return None
+
+
+def planned(recipe: Recipe) -> PruningPlan:
+    """The target's and the draft's shape, from the target's config alone."""
+    path = recipe.target.path
+    try:
+        config = read_remote_config(path, recipe.target.revision)
+    except UserError as error:
+        hint = "" if is_gguf(path) else f" A GGUF file becomes this folder by `widedraft import-gguf FILE --to {path}`."
+        raise UserError(f"target.path: {error}{hint}") from error
+    return plan_pruning(Shape.from_config(config, where=path), recipe.architecture)
+
+
+def read_prompts(source: PromptSource) -> list[Prompt] | None:
+    """The prompts of a file; None for a data set, which takes longer to open than a check may."""
+    return None if source.path is None else load_prompts([source])
+
+
+def expected_work(recipe: Recipe, sources: Sequence[list[Prompt] | None]) -> Work:
+    """Counts from the finished answers if they are this recipe's, else from the prompts.
+
+    Raises:
+        UserError: If no prompt would be left to train on.
+    """
+    counts = finished_counts(recipe)
+    if counts is not None:
+        return Work(counts["prompts"], counts["train"]["answers"], counts["train"]["answer_tokens"])
+    files = [source for source in sources if source is not None]
+    if len(files) < len(sources):
+        return Work(None, None)
+    prompts = [prompt for file in files for prompt in file]
+    total = len(prompts) + recipe.data.self_written_prompts
+    held_out = recipe.data.num_eval_prompts
+    if held_out >= total:
+        raise UserError(
+            f"data.num_eval_prompts must be less than the number of prompts, got {held_out} and {total}. "
+            "Hold out fewer, or add prompts."
+        )
+    return Work(total, total - held_out + sum(len(prompt.later_turns) for prompt in prompts))
+
+
+def finished_counts(recipe: Recipe) -> dict[str, Any] | None:
+    """What a finished <run>/data that this recipe made holds; the files of the target are not compared."""
+    manifest = read_manifest(Path(recipe.run_dir) / "data")
+    if manifest is None or manifest["target"] != target_record(recipe):
+        return None
+    changed = changed_inputs(manifest, generate_inputs(recipe, Path(recipe.target.path)))
+    return manifest["counts"] if set(changed) <= {"target"} else None
+
+
+def model_rows(recipe: Recipe, plan: PruningPlan) -> list[Row]:
+    """Target, draft, and which layers link them."""
+    kept = ", ".join(map(str, plan.source_layers))
+    return [
+        ("target", recipe.target.path),
+        *described(plan.source, None),
+        ("draft", f"cut by {plan.method}, keeping layers {kept} of 0 to {plan.source.layers - 1}"),
+        *described(plan.draft, recipe.architecture.shape),
+    ]
+
+
+def described(shape: Shape, name: str | None) -> list[Row]:
+    """A shape's dimensions, and its true size beside the published one."""
+    nominal = [named.nominal for key, named in NAMED_SHAPES.items() if key == name or named.shape == shape]
+    dimensions = (
+        f"{shape.layers} layers, hidden {shape.hidden}, intermediate {shape.intermediate}, "
+        f"{shape.heads} heads of {shape.head_dim} ({shape.kv_heads} kv), vocabulary {shape.vocab}"
+    )
+    true_size = f"{shape.parameters():,} parameters, {shape.parameters_without_embeddings():,} without embeddings"
+    return [("", dimensions), ("", f"{true_size}; nominal size: {nominal[0] if nominal else 'none'}")]
+
+
+def memory_rows(recipe: Recipe, plan: PruningPlan) -> list[Row]:
+    """What one process holds when it alone trains."""
+    master = plan.draft.parameters() * MASTER_BYTES
+    teacher_dtype = "float32" if recipe.distill.precision == "fp32" else recipe.target.dtype
+    micro, batch = recipe.distill.device_train_microbatch_size, recipe.distill.global_train_batch_size
+    sequences = batch if micro == "auto" else micro
+    tokens = sequences * recipe.data.max_new_tokens
+    shared = " (divided among processes)" if recipe.distill.parallelism == "fsdp2" else ""
+    fewer = ", fewer where auto finds too little memory" if micro == "auto" else ""
+    parts = {
+        f"student weights, float32{shared}": master,
+        f"gradients, float32{shared}": master,
+        f"Adam's two moments, float32{shared}": 2 * master,
+        f"teacher weights, {teacher_dtype}": plan.source.weight_bytes(teacher_dtype),
+        f"logits and loss of {sequences} answers{fewer}": tokens * plan.draft.vocab * LOGITS_BYTES,
+    }
+    return sizes(parts)
+
+
+def disk_rows(recipe: Recipe, plan: PruningPlan, work: Work) -> list[Row]:
+    """What the run folder grows to."""
+    kept = recipe.distill.save_num_checkpoints_to_keep
+    parts = {f"init, {recipe.target.dtype}": plan.draft.weight_bytes(recipe.target.dtype)}
+    if is_gguf(recipe.target.path):
+        parts["target imported from GGUF, float32"] = plan.source.weight_bytes("float32")
+    if work.prompts is not None:
+        parts["answers, at most"] = work.prompts * recipe.data.max_seq_len * BYTES_PER_TOKEN
+    parts[f"{kept} checkpoints, and one more while it is written"] = (
+        (kept + 1) * 3 * plan.draft.parameters() * MASTER_BYTES
+    )
+    parts[f"draft, {recipe.export.dtype}"] = plan.draft.weight_bytes(recipe.export.dtype)
+    return sizes(parts)
+
+
+def work_rows(recipe: Recipe, work: Work) -> list[Row]:
+    """Prompts, steps and tokens of training."""
+    batch, duration = recipe.distill.global_train_batch_size, recipe.distill.max_duration
+    held_out = recipe.data.num_eval_prompts
+    prompts = "unknown until `widedraft generate` opens the data set" if work.prompts is None else f"{work.prompts:,}"
+    rows = [("prompts", f"{prompts}; {held_out} of them held out")]
+    value, unit = split_time(duration)
+    if unit == "tok":
+        least = ceil(value / (batch * recipe.data.max_seq_len))
+        return [*rows, ("steps", f"at least {least:,} of {batch} answers each ({duration}, prompts counted)")]
+    if unit == "ep" and work.answers is None:
+        return [*rows, ("steps", f"unknown ({duration})")]
+    answers = int(value * (work.answers or 0)) if unit == "ep" else int(value * (batch if unit == "ba" else 1))
+    steps = int(value) * ceil((work.answers or 0) / batch) if unit == "ep" else ceil(answers / batch)
+    return [
+        *rows,
+        ("steps", f"{steps:,} of {batch} answers each ({duration})"),
+        ("answer tokens", tokens(answers, recipe, work)),
+    ]
+
+
+def tokens(answers: int, recipe: Recipe, work: Work) -> str:
+    """The answer tokens of so many answers: their mean length times their number, or an upper bound."""
+    if work.answers and work.answer_tokens is not None:
+        return f"{round(answers * work.answer_tokens / work.answers):,}, counted in {Path(recipe.run_dir) / 'data'}"
+    return f"at most {answers * recipe.data.max_new_tokens:,}; known once {Path(recipe.run_dir) / 'data'} exists"
+
+
+def sizes(parts: dict[str, int]) -> list[Row]:
+    """Named sizes in bytes, and their sum."""
+    return [(size(count), name) for name, count in {**parts, "together": sum(parts.values())}.items()]
+
+
+def size(count: int) -> str:
+    """Bytes for people, as wide as any other: 538060032 is " 513.1 MiB"."""
+    mebibytes = count / 2**20
+    return f"{mebibytes / 1024:6.1f} GiB" if mebibytes >= 1024 else f"{mebibytes:6.1f} MiB"
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space where a folder is or will be."""
+    return shutil.disk_usage(
+        next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    ).free
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Two columns; the first is as wide as its widest entry."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:{width}}  {text}" for name, text in rows)
