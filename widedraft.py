@@ -51,9 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog=f"widedraft {chosen.stage}", description=stage.help, epilog=EXITS, allow_abbrev=False
     )
     stage.arguments(stage_parser)
-    mixes_words_and_options = chosen.stage == "eval"
-    parse = stage_parser.parse_intermixed_args if mixes_words_and_options else stage_parser.parse_args
-    options = parse(chosen.arguments)
+    options = stage_parser.parse_intermixed_args(chosen.arguments)
     return report_user_errors(lambda: stage.run(options))
 
 
@@ -65,7 +63,9 @@ def recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 def override_argument(parser: argparse.ArgumentParser) -> None:
     """key=value ..."""
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces the recipe's value of a dotted key")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="replaces the recipe's value of a dotted key"
+    )
 
 
 def no_arguments(_: argparse.ArgumentParser) -> None:
