@@ -19,8 +19,6 @@ DEFAULT_ALIGNMENT = 32
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
-# The `general.architecture` values we accept; each is also its model_type in transformers.
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 CONFIG_KEYS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -33,6 +31,13 @@ CONFIG_KEYS = {
     "rope.freq_base": "rope_theta",
 }
 TOKEN_KEYS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
+# The `general.architecture` values we accept; each is also its model_type in transformers.
+BIAS_KEYS = {  # config entry -> a tensor that is there when the entry is true
+    "llama": {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+    "qwen2": {},
+    "qwen3": {"attention_bias": "blk.0.attn_q.bias"},
+}
+ARCHITECTURES = tuple(BIAS_KEYS)
 CHECKED_KEYS = ("attention.value_length", "rope.dimension_count")  # must agree with head_dim
 NEUTRAL_KEYS = ("vocab_size",)  # said again by the embedding's size
 
@@ -173,7 +178,7 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
         for key, name in TOKEN_KEYS.items()
         if f"tokenizer.ggml.{key}" in header.metadata
     }
-    config |= {"model_type": architecture, **facts_from_tensors(file, header)}
+    config |= {"model_type": architecture, **facts_from_tensors(file, architecture, header)}
     config["head_dim"] = head_dim(file, architecture, config, stated)
     for name in ("rms_norm_eps", "rope_theta"):
         if name in config:
@@ -193,7 +198,7 @@ def refuse_unknown_entries(file: Path, architecture: str, stated: Mapping[str, A
             )
 
 
-def facts_from_tensors(file: Path, header: GgufHeader) -> dict[str, Any]:
+def facts_from_tensors(file: Path, architecture: str, header: GgufHeader) -> dict[str, Any]:
     """Vocabulary, tying and biases, as the tensor list shows them."""
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
@@ -201,8 +206,7 @@ def facts_from_tensors(file: Path, header: GgufHeader) -> dict[str, Any]:
     return {
         "vocab_size": embedding.size[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
+        **{entry: tensor in header.tensors for entry, tensor in BIAS_KEYS[architecture].items()},
     }
 
 

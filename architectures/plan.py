@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 
 from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
@@ -48,7 +47,7 @@ def plan_pruning(source: Shape, config: ArchitectureConfig) -> PruningPlan:
         config: A named shape or a number of layers, and a method.
 
     Raises:
-        UserError: If the shape is unknown, wider or narrower than the target, or has more layers than it.
+        UserError: If the shape is wider or narrower than the target, or has more layers than it.
     """
     num_layers, key = wanted_layers(source, config)
     if num_layers > source.layers:
@@ -68,12 +67,8 @@ def wanted_layers(source: Shape, config: ArchitectureConfig) -> tuple[int, str]:
     """How many layers the recipe asks for, and the key that says so."""
     if config.layers is not None:
         return config.layers, f"architecture.layers={config.layers}"
-    name = config.shape or ""
-    if name not in NAMED_SHAPES:
-        near = get_close_matches(name, NAMED_SHAPES, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Known shapes: {', '.join(NAMED_SHAPES)}."
-        raise UserError(f"architecture.shape={name} is not a named shape. {hint}")
-    shape, key = NAMED_SHAPES[name].shape, f"architecture.shape={name}"
+    assert config.shape is not None  # ArchitectureConfig has exactly one of the two
+    shape, key = NAMED_SHAPES[config.shape].shape, f"architecture.shape={config.shape}"
     differing = [
         f"{width} {getattr(shape, width)} (target {getattr(source, width)})"
         for width in WIDTHS
@@ -90,19 +85,21 @@ def wanted_layers(source: Shape, config: ArchitectureConfig) -> tuple[int, str]:
 def first_last(num_source: int, num_kept: int) -> tuple[int, ...]:
     """The first num_kept - 1 layers and the last one: the middle of a deep model is the least missed.
 
-    One layer is the last: the rule's own limit, and the layer whose output the head was trained to read.
+    A single layer is the first: only it was trained to read plain embeddings. (SmolLM2-135M on 1024 tokens of GSM8K
+    answers, greedy agreement with the target: 0.079 for layer 0 alone, 0.002 for layer 29 alone.)
 
-    Source: the order of ShortGPT (Men et al. 2024, sec. 3, arXiv 2403.03853) and of Minitron's depth pruning
-    (Sreenivas et al. 2024, arXiv 2408.11796) at its extreme.
+    Source: the order in which ShortGPT (Men et al. 2024, arXiv 2403.03853) and Minitron (Sreenivas et al. 2024,
+    arXiv 2408.11796) drop layers, taken to its end.
     """
+    if num_kept == 1:
+        return (0,)
     return (*range(num_kept - 1), num_source - 1)
 
 
 def evenly_spaced(num_source: int, num_kept: int) -> tuple[int, ...]:
     """The first layer, the last, and the others at equal distances between, each rounded to the nearest, halves up.
 
-    A step is never below 1, so no layer comes twice. One layer is the first: the rule starts there, and no other
-    layer was trained to read plain embeddings.
+    A step is never below 1, so no layer comes twice. A single layer is the first, as in first_last.
     """
     if num_kept == 1:
         return (0,)

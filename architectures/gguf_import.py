@@ -1,0 +1,190 @@
+"""A GGUF file becomes an ordinary Hugging Face folder, tensor by tensor, with no trace of its quantised past.
+
+Transformers opens GGUF files too, but holds the whole model, drops what it does not know (a Llama 3 file's rotary
+factors) and refuses to save the result. Its de-quantised logits are this module's test, bit for bit.
+
+Shape suffixes used in this file:
+    N = heads, D = head width, C = columns of a matrix (a bias has none)
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from architectures.atomic import staged_folder
+from architectures.errors import UserError
+from architectures.families import EMBEDDING, FAMILIES, FINAL_NORM, GGUF_LAYER, HEAD, Family
+from architectures.gguf_header import GgufHeader, GgufTensor, gguf_config, read_gguf_header
+from architectures.manifest import MANIFEST_NAME, fingerprint_file, write_manifest
+from architectures.shapes import Shape, checkpoint_tensors
+from architectures.weights import TensorInfo, require_replaceable, write_weights
+
+PERMUTED_ARCHITECTURES = ("llama",)  # llama.cpp stores their query and key rows in its own rotary order
+ROPE_FACTORS = "rope_freqs.weight"
+LOADING_TRACES = (
+    "is_local",
+    "local_files_only",
+    "gguf_file",
+    "name_or_path",
+)  # how a tokenizer was loaded, not what it is
+
+
+def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
+    """De-quantise a GGUF file into a Hugging Face folder: safetensors, config, tokenizer, generation_config, manifest.
+
+    Args:
+        file: A GGUF file of one of gguf_header.ARCHITECTURES.
+        out: The folder; an earlier import there is replaced.
+        dtype: Of the written weights: float32, bfloat16 or float16.
+
+    Raises:
+        UserError: If the file is absent, not GGUF, cut short, of another architecture or holds tensors we do not
+            know, or out holds something else.
+    """
+    header = read_gguf_header(file)
+    entries = gguf_config(file, header)
+    family = FAMILIES[entries["model_type"]]
+    shape = Shape.from_config(entries, where=str(file))
+    stored = gguf_names(shape, family)
+    require_gguf_tensors(file, header, {stored[name]: size for name, size in checkpoint_tensors(shape, family).items()})
+    entries |= rope_entries(file, header, entries)
+    require_replaceable(out, MANIFEST_NAME, reading=file)
+
+    written = getattr(torch, dtype)
+    layout = {name: TensorInfo(written, header.tensors[stored[name]].size) for name in stored}
+    with staged_folder(out) as folder:
+        write_weights(layout, lambda name: read_tensor(file, header, stored[name], shape).to(written), folder)
+        write_config(entries, family, dtype, folder)
+        write_tokenizer(file, folder)
+        write_manifest(
+            folder, stage="import-gguf", inputs={"gguf": fingerprint_file(file)}, file=str(file), dtype=dtype
+        )
+
+
+def gguf_names(shape: Shape, family: Family) -> dict[str, str]:
+    """Hugging Face name -> GGUF name of every tensor of the checkpoint."""
+    roles = {stored: role for role, stored in family.layer_names.items()}
+    names = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
+    found = {}
+    for name in checkpoint_tensors(shape, family):
+        if name in names:
+            found[name] = names[name]
+        else:
+            layer, rest = name.removeprefix("model.layers.").split(".", 1)
+            module, kind = rest.rsplit(".", 1)
+            found[name] = f"blk.{layer}.{GGUF_LAYER[roles[module]]}.{kind}"
+    return found
+
+
+def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Exactly the expected tensors are there, in their sizes, whole and in a quantisation that can be undone."""
+    for name, size in expected.items():
+        if name not in header.tensors:
+            raise UserError(f"{file}: {name} is missing. Use a GGUF file of a whole model.")
+        if header.tensors[name].size != size:
+            raise UserError(
+                f"{file}: {name} has size {list(header.tensors[name].size)}, the header makes it {list(size)}. "
+                "Fetch the file again."
+            )
+    for name, tensor in header.tensors.items():
+        if name not in expected and name != ROPE_FACTORS:
+            raise UserError(
+                f"{file}: {name} is not a tensor of {header.metadata['general.architecture']}, and dropping it would "
+                "change the model. Use the model's original Hugging Face folder as the target."
+            )
+        end = header.data_start + tensor.offset + num_bytes(file, name, tensor)
+        if end > file.stat().st_size:
+            raise UserError(
+                f"{file}: cut short inside {name}: {end} bytes are needed, the file has {file.stat().st_size}. "
+                "Fetch the file again."
+            )
+
+
+def num_bytes(file: Path, name: str, tensor: GgufTensor) -> int:
+    """Bytes a quantised tensor takes in the file."""
+    try:
+        block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type_id)]
+    except ValueError as error:
+        raise UserError(
+            f"{file}: {name} has the unknown quantisation type {tensor.type_id}. Use a file of a common type, as Q8_0."
+        ) from error
+    return int(np.prod(tensor.size)) // block_size * block_bytes
+
+
+def read_tensor(file: Path, header: GgufHeader, name: str, shape: Shape) -> Tensor:
+    """One tensor, de-quantised to float32 and in the row order of transformers."""
+    tensor = header.tensors[name]
+    start = header.data_start + tensor.offset
+    raw = np.fromfile(file, dtype=np.uint8, count=num_bytes(file, name, tensor), offset=start)
+    rows = raw.reshape(*tensor.size[:-1], -1)
+    weight = torch.from_numpy(dequantize(rows, GGMLQuantizationType(tensor.type_id)).astype(np.float32, copy=False))
+    if header.metadata["general.architecture"] in PERMUTED_ARCHITECTURES:
+        for part, heads in ((".attn_q.", shape.heads), (".attn_k.", shape.kv_heads)):
+            if part in name:
+                return rotary_halves(weight, heads)
+    return weight
+
+
+def rotary_halves(weight: Tensor, heads: int) -> Tensor:
+    """Undo llama.cpp's row order: it rotates neighbouring rows (0,1), (2,3), ...; transformers rotates halves.
+
+    Args:
+        weight: [N * D, C], or [N * D] for a bias.
+        heads: N.
+    """
+    pairs_ND2C = weight.reshape(heads, -1, 2, *weight.shape[1:])
+    return pairs_ND2C.transpose(1, 2).reshape(weight.shape)
+
+
+def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary settings, for a config.json; a Llama 3 file states them only as factors, one for each frequency.
+
+    All Llama 3.1 and 3.2 models share three of the four settings; the fourth is the largest factor. They are taken
+    only if they give the file's factors back.
+    """
+    plain = {"rope_type": "default", "rope_theta": entries.get("rope_theta", 10000.0)}
+    if ROPE_FACTORS not in header.tensors:
+        return {"rope_parameters": plain}
+    tensor = header.tensors[ROPE_FACTORS]
+    factors = np.fromfile(file, np.float32, count=tensor.size[0], offset=header.data_start + tensor.offset)
+    scaled = plain | {
+        "rope_type": "llama3",
+        "factor": float(factors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = AutoConfig.for_model(**{**entries, "rope_parameters": scaled})
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
+    exponents = torch.arange(0, entries["head_dim"], 2) / entries["head_dim"]
+    implied = 1.0 / plain["rope_theta"] ** exponents / frequencies
+    if not torch.allclose(implied, torch.from_numpy(factors)):
+        raise UserError(
+            f"{file}: {ROPE_FACTORS} holds rotary factors other than Llama 3's. "
+            "Use the model's original Hugging Face folder as the target."
+        )
+    return {"rope_parameters": scaled}
+
+
+def write_config(entries: Mapping[str, Any], family: Family, dtype: str, folder: Path) -> None:
+    """Write config.json and generation_config.json."""
+    settings = {key: value for key, value in entries.items() if key != "rope_theta"}
+    config = AutoConfig.for_model(**settings, architectures=[family.architecture], dtype=dtype)
+    config.save_pretrained(folder)
+    ids = {key: entries[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in entries}
+    GenerationConfig(**ids).save_pretrained(folder)
+
+
+def write_tokenizer(file: Path, folder: Path) -> None:
+    """Write the tokenizer and chat template a GGUF file carries, as transformers rebuilds them."""
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    for trace in LOADING_TRACES:
+        tokenizer.init_kwargs.pop(trace, None)
+    tokenizer.save_pretrained(folder)

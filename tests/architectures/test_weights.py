@@ -1,0 +1,201 @@
+"""Reading and writing safetensors: every damage is named, and what is written is what safetensors reads."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from architectures import weights as weights_module
+from architectures.errors import UserError
+from architectures.weights import (
+    TensorInfo,
+    cut_into_shards,
+    open_weights,
+    require_replaceable,
+    require_tensors,
+    write_weights,
+)
+
+TENSORS = {
+    "a": torch.arange(15, dtype=torch.bfloat16).reshape(3, 5),
+    "b": torch.randn(4, 4),
+    "c": torch.randn(7).half(),
+    "d": torch.randn(2, 2, dtype=torch.float64),
+}
+LAYOUT = {name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in TENSORS.items()}
+
+
+def write(folder: Path, **options) -> Path:
+    folder.mkdir(exist_ok=True)
+    write_weights(LAYOUT, TENSORS.__getitem__, folder, **options)
+    return folder
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    return write(tmp_path / "sharded", max_shard_bytes=64)
+
+
+def equal(found: dict, expected: dict) -> bool:
+    return found.keys() == expected.keys() and all(
+        found[name].dtype == expected[name].dtype and torch.equal(found[name], expected[name]) for name in expected
+    )
+
+
+def test_one_file_is_what_safetensors_reads(tmp_path):
+    folder = write(tmp_path)
+
+    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
+    assert equal(load_file(folder / "model.safetensors"), TENSORS)
+
+
+def test_metadata_and_alignment_are_as_the_library_writes_them(tmp_path):
+    ours = (write(tmp_path) / "model.safetensors").read_bytes()
+    save_file(TENSORS, tmp_path / "theirs", metadata={"format": "pt"})
+    theirs = (tmp_path / "theirs").read_bytes()
+
+    headers = [json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]) for data in (ours, theirs)]
+    assert headers[0] == headers[1]
+    assert len(ours) == len(theirs)
+    for entry in headers[0].values():
+        if "dtype" in entry:
+            assert entry["data_offsets"][0] % {"F64": 8, "F32": 4}.get(entry["dtype"], 2) == 0
+
+
+def test_shards_come_with_an_index_that_transformers_follows(sharded):
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+
+    assert sorted(path.name for path in sharded.glob("*.safetensors")) == [
+        "model-00001-of-00003.safetensors",
+        "model-00002-of-00003.safetensors",
+        "model-00003-of-00003.safetensors",
+    ]
+    assert index["metadata"] == {"total_size": 30 + 64 + 14 + 32}
+    assert index["weight_map"] == {
+        "a": "model-00001-of-00003.safetensors",
+        "b": "model-00002-of-00003.safetensors",
+        "c": "model-00003-of-00003.safetensors",
+        "d": "model-00003-of-00003.safetensors",
+    }
+    for name, shard in index["weight_map"].items():
+        assert torch.equal(load_file(sharded / shard)[name], TENSORS[name])
+
+
+def test_a_shard_is_filled_to_its_limit_and_a_large_tensor_gets_its_own():
+    layout = {name: TensorInfo(torch.float32, (size,)) for name, size in (("a", 2), ("b", 2), ("c", 9), ("d", 1))}
+
+    assert cut_into_shards(layout, 16) == [["a", "b"], ["c"], ["d"]]
+    assert cut_into_shards(layout, 15) == [["a"], ["b"], ["c"], ["d"]]
+
+
+@pytest.mark.parametrize("max_shard_bytes", [10**9, 64])
+def test_reading_gives_back_what_was_written(tmp_path, max_shard_bytes):
+    opened = open_weights(write(tmp_path, max_shard_bytes=max_shard_bytes))
+
+    assert dict(opened.info) == LAYOUT
+    assert equal({name: opened.read(name) for name in opened.info}, TENSORS)
+
+
+def test_missing_shard(sharded):
+    (sharded / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model-00002-of-00003\.safetensors: missing shard\. Fetch the checkpoint"):
+        open_weights(sharded)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 40, -1])
+def test_truncated_shard(sharded, keep):
+    file = sharded / "model-00003-of-00003.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"model-00003-of-00003\.safetensors: damaged or cut short"):
+        open_weights(sharded)
+
+
+def test_index_naming_an_absent_tensor(sharded):
+    index = sharded / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["ghost"] = "model-00001-of-00003.safetensors"
+    index.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"says that ghost is in model-00001-of-00003\.safetensors, but it is not"):
+        open_weights(sharded)
+
+
+def test_index_leaving_a_tensor_out(sharded):
+    index = sharded / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    del content["weight_map"]["d"]
+    index.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"does not list d, which is in model-00003-of-00003\.safetensors"):
+        open_weights(sharded)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_broken_index(sharded, text):
+    (sharded / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(UserError, match=r"index\.json: not a safetensors index"):
+        open_weights(sharded)
+
+
+def test_pickled_weights_say_how_to_convert(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=r"holds pytorch_model\.bin but no safetensors.*save_pretrained elsewhere"):
+        open_weights(tmp_path)
+
+
+def test_folder_without_weights(tmp_path):
+    with pytest.raises(UserError, match=r"holds neither model\.safetensors nor model\.safetensors\.index\.json"):
+        open_weights(tmp_path)
+
+
+def test_a_dtype_that_is_not_a_float_is_named(tmp_path):
+    save_file({"packed": torch.zeros(4, dtype=torch.uint8)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"packed has dtype U8; .*de-quantised"):
+        open_weights(tmp_path)
+
+
+def test_missing_unknown_and_resized_tensors_are_named(tmp_path):
+    opened = open_weights(write(tmp_path))
+    sizes = {name: info.size for name, info in LAYOUT.items()}
+
+    require_tensors(opened, sizes, ignored=())
+    require_tensors(opened, {"a": (3, 5)}, ignored=("b", "c", "d"))
+    with pytest.raises(UserError, match=r"e is missing, config\.json promises it"):
+        require_tensors(opened, {**sizes, "e": (1,)}, ignored=())
+    with pytest.raises(UserError, match=r"a has size \[3, 5\], config.json makes it \[5, 3\]"):
+        require_tensors(opened, {**sizes, "a": (5, 3)}, ignored=())
+    with pytest.raises(UserError, match=r"model\.safetensors: d is not a tensor of this family"):
+        require_tensors(opened, {name: sizes[name] for name in "abc"}, ignored=())
+
+
+def test_a_full_disk_is_noticed_before_writing(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(weights_module.shutil, "disk_usage", lambda _: usage._replace(free=139))
+    with pytest.raises(UserError, match=r"the weights need 0\.00 GiB, the disk has 0\.00 GiB free"):
+        write(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(weights_module.shutil, "disk_usage", lambda _: usage._replace(free=140))
+    write(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(4, 4).half(), torch.zeros(4, 5)])
+def test_a_tensor_unlike_its_layout_is_a_bug_and_stops(tmp_path, wrong):
+    with pytest.raises(ValueError, match="b: laid out as"):
+        write_weights(LAYOUT, {**TENSORS, "b": wrong}.__getitem__, tmp_path)
+
+
+def test_only_our_own_folders_are_replaced(tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    require_replaceable(out, "plan.json", reading=source)
+    out.mkdir()
+    require_replaceable(out, "plan.json", reading=source)
+    (out / "thesis.tex").touch()
+    with pytest.raises(UserError, match=r"out: exists, is not empty and holds no plan\.json"):
+        require_replaceable(out, "plan.json", reading=source)
+    (out / "plan.json").touch()
+    require_replaceable(out, "plan.json", reading=source)
+    with pytest.raises(UserError, match="cannot become a checkpoint made from"):
+        require_replaceable(out / ".." / "out", "plan.json", reading=out)
+    with pytest.raises(UserError, match="cannot become a checkpoint made from"):
+        require_replaceable(out / "thesis.tex", "plan.json", reading=source)
