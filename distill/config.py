@@ -222,7 +222,7 @@ class DistillConfig(Section):
     save_num_checkpoints_to_keep: int = Field(
         default=2,
         ge=1,
-        description="Newest checkpoints kept; with one, a save cut short leaves nothing to resume from.",
+        description="Newest checkpoints kept; one more exists while it is written.",
     )
     autoresume: bool = Field(default=True, description="Whether to continue from the newest intact checkpoint.")
     parallelism: Literal["ddp", "fsdp2"] = Field(

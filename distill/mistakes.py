@@ -1,6 +1,7 @@
 """pydantic's errors as sentences for the person who wrote the recipe."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -66,7 +67,7 @@ def _sentence(details: ErrorDetails, path: KeyPath, value: Any, source: Source, 
     got = _shown(value)
     written = _at(path, source.written)
     origin = f" (from {written})" if isinstance(written, str) and "${" in written else ""
-    return f"must be {requirement(node, schema)}, got {got}{origin}.{_remedy(details['type'], value)}"
+    return f"must be {requirement(node, schema)}, got {got}{origin}.{_remedy(details['type'], value, node)}"
 
 
 def _unknown_key(path: KeyPath, schema: Schema) -> str:
@@ -78,8 +79,8 @@ def _unknown_key(path: KeyPath, schema: Schema) -> str:
     return f"is not a key of a recipe. {dotted(path[:-1]) or 'A recipe'} holds {known}.{free}"
 
 
-def _remedy(kind: str, value: Any) -> str:
-    if kind == "string_type" and isinstance(value, int | float):
+def _remedy(kind: str, value: Any, node: Schema) -> str:
+    if kind == "string_type" and isinstance(value, int | float) and re.search(node.get("pattern", ""), str(value)):
         return " Put it in quotes."
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and _is_quoted(value):
         return " Remove the quotes."

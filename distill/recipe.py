@@ -1,6 +1,7 @@
 """Every key a recipe may hold, and how a file and a command line become one Recipe. No torch.
 
-`python -m distill.recipe` writes recipes/recipe.schema.json, which editors use to complete and check recipes.
+`python -m distill.recipe` writes what is derived from the models: recipes/recipe.schema.json, which editors use to
+complete and check recipes, and the tables of docs/recipes.md.
 """
 
 import re
@@ -17,6 +18,7 @@ from architectures.config import ArchitectureConfig, Section, TargetConfig
 from architectures.errors import UserError
 from distill.config import DataConfig, DistillConfig, ExportConfig
 from distill.mistakes import mistakes_of, report
+from distill.recipe_reference import write_reference
 from distill.recipe_source import read_source
 from eval.config import EvalConfig
 
@@ -148,3 +150,4 @@ def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     write_schema()
+    write_reference(Recipe.model_json_schema())

@@ -18,6 +18,12 @@ def known_keys(schema: Schema) -> dict[str, Schema]:
     return dict(_below("", schema, schema))
 
 
+def required_keys(schema: Schema) -> set[str]:
+    """The dotted keys that have no default."""
+    sections = {"": schema, **{f"{key}.": resolved(node, schema) for key, node in known_keys(schema).items()}}
+    return {prefix + name for prefix, node in sections.items() for name in node.get("required", [])}
+
+
 def schema_at(path: KeyPath, schema: Schema) -> Schema | None:
     """What the schema says of a key, None if it knows no such key."""
     return known_keys(schema).get(_pattern(path)) if path else schema
@@ -38,14 +44,19 @@ def nearest_key(path: KeyPath, known: Iterable[str]) -> str | None:
 
 def requirement(node: Schema, schema: Schema) -> str:
     """What a value must be, as the rest of a sentence: "a number > 0", "fp32 or amp_bf16"."""
-    options = [_resolved(option, schema) for option in node.get("anyOf", [node])]
+    options = [resolved(option, schema) for option in node.get("anyOf", [node])]
     return " or ".join(dict.fromkeys(_one_requirement(option, schema) for option in options))
 
 
 def section_keys(node: Schema, schema: Schema) -> list[str]:
     """Names of the keys a section holds, [] for anything else."""
-    options = [_resolved(option, schema) for option in node.get("anyOf", [node])]
+    options = [resolved(option, schema) for option in node.get("anyOf", [node])]
     return [name for option in options for name in option.get("properties", {})]
+
+
+def resolved(node: Schema, schema: Schema) -> Schema:
+    """The node itself, or the section it refers to."""
+    return schema["$defs"][node["$ref"].rsplit("/", 1)[-1]] if "$ref" in node else node
 
 
 def _one_requirement(node: Schema, schema: Schema) -> str:
@@ -80,7 +91,7 @@ def _text_requirement(node: Schema) -> str:
 
 def _below(prefix: str, node: Schema, schema: Schema) -> Iterator[tuple[str, Schema]]:
     for option in node.get("anyOf", [node]):
-        inside = _resolved(option, schema)
+        inside = resolved(option, schema)
         for name, child in inside.get("properties", {}).items():
             key = f"{prefix}.{name}".removeprefix(".")
             yield key, child
@@ -88,10 +99,6 @@ def _below(prefix: str, node: Schema, schema: Schema) -> Iterator[tuple[str, Sch
         for child in [*inside.get("prefixItems", [])[:1], *([inside["items"]] if "items" in inside else [])]:
             yield f"{prefix}[]", child
             yield from _below(f"{prefix}[]", child, schema)
-
-
-def _resolved(node: Schema, schema: Schema) -> Schema:
-    return schema["$defs"][node["$ref"].rsplit("/", 1)[-1]] if "$ref" in node else node
 
 
 def _pattern(path: KeyPath) -> str:
