@@ -21,7 +21,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from architectures.atomic import staged_folder
 from architectures.errors import UserError
 from architectures.families import EMBEDDING, FAMILIES, FINAL_NORM, GGUF_LAYER, HEAD, Family
-from architectures.gguf_header import GgufHeader, GgufTensor, gguf_config, read_gguf_header
+from architectures.gguf_header import TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
 from architectures.manifest import MANIFEST_NAME, fingerprint_file, write_manifest
 from architectures.shapes import Shape, checkpoint_tensors
 from architectures.weights import TensorInfo, require_replaceable, write_weights
@@ -62,6 +62,7 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
     with staged_folder(out) as folder:
         write_weights(layout, lambda name: read_tensor(file, header, stored[name], shape).to(written), folder)
         write_config(entries, family, dtype, folder)
+        write_generation_config(header, entries, folder)
         write_tokenizer(file, folder)
         write_manifest(
             folder, stage="import-gguf", inputs={"gguf": fingerprint_file(file)}, file=str(file), dtype=dtype
@@ -174,11 +175,18 @@ def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> 
 
 
 def write_config(entries: Mapping[str, Any], family: Family, dtype: str, folder: Path) -> None:
-    """Write config.json and generation_config.json."""
+    """Write config.json."""
     settings = {key: value for key, value in entries.items() if key != "rope_theta"}
     config = AutoConfig.for_model(**settings, architectures=[family.architecture], dtype=dtype)
     config.save_pretrained(folder)
-    ids = {key: entries[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in entries}
+
+
+def write_generation_config(header: GgufHeader, entries: Mapping[str, Any], folder: Path) -> None:
+    """Write generation_config.json; a chat model whose turns end by a token of its own stops at that one too."""
+    ids = {key: entries[key] for key in TOKEN_KEYS.values() if key in entries}
+    end_of_turn = header.metadata.get("tokenizer.ggml.eot_token_id", ids.get("eos_token_id"))
+    if end_of_turn != ids.get("eos_token_id"):
+        ids["eos_token_id"] = [ids["eos_token_id"], end_of_turn] if "eos_token_id" in ids else end_of_turn
     GenerationConfig(**ids).save_pretrained(folder)
 
 

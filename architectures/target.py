@@ -22,11 +22,10 @@ def resolve_checkpoint(path: str, *, revision: str = "main", cache: Path | None 
     Raises:
         UserError: If there is no such checkpoint, the hub cannot be reached, or a .gguf file has no cache to go to.
     """
-    if is_gguf(path):
-        return imported_gguf(Path(path), cache)
-    if is_local(path, revision):
-        return Path(path)
-    return fetch(path, revision, WANTED_FILES)
+    local = local_path(path, revision)
+    if local is None:
+        return fetch(path, revision, WANTED_FILES)
+    return imported_gguf(local, cache) if is_gguf(local) else local
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: If there is none, or it is not a JSON object.
     """
-    if is_gguf(str(folder)):
+    if is_gguf(folder):
         return gguf_config(folder, read_gguf_header(folder))
     file = folder / "config.json"
     if not file.is_file():
@@ -55,27 +54,24 @@ def read_remote_config(path: str, revision: str) -> dict[str, Any]:
     Raises:
         UserError: If there is no such checkpoint, or the hub cannot be reached.
     """
-    if is_gguf(path) or is_local(path, revision):
-        return read_config(Path(path))
-    return read_config(fetch(path, revision, ["config.json"]))
+    return read_config(local_path(path, revision) or fetch(path, revision, ["config.json"]))
 
 
-def is_gguf(path: str) -> bool:
+def is_gguf(path: str | Path) -> bool:
     """Whether path names a GGUF file."""
-    return path.lower().endswith(".gguf")
+    return Path(path).suffix.lower() == ".gguf"
 
 
-def is_local(path: str, revision: str) -> bool:
-    """Whether path is a folder on this machine; a path that could be nothing else must exist."""
-    if Path(path).is_dir():
+def local_path(path: str, revision: str) -> Path | None:
+    """The folder or .gguf file that path names on this machine; None where it can only be a hub id."""
+    local = Path(path).expanduser()
+    if is_gguf(local) or local.is_dir():
         if revision != "main":
-            raise UserError(
-                f"target.revision={revision} belongs to a hub id, but {path} is a local folder. Leave revision out."
-            )
-        return True
-    if path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists():
+            raise UserError(f"target.revision={revision} belongs to a hub id, but {path} is local. Leave revision out.")
+        return local
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or local.exists():
         raise UserError(f"{path}: no such folder. Give a Hugging Face folder, a hub id (owner/name) or a .gguf file.")
-    return False
+    return None
 
 
 def imported_gguf(file: Path, cache: Path | None) -> Path:

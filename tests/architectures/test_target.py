@@ -1,0 +1,151 @@
+"""Targets: found where they are, fetched or imported once, and named when they are not there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from architectures import gguf_import
+from architectures.errors import UserError
+from architectures.target import read_config, read_remote_config, resolve_checkpoint
+
+
+@pytest.fixture
+def imports(monkeypatch):
+    """Stands in for import_gguf: writes a manifest and counts."""
+    calls = []
+
+    def record(file: Path, out: Path) -> None:
+        calls.append((file, out))
+        out.mkdir(exist_ok=True)
+        fingerprint = gguf_import.fingerprint_file(file)
+        (out / "manifest.json").write_text(json.dumps({"inputs": {"gguf": fingerprint}}))
+
+    monkeypatch.setattr(gguf_import, "import_gguf", record)
+    return calls
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Stands in for the hub: a dict of answers by repository, and the requests made."""
+    answers, requests = {}, []
+
+    def snapshot_download(repo_id: str, *, revision: str, allow_patterns: list[str]) -> str:
+        requests.append((repo_id, revision, allow_patterns))
+        if isinstance(answers[repo_id], Exception):
+            raise answers[repo_id]
+        return str(answers[repo_id])
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return answers, requests
+
+
+def test_a_local_folder_is_itself(tiny_target):
+    assert resolve_checkpoint(str(tiny_target)) == tiny_target
+    assert read_remote_config(str(tiny_target), "main") == read_config(tiny_target)
+
+
+def test_a_revision_of_something_local_is_refused(tiny_target):
+    for path in (str(tiny_target), "model.gguf"):
+        with pytest.raises(UserError, match=rf"target\.revision=v2 belongs to a hub id, but {path} is local\."):
+            resolve_checkpoint(path, revision="v2")
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all", "a/b/c", "~/nowhere"])
+def test_a_path_that_is_no_folder_is_named(path):
+    with pytest.raises(UserError, match=f"^{path}: no such folder"):
+        resolve_checkpoint(path)
+
+
+def test_a_file_that_is_no_checkpoint_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("model.bin").touch()
+    with pytest.raises(UserError, match=r"^model\.bin: no such folder"):
+        resolve_checkpoint("model.bin")
+
+
+def test_a_home_folder_is_expanded(tiny_target, monkeypatch):
+    monkeypatch.setenv("HOME", str(tiny_target.parent))
+    assert resolve_checkpoint(f"~/{tiny_target.name}") == tiny_target
+
+
+def test_a_hub_id_is_fetched_at_its_revision(hub, tiny_target):
+    answers, requests = hub
+    answers["owner/name"] = tiny_target
+
+    assert resolve_checkpoint("owner/name", revision="v1") == tiny_target
+    assert read_remote_config("owner/name", "v1") == read_config(tiny_target)
+    assert [(repo, revision) for repo, revision, _ in requests] == [("owner/name", "v1")] * 2
+    assert "*.safetensors" in requests[0][2]
+    assert requests[1][2] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.LocalEntryNotFoundError("No network.\nMore words."),
+        errors.OfflineModeIsEnabled("No network."),
+        errors.HFValidationError("No network."),
+        errors.HTTPError("No network."),
+        OSError("No network."),
+    ],
+)
+def test_a_hub_that_fails_is_one_message_naming_id_and_revision(hub, error):
+    hub[0]["owner/name"] = error
+    with pytest.raises(UserError) as caught:
+        resolve_checkpoint("owner/name", revision="v1")
+    assert str(caught.value) == (
+        "owner/name (revision v1): not a local folder, and not to be had from the hub: No network. Check the name, "
+        "log in for a gated model, or give a local folder or a .gguf file."
+    )
+
+
+def test_an_unreachable_hub_is_a_user_error_for_real():
+    with pytest.raises(UserError, match=r"^widedraft-tests/no-such-model \(revision main\): not a local folder"):
+        resolve_checkpoint("widedraft-tests/no-such-model")
+
+
+def test_a_gguf_file_is_imported_once_and_again_when_it_changed(imports, tmp_path):
+    file, cache = tmp_path / "Model.GGUF", tmp_path / "cache"
+    file.write_bytes(b"one")
+
+    assert [resolve_checkpoint(str(file), cache=cache) for _ in range(3)] == [cache] * 3
+    assert imports == [(file, cache)]
+    file.write_bytes(b"two")
+    resolve_checkpoint(str(file), cache=cache)
+    assert len(imports) == 2
+
+
+def test_a_gguf_file_needs_to_exist_and_a_place_to_go(tmp_path):
+    with pytest.raises(UserError, match=r"gone\.gguf: no such file"):
+        resolve_checkpoint(str(tmp_path / "gone.gguf"), cache=tmp_path / "cache")
+    with pytest.raises(
+        UserError, match=r"must be imported first\. Run: widedraft import-gguf .*gone\.gguf --to FOLDER"
+    ):
+        resolve_checkpoint(str(tmp_path / "gone.gguf"))
+    with pytest.raises(UserError, match=r"gone\.gguf: no such file"):
+        read_remote_config(str(tmp_path / "gone.gguf"), "main")
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not valid JSON"), ("[1]", "holds no JSON object")])
+def test_a_broken_config_is_named(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=rf"config\.json: {message}"):
+        read_config(tmp_path)
+
+
+def test_a_folder_without_config_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"config\.json: no such file\. .* must be a Hugging Face checkpoint folder"):
+        read_config(tmp_path)
+
+
+def test_reading_a_config_and_planning_loads_no_torch():
+    code = (
+        "import sys; from architectures import config, families, gguf_header, plan, shapes, target; "
+        "print({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
