@@ -1,0 +1,109 @@
+"""Folders of JSON-lines shards that a killed run can continue: each shard whole or absent, all made the same way.
+
+settings.json in such a folder says, for each name of shards, what they are made from and how many there will be.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from architectures.atomic import write_json, write_text
+from architectures.errors import UserError
+from architectures.manifest import provenance
+
+SETTINGS_NAME = "settings.json"
+
+
+def claim_shards(folder: Path, name: str, settings: Mapping[str, Any], *, num_shards: int) -> list[Path]:
+    """Record how the shards of one name are made; returns the paths of all of them, made or not.
+
+    Args:
+        folder: Where shards go; other names may live there too.
+        name: First part of their file names.
+        settings: Everything that decides their contents, as JSON values.
+        num_shards: How many there will be.
+
+    Raises:
+        UserError: If shards of this name were begun with other settings.
+    """
+    claims = read_claims(folder)
+    if name in claims:
+        refuse_changes(folder, name, claims[name]["settings"], settings)
+    else:
+        claim = {"settings": dict(settings), "num_shards": num_shards, "versions": provenance()["versions"]}
+        write_json({**claims, name: claim}, folder / SETTINGS_NAME)
+    return shard_paths(folder, name, num_shards)
+
+
+def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as JSON lines, whole or not at all."""
+    write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), path)
+
+
+def read_shards(folder: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The rows of all shards of one name, in order.
+
+    Raises:
+        UserError: If a shard is missing or damaged.
+    """
+    claims = read_claims(folder)
+    if name not in claims:
+        raise UserError(f"{folder}: holds no {name} answers. Run the stage that writes them.")
+    paths = shard_paths(folder, name, claims[name]["num_shards"])
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise UserError(
+            f"{folder}: {len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}. "
+            "Run the stage that writes them again: it continues."
+        )
+    for path in paths:
+        yield from read_shard(path)
+
+
+def read_shard(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of one shard."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(
+                    f"{path}:{number}: is damaged ({error}). Delete this file and run its stage again: it is rewritten."
+                ) from error
+
+
+def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
+    """Where the shards of one name are or will be."""
+    return [folder / f"{name}-{index:05d}.jsonl" for index in range(num_shards)]
+
+
+def read_claims(folder: Path) -> dict[str, Any]:
+    """What settings.json says for each name; empty where there is none."""
+    path = folder / SETTINGS_NAME
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: is damaged ({error}). Delete {folder} and run its stage again.") from error
+
+
+def refuse_changes(folder: Path, name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise UserError naming every setting that differs, with both values."""
+    changes = [
+        f"{key} was {shorten(old.get(key))}, is {shorten(new.get(key))}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+    if changes:
+        raise UserError(
+            f"{folder}: its {name} answers were made with other settings: {'; '.join(changes)}. "
+            "Choose another run_name, or delete this folder to make them again."
+        )
+
+
+def shorten(value: Any) -> str:
+    """A setting as a message shows it: fingerprints by their first twelve digits."""
+    is_fingerprint = isinstance(value, str) and len(value) == 64
+    return f"{value[:12]}…" if is_fingerprint else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,259 @@
+"""The target's answers to prompts, on disk: written shard by shard and read back.
+
+A killed run continues at its first missing shard and ends in the same bytes as one that was left alone.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import sha256
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from architectures.errors import UserError
+from architectures.manifest import fingerprint_checkpoint, fingerprint_value
+from architectures.progress import track
+from eval.decoding import Sampling, continue_prompts
+from eval.models import load_model, load_tokenizer, stop_token_ids
+from eval.shards import claim_shards, read_shards, write_shard
+from eval.tasks import Message, Prompt, render_prompt, template_hash
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One answer of the target.
+
+    Attributes:
+        id: Unique among the traces of one name, ascending in the order of the prompts.
+        source: The row its prompt came from; "#2" follows for the row's second turn, and so on.
+        messages: The conversation the target answered.
+        prompt_ids: The same as token ids, ready to be continued.
+        answer_ids: The continuation; ends with the stop token if finish_reason is "stop".
+        answer: The same as text, without special tokens.
+        finish_reason: "stop" if the target ended it, "length" if the limit did.
+    """
+
+    id: int
+    source: str
+    messages: tuple[Message, ...]
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    answer: str
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class DecodingSettings:
+    """How the target writes its answers.
+
+    Attributes:
+        max_new_tokens: Tokens of an answer at most.
+        temperature: Divides the logits; 0 is greedy.
+        top_p: Probability mass sampled from; 1 keeps everything.
+        batch_size: Prompts answered together.
+        shard_size: Prompts per shard, the unit a rerun continues from.
+        max_prompt_len: Tokens; longer prompts are dropped and counted.
+        seed: Of the random draws.
+        dtype: Number type of the target while it writes.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    batch_size: int
+    shard_size: int
+    max_prompt_len: int
+    seed: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One question to the target, and the questions that follow it in the same conversation."""
+
+    id: int
+    row: str
+    number: int
+    messages: tuple[Message, ...]
+    later_turns: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """The row, and which of its turns this is unless it is the first."""
+        return self.row if self.number == 1 else f"{self.row}#{self.number}"
+
+    def following(self, answer: str) -> "Turn":
+        """The next turn of the conversation, once this one is answered."""
+        question, *later_turns = self.later_turns
+        said = ({"role": "assistant", "content": answer}, {"role": "user", "content": question})
+        return Turn(self.id + 1, self.row, self.number + 1, (*self.messages, *said), tuple(later_turns))
+
+
+def write_traces(
+    target: Path, prompts: Sequence[Prompt], out: Path, settings: DecodingSettings, *, name: str = "train"
+) -> None:
+    """Let the target answer every prompt, into out/<name>-00000.jsonl and so on.
+
+    Shards that exist are kept; the target is loaded only if one is missing. Prompts longer than max_prompt_len are
+    dropped, and so is the rest of a conversation that grows beyond it; stderr says how many.
+
+    Raises:
+        UserError: If out holds answers of this name made otherwise, or no prompt is short enough.
+    """
+    tokenizer = load_tokenizer(target)
+    turns = first_turns(drop_too_long(prompts, tokenizer, settings.max_prompt_len))
+    chunks = [turns[start : start + settings.shard_size] for start in range(0, len(turns), settings.shard_size)]
+    record = {
+        "target": fingerprint_checkpoint(target),
+        "template": template_hash(tokenizer),
+        "prompts": fingerprint_value([asdict(prompt) for prompt in prompts]),
+        **asdict(settings),
+    }
+    paths = claim_shards(out, name, record, num_shards=len(chunks))
+    missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not path.is_file()]
+    write_missing(missing, Answerer(target, tokenizer, settings, name=name), name=name)
+
+
+def read_traces(out: Path, name: str) -> list[Trace]:
+    """The answers of one name, in the order of their prompts.
+
+    Raises:
+        UserError: If they are incomplete or damaged.
+    """
+    return [parse_trace(row) for row in read_shards(out, name)]
+
+
+def drop_too_long(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_prompt_len: int) -> list[Prompt]:
+    """The prompts of at most max_prompt_len tokens; says on stderr how many are longer.
+
+    Raises:
+        UserError: If all of them are longer.
+    """
+    fitting = [prompt for prompt in prompts if len(render_prompt(tokenizer, prompt.messages)) <= max_prompt_len]
+    num_too_long = len(prompts) - len(fitting)
+    if num_too_long and not fitting:
+        raise UserError(
+            f"All {len(prompts)} prompts are longer than {max_prompt_len} tokens. Allow longer ones, or shorten them."
+        )
+    if num_too_long:
+        print(
+            f"{num_too_long} of {len(prompts)} prompts are longer than {max_prompt_len} tokens and are left out",
+            file=sys.stderr,
+        )
+    return fitting
+
+
+class Answerer:
+    """The target, loaded when it is first asked."""
+
+    def __init__(
+        self, target: Path, tokenizer: PreTrainedTokenizerBase, settings: DecodingSettings, *, name: str
+    ) -> None:
+        self.target = target
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.name = name
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The target's weights."""
+        return load_model(self.target, dtype=self.settings.dtype)
+
+    def answer(self, turns: Sequence[Turn]) -> Iterator[Trace]:
+        """The answers to first turns and all that follow them, in no particular order."""
+        while turns:
+            following = []
+            for turn, trace in self.answer_each(turns):
+                yield trace
+                if turn.later_turns:
+                    following.append(turn.following(trace.answer))
+            turns = sorted(
+                following, key=lambda turn: turn.id
+            )  # the order of a batch must not depend on who ends first
+
+    def answer_each(self, turns: Sequence[Turn]) -> Iterator[tuple[Turn, Trace]]:
+        """One answer a turn, batch by batch in the order of their lengths; turns that are too long have none."""
+        rendered = [(render_prompt(self.tokenizer, turn.messages), turn) for turn in turns]
+        fitting = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
+        fitting.sort(key=lambda pair: len(pair[0]))
+        for start in range(0, len(fitting), self.settings.batch_size):
+            yield from self.answer_batch(fitting[start : start + self.settings.batch_size])
+
+    def answer_batch(self, batch: Sequence[tuple[list[int], Turn]]) -> Iterator[tuple[Turn, Trace]]:
+        """Decode some turns together."""
+        stop_ids = stop_token_ids(self.model)
+        continuations = continue_prompts(
+            self.model,
+            [ids for ids, _ in batch],
+            max_new_tokens=self.settings.max_new_tokens,
+            stop_ids=stop_ids,
+            sampling=Sampling(self.settings.temperature, self.settings.top_p),
+            seeds=[derive_seed(self.settings.seed, self.name, turn.id) for _, turn in batch],
+        )
+        for place, answer_ids in continuations:
+            prompt_ids, turn = batch[place]
+            yield turn, self.trace(turn, prompt_ids, answer_ids, stopped=answer_ids[-1] in stop_ids)
+
+    def trace(self, turn: Turn, prompt_ids: list[int], answer_ids: list[int], *, stopped: bool) -> Trace:
+        """One answered turn, in ids and in words."""
+        text = self.tokenizer.decode(answer_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return Trace(
+            id=turn.id,
+            source=turn.source,
+            messages=turn.messages,
+            prompt_ids=tuple(prompt_ids),
+            answer_ids=tuple(answer_ids),
+            answer=cast("str", text),
+            finish_reason="stop" if stopped else "length",
+        )
+
+
+def write_missing(missing: Sequence[tuple[Path, Sequence[Turn]]], answerer: Answerer, *, name: str) -> None:
+    """Write shards one after another under a progress bar; end with a line that says how fast it went."""
+    start_s = time.monotonic()
+    num_turns = sum(1 + len(turn.later_turns) for _, turns in missing for turn in turns)
+    num_answers = num_tokens = 0
+    for trace in track(write_each(missing, answerer), description=f"{name} answers", total=num_turns):
+        num_answers += 1
+        num_tokens += len(trace.answer_ids)
+    if num_answers:
+        elapsed_s = time.monotonic() - start_s
+        print(
+            f"{name}: {num_answers} answers, {num_tokens} tokens, {num_tokens / elapsed_s:.0f} tokens/s",
+            file=sys.stderr,
+        )
+
+
+def write_each(missing: Sequence[tuple[Path, Sequence[Turn]]], answerer: Answerer) -> Iterator[Trace]:
+    """Yield the answers as they come; each shard is written when it is complete."""
+    for path, turns in missing:
+        traces = []
+        for trace in answerer.answer(turns):
+            traces.append(trace)
+            yield trace
+        write_shard(path, [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)])
+
+
+def first_turns(prompts: Sequence[Prompt]) -> list[Turn]:
+    """The first turn of each prompt; ids leave room for its later ones."""
+    ids = accumulate((1 + len(prompt.later_turns) for prompt in prompts), initial=0)
+    return [
+        Turn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns)
+        for first_id, prompt in zip(ids, prompts, strict=False)  # the last sum is the number of all turns
+    ]
+
+
+def derive_seed(seed: int, name: str, index: int) -> int:
+    """A seed for one prompt, unrelated to those of its neighbours."""
+    return int.from_bytes(sha256(f"{seed}/{name}/{index}".encode()).digest()[:8], "big", signed=True)
+
+
+def parse_trace(row: dict[str, Any]) -> Trace:
+    """A trace from its JSON form."""
+    sequences = {field: tuple(row[field]) for field in ("messages", "prompt_ids", "answer_ids")}
+    return Trace(**{**row, **sequences})

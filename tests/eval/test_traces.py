@@ -1,0 +1,268 @@
+"""Answers on disk: what they say, and that a killed run ends in the same bytes."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from architectures.errors import UserError
+from eval import traces
+from eval.decoding import Sampling, continue_prompts
+from eval.models import load_model, load_tokenizer
+from eval.tasks import Prompt, render_prompt
+from eval.traces import DecodingSettings, Trace, read_traces, write_traces
+
+ROOT = Path(__file__).parents[2]
+GREEDY = DecodingSettings(
+    max_new_tokens=24,
+    temperature=0.0,
+    top_p=1.0,
+    batch_size=3,
+    shard_size=4,
+    max_prompt_len=200,
+    seed=5,
+    dtype="float32",
+)
+SAMPLED = dataclasses.replace(GREEDY, temperature=1.5, top_p=0.95)
+
+
+def ask(*texts: str) -> list[Prompt]:
+    return [Prompt(f"file.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(texts, start=1)]
+
+
+PROMPTS = ask(
+    "one", "a much longer prompt number two", "3", "four", "the fifth of them", "6", "seven!", "8 8", "nine", "10"
+)
+
+
+def shard_bytes(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(out.glob("*.jsonl"))}
+
+
+@pytest.fixture
+def chatty_target(make_checkpoint):
+    """A target whose greedy answers end at different lengths: many tokens stop it."""
+    folder = make_checkpoint(seed=1)
+    config = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [2, *range(100, 264, 9)]}))
+    return folder
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED])
+def test_traces_hold_the_targets_own_answers(chatty_target, tmp_path, settings):
+    write_traces(chatty_target, PROMPTS, tmp_path, settings)
+    answers = read_traces(tmp_path, "train")
+    assert [trace.source for trace in answers] == [prompt.source for prompt in PROMPTS]
+    assert [trace.id for trace in answers] == list(range(len(PROMPTS)))
+    assert sorted(shard_bytes(tmp_path)) == [f"train-0000{i}.jsonl" for i in range(3)]
+    model, tokenizer = load_model(chatty_target, dtype="float32"), load_tokenizer(chatty_target)
+    stop_ids = set(model.generation_config.eos_token_id)
+    for prompt, trace in zip(PROMPTS, answers, strict=True):
+        assert trace.messages == prompt.messages
+        assert list(trace.prompt_ids) == render_prompt(tokenizer, prompt.messages)
+        [(_, alone)] = continue_prompts(
+            model,
+            [trace.prompt_ids],
+            max_new_tokens=24,
+            stop_ids=stop_ids,
+            sampling=Sampling(settings.temperature, settings.top_p),
+            seeds=[traces.derive_seed(5, "train", trace.id)],
+        )
+        assert list(trace.answer_ids) == alone
+        assert trace.answer == tokenizer.decode(alone, skip_special_tokens=True)
+        assert trace.finish_reason == ("stop" if alone[-1] in stop_ids else "length")
+        assert len(alone) == 24 or trace.finish_reason == "stop"
+    assert {trace.finish_reason for trace in answers} == {"stop", "length"}
+
+
+def test_text_of_an_answer_leaves_out_special_tokens(chatty_target):
+    tokenizer = load_tokenizer(chatty_target)
+    answerer = traces.Answerer(chatty_target, tokenizer, GREEDY, name="train")
+    [turn] = traces.first_turns(ask("hi"))
+    answer_ids = [*tokenizer("it 's  done .")["input_ids"], 2]
+    assert answerer.trace(turn, [1], answer_ids, stopped=True) == Trace(
+        0, "file.jsonl:1", turn.messages, (1,), tuple(answer_ids), "it 's  done .", "stop"
+    )
+
+
+def test_seeds_differ_by_prompt_name_and_seed():
+    seeds = [traces.derive_seed(*key) for key in [(0, "train", 0), (0, "train", 1), (0, "eval", 0), (1, "train", 0)]]
+    assert len(set(seeds)) == 4
+
+
+def test_turns_are_answered_one_after_another(chatty_target, tmp_path):
+    conversation = Prompt("talk.jsonl:1", ({"role": "user", "content": "first"},), ("second", "third"))
+    write_traces(chatty_target, [conversation, *PROMPTS[:2]], tmp_path, GREEDY, name="eval")
+    first, second, third, *others = read_traces(tmp_path, "eval")
+    assert [trace.source for trace in (first, second, third)] == ["talk.jsonl:1", "talk.jsonl:1#2", "talk.jsonl:1#3"]
+    assert [trace.id for trace in (first, second, third, *others)] == [0, 1, 2, 3, 4]
+    said = ({"role": "assistant", "content": first.answer}, {"role": "user", "content": "second"})
+    assert second.messages == (*first.messages, *said)
+    said = ({"role": "assistant", "content": second.answer}, {"role": "user", "content": "third"})
+    assert third.messages == (*second.messages, *said)
+    assert list(third.prompt_ids) == render_prompt(load_tokenizer(chatty_target), third.messages)
+    assert [trace.source for trace in others] == ["file.jsonl:1", "file.jsonl:2"]
+
+
+def test_prompts_that_are_too_long_are_left_out_and_counted(chatty_target, tmp_path, capsys):
+    prompts = ask("short", "x" * 160, "y" * 161, "short too")  # the template adds 39 tokens of one byte, or special
+    num_framing = len(render_prompt(load_tokenizer(chatty_target), prompts[0].messages)) - len("short")
+    settings = dataclasses.replace(GREEDY, max_prompt_len=160 + num_framing)
+    write_traces(chatty_target, prompts, tmp_path, settings)
+    kept = [trace.source for trace in read_traces(tmp_path, "train")]
+    assert kept == ["file.jsonl:1", "file.jsonl:2", "file.jsonl:4"]
+    assert f"1 of 4 prompts are longer than {160 + num_framing} tokens and are left out" in capsys.readouterr().err
+
+
+def test_a_conversation_that_grows_too_long_ends_there(chatty_target, tmp_path):
+    conversation = Prompt("talk.jsonl:1", ({"role": "user", "content": "first"},), ("x" * 170, "third"))
+    write_traces(chatty_target, [conversation, *PROMPTS[:1]], tmp_path, GREEDY)
+    assert [(trace.id, trace.source) for trace in read_traces(tmp_path, "train")] == [
+        (0, "talk.jsonl:1"),
+        (3, "file.jsonl:1"),
+    ]
+
+
+def test_only_prompts_that_are_too_long(chatty_target, tmp_path):
+    with pytest.raises(UserError, match="All 2 prompts are longer than 20 tokens"):
+        write_traces(chatty_target, PROMPTS[:2], tmp_path / "out", dataclasses.replace(GREEDY, max_prompt_len=20))
+    assert not (tmp_path / "out").exists()
+
+
+def test_last_line_says_how_fast(chatty_target, tmp_path, capsys):
+    write_traces(chatty_target, PROMPTS, tmp_path, GREEDY)
+    num_tokens = sum(len(trace.answer_ids) for trace in read_traces(tmp_path, "train"))
+    assert f"train: 10 answers, {num_tokens} tokens, " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_finished_answers_load_no_model(chatty_target, tmp_path, capsys, monkeypatch):
+    write_traces(chatty_target, PROMPTS, tmp_path, GREEDY)
+    before = shard_bytes(tmp_path)
+    capsys.readouterr()
+    monkeypatch.setattr(traces, "load_model", None)
+    write_traces(chatty_target, PROMPTS, tmp_path, GREEDY)
+    assert shard_bytes(tmp_path) == before
+    assert capsys.readouterr().err == ""
+
+
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from eval import shards, traces
+from eval.tasks import Prompt
+
+target, prompts, runs = json.loads(sys.argv[1])
+prompts = [Prompt(source, tuple(messages), tuple(later)) for source, messages, later in prompts]
+
+def die_in_the_second_shard(path, rows):
+    if path.name == "train-00001.jsonl":
+        path.with_name(path.name + ".partial").write_text("half of a sha")
+        os.kill(os.getpid(), signal.SIGKILL)
+    shards.write_shard(path, rows)
+
+traces.write_shard = die_in_the_second_shard
+for out, settings in runs.items():  # a child each: importing torch twice would take longer than the test
+    child = os.fork()
+    if child == 0:
+        traces.write_traces(Path(target), prompts, Path(out), traces.DecodingSettings(**settings))
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+"""
+
+
+def test_killed_run_ends_in_the_same_bytes(chatty_target, tmp_path):
+    prompts = [*PROMPTS, Prompt("talk.jsonl:1", ({"role": "user", "content": "first"},), ("second",))]
+    runs = {"greedy": GREEDY, "sampled": SAMPLED}
+    rows = [[prompt.source, prompt.messages, prompt.later_turns] for prompt in prompts]
+    argument = [str(chatty_target), rows, {str(tmp_path / out): dataclasses.asdict(runs[out]) for out in runs}]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", KILLED, json.dumps(argument)], env=environment, check=True)
+    for name, settings in runs.items():
+        killed, whole = tmp_path / name, tmp_path / f"{name}-whole"
+        write_traces(chatty_target, prompts, whole, settings)
+        first_shard = killed / "train-00000.jsonl"
+        assert list(shard_bytes(killed)) == [first_shard.name]
+        with pytest.raises(UserError, match=r"2 of 3 shards are missing, the first is train-00001\.jsonl"):
+            read_traces(killed, "train")
+        kept_since_ns = first_shard.stat().st_mtime_ns
+        write_traces(chatty_target, prompts, killed, settings)
+        assert shard_bytes(killed) == shard_bytes(whole)
+        assert first_shard.stat().st_mtime_ns == kept_since_ns  # continued, not begun again
+        assert not list(killed.glob("*.partial"))
+
+
+def settings_changes() -> list[Any]:
+    values = {
+        "max_new_tokens": 25,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "batch_size": 2,
+        "shard_size": 5,
+        "max_prompt_len": 201,
+        "seed": 6,
+        "dtype": "bfloat16",
+    }
+    assert set(values) == {field.name for field in dataclasses.fields(DecodingSettings)}
+    return list(values.items())
+
+
+@pytest.mark.parametrize(("name", "value"), settings_changes())
+def test_changed_setting_is_refused_with_both_values(chatty_target, tmp_path, name, value):
+    write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY)
+    old = json.dumps(getattr(GREEDY, name))
+    with pytest.raises(UserError) as refusal:
+        write_traces(chatty_target, PROMPTS[:2], tmp_path, dataclasses.replace(GREEDY, **{name: value}))
+    assert str(refusal.value) == (
+        f"{tmp_path}: its train answers were made with other settings: {name} was {old}, is {json.dumps(value)}. "
+        "Choose another run_name, or delete this folder to make them again."
+    )
+
+
+def test_changed_target_template_and_prompts_are_refused_by_name(chatty_target, make_checkpoint, tmp_path):
+    write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY)
+    before = shard_bytes(tmp_path)
+    with pytest.raises(UserError, match=r"other settings: prompts was [0-9a-f]{12}…, is [0-9a-f]{12}…\. Choose"):
+        write_traces(chatty_target, PROMPTS[1:3], tmp_path, GREEDY)
+    with pytest.raises(UserError, match=r"other settings: target was [0-9a-f]{12}…, is [0-9a-f]{12}…\. Choose"):
+        write_traces(make_checkpoint(seed=99), PROMPTS[:2], tmp_path, GREEDY)
+    template = chatty_target / "chat_template.jinja"
+    template.write_text(template.read_text().replace("user", "User"))
+    template.write_text(template.read_text() + " ")
+    with pytest.raises(UserError, match=r"other settings: target was .*; template was [0-9a-f]{12}…, is "):
+        write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY)
+    assert shard_bytes(tmp_path) == before
+
+
+def test_names_in_one_folder_have_their_own_settings(chatty_target, tmp_path):
+    write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY, name="eval")
+    write_traces(chatty_target, PROMPTS[2:5], tmp_path, SAMPLED, name="train")
+    assert len(read_traces(tmp_path, "eval")) == 2
+    assert len(read_traces(tmp_path, "train")) == 3
+    with pytest.raises(UserError, match="its eval answers were made with other settings: temperature"):
+        write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED, name="eval")
+
+
+def test_settings_say_what_the_answers_came_from(chatty_target, tmp_path):
+    write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY)
+    record = json.loads((tmp_path / "settings.json").read_text())["train"]
+    assert record["num_shards"] == 1
+    assert record["versions"]["transformers"]
+    assert record["settings"].items() >= dataclasses.asdict(GREEDY).items()
+    assert {"target", "template", "prompts"} < set(record["settings"])
+
+
+def test_damaged_files_are_named(chatty_target, tmp_path):
+    write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY)
+    with pytest.raises(UserError, match="holds no eval answers"):
+        read_traces(tmp_path, "eval")
+    shard = tmp_path / "train-00000.jsonl"
+    shard.write_text(shard.read_text()[:-20])
+    with pytest.raises(UserError, match=r"train-00000\.jsonl:2: is damaged"):
+        read_traces(tmp_path, "train")
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(UserError, match=r"settings\.json: is damaged"):
+        read_traces(tmp_path, "train")
