@@ -1,0 +1,112 @@
+"""The training data: prompts from files, data sets or the target itself, each answered by the target.
+
+Training learns from the target's own answers, because those are the contexts in which the draft will propose.
+"""
+
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.manifest import fingerprint_value
+from distill.config import DataConfig
+from distill.self_written import SelfWriting, write_own_prompts
+from eval.models import load_tokenizer
+from eval.tasks import Prompt, load_prompts
+from eval.traces import DecodingSettings, drop_too_long, read_traces, write_traces
+
+
+def generate_answers(target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str) -> dict[str, Any]:
+    """Write the target's answers to out/train-*.jsonl and, for prompts held out of training, to out/eval-*.jsonl.
+
+    An interrupted run continues. Which prompts are held out depends on the prompts and the seed alone.
+
+    Args:
+        target: Its Hugging Face folder.
+        config: Section `data` of the recipe.
+        out: Folder of the answers.
+        seed: Of every random draw.
+        dtype: Number type of the target while it writes.
+
+    Returns:
+        Counts for the manifest: prompts, self_written, duplicates, too_long; and of "train" and "eval" each prompts,
+        answers and answer_tokens. A prompt of several turns has several answers; too_long counts turns without one.
+
+    Raises:
+        UserError: If there are no prompts, too few to hold some out, or out holds answers made otherwise.
+    """
+    written = write_own_prompts_if_asked(target, config, out, seed=seed, dtype=dtype)
+    prompts = [*load_prompts(config.prompts), *written]
+    distinct = drop_duplicates(prompts)
+    fitting = drop_too_long(distinct, load_tokenizer(target), config.max_seq_len - 1)
+    train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed)
+    settings = DecodingSettings(
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        batch_size=config.batch_size,
+        shard_size=config.shard_size,
+        max_prompt_len=config.max_seq_len - 1,  # room for one token of the answer
+        seed=seed,
+        dtype=dtype,
+    )
+    for name, split in (("eval", held_out), ("train", train)):
+        write_traces(target, split, out, settings, name=name)
+    counts = {name: count_answers(out, name, split) for name, split in (("train", train), ("eval", held_out))}
+    num_left_out = sum(count.pop("left_out") for count in counts.values())
+    return {
+        "prompts": len(prompts),
+        "self_written": len(written),
+        "duplicates": len(prompts) - len(distinct),
+        "too_long": len(distinct) - len(fitting) + num_left_out,
+        **counts,
+    }
+
+
+def write_own_prompts_if_asked(target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str) -> list[Prompt]:
+    """The prompts the recipe asks the target to write itself; none if it asks for none."""
+    if config.self_written_prompts == 0:
+        return []
+    settings = SelfWriting(seed=seed, dtype=dtype, batch_size=config.batch_size, shard_size=config.shard_size)
+    return write_own_prompts(target, config.self_written_prompts, out, settings)
+
+
+def drop_duplicates(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts that ask something new, so that none is both held out and trained on; says how many are not."""
+    distinct: dict[str, Prompt] = {}
+    for prompt in prompts:
+        distinct.setdefault(fingerprint_value([prompt.messages, prompt.later_turns]), prompt)
+    if len(distinct) < len(prompts):
+        print(
+            f"{len(prompts) - len(distinct)} of {len(prompts)} prompts are duplicates and are left out", file=sys.stderr
+        )
+    return list(distinct.values())
+
+
+def hold_out(prompts: Sequence[Prompt], num_eval_prompts: int, *, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+    """The prompts to train on and those held out, drawn with the seed; both in their old order.
+
+    Raises:
+        UserError: If nothing would be left to train on.
+    """
+    if num_eval_prompts >= len(prompts):
+        raise UserError(
+            f"data.num_eval_prompts={num_eval_prompts} leaves none of the {len(prompts)} prompts to train on. "
+            "Hold out fewer, or add prompts."
+        )
+    drawn = set(random.Random(seed).sample(range(len(prompts)), num_eval_prompts))  # noqa: S311 - not for secrets
+    train = [prompt for place, prompt in enumerate(prompts) if place not in drawn]
+    return train, [prompts[place] for place in sorted(drawn)]
+
+
+def count_answers(out: Path, name: str, prompts: Sequence[Prompt]) -> dict[str, int]:
+    """What is on disk for some prompts."""
+    traces = read_traces(out, name)
+    return {
+        "prompts": len(prompts),
+        "answers": len(traces),
+        "answer_tokens": sum(len(trace.answer_ids) for trace in traces),
+        "left_out": sum(1 + len(prompt.later_turns) for prompt in prompts) - len(traces),
+    }

@@ -1,0 +1,190 @@
+"""Prompts the target writes itself: sampled in the user's place, after the opening of its own chat template.
+
+A chat model has seen what follows "<|im_start|>user" in its template; sampled there, it asks questions as its users do.
+
+Source: Xu et al. 2024, "Magpie: Alignment Data Synthesis from Scratch by Prompting Aligned LLMs with Nothing", sec. 2.1
+(arXiv 2406.08464).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from architectures.errors import UserError
+from architectures.manifest import fingerprint_checkpoint
+from architectures.progress import track
+from eval.decoding import Sampling, continue_prompts
+from eval.models import load_model, load_tokenizer, stop_token_ids
+from eval.shards import claim_shards, read_shard, write_shard
+from eval.tasks import Prompt, template_hash, user_turn
+from eval.traces import derive_seed
+
+NAME = "self-written"
+SENTINEL = "widedraftusertext"
+CANDIDATES_PER_PROMPT = 4  # at most so many are sampled for each one asked for
+MIN_CHARACTERS = 10
+
+
+@dataclass(frozen=True)
+class SelfWriting:
+    """How the target writes prompts.
+
+    Attributes:
+        seed: Of the random draws.
+        dtype: Number type of the target while it writes.
+        batch_size: Prompts written together.
+        shard_size: Candidates per shard, the unit a rerun continues from.
+        max_new_tokens: Candidates that are longer are dropped.
+        temperature: Divides the logits.
+        top_p: Probability mass sampled from.
+    """
+
+    seed: int
+    dtype: str
+    batch_size: int
+    shard_size: int
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 0.95
+
+
+@dataclass(frozen=True)
+class UserTurn:
+    """How a chat template frames what the user says.
+
+    Attributes:
+        opening_ids: Everything before the user's text, a default system prompt included.
+        stop_ids: Tokens that end the user's text.
+        stop_text: How the text after it begins, for templates that end a turn in plain words.
+    """
+
+    opening_ids: list[int]
+    stop_ids: frozenset[int]
+    stop_text: str
+
+
+def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting) -> list[Prompt]:
+    """Let the target write `count` distinct prompts, into out/self-written-00000.jsonl and so on.
+
+    Raises:
+        UserError: If the target has no chat template, says too little that is new, or out holds prompts made otherwise.
+    """
+    tokenizer = load_tokenizer(target)
+    writer = Writer(target, tokenizer, find_user_turn(tokenizer, target), settings)
+    record = {"target": fingerprint_checkpoint(target), "template": template_hash(tokenizer), **asdict(settings)}
+    num_candidates = count * CANDIDATES_PER_PROMPT
+    paths = claim_shards(out, NAME, record, num_shards=-(-num_candidates // settings.shard_size))
+    texts = islice(distinct_texts(writer, paths), count)
+    prompts = [
+        Prompt(f"{NAME}:{number}", (user_turn(text),))
+        for number, text in enumerate(track(texts, description=f"{NAME} prompts", total=count), start=1)
+    ]
+    if len(prompts) < count:
+        raise UserError(
+            f"{target}: wrote only {len(prompts)} distinct prompts in {num_candidates} attempts, fewer than "
+            f"data.self_written_prompts={count}. Ask for fewer, or name data.prompts."
+        )
+    return prompts
+
+
+def find_user_turn(tokenizer: PreTrainedTokenizerBase, target: Path) -> UserTurn:
+    """How the chat template frames the user's text, seen by rendering a word that stands for it.
+
+    Raises:
+        UserError: If there is no template, or none that shows where the user's text begins and ends.
+    """
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"{target}: has no chat template, so it cannot write prompts in the user's place. "
+            "Set data.self_written_prompts to 0 and name data.prompts, or take a chat model as target."
+        )
+    rendered = str(
+        tokenizer.apply_chat_template([user_turn(SENTINEL)], add_generation_prompt=True, tokenize=False)  # with its end
+    )
+    opening, *others = rendered.split(SENTINEL)
+    if not opening or len(others) != 1 or not others[0].strip():
+        raise UserError(
+            f"{target}: its chat template does not show where the user's text begins and ends: {rendered!r}. "
+            "Set data.self_written_prompts to 0 and name data.prompts."
+        )
+    ending = others[0].strip().splitlines()[0]
+    first_id = tokenizer(ending, add_special_tokens=False)["input_ids"][0]
+    return UserTurn(
+        opening_ids=tokenizer(opening.rstrip(" "), add_special_tokens=False)[
+            "input_ids"
+        ],  # a word brings its own space
+        stop_ids=frozenset({first_id} & special_ids(tokenizer)),
+        stop_text=ending,
+    )
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Ids of tokens that are no text."""
+    return {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
+class Writer:
+    """The target in the user's place, loaded when it first has to write."""
+
+    def __init__(
+        self, target: Path, tokenizer: PreTrainedTokenizerBase, user_turn: UserTurn, settings: SelfWriting
+    ) -> None:
+        self.target = target
+        self.tokenizer = tokenizer
+        self.user_turn = user_turn
+        self.settings = settings
+        self.special_ids = special_ids(tokenizer)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The target's weights."""
+        return load_model(self.target, dtype=self.settings.dtype)
+
+    def write(self, candidates: range) -> list[dict[str, int | str]]:
+        """The usable ones among some numbered candidates, in their order."""
+        texts: dict[int, str] = {}
+        for start in range(candidates.start, candidates.stop, self.settings.batch_size):
+            texts |= self.write_batch(range(start, min(start + self.settings.batch_size, candidates.stop)))
+        return [{"candidate": number, "prompt": texts[number]} for number in sorted(texts)]
+
+    def write_batch(self, candidates: range) -> dict[int, str]:
+        """Sample some candidates together; the usable texts by number."""
+        stop_ids = self.user_turn.stop_ids | stop_token_ids(self.model)
+        continuations = continue_prompts(
+            self.model,
+            [self.user_turn.opening_ids] * len(candidates),
+            max_new_tokens=self.settings.max_new_tokens,
+            stop_ids=stop_ids,
+            sampling=Sampling(self.settings.temperature, self.settings.top_p),
+            seeds=[derive_seed(self.settings.seed, NAME, number) for number in candidates],
+        )
+        read = {candidates[place]: self.read(ids, stopped=ids[-1] in stop_ids) for place, ids in continuations}
+        return {number: text for number, text in read.items() if text is not None}
+
+    def read(self, ids: list[int], *, stopped: bool) -> str | None:
+        """The text of a candidate; None unless it is finished, clean and long enough to ask something."""
+        said = ids[:-1] if stopped else ids
+        text = str(self.tokenizer.decode(said, clean_up_tokenization_spaces=False))
+        text, turn_end, _ = text.partition(self.user_turn.stop_text)
+        text = text.strip()
+        is_clean = self.special_ids.isdisjoint(said) and "\ufffd" not in text
+        is_long_enough = len(text) >= MIN_CHARACTERS and " " in text
+        return text if (stopped or turn_end) and is_clean and is_long_enough else None
+
+
+def distinct_texts(writer: Writer, paths: Sequence[Path]) -> Iterator[str]:
+    """The usable texts of all shards, each once whatever its case and spacing; missing shards are written first."""
+    seen = set()
+    size = writer.settings.shard_size
+    for index, path in enumerate(paths):
+        if not path.is_file():
+            write_shard(path, writer.write(range(index * size, (index + 1) * size)))
+        for row in read_shard(path):
+            key = " ".join(row["prompt"].casefold().split())
+            if key not in seen:
+                seen.add(key)
+                yield row["prompt"]
