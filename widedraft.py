@@ -179,6 +179,7 @@ def score(options: argparse.Namespace) -> None:
 
 def score_pair(options: argparse.Namespace) -> None:
     """Score one draft against one target without a recipe."""
+    from architectures.errors import UserError
     from architectures.target import resolve_checkpoint
     from distill.recipe import load_scoring
     from eval.config import PromptSource
@@ -186,6 +187,8 @@ def score_pair(options: argparse.Namespace) -> None:
     from eval.tasks import load_prompts
 
     settings = load_scoring(options.words)
+    if settings.eval.tasks:
+        raise UserError("eval.tasks must be left out beside --prompts. Name the prompts once.")
     out = options.out or Path(f"eval-{Path(options.draft).name}")
     prompts = load_prompts([PromptSource(path=options.prompts)])
     drafts = {"draft": resolve_checkpoint(options.draft)}

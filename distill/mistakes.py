@@ -15,9 +15,10 @@ from distill.yaml_lines import KeyPath, Mistake, dotted
 SHOWN_CHARACTERS = 80
 
 
-def mistakes_of(error: ValidationError, source: Source, schema: Schema) -> Iterator[Mistake]:
+def mistakes_of(error: ValidationError, source: Source) -> Iterator[Mistake]:
     """One mistake per key that is wrong; keys that could not be read at all were reported when they were read."""
-    seen = {mistake.path for mistake in source.mistakes}
+    seen = {mistake.path for mistake in source.mistakes if mistake.path in source.overrides}
+    schema = source.model.model_json_schema()
     for details in error.errors(include_url=False):
         path, value = _place(details, source.values)
         if path not in seen and value is not BROKEN:
@@ -50,7 +51,8 @@ def _place(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
     for step in details["loc"]:
         inside = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
         if step not in inside:
-            return (*path, step) if details["type"] == "missing" and isinstance(value, dict) else tuple(path), value
+            is_key = isinstance(value, dict) and details["type"] in ("missing", "value_error")  # else a union's option
+            return (*path, step) if is_key else tuple(path), value
         value = value[step]  # type: ignore[index]  # step is one of its keys or positions
         path.append(step)
     return tuple(path), value

@@ -117,7 +117,7 @@ def _load(text: str, name: str, overrides: Sequence[str], model: type[AnySection
     try:
         loaded = model.model_validate(source.values)
     except ValidationError as error:
-        mistakes.extend(mistakes_of(error, source, model.model_json_schema()))
+        mistakes.extend(mistakes_of(error, source))
     else:
         if not mistakes:
             return loaded

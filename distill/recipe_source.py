@@ -16,7 +16,7 @@ from omegaconf.errors import (
 )
 from pydantic import BaseModel
 
-from distill.recipe_keys import nearest_key
+from distill.recipe_keys import nearest_key, required_keys
 from distill.yaml_lines import MISSING, KeyPath, Mistake, dotted, grammar_problem, read_yaml
 
 OVERRIDE_KEY = re.compile(r"[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*|\[\d+\])*")
@@ -35,6 +35,7 @@ class Source:
 
     Attributes:
         name: The file, as the user wrote it.
+        model: What the values must be.
         values: Plain values, defaults filled in, interpolations resolved.
         written: The same before resolving.
         lines: The line of every key of the file.
@@ -43,6 +44,7 @@ class Source:
     """
 
     name: str
+    model: type[BaseModel]
     values: dict[str, Any] = field(default_factory=dict)
     written: dict[str, Any] = field(default_factory=dict)
     lines: dict[KeyPath, int] = field(default_factory=dict)
@@ -57,7 +59,7 @@ def read_source(text: str, name: str, overrides: Sequence[str], model: type[Base
         yaml.YAMLError, ValueError: If the text is not YAML.
     """
     read = read_yaml(text)
-    source = Source(name, lines=read.lines, mistakes=list(read.mistakes))
+    source = Source(name, model, lines=read.lines, mistakes=list(read.mistakes))
     config = OmegaConf.create(read.text)
     assert isinstance(config, DictConfig)  # read_yaml lets nothing else pass
     for word in overrides:
@@ -92,13 +94,13 @@ def _plain(default: Any) -> Any:
 def _override(config: DictConfig, word: str, source: Source) -> None:
     """Put key=value into config, or note why it cannot be."""
     key, equals, text = word.partition("=")
-    path = _key_path(key) if OVERRIDE_KEY.fullmatch(key) else (key,)
+    path = _key_path(key) if OVERRIDE_KEY.fullmatch(key) else (word,)
     source.overrides[path] = word
     try:
         problem = _word_problem(key, equals, text)
         if problem is None:
-            value = OmegaConf.from_dotlist([f"value={text}"]).value
-            OmegaConf.update(config, key, value, merge=False, force_add=True)
+            parsed = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"])))
+            OmegaConf.update(config, key, parsed["value"], merge=False, force_add=True)
     except yaml.YAMLError as error:
         problem = f"must have a YAML value, got {text!r}: {getattr(error, 'problem', error)}. Quote it for the shell."
     except (OmegaConfBaseException, ValueError) as error:
@@ -108,10 +110,8 @@ def _override(config: DictConfig, word: str, source: Source) -> None:
 
 
 def _word_problem(key: str, equals: str, text: str) -> str | None:
-    if not equals:
-        return "must be written key=value."
-    if not OVERRIDE_KEY.fullmatch(key):
-        return "must be a dotted key such as distill.optimizer.lr or data.prompts[0].path."
+    if not equals or not OVERRIDE_KEY.fullmatch(key):
+        return "must be key=value, with a key such as distill.optimizer.lr or data.prompts[0].path."
     return grammar_problem(text) if "${" in text else None
 
 
@@ -150,6 +150,8 @@ def _reading_problem(error: OmegaConfBaseException, written: str, source: Source
     fact = str(error).splitlines()[0]
     problem = f"must be text whose ${{...}} can be filled in, got {written!r}: {fact}."
     if isinstance(error, InterpolationKeyError) and (missing := re.search("key '(.+)' not found", fact)):
+        if missing[1] in required_keys(source.model.model_json_schema()):
+            return None
         near = nearest_key(_key_path(missing[1]), _present_keys(source.written, ()))
         return f"{problem} Did you mean ${{{near}}}?" if near else f"{problem} Free values belong in variables."
     return problem

@@ -49,7 +49,7 @@ def read_yaml(text: str) -> YamlText:
     """The lines and mistakes of a YAML text whose outermost level holds keys.
 
     Raises:
-        yaml.YAMLError: If the text is not YAML.
+        yaml.YAMLError: If the text is not YAML, or its outermost level holds something else.
     """
     result = YamlText()
     root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -57,7 +57,9 @@ def read_yaml(text: str) -> YamlText:
         result.text = yaml.serialize(_mended(root, (), (), result)) or ""
     elif root is not None:
         kind = "list" if isinstance(root, yaml.SequenceNode) else "single value"
-        result.mistakes.append(Mistake((), f"must hold `key: value` lines, got a {kind}."))
+        raise yaml.MarkedYAMLError(
+            problem=f"expected `key: value` lines, but got a {kind}", problem_mark=root.start_mark
+        )
     return result
 
 

@@ -1,0 +1,225 @@
+"""Recipes: the laws of overrides, interpolation, times, saving, the schema and the page of keys."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from composer import loggers
+from composer.core.time import Time
+from omegaconf import OmegaConf
+
+from architectures.config import ArchitectureConfig, TargetConfig
+from distill.config import DataConfig, DistillConfig, split_time
+from distill.recipe import (
+    SCHEMA_PATH,
+    Recipe,
+    RecipeError,
+    load_recipe,
+    load_scoring,
+    recipe_schema,
+    save_recipe,
+    write_schema,
+)
+from distill.recipe_reference import REFERENCE_PATH, write_reference
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
+BASE = """\
+run_name: demo
+target: {path: somewhere}
+architecture: {layers: 2}
+data: {self_written_prompts: 100}
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write r.yaml into the working folder and return its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write_text(text: str) -> str:
+        Path("r.yaml").write_text(text, encoding="utf-8")
+        return "r.yaml"
+
+    return write_text
+
+
+def test_a_mistake_the_command_line_replaces_is_none(write):
+    recipe = load_recipe(write(BASE + "distill: {optimizer: {lr: fast}}\n"), ["distill.optimizer.lr=2e-4"])
+    assert recipe.distill.optimizer.lr == 2e-4
+
+
+def test_command_line_beats_file_beats_default(write):
+    name = write(BASE + "distill: {optimizer: {lr: 3e-4, eps: 1e-6}}\n")
+    optimizer = load_recipe(name, ["distill.optimizer.lr=5e-4"]).distill.optimizer
+    assert (optimizer.lr, optimizer.eps, optimizer.weight_decay) == (5e-4, 1e-6, 0.0)
+
+
+def test_a_word_replaces_a_whole_section_or_adds_to_it(write):
+    name = write(BASE + "distill: {loggers: {file: {filename: log.txt}}}\n")
+    assert load_recipe(name, ["distill.loggers={tensorboard: {}}"]).distill.loggers == {"tensorboard": {}}
+    added = load_recipe(name, ["distill.loggers.tensorboard={}"]).distill.loggers
+    assert added == {"file": {"filename": "log.txt"}, "tensorboard": {}}
+
+
+def test_words_reach_into_lists(write):
+    name = write(BASE.replace("{self_written_prompts: 100}", "{prompts: [{path: a}, {path: b}]}"))
+    assert [source.path for source in load_recipe(name, ["data.prompts[1].path=c"]).data.prompts] == ["a", "c"]
+
+
+def test_interpolation_sees_file_command_line_and_defaults(write):
+    text = BASE + (
+        "variables: {folder: /scratch, clip: {clipping_threshold: 0.5}}\nrun_dir: ${variables.folder}/${run_name}\n"
+        "seed: ${data.batch_size}\ndistill: {gradient_clipping: '${variables.clip}'}\n"
+    )
+    recipe = load_recipe(write(text), ["variables.folder=/fast", "eval.max_prompts=${seed}"])
+    assert (recipe.run_dir, recipe.seed, recipe.eval.max_prompts) == ("/fast/demo", 48, 48)
+    assert recipe.distill.gradient_clipping is not None
+    assert recipe.distill.gradient_clipping.clipping_threshold == 0.5
+
+
+def test_null_turns_clipping_off_and_absence_does_not(write):
+    assert load_recipe(write(BASE)).distill.gradient_clipping is not None
+    assert load_recipe(write(BASE + "distill: {gradient_clipping: null}\n")).distill.gradient_clipping is None
+
+
+def test_a_whole_number_may_stand_for_a_fraction(write):
+    assert load_recipe(write(BASE), ["data.temperature=1"]).data.temperature == 1.0
+
+
+def test_the_run_folder_is_named_after_the_run(write):
+    assert load_recipe(write(BASE), ["run_name=other"]).run_dir == "runs/other"
+    made_by_hand = Recipe(
+        run_name="x",
+        target=TargetConfig(path="t"),
+        architecture=ArchitectureConfig(layers=1),
+        data=DataConfig(self_written_prompts=1),
+    )
+    assert made_by_hand.run_dir == "runs/x"
+
+
+def test_scoring_settings_come_from_the_command_line_alone():
+    scoring = load_scoring(["eval.max_prompts=3", "seed=1"])
+    assert (scoring.eval.max_prompts, scoring.eval.batch_size, scoring.seed) == (3, 32, 1)
+    with pytest.raises(
+        RecipeError, match=r"^command line: data.top_p=1: data is not a key of a recipe. A recipe holds seed, eval"
+    ):
+        load_scoring(["data.top_p=1"])
+
+
+GOOD_TIMES = {
+    "max_duration": ["1ep", "200ba", "1000sp", "1_000_000tok", "3e4tok"],
+    "eval_interval": ["1ep", "200ba", "1000sp", "1_000tok", "0.25dur", ".5dur", "1dur", "1.0dur"],
+    "save_interval": ["0.25dur", "7ba"],
+    "console_log_interval": ["1ep", "10ba"],
+}
+
+
+def pairs(table: dict[str, list[str]]) -> list[tuple[str, str]]:
+    return [(key, value) for key, values in table.items() for value in values]
+
+
+@pytest.mark.parametrize(
+    ("key", "time"), [*pairs(GOOD_TIMES), ("scheduler.t_warmup", "0ba"), ("scheduler.t_warmup", "0dur")]
+)
+def test_accepted_times_mean_to_composer_what_they_mean_to_us(write, key, time):
+    load_recipe(write(BASE), [f"distill.{key}={time}"])
+    theirs = Time.from_timestring(time)
+    assert split_time(time) == (theirs.value, theirs.unit.value)
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_arguments_of_loggers_are_composers(name):
+    theirs = {"tensorboard": loggers.TensorboardLogger, "wandb": loggers.WandBLogger, "mlflow": loggers.MLFlowLogger}
+    schema = DistillConfig.model_json_schema()["$defs"][f"{name.capitalize()}Logger"]
+    assert set(schema["properties"]) <= set(inspect.signature(theirs[name]).parameters)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_recipe_loads_saves_and_loads_back_equal(path, tmp_path):
+    recipe = load_recipe(path)
+    save_recipe(recipe, tmp_path / "resolved.yaml")
+    assert load_recipe(tmp_path / "resolved.yaml") == recipe
+    assert recipe.run_name == path.stem
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_recipe_fits_the_schema_and_names_it(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# yaml-language-server: $schema=recipe.schema.json\n")
+    jsonschema.validate(OmegaConf.to_container(OmegaConf.create(text)), recipe_schema())
+
+
+def test_every_default_is_written_out(write, tmp_path):
+    save_recipe(load_recipe(write(BASE)), tmp_path / "resolved.yaml")
+    written = yaml.safe_load((tmp_path / "resolved.yaml").read_text(encoding="utf-8"))
+    assert written["distill"]["optimizer"]["betas"] == [0.9, 0.95]
+    assert written["eval"]["max_prompts"] == 64
+    jsonschema.validate(written, recipe_schema())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1e-3", "yes", "null", "${run_name}", "\\${a", "\\\\${seed}\\", "#", " a: b", "é\n", "", "2020-01-01", "1:30"],
+)
+def test_any_text_saves_and_loads_back_equal(text, tmp_path):
+    recipe = Recipe(
+        run_name="x",
+        variables={"a": text, "b": [text, {"c": text}]},
+        target=TargetConfig(path="t"),
+        architecture=ArchitectureConfig(layers=1),
+        data=DataConfig(self_written_prompts=1),
+    )
+    save_recipe(recipe, tmp_path / "resolved.yaml")
+    assert load_recipe(tmp_path / "resolved.yaml") == recipe
+
+
+def test_the_schema_file_is_in_step(tmp_path):
+    write_schema(tmp_path / "schema.json")
+    message = "run `python -m distill.recipe`"
+    assert SCHEMA_PATH.read_text(encoding="utf-8") == (tmp_path / "schema.json").read_text(encoding="utf-8"), message
+
+
+def test_the_schema_is_one_and_refuses_what_recipes_refuse(write):
+    schema = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    good = yaml.safe_load(BASE)
+    assert validator.is_valid(good)
+    for key, value in {"seed": "x", "sed": 1, "export": {"dtype": "fp16"}, "architecture": {"shape": "wide"}}.items():
+        assert not validator.is_valid({**good, key: value}), key
+    for key, value in {
+        "seed": "${variables.x}",
+        "export": {"dtype": "${a}"},
+        "distill": {"max_duration": "${b}"},
+    }.items():
+        assert validator.is_valid({**good, key: value}), key
+
+
+def test_the_page_of_keys_is_in_step(tmp_path):
+    page = tmp_path / "recipes.md"
+    page.write_text(REFERENCE_PATH.read_text(encoding="utf-8"), encoding="utf-8")
+    write_reference(Recipe.model_json_schema(), page)
+    assert page.read_text(encoding="utf-8") == REFERENCE_PATH.read_text(encoding="utf-8"), (
+        "run `python -m distill.recipe`"
+    )
+
+
+def test_the_mistakes_on_the_page_are_what_the_program_says(tmp_path):
+    section = REFERENCE_PATH.read_text(encoding="utf-8").split("## Mistakes")[1]
+    recipe, said = (block.split("\n", 1)[1] for block in section.split("```")[1:4:2])
+    command = section.split("`widedraft ")[1].split("`")[0]
+    (tmp_path / "bad.yaml").write_text(recipe, encoding="utf-8")
+    completed = subprocess.run(
+        [sys.executable, ROOT / "widedraft.py", *command.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (completed.stderr, completed.returncode) == (said, 2)
