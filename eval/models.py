@@ -5,7 +5,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from architectures.errors import UserError
 
@@ -90,6 +97,16 @@ def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
     return frozenset([eos] if isinstance(eos, int) else eos)
 
 
+def require_positions(folder: Path, num_tokens: int) -> None:
+    """Raise UserError if a checkpoint was not made for texts of num_tokens tokens."""
+    limit = getattr(text_config(folder), "max_position_embeddings", None)
+    if limit is not None and num_tokens > limit:
+        raise UserError(
+            f"{folder}: max_position_embeddings is {limit}, but the longest text to score has {num_tokens} tokens. "
+            "Lower eval.max_prompt_len or eval.max_new_tokens."
+        )
+
+
 def default_device() -> str:
     """Where models run unless told otherwise: "cuda" where there is one, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -101,15 +118,15 @@ def require_checkpoint(folder: Path) -> None:
         raise UserError(f"{folder}: no config.json there. Give the folder of a Hugging Face checkpoint.")
 
 
-def padded_vocab_size(folder: Path) -> int:
-    """How many rows the embeddings of a checkpoint have; at least the tokenizer's number of tokens."""
+def text_config(folder: Path) -> PreTrainedConfig:
+    """The decoder's part of a checkpoint's config.json."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{folder / 'config.json'}: could not be read ({first_line(error)}). Make the folder again."
         ) from error
-    return config.get_text_config(decoder=True).vocab_size
+    return config.get_text_config(decoder=True)
 
 
 def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
@@ -130,7 +147,7 @@ def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
 
 def require_same_width(target: Path, draft: Path, *, num_tokens: int) -> None:
     """Raise UserError if the padded vocabularies differ: the target would give odds to ids the draft cannot hold."""
-    ours, theirs = padded_vocab_size(draft), padded_vocab_size(target)
+    ours, theirs = text_config(draft).vocab_size, text_config(target).vocab_size
     if ours != theirs:
         raise UserError(
             f"{draft}: vocab_size is {ours} but the target {target} has {theirs}, though both share one tokenizer of "
