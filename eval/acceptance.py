@@ -173,6 +173,15 @@ def paired_ratio_difference(
     return bootstrap_over_prompts((*first, *second), difference_of_ratios, resampling)
 
 
+def paired_ratio_quotient(
+    first: tuple[Sequence[float], Sequence[float]],
+    second: tuple[Sequence[float], Sequence[float]],
+    resampling: Resampling,
+) -> Estimate:
+    """First pooled ratio over the second, both resampled with the same prompts; arguments as for the difference."""
+    return bootstrap_over_prompts((*first, *second), quotient_of_ratios, resampling)
+
+
 def ratio_of_sums(numerators: Array, denominators: Array, axis: int = -1) -> Array:
     """Pooled ratio along an axis of prompts."""
     return numerators.sum(axis=axis) / denominators.sum(axis=axis)
@@ -188,6 +197,18 @@ def difference_of_ratios(
     """Difference of two pooled ratios along an axis of prompts."""
     first = ratio_of_sums(first_numerators, first_denominators, axis=axis)
     return first - ratio_of_sums(second_numerators, second_denominators, axis=axis)
+
+
+def quotient_of_ratios(
+    first_numerators: Array,
+    first_denominators: Array,
+    second_numerators: Array,
+    second_denominators: Array,
+    axis: int = -1,
+) -> Array:
+    """Quotient of two pooled ratios along an axis of prompts."""
+    first = ratio_of_sums(first_numerators, first_denominators, axis=axis)
+    return first / ratio_of_sums(second_numerators, second_denominators, axis=axis)
 
 
 def bootstrap_over_prompts(

@@ -1,0 +1,6 @@
+"""Run it all on a target and its drafts -> scorecard.json and scorecard.md."""
+
+from eval.scorecard.score import score_drafts
+from eval.scorecard.verdict import headline
+
+__all__ = ["headline", "score_drafts"]

@@ -1,0 +1,231 @@
+"""scorecard.md: the verdict first, then the tables behind it. Pure text from the record."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from eval.scorecard.verdict import (
+    agreement_sentence,
+    alpha_words,
+    machine,
+    primary,
+    rows_at,
+    speedup_of,
+    temperatures,
+    with_interval,
+)
+
+Record = dict[str, Any]
+
+
+def scorecard_page(scorecard: Record) -> str:
+    """scorecard.md: the verdict first, then the tables behind it."""
+    parts = [
+        f"# Scorecard of {scorecard['drafts'][-1]['path']}",
+        f"**{scorecard['verdict']}**",
+        *(f"> **Warning:** {text}" for text in scorecard["warnings"]),
+        "What each figure means: docs/scoring.md of widedraft. All numbers: scorecard.json.",
+        *models_section(scorecard),
+        *acceptance_section(scorecard),
+        *speed_section(scorecard),
+        *live_section(scorecard),
+        *method_section(scorecard),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def models_section(scorecard: Record) -> list[str]:
+    """Which models were scored."""
+    rows = [{"draft": "target", **scorecard["target"]}, *scorecard["drafts"]]
+    cells = [
+        (row["draft"], row["path"], row["layers"], row["hidden"], f"{row['parameters']:,}", row["fingerprint"][:12])
+        for row in rows
+    ]
+    return ["## Models", table(("model", "folder", "layers", "hidden", "parameters", "fingerprint"), cells)]
+
+
+def acceptance_section(scorecard: Record) -> list[str]:
+    """Acceptance of every draft: alpha, tau by lookahead, differences, positions."""
+    parts = ["## Acceptance", alpha_table(scorecard)]
+    for temperature in temperatures(scorecard):
+        rows = rows_at(scorecard["acceptance"], temperature)
+        parts += [f"### Tokens per round (tau) at temperature {temperature:g}, rule {rows[0]['rule']}", tau_table(rows)]
+    if scorecard["differences"]:
+        parts += ["### Paired differences, same prompts and answers", difference_table(scorecard)]
+    for row in scorecard["acceptance"]:
+        if row["draft"] == primary(scorecard):
+            parts += position_part(row)
+    return parts
+
+
+def alpha_table(scorecard: Record) -> str:
+    """Alpha of every draft and temperature."""
+    cells = [
+        (
+            row["draft"],
+            f"{row['temperature']:g}",
+            row["rule"],
+            with_interval(row["alpha"]),
+            f"{row['greedy_match']['value']:.3f}",
+            f"{row['prompts']} prompts, {row['alpha']['tokens']:g} tokens",
+        )
+        for row in scorecard["acceptance"]
+    ]
+    return table(("draft", "temperature", "rule", "alpha", "argmax agreement", "measured on"), cells)
+
+
+def tau_table(rows: Sequence[Record]) -> str:
+    """Tau by lookahead, one pair of columns per draft."""
+    columns = ["lookahead"]
+    for row in rows:
+        columns += [f"tau, {row['draft']}", "mean per prompt", "accepted / proposed", "rounds"]
+    cells = []
+    for entries in zip(*(row["lookahead"] for row in rows), strict=True):
+        line = [entries[0]["lookahead"]]
+        for entry in entries:
+            line += [
+                with_interval(entry["tau"]),
+                f"{entry['tau_per_prompt']:.3f}",
+                rate(entry["accepted"], entry["proposed"], entry["utilisation"]),
+                f"{entry['rounds']:.1f}",
+            ]
+        cells.append(line)
+    return table(columns, cells)
+
+
+def difference_table(scorecard: Record) -> str:
+    """What the last draft gains over the others."""
+    cells = []
+    for row in scorecard["differences"]:
+        best = speedup_of(scorecard, row["draft"], row["temperature"])["best_lookahead"]
+        [entry] = [entry for entry in row["lookahead"] if entry["lookahead"] == best]
+        cells.append(
+            (
+                f"{row['draft']} - {row['baseline']}",
+                f"{row['temperature']:g}",
+                with_interval(row["alpha"]),
+                f"{with_interval(entry['tau'])} at lookahead {best}",
+            )
+        )
+    return table(("difference", "temperature", "alpha", "tau"), cells)
+
+
+def position_part(row: Record) -> list[str]:
+    """Acceptance by position in the round, at the largest lookahead."""
+    entry = row["lookahead"][-1]
+    cells = [
+        (
+            p["position"],
+            rate(p["accepted"], p["possible"], p["unconditional"]),
+            rate(p["accepted"], p["reached"], p["conditional"]),
+        )
+        for p in entry["positions"]
+    ]
+    title = f"### By position: {row['draft']}, temperature {row['temperature']:g}, lookahead {entry['lookahead']}"
+    columns = ("position", "accepted / rounds with room", "accepted / rounds that came so far")
+    return [title, table(columns, cells)]
+
+
+def speed_section(scorecard: Record) -> list[str]:
+    """Step times and what they promise."""
+    latency = scorecard["latency"]
+    steps = [("target, 1 token", latency["target"])]
+    steps += [(f"target, {row['lookahead'] + 1} tokens (verify)", row) for row in latency["verify"]]
+    for row in latency["drafts"]:
+        steps += [(f"{row['draft']}, 1 token", row["one_token"]), (f"{row['draft']}, 2 tokens", row["two_tokens"])]
+    cells = [(name, step_words(step), f"{step['p10_ms']:.2f}", f"{step['p90_ms']:.2f}") for name, step in steps]
+    title = f"## Step times at batch 1, {latency['context_tokens']} tokens of context, {latency['repeats']} repetitions"
+    parts = [title, table(("step", "median ms", "p10", "p90"), cells)]
+    for row in scorecard["speedup"]:
+        if row["draft"] == primary(scorecard):
+            parts += forecast_part(row)
+    return parts
+
+
+def forecast_part(row: Record) -> list[str]:
+    """Predicted speed-up by lookahead at one temperature."""
+    title = (
+        f"### Predicted speed-up of {row['draft']} at temperature {row['temperature']:g}: {row['predicted']:.2f}x at "
+        f"lookahead {row['best_lookahead']}"
+    )
+    cells = [
+        (
+            entry["lookahead"],
+            f"{entry['predicted']:.3f}",
+            f"{entry['iid']:.3f}",
+            f"{entry['leviathan']:.3f}",
+            alpha_words(entry["break_even_alpha"]),
+        )
+        for entry in row["lookahead"]
+    ]
+    columns = ("lookahead", "predicted", "independent accepts", "Leviathan's formula", "break-even alpha")
+    return [title, table(columns, cells)]
+
+
+def live_section(scorecard: Record) -> list[str]:
+    """What decoding with the draft was measured to do."""
+    live = scorecard["live"]
+    if live is None:
+        return ["## Live decoding", "Not run: the live loop decodes greedily and temperature 0 was not scored."]
+    cells = [
+        (
+            name,
+            live[key]["tokens"],
+            f"{live[key]['prefill_s']:.2f}",
+            f"{live[key]['decode_s']:.2f}",
+            f"{live[key]['ms_per_token']:.2f}",
+        )
+        for name, key in (("target alone", "plain"), (f"with {live['draft']}", "speculative"))
+    ]
+    whole, decoding = (with_interval(live[key], times=True) for key in ("speedup", "decoding_speedup"))
+    return [
+        f"## Live decoding of {live['prompts']} prompts at batch 1, temperature 0, lookahead {live['lookahead']}",
+        table(("decoding", "tokens", "prefill s", "decode s", "decode ms per token"), cells),
+        (
+            f"Speed-up {whole} with the reading of the prompt, {decoding} without it; predicted without it: "
+            f"{live['predicted_decoding_speedup']:.2f}x."
+        ),
+        agreement_sentence(live),
+    ]
+
+
+def method_section(scorecard: Record) -> list[str]:
+    """Where the numbers come from."""
+    prompts, settings, origin = scorecard["prompts"], scorecard["settings"], scorecard["provenance"]
+    versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items() if version)
+    facts = [
+        (
+            f"Prompts: {prompts['given']} given, {prompts['taken']} taken, {prompts['too_long']} of them longer than "
+            f"{settings['max_prompt_len']} tokens and left out, {prompts['scored']} scored."
+        ),
+        (
+            f"Answers: at most {settings['max_new_tokens']} tokens, written by the target in batches of "
+            f"{settings['batch_size']}; seed {settings['seed']}."
+        ),
+        (
+            f"Intervals: {100 * settings['confidence']:g} % percentile bootstrap over prompts, "
+            f"{settings['num_resamples']} resamples."
+        ),
+        f"Machine: {machine(scorecard)}; number type {settings['dtype']}.",
+        f"Versions: Python {origin['python']}, {versions}; commit {origin['git_commit']}; {origin['created']}.",
+    ]
+    return ["## How it was measured", "\n".join(f"- {fact}" for fact in facts)]
+
+
+def step_words(step: Record) -> str:
+    """A step's median with its interval."""
+    if step["interval_ms"] is None:
+        return f"{step['median_ms']:.2f}"
+    low, high = step["interval_ms"]
+    return f"{step['median_ms']:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def rate(numerator: float, denominator: float, value: float | None) -> str:
+    """A rate beside its counts."""
+    shown = "none" if value is None else f"{value:.3f}"
+    return f"{shown} ({numerator:.1f} / {denominator:.1f})"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,260 @@
+"""Score drafts against their target: record the target's answers, replay the drafts, time the steps, decode live.
+
+Writes scorecard.json (schema widedraft.scorecard/1, every field explained in docs/scoring.md) and scorecard.md.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from architectures.atomic import write_json, write_text
+from architectures.manifest import fingerprint_checkpoint, fingerprint_value, provenance
+from architectures.progress import track
+from eval.acceptance import Resampling
+from eval.config import EvalConfig
+from eval.latency import Latency, measure_latency, torch_threads
+from eval.live import compare_with_replay, decode_live
+from eval.models import load_model, require_positions, require_same_tokenizer, stop_token_ids
+from eval.replay import answer_logits, replay_answer
+from eval.scorecard.page import scorecard_page
+from eval.scorecard.record import (
+    AnswerScore,
+    DraftScore,
+    Record,
+    acceptance_record,
+    difference_record,
+    latency_record,
+    live_record,
+    score_answer,
+    speedup_record,
+)
+from eval.scorecard.verdict import find_warnings, verdict
+from eval.tasks import Prompt
+from eval.traces import DecodingSettings, Trace, read_traces, write_traces
+
+SCHEMA = "widedraft.scorecard/1"
+TRACES_NAME = "eval"
+
+
+def score_drafts(
+    target: Path, drafts: Mapping[str, Path], prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, seed: int
+) -> dict[str, Any]:
+    """Score drafts of one target on the same prompts; write out/scorecard.json and out/scorecard.md.
+
+    Args:
+        target: Folder of the model that decides every token.
+        drafts: Folders of its drafts by name. The last one is decoded live, and every other is compared with it.
+        prompts: What the target is asked; the first config.max_prompts of them are used.
+        config: How to score.
+        out: Folder for the two files, and for the target's answers, which a rerun reads again.
+        seed: Of sampled answers, resampling, and the order of what is timed.
+
+    Returns:
+        What scorecard.json holds.
+
+    Raises:
+        UserError: If target and draft do not fit together, or no prompt is short enough.
+    """
+    for draft in drafts.values():
+        require_same_tokenizer(target, draft)
+    taken = prompts[: config.max_prompts]
+    with torch_threads(config.num_threads) as num_threads:
+        answers = {t: record_answers(target, taken, config, out, temperature=t, seed=seed) for t in config.temperature}
+        for folder in (target, *drafts.values()):
+            require_positions(folder, longest_text(answers))
+        pair = Pair(
+            load_model(target, dtype=config.dtype),
+            {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()},
+        )
+        scorecard = {
+            "schema": SCHEMA,
+            "verdict": "",
+            "warnings": [],
+            "target": model_record(target, pair.target),
+            "drafts": [{"draft": name, **model_record(drafts[name], pair.drafts[name])} for name in drafts],
+            "prompts": prompts_record(prompts, answers, config),
+            "settings": {**config.model_dump(mode="json"), "seed": seed, "threads": num_threads, "device": pair.device},
+            **measure(pair, answers, config, Resampling(config.confidence, config.num_resamples, seed)),
+            "provenance": provenance(),
+        }
+    scorecard["warnings"] = find_warnings(scorecard)
+    scorecard["verdict"] = verdict(scorecard)
+    write_text(scorecard_page(scorecard), out / "scorecard.md")
+    write_json(scorecard, out / "scorecard.json")
+    return scorecard
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The target and its drafts, loaded."""
+
+    target: PreTrainedModel
+    drafts: Mapping[str, PreTrainedModel]
+
+    @property
+    def device(self) -> str:
+        """Where they all are."""
+        return str(self.target.device)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The target's answers at one temperature, and the number of the prompt each of them belongs to."""
+
+    traces: Sequence[Trace]
+    prompt_numbers: Sequence[int]
+
+    def first_turns(self) -> list[tuple[int, Trace]]:
+        """The place and the answer of each prompt's first turn."""
+        return [
+            (place, trace)
+            for place, trace in enumerate(self.traces)
+            if place == 0 or self.prompt_numbers[place] != self.prompt_numbers[place - 1]
+        ]
+
+
+def record_answers(
+    target: Path, prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, temperature: float, seed: int
+) -> Answers:
+    """Let the target answer, unless it has, and read its answers."""
+    folder = out / "answers" / f"T{temperature:g}"
+    settings = DecodingSettings(
+        max_new_tokens=config.max_new_tokens,
+        temperature=temperature,
+        top_p=1.0,
+        batch_size=config.batch_size,
+        shard_size=config.batch_size,
+        max_prompt_len=config.max_prompt_len,
+        seed=seed,
+        dtype=config.dtype,
+    )
+    write_traces(target, prompts, folder, settings, name=TRACES_NAME)
+    traces = read_traces(folder, TRACES_NAME)
+    first_ids = list(accumulate((1 + len(prompt.later_turns) for prompt in prompts[:-1]), initial=0))
+    return Answers(traces, [bisect_right(first_ids, trace.id) - 1 for trace in traces])
+
+
+def measure(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, resampling: Resampling) -> Record:
+    """The measured sections of a scorecard."""
+    first, last = config.lookahead
+    lookaheads = range(first, last + 1)
+    scores = [score for t in answers for score in replay_drafts(pair, answers[t], lookaheads, temperature=t)]
+    latency = measure_latency(
+        pair.target,
+        pair.drafts,
+        typical_context(next(iter(answers.values())).traces),
+        lookaheads=lookaheads,
+        repeats=config.latency_repeats,
+        resampling=resampling,
+    )
+    primary = list(pair.drafts)[-1]
+    live = None
+    if 0.0 in answers:
+        [greedy] = [score for score in scores if score.draft == primary and score.temperature == 0]
+        live = measure_live(pair, answers[0.0], greedy, latency=latency, config=config, resampling=resampling)
+    return {
+        "acceptance": [acceptance_record(score, resampling) for score in scores],
+        "differences": [
+            difference_record(draft, baseline, resampling)
+            for draft in scores
+            for baseline in scores
+            if draft.temperature == baseline.temperature and draft.draft == primary != baseline.draft
+        ],
+        "latency": latency_record(latency),
+        "speedup": [speedup_record(score, latency.step_times(score.draft)) for score in scores],
+        "live": live,
+    }
+
+
+def replay_drafts(pair: Pair, answers: Answers, lookaheads: Sequence[int], *, temperature: float) -> list[DraftScore]:
+    """Every draft along every answer; the target's pass over an answer serves all of them."""
+    scores: dict[str, list[AnswerScore]] = {name: [] for name in pair.drafts}
+    numbered = list(zip(answers.prompt_numbers, answers.traces, strict=True))
+    for prompt, trace in track(numbered, description=f"replay at T={temperature:g}", total=len(numbered)):
+        target_logits_TV = answer_logits(pair.target, trace.prompt_ids, trace.answer_ids)
+        for name, draft in pair.drafts.items():
+            draft_logits_TV = answer_logits(draft, trace.prompt_ids, trace.answer_ids)
+            replay = replay_answer(target_logits_TV, draft_logits_TV, trace.answer_ids, temperature=temperature)
+            scores[name].append(score_answer(replay, prompt=prompt, lookaheads=lookaheads))
+    return [DraftScore(name, temperature, rows) for name, rows in scores.items()]
+
+
+def measure_live(
+    pair: Pair,
+    answers: Answers,
+    score: DraftScore,
+    *,
+    latency: Latency,
+    config: EvalConfig,
+    resampling: Resampling,
+) -> Record:
+    """Decode some prompts with the last draft at the lookahead that promises most."""
+    forecast = speedup_record(score, latency.step_times(score.draft))
+    lookahead = forecast["best_lookahead"]
+    chosen = answers.first_turns()[: config.live_prompts]
+    live = decode_live(
+        pair.target,
+        pair.drafts[score.draft],
+        [trace for _, trace in chosen],
+        lookahead=lookahead,
+        max_new_tokens=config.max_new_tokens,
+        stop_ids=stop_token_ids(pair.target),
+        seed=resampling.seed,
+    )
+    agreement = compare_with_replay(live, [score.answers[place].counts[lookahead] for place, _ in chosen])
+    return live_record(score.draft, live, agreement, forecast["predicted"], resampling)
+
+
+def typical_context(traces: Sequence[Trace]) -> list[int]:
+    """Prompt and half of the answer, of the text whose length is the median one."""
+    texts = sorted(([*trace.prompt_ids, *trace.answer_ids[: len(trace.answer_ids) // 2]] for trace in traces), key=len)
+    return texts[len(texts) // 2]
+
+
+def longest_text(answers: Mapping[float, Answers]) -> int:
+    """Tokens of the longest prompt with its answer."""
+    return max(len(t.prompt_ids) + len(t.answer_ids) for group in answers.values() for t in group.traces)
+
+
+def model_record(folder: Path, model: PreTrainedModel) -> Record:
+    """Which model it was."""
+    config = model.config.get_text_config(decoder=True)
+    return {
+        "path": str(folder),
+        "fingerprint": fingerprint_checkpoint(folder),
+        "model_type": config.model_type,
+        "layers": config.num_hidden_layers,
+        "hidden": config.hidden_size,
+        "parameters": model.num_parameters(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+
+
+def prompts_record(prompts: Sequence[Prompt], answers: Mapping[float, Answers], config: EvalConfig) -> Record:
+    """Which prompts were asked, and how the target answered."""
+    num_taken = min(len(prompts), config.max_prompts)
+    [first, *_] = answers.values()
+    num_scored = len(set(first.prompt_numbers))
+    return {
+        "given": len(prompts),
+        "taken": num_taken,
+        "too_long": num_taken - num_scored,
+        "scored": num_scored,
+        "sources": [trace.source for _, trace in first.first_turns()],
+        "ids_sha256": fingerprint_value([list(trace.prompt_ids) for _, trace in first.first_turns()]),
+        "answers": [
+            {
+                "temperature": temperature,
+                "answers": len(group.traces),
+                "tokens": sum(len(trace.answer_ids) for trace in group.traces),
+                "stopped": sum(trace.finish_reason == "stop" for trace in group.traces),
+                "ids_sha256": fingerprint_value([list(trace.answer_ids) for trace in group.traces]),
+            }
+            for temperature, group in answers.items()
+        ],
+    }

@@ -1,0 +1,164 @@
+"""What a scorecard says in words: verdict, warnings, and the headline a run ends with. Pure text from the record."""
+
+from collections.abc import Iterable
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def verdict(scorecard: Record) -> str:
+    """One sentence: is decoding faster with the last draft, and by how much."""
+    live = scorecard["live"]
+    where = f"on this {machine(scorecard)}"
+    if live is None:
+        forecast = main_forecast(scorecard)
+        return (
+            f"Not measured: the live loop decodes greedily and temperature 0 was not scored. Predicted at batch 1 and "
+            f"temperature {forecast['temperature']:g}: {forecast['predicted']:.2f}x at lookahead "
+            f"{forecast['best_lookahead']}, {where}."
+        )
+    speed = with_interval(live["speedup"], times=True)
+    setting = f"at batch 1, temperature 0, lookahead {live['lookahead']}, {where}"
+    interval = live["speedup"]["interval"]
+    if interval is None:
+        return f"Unclear: {speed} the speed of the target alone {setting}; one prompt gives no interval."
+    low, high = interval
+    if low > 1:
+        return f"{speed} faster {setting}."
+    if high < 1:
+        return f"Not faster here: {speed} the speed of the target alone {setting}."
+    return f"No difference shown: {speed} the speed of the target alone {setting}; the interval holds 1."
+
+
+def find_warnings(scorecard: Record) -> list[str]:
+    """What a reader must know before believing the numbers."""
+    warnings = []
+    is_exact_dtype = scorecard["settings"]["dtype"] == "float32"
+    live = scorecard["live"]
+    if live is not None and not live["agreement"]["exact"]:
+        found = agreement_sentence(live)
+        warnings.append(
+            f"LOOP AND REPLAY DISAGREE IN FLOAT32, WHERE THEY MUST NOT: {found} Do not trust this scorecard; report it."
+            if is_exact_dtype
+            else f"Loop and replay differ, as rounding in {scorecard['settings']['dtype']} makes them: {found}"
+        )
+    changed = sum(row["target_changed_tokens"] for row in scorecard["acceptance"] if row["temperature"] == 0)
+    if changed and is_exact_dtype:
+        warnings.append(
+            f"In float32 the target, reading its own answers, would choose another token at {changed} places (summed "
+            "over drafts): near-ties, or answers that were not written by this target."
+        )
+    if not scorecard["latency"]["settled"]:
+        warnings.append(
+            f"Step times had not settled after {scorecard['latency']['warm_up_repeats']} warm-up repetitions: the "
+            "machine was doing other work. Measure again when it is quiet."
+        )
+    if scorecard["prompts"]["scored"] < 2:
+        warnings.append("Only one prompt was scored: nothing here has an interval.")
+    return warnings
+
+
+def headline(scorecard: Record) -> str:
+    """The few lines that answer: is it faster, what did distillation change, what does a token cost."""
+    latency, forecast = draft_latency(scorecard, primary(scorecard)), main_forecast(scorecard)
+    break_even = alpha_words(forecast["break_even_alpha"])
+    return "\n".join(
+        [
+            scorecard["verdict"],
+            *(f"WARNING: {text}" for text in scorecard["warnings"]),
+            *(acceptance_line(scorecard, temperature) for temperature in temperatures(scorecard)),
+            (
+                f"milliseconds per token: draft {latency['one_token']['median_ms']:.2f}, target "
+                f"{scorecard['latency']['target']['median_ms']:.2f} (cost ratio {latency['cost_ratio']:.3f})"
+            ),
+            f"speed-up: predicted {forecast['predicted']:.2f}x{measured_words(scorecard['live'])}",
+            f"best lookahead {forecast['best_lookahead']}, break-even alpha there: {break_even}",
+        ]
+    )
+
+
+def acceptance_line(scorecard: Record, temperature: float) -> str:
+    """Alpha of every draft at one temperature, and the paired gains of the last one."""
+    rows = rows_at(scorecard["acceptance"], temperature)
+    line = ", ".join(f"{row['draft']} {with_interval(row['alpha'])}" for row in rows)
+    gains = [
+        f"{with_interval(row['alpha'])} over {row['baseline']}"
+        for row in rows_at(scorecard["differences"], temperature)
+    ]
+    return f"acceptance (alpha, {rows[0]['rule']}) at temperature {temperature:g}: " + "; gain ".join([line, *gains])
+
+
+def measured_words(live: Record | None) -> str:
+    """The measured speed-ups, for the headline."""
+    if live is None:
+        return ", not measured"
+    decoding, whole = (with_interval(live[key], times=True) for key in ("decoding_speedup", "speedup"))
+    return f", measured {decoding}; {whole} with the prompt's reading"
+
+
+def agreement_sentence(live: Record) -> str:
+    """Whether loop, replay and plain decoding agree, in numbers."""
+    found, total = live["agreement"], live["prompts"]
+    loop, replay = (f"{found[k]['rounds']:g} rounds and {found[k]['accepted']:g} accepted" for k in ("loop", "replay"))
+    return (
+        f"Of {total} prompts, {found['same_text']} have the text of plain decoding, {found['same_as_recorded']} the "
+        f"recorded answer and {found['same_counts']} the replay's counts; the loop counted {loop}, the replay "
+        f"{replay}."
+    )
+
+
+def primary(scorecard: Record) -> str:
+    """The draft the verdict is about: the last one."""
+    return scorecard["drafts"][-1]["draft"]
+
+
+def temperatures(scorecard: Record) -> list[float]:
+    """Those that were scored, in their order."""
+    return list(dict.fromkeys(row["temperature"] for row in scorecard["acceptance"]))
+
+
+def rows_at(rows: Iterable[Record], temperature: float) -> list[Record]:
+    """The rows of one temperature."""
+    return [row for row in rows if row["temperature"] == temperature]
+
+
+def speedup_of(scorecard: Record, draft: str, temperature: float) -> Record:
+    """The speed-up section of one draft at one temperature."""
+    [row] = [row for row in rows_at(scorecard["speedup"], temperature) if row["draft"] == draft]
+    return row
+
+
+def main_forecast(scorecard: Record) -> Record:
+    """The speed-up section the headline is about: the last draft at temperature 0, or at the first one scored."""
+    scored = temperatures(scorecard)
+    return speedup_of(scorecard, primary(scorecard), 0.0 if 0.0 in scored else scored[0])
+
+
+def draft_latency(scorecard: Record, draft: str) -> Record:
+    """The step times of one draft."""
+    [row] = [row for row in scorecard["latency"]["drafts"] if row["draft"] == draft]
+    return row
+
+
+def machine(scorecard: Record) -> str:
+    """What the models ran on."""
+    hardware = scorecard["provenance"]["hardware"]
+    if scorecard["settings"]["device"].startswith("cuda"):
+        return f"GPU ({hardware['accelerators'][0]})"
+    num_threads = scorecard["settings"]["threads"]
+    return f"CPU ({hardware['processor']}, {num_threads} thread{'s' if num_threads > 1 else ''})"
+
+
+def with_interval(estimate: Record, *, times: bool = False) -> str:
+    """A value with its interval: 0.512 [0.480, 0.544], or 1.12x [1.05, 1.20]."""
+    digits, unit = (2, "x") if times else (3, "")
+    value = f"{estimate['value']:.{digits}f}{unit}"
+    if estimate["interval"] is None:
+        return value
+    low, high = estimate["interval"]
+    return f"{value} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def alpha_words(alpha: float | None) -> str:
+    """A break-even alpha."""
+    return "none: no alpha pays" if alpha is None else f"{alpha:.3f}"

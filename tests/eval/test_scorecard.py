@@ -1,0 +1,266 @@
+"""The whole of scoring on tiny models: what is written, that it is repeatable, and that a lie would show."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from architectures.errors import UserError
+from eval.config import EvalConfig
+from eval.scorecard import headline, score_drafts
+from eval.tasks import Prompt
+
+TIMED = ("latency", "speedup", "live", "verdict", "warnings", "provenance")
+
+
+def config(**changes):
+    settings = {
+        "max_new_tokens": 24,
+        "lookahead": (1, 4),
+        "batch_size": 3,
+        "num_resamples": 100,
+        "num_threads": 1,
+        "latency_repeats": 3,
+        "live_prompts": 4,
+        "max_prompt_len": 100,
+    }
+    return EvalConfig(**{**settings, **changes})
+
+
+def ask(text, *later_turns, source="p.jsonl:1"):
+    return Prompt(source, ({"role": "user", "content": text},), later_turns)
+
+
+PROMPTS = [ask(text, source=f"p.jsonl:{i}") for i, text in enumerate(("why", "how many", "say hello", "x", "2+2?"), 1)]
+
+
+@pytest.fixture(scope="module")
+def scored(target_folder, noisy_folder, tiny_draft, tmp_path_factory):
+    out = tmp_path_factory.mktemp("score") / "eval"
+    drafts = {"undistilled": tiny_draft, "draft": noisy_folder}
+    return out, score_drafts(target_folder, drafts, PROMPTS, config(), out, seed=17)
+
+
+@pytest.fixture(scope="module")
+def scorecard(scored):
+    return scored[1]
+
+
+def acceptance(scorecard, draft, temperature):
+    [row] = [r for r in scorecard["acceptance"] if (r["draft"], r["temperature"]) == (draft, temperature)]
+    return row
+
+
+def test_the_file_is_what_was_returned(scored):
+    out, scorecard = scored
+    assert json.loads((out / "scorecard.json").read_text()) == scorecard
+    assert scorecard["schema"] == "widedraft.scorecard/1"
+    assert sorted(path.name for path in out.iterdir()) == ["answers", "scorecard.json", "scorecard.md"]
+
+
+def test_loop_and_replay_agree_in_float32(scorecard):
+    agreement = scorecard["live"]["agreement"]
+    assert agreement["exact"] is True
+    assert agreement["same_text"] == agreement["same_as_recorded"] == agreement["same_counts"] == 4
+    assert agreement["loop"] == agreement["replay"]
+    assert 0 < agreement["loop"]["accepted"] < agreement["loop"]["proposed"]
+    assert not [text for text in scorecard["warnings"] if "FLOAT32" in text]
+
+
+def test_raw_counts_stand_beside_every_rate(scorecard):
+    for row in scorecard["acceptance"]:
+        assert row["rule"] == ("exact_greedy_draft" if row["temperature"] == 0 else "rejection")
+        assert row["alpha"]["value"] == pytest.approx(row["alpha"]["sum"] / row["alpha"]["tokens"])
+        assert [entry["lookahead"] for entry in row["lookahead"]] == [1, 2, 3, 4]
+        for entry in row["lookahead"]:
+            assert entry["emitted"] == pytest.approx(entry["accepted"] + entry["rounds"])
+            assert entry["emitted"] == pytest.approx(row["alpha"]["tokens"])
+            assert entry["tau"]["value"] == pytest.approx(1 + entry["accepted"] / entry["rounds"])
+            assert entry["utilisation"] == pytest.approx(entry["accepted"] / entry["proposed"])
+            positions = entry["positions"]
+            assert sum(p["accepted"] for p in positions) == pytest.approx(entry["accepted"])
+            assert sum(p["possible"] for p in positions) == pytest.approx(entry["proposed"])
+            assert positions[-1]["accepted"] == entry["fully_accepted"]
+            low, high = entry["tau"]["interval"]
+            assert low <= entry["tau"]["value"] <= high
+
+
+def test_the_better_draft_scores_better_by_the_paired_difference(scorecard):
+    for row in scorecard["differences"]:
+        assert (row["draft"], row["baseline"]) == ("draft", "undistilled")
+        ours, theirs = (acceptance(scorecard, name, row["temperature"]) for name in ("draft", "undistilled"))
+        assert row["alpha"]["value"] == pytest.approx(ours["alpha"]["value"] - theirs["alpha"]["value"])
+        assert row["alpha"]["interval"][0] > 0.1
+        assert [entry["lookahead"] for entry in row["lookahead"]] == [1, 2, 3, 4]
+    assert [row["temperature"] for row in scorecard["differences"]] == [0.0, 1.0]
+
+
+def test_at_temperature_zero_alpha_is_argmax_agreement(scorecard):
+    row = acceptance(scorecard, "draft", 0.0)
+    assert row["alpha"]["value"] == row["greedy_match"]["value"]
+    assert row["target_changed_tokens"] == 0
+
+
+def test_the_prediction_follows_from_the_recorded_terms(scorecard):
+    latency = scorecard["latency"]
+    [draft] = [row for row in latency["drafts"] if row["draft"] == "draft"]
+    for forecast in [row for row in scorecard["speedup"] if row["draft"] == "draft"]:
+        rounds = acceptance(scorecard, "draft", forecast["temperature"])["lookahead"]
+        assert forecast["cost_ratio"] == draft["one_token"]["median_ms"] / latency["target"]["median_ms"]
+        for entry, counts, verify in zip(forecast["lookahead"], rounds, latency["verify"], strict=True):
+            one, two = (draft[key]["median_ms"] for key in ("one_token", "two_tokens"))
+            full = counts["fully_accepted"] / counts["rounds"]
+            spent = entry["lookahead"] * one + full * (two - one) + verify["median_ms"]
+            plain = counts["tau"]["value"] * latency["target"]["median_ms"]
+            assert entry["predicted"] == pytest.approx(plain / spent)
+        best = max(forecast["lookahead"], key=lambda entry: entry["predicted"])
+        assert (forecast["best_lookahead"], forecast["predicted"]) == (best["lookahead"], best["predicted"])
+        assert forecast["break_even_alpha"] == best["break_even_alpha"]
+
+
+def test_the_live_loop_runs_at_the_best_predicted_lookahead(scorecard):
+    [forecast] = [row for row in scorecard["speedup"] if (row["draft"], row["temperature"]) == ("draft", 0.0)]
+    live = scorecard["live"]
+    assert live["lookahead"] == forecast["best_lookahead"]
+    assert live["predicted_decoding_speedup"] == forecast["predicted"]
+    per_token = [live[kind]["decode_s"] / live[kind]["tokens"] for kind in ("plain", "speculative")]
+    assert live["decoding_speedup"]["value"] == pytest.approx(per_token[0] / per_token[1])
+    whole = [live[kind]["decode_s"] + live[kind]["prefill_s"] for kind in ("plain", "speculative")]
+    assert live["speedup"]["value"] == pytest.approx(whole[0] / whole[1])
+
+
+def test_origins_are_recorded(scorecard, target_folder):
+    from architectures.manifest import fingerprint_checkpoint
+
+    assert scorecard["target"]["fingerprint"] == fingerprint_checkpoint(target_folder)
+    assert [(row["draft"], row["layers"]) for row in scorecard["drafts"]] == [("undistilled", 2), ("draft", 4)]
+    assert scorecard["settings"]["threads"] == 1
+    assert scorecard["settings"]["seed"] == 17
+    assert scorecard["settings"]["dtype"] == scorecard["target"]["dtype"] == "float32"
+    assert {"versions", "hardware", "argv", "git_commit"} <= set(scorecard["provenance"])
+
+
+def test_everything_but_times_is_repeatable(scored, target_folder, noisy_folder, tiny_draft, tmp_path):
+    drafts = {"undistilled": tiny_draft, "draft": noisy_folder}
+    again = score_drafts(target_folder, drafts, PROMPTS, config(), tmp_path, seed=17)
+    for name in set(scored[1]) - set(TIMED):
+        assert again[name] == scored[1][name], name
+
+
+def test_a_rerun_reads_the_recorded_answers(scored, target_folder, noisy_folder, tmp_path):
+    first_out, scorecard = scored
+    out = Path(shutil.copytree(first_out, tmp_path / "eval"))
+    shards = {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")}
+    assert len(shards) == 4  # five prompts in shards of three, at two temperatures
+    again = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, config(), out, seed=17)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")} == shards
+    assert again["prompts"] == scorecard["prompts"]
+    assert again["differences"] == []
+
+
+def test_the_page_opens_with_the_verdict_and_names_every_rule(scored):
+    out, scorecard = scored
+    page = (out / "scorecard.md").read_text()
+    assert page.splitlines()[2] == f"**{scorecard['verdict']}**"
+    assert "rule exact_greedy_draft" in page
+    assert "rule rejection" in page
+    for heading in ("## Models", "## Acceptance", "## Step times", "## Live decoding", "## How it was measured"):
+        assert heading in page
+    for line in page.splitlines():
+        assert not line.startswith("|") or line.endswith("|")
+
+
+def test_the_headline_holds_what_a_run_ends_with(scorecard):
+    text = headline(json.loads(json.dumps(scorecard)))
+    assert text.startswith(scorecard["verdict"])
+    for words in ("undistilled 0.", "draft 0.", "gain 0.", "milliseconds per token", "predicted", "measured"):
+        assert words in text
+    assert "best lookahead" in text
+    assert "break-even alpha" in text
+
+
+def test_long_prompts_are_left_out_and_counted(target_folder, noisy_folder, tmp_path):
+    prompts = [*PROMPTS[:2], ask("a" * 200), *PROMPTS[2:]]
+    scorecard = score_drafts(
+        target_folder, {"draft": noisy_folder}, prompts, config(max_prompts=4, temperature=(0.0,)), tmp_path, seed=1
+    )
+    counted = {key: scorecard["prompts"][key] for key in ("given", "taken", "too_long", "scored")}
+    assert counted == {"given": 6, "taken": 4, "too_long": 1, "scored": 3}
+    assert scorecard["prompts"]["sources"] == ["p.jsonl:1", "p.jsonl:2", "p.jsonl:3"]
+    assert "1 of them longer than 100 tokens" in (tmp_path / "scorecard.md").read_text()
+
+
+def test_no_prompt_short_enough_is_an_error_and_leaves_no_scorecard(target_folder, noisy_folder, tmp_path):
+    with pytest.raises(UserError, match="longer than 100 tokens"):
+        score_drafts(target_folder, {"draft": noisy_folder}, [ask("a" * 200)], config(), tmp_path, seed=1)
+    assert not list(tmp_path.rglob("scorecard*"))
+
+
+def test_one_prompt_has_no_intervals_and_the_scorecard_says_so(target_folder, noisy_folder, tmp_path):
+    scorecard = score_drafts(
+        target_folder, {"draft": noisy_folder}, PROMPTS[:1], config(temperature=(0.0,)), tmp_path, seed=1
+    )
+    assert acceptance(scorecard, "draft", 0.0)["alpha"]["interval"] is None
+    assert scorecard["live"]["speedup"]["interval"] is None
+    assert scorecard["verdict"].startswith("Unclear")
+    assert "Only one prompt was scored: nothing here has an interval." in scorecard["warnings"]
+
+
+def test_without_temperature_zero_nothing_is_decoded_live(target_folder, noisy_folder, tmp_path):
+    scorecard = score_drafts(
+        target_folder, {"draft": noisy_folder}, PROMPTS[:2], config(temperature=(0.7,)), tmp_path, seed=1
+    )
+    assert scorecard["live"] is None
+    assert scorecard["verdict"].startswith("Not measured: the live loop decodes greedily")
+    assert "Not run" in (tmp_path / "scorecard.md").read_text()
+    assert "predicted" in headline(scorecard)
+    assert "not measured" in headline(scorecard)
+
+
+def test_turns_of_one_conversation_are_one_prompt(target_folder, noisy_folder, tmp_path):
+    prompts = [ask("why", "and then", "so"), ask("how", "really", source="p.jsonl:2")]
+    scorecard = score_drafts(
+        target_folder, {"draft": noisy_folder}, prompts, config(max_prompt_len=300), tmp_path, seed=1
+    )
+    row = acceptance(scorecard, "draft", 0.0)
+    assert (row["prompts"], row["answers"]) == (2, 5)
+    assert scorecard["prompts"]["sources"] == ["p.jsonl:1", "p.jsonl:2"]
+    assert scorecard["live"]["prompts"] == 2
+    assert scorecard["live"]["agreement"]["exact"] is True
+
+
+def test_a_draft_with_another_tokenizer_is_refused_before_any_work(target_folder, make_checkpoint, tmp_path):
+    with pytest.raises(UserError, match="vocab_size is 272"):
+        score_drafts(target_folder, {"draft": make_checkpoint(vocab_size=272)}, PROMPTS, config(), tmp_path, seed=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_texts_longer_than_a_model_holds_are_refused(target_folder, make_checkpoint, tmp_path):
+    draft = make_checkpoint(max_position_embeddings=40, pad_token_id=2)
+    with pytest.raises(UserError, match=r"max_position_embeddings is 40, but the longest text to score has \d+ tokens"):
+        score_drafts(target_folder, {"draft": draft}, PROMPTS, config(), tmp_path, seed=1)
+
+
+def test_half_precision_is_scored_and_differences_are_told(target_folder, noisy_folder, tmp_path):
+    scorecard = score_drafts(
+        target_folder, {"draft": noisy_folder}, PROMPTS, config(dtype="bfloat16"), tmp_path, seed=1
+    )
+    assert scorecard["target"]["dtype"] == "bfloat16"
+    assert not [text for text in scorecard["warnings"] if "FLOAT32" in text]
+
+
+def test_a_disagreement_in_float32_is_loud(monkeypatch, target_folder, noisy_folder, tmp_path):
+    """A loop that loses a round must not pass unseen."""
+    from eval.live import LiveAnswer
+
+    honest = LiveAnswer.counts.fget
+    monkeypatch.setattr(LiveAnswer, "counts", property(lambda self: replace(honest(self), rounds=1.0)))
+    scorecard = score_drafts(
+        target_folder, {"draft": noisy_folder}, PROMPTS, config(temperature=(0.0,)), tmp_path, seed=1
+    )
+    assert scorecard["live"]["agreement"]["exact"] is False
+    page = (tmp_path / "scorecard.md").read_text()
+    for text in (page, headline(scorecard)):
+        assert "LOOP AND REPLAY DISAGREE IN FLOAT32" in text
