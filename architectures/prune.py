@@ -124,10 +124,13 @@ def draft_config(config: Mapping[str, Any], plan: PruningPlan, family: Family, d
     }
     draft.setdefault("architectures", [family.architecture])
     draft |= cut_layer_entries(config, plan, family)
-    if dtype is not None:
-        keys = [key for key in ("dtype", "torch_dtype") if key in draft]  # transformers 5 and 4 name it differently
-        draft |= dict.fromkeys(keys or ["dtype"], dtype)
-    return draft
+    return draft if dtype is None else with_dtype(draft, dtype)
+
+
+def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """A config that names another dtype, under the key it uses: transformers 4 wrote torch_dtype, 5 writes dtype."""
+    keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
+    return {**config, **dict.fromkeys(keys, dtype)}
 
 
 def cut_layer_entries(config: Mapping[str, Any], plan: PruningPlan, family: Family) -> dict[str, Any]:

@@ -89,6 +89,7 @@ def test_a_shard_is_filled_to_its_limit_and_a_large_tensor_gets_its_own():
 
     assert cut_into_shards(layout, 16) == [["a", "b"], ["c"], ["d"]]
     assert cut_into_shards(layout, 15) == [["a"], ["b"], ["c"], ["d"]]
+    assert cut_into_shards(layout, 1) == [["a"], ["b"], ["c"], ["d"]]
 
 
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 64])
