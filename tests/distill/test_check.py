@@ -1,0 +1,211 @@
+"""What `widedraft check` promises is what the stages then make."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from architectures.errors import UserError
+from architectures.manifest import write_manifest
+from distill.check import LOGITS_BYTES, check_recipe, free_bytes, size
+from distill.lineage import generate_inputs, target_record
+from distill.recipe import load_recipe
+
+RECIPE = """\
+run_name: demo
+run_dir: run
+target: {path: TARGET}
+architecture: {layers: 2}
+data: {prompts: [{path: prompts.jsonl}], num_eval_prompts: 2, max_seq_len: 100, max_new_tokens: 40}
+distill: {global_train_batch_size: 4}
+"""
+EMBEDDING, NORM = 264 * 64, 64
+LAYER = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * NORM  # query and output, key and value, feed-forward, norms
+DRAFT, TARGET = (EMBEDDING + layers * LAYER + NORM for layers in (2, 4))
+
+
+@pytest.fixture
+def checked(tmp_path, tiny_target, monkeypatch):
+    """checked("key=value", ...) -> (recipe, the lines printed)."""
+    monkeypatch.chdir(tmp_path)
+    Path("demo.yaml").write_text(RECIPE.replace("TARGET", str(tiny_target)), encoding="utf-8")
+    write_prompts(12)
+
+    def check(*overrides: str):
+        recipe = load_recipe("demo.yaml", overrides)
+        return recipe, [line.strip() for line in check_recipe(recipe).splitlines()]
+
+    return check
+
+
+def write_prompts(count: int) -> None:
+    rows = [json.dumps({"prompt": f"Count to {number}."}) for number in range(count)]
+    Path("prompts.jsonl").write_text("\n".join(rows), encoding="utf-8")
+
+
+def row(lines: list[str], name: str) -> str:
+    """The line of a name, without the name."""
+    (line,) = [line for line in lines if line.startswith(name) or line.endswith(name)]
+    return line.removeprefix(name).removesuffix(name).strip()
+
+
+def test_shapes_and_layers_are_those_pruning_makes(checked):
+    _, lines = checked()
+    dimensions = "hidden 64, intermediate 128, 4 heads of 16 (2 kv), vocabulary 264"
+    assert [line for line in lines if line.endswith(dimensions)] == [
+        f"4 layers, {dimensions}",
+        f"2 layers, {dimensions}",
+    ]
+    assert row(lines, "draft ") == "cut by first_last, keeping layers 0, 3 of 0 to 3"
+
+
+def test_parameters_are_the_models_own(checked, tiny_target):
+    from transformers import AutoModelForCausalLM
+
+    target = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_pretrained(tiny_target).parameters())
+    _, lines = checked()
+    assert target == TARGET
+    assert f"{target:,} parameters, {target - EMBEDDING:,} without embeddings; nominal size: none" in lines
+    assert f"{DRAFT:,} parameters, {DRAFT - EMBEDDING:,} without embeddings; nominal size: none" in lines
+
+
+def test_a_published_shape_is_named_by_its_nominal_size(checked):
+    llama = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+    }
+    Path("llama").mkdir()
+    Path("llama/config.json").write_text(json.dumps(llama), encoding="utf-8")
+    _, lines = checked("target.path=llama", "architecture={shape: wide-796m}")
+    assert any(line.startswith("6,738,415,616 parameters") and line.endswith("nominal size: 7B") for line in lines)
+    assert any(line.startswith("1,274,064,896 parameters") and line.endswith("nominal size: 796M") for line in lines)
+
+
+def test_memory_counts_weights_gradients_moments_teacher_and_logits(checked):
+    _, lines = checked()
+    master = DRAFT * 4
+    teacher = TARGET * 2
+    logits = 4 * 40 * 264 * LOGITS_BYTES
+    assert row(lines, "student weights, float32") == size(master).strip()
+    assert row(lines, "gradients, float32") == size(master).strip()
+    assert row(lines, "Adam's two moments, float32") == size(2 * master).strip()
+    assert row(lines, "teacher weights, bfloat16") == size(teacher).strip()
+    assert row(lines, "logits and loss of 4 answers, fewer where auto finds too little memory") == size(logits).strip()
+    assert size(4 * master + teacher + logits).strip() + "  together" in lines
+
+
+def test_memory_follows_micro_batch_precision_and_sharding(checked):
+    _, lines = checked("distill.device_train_microbatch_size=1", "distill.precision=fp32", "distill.parallelism=fsdp2")
+    assert row(lines, "logits and loss of 1 answers") == size(40 * 264 * LOGITS_BYTES).strip()
+    assert any(line.endswith("teacher weights, float32") for line in lines)
+    assert any(line.endswith("gradients, float32 (divided among processes)") for line in lines)
+
+
+def test_disk_counts_what_the_run_folder_will_hold(checked):
+    _, lines = checked("export.dtype=float32", "distill.save_num_checkpoints_to_keep=3")
+    assert row(lines, "init, bfloat16") == size(DRAFT * 2).strip()
+    assert row(lines, "answers, at most") == size(12 * 100 * 12).strip()
+    assert row(lines, "3 checkpoints, and one more while it is written") == size(4 * 12 * DRAFT).strip()
+    assert row(lines, "draft, float32") == size(DRAFT * 4).strip()
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps", "tokens"),
+    [
+        ("1ep", "3 of 4 answers each (1ep)", "at most 400;"),  # 10 answers: two whole batches and a smaller one
+        ("2ep", "6 of 4 answers each (2ep)", "at most 800;"),
+        ("5ba", "5 of 4 answers each (5ba)", "at most 800;"),
+        ("7sp", "2 of 4 answers each (7sp)", "at most 280;"),
+    ],
+)
+def test_steps_and_tokens_before_there_are_answers(checked, duration, steps, tokens):
+    _, lines = checked(f"distill.max_duration={duration}")
+    assert row(lines, "prompts ") == "12; 2 of them held out"
+    assert row(lines, "steps ") == steps
+    assert row(lines, "answer tokens ").startswith(tokens)
+
+
+def test_steps_of_a_duration_in_tokens_are_at_least(checked):
+    _, lines = checked("distill.max_duration=1_000tok")
+    assert row(lines, "steps ") == "at least 3 of 4 answers each (1_000tok, prompts counted)"
+
+
+def test_finished_answers_are_counted_and_others_are_not(checked, tiny_target):
+    recipe, _ = checked()
+    counts = {"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}}
+    inputs = generate_inputs(recipe, tiny_target)
+    write_manifest(Path("run/data"), stage="generate", inputs=inputs, counts=counts, target=target_record(recipe))
+    _, lines = checked()
+    assert row(lines, "answer tokens ") == "180, counted in run/data"
+    assert row(lines, "steps ") == "3 of 4 answers each (1ep)"
+    assert row(checked("distill.max_duration=2ep")[1], "answer tokens ") == "360, counted in run/data"
+    for change in ("data.temperature=1", "seed=3"):
+        assert row(checked(change)[1], "answer tokens ").startswith("at most")
+    write_prompts(13)
+    assert row(checked()[1], "answer tokens ").startswith("at most")
+
+
+def test_prompts_of_several_turns_and_self_written_ones_count(checked):
+    Path("prompts.jsonl").write_text('{"turns": ["a", "b", "c"]}\n' * 3, encoding="utf-8")
+    _, lines = checked("data.self_written_prompts=5")
+    assert row(lines, "prompts ") == "8; 2 of them held out"
+    assert row(lines, "steps ") == "3 of 4 answers each (1ep)"  # 8 - 2 prompts, and 6 further turns
+
+
+def test_a_data_set_of_unknown_size_is_said_to_be(checked):
+    _, lines = checked("data.prompts=[{name: openai/gsm8k}]")
+    assert row(lines, "prompts ").startswith("unknown until `widedraft generate`")
+    assert row(lines, "steps ") == "unknown (1ep)"
+    _, lines = checked("data.prompts=[{name: openai/gsm8k}]", "distill.max_duration=5ba")
+    assert row(lines, "steps ") == "5 of 4 answers each (5ba)"
+    assert not [line for line in lines if line.endswith("answers, at most")]
+
+
+def test_everything_wrong_with_target_and_prompts_at_once(checked):
+    Path("empty.jsonl").write_text("", encoding="utf-8")
+    Path("odd.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n', encoding="utf-8")
+    with pytest.raises(UserError) as raised:
+        checked(
+            "target.path=./nowhere",
+            "data.prompts=[{path: absent.jsonl}, {path: empty.jsonl}]",
+            "eval.tasks=[{path: odd.jsonl}]",
+        )
+    lines = str(raised.value).splitlines()
+    assert lines[0] == (
+        "target.path: ./nowhere: no such folder. Give a Hugging Face folder, a hub id (owner/name) or a .gguf file. "
+        "A GGUF file becomes this folder by `widedraft import-gguf FILE --to ./nowhere`."
+    )
+    assert [line.split(": ")[0] for line in lines[1:]] == ["absent.jsonl", "empty.jsonl", "odd.jsonl:2"]
+
+
+def test_more_layers_than_the_target(checked):
+    with pytest.raises(UserError, match=r"^architecture.layers=5 has 5 layers, the target has 4\."):
+        checked("architecture.layers=5")
+
+
+def test_nothing_left_to_train_on(checked):
+    with pytest.raises(UserError) as raised:
+        checked("data.num_eval_prompts=12")
+    assert str(raised.value) == (
+        "data.num_eval_prompts must be less than the number of prompts, got 12 and 12. Hold out fewer, or add prompts."
+    )
+
+
+def test_sizes_for_people():
+    assert [size(count).strip() for count in (0, 2**20, 538060032, 2**30, 3 * 2**29)] == [
+        "0.0 MiB",
+        "1.0 MiB",
+        "513.1 MiB",
+        "1.0 GiB",
+        "1.5 GiB",
+    ]
+
+
+def test_free_space_is_that_of_the_disk_the_folder_will_be_on(tmp_path):
+    import shutil
+
+    assert free_bytes(tmp_path / "not" / "yet") == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.01)
