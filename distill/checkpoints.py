@@ -1,0 +1,52 @@
+"""Checkpoint files: which there are, which is the newest, and whether a file is whole.
+
+Composer writes one file per checkpoint, `ep{epoch}-ba{batch}-rank0.pt`, straight to its final name: a machine that dies
+meanwhile, or a disk that fills up, leaves it cut short. A `.pt` file is a zip archive whose directory stands at its end
+and holds a CRC-32 of every entry, so damage shows without unpickling anything.
+"""
+
+import re
+import sys
+import zipfile
+from pathlib import Path
+
+CHECKPOINT_NAME = "ep{epoch}-ba{batch}-rank{rank}.pt"  # Composer fills this in
+LATEST_NAME = "latest-rank{rank}.pt"  # a link to the newest
+FILE_PATTERN = re.compile(r"ep(\d+)-ba(\d+)-rank0\.pt")
+
+
+def newest_intact_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint a resumed training should start from; each damaged one passed over is named on stderr.
+
+    Returns:
+        Its path, or None where there is none.
+    """
+    for path in reversed(find_checkpoints(folder)):
+        problem = damage(path)
+        if problem is None:
+            return path
+        print(f"{path}: cut short or damaged ({problem}); looking for the one before it.", file=sys.stderr)
+    return None
+
+
+def find_checkpoints(folder: Path) -> list[Path]:
+    """All checkpoint files of a training, whole or not, oldest first."""
+    return sorted((path for path in folder.glob("*.pt") if FILE_PATTERN.fullmatch(path.name)), key=training_time)
+
+
+def training_time(path: Path) -> tuple[int, int]:
+    """Batches and epochs trained when a checkpoint file was written, as its name says."""
+    match = FILE_PATTERN.fullmatch(path.name)
+    assert match is not None, path
+    epoch, batch = map(int, match.groups())
+    return batch, epoch
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint file, in a few words; None when every byte of it is as it was written."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entry = archive.testzip()
+    except zipfile.BadZipFile as error:
+        return str(error)
+    return None if entry is None else f"wrong checksum of {entry}"

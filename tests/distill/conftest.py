@@ -1,0 +1,66 @@
+"""A run folder ready to train: a target, a smaller init and answers, all tiny and random, with their manifests."""
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NUM_TRAIN, NUM_EVAL = 10, 5
+MAX_SEQ_LEN = 30
+
+
+def random_answers(count: int, seed: int) -> list[Any]:
+    """Prompts and answers of varied lengths over the tiny tokenizer's bytes; some are too long together."""
+    from eval.traces import Trace
+
+    generator = random.Random(seed)
+
+    def tokens(longest: int) -> tuple[int, ...]:
+        return tuple(generator.randrange(3, 259) for _ in range(generator.randint(1, longest)))
+
+    return [Trace(i, f"test:{i}", (), tokens(20), tokens(25), "", "stop") for i in range(count)]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..., Any]:
+    """make_run(name, **keys of distill) -> Recipe, with <run>/init and <run>/data as earlier stages leave them."""
+    from architectures.manifest import write_manifest
+    from distill.lineage import generate_inputs, prune_inputs
+    from distill.recipe import Recipe
+    from eval.shards import claim_shards, write_shard
+
+    def make(name: str = "run", *, init: Path = tiny_draft, **distill: Any) -> Recipe:
+        settings = {
+            "max_duration": "2ep",
+            "global_train_batch_size": 4,
+            "device_train_microbatch_size": 4,
+            "device_eval_batch_size": 2,
+            "precision": "fp32",
+            "optimizer": {"name": "adamw", "lr": 1e-3},
+            "scheduler": {"t_warmup": "1ba"},
+            "eval_interval": "1ep",
+            "save_interval": "1ba",
+        }
+        recipe = Recipe(
+            run_name=name,
+            run_dir=str(tmp_path / name),
+            target={"path": str(tiny_target), "dtype": "float32"},
+            architecture={"layers": 2},
+            data={"self_written_prompts": 1, "max_seq_len": MAX_SEQ_LEN, "max_new_tokens": 25},
+            distill={**settings, **distill},
+            export={"dtype": "bfloat16"},
+        )
+        run = Path(recipe.run_dir)
+        shutil.copytree(init, run / "init")
+        write_manifest(run / "init", stage="prune", inputs=prune_inputs(recipe, tiny_target))
+        for split, count in (("train", NUM_TRAIN), ("eval", NUM_EVAL)):
+            (path,) = claim_shards(run / "data", split, {}, num_shards=1)
+            write_shard(path, [asdict(trace) for trace in random_answers(count, seed=count)])
+        write_manifest(run / "data", stage="generate", inputs=generate_inputs(recipe, tiny_target))
+        return recipe
+
+    return make

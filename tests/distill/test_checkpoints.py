@@ -1,0 +1,200 @@
+"""Checkpoint files: found, verified, written whole, kept in number, and resumed from."""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import distill.callbacks
+from architectures.errors import UserError
+from distill.checkpoints import damage, find_checkpoints, newest_intact_checkpoint
+from distill.train import train
+
+
+def write(folder: Path, *names: str) -> list[Path]:
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        torch.save({"weight": torch.arange(1000.0)}, folder / name)
+    return [folder / name for name in names]
+
+
+def checkpoints(recipe) -> list[str]:
+    return [path.name for path in find_checkpoints(Path(recipe.run_dir) / "checkpoints")]
+
+
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def test_oldest_first_by_batch_then_epoch_and_nothing_else(tmp_path):
+    newest_first = ["ep1-ba10-rank0.pt", "ep0-ba10-rank0.pt", "ep0-ba9-rank0.pt", "ep0-ba2-rank0.pt"]
+    write(tmp_path, *newest_first, "other.pt", "ep0-ba11-rank0.pt.partial")
+    (tmp_path / "latest-rank0.pt").symlink_to("ep1-ba10-rank0.pt")
+    assert [path.name for path in find_checkpoints(tmp_path)] == newest_first[::-1]
+    assert find_checkpoints(tmp_path / "absent") == []
+
+
+def test_a_whole_file_is_intact(tmp_path):
+    assert damage(*write(tmp_path, "ep0-ba1-rank0.pt")) is None
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 100, 3000, -1])
+def test_a_file_cut_short_is_damaged(tmp_path, kept_bytes):
+    (path,) = write(tmp_path, "ep0-ba1-rank0.pt")
+    os.truncate(path, kept_bytes % path.stat().st_size)
+    assert "not a zip file" in (damage(path) or "")
+
+
+def test_one_wrong_byte_among_the_weights_is_damage(tmp_path):
+    (path,) = write(tmp_path, "ep0-ba1-rank0.pt")
+    contents = bytearray(path.read_bytes())
+    contents[contents.find(torch.arange(1000.0).numpy().tobytes()) + 40] ^= 1
+    path.write_bytes(contents)
+    assert "wrong checksum of" in (damage(path) or "")
+
+
+def test_the_newest_intact_one_is_chosen_and_the_others_named(tmp_path, capsys):
+    oldest, middle, newest = write(tmp_path, "ep0-ba1-rank0.pt", "ep0-ba2-rank0.pt", "ep0-ba3-rank0.pt")
+    assert newest_intact_checkpoint(tmp_path) == newest
+    assert capsys.readouterr().err == ""
+    cut_short(newest)
+    cut_short(middle)
+    assert newest_intact_checkpoint(tmp_path) == oldest
+    assert [line.split(": ")[0] for line in capsys.readouterr().err.splitlines()] == [str(newest), str(middle)]
+    cut_short(oldest)
+    assert newest_intact_checkpoint(tmp_path) is None
+
+
+def test_a_failed_write_leaves_neither_the_file_nor_a_part_of_it(tmp_path, monkeypatch):
+    def save_half(contents, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", save_half)
+    with pytest.raises(OSError, match="No space left"):
+        distill.callbacks.write_checkpoint({}, tmp_path / "ep0-ba1-rank0.pt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_so_many_are_kept_and_latest_points_to_the_newest(make_run):
+    recipe = make_run(save_num_checkpoints_to_keep=3)
+    train(recipe)
+    assert checkpoints(recipe) == ["ep1-ba4-rank0.pt", "ep1-ba5-rank0.pt", "ep1-ba6-rank0.pt"]
+    assert (Path(recipe.run_dir) / "checkpoints" / "latest-rank0.pt").readlink() == Path("ep1-ba6-rank0.pt")
+
+
+def test_checkpoints_of_earlier_sessions_count(make_run):
+    recipe = make_run(max_duration="3ba")
+    train(recipe)
+    assert checkpoints(recipe) == ["ep0-ba2-rank0.pt", "ep0-ba3-rank0.pt"]
+    train(longer(recipe, "4ba"))
+    assert checkpoints(recipe) == ["ep0-ba3-rank0.pt", "ep1-ba4-rank0.pt"]
+
+
+def longer(recipe, max_duration: str):
+    return recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"max_duration": max_duration})})
+
+
+def test_resumes_from_the_one_before_a_damaged_one(make_run, capsys):
+    recipe = make_run(max_duration="4ba")
+    train(recipe)
+    newest = Path(recipe.run_dir) / "checkpoints" / "ep1-ba4-rank0.pt"
+    before = torch.load(newest, weights_only=False)["state"]["model"]
+    cut_short(newest)
+    capsys.readouterr()
+    train(recipe)
+    error = capsys.readouterr().err
+    assert error.count(f"{newest}: cut short or damaged (File is not a zip file); looking for the one before it.") == 1
+    assert "batch 0" not in error
+    after = torch.load(newest, weights_only=False)["state"]["model"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert checkpoints(recipe) == ["ep0-ba3-rank0.pt", "ep1-ba4-rank0.pt"]
+
+
+def test_a_damaged_one_is_the_first_to_go(make_run):
+    recipe = make_run(max_duration="4ba", save_interval="2ba")
+    train(recipe)
+    cut_short(Path(recipe.run_dir) / "checkpoints" / "ep1-ba4-rank0.pt")
+    shorter = recipe.distill.model_copy(update={"save_interval": "1ba", "max_duration": "3ba"})
+    train(recipe.model_copy(update={"distill": shorter}))
+    assert checkpoints(recipe) == ["ep0-ba2-rank0.pt", "ep0-ba3-rank0.pt"]
+
+
+def test_starts_over_when_every_checkpoint_is_damaged(make_run, capsys):
+    recipe = make_run(max_duration="2ba")
+    train(recipe)
+    for path in find_checkpoints(Path(recipe.run_dir) / "checkpoints"):
+        cut_short(path)
+    train(recipe)
+    assert capsys.readouterr().err.count("batch 0: held-out") == 2
+    assert checkpoints(recipe) == ["ep0-ba1-rank0.pt", "ep0-ba2-rank0.pt"]
+
+
+def test_a_finished_training_is_exported_and_left_alone(make_run, capsys):
+    recipe = make_run(max_duration="1ep")
+    train(recipe)
+    before = [path.stat() for path in find_checkpoints(Path(recipe.run_dir) / "checkpoints")]
+    (Path(recipe.run_dir) / "draft" / "model.safetensors").unlink()
+    capsys.readouterr()
+    train(recipe)
+    assert "already trained for distill.max_duration=1ep" in capsys.readouterr().err
+    assert [path.stat() for path in find_checkpoints(Path(recipe.run_dir) / "checkpoints")] == before
+    assert (Path(recipe.run_dir) / "draft" / "model.safetensors").is_file()
+
+
+def test_refuses_to_train_over_checkpoints_it_may_not_resume_from(make_run):
+    recipe = make_run(max_duration="1ba")
+    train(recipe)
+    stubborn = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"autoresume": False})})
+    with pytest.raises(UserError, match=r"checkpoints: holds checkpoints .* distill\.autoresume is false"):
+        train(stubborn)
+
+
+@contextmanager
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    """Writing beyond so many bytes of a file fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_costs_no_checkpoint(make_run):
+    recipe = make_run(max_duration="2ba")
+    train(recipe)
+    folder = Path(recipe.run_dir) / "checkpoints"
+    one, two = (folder / f"ep0-ba{batch}-rank0.pt" for batch in (1, 2))
+    with file_size_limit(two.stat().st_size // 2), pytest.raises(UserError) as caught:
+        train(longer(recipe, "3ba"))
+    assert str(caught.value).startswith(
+        f"{folder / 'ep0-ba3-rank0.pt'}: writing this checkpoint failed (File too large); its disk has "
+    )
+    assert f"GiB free, and {two} stays usable. Make room" in str(caught.value)
+    assert find_checkpoints(folder) == [one, two]
+    assert not list(folder.glob("*.partial"))
+    assert newest_intact_checkpoint(folder) == two
+    train(longer(recipe, "3ba"))
+    assert checkpoints(recipe) == ["ep0-ba2-rank0.pt", "ep0-ba3-rank0.pt"]
+
+
+def test_a_full_disk_at_the_first_checkpoint(make_run):
+    recipe = make_run(max_duration="1ba")
+    with file_size_limit(100_000), pytest.raises(UserError, match="and there is no earlier one"):
+        train(recipe)
+    assert checkpoints(recipe) == []
+
+
+def test_only_the_disk_is_blamed_for_what_the_disk_did(make_run, monkeypatch):
+    def fail(contents, file):
+        raise RuntimeError("something else")
+
+    recipe = make_run(max_duration="1ba")
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        train(recipe)
