@@ -1,0 +1,96 @@
+"""A checkpoint becomes a Hugging Face folder: the init folder with every tensor replaced by the trained one."""
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from architectures.atomic import staged_folder, write_json
+from architectures.errors import UserError
+from architectures.families import EMBEDDING, HEAD
+from architectures.manifest import MANIFEST_NAME
+from architectures.plan import PLAN_NAME
+from architectures.prune import carry_files
+from architectures.target import read_config
+from architectures.weights import TensorInfo, open_weights, require_replaceable, write_weights
+
+STUDENT_PREFIX = "student.lm."  # where DistillModel keeps the language model
+MAX_NAMES_SHOWN = 5
+
+
+def export_checkpoint(checkpoint: Path, init: Path, out: Path, *, dtype: str, finish: Callable[[Path], None]) -> None:
+    """Write the student of a checkpoint as a draft folder; it appears whole or not at all.
+
+    Tokenizer, chat template and generation_config.json are init's, byte for byte. Tied embeddings stay tied.
+
+    Args:
+        checkpoint: A file of <run>/checkpoints, from one process or many.
+        init: The folder the training started from.
+        out: The draft folder; an earlier draft there is replaced.
+        dtype: Number type of every weight: "float32", "bfloat16" or "float16".
+        finish: Called with the folder before it takes its place; writes manifest.json.
+
+    Raises:
+        UserError: If checkpoint and init are not of one model, or out holds something else.
+    """
+    config = read_config(init)
+    student = read_student(checkpoint)
+    if config.get("tie_word_embeddings"):
+        drop_tied_head(student, checkpoint)
+    sizes = {name: info.size for name, info in open_weights(init).info.items()}
+    require_one_model(student, sizes, checkpoint=checkpoint, init=init)
+    require_replaceable(out, MANIFEST_NAME, reading=init)
+
+    cast = getattr(torch, dtype)
+    layout = {name: TensorInfo(cast, size) for name, size in sizes.items()}
+    with staged_folder(out) as folder:
+        write_weights(layout, lambda name: student[name].to(cast), folder)
+        # transformers 4 and 5 name it differently
+        config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
+        write_json(config, folder / "config.json")
+        carry_files(init, folder)
+        if (init / PLAN_NAME).is_file():
+            shutil.copyfile(init / PLAN_NAME, folder / PLAN_NAME)
+        finish(folder)
+
+
+def read_student(checkpoint: Path) -> dict[str, Tensor]:
+    """The student's tensors under their names in a Hugging Face folder, left on disk until they are used."""
+    saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=False)["state"]["model"]
+    return {name.removeprefix(STUDENT_PREFIX): tensor for name, tensor in saved.items()}
+
+
+def drop_tied_head(student: dict[str, Tensor], checkpoint: Path) -> None:
+    """Remove the head's second name for the embeddings."""
+    head = student.pop(HEAD, None)
+    if head is not None and not torch.equal(head, student[EMBEDDING]):
+        raise UserError(
+            f"{checkpoint}: {HEAD} differs from {EMBEDDING}, but init says tie_word_embeddings true. "
+            "This checkpoint was not trained from this init; give the one it was trained from."
+        )
+
+
+def require_one_model(
+    student: Mapping[str, Tensor], sizes: Mapping[str, tuple[int, ...]], *, checkpoint: Path, init: Path
+) -> None:
+    """Raise UserError unless both hold the same tensors with the same sizes; names those that do not."""
+    resized = [name for name in sizes if name in student and tuple(student[name].shape) != sizes[name]]
+    for problem, names in (
+        ("lacks", sizes.keys() - student.keys()),
+        ("has, beyond init,", student.keys() - sizes.keys()),
+        ("has another size of", resized),
+    ):
+        if names:
+            raise UserError(
+                f"{checkpoint} {problem} {name_some(names)}; {init} has {len(sizes)} tensors. "
+                "This checkpoint was not trained from this init; give the one it was trained from."
+            )
+
+
+def name_some(names: Iterable[str]) -> str:
+    """The first few names, and how many more there are."""
+    ordered = sorted(names)
+    more = len(ordered) - MAX_NAMES_SHOWN
+    return ", ".join(ordered[:MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,165 @@
+"""The draft folder: the trained student, bit for bit, in a folder that transformers opens as it is."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from architectures.errors import UserError
+from architectures.manifest import read_manifest, write_manifest
+from distill.checkpoints import find_checkpoints
+from distill.export import export_checkpoint
+from distill.train import train
+
+PROMPT_IDS = torch.tensor([[1, 70, 80, 90, 100, 110, 2, 13, 40]])
+
+
+def finish(folder: Path) -> None:
+    write_manifest(folder, stage="export", inputs={})
+
+
+@pytest.fixture
+def trained(make_run):
+    """make(**of make_run) -> (checkpoint, init) of a short training."""
+
+    def make(**settings):
+        recipe = make_run(max_duration="2ba", save_interval="1dur", scheduler={"t_warmup": "0ba"}, **settings)
+        train(recipe)
+        run = Path(recipe.run_dir)
+        return find_checkpoints(run / "checkpoints")[-1], run / "init"
+
+    return make
+
+
+def student_of(checkpoint: Path, init: Path, dtype: str = "float32"):
+    """The student as it was trained: the init model with the checkpoint's weights, which alone are cast to dtype.
+
+    (`model.to(dtype)` would also round the rotary frequencies, which no loader does.)
+    """
+    model = AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)
+    saved = torch.load(checkpoint, weights_only=False)["state"]["model"]
+    model.load_state_dict({name.removeprefix("student.lm."): tensor for name, tensor in saved.items()}, strict=True)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    return model.eval()
+
+
+def stored_names(folder: Path) -> set[str]:
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        return set(file.keys())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_loaded_logits_are_the_students_bit_for_bit(trained, tmp_path, dtype):
+    checkpoint, init = trained()
+    export_checkpoint(checkpoint, init, tmp_path / "draft", dtype=dtype, finish=finish)
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
+    assert draft.dtype == getattr(torch, dtype)
+    assert torch.equal(draft(PROMPT_IDS).logits, student_of(checkpoint, init, dtype)(PROMPT_IDS).logits)
+    undistilled = AutoModelForCausalLM.from_pretrained(init, dtype=getattr(torch, dtype))
+    assert not torch.equal(draft(PROMPT_IDS).logits, undistilled(PROMPT_IDS).logits)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_stays_tied_and_untied_untied(trained, make_checkpoint, tmp_path, tied):
+    checkpoint, init = trained(init=make_checkpoint(seed=3, num_hidden_layers=2, tie_word_embeddings=tied))
+    export_checkpoint(checkpoint, init, tmp_path / "draft", dtype="float32", finish=finish)
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
+    assert (draft.lm_head.weight is draft.model.embed_tokens.weight) == tied
+    assert ("lm_head.weight" in stored_names(tmp_path / "draft")) == (not tied)
+    assert stored_names(tmp_path / "draft") == stored_names(init)
+    assert torch.equal(draft(PROMPT_IDS).logits, student_of(checkpoint, init)(PROMPT_IDS).logits)
+
+
+def test_everything_else_is_inits(trained, tmp_path):
+    checkpoint, init = trained()
+    (init / "plan.json").write_text("{}\n")
+    export_checkpoint(checkpoint, init, tmp_path / "draft", dtype="bfloat16", finish=finish)
+    names = {path.name for path in init.iterdir()}
+    assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"} <= names
+    assert {path.name for path in (tmp_path / "draft").iterdir()} == names
+    for name in names - {"model.safetensors", "config.json", "manifest.json"}:
+        assert (tmp_path / "draft" / name).read_bytes() == (init / name).read_bytes(), name
+    messages = [{"role": "user", "content": "Hello"}]
+    ours, theirs = (
+        AutoTokenizer.from_pretrained(folder).apply_chat_template(messages) for folder in (tmp_path / "draft", init)
+    )
+    assert ours == theirs
+
+
+def test_neither_teacher_nor_optimiser_reaches_the_folder(trained, tmp_path):
+    checkpoint, init = trained()
+    export_checkpoint(checkpoint, init, tmp_path / "draft", dtype="float32", finish=finish)
+    model = torch.load(checkpoint, weights_only=False)["state"]["model"]
+    assert all(name.startswith("student.lm.") for name in model)
+    assert "model.layers.2.mlp.up_proj.weight" not in stored_names(tmp_path / "draft")  # the target has four layers
+
+
+def test_works_as_assistant_with_the_targets_exact_greedy_text(trained, tiny_target, tmp_path):
+    checkpoint, init = trained()
+    export_checkpoint(checkpoint, init, tmp_path / "draft", dtype="float32", finish=finish)
+    target = AutoModelForCausalLM.from_pretrained(tiny_target)
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
+    settings = {"attention_mask": torch.ones_like(PROMPT_IDS), "max_new_tokens": 40, "do_sample": False}
+    alone = target.generate(PROMPT_IDS, **settings)
+    assisted = target.generate(PROMPT_IDS, assistant_model=draft, **settings)
+    assert assisted.tolist() == alone.tolist()
+    assert alone.shape[1] > PROMPT_IDS.shape[1] + 10
+
+
+def test_an_earlier_draft_is_replaced_whole(trained, tmp_path):
+    checkpoint, init = trained()
+    draft = tmp_path / "draft"
+    export_checkpoint(checkpoint, init, draft, dtype="float32", finish=finish)
+    (draft / "left-over.txt").write_text("old")
+    export_checkpoint(checkpoint, init, draft, dtype="bfloat16", finish=finish)
+    assert not (draft / "left-over.txt").exists()
+    assert read_manifest(draft) is not None
+
+
+def test_a_failed_export_leaves_the_earlier_draft_and_nothing_else(trained, tmp_path):
+    checkpoint, init = trained()
+    draft = tmp_path / "draft"
+    export_checkpoint(checkpoint, init, draft, dtype="float32", finish=finish)
+    before = (draft / "model.safetensors").read_bytes()
+
+    def fail(folder: Path) -> None:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        export_checkpoint(checkpoint, init, draft, dtype="bfloat16", finish=fail)
+    assert (draft / "model.safetensors").read_bytes() == before
+    assert [path.name for path in draft.parent.glob("draft*")] == ["draft"]
+
+
+def test_a_folder_of_something_else_is_not_replaced(trained, tmp_path):
+    checkpoint, init = trained()
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"exists, is not empty and holds no manifest\.json"):
+        export_checkpoint(checkpoint, init, tmp_path / "draft", dtype="float32", finish=finish)
+    assert (tmp_path / "draft" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ({"num_hidden_layers": 3}, r"lacks model\.layers\.2\.input_layernorm\.weight, .* and 4 more"),
+        ({"num_hidden_layers": 1}, r"has, beyond init, model\.layers\.1\."),
+        ({"num_hidden_layers": 2, "intermediate_size": 96}, r"has another size of model\.layers\.0\.mlp\.down_proj"),
+    ],
+    ids=["missing", "extra", "resized"],
+)
+def test_a_checkpoint_of_another_init_is_refused_by_name(trained, make_checkpoint, tmp_path, overrides, problem):
+    checkpoint, _ = trained()
+    with pytest.raises(UserError, match=problem):
+        export_checkpoint(checkpoint, make_checkpoint(**overrides), tmp_path / "draft", dtype="float32", finish=finish)
+    assert not (tmp_path / "draft").exists()
+
+
+def test_an_untied_checkpoint_is_refused_where_init_is_tied(trained, make_checkpoint, tiny_draft, tmp_path):
+    checkpoint, _ = trained(init=make_checkpoint(seed=3, num_hidden_layers=2, tie_word_embeddings=False))
+    with pytest.raises(UserError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+        export_checkpoint(checkpoint, tiny_draft, tmp_path / "draft", dtype="float32", finish=finish)
