@@ -1,0 +1,186 @@
+"""The entry point of training: read this first.
+
+    composer -n 8 -m distill.train RECIPE key=value ...
+
+Reads <run>/init and <run>/data, writes <run>/checkpoints and <run>/logs, and ends with the draft in <run>/draft. Run it
+again after an interruption and it continues. `train` lists the steps; each is a function of its own.
+"""
+
+# ruff: noqa: E402  # nothing of ours is imported before the check that it is ours
+
+from distill.own_packages import refuse_foreign_packages
+
+refuse_foreign_packages()
+
+import argparse
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from composer import Trainer
+from composer.utils import dist
+
+from architectures.errors import UserError
+from architectures.target import resolve_checkpoint
+from distill.checkpoints import find_checkpoints, newest_intact_checkpoint
+from distill.data import AnswerDataset
+from distill.exits import report_user_errors
+from distill.export import export_checkpoint
+from distill.lineage import begin_training, require_training_inputs, write_draft_manifest
+from distill.recipe import Recipe, load_recipe
+from distill.trainer import DIST_TIMEOUT_S, build_model, build_trainer
+from eval.models import require_same_tokenizer
+from eval.traces import read_traces
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as the recipe says; the exit code of the process."""
+    restore_signals()
+    return report_user_errors(lambda: train_from_arguments(argv))
+
+
+def train_from_arguments(argv: Sequence[str] | None) -> None:
+    """Read the recipe named on the command line and train."""
+    parser = argparse.ArgumentParser(prog="composer -n N -m distill.train", description="Distil a draft.")
+    parser.add_argument("recipe", type=Path, help="a recipe file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe values to change")
+    arguments = parser.parse_args(argv)
+    train(load_recipe(arguments.recipe, arguments.overrides))
+
+
+def train(recipe: Recipe) -> None:
+    """Distil <run>/init into <run>/draft, from the start or from where an earlier session stopped.
+
+    Raises:
+        UserError: If init or data are missing or made from something else, or the recipe does not fit this machine.
+    """
+    run = Path(recipe.run_dir)
+    share_cores()
+    require_training_inputs(recipe)
+    target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
+    require_same_tokenizer(target, run / "init")
+    join_other_processes(recipe)
+    checkpoint = find_resume_point(recipe)
+    train_set, eval_set = read_answers(recipe)
+    model = build_model(recipe, target=target)
+    trainer = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=checkpoint)
+    try:
+        fit(recipe, trainer)
+    finally:
+        trainer.engine.close()  # leaves logs whole and the terminal usable, also after an error
+    export(recipe)
+
+
+def restore_signals() -> None:
+    """Undo what importing Composer did: Ctrl-C raises KeyboardInterrupt again, and ranks above 0 end at once.
+
+    Composer exits in an orderly way on SIGTERM, for the sake of loggers, which only rank 0 has; its launcher takes that
+    for a crash of its own and prints all the others' output after the one message that matters.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if dist.get_global_rank() != 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def share_cores() -> None:
+    """Give each process of this machine its share of the cores, unless OMP_NUM_THREADS says otherwise.
+
+    Neither Composer's launcher nor torch does: eight processes would start eight times as many threads as cores.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // dist.get_local_world_size()))
+
+
+def join_other_processes(recipe: Recipe) -> None:
+    """Meet the other ranks, if there are any."""
+    if dist.get_world_size() > 1 or recipe.distill.parallelism == "fsdp2":
+        dist.initialize_dist("gpu" if torch.cuda.is_available() else "cpu", timeout=DIST_TIMEOUT_S)
+
+
+def find_resume_point(recipe: Recipe) -> Path | None:
+    """The newest intact checkpoint, chosen by rank 0 for all; None to start from the beginning.
+
+    Raises:
+        UserError: If there are checkpoints and the recipe says not to resume.
+    """
+    folder = Path(recipe.run_dir) / "checkpoints"
+    if not recipe.distill.autoresume:
+        if find_checkpoints(folder):
+            raise UserError(
+                f"{folder}: holds checkpoints of an earlier training, and distill.autoresume is false. "
+                "Set it to true to continue that training, choose another run_name, or delete the folder."
+            )
+        return None
+    chosen = [newest_intact_checkpoint(folder) if dist.get_global_rank() == 0 else None]
+    dist.broadcast_object_list(chosen, src=0)
+    return chosen[0]
+
+
+def read_answers(recipe: Recipe) -> tuple[AnswerDataset, AnswerDataset]:
+    """The target's answers to train on and to evaluate on; says what the limit on length did to them.
+
+    Raises:
+        UserError: If no answer is left.
+    """
+    folder = Path(recipe.run_dir) / "data"
+    max_seq_len = recipe.data.max_seq_len
+    sets = {name: AnswerDataset(read_traces(folder, name), max_seq_len=max_seq_len) for name in ("train", "eval")}
+    for name, dataset in sets.items():
+        counts = dataset.counts
+        if dist.get_global_rank() == 0:
+            print(
+                f"{name}: {counts.answers} answers with {counts.answer_tokens} tokens; data.max_seq_len={max_seq_len} "
+                f"cut {counts.cut} of them and left out {counts.left_out}.",
+                file=sys.stderr,
+            )
+        if not counts.answers:
+            raise UserError(
+                f"{folder}: no {name} answer fits data.max_seq_len={max_seq_len}. "
+                "Raise it, or give shorter prompts, and run `widedraft generate` again."
+            )
+    return sets["train"], sets["eval"]
+
+
+def fit(recipe: Recipe, trainer: Trainer) -> None:
+    """Train to the end of max_duration, with an evaluation before the first batch if the recipe wants it."""
+    state = trainer.state
+    assert state.max_duration is not None
+    if state.timestamp.get(state.max_duration.unit) >= state.max_duration:
+        if dist.get_global_rank() == 0:
+            print(
+                f"{recipe.run_dir}: already trained for distill.max_duration={recipe.distill.max_duration}.",
+                file=sys.stderr,
+            )
+        return
+    if dist.get_global_rank() == 0:
+        begin_training(recipe)
+    if recipe.distill.eval_first and state.timestamp.batch == 0:
+        trainer.eval()
+    with warnings.catch_warnings():
+        # said when a session resumes after the last batch of an epoch; that there are batches has been checked
+        warnings.filterwarnings("ignore", message="No batches were trained for global rank")
+        trainer.fit()
+
+
+def export(recipe: Recipe) -> None:
+    """Make <run>/draft from the last checkpoint, on rank 0."""
+    if dist.get_global_rank() != 0:
+        return
+    run = Path(recipe.run_dir)
+    last = newest_intact_checkpoint(run / "checkpoints")
+    assert last is not None, "the end of training is always saved"
+
+    def finish(folder: Path) -> None:
+        write_draft_manifest(recipe, folder, checkpoint=last.name, finished=True)
+
+    export_checkpoint(last, run / "init", run / "draft", dtype=recipe.export.dtype, finish=finish)
+    print(f"{run / 'draft'}: made from {last}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Composer's trainer, built from a recipe."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from composer import DataSpec, Evaluator, Trainer
+from composer.callbacks import LRMonitor, SpeedMonitor
+from composer.optim import (
+    ComposerScheduler,
+    ConstantScheduler,
+    ConstantWithWarmupScheduler,
+    CosineAnnealingScheduler,
+    CosineAnnealingWithWarmupScheduler,
+    DecoupledAdamW,
+    LinearScheduler,
+    LinearWithWarmupScheduler,
+)
+from composer.utils import dist
+from torch.utils.data import DataLoader
+
+from architectures.errors import UserError
+from distill.answer_logits import AnswerLogits
+from distill.callbacks import CheckpointWriter, ClipGradientNorm
+from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig, split_time
+from distill.data import AnswerDataset, build_dataspec
+from distill.loggers import build_loggers
+from distill.model import DistillModel
+from distill.recipe import Recipe
+from distill.teacher import load_teacher
+from eval.models import load_model
+
+DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint of many gigabytes
+
+
+def build_model(recipe: Recipe, *, target: Path) -> DistillModel:
+    """The student at <run>/init in float32 beside its teacher on this process's device."""
+    on_gpu = torch.cuda.is_available()
+    full_precision = recipe.distill.precision == "fp32"
+    teacher = load_teacher(
+        target,
+        dtype="float32" if full_precision else recipe.target.dtype,
+        device=f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu",
+    )
+    student = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
+    return DistillModel(
+        AnswerLogits(student),
+        teacher,
+        temperature=recipe.distill.temperature,
+        cpu_bfloat16=not on_gpu and not full_precision,
+    )
+
+
+def build_trainer(
+    recipe: Recipe,
+    model: DistillModel,
+    *,
+    train_set: AnswerDataset,
+    eval_set: AnswerDataset,
+    checkpoint: Path | None,
+) -> Trainer:
+    """A trainer that stands at the checkpoint, or at the start where there is none."""
+    config = recipe.distill
+    clipping = config.gradient_clipping
+    size, eval_size = device_batch_size(config), config.device_eval_batch_size
+    train_data = build_dataspec(train_set, device_batch_size=size, shuffle=True, seed=recipe.seed)
+    eval_data = build_dataspec(eval_set, device_batch_size=eval_size, shuffle=False, seed=recipe.seed)
+    return Trainer(
+        model=model,
+        train_dataloader=train_data,
+        eval_dataloader=Evaluator(label="eval", dataloader=eval_data),
+        max_duration=epochs_in_batches(config.max_duration, train_data),
+        optimizers=build_optimizer(config.optimizer, model),
+        schedulers=build_scheduler(config.scheduler),
+        algorithms=[] if clipping is None else [ClipGradientNorm(clipping.clipping_threshold)],
+        device="gpu" if torch.cuda.is_available() else "cpu",
+        precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see DistillModel
+        device_train_microbatch_size=microbatch_size(config),
+        accumulate_train_batch_on_tokens=True,
+        eval_interval=config.eval_interval,
+        parallelism_config={"fsdp2": {"state_dict_type": "full"}} if config.parallelism == "fsdp2" else None,
+        callbacks=[
+            CheckpointWriter(
+                Path(recipe.run_dir) / "checkpoints",
+                save_interval=config.save_interval,
+                num_to_keep=config.save_num_checkpoints_to_keep,
+            ),
+            SpeedMonitor(window_size=10),
+            LRMonitor(),
+        ],
+        loggers=build_loggers(recipe),
+        progress_bar=False,  # ours is among the loggers
+        run_name=recipe.run_name,
+        seed=recipe.seed,
+        load_path=None if checkpoint is None else str(checkpoint),
+        dist_timeout=DIST_TIMEOUT_S,
+    )
+
+
+def device_batch_size(config: DistillConfig) -> int:
+    """Sequences per step on one process.
+
+    Raises:
+        UserError: If the processes cannot share the global batch evenly.
+    """
+    size, remainder = divmod(config.global_train_batch_size, dist.get_world_size())
+    if remainder or not size:
+        raise UserError(
+            f"distill.global_train_batch_size must be a multiple of the number of processes, got "
+            f"{config.global_train_batch_size} and {dist.get_world_size()}. Change one of the two."
+        )
+    return size
+
+
+def epochs_in_batches(max_duration: str, train_data: DataSpec) -> str:
+    """The same duration, in batches if it was in epochs.
+
+    Composer saves the last batch of an epoch before it counts the epoch as done, so a training measured in epochs would
+    look unfinished in its own last checkpoint.
+    """
+    value, unit = split_time(max_duration)
+    assert isinstance(train_data.dataloader, DataLoader)
+    return f"{int(value) * len(train_data.dataloader)}ba" if unit == "ep" else max_duration
+
+
+def microbatch_size(config: DistillConfig) -> int | Literal["auto"]:
+    """Sequences per forward and backward pass. Composer finds it on GPUs; on a processor it is the device's batch."""
+    if config.device_train_microbatch_size != "auto" or torch.cuda.is_available():
+        return config.device_train_microbatch_size
+    return device_batch_size(config)
+
+
+def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim.Optimizer:
+    """The optimiser of the student's parameters; the teacher has none here."""
+    kinds = {"decoupled_adamw": DecoupledAdamW, "adamw": torch.optim.AdamW}
+    return kinds[config.name](
+        model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+    )
+
+
+def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
+    """The course of the learning rate; Composer's classes with warm-up complain when there is none."""
+    if split_time(config.t_warmup)[0] == 0:
+        return {
+            "constant_with_warmup": ConstantScheduler(),
+            "linear_decay_with_warmup": LinearScheduler(alpha_f=config.alpha_f),
+            "cosine_with_warmup": CosineAnnealingScheduler(alpha_f=config.alpha_f),
+        }[config.name]
+    return {
+        "constant_with_warmup": ConstantWithWarmupScheduler(t_warmup=config.t_warmup),
+        "linear_decay_with_warmup": LinearWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
+        "cosine_with_warmup": CosineAnnealingWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
+    }[config.name]

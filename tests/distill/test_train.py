@@ -1,0 +1,319 @@
+"""Training as a whole, in this process: what it learns, and that how it is cut up does not change what it learns."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from composer.loggers import LoggerDestination
+from transformers import AutoModelForCausalLM
+
+import distill.trainer
+from architectures.errors import UserError
+from architectures.manifest import read_manifest, write_manifest
+from distill.checkpoints import find_checkpoints
+from distill.lineage import generate_inputs, prune_inputs
+from distill.train import share_cores, train
+from distill.trainer import build_model, device_batch_size, microbatch_size
+from eval.traces import read_traces
+
+UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
+
+
+def last_state(recipe) -> dict:
+    last = find_checkpoints(Path(recipe.run_dir) / "checkpoints")[-1]
+    return torch.load(last, weights_only=False)["state"]
+
+
+def weights(recipe) -> dict[str, torch.Tensor]:
+    return last_state(recipe)["model"]
+
+
+def metrics(recipe) -> dict[int, dict[str, float]]:
+    """Metrics by batch, from the file logger."""
+    merged: dict[int, dict[str, float]] = {}
+    for line in (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        merged.setdefault(record["batch"], {}).update(record)
+    return merged
+
+
+class Interruption(Exception):  # noqa: N818  # nobody's mistake
+    pass
+
+
+class InterruptAt(LoggerDestination):
+    """Ends the session after a batch, before its checkpoint."""
+
+    def __init__(self, batch: int):
+        self.batch = batch
+
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == self.batch:
+            raise Interruption
+
+
+def interrupt(monkeypatch, recipe, batch: int) -> None:
+    """Train until the middle of batch `batch`."""
+    build = distill.trainer.build_loggers
+    with monkeypatch.context() as patch:
+        patch.setattr(distill.trainer, "build_loggers", lambda recipe: [*build(recipe), InterruptAt(batch)])
+        with pytest.raises(Interruption):
+            train(recipe)
+
+
+def test_learns_and_leaves_a_draft(make_run):
+    recipe = make_run(max_duration="12ep", save_interval="1dur", eval_interval="1dur")
+    train(recipe)
+    run = Path(recipe.run_dir)
+    log = metrics(recipe)
+    assert log[35]["loss/train/total"] < 0.9 * log[0]["loss/train/total"]
+    assert log[36]["metrics/eval/alpha"] != log[0]["metrics/eval/alpha"]
+    draft = AutoModelForCausalLM.from_pretrained(run / "draft")
+    assert draft.dtype == torch.bfloat16
+    manifest = read_manifest(run / "draft")
+    assert manifest["finished"] is True
+    assert manifest["checkpoint"] == "ep11-ba36-rank0.pt"
+
+
+def test_same_recipe_same_weights_bit_for_bit(make_run):
+    one, other = make_run("one"), make_run("other")
+    train(one)
+    train(other)
+    assert_equal(last_state(one)["model"], last_state(other)["model"])
+    assert_equal(last_state(one)["optimizers"], last_state(other)["optimizers"])
+
+
+def assert_equal(one, other, name=""):
+    assert type(one) is type(other), name
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), name
+        for key in one:
+            assert_equal(one[key], other[key], f"{name}.{key}")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), name
+    else:
+        assert one == other, name
+
+
+def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Euclidean distance over Euclidean norm, all tensors together."""
+    assert one.keys() == other.keys()
+    distance = sum(float((one[name] - other[name]).double().square().sum()) for name in one) ** 0.5
+    return distance / sum(float(one[name].double().square().sum()) for name in one) ** 0.5
+
+
+def mean_gradients(recipe) -> dict[str, torch.Tensor]:
+    """Adam's first moments: after one step a tenth of the gradients, sizes and all, which its update would hide."""
+    (optimizer,) = last_state(recipe)["optimizers"].values()
+    return {name: moments["exp_avg"] for name, moments in optimizer["state"].items()}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_microbatches_do_not_change_the_update(make_run, size):
+    settings = {"max_duration": "1ba", "scheduler": {"t_warmup": "0ba"}, "gradient_clipping": None}
+    whole = make_run("whole", **settings)
+    cut = make_run("cut", device_train_microbatch_size=size, **settings)
+    train(whole)
+    train(cut)
+    assert relative_difference(mean_gradients(whole), mean_gradients(cut)) < UPDATE_RTOL
+    assert metrics(cut)[0]["loss/train/total"] == pytest.approx(metrics(whole)[0]["loss/train/total"], rel=1e-6)
+
+
+@pytest.mark.parametrize("batch", [2, 5], ids=["first epoch", "second epoch"])
+def test_resumed_equals_uninterrupted_bit_for_bit(make_run, monkeypatch, batch):
+    straight, resumed = make_run("straight"), make_run("resumed")
+    train(straight)
+    interrupt(monkeypatch, resumed, batch)
+    assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
+    train(resumed)
+    assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
+    assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
+
+
+def test_metrics_are_logged_at_the_start_and_at_every_interval(make_run):
+    recipe = make_run(max_duration="6ba", eval_interval="2ba")
+    train(recipe)
+    log = metrics(recipe)
+    assert [batch for batch in log if "metrics/eval/alpha" in log[batch]] == [0, 2, 4, 6]
+    assert [batch for batch in log if "loss/train/total" in log[batch]] == [0, 1, 2, 3, 4, 5]
+    assert all(0 <= log[batch]["metrics/eval/greedy_match"] <= 1 for batch in (0, 2, 4, 6))
+    assert log[0]["metrics/eval/alpha"] == pytest.approx(held_out_alpha(recipe), rel=1e-5)
+
+
+def held_out_alpha(recipe) -> float:
+    """Mean of sum_x min(p, q) over the held-out answers, from two models and the text alone."""
+    target, init = (
+        AutoModelForCausalLM.from_pretrained(folder) for folder in (recipe.target.path, Path(recipe.run_dir) / "init")
+    )
+    alphas = []
+    for trace in read_traces(Path(recipe.run_dir) / "data", "eval"):
+        answer = trace.answer_ids[: recipe.data.max_seq_len - len(trace.prompt_ids)]
+        ids = torch.tensor([[*trace.prompt_ids, *answer]])
+        p, q = (model(ids).logits[0, len(trace.prompt_ids) - 1 : -1].softmax(-1) for model in (target, init))
+        alphas += torch.minimum(p, q).sum(-1).tolist()
+    return sum(alphas) / len(alphas)
+
+
+def test_no_evaluation_at_the_start_if_not_wanted(make_run):
+    recipe = make_run(max_duration="2ba", eval_first=False)
+    train(recipe)
+    assert [batch for batch, record in metrics(recipe).items() if "metrics/eval/alpha" in record] == [2]
+
+
+def test_the_first_loss_is_the_mean_over_the_batchs_answer_tokens(make_run):
+    recipe = make_run(max_duration="1ba", global_train_batch_size=10)  # one batch holds all answers
+    train(recipe)
+    target, init = (
+        AutoModelForCausalLM.from_pretrained(folder) for folder in (recipe.target.path, Path(recipe.run_dir) / "init")
+    )
+    total, num_tokens = 0.0, 0
+    for trace in read_traces(Path(recipe.run_dir) / "data", "train"):
+        answer = trace.answer_ids[: recipe.data.max_seq_len - len(trace.prompt_ids)]
+        ids = torch.tensor([[*trace.prompt_ids, *answer]])
+        p, q = (model(ids).logits[0, len(trace.prompt_ids) - 1 : -1].log_softmax(-1) for model in (target, init))
+        total += float((p.exp() * (p - q)).sum())
+        num_tokens += len(answer)
+    assert metrics(recipe)[0]["loss/train/total"] == pytest.approx(total / num_tokens, rel=1e-5)
+
+
+def test_bfloat16_on_a_processor_keeps_float32_weights(make_run):
+    exact, rounded = (
+        make_run("exact", max_duration="2ba"),
+        make_run("rounded", max_duration="2ba", precision="amp_bf16"),
+    )
+    train(exact)
+    train(rounded)
+    assert {tensor.dtype for tensor in weights(rounded).values()} == {torch.float32}
+    losses = [metrics(recipe)[0]["loss/train/total"] for recipe in (exact, rounded)]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)  # eight bits of mantissa
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "expected"),
+    [
+        ("amp_bf16", "bfloat16", torch.bfloat16),
+        ("amp_bf16", "float32", torch.float32),
+        ("fp32", "bfloat16", torch.float32),
+    ],
+)
+def test_the_teacher_runs_in_the_targets_dtype_unless_all_is_float32(make_run, precision, dtype, expected):
+    recipe = make_run(precision=precision)
+    recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"dtype": dtype})})
+    model = build_model(recipe, target=Path(recipe.target.path))
+    assert {parameter.dtype for parameter in model.teacher.model.parameters()} == {expected}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.cpu_bfloat16 == (precision == "amp_bf16")
+
+
+@pytest.mark.parametrize("name", ["adamw", "decoupled_adamw"])
+def test_gradients_are_clipped_before_the_step(make_run, name):
+    settings = {"max_duration": "1ba", "optimizer": {"name": name, "lr": 1e-3, "betas": [0.9, 0.95]}}
+    free, clipped = (
+        make_run("free", gradient_clipping=None, **settings),
+        make_run("clipped", gradient_clipping={"clipping_threshold": 0.01}, **settings),
+    )
+    train(free)
+    train(clipped)
+    norms = [
+        sum(float(moment.double().square().sum()) for moment in mean_gradients(recipe).values()) ** 0.5 / (1 - 0.9)
+        for recipe in (free, clipped)
+    ]
+    assert norms[0] > 0.1
+    assert norms[1] == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "multiples"),
+    [
+        ({"name": "cosine_with_warmup", "t_warmup": "2ba", "alpha_f": 0.2}, [0, 0.5, 1, 0.6]),
+        ({"name": "cosine_with_warmup", "t_warmup": "0ba", "alpha_f": 0.0}, [1, 0.853553, 0.5, 0.146447]),
+        ({"name": "linear_decay_with_warmup", "t_warmup": "0.25dur", "alpha_f": 0.4}, [0, 1, 0.8, 0.6]),
+        ({"name": "linear_decay_with_warmup", "t_warmup": "0ba", "alpha_f": 0.0}, [1, 0.75, 0.5, 0.25]),
+        ({"name": "constant_with_warmup", "t_warmup": "2ba"}, [0, 0.5, 1, 1]),
+        ({"name": "constant_with_warmup", "t_warmup": "0ba"}, [1, 1, 1, 1]),
+    ],
+)
+def test_learning_rates(make_run, monkeypatch, scheduler, multiples):
+    """At times 0, 0, 1, 2 of 4: Composer moves the rate before it counts a batch, so the first rate comes twice."""
+    recipe = make_run(max_duration="4ba", scheduler=scheduler)
+    rates = []
+    step = torch.optim.AdamW.step
+
+    def recorded_step(self, *args, **kwargs):
+        rates.append(self.param_groups[0]["lr"])
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", recorded_step)
+    train(recipe)
+    expected = [1e-3 * multiple for multiple in (multiples[0], *multiples[:3])]
+    assert rates == pytest.approx(expected, rel=1e-5, abs=1e-12)
+
+
+@pytest.mark.parametrize(("folder", "command"), [("init", "widedraft prune"), ("data", "widedraft generate")])
+def test_what_is_missing_is_named_with_the_command_that_makes_it(make_run, folder, command):
+    recipe = make_run()
+    shutil.rmtree(Path(recipe.run_dir) / folder)
+    with pytest.raises(UserError, match=rf"{recipe.run_dir}/{folder}: .*`{command}"):
+        train(recipe)
+
+
+def test_answers_that_do_not_fit_are_counted(make_run, capsys):
+    recipe = make_run(max_duration="1ba")
+    train(recipe)
+    traces = read_traces(Path(recipe.run_dir) / "data", "train")
+    limit = recipe.data.max_seq_len
+    cut = sum(len(trace.prompt_ids) + len(trace.answer_ids) > limit for trace in traces)
+    assert cut > 0
+    assert f"data.max_seq_len={limit} cut {cut} of them and left out 0." in capsys.readouterr().err
+
+
+def test_no_answer_left_is_an_error(make_run):
+    recipe = make_run()
+    short = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_seq_len": 1})})
+    write_manifest(
+        Path(recipe.run_dir) / "data", stage="generate", inputs=generate_inputs(short, Path(recipe.target.path))
+    )
+    with pytest.raises(UserError, match=r"no train answer fits data\.max_seq_len=1\. Raise it"):
+        train(short)
+
+
+def test_a_student_with_another_tokenizer_is_refused(make_run):
+    recipe = make_run()
+    init = Path(recipe.run_dir) / "init"
+    tokenizer = json.loads((init / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {token[::-1]: index for token, index in tokenizer["model"]["vocab"].items()}
+    tokenizer["added_tokens"] = []
+    (init / "tokenizer.json").write_text(json.dumps(tokenizer))
+    write_manifest(init, stage="prune", inputs=prune_inputs(recipe, Path(recipe.target.path)))
+    with pytest.raises(UserError, match="its tokenizer is not that of the target"):
+        train(recipe)
+
+
+def test_auto_microbatch_on_a_processor_is_the_whole_batch(make_run):
+    assert microbatch_size(make_run(device_train_microbatch_size="auto").distill) == 4
+
+
+@pytest.mark.parametrize("num_processes", [3, 8])
+def test_processes_share_the_batch_evenly_or_not_at_all(make_run, monkeypatch, num_processes):
+    monkeypatch.setenv("WORLD_SIZE", str(num_processes))
+    with pytest.raises(UserError, match=rf"must be a multiple of the number of processes, got 4 and {num_processes}\."):
+        device_batch_size(make_run().distill)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert device_batch_size(make_run("two").distill) == 2
+
+
+@pytest.mark.parametrize(("omp", "processes", "expected"), [(None, "1", 6), (None, "4", 1), ("3", "1", None)])
+def test_cores_are_shared_unless_the_user_said_otherwise(monkeypatch, omp, processes, expected):
+    chosen = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(6)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if omp is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", omp)
+    share_cores()
+    assert chosen == ([] if expected is None else [expected])
