@@ -179,23 +179,23 @@ def test_dtype_goes_under_the_name_the_config_uses(copy, tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype="auto").dtype == torch.float16
 
 
-def test_sizes_an_engine_might_guess_are_written_out(copy, tmp_path):
-    config = read_config(copy)
-    for key in ("head_dim", "architectures"):
+def test_sizes_an_engine_might_guess_are_written_out(make_checkpoint, tmp_path):
+    target = make_checkpoint(num_key_value_heads=4, tie_word_embeddings=False)
+    config = read_config(target) | {"_name_or_path": "someone/target"}
+    for key in ("head_dim", "architectures", "num_key_value_heads", "tie_word_embeddings"):
         del config[key]
-    config["_name_or_path"] = "someone/target"
-    (copy / "config.json").write_text(json.dumps(config))
+    (target / "config.json").write_text(json.dumps(config))
 
-    prune_checkpoint(copy, plan_for(copy, 2), tmp_path / "draft")
+    prune_checkpoint(target, plan_for(target, 2), tmp_path / "draft")
 
     draft = read_config(tmp_path / "draft")
     expected = {
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_key_value_heads": 4,
         "head_dim": 16,
         "architectures": ["LlamaForCausalLM"],
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": False,
         "vocab_size": 264,
     }
     assert {key: draft[key] for key in expected} == expected
@@ -204,11 +204,11 @@ def test_sizes_an_engine_might_guess_are_written_out(copy, tmp_path):
 
 def test_layer_lists_and_window_layers_follow_the_cut(make_checkpoint, tmp_path):
     target = make_checkpoint(model_type="qwen2", **VARIANTS["qwen2"])
-    prune_checkpoint(target, plan_for(target, 3), tmp_path / "draft")
+    prune_checkpoint(target, plan_for(target, 3, "evenly_spaced"), tmp_path / "draft")
 
-    draft = read_config(tmp_path / "draft")  # layers 0, 1 and 3; 2 and 3 have a window
-    assert draft["layer_types"] == ["full_attention", "full_attention", "sliding_attention"]
-    assert draft["max_window_layers"] == 2
+    draft = read_config(tmp_path / "draft")  # layers 0, 2 and 3, of which 2 and 3 have a window
+    assert draft["layer_types"] == ["full_attention", "sliding_attention", "sliding_attention"]
+    assert draft["max_window_layers"] == 1
 
 
 def test_an_older_config_without_layer_types_keeps_its_windows(make_checkpoint, tmp_path):
