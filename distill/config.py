@@ -43,7 +43,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 def split_time(time: str) -> tuple[float, str]:
     """The value and the unit of a time string a recipe accepts: "1_000tok" is (1000.0, "tok")."""
-    match = re.fullmatch("(.+?)(ep|ba|sp|tok|dur)", time)
+    match = re.fullmatch("(.+)(ep|ba|sp|tok|dur)", time)
     assert match is not None, time
     return float(match[1]), match[2]
 

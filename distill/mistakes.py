@@ -82,11 +82,17 @@ def _unknown_key(path: KeyPath, schema: Schema) -> str:
 
 
 def _remedy(kind: str, value: Any, node: Schema) -> str:
-    if kind == "string_type" and isinstance(value, int | float) and re.search(node.get("pattern", ""), str(value)):
+    if kind == "string_type" and isinstance(value, int | float) and _is_text_for(node, str(value)):
         return " Put it in quotes."
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and _is_quoted(value):
         return " Remove the quotes."
     return " Remove the line, or write keys below it." if value is None and kind == "model_type" else ""
+
+
+def _is_text_for(node: Schema, text: str) -> bool:
+    """Whether a key would take the text."""
+    options = [option for option in node.get("anyOf", [node]) if option.get("type") == "string"]
+    return any("enum" not in option and re.search(option.get("pattern", ""), text) for option in options)
 
 
 def _is_quoted(value: str) -> bool:

@@ -12,6 +12,7 @@ import yaml
 from composer import loggers
 from composer.core.time import Time
 from omegaconf import OmegaConf
+from pydantic import ValidationError
 
 from architectures.config import ArchitectureConfig, TargetConfig
 from distill.config import DataConfig, DistillConfig, split_time
@@ -101,6 +102,12 @@ def test_the_run_folder_is_named_after_the_run(write):
         data=DataConfig(self_written_prompts=1),
     )
     assert made_by_hand.run_dir == "runs/x"
+
+
+def test_a_loaded_recipe_never_changes(write):
+    recipe = load_recipe(write(BASE))
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.distill.optimizer.lr = 1.0  # pyright: ignore[reportAttributeAccessIssue]  # that is the point
 
 
 def test_scoring_settings_come_from_the_command_line_alone():

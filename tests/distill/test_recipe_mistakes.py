@@ -70,6 +70,14 @@ IN_FILE = {
         "r.yaml:5: eval.max_prompts must be a whole number >= 1, got true.",
     ),
     "number for text": ("run_dir: 7", "r.yaml:5: run_dir must be text that is not empty, got 7. Put it in quotes."),
+    "number for a name": (
+        "export: {dtype: 16}",
+        "r.yaml:5: export.dtype must be float32 or bfloat16 or float16, got 16.",
+    ),
+    "number for text or null": (
+        "eval: {tasks: [{path: 7}]}",
+        "r.yaml:5: eval.tasks[0].path must be text that is not empty or null, got 7. Put it in quotes.",
+    ),
     "number for a truth value": (
         "distill: {eval_first: 1}",
         "r.yaml:5: distill.eval_first must be true or false, got 1.",
@@ -243,6 +251,25 @@ ON_COMMAND_LINE = {
     "wrong type over a good value of the file": (
         "architecture.layers=two",
         "command line: architecture.layers=two: architecture.layers must be a whole number >= 1 or null, got 'two'.",
+    ),
+    "unknown shape": (
+        "architecture={shape: wide-797m}",
+        (
+            "command line: architecture={shape: wide-797m}: architecture.shape must be a named shape, got 'wide-797m'. "
+            "Did you mean wide-796m?"
+        ),
+    ),
+    "shape like no other": (
+        "architecture={shape: 7}",
+        (
+            "command line: architecture={shape: 7}: architecture.shape must be deep-1.3b or llama-13b or llama-65b or "
+            "llama-7b or sheared-2.7b or wide-1.3b or wide-290m or wide-290m-true or wide-543m or wide-543m-true or "
+            "wide-796m or wide-796m-true or wide-829m or null, got 7."
+        ),
+    ),
+    "two shapes": (
+        "architecture.shape=wide-796m",
+        "r.yaml:3: architecture.layers must be left out beside architecture.shape, got 2 and 'wide-796m'. Keep one.",
     ),
     "not YAML": (
         "eval.temperature=[0",
