@@ -1,0 +1,128 @@
+"""A whole run on a tiny target: every stage real, skipped when current, refused when it would orphan later work."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import widedraft
+from architectures.manifest import read_manifest
+
+pytestmark = pytest.mark.slow
+
+TINY = (
+    "data.max_new_tokens=12",
+    "data.num_eval_prompts=4",
+    "data.batch_size=8",
+    "data.shard_size=8",
+    "data.max_seq_len=128",
+    "distill.precision=fp32",
+    "distill.global_train_batch_size=4",
+    "distill.progress_bar=false",
+    "eval.max_new_tokens=12",
+    "eval.lookahead=[1,2]",
+    "eval.latency_repeats=2",
+    "eval.live_prompts=2",
+    "eval.num_resamples=50",
+    "eval.batch_size=4",
+    "eval.num_threads=1",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tiny_target, tmp_path_factory):
+    """The arguments of a finished tiny run, and its folder."""
+    folder = tmp_path_factory.mktemp("run")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(20)))
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(
+        f"run_name: tiny\nrun_dir: {folder / 'out'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
+        f"architecture: {{layers: 2}}\ndata: {{prompts: [{{path: {prompts}}}]}}\ndistill: {{}}\n"
+    )
+    arguments = [str(recipe), *TINY]
+    assert widedraft.main(["run", *arguments]) == 0
+    return arguments, folder / "out"
+
+
+def mtimes(out: Path) -> dict[str, int]:
+    return {name: (out / name / "manifest.json").stat().st_mtime_ns for name in ("init", "data", "draft", "eval")}
+
+
+def test_every_stage_leaves_a_manifest_with_its_inputs(run):
+    _, out = run
+    for name, stage in {"init": "prune", "data": "generate", "draft": "export", "eval": "eval"}.items():
+        manifest = read_manifest(out / name)
+        assert manifest is not None
+        assert manifest["stage"] == stage
+        assert manifest["recipe"]
+        assert all(manifest["inputs"].values())
+
+
+def test_draft_manifest_names_its_target_and_checkpoint(run, tiny_target):
+    manifest = read_manifest(run[1] / "draft")
+    assert manifest is not None
+    assert manifest["target"] == {"path": str(tiny_target), "revision": "main"}
+    assert manifest["checkpoint"].endswith(".pt")
+    assert manifest["finished"] is True
+
+
+def test_scorecard_compares_the_undistilled_draft(run):
+    scorecard = json.loads((run[1] / "eval" / "scorecard.json").read_text())
+    assert scorecard["schema"] == "widedraft.scorecard/1"
+    assert [draft["draft"] for draft in scorecard["drafts"]] == ["undistilled", "draft"]
+
+
+def test_a_second_run_skips_everything_and_says_so(run, capfd):
+    arguments, out = run
+    before = mtimes(out)
+    assert widedraft.main(["run", *arguments]) == 0
+    assert mtimes(out) == before
+    printed = capfd.readouterr().out
+    assert printed.count("up to date") == 4
+    assert str(out / "draft") in printed
+    assert str(out / "eval" / "scorecard.md") in printed
+
+
+def test_a_changed_eval_key_scores_again_and_nothing_else(run, capfd):
+    arguments, out = run
+    before = mtimes(out)
+    assert widedraft.main(["run", *arguments, "eval.max_prompts=3"]) == 0
+    after = mtimes(out)
+    assert [name for name in before if before[name] != after[name]] == ["eval"]
+    assert "changed: eval" in capfd.readouterr().out
+    assert widedraft.main(["run", *arguments]) == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("architecture.layers=3", "init would change"),
+        ("distill.optimizer.lr=0.5", "another distill"),
+        ("data.max_new_tokens=10", "max_new_tokens"),
+    ],
+)
+def test_a_change_that_would_orphan_later_work_is_refused(run, capfd, override, named):
+    arguments, out = run
+    before = mtimes(out)
+    assert widedraft.main(["run", *arguments, override]) == 2
+    captured = capfd.readouterr()
+    assert named in captured.err
+    assert "Traceback" not in captured.err
+    assert mtimes(out) == before
+
+
+def test_a_longer_training_continues(run, capfd):
+    arguments, out = run
+    before = mtimes(out)
+    assert widedraft.main(["run", *arguments, "distill.max_duration=2ep"]) == 0
+    after = mtimes(out)
+    assert [name for name in before if before[name] != after[name]] == ["draft", "eval"]
+
+
+def test_stages_ask_for_the_one_before(run, tmp_path, capfd):
+    arguments, _ = run
+    elsewhere = [*arguments, f"run_dir={tmp_path / 'empty'}"]
+    for stage, missing in {"distill": "widedraft prune", "eval": "widedraft prune", "export": "distill"}.items():
+        assert widedraft.main([stage, *elsewhere]) == 2
+        assert missing in capfd.readouterr().err
