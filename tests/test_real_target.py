@@ -1,0 +1,77 @@
+"""The laws on a real model: SmolLM2-135M-Instruct, which `make test` puts under models/."""
+
+from pathlib import Path
+
+import pytest
+
+TARGET = Path(__file__).parents[1] / "models" / "SmolLM2-135M-Instruct"
+QUESTION = "A farmer has 3 fields with 12 apple trees each. Half of the trees are cut down. How many are left?"
+LOOKAHEAD = 4
+NEW_TOKENS = 32
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def target() -> Path:
+    if not TARGET.is_dir():
+        pytest.skip(f"{TARGET} is not there; `make test` makes it")
+    return TARGET
+
+
+@pytest.fixture(scope="module")
+def prompt_ids(target) -> list[int]:
+    from eval.models import load_tokenizer
+    from eval.tasks import render_prompt
+
+    return render_prompt(load_tokenizer(target), [{"role": "user", "content": QUESTION}])
+
+
+@pytest.fixture(scope="module")
+def cut(target, tmp_path_factory):
+    """Cut a draft of so many layers out of the target."""
+    from architectures.config import ArchitectureConfig
+    from architectures.plan import plan_pruning
+    from architectures.prune import prune_checkpoint
+    from architectures.shapes import Shape
+    from architectures.target import read_config
+
+    def make(layers: int) -> Path:
+        out = tmp_path_factory.mktemp("cut") / f"{layers}-layers"
+        plan = plan_pruning(Shape.from_config(read_config(target)), ArchitectureConfig(layers=layers))
+        prune_checkpoint(target, plan, out, dtype="float32", finish=lambda _: None)
+        return out
+
+    return make
+
+
+def test_keeping_every_layer_keeps_every_logit(target, cut, prompt_ids):
+    import torch
+
+    from eval.models import load_model
+
+    with torch.inference_mode():
+        whole, same = (
+            load_model(folder, dtype="float32")(torch.tensor([prompt_ids])).logits for folder in (target, cut(30))
+        )
+    assert torch.equal(whole, same)
+
+
+def test_live_loop_replay_and_plain_decoding_agree_in_float32(target, cut, prompt_ids):
+    from eval.acceptance import count_trace
+    from eval.models import load_model, stop_token_ids
+    from eval.replay import answer_logits, replay_answer, replay_counts
+    from eval.speculative import greedy_decode, speculative_decode
+
+    model, draft = load_model(target, dtype="float32"), load_model(cut(26), dtype="float32")
+    limits = {"max_new_tokens": NEW_TOKENS, "stop_ids": stop_token_ids(model)}
+    plain = greedy_decode(model, prompt_ids, **limits)
+    decoded = speculative_decode(model, draft, prompt_ids, lookahead=LOOKAHEAD, **limits)
+    assert decoded.token_ids == plain.token_ids
+    loop = count_trace(
+        [(one.start, one.accepted) for one in decoded.rounds], num_tokens=len(decoded.token_ids), lookahead=LOOKAHEAD
+    )
+    logits = [answer_logits(each, prompt_ids, plain.token_ids) for each in (model, draft)]
+    replay = replay_answer(*logits, plain.token_ids, temperature=0)
+    assert loop == replay_counts(replay.accept, lookahead=LOOKAHEAD)
+    assert 0 < loop.accepted_tokens < loop.proposed_tokens  # neither nothing nor everything: not a vacuous pass
