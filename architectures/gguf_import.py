@@ -7,15 +7,16 @@ Shape suffixes used in this file:
     N = heads, D = head width, C = columns of a matrix (a bias has none)
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from architectures.atomic import staged_folder
@@ -28,12 +29,8 @@ from architectures.weights import TensorInfo, require_replaceable, write_weights
 
 PERMUTED_ARCHITECTURES = ("llama",)  # llama.cpp stores their query and key rows in its own rotary order
 ROPE_FACTORS = "rope_freqs.weight"
-LOADING_TRACES = (
-    "is_local",
-    "local_files_only",
-    "gguf_file",
-    "name_or_path",
-)  # how a tokenizer was loaded, not what it is
+GPT2_SPLITTING = (None, "default", "gpt-2", "smollm")  # `tokenizer.ggml.pre`, where GPT-2's own word splitting is right
+SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 
 
 def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
@@ -55,6 +52,7 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
     stored = gguf_names(shape, family)
     require_gguf_tensors(file, header, {stored[name]: size for name, size in checkpoint_tensors(shape, family).items()})
     entries |= rope_entries(file, header, entries)
+    require_known_splitting(file, header)
     require_replaceable(out, MANIFEST_NAME, reading=file)
 
     written = getattr(torch, dtype)
@@ -63,7 +61,7 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
         write_weights(layout, lambda name: read_tensor(file, header, stored[name], shape).to(written), folder)
         write_config(entries, family, dtype, folder)
         write_generation_config(header, entries, folder)
-        write_tokenizer(file, folder)
+        write_tokenizer(file, header, folder)
         write_manifest(
             folder, stage="import-gguf", inputs={"gguf": fingerprint_file(file)}, file=str(file), dtype=dtype
         )
@@ -190,9 +188,41 @@ def write_generation_config(header: GgufHeader, entries: Mapping[str, Any], fold
     GenerationConfig(**ids).save_pretrained(folder)
 
 
-def write_tokenizer(file: Path, folder: Path) -> None:
-    """Write the tokenizer and chat template a GGUF file carries, as transformers rebuilds them."""
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    for trace in LOADING_TRACES:
-        tokenizer.init_kwargs.pop(trace, None)
+def require_known_splitting(file: Path, header: GgufHeader) -> None:
+    """The installed transformers must know how this vocabulary splits text into words; older ones know one way."""
+    if header.metadata.get("tokenizer.ggml.model") != "gpt2":
+        return
+    splitting = header.metadata.get("tokenizer.ggml.pre")
+    if splitting not in {*GPT2_SPLITTING, *known_splittings()}:
+        raise UserError(
+            f"{file}: transformers {transformers.__version__} does not rebuild tokenizer.ggml.pre={splitting}, a way "
+            "to split text into words. Install a newer one, or use the model's original Hugging Face folder."
+        )
+
+
+def known_splittings() -> Collection[str]:
+    """The values of `tokenizer.ggml.pre` that the installed transformers acts on; it ignores all others silently."""
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    except ImportError:  # transformers 5.17
+        return ()
+    return GGUF_PRE_TOKENIZER_SPLITS
+
+
+def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
+    """Write the tokenizer and chat template a GGUF file carries.
+
+    Transformers rebuilds the vocabulary. Special tokens are taken from the header: transformers 5.17 mistakes the
+    beginning for the end and adds no beginning.
+    """
+    rebuilt = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    ids = {name: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL_TOKENS.items()}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=rebuilt.backend_tokenizer,
+        chat_template=header.metadata.get("tokenizer.chat_template"),
+        **{name: rebuilt.convert_ids_to_tokens(token) for name, token in ids.items() if token is not None},
+    )
+    is_sentencepiece = header.metadata.get("tokenizer.ggml.model") == "llama"  # llama.cpp's default where unsaid
+    tokenizer.add_bos_token = header.metadata.get("tokenizer.ggml.add_bos_token", is_sentencepiece)
+    tokenizer.add_eos_token = header.metadata.get("tokenizer.ggml.add_eos_token", False)
     tokenizer.save_pretrained(folder)

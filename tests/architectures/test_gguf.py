@@ -18,6 +18,7 @@ from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from architectures import gguf_import as gguf_import_module
 from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
 from architectures.families import FAMILIES
@@ -53,6 +54,7 @@ def write_gguf(
     tensors: Mapping[str, np.ndarray] = EMPTY,
     without: Collection[str] = (),
     alignment: int | None = None,
+    splitting: str = "smollm",
 ) -> Path:
     """A GGUF file of a Hugging Face folder.
 
@@ -65,6 +67,7 @@ def write_gguf(
         tensors: Further tensors.
         without: Tensors left out.
         alignment: Of the tensors, if not the usual one.
+        splitting: tokenizer.ggml.pre.
     """
     config = AutoConfig.from_pretrained(source)
     name = architecture or config.model_type
@@ -82,9 +85,9 @@ def write_gguf(
     if alignment is not None:
         writer.add_custom_alignment(alignment)
     for key, value in metadata.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]
         add(key, value)
-    add_tokenizer(writer, source)
+    add_tokenizer(writer, source, splitting)
     for tensor, weight in stored_tensors(source, config).items():
         if tensor not in without:
             add_tensor(writer, tensor, weight, matrices)
@@ -97,11 +100,11 @@ def write_gguf(
     return file
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, source: Path) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, source: Path, splitting: str) -> None:
     vocabulary = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
     tokens = sorted(vocabulary, key=vocabulary.get) + [merge.replace(" ", "") for merge in MERGES]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(splitting)
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
     writer.add_token_merges(MERGES)
@@ -223,12 +226,31 @@ def test_tokenizer_template_and_generation_settings_come_along(llama, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("hello w").input_ids == [262, 263]
     assert tokenizer.decode([262, 263]) == "hello w"
-    assert tokenizer.eos_token == "<|im_end|>"
+    special = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
+    assert special == (1, 2, 0, None)
+    assert tokenizer.decode(tokenizer("hello <|im_end|> .").input_ids, skip_special_tokens=True) == "hello  ."
     messages = [{"role": "user", "content": "hi"}]
     expected = AutoTokenizer.from_pretrained(llama).apply_chat_template(messages, tokenize=False)
     assert tokenizer.apply_chat_template(messages, tokenize=False) == expected
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert (generation["bos_token_id"], generation["eos_token_id"], generation["pad_token_id"]) == (1, [2, 0], 0)
+
+
+def test_the_beginning_token_is_added_if_the_file_says_so(llama, tmp_path):
+    plain = write_gguf(llama, tmp_path / "plain.gguf")
+    marked = write_gguf(llama, tmp_path / "marked.gguf", metadata={"tokenizer.ggml.add_bos_token": True})
+    for file in (plain, marked):
+        import_gguf(file, tmp_path / file.stem)
+
+    ids = {stem: AutoTokenizer.from_pretrained(tmp_path / stem)("hello").input_ids for stem in ("plain", "marked")}
+
+    assert ids == {"plain": [262], "marked": [1, 262]}
+
+
+def test_a_word_splitting_that_is_not_rebuilt_is_refused(llama, tmp_path, monkeypatch):
+    refused(write_gguf(llama, tmp_path / "model.gguf", splitting="klingon"), tmp_path / "out", "pre=klingon, a way")
+    monkeypatch.setattr(gguf_import_module, "known_splittings", lambda: {"klingon": ""})
+    import_gguf(tmp_path / "model.gguf", tmp_path / "out")
 
 
 def test_the_weights_can_be_written_narrower(llama, tmp_path):
@@ -354,6 +376,8 @@ def test_what_is_no_gguf_is_refused(tmp_path):
     refused(file, tmp_path / "out", "GGUF version 50331648 is not supported")
     file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sI", 1, b"k", 99) + bytes(8))
     refused(file, tmp_path / "out", "unknown value type 99")
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**64 - 9) + bytes(8))
+    refused(file, tmp_path / "out", "damaged or cut short inside the header")
 
 
 def test_a_missing_or_unknown_tensor_is_named(llama, tmp_path):
