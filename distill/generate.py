@@ -37,23 +37,14 @@ def generate_answers(target: Path, config: DataConfig, out: Path, *, seed: int, 
     Raises:
         UserError: If there are no prompts, too few to hold some out, or out holds answers made otherwise.
     """
+    named = load_prompts(config.prompts)  # first, so that a bad row is refused before any work
     written = write_own_prompts_if_asked(target, config, out, seed=seed, dtype=dtype)
-    prompts = [*load_prompts(config.prompts), *written]
+    prompts = [*named, *written]
     distinct = drop_duplicates(prompts)
     fitting = drop_too_long(distinct, load_tokenizer(target), config.max_seq_len - 1)
     train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed)
-    settings = DecodingSettings(
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        batch_size=config.batch_size,
-        shard_size=config.shard_size,
-        max_prompt_len=config.max_seq_len - 1,  # room for one token of the answer
-        seed=seed,
-        dtype=dtype,
-    )
     for name, split in (("eval", held_out), ("train", train)):
-        write_traces(target, split, out, settings, name=name)
+        write_traces(target, split, out, decoding_settings(config, seed=seed, dtype=dtype), name=name)
     counts = {name: count_answers(out, name, split) for name, split in (("train", train), ("eval", held_out))}
     num_left_out = sum(count.pop("left_out") for count in counts.values())
     return {
@@ -71,6 +62,20 @@ def write_own_prompts_if_asked(target: Path, config: DataConfig, out: Path, *, s
         return []
     settings = SelfWriting(seed=seed, dtype=dtype, batch_size=config.batch_size, shard_size=config.shard_size)
     return write_own_prompts(target, config.self_written_prompts, out, settings)
+
+
+def decoding_settings(config: DataConfig, *, seed: int, dtype: str) -> DecodingSettings:
+    """How the recipe wants the answers decoded."""
+    return DecodingSettings(
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        batch_size=config.batch_size,
+        shard_size=config.shard_size,
+        max_prompt_len=config.max_seq_len - 1,  # room for one token of the answer
+        seed=seed,
+        dtype=dtype,
+    )
 
 
 def drop_duplicates(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -148,6 +148,8 @@ def test_refusals_leave_nothing_behind(tiny_target, prompt_file, tmp_path):
     few = prompt_file({"prompt": "a"}, name="few.jsonl")
     with pytest.raises(UserError, match="leaves none of the 1 prompts"):
         run(tiny_target, config(few), tmp_path / "data")
+    with pytest.raises(UserError, match=r"empty\.jsonl: no prompts"):  # before the target is looked at
+        run(tmp_path / "nowhere", config(empty, self_written_prompts=5), tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
