@@ -108,7 +108,7 @@ def _at(path: KeyPath, values: Any) -> Any:
     """The value at a path; where an interpolation stands above it, that interpolation."""
     for step in path:
         if not isinstance(values, dict | list):
-            return values
+            break
         values = values[step]  # type: ignore[index]  # a str step belongs to a dict, an int step to a list
     return values
 

@@ -45,7 +45,7 @@ def nearest_key(path: KeyPath, known: Iterable[str]) -> str | None:
 def requirement(node: Schema, schema: Schema) -> str:
     """What a value must be, as the rest of a sentence: "a number > 0", "fp32 or amp_bf16"."""
     options = [resolved(option, schema) for option in node.get("anyOf", [node])]
-    return " or ".join(dict.fromkeys(_one_requirement(option, schema) for option in options))
+    return " or ".join(_one_requirement(option, schema) for option in options)
 
 
 def section_keys(node: Schema, schema: Schema) -> list[str]:

@@ -1,6 +1,5 @@
 """A recipe file and the command line as plain values: overrides, defaults, interpolation, and where each came from."""
 
-import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +74,7 @@ def with_defaults(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str
     for name, info in model.model_fields.items():
         section = _section_model(info.annotation)
         if name not in filled and (section is not None or not info.is_required()):
-            filled[name] = {} if isinstance(info.default, BaseModel) or info.is_required() else _plain(info.default)
+            filled[name] = {} if isinstance(info.default, BaseModel) or info.is_required() else info.default
         if section is not None and isinstance(filled[name], dict):
             filled[name] = with_defaults(filled[name], section)
     return filled
@@ -85,10 +84,6 @@ def _section_model(annotation: Any) -> type[BaseModel] | None:
     """The model of a field that holds a section, also where null may stand instead."""
     options = [annotation, *get_args(annotation)]
     return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
-
-
-def _plain(default: Any) -> Any:
-    return [_plain(item) for item in default] if isinstance(default, tuple) else copy.deepcopy(default)
 
 
 def _override(config: DictConfig, word: str, source: Source) -> None:

@@ -1,6 +1,7 @@
 """What `widedraft check` promises is what the stages then make."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,19 @@ def test_a_published_shape_is_named_by_its_nominal_size(checked):
     assert any(line.startswith("1,274,064,896 parameters") and line.endswith("nominal size: 796M") for line in lines)
 
 
+def test_a_named_shape_keeps_its_nominal_size_over_another_vocabulary(checked, tiny_target):
+    config = json.loads((tiny_target / "config.json").read_text(encoding="utf-8"))
+    widths = {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "head_dim": 128}
+    Path("code").mkdir()
+    longer = {**config, **widths, "num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 32016}
+    Path("code/config.json").write_text(json.dumps(longer), encoding="utf-8")
+    _, lines = checked("target.path=code", "architecture={shape: wide-543m}")
+    assert [line.rsplit("; ")[1] for line in lines if "; nominal size" in line] == [
+        "nominal size: none",
+        "nominal size: 543M",
+    ]
+
+
 def test_memory_counts_weights_gradients_moments_teacher_and_logits(checked):
     _, lines = checked()
     master = DRAFT * 4
@@ -143,7 +157,8 @@ def test_finished_answers_are_counted_and_others_are_not(checked, tiny_target):
     assert row(lines, "answer tokens ") == "180, counted in run/data"
     assert row(lines, "steps ") == "3 of 4 answers each (1ep)"
     assert row(checked("distill.max_duration=2ep")[1], "answer tokens ") == "360, counted in run/data"
-    for change in ("data.temperature=1", "seed=3"):
+    shutil.copytree(tiny_target, "other")
+    for change in ("data.temperature=1", "seed=3", "target.path=other"):
         assert row(checked(change)[1], "answer tokens ").startswith("at most")
     write_prompts(13)
     assert row(checked()[1], "answer tokens ").startswith("at most")
@@ -206,6 +221,4 @@ def test_sizes_for_people():
 
 
 def test_free_space_is_that_of_the_disk_the_folder_will_be_on(tmp_path):
-    import shutil
-
     assert free_bytes(tmp_path / "not" / "yet") == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.01)

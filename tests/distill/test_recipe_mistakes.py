@@ -109,6 +109,14 @@ IN_FILE = {
         "distill: {device_train_microbatch_size: big}",
         "r.yaml:5: distill.device_train_microbatch_size must be a whole number >= 1 or auto, got 'big'.",
     ),
+    "section for neither of two types": (
+        "distill: {device_train_microbatch_size: {a: 1}}",
+        'r.yaml:5: distill.device_train_microbatch_size must be a whole number >= 1 or auto, got {"a": 1}.',
+    ),
+    "long value": (
+        f"export: {'x' * 200}",
+        f"r.yaml:5: export must be a section (dtype), got '{'x' * 79}....",
+    ),
     "bad time": (
         "distill: {max_duration: 200}",
         "r.yaml:5: distill.max_duration must be a Composer time such as 1ep, 200ba or 1_000_000tok, got 200.",
@@ -278,6 +286,13 @@ ON_COMMAND_LINE = {
             "did not find expected ',' or ']'. Quote it for the shell."
         ),
     ),
+    "interpolation cut short": (
+        "run_dir=${run_name",
+        (
+            "command line: run_dir=${run_name: run_dir must be text with a whole ${key}, got '${run_name'. "
+            "Close the brace, or write \\${ to mean the signs."
+        ),
+    ),
     "no such item": (
         "data.prompts[3].path=x",
         (
@@ -317,6 +332,21 @@ def test_all_mistakes_at_once_in_the_order_of_the_lines(mistakes):
     assert [line.split(" ")[0] for line in found[:8]] == [f"r.yaml:{n}:" for n in (1, 6, 8, 9, 10, 11, 12, 12)]
     assert [line.split(":")[0] for line in found[9:]] == ["command line"] * 3
     assert len(found) == 12
+
+
+def test_a_mistake_that_follows_from_another_is_not_reported(mistakes):
+    assert mistakes(BASE + "variables: {a: '???', b: '${variables.a}'}\n") == [
+        "r.yaml:5: variables.a must be given, got ???."
+    ]
+    (line,) = mistakes(BASE + "distill:\n  scheduler:\n", "distill.scheduler={a")
+    assert line.startswith("command line: distill.scheduler={a: distill.scheduler must have a YAML value")
+
+
+def test_a_mistake_of_the_file_stays_there_when_the_command_line_names_its_key(mistakes):
+    (line,) = mistakes(BASE + "seed: 1\nseed: 2\n", "seed=3")
+    assert line == "r.yaml:6: seed must stand once, got lines 5 and 6. Keep one."
+    (line,) = mistakes(BASE + "distil: {}\n", "distil.loss=x")
+    assert line == "r.yaml:5: distil is not a key of a recipe. Did you mean distill?"
 
 
 def test_list_items_have_their_own_lines(mistakes):
