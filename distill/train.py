@@ -32,7 +32,7 @@ from distill.exits import report_user_errors
 from distill.export import export_checkpoint
 from distill.lineage import begin_training, require_training_inputs, write_draft_manifest
 from distill.recipe import Recipe, load_recipe
-from distill.trainer import DIST_TIMEOUT_S, build_model, build_trainer
+from distill.trainer import DIST_TIMEOUT_S, build_model, build_trainer, training_device
 from eval.models import require_same_tokenizer
 from eval.traces import read_traces
 
@@ -99,7 +99,7 @@ def share_cores() -> None:
 def join_other_processes(recipe: Recipe) -> None:
     """Meet the other ranks, if there are any."""
     if dist.get_world_size() > 1 or recipe.distill.parallelism == "fsdp2":
-        dist.initialize_dist("gpu" if torch.cuda.is_available() else "cpu", timeout=DIST_TIMEOUT_S)
+        dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
 
 
 def find_resume_point(recipe: Recipe) -> Path | None:
@@ -164,6 +164,8 @@ def fit(recipe: Recipe, trainer: Trainer) -> None:
     with warnings.catch_warnings():
         # said when a session resumes after the last batch of an epoch; that there are batches has been checked
         warnings.filterwarnings("ignore", message="No batches were trained for global rank")
+        # said when it resumes with more or fewer processes; no random state of theirs is used, order follows the seed
+        warnings.filterwarnings("ignore", message="The current world size")
         trainer.fit()
 
 

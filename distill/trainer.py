@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from composer import DataSpec, Evaluator, Trainer
 from composer.callbacks import LRMonitor, SpeedMonitor
+from composer.devices import Device, DeviceCPU, DeviceGPU
 from composer.optim import (
     ComposerScheduler,
     ConstantScheduler,
@@ -31,6 +32,11 @@ from distill.teacher import load_teacher
 from eval.models import load_model
 
 DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint of many gigabytes
+
+
+def training_device() -> Device:
+    """This process's GPU, or the processor; `fp32` means float32 also where Composer would round to tf32."""
+    return DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
 
 
 def build_model(recipe: Recipe, *, target: Path) -> DistillModel:
@@ -73,7 +79,7 @@ def build_trainer(
         optimizers=build_optimizer(config.optimizer, model),
         schedulers=build_scheduler(config.scheduler),
         algorithms=[] if clipping is None else [ClipGradientNorm(clipping.clipping_threshold)],
-        device="gpu" if torch.cuda.is_available() else "cpu",
+        device=training_device(),
         precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see DistillModel
         device_train_microbatch_size=microbatch_size(config),
         accumulate_train_batch_on_tokens=True,

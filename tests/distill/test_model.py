@@ -37,8 +37,9 @@ def model(tiny_draft, tiny_target):
     return build(tiny_draft, tiny_target)
 
 
-def test_logits_at_kept_positions_are_those_of_the_whole_model(tiny_target, batch):
-    whole = load_model(tiny_target, dtype="float32", device="cpu")
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+def test_logits_at_kept_positions_are_those_of_the_whole_model(make_checkpoint, batch, model_type):
+    whole = load_model(make_checkpoint(model_type=model_type), dtype="float32", device="cpu")
     kept = AnswerLogits(whole)(batch["input_ids"], batch["keep"])
     rows = []
     for row, length in enumerate(LENGTHS):  # each sequence alone, without padding, through the model's own forward
