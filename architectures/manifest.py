@@ -124,13 +124,17 @@ def run_git(*arguments: str) -> str:
 def hardware() -> dict[str, Any]:
     """Processor, usable cores, memory, and the accelerators if torch is already loaded."""
     torch = sys.modules.get("torch")
-    cuda = torch is not None and torch.cuda.is_available()
     return {
         "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+        "accelerators": [] if torch is None else accelerator_names(torch),
     }
+
+
+def accelerator_names(torch: Any) -> list[str]:
+    """Names of the GPUs that torch sees."""
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def processor_name() -> str:

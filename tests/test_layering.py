@@ -12,6 +12,7 @@ LAYERS = ("architectures", "eval", "distill")
 LIGHT_MODULES = (
     "architectures.config",
     "architectures.families",
+    "architectures.gguf_header",
     "architectures.manifest",
     "architectures.plan",
     "architectures.progress",
