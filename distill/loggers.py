@@ -151,7 +151,9 @@ class ConsoleReport(LoggerDestination):
             self.bar.update(self.bar.task_ids[0], description=f"evaluating, batch {batches}")
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Print what the held-out answers say."""
+        """Print what the held-out answers say, and let the bar tell of the training again."""
+        if self.bar is not None and "loss/train/total" in self.latest:
+            self.bar.update(self.bar.task_ids[0], description=self.describe(state))
         alpha, match = (float(self.latest[f"metrics/eval/{name}"]) for name in ("alpha", "greedy_match"))
         self.console.print(
             f"batch {state.timestamp.batch.value}: held-out alpha {alpha:.4f}, greedy match {match:.4f}", style="bold"
