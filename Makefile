@@ -1,6 +1,6 @@
 # widedraft: `make quickstart` and `make test` are all a newcomer needs. Python 3.11 and a package index, nothing else.
 
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
