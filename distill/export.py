@@ -12,7 +12,7 @@ from architectures.errors import UserError
 from architectures.families import EMBEDDING, HEAD
 from architectures.manifest import MANIFEST_NAME
 from architectures.plan import PLAN_NAME
-from architectures.prune import carry_files
+from architectures.prune import carry_files, with_dtype
 from architectures.target import read_config
 from architectures.weights import TensorInfo, open_weights, require_replaceable, write_weights
 
@@ -47,9 +47,7 @@ def export_checkpoint(checkpoint: Path, init: Path, out: Path, *, dtype: str, fi
     layout = {name: TensorInfo(cast, size) for name, size in sizes.items()}
     with staged_folder(out) as folder:
         write_weights(layout, lambda name: student[name].to(cast), folder)
-        # transformers 4 and 5 name it differently
-        config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
-        write_json(config, folder / "config.json")
+        write_json(with_dtype(config, dtype), folder / "config.json")
         carry_files(init, folder)
         if (init / PLAN_NAME).is_file():
             shutil.copyfile(init / PLAN_NAME, folder / PLAN_NAME)
