@@ -86,6 +86,7 @@ def test_lines_on_the_console(make_run, capsys):
 
 def test_a_bar_on_a_terminal(make_run, monkeypatch, capsys):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich then takes the captured stream for a terminal
+    monkeypatch.setenv("TERM", "xterm")  # and not for a dumb one
     train(make_run(max_duration="4ba", console_log_interval="1ba", eval_interval="4ba"))
     error = capsys.readouterr().err
     assert "nats/token" in error
@@ -96,6 +97,7 @@ def test_a_bar_on_a_terminal(make_run, monkeypatch, capsys):
 
 def test_no_bar_if_none_is_wanted(make_run, monkeypatch, capsys):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
     train(make_run(max_duration="2ba", progress_bar=False, console_log_interval="1ba"))
     error = capsys.readouterr().err
     assert "━" not in error
