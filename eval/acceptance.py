@@ -8,8 +8,10 @@ Shape suffixes used in this file:
     T = tokens of one answer, K = position in a round (1..lookahead at index 0..lookahead-1)
 """
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,7 +172,7 @@ def paired_ratio_difference(
         second: The same for the other draft, in the same order of prompts.
         resampling: How the interval is made.
     """
-    return bootstrap_over_prompts((*first, *second), difference_of_ratios, resampling)
+    return bootstrap_over_prompts((*first, *second), partial(compare_ratios, compare=operator.sub), resampling)
 
 
 def paired_ratio_quotient(
@@ -179,7 +181,7 @@ def paired_ratio_quotient(
     resampling: Resampling,
 ) -> Estimate:
     """First pooled ratio over the second, both resampled with the same prompts; arguments as for the difference."""
-    return bootstrap_over_prompts((*first, *second), quotient_of_ratios, resampling)
+    return bootstrap_over_prompts((*first, *second), partial(compare_ratios, compare=operator.truediv), resampling)
 
 
 def ratio_of_sums(numerators: Array, denominators: Array, axis: int = -1) -> Array:
@@ -187,28 +189,18 @@ def ratio_of_sums(numerators: Array, denominators: Array, axis: int = -1) -> Arr
     return numerators.sum(axis=axis) / denominators.sum(axis=axis)
 
 
-def difference_of_ratios(
+def compare_ratios(
     first_numerators: Array,
     first_denominators: Array,
     second_numerators: Array,
     second_denominators: Array,
     axis: int = -1,
+    *,
+    compare: Callable[[Array, Array], Array],
 ) -> Array:
-    """Difference of two pooled ratios along an axis of prompts."""
+    """Two pooled ratios along an axis of prompts, made into one number: their difference, say."""
     first = ratio_of_sums(first_numerators, first_denominators, axis=axis)
-    return first - ratio_of_sums(second_numerators, second_denominators, axis=axis)
-
-
-def quotient_of_ratios(
-    first_numerators: Array,
-    first_denominators: Array,
-    second_numerators: Array,
-    second_denominators: Array,
-    axis: int = -1,
-) -> Array:
-    """Quotient of two pooled ratios along an axis of prompts."""
-    first = ratio_of_sums(first_numerators, first_denominators, axis=axis)
-    return first / ratio_of_sums(second_numerators, second_denominators, axis=axis)
+    return compare(first, ratio_of_sums(second_numerators, second_denominators, axis=axis))
 
 
 def bootstrap_over_prompts(
