@@ -1,5 +1,6 @@
 """Checkpoints as the scorer opens them: whole or refused, never half random; one tokenizer for target and draft."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from architectures.errors import UserError
 
@@ -47,6 +49,7 @@ def load_model(folder: Path, *, dtype: str, device: str | None = None) -> PreTra
         UserError: If weights are missing, damaged, or do not fit config.json.
     """
     require_checkpoint(folder)
+    show_progress_only_in_a_terminal()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -110,6 +113,14 @@ def require_positions(folder: Path, num_tokens: int) -> None:
 def default_device() -> str:
     """Where models run unless told otherwise: "cuda" where there is one, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def show_progress_only_in_a_terminal() -> None:
+    """Keep transformers' bars out of log files, as architectures.progress keeps ours."""
+    if sys.stderr.isatty():
+        transformers_logging.enable_progress_bar()
+    else:
+        transformers_logging.disable_progress_bar()
 
 
 def require_checkpoint(folder: Path) -> None:

@@ -39,6 +39,13 @@ def test_dtype_is_the_one_asked_for(tiny_target):
     assert load_model(tiny_target, dtype="bfloat16", device="cpu").dtype is torch.bfloat16
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_loading_shows_its_bar_in_a_terminal_alone(tiny_target, is_terminal, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    load_model(tiny_target, dtype="float32", device="cpu")
+    assert ("Loading weights" in capsys.readouterr().err) is is_terminal
+
+
 def test_stop_tokens_come_from_the_generation_config(copy):
     assert stop_token_ids(load_model(copy, dtype="float32", device="cpu")) == {2}
     edit_json(copy / "generation_config.json", eos_token_id=[2, 7])
