@@ -68,8 +68,12 @@ def override_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def no_arguments(_: argparse.ArgumentParser) -> None:
-    """The stage takes none."""
+def shapes_arguments(parser: argparse.ArgumentParser) -> None:
+    """Perhaps --target T."""
+    parser.add_argument(
+        "--target", metavar="T", help="a folder, hub id or .gguf file: which shapes can be cut from it?"
+    )
+    parser.add_argument("--revision", default="main", help="branch, tag or commit of a hub id")
 
 
 def import_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,11 +106,17 @@ def check(options: argparse.Namespace) -> None:
     print(check_recipe(recipe_of(options)))
 
 
-def shapes(_: argparse.Namespace) -> None:
-    """Print the named shapes."""
-    from architectures.shapes import shapes_table
+def shapes(options: argparse.Namespace) -> None:
+    """Print the named shapes, or what they would be if cut out of a target."""
+    from architectures.shapes import Shape
+    from architectures.shapes_table import shapes_table, target_table
+    from architectures.target import read_remote_config
 
-    print(shapes_table())
+    if options.target is None:
+        print(shapes_table())
+    else:
+        config = read_remote_config(options.target, options.revision)
+        print(target_table(Shape.from_config(config, where=options.target), options.target))
 
 
 def import_gguf(options: argparse.Namespace) -> None:
@@ -202,7 +212,9 @@ STAGES = {
     "check": Stage(
         check, "check a recipe; print shape, parameters, memory, disk, steps; loads no weights", recipe_arguments
     ),
-    "shapes": Stage(shapes, "list the named shapes with their true sizes", no_arguments),
+    "shapes": Stage(
+        shapes, "list the named shapes with their true sizes, or what a target can become", shapes_arguments
+    ),
     "import-gguf": Stage(import_gguf, "make a Hugging Face folder from a GGUF file", import_arguments),
     "prune": Stage(prune, "cut the undistilled draft out of the target, into <run>/init", recipe_arguments),
     "generate": Stage(generate, "let the target answer the prompts, into <run>/data", recipe_arguments),

@@ -1,9 +1,19 @@
 """Recipe sections `target` and `architecture`, and the base every recipe section shares. No torch."""
 
+import re
 from difflib import get_close_matches
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from architectures.shapes import NAMED_SHAPES
 
@@ -24,6 +34,25 @@ ShapeName = Annotated[
 ]
 
 
+def size(value: int | str) -> int | str:
+    """The value itself if it is a count, or a share of the target's as in "0.5x"."""
+    if isinstance(value, str):
+        share = re.fullmatch(r"(0?\.\d+|1(\.0+)?)x", value)
+        if not share or float(value[:-1]) == 0:
+            raise ValueError(f"must be a whole number > 0, or a share of the target's size as 0.5x, got {value!r}.")
+    elif isinstance(value, bool) or value < 1:
+        raise ValueError(f"must be a whole number > 0, or a share of the target's size as 0.5x, got {value}.")
+    return value
+
+
+SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
+Size = Annotated[
+    int | str,
+    AfterValidator(size),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^[01]?\.?\d*x$"}]}),
+]
+
+
 class Section(BaseModel):
     """A group of recipe keys: unknown ones are refused, types are strict (1 may stand for 1.0), values never change."""
 
@@ -40,23 +69,74 @@ class TargetConfig(Section):
     )
 
 
+class CalibrationConfig(Section):
+    """Text that scores of layers, heads, neurons and channels are computed on, once for every shape."""
+
+    text: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A text file, or JSON lines with prompts; null takes the prompts of data.prompts.",
+    )
+    tokens: int = Field(default=4096, ge=16, description="Tokens of that text used; less text is an error.")
+    sequence_len: int = Field(default=512, ge=16, description="Tokens per sequence the text is cut into.")
+
+    @field_validator("sequence_len")
+    @classmethod
+    def _no_longer_than_the_text(cls, sequence_len: int, info: ValidationInfo) -> int:
+        tokens = info.data.get("tokens", sequence_len)
+        if sequence_len > tokens:
+            raise ValueError(f"must be at most architecture.calibration.tokens, got {sequence_len} and {tokens}.")
+        return sequence_len
+
+
 class ArchitectureConfig(Section):
-    """The shape of the draft, and how the target's weights become it. Needs exactly one of shape and layers."""
+    """The shape of the draft, and how the target's weights become it. Needs shape, or at least one size."""
 
     shape: ShapeName | None = Field(default=None, description="A named shape; `widedraft shapes` lists them.")
-    layers: int | None = Field(
-        default=None, ge=1, description="Layers the draft keeps; every width stays the target's."
+    layers: Size | None = Field(
+        default=None, description="Layers of the draft. This and the sizes below: a number, or a share as 0.5x."
     )
-    method: Literal["first_last", "evenly_spaced"] = Field(
-        default="first_last", description="Which of the target's layers are kept."
+    hidden: Size | None = Field(default=None, description="Channels of the residual stream.")
+    intermediate: Size | None = Field(default=None, description="Neurons of a feed-forward layer.")
+    heads: Size | None = Field(default=None, description="Query heads of a layer.")
+    kv_heads: Size | None = Field(
+        default=None,
+        description="Key/value heads of a layer; null keeps the target's number of query heads for each.",
+    )
+    method: Literal["first_last", "evenly_spaced", "block_influence", "greedy", "merge", "random"] = Field(
+        default="first_last", description="Which of the target's layers are kept, or merged."
+    )
+    width_method: Literal["activation", "flap", "magnitude", "random"] = Field(
+        default="activation", description="Which heads, neurons and channels are kept."
+    )
+    rescale: bool = Field(
+        default=False, description="Scale the channels of the residual stream where layers were taken out."
+    )
+    calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="Text the scores are computed on.")
+    scores: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder of the scores, which runs of one target may share; null means <run_dir>/scores.",
+    )
+    plan: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A plan.json made for this target, taken as it is; shape, sizes and methods are then left out.",
     )
 
-    @field_validator("layers")
-    @classmethod
-    def _one_of_shape_and_layers(cls, layers: int | None, info: ValidationInfo) -> int | None:
-        shape = info.data.get("shape")
-        if layers is not None and shape is not None:
-            raise ValueError(f"must be left out beside architecture.shape, got {layers} and {shape!r}. Keep one.")
-        if layers is None and shape is None and "shape" in info.data:
-            raise ValueError("must be given, or architecture.shape. `widedraft shapes` lists the named shapes.")
-        return layers
+    @model_validator(mode="after")
+    def _one_way_to_say_the_shape(self) -> "ArchitectureConfig":
+        sizes = [name for name in SIZES if getattr(self, name) is not None]
+        given = [name for name in ("shape", "plan") if getattr(self, name) is not None]
+        if not given and not sizes:
+            raise ValueError(f"must hold shape, plan, or one of {', '.join(SIZES)}. `widedraft shapes` lists shapes.")
+        if given and (sizes or len(given) > 1):
+            other = [*given, *sizes][1]
+            raise ValueError(f"must hold {given[0]} or {other}, got both. Keep one.")
+        return self
+
+    @model_validator(mode="after")
+    def _merged_layers_are_not_rescaled(self) -> "ArchitectureConfig":
+        if self.rescale and self.method == "merge":
+            raise ValueError("must have rescale: false with method: merge. Merged layers do not leave a cut behind.")
+        return self

@@ -21,7 +21,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from architectures.atomic import staged_folder
 from architectures.errors import UserError
-from architectures.families import EMBEDDING, FAMILIES, FINAL_NORM, GGUF_LAYER, HEAD, Family
+from architectures.families import FAMILIES
+from architectures.families.family import Family
+from architectures.families.rotary import GGUF_LAYER, GGUF_OUTSIDE
 from architectures.gguf_header import TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
 from architectures.manifest import MANIFEST_NAME, fingerprint_file, write_manifest
 from architectures.shapes import Shape, checkpoint_tensors
@@ -49,8 +51,8 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
     entries = gguf_config(file, header)
     family = FAMILIES[entries["model_type"]]
     shape = Shape.from_config(entries, where=str(file))
-    stored = gguf_names(shape, family)
-    require_gguf_tensors(file, header, {stored[name]: size for name, size in checkpoint_tensors(shape, family).items()})
+    stored = gguf_names(shape)
+    require_gguf_tensors(file, header, {stored[name]: size for name, size in checkpoint_tensors(shape).items()})
     entries |= rope_entries(file, header, entries)
     require_known_splitting(file, header)
     require_replaceable(out, MANIFEST_NAME, reading=file)
@@ -67,18 +69,16 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
         )
 
 
-def gguf_names(shape: Shape, family: Family) -> dict[str, str]:
+def gguf_names(shape: Shape) -> dict[str, str]:
     """Hugging Face name -> GGUF name of every tensor of the checkpoint."""
-    roles = {stored: role for role, stored in family.layer_names.items()}
-    names = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
+    family = FAMILIES[shape.family]
+    modules = {part.name: GGUF_OUTSIDE[role] for role, part in family.outside.items()}
+    for layer in range(shape.layers):
+        modules |= {family.layer_module(layer, role): f"blk.{layer}.{GGUF_LAYER[role]}" for role in family.layer}
     found = {}
-    for name in checkpoint_tensors(shape, family):
-        if name in names:
-            found[name] = names[name]
-        else:
-            layer, rest = name.removeprefix("model.layers.").split(".", 1)
-            module, kind = rest.rsplit(".", 1)
-            found[name] = f"blk.{layer}.{GGUF_LAYER[roles[module]]}.{kind}"
+    for name in checkpoint_tensors(shape):
+        module, kind = name.rsplit(".", 1)
+        found[name] = f"{modules[module]}.{kind}"
     return found
 
 

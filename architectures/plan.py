@@ -1,110 +1,232 @@
-"""Which of the target's layers a draft is made of. Pure and deterministic; no torch."""
+"""What of the target a draft is made of: layers, heads, neurons, channels. Pure and deterministic; no torch."""
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from architectures.config import ArchitectureConfig
+from architectures.depth import (
+    evenly_spaced,
+    first_last,
+    followers,
+    most_influential,
+    random_layers,
+    without_removed,
+)
 from architectures.errors import UserError
-from architectures.shapes import NAMED_SHAPES, Shape
+from architectures.scores import Scores
+from architectures.shapes import Shape
+from architectures.sizes import draft_shape
+from architectures.width import Kept, best, best_heads, channel_scores, width_scores
 
 PLAN_NAME = "plan.json"
-WIDTHS = ("hidden", "intermediate", "heads", "kv_heads", "head_dim")
+LAYER_SCORES = {"block_influence": "block_influence_L", "greedy": "removal_order", "merge": "merge_order"}
+WIDTH_SCORES = {"intermediate": "neurons_LF", "heads": "heads_LN", "hidden": "channels_H"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A rescaling of the residual stream where layers were taken out: channel k times scale[k], from `layer` on."""
+
+    layer: int  # the first draft layer behind the cut
+    scale: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruningPlan:
-    """The source layer of every draft layer, in order, counted from 0."""
+    """Where every part of the draft comes from; all counts from 0.
 
-    source_layers: tuple[int, ...]
+    Attributes:
+        source_layers: The target's layer that becomes each draft layer, in order.
+        merged_layers: For each draft layer, the target's layers merged into it; mostly none.
+        neurons: For each draft layer, the feed-forward neurons kept; None keeps all.
+        heads: For each draft layer, the query heads kept; None keeps all.
+        kv_heads: For each draft layer, the key/value heads kept; None keeps all.
+        channels: Of the residual stream, kept everywhere; None keeps all.
+        cuts: Rescalings of the residual stream.
+        read_gains: For each draft layer and the final norm, what its norm is multiplied by to undo the cuts' change
+            of the stream's mean square; empty without cuts.
+        target: Fingerprint of the checkpoint this plan was made for; None if it fits any of this shape.
+    """
+
+    source_layers: Kept
     source: Shape
     draft: Shape
     method: str
+    merged_layers: tuple[Kept, ...] = ()
+    neurons: tuple[Kept, ...] | None = None
+    heads: tuple[Kept, ...] | None = None
+    kv_heads: tuple[Kept, ...] | None = None
+    channels: Kept | None = None
+    cuts: tuple[Cut, ...] = ()
+    read_gains: tuple[float, ...] = ()
+    target: str | None = None
 
     def to_json(self) -> str:
         """As plan.json holds it."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+        return json.dumps(asdict(self)) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "PruningPlan":
         """The plan that to_json wrote."""
         record = json.loads(text)
-        return cls(
-            source_layers=tuple(record["source_layers"]),
-            source=Shape(**record["source"]),
-            draft=Shape(**record["draft"]),
-            method=record["method"],
-        )
+        source, draft = Shape(**record.pop("source")), Shape(**record.pop("draft"))
+        cuts = tuple(Cut(layer=cut["layer"], scale=tuple(cut["scale"])) for cut in record.pop("cuts"))
+        lists: dict[str, Any] = {name: as_tuples(value) for name, value in record.items()}
+        return cls(source=source, draft=draft, cuts=cuts, **lists)
 
 
-def plan_pruning(source: Shape, config: ArchitectureConfig) -> PruningPlan:
-    """The layers to keep, as the recipe's `architecture` section asks.
+def as_tuples(value: Any) -> Any:
+    """Lists, also nested ones, as tuples."""
+    return tuple(as_tuples(entry) for entry in value) if isinstance(value, list) else value
 
-    Vocabulary, biases and tied embeddings stay the target's, also under a named shape.
+
+def plan_pruning(
+    source: Shape, config: ArchitectureConfig, scores: Scores | None = None, *, seed: int = 0, target: str | None = None
+) -> PruningPlan:
+    """What to keep, as the recipe's `architecture` section asks.
 
     Args:
         source: The target's shape.
-        config: A named shape or a number of layers, and a method.
+        config: Shape or sizes, and how parts are chosen.
+        scores: Of the target; what `needed_scores` says, at least.
+        seed: Of random choices.
+        target: The target's fingerprint, recorded.
 
     Raises:
-        UserError: If the shape is wider or narrower than the target, or has more layers than it.
+        UserError: If the shape cannot be cut out of the target.
     """
-    num_layers, key = wanted_layers(source, config)
-    if num_layers > source.layers:
-        raise UserError(
-            f"{key} has {num_layers} layers, the target has {source.layers}. "
-            f"A draft is cut from its target: choose 1 to {source.layers} layers."
-        )
+    draft = draft_shape(source, config)
+    known = scores or Scores()
+    starts = kept_layers(source, draft, config.method, known, seed=seed)
+    merged = followers(starts, source.layers) if config.method == "merge" else ()
+    groups = [(start, *others) for start, others in zip(starts, merged or [()] * len(starts), strict=True)]
+    heads, kv_heads = kept_heads(source, draft, config, known, groups, seed=seed)
+    cuts, gains = rescaling(source, starts, known) if config.rescale else ((), ())
     return PruningPlan(
-        source_layers=METHODS[config.method](source.layers, num_layers),
+        source_layers=starts,
         source=source,
-        draft=replace(source, layers=num_layers),
+        draft=draft,
         method=config.method,
+        merged_layers=merged if any(merged) else (),
+        neurons=kept_neurons(source, draft, config, known, groups, seed=seed),
+        heads=heads,
+        kv_heads=kv_heads,
+        channels=kept_channels(source, draft, config, known, seed=seed),
+        cuts=cuts,
+        read_gains=gains,
+        target=target,
     )
 
 
-def wanted_layers(source: Shape, config: ArchitectureConfig) -> tuple[int, str]:
-    """How many layers the recipe asks for, and the key that says so."""
-    if config.layers is not None:
-        return config.layers, f"architecture.layers={config.layers}"
-    assert config.shape is not None  # ArchitectureConfig has exactly one of the two
-    shape, key = NAMED_SHAPES[config.shape].shape, f"architecture.shape={config.shape}"
-    differing = [
-        f"{width} {getattr(shape, width)} (target {getattr(source, width)})"
-        for width in WIDTHS
-        if getattr(shape, width) != getattr(source, width)
-    ]
-    if differing:
+def load_plan(file: Path, source: Shape, *, target: str | None) -> PruningPlan:
+    """A plan from a file, made for this very target.
+
+    Args:
+        file: A plan.json.
+        source: The target's shape.
+        target: The target's fingerprint; None compares shapes alone.
+
+    Raises:
+        UserError: If it cannot be read, or was made for another target.
+    """
+    try:
+        plan = PruningPlan.from_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: not a plan.json that widedraft wrote ({error!r}).") from error
+    if plan.source != source or (target is not None and plan.target != target):
         raise UserError(
-            f"{key} differs from the target in {', '.join(differing)}. Only depth can be cut at present: "
-            "set architecture.layers, or choose a shape as wide as the target (`widedraft shapes`)."
+            f"{file}: made for another target (fingerprint {short(plan.target)}, {plan.source.layers} layers) than "
+            f"this one ({short(target)}, {source.layers} layers). Make a plan for this target, or name the other one."
         )
-    return shape.layers, key
+    return plan
 
 
-def first_last(num_source: int, num_kept: int) -> tuple[int, ...]:
-    """The first num_kept - 1 layers and the last one: the middle of a deep model is the least missed.
+def short(fingerprint: str | None) -> str:
+    """The start of a fingerprint, enough to tell two apart."""
+    return "none" if fingerprint is None else fingerprint[:12]
 
-    A single layer is the first: only it was trained to read plain embeddings. (SmolLM2-135M on 1024 tokens of GSM8K
-    answers, greedy agreement with the target: 0.079 for layer 0 alone, 0.002 for layer 29 alone.)
 
-    Source: the order in which ShortGPT (Men et al. 2024, arXiv 2403.03853) and Minitron (Sreenivas et al. 2024,
-    arXiv 2408.11796) drop layers, taken to its end.
+def needed_scores(source: Shape, config: ArchitectureConfig) -> set[str]:
+    """The arrays of Scores a plan looks at; what the shape does not cut needs none."""
+    draft = draft_shape(source, config)
+    needed: set[str] = set()
+    if draft.layers < source.layers and config.method in LAYER_SCORES:
+        needed.add(LAYER_SCORES[config.method])
+    if config.rescale:
+        needed |= {"mean_abs_JH", "spread_JH"}
+    if config.width_method != "random":
+        cut = [part for size, part in WIDTH_SCORES.items() if getattr(draft, size) < getattr(source, size)]
+        needed |= {f"{config.width_method}.{part}" for part in cut}
+    return needed
+
+
+def kept_layers(source: Shape, draft: Shape, method: str, scores: Scores, *, seed: int) -> Kept:
+    """The source layer of every draft layer; of merged ones the first."""
+    num_source, num_kept = source.layers, draft.layers
+    if num_kept == num_source:
+        return tuple(range(num_source))
+    if method == "block_influence":
+        return most_influential(scores, num_kept)
+    if method in LAYER_SCORES:
+        return without_removed(scores.order(LAYER_SCORES[method]), num_source, num_kept)
+    if method == "random":
+        return random_layers(num_source, num_kept, seed=seed)
+    return {"first_last": first_last, "evenly_spaced": evenly_spaced}[method](num_source, num_kept)
+
+
+def kept_neurons(
+    source: Shape, draft: Shape, config: ArchitectureConfig, scores: Scores, groups: Sequence[Kept], *, seed: int
+) -> tuple[Kept, ...] | None:
+    """The neurons of every draft layer; None where all are kept."""
+    if draft.intermediate == source.intermediate:
+        return None
+    sizes = (source.layers, source.intermediate)
+    found = width_scores(scores, config.width_method, "neurons_LF", groups, sizes, seed=seed)
+    return tuple(best(row, draft.intermediate) for row in found)
+
+
+def kept_heads(
+    source: Shape, draft: Shape, config: ArchitectureConfig, scores: Scores, groups: Sequence[Kept], *, seed: int
+) -> tuple[tuple[Kept, ...] | None, tuple[Kept, ...] | None]:
+    """The query and key/value heads of every draft layer; None where all are kept."""
+    if draft.heads == source.heads:
+        return None, None
+    found = width_scores(scores, config.width_method, "heads_LN", groups, (source.layers, source.heads), seed=seed)
+    chosen = [best_heads(row, source, draft) for row in found]
+    queries, keys = tuple(heads for heads, _ in chosen), tuple(groups for _, groups in chosen)
+    return queries, None if draft.kv_heads == source.kv_heads else keys
+
+
+def kept_channels(source: Shape, draft: Shape, config: ArchitectureConfig, scores: Scores, *, seed: int) -> Kept | None:
+    """The channels of the residual stream; None where all are kept."""
+    if draft.hidden == source.hidden:
+        return None
+    return best(channel_scores(scores, config.width_method, source.hidden, seed=seed), draft.hidden)
+
+
+def rescaling(source: Shape, layers: Kept, scores: Scores) -> tuple[tuple[Cut, ...], tuple[float, ...]]:
+    """Scales that bring the stream before each cut to the size the layer behind it is used to, and the norms' gains.
+
+    Behind a cut the stream is read as x * d, d_k = mean|x_k behind| / mean|x_k before|. A checkpoint has no place for
+    a multiplication of the stream, so what reads it takes the scale and what writes it takes its inverse; then the
+    norms see x instead of x * d, whose root mean square differs by the gain, estimated from the target's own stream.
+
+    Source: the channel scale d of Chen et al. 2025, "LinearPatch" (arXiv 2505.24680), without its Hadamard rotation,
+    which would need a module of its own. Folding it into the weights is ours.
     """
-    if num_kept == 1:
-        return (0,)
-    return (*range(num_kept - 1), num_source - 1)
-
-
-def evenly_spaced(num_source: int, num_kept: int) -> tuple[int, ...]:
-    """The first layer, the last, and the others at equal distances between, each rounded to the nearest, halves up.
-
-    A step is never below 1, so no layer comes twice. A single layer is the first, as in first_last.
-    """
-    if num_kept == 1:
-        return (0,)
-    gaps = num_kept - 1
-    return tuple((2 * i * (num_source - 1) + gaps) // (2 * gaps) for i in range(num_kept))
-
-
-METHODS: dict[str, Callable[[int, int], tuple[int, ...]]] = {"first_last": first_last, "evenly_spaced": evenly_spaced}
+    mean_JH, spread_JH = scores.need("mean_abs_JH"), scores.need("spread_JH")
+    total_H = np.ones(source.hidden)
+    cuts, gains = [], []
+    ends = (*layers, source.layers)
+    for place, layer in enumerate(ends):
+        came_from = 0 if place == 0 else ends[place - 1] + 1
+        if layer > came_from:
+            total_H = total_H * mean_JH[layer] / np.maximum(mean_JH[came_from], np.finfo(np.float32).tiny)
+            cuts.append(Cut(layer=place, scale=tuple(float(value) for value in total_H)))
+        gains.append(float(np.sqrt((spread_JH[layer] / total_H**2).mean())))
+    return tuple(cuts), tuple(gains) if cuts else ()

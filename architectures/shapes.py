@@ -9,14 +9,15 @@ from math import prod
 from typing import Any
 
 from architectures.errors import UserError
-from architectures.families import EMBEDDING, FINAL_NORM, HEAD, LAYER_PREFIX, Family, family_of
+from architectures.families import FAMILIES, family_of
+from architectures.families.family import EMBEDDING_ROLES, Family, Part
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The size of a decoder of the LLaMA kind."""
+    """The size of a decoder, and the family whose tensors it has."""
 
     layers: int
     hidden: int
@@ -25,11 +26,12 @@ class Shape:
     kv_heads: int
     head_dim: int
     vocab: int
+    positions: int = 0  # rows of a learned position table; 0 where there is none
     tied: bool = False  # the output head is the embedding
     qkv_bias: bool = False
     output_bias: bool = False
     ffn_bias: bool = False
-    query_key_norm: bool = False
+    family: str = "llama"  # model_type
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, where: str = "config.json") -> "Shape":
@@ -43,56 +45,69 @@ class Shape:
             UserError: If the family is unknown, an entry is missing, or the heads do not divide.
         """
         family = family_of(config, where=where)
-        hidden, heads = required(config, "hidden_size", where), required(config, "num_attention_heads", where)
-        kv_heads = optional(config, "num_key_value_heads", where, default=family.default_kv_heads or heads)
+        keys = family.keys
+        hidden, heads = required(config, keys["hidden"], where), required(config, keys["heads"], where)
+        kv_heads = optional(config, keys.get("kv_heads"), where, default=family.default_kv_heads or heads)
         if heads % kv_heads:
             raise UserError(
-                f"{where}: num_key_value_heads must divide num_attention_heads, got {kv_heads} and {heads}. "
+                f"{where}: {keys['kv_heads']} must divide {keys['heads']}, got {kv_heads} and {heads}. "
                 "Take config.json and weights from the same checkpoint."
             )
         return cls(
-            layers=required(config, "num_hidden_layers", where),
+            layers=required(config, keys["layers"], where),
             hidden=hidden,
-            intermediate=required(config, "intermediate_size", where),
+            intermediate=intermediate_size(config, family, hidden, where),
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=optional(config, "head_dim", where, default=family.default_head_dim or hidden // heads),
-            vocab=required(config, "vocab_size", where),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            head_dim=optional(config, keys.get("head_dim"), where, default=family.default_head_dim or hidden // heads),
+            vocab=required(config, keys["vocab"], where),
+            positions=required(config, keys["positions"], where) + family.extra_positions if "positions" in keys else 0,
+            tied=bool(config.get("tie_word_embeddings", family.tied)),
             **family.biases(config),
-            query_key_norm=family.query_key_norm,
+            family=family.model_type,
         )
+
+    def axis(self, name: str) -> int:
+        """The length of an axis as families name it; a fused one is the sum of its parts."""
+        if "+" in name:
+            return sum(self.axis(part) for part in name.split("+"))
+        if name == "query":
+            return self.heads * self.head_dim
+        return self.kv_heads * self.head_dim if name == "key_value" else getattr(self, name)
+
+    def has_bias(self, part: Part) -> bool:
+        """Whether a module has a bias in checkpoints of this shape."""
+        if part.bias_axis is None:
+            return False
+        return getattr(self, part.bias) if isinstance(part.bias, str) else part.bias
+
+    def part_tensors(self, parts: Mapping[str, Part]) -> dict[str, tuple[int, ...]]:
+        """The size of every tensor of some modules, under role.weight or role.bias."""
+        found: dict[str, tuple[int, ...]] = {}
+        for role, part in parts.items():
+            found[f"{role}.weight"] = tuple(self.axis(axis) for axis in part.axes)
+            if part.bias_axis is not None and self.has_bias(part):
+                found[f"{role}.bias"] = (self.axis(part.bias_axis),)
+        return found
 
     def layer_tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor of one layer with its size, under role.weight or role.bias, as the families name roles."""
-        query, key_value = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        linears = {
-            "query": (query, self.hidden, self.qkv_bias),
-            "key": (key_value, self.hidden, self.qkv_bias),
-            "value": (key_value, self.hidden, self.qkv_bias),
-            "attention_output": (self.hidden, query, self.output_bias),
-            "ffn_gate": (self.intermediate, self.hidden, self.ffn_bias),
-            "ffn_up": (self.intermediate, self.hidden, self.ffn_bias),
-            "ffn_down": (self.hidden, self.intermediate, self.ffn_bias),
-        }
-        norms = {"attention_norm": self.hidden, "ffn_norm": self.hidden}
-        if self.query_key_norm:
-            norms |= {"query_norm": self.head_dim, "key_norm": self.head_dim}
-        weights = {f"{role}.weight": (rows, columns) for role, (rows, columns, _) in linears.items()}
-        added = {f"{role}.bias": (rows,) for role, (rows, _, has_bias) in linears.items() if has_bias}
-        return {**weights, **added, **{f"{role}.weight": (size,) for role, size in norms.items()}}
+        return self.part_tensors(FAMILIES[self.family].layer)
 
     def parameters_per_layer(self) -> int:
         """Parameters of one layer: attention, feed-forward, norms and biases."""
         return sum(prod(size) for size in self.layer_tensors().values())
 
     def parameters_without_embeddings(self) -> int:
-        """Parameters of all layers and the final norm; neither the embedding nor the output head."""
-        return self.layers * self.parameters_per_layer() + self.hidden
+        """Parameters of all layers and the norms beside them; no embedding, position table or output head."""
+        outside = FAMILIES[self.family].outside
+        norms = {role: part for role, part in outside.items() if role not in EMBEDDING_ROLES}
+        return self.layers * self.parameters_per_layer() + sum(map(prod, self.part_tensors(norms).values()))
 
     def parameters(self) -> int:
         """The true count: everything the checkpoint holds, a tied head counted once."""
-        return self.parameters_without_embeddings() + (1 if self.tied else 2) * self.vocab * self.hidden
+        embeddings = (1 if self.tied else 2) * self.vocab * self.hidden + self.positions * self.hidden
+        return self.parameters_without_embeddings() + embeddings
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of all weights.
@@ -122,17 +137,33 @@ class Shape:
         return 2 * (self.layers * (matrices + attention) + self.vocab * self.hidden)
 
 
-def checkpoint_tensors(shape: Shape, family: Family) -> dict[str, tuple[int, ...]]:
+def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Every tensor a checkpoint of this shape holds, under its Hugging Face name, with its size; in reading order."""
-    sizes: dict[str, tuple[int, ...]] = {EMBEDDING: (shape.vocab, shape.hidden)}
+    family = FAMILIES[shape.family]
+    outside = {role: part for role, part in family.outside.items() if not (role == "head" and shape.tied)}
+    after = ("final_norm", "head")
+    before = {role: part for role, part in outside.items() if role not in after}
+    sizes = named_tensors(shape, before)
     for layer in range(shape.layers):
-        for tensor, size in shape.layer_tensors().items():
-            role, kind = tensor.rsplit(".", 1)
-            sizes[f"{LAYER_PREFIX}{layer}.{family.layer_names[role]}.{kind}"] = size
-    sizes[FINAL_NORM] = (shape.hidden,)
-    if not shape.tied:
-        sizes[HEAD] = (shape.vocab, shape.hidden)
-    return sizes
+        sizes |= named_tensors(shape, family.layer, prefix=f"{family.layer_prefix}{layer}.")
+    return sizes | named_tensors(shape, {role: outside[role] for role in after if role in outside})
+
+
+def named_tensors(shape: Shape, parts: Mapping[str, Part], *, prefix: str = "") -> dict[str, tuple[int, ...]]:
+    """The tensors of some modules under the names a checkpoint gives them."""
+    return {
+        f"{prefix}{parts[role].name}.{kind}": size
+        for tensor, size in shape.part_tensors(parts).items()
+        for role, kind in [tensor.rsplit(".", 1)]
+    }
+
+
+def intermediate_size(config: Mapping[str, Any], family: Family, hidden: int, where: str) -> int:
+    """The feed-forward width; families before LLaMA may leave it unsaid and mean four times the hidden one."""
+    key = family.keys.get("intermediate")
+    if key is not None and family.width:
+        return required(config, key, where)
+    return optional(config, key, where, default=4 * hidden)
 
 
 def required(config: Mapping[str, Any], key: str, where: str) -> int:
@@ -145,9 +176,9 @@ def required(config: Mapping[str, Any], key: str, where: str) -> int:
     return value
 
 
-def optional(config: Mapping[str, Any], key: str, where: str, *, default: int) -> int:
-    """As required, or the family's default where config leaves it out or says null."""
-    return default if config.get(key) is None else required(config, key, where)
+def optional(config: Mapping[str, Any], key: str | None, where: str, *, default: int) -> int:
+    """As required, or the family's default where it has no such entry, or config leaves it out or says null."""
+    return default if key is None or config.get(key) is None else required(config, key, where)
 
 
 @dataclass(frozen=True)
@@ -194,60 +225,3 @@ NAMED_SHAPES = {
     "llama-13b": NamedShape("13B", llama_shape(40, 5120, 13824, 40)),
     "llama-65b": NamedShape("65B", llama_shape(80, 8192, 22016, 64)),
 }
-
-TABLE_COLUMNS = (
-    "name",
-    "nominal",
-    "layers",
-    "hidden",
-    "intermediate",
-    "heads",
-    "kv",
-    "head_dim",
-    "true parameters",
-    "without embeddings",
-    "bf16 GiB",
-    "KV KiB/token",
-)
-TABLE_NOTES = """\
-nominal is the published name; the true count is what the checkpoint holds (a tied head once), norms included.
-without embeddings leaves out the embedding and the output head. KV is in bfloat16, for one sequence.
-wide-829m is five layers of Llama-3.2-1B: its name counts the tied output head a second time (829.4M).
-"""
-
-
-def shapes_table() -> str:
-    """What `widedraft shapes` prints: every named shape, its published name beside its true size."""
-    rows = [TABLE_COLUMNS, *(table_row(name, named) for name, named in NAMED_SHAPES.items())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(TABLE_COLUMNS))]
-    lines = ["  ".join(align(cell, widths[i], left=i == 0) for i, cell in enumerate(row)).rstrip() for row in rows]
-    return "\n".join(lines) + "\n\n" + TABLE_NOTES
-
-
-def table_row(name: str, named: NamedShape) -> tuple[str, ...]:
-    """One line of the table, as text."""
-    shape = named.shape
-    return (
-        name,
-        named.nominal,
-        str(shape.layers),
-        str(shape.hidden),
-        str(shape.intermediate),
-        str(shape.heads),
-        str(shape.kv_heads),
-        str(shape.head_dim),
-        millions(shape.parameters()),
-        millions(shape.parameters_without_embeddings()),
-        f"{shape.weight_bytes('bfloat16') / 2**30:.2f}",
-        f"{shape.kv_bytes_per_token('bfloat16') / 2**10:g}",
-    )
-
-
-def align(cell: str, width: int, *, left: bool) -> str:
-    """Pad a cell."""
-    return cell.ljust(width) if left else cell.rjust(width)
-
-
-def millions(count: int) -> str:
-    """1274089472 -> "1274.1M"."""
-    return f"{count / 1e6:.1f}M"

@@ -45,15 +45,21 @@ class Weights:
     folder: Path
     info: Mapping[str, TensorInfo]
     files: Mapping[str, Path]  # which file holds a tensor
+    left_out: str = ""  # what every name has before the name the file gives it
 
     def read(self, name: str) -> Tensor:
         """One tensor. Its memory is the file's own pages, given back when the tensor goes."""
         with safe_open(self.files[name], framework="pt") as opened:
-            return opened.get_tensor(name)
+            return opened.get_tensor(name.removeprefix(self.left_out))
 
 
-def open_weights(folder: Path) -> Weights:
+def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
     """List the tensors of a checkpoint and check that every shard is whole.
+
+    Args:
+        folder: A checkpoint.
+        base_prefix: Put before every name of a checkpoint in which no name has it: GPT-2, BLOOM and OPT were first
+            published so.
 
     Raises:
         UserError: If there are no safetensors, a shard is missing or cut short, the index and the shards disagree,
@@ -76,7 +82,15 @@ def open_weights(folder: Path) -> Weights:
             f"{folder / INDEX_NAME}: does not list {unlisted[0]}, which is in {files[unlisted[0]].name}. "
             "Fetch the checkpoint again."
         )
-    return Weights(folder, info, files)
+    if not base_prefix or any(name.startswith(base_prefix) for name in info):
+        return Weights(folder, info, files)
+    renamed = {name: name if name.startswith("lm_head.") else f"{base_prefix}{name}" for name in info}
+    return Weights(
+        folder,
+        {renamed[name]: found for name, found in info.items()},
+        {renamed[name]: file for name, file in files.items()},
+        left_out=base_prefix,
+    )
 
 
 def read_index(folder: Path) -> dict[str, str]:

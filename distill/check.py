@@ -8,10 +8,12 @@ from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
+from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest
-from architectures.plan import PruningPlan, plan_pruning
+from architectures.plan import load_plan, needed_scores, plan_pruning
 from architectures.shapes import NAMED_SHAPES, Shape
+from architectures.sizes import WIDTHS, draft_shape
 from architectures.target import is_gguf, read_remote_config
 from distill.config import split_time
 from distill.lineage import generate_inputs, target_record
@@ -28,6 +30,15 @@ MASTER_BYTES = 4  # the student's weights, gradients and each of Adam's two mome
 # Measured on 1024 x 49152: 24.0, and no more in the backward pass.
 LOGITS_BYTES = 24
 BYTES_PER_TOKEN = 12  # of answers on disk: a token's id and its text as JSON
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Both shapes, and how one comes out of the other, in words."""
+
+    source: Shape
+    draft: Shape
+    origin: str
 
 
 @dataclass(frozen=True)
@@ -54,17 +65,17 @@ def check_recipe(recipe: Recipe) -> str:
         UserError: With everything wrong with target, shape and prompts, one line each.
     """
     problems: list[str] = []
-    plan = attempt(lambda: planned(recipe), problems)
+    cut = attempt(lambda: planned(recipe), problems)
     prompts = [attempt(partial(read_prompts, source), problems) for source in recipe.data.prompts]
     for source in recipe.eval.tasks:
         attempt(partial(read_prompts, source), problems)
     work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
-    if plan is None or work is None:
+    if cut is None or work is None:
         raise UserError("\n".join(problems))
     blocks = {
-        f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, plan),
-        "memory of one training process (activations come on top)": memory_rows(recipe, plan),
-        f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, plan, work),
+        f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut),
+        "memory of one training process (activations come on top)": memory_rows(recipe, cut),
+        f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
         "work": work_rows(recipe, work),
     }
     return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in blocks.items())
@@ -79,7 +90,7 @@ def attempt(step: Callable[[], Value], problems: list[str]) -> Value | None:
         return None
 
 
-def planned(recipe: Recipe) -> PruningPlan:
+def planned(recipe: Recipe) -> Cut:
     """The target's and the draft's shape, from the target's config alone."""
     path = recipe.target.path
     try:
@@ -87,7 +98,27 @@ def planned(recipe: Recipe) -> PruningPlan:
     except UserError as error:
         hint = "" if is_gguf(path) else f" A GGUF file becomes this folder by `widedraft import-gguf FILE --to {path}`."
         raise UserError(f"target.path: {error}{hint}") from error
-    return plan_pruning(Shape.from_config(config, where=path), recipe.architecture)
+    source, wanted = Shape.from_config(config, where=path), recipe.architecture
+    if wanted.plan is not None:
+        plan = load_plan(Path(wanted.plan), source, target=None)
+        return Cut(source, plan.draft, f"cut by {wanted.plan}, {keeping(plan.source_layers, source)}")
+    missing = needed_scores(source, wanted)
+    if missing:
+        text = f"{wanted.calibration.tokens} tokens of {wanted.calibration.text or 'the prompts'}"
+        return Cut(source, draft_shape(source, wanted), f"cut by {methods(wanted)}, from scores on {text}")
+    plan = plan_pruning(source, wanted, seed=recipe.seed)
+    return Cut(source, plan.draft, f"cut by {methods(wanted)}, {keeping(plan.source_layers, source)}")
+
+
+def keeping(layers: Sequence[int], source: Shape) -> str:
+    """Which layers are kept."""
+    return f"keeping layers {', '.join(map(str, layers))} of 0 to {source.layers - 1}"
+
+
+def methods(architecture: ArchitectureConfig) -> str:
+    """How layers, and widths where any is cut, are chosen."""
+    is_narrower = architecture.shape is not None or any(getattr(architecture, name) is not None for name in WIDTHS)
+    return f"{architecture.method}, widths by {architecture.width_method}" if is_narrower else architecture.method
 
 
 def read_prompts(source: PromptSource) -> list[Prompt] | None:
@@ -127,14 +158,13 @@ def finished_counts(recipe: Recipe) -> dict[str, Any] | None:
     return manifest["counts"] if set(changed) <= {"target"} else None
 
 
-def model_rows(recipe: Recipe, plan: PruningPlan) -> list[Row]:
+def model_rows(recipe: Recipe, cut: Cut) -> list[Row]:
     """Target, draft, and which layers link them."""
-    kept = ", ".join(map(str, plan.source_layers))
     return [
         ("target", recipe.target.path),
-        *described(plan.source, None),
-        ("draft", f"cut by {plan.method}, keeping layers {kept} of 0 to {plan.source.layers - 1}"),
-        *described(plan.draft, recipe.architecture.shape),
+        *described(cut.source, None),
+        ("draft", cut.origin),
+        *described(cut.draft, recipe.architecture.shape),
     ]
 
 
@@ -149,9 +179,9 @@ def described(shape: Shape, name: str | None) -> list[Row]:
     return [("", dimensions), ("", f"{true_size}; nominal size: {nominal[0] if nominal else 'none'}")]
 
 
-def memory_rows(recipe: Recipe, plan: PruningPlan) -> list[Row]:
+def memory_rows(recipe: Recipe, cut: Cut) -> list[Row]:
     """What one process holds when it alone trains."""
-    master = plan.draft.parameters() * MASTER_BYTES
+    master = cut.draft.parameters() * MASTER_BYTES
     teacher_dtype = "float32" if recipe.distill.precision == "fp32" else recipe.target.dtype
     micro, batch = recipe.distill.device_train_microbatch_size, recipe.distill.global_train_batch_size
     sequences = batch if micro == "auto" else micro
@@ -162,24 +192,24 @@ def memory_rows(recipe: Recipe, plan: PruningPlan) -> list[Row]:
         f"student weights, float32{shared}": master,
         f"gradients, float32{shared}": master,
         f"Adam's two moments, float32{shared}": 2 * master,
-        f"teacher weights, {teacher_dtype}": plan.source.weight_bytes(teacher_dtype),
-        f"logits and loss of {sequences} answers{fewer}": tokens * plan.draft.vocab * LOGITS_BYTES,
+        f"teacher weights, {teacher_dtype}": cut.source.weight_bytes(teacher_dtype),
+        f"logits and loss of {sequences} answers{fewer}": tokens * cut.draft.vocab * LOGITS_BYTES,
     }
     return sizes(parts)
 
 
-def disk_rows(recipe: Recipe, plan: PruningPlan, work: Work) -> list[Row]:
+def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
     """What the run folder grows to."""
     kept = recipe.distill.save_num_checkpoints_to_keep
-    parts = {f"init, {recipe.target.dtype}": plan.draft.weight_bytes(recipe.target.dtype)}
+    parts = {f"init, {recipe.target.dtype}": cut.draft.weight_bytes(recipe.target.dtype)}
     if is_gguf(recipe.target.path):
-        parts["target imported from GGUF, float32"] = plan.source.weight_bytes("float32")
+        parts["target imported from GGUF, float32"] = cut.source.weight_bytes("float32")
     if work.prompts is not None:
         parts["answers, at most"] = work.prompts * recipe.data.max_seq_len * BYTES_PER_TOKEN
     parts[f"{kept} checkpoints, and one more while it is written"] = (
-        (kept + 1) * 3 * plan.draft.parameters() * MASTER_BYTES
+        (kept + 1) * 3 * cut.draft.parameters() * MASTER_BYTES
     )
-    parts[f"draft, {recipe.export.dtype}"] = plan.draft.weight_bytes(recipe.export.dtype)
+    parts[f"draft, {recipe.export.dtype}"] = cut.draft.weight_bytes(recipe.export.dtype)
     return sizes(parts)
 
 

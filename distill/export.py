@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from architectures.atomic import staged_folder, write_json
+from architectures.draft_config import with_dtype
 from architectures.errors import UserError
-from architectures.families import EMBEDDING, HEAD
+from architectures.families import family_of
+from architectures.families.family import Family
 from architectures.manifest import MANIFEST_NAME
 from architectures.plan import PLAN_NAME
-from architectures.prune import carry_files, with_dtype
+from architectures.prune import carry_files
 from architectures.target import read_config
 from architectures.weights import TensorInfo, open_weights, require_replaceable, write_weights
 
@@ -36,9 +38,10 @@ def export_checkpoint(checkpoint: Path, init: Path, out: Path, *, dtype: str, fi
         UserError: If checkpoint and init are not of one model, or out holds something else.
     """
     config = read_config(init)
-    student = read_student(checkpoint)
+    family = family_of(config, where=str(init / "config.json"))
+    student = read_student(checkpoint, family)
     if config.get("tie_word_embeddings"):
-        drop_tied_head(student, checkpoint)
+        drop_tied_head(student, checkpoint, family)
     sizes = {name: info.size for name, info in open_weights(init).info.items()}
     require_one_model(student, sizes, checkpoint=checkpoint, init=init)
     require_replaceable(out, MANIFEST_NAME, reading=init)
@@ -54,18 +57,25 @@ def export_checkpoint(checkpoint: Path, init: Path, out: Path, *, dtype: str, fi
         finish(folder)
 
 
-def read_student(checkpoint: Path) -> dict[str, Tensor]:
+def read_student(checkpoint: Path, family: Family) -> dict[str, Tensor]:
     """The student's tensors under their names in a Hugging Face folder, left on disk until they are used."""
     saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=False)["state"]["model"]
-    return {name.removeprefix(STUDENT_PREFIX): tensor for name, tensor in saved.items()}
+    return {stored_name(name.removeprefix(STUDENT_PREFIX), family): tensor for name, tensor in saved.items()}
 
 
-def drop_tied_head(student: dict[str, Tensor], checkpoint: Path) -> None:
+def stored_name(name: str, family: Family) -> str:
+    """What a checkpoint calls a parameter of transformers' module."""
+    module, kind = name.rsplit(".", 1)
+    return f"{family.renamed_modules.get(module, module)}.{kind}"
+
+
+def drop_tied_head(student: dict[str, Tensor], checkpoint: Path, family: Family) -> None:
     """Remove the head's second name for the embeddings."""
-    head = student.pop(HEAD, None)
-    if head is not None and not torch.equal(head, student[EMBEDDING]):
+    head_name, embedding_name = family.weight("head"), family.weight("embedding")
+    head = student.pop(head_name, None)
+    if head is not None and not torch.equal(head, student[embedding_name]):
         raise UserError(
-            f"{checkpoint}: {HEAD} differs from {EMBEDDING}, but init says tie_word_embeddings true. "
+            f"{checkpoint}: {head_name} differs from {embedding_name}, but init says tie_word_embeddings true. "
             "This checkpoint was not trained from this init; give the one it was trained from."
         )
 

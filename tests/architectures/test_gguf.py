@@ -119,7 +119,7 @@ def stored_tensors(source: Path, config) -> dict[str, np.ndarray]:
     shape = Shape.from_config(config.to_dict())
     tensors = load_file(source / "model.safetensors")
     stored = {}
-    for name, stored_name in gguf_names(shape, FAMILIES[config.model_type]).items():
+    for name, stored_name in gguf_names(shape).items():
         weight = tensors[name].numpy()
         heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}.get(name.split(".")[-2])
         if heads and config.model_type == "llama":

@@ -1,0 +1,45 @@
+"""Where each Hugging Face family keeps its tensors, and what its config leaves unsaid. Data only, no torch.
+
+A module has a role (`query`, `ffn_up`, ...). A family says under which name a checkpoint stores it and along which
+axes; `architectures.shapes` says how long an axis is. To teach the project a family, add one entry to FAMILIES.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.families.classic import BLOOM, GPT2, GPT_NEOX, OPT
+from architectures.families.family import Family
+from architectures.families.rotary import GEMMA2, GEMMA3, LLAMA, MISTRAL, PHI3, QWEN2, QWEN3
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OPT, GPT_NEOX, BLOOM, GPT2)
+}
+
+
+def family_of(config: Mapping[str, Any], *, where: str = "config.json") -> Family:
+    """The family of a config.json.
+
+    Raises:
+        UserError: If its model_type is unknown, it is quantised, or an entry makes it a model we do not know.
+    """
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        raise UserError(
+            f"{where}: model_type {model_type!r} is not a known family. Use a target of one of: {', '.join(FAMILIES)}."
+        )
+    if "quantization_config" in config:
+        method = config["quantization_config"].get("quant_method", "unnamed")
+        raise UserError(
+            f"{where}: the checkpoint is quantised (quant_method {method!r}). Use its unquantised original, "
+            "or a GGUF file, which `widedraft import-gguf` de-quantises."
+        )
+    family = FAMILIES[model_type]
+    for key, value in family.fixed_entries.items():
+        if config.get(key, value) != value:
+            raise UserError(
+                f"{where}: {key} is {config[key]!r}; of {model_type} checkpoints only those with {value!r} can be cut. "
+                "Use another target."
+            )
+    return family

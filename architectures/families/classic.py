@@ -1,0 +1,124 @@
+"""Families before LLaMA: learned or relative positions, layer norms with biases. Layers can be cut, widths cannot.
+
+Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type.
+"""
+
+from architectures.families.family import LLAMA_KEYS, Family, conv1d, layer_norm, linear
+
+OPT = Family(
+    model_type="opt",
+    architecture="OPTForCausalLM",
+    layer={
+        "key": linear("self_attn.k_proj", "query", "hidden", bias=True),
+        "value": linear("self_attn.v_proj", "query", "hidden", bias=True),
+        "query": linear("self_attn.q_proj", "query", "hidden", bias=True),
+        "attention_output": linear("self_attn.out_proj", "hidden", "query", bias=True),
+        "attention_norm": layer_norm("self_attn_layer_norm"),
+        "ffn_up": linear("fc1", "intermediate", "hidden", bias=True),
+        "ffn_down": linear("fc2", "hidden", "intermediate", bias=True),
+        "ffn_norm": layer_norm("final_layer_norm"),
+    },
+    outside={
+        "embedding": linear("model.decoder.embed_tokens", "vocab", "hidden"),
+        "positions": linear("model.decoder.embed_positions", "positions", "hidden"),
+        "final_norm": layer_norm("model.decoder.final_layer_norm"),
+        "head": linear("lm_head", "vocab", "hidden"),
+    },
+    layer_prefix="model.decoder.layers.",
+    base_prefix="model.",
+    keys={
+        "layers": "num_hidden_layers",
+        "hidden": "hidden_size",
+        "intermediate": "ffn_dim",
+        "heads": "num_attention_heads",
+        "vocab": "vocab_size",
+        "positions": "max_position_embeddings",
+    },
+    width=False,
+    tied=True,
+    extra_positions=2,
+    fixed_entries={
+        "do_layer_norm_before": True,
+        "enable_bias": True,
+        "layer_norm_elementwise_affine": True,
+        "_remove_final_layer_norm": False,
+    },
+)
+GPT_NEOX = Family(
+    model_type="gpt_neox",
+    architecture="GPTNeoXForCausalLM",
+    layer={
+        "attention_norm": layer_norm("input_layernorm"),
+        "ffn_norm": layer_norm("post_attention_layernorm"),
+        "qkv": linear("attention.query_key_value", "query+query+query", "hidden", bias=True),
+        "attention_output": linear("attention.dense", "hidden", "query", bias=True),
+        "ffn_up": linear("mlp.dense_h_to_4h", "intermediate", "hidden", bias=True),
+        "ffn_down": linear("mlp.dense_4h_to_h", "hidden", "intermediate", bias=True),
+    },
+    outside={
+        "embedding": linear("gpt_neox.embed_in", "vocab", "hidden"),
+        "final_norm": layer_norm("gpt_neox.final_layer_norm"),
+        "head": linear("embed_out", "vocab", "hidden"),
+    },
+    layer_prefix="gpt_neox.layers.",
+    keys={name: LLAMA_KEYS[name] for name in ("layers", "hidden", "intermediate", "heads", "vocab")},
+    width=False,
+    ignored_suffixes=("attention.rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
+    fixed_entries={"attention_bias": True},
+    renamed_modules={"lm_head": "embed_out"},
+)
+BLOOM = Family(
+    model_type="bloom",
+    architecture="BloomForCausalLM",
+    layer={
+        "attention_norm": layer_norm("input_layernorm"),
+        "qkv": linear("self_attention.query_key_value", "query+query+query", "hidden", bias=True),
+        "attention_output": linear("self_attention.dense", "hidden", "query", bias=True),
+        "ffn_norm": layer_norm("post_attention_layernorm"),
+        "ffn_up": linear("mlp.dense_h_to_4h", "intermediate", "hidden", bias=True),
+        "ffn_down": linear("mlp.dense_4h_to_h", "hidden", "intermediate", bias=True),
+    },
+    outside={
+        "embedding": linear("transformer.word_embeddings", "vocab", "hidden"),
+        "embedding_norm": layer_norm("transformer.word_embeddings_layernorm"),
+        "final_norm": layer_norm("transformer.ln_f"),
+        "head": linear("lm_head", "vocab", "hidden"),
+    },
+    layer_prefix="transformer.h.",
+    base_prefix="transformer.",
+    keys={"layers": "n_layer", "hidden": "hidden_size", "heads": "n_head", "vocab": "vocab_size"},
+    width=False,
+    tied=True,
+)
+GPT2 = Family(
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    layer={
+        "attention_norm": layer_norm("ln_1"),
+        "qkv": conv1d("attn.c_attn", "hidden", "query+query+query"),
+        "attention_output": conv1d("attn.c_proj", "query", "hidden"),
+        "ffn_norm": layer_norm("ln_2"),
+        "ffn_up": conv1d("mlp.c_fc", "hidden", "intermediate"),
+        "ffn_down": conv1d("mlp.c_proj", "intermediate", "hidden"),
+    },
+    outside={
+        "embedding": linear("transformer.wte", "vocab", "hidden"),
+        "positions": linear("transformer.wpe", "positions", "hidden"),
+        "final_norm": layer_norm("transformer.ln_f"),
+        "head": linear("lm_head", "vocab", "hidden"),
+    },
+    layer_prefix="transformer.h.",
+    base_prefix="transformer.",
+    keys={
+        "layers": "n_layer",
+        "hidden": "n_embd",
+        "intermediate": "n_inner",
+        "heads": "n_head",
+        "vocab": "vocab_size",
+        "positions": "n_positions",
+    },
+    width=False,
+    tied=True,
+    ignored_suffixes=("attn.bias", "attn.masked_bias"),
+    fixed_entries={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+)

@@ -1,0 +1,124 @@
+"""What a family is: the modules of its checkpoints with the axes of each, and what its config leaves unsaid. No torch.
+
+Axes are written as text. One name is one axis of the weight as it is stored: hidden, intermediate, query (heads x
+head_dim), key_value (kv_heads x head_dim), head_dim, vocab, positions. "a+b" is a fused axis: a's rows, then b's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+BiasRule = bool | str  # True: always there; False: never; text: the config entry that decides
+EMBEDDING_ROLES = ("embedding", "positions", "head")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module of a checkpoint.
+
+    Attributes:
+        name: As the checkpoint names it, inside its layer, without .weight or .bias.
+        axes: Of the weight, as stored.
+        bias_axis: Of the bias; None where there is none.
+        bias: Whether the bias is there: always, or where the Shape's flag of this name is set.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    bias_axis: str | None = None
+    bias: bool | str = True
+
+
+def linear(name: str, rows: str, columns: str, *, bias: bool | str = False) -> Part:
+    """A torch Linear: stored [output, input]."""
+    return Part(name, (rows, columns), rows if bias else None, bias)
+
+
+def conv1d(name: str, rows: str, columns: str) -> Part:
+    """GPT-2's linear layer: stored [input, output], with a bias."""
+    return Part(name, (rows, columns), columns)
+
+
+def rms_norm(name: str, axis: str = "hidden") -> Part:
+    """A norm with a weight alone."""
+    return Part(name, (axis,))
+
+
+def layer_norm(name: str) -> Part:
+    """A norm with a weight and a bias."""
+    return Part(name, ("hidden",), "hidden")
+
+
+@dataclass(frozen=True)
+class ConfigEntry:
+    """An entry of config.json, and what transformers takes when it is absent."""
+
+    key: str
+    default: Any
+
+
+LLAMA_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab": "vocab_size",
+    "norm_eps": "rms_norm_eps",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One `model_type` of transformers.
+
+    Attributes:
+        layer: Role -> module of one layer.
+        outside: Role -> module outside the layers; `head` is left out of a checkpoint with tied embeddings.
+        layer_prefix: What stands before a layer's number.
+        base_prefix: What some checkpoints leave out before every name but the head's; empty where none does.
+        keys: Size -> entry of config.json.
+        window_layers: The entry that holds the first layer with a sliding window.
+        window_pattern: The entry n by which each n-th layer is without window, where no layer_types says so.
+        fixed_entries: Config entries that must have this value, or be absent: others make another model.
+        renamed_modules: Name in transformers' module -> name in a checkpoint, where they differ.
+    """
+
+    model_type: str
+    architecture: str  # the class a config.json names
+    layer: Mapping[str, Part]
+    outside: Mapping[str, Part]
+    layer_prefix: str = "model.layers."
+    base_prefix: str = ""
+    keys: Mapping[str, str] = field(default_factory=lambda: LLAMA_KEYS)
+    width: bool = True  # whether heads, neurons and channels can be cut; else layers alone
+    qkv_bias: BiasRule = False
+    output_bias: BiasRule = False
+    ffn_bias: BiasRule = False
+    tied: bool = False  # where config.json has no tie_word_embeddings
+    default_kv_heads: int | None = None  # where config.json has none; None: as many as heads
+    default_head_dim: int | None = None  # where config.json has none; None: hidden / heads
+    extra_positions: int = 0  # rows of the position table beyond those the config names
+    default_norm_eps: float = 1e-6  # where config.json has none
+    norm_offset: float = 0.0  # a norm multiplies by weight + this
+    scaled_embedding: bool = False  # embeddings are multiplied by sqrt(hidden) in the forward pass
+    ignored_suffixes: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)  # buffers old checkpoints stored
+    per_layer_lists: tuple[str, ...] = ("layer_types",)  # config entries with one value for each layer
+    window_layers: ConfigEntry | None = None
+    window_pattern: ConfigEntry | None = None
+    fixed_entries: Mapping[str, Any] = field(default_factory=dict)
+    renamed_modules: Mapping[str, str] = field(default_factory=dict)
+
+    def biases(self, config: Mapping[str, Any]) -> dict[str, bool]:
+        """Which biases a checkpoint with this config has."""
+        rules = {"qkv_bias": self.qkv_bias, "output_bias": self.output_bias, "ffn_bias": self.ffn_bias}
+        return {name: bool(config.get(rule, False)) if isinstance(rule, str) else rule for name, rule in rules.items()}
+
+    def weight(self, role: str) -> str:
+        """The full name of the weight of a module outside the layers."""
+        return f"{self.outside[role].name}.weight"
+
+    def layer_module(self, layer: int, role: str) -> str:
+        """The full name of a module of one layer."""
+        return f"{self.layer_prefix}{layer}.{self.layer[role].name}"

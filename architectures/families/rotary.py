@@ -1,0 +1,128 @@
+"""Families of the LLaMA kind: rotary positions, RMS norms, gated feed-forward. Depth and width can be cut.
+
+Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type.
+"""
+
+from architectures.families.family import ConfigEntry, Family, linear, rms_norm
+
+OUTSIDE = {
+    "embedding": linear("model.embed_tokens", "vocab", "hidden"),
+    "final_norm": rms_norm("model.norm"),
+    "head": linear("lm_head", "vocab", "hidden"),
+}
+QUERY_KEY_NORMS = {
+    "query_norm": rms_norm("self_attn.q_norm", "head_dim"),
+    "key_norm": rms_norm("self_attn.k_norm", "head_dim"),
+}
+LLAMA_LAYER = {
+    "query": linear("self_attn.q_proj", "query", "hidden", bias="qkv_bias"),
+    "key": linear("self_attn.k_proj", "key_value", "hidden", bias="qkv_bias"),
+    "value": linear("self_attn.v_proj", "key_value", "hidden", bias="qkv_bias"),
+    "attention_output": linear("self_attn.o_proj", "hidden", "query", bias="output_bias"),
+    "ffn_gate": linear("mlp.gate_proj", "intermediate", "hidden", bias="ffn_bias"),
+    "ffn_up": linear("mlp.up_proj", "intermediate", "hidden", bias="ffn_bias"),
+    "ffn_down": linear("mlp.down_proj", "hidden", "intermediate", bias="ffn_bias"),
+    "attention_norm": rms_norm("input_layernorm"),
+    "ffn_norm": rms_norm("post_attention_layernorm"),
+}
+GEMMA_LAYER = {
+    **LLAMA_LAYER,
+    "attention_post_norm": rms_norm("post_attention_layernorm"),
+    "ffn_norm": rms_norm("pre_feedforward_layernorm"),
+    "ffn_post_norm": rms_norm("post_feedforward_layernorm"),
+}
+PHI3_LAYER = {
+    "qkv": linear("self_attn.qkv_proj", "query+key_value+key_value", "hidden"),
+    "attention_output": linear("self_attn.o_proj", "hidden", "query"),
+    "ffn_gate_up": linear("mlp.gate_up_proj", "intermediate+intermediate", "hidden"),
+    "ffn_down": linear("mlp.down_proj", "hidden", "intermediate"),
+    "attention_norm": rms_norm("input_layernorm"),
+    "ffn_norm": rms_norm("post_attention_layernorm"),
+}
+
+LLAMA = Family(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    layer=LLAMA_LAYER,
+    outside=OUTSIDE,
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    ffn_bias="mlp_bias",
+)
+MISTRAL = Family(
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    layer=LLAMA_LAYER,
+    outside=OUTSIDE,
+    default_kv_heads=8,
+)
+QWEN2 = Family(
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    layer=LLAMA_LAYER,
+    outside=OUTSIDE,
+    qkv_bias=True,
+    default_kv_heads=32,
+    window_layers=ConfigEntry("max_window_layers", 28),
+)
+QWEN3 = Family(
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    layer={**LLAMA_LAYER, **QUERY_KEY_NORMS},
+    outside=OUTSIDE,
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    default_kv_heads=32,
+    default_head_dim=128,
+    window_layers=ConfigEntry("max_window_layers", 28),
+)
+GEMMA2 = Family(
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    layer=GEMMA_LAYER,
+    outside=OUTSIDE,
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    tied=True,
+    default_kv_heads=4,
+    default_head_dim=256,
+    norm_offset=1.0,
+    scaled_embedding=True,
+    window_pattern=ConfigEntry("sliding_window_pattern", 2),
+)
+GEMMA3 = Family(
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    layer={**GEMMA_LAYER, **QUERY_KEY_NORMS},
+    outside=OUTSIDE,
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    tied=True,
+    default_kv_heads=4,
+    default_head_dim=256,
+    norm_offset=1.0,
+    scaled_embedding=True,
+    window_pattern=ConfigEntry("sliding_window_pattern", 6),
+)
+PHI3 = Family(
+    model_type="phi3",
+    architecture="Phi3ForCausalLM",
+    layer=PHI3_LAYER,
+    outside=OUTSIDE,
+    default_norm_eps=1e-5,
+)
+
+GGUF_LAYER = {
+    "attention_norm": "attn_norm",
+    "query": "attn_q",
+    "key": "attn_k",
+    "value": "attn_v",
+    "attention_output": "attn_output",
+    "query_norm": "attn_q_norm",
+    "key_norm": "attn_k_norm",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "ffn_gate",
+    "ffn_up": "ffn_up",
+    "ffn_down": "ffn_down",
+}
+GGUF_OUTSIDE = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output"}
