@@ -21,7 +21,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from architectures import gguf_import as gguf_import_module
 from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
-from architectures.families import FAMILIES
 from architectures.gguf_header import gguf_config, read_gguf_header, shortest_decimal
 from architectures.gguf_import import gguf_names, import_gguf
 from architectures.plan import plan_pruning

@@ -15,7 +15,6 @@ from transformers import (
 )
 
 from architectures.errors import UserError
-from architectures.families import FAMILIES
 from architectures.shapes import NAMED_SHAPES, Shape, checkpoint_tensors
 from architectures.shapes_table import shapes_table
 
@@ -214,7 +213,8 @@ def test_flops_are_those_torch_counts(cached):
         with FlopCounterMode(display=False) as counter:
             model(torch.zeros(1, 1, dtype=torch.long), past_key_values=past)
 
-    assert counter.get_total_flops() == shape.flops_per_token(cached + 1)
+    rotary = counter.get_flop_counts().get("LlamaForCausalLM.model.rotary_emb", {})  # counted by some versions of torch
+    assert counter.get_total_flops() - sum(rotary.values()) == shape.flops_per_token(cached + 1)
 
 
 def test_unknown_family_is_named():
@@ -245,6 +245,7 @@ def test_table_shows_nominal_beside_true_size():
     assert lines[0].split()[:5] == ["name", "nominal", "layers", "hidden", "intermediate"]
     row = next(line for line in lines if line.startswith("wide-796m "))
     assert row.split() == (
-        ["wide-796m", "796M", "5", "4096", "11008", "32", "32", "128", "1274.1M", "1011.9M", "2.37", "80"]
+        ["wide-796m", "796M", "5", "4096", "11008", "32", "32", "128", "1274.1M", "1011.9M", "202.4M", "2.37", "80"]
+        + ["1,2,4,8,16,32", "k-quants"]
     )
     assert [line.split()[0] for line in lines[1 : 1 + len(NAMED_SHAPES)]] == list(NAMED_SHAPES)

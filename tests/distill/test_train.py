@@ -173,7 +173,8 @@ def test_the_first_loss_is_the_mean_over_the_batchs_answer_tokens(make_run):
     for trace in read_traces(Path(recipe.run_dir) / "data", "train"):
         answer = trace.answer_ids[: recipe.data.max_seq_len - len(trace.prompt_ids)]
         ids = torch.tensor([[*trace.prompt_ids, *answer]])
-        p, q = (model(ids).logits[0, len(trace.prompt_ids) - 1 : -1].log_softmax(-1) for model in (target, init))
+        logits = (model(ids).logits[0, len(trace.prompt_ids) - 1 : -1].detach() for model in (target, init))
+        p, q = (values.log_softmax(-1) for values in logits)
         total += float((p.exp() * (p - q)).sum())
         num_tokens += len(answer)
     assert metrics(recipe)[0]["loss/train/total"] == pytest.approx(total / num_tokens, rel=1e-5)

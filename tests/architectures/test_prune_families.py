@@ -1,0 +1,227 @@
+"""Every family through prune, save, load, compare: what is kept is kept bit for bit, what is removed counts as zero."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from architectures.config import ArchitectureConfig
+from architectures.families import FAMILIES
+from architectures.families.family import Family
+from architectures.plan import Cut, PruningPlan, plan_pruning
+from architectures.prune import prune_checkpoint
+from architectures.shapes import Shape
+from architectures.target import read_config
+
+WIDE = [name for name, family in FAMILIES.items() if family.width]
+IDS = torch.arange(3, 35)[None]
+CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # float32: the same sums over fewer terms, in another order, through four layers
+
+
+@pytest.fixture(params=FAMILIES)
+def target(request, family_checkpoint) -> Path:
+    return family_checkpoint(request.param)
+
+
+@pytest.fixture(params=WIDE)
+def wide_target(request, family_checkpoint) -> Path:
+    return family_checkpoint(request.param)
+
+
+def shape_of(folder: Path) -> Shape:
+    return Shape.from_config(read_config(folder))
+
+
+def plan_for(folder: Path, **architecture) -> PruningPlan:
+    return plan_pruning(shape_of(folder), ArchitectureConfig(width_method="random", **architecture), seed=3)
+
+
+def logits(model: PreTrainedModel) -> Tensor:
+    with torch.inference_mode():
+        return model.eval()(IDS, use_cache=False).logits
+
+
+def load(folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+
+
+def pruned(folder: Path, plan: PruningPlan, out: Path) -> PreTrainedModel:
+    prune_checkpoint(folder, plan, out)
+    draft = load(out)
+    assert shape_of(out) == plan.draft
+    assert draft.num_parameters() == plan.draft.parameters()
+    return draft
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor], Family], None]) -> PreTrainedModel:
+    """The target with some of its weights changed in memory."""
+    model, family = load(folder), FAMILIES[read_config(folder)["model_type"]]
+    with torch.no_grad():
+        change(dict(model.named_parameters()), family)
+    return model
+
+
+@pytest.mark.parametrize("method", ["first_last", "evenly_spaced", "random"])
+def test_keeping_everything_keeps_every_bit(target, tmp_path, method):
+    draft = pruned(target, plan_for(target, layers=4, method=method), tmp_path / "draft")
+
+    assert torch.equal(logits(draft), logits(load(target)))
+    kept, source = (load_file(folder / "model.safetensors") for folder in (tmp_path / "draft", target))
+    assert kept.keys() == source.keys()
+    assert all(torch.equal(kept[name], source[name]) for name in source)
+
+
+@pytest.mark.parametrize(("num_layers", "method"), [(1, "first_last"), (2, "first_last"), (3, "evenly_spaced")])
+def test_a_draft_computes_what_the_target_computes_without_the_other_layers(target, tmp_path, num_layers, method):
+    plan = plan_for(target, layers=num_layers, method=method)
+    draft = pruned(target, plan, tmp_path / "draft")
+
+    model, family = load(target), FAMILIES[plan.source.family]
+    holder, _, name = family.layer_prefix.removesuffix(".").rpartition(".")
+    layers = getattr(model.get_submodule(holder), name)
+    setattr(model.get_submodule(holder), name, torch.nn.ModuleList(layers[layer] for layer in plan.source_layers))
+    setattr(model.config, family.keys["layers"], num_layers)
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = [model.config.layer_types[layer] for layer in plan.source_layers]
+
+    assert torch.equal(logits(draft), logits(model))
+
+
+def test_a_removed_neuron_is_that_neuron_zeroed(wide_target, tmp_path):
+    plan = plan_for(wide_target, intermediate=80)
+    neurons = plan.neurons
+    assert neurons is not None
+    assert len(set(neurons)) == 4  # each layer keeps its own
+
+    def zero(weights, family):
+        for layer in range(4):
+            gone = sorted(set(range(128)) - set(neurons[layer]))
+            weights[f"{family.layer_module(layer, 'ffn_down')}.weight"][:, gone] = 0
+
+    torch.testing.assert_close(
+        logits(pruned(wide_target, plan, tmp_path / "draft")), logits(edit(wide_target, zero)), **CLOSE
+    )
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (2, 1), (1, 1)])
+def test_a_removed_head_is_that_head_zeroed(wide_target, tmp_path, heads, kv_heads):
+    plan = plan_for(wide_target, heads=heads, kv_heads=kv_heads)
+    kept, width = plan.heads, plan.source.head_dim
+    assert kept is not None
+    assert (plan.kv_heads is None) == (kv_heads == 2)
+
+    def zero(weights, family):
+        for layer in range(4):
+            output = weights[f"{family.layer_module(layer, 'attention_output')}.weight"]
+            for head in set(range(4)) - set(kept[layer]):
+                output[:, head * width : (head + 1) * width] = 0
+
+    torch.testing.assert_close(
+        logits(pruned(wide_target, plan, tmp_path / "draft")), logits(edit(wide_target, zero)), **CLOSE
+    )
+
+
+def test_a_removed_channel_is_that_channel_zeroed(wide_target, tmp_path):
+    plan = plan_for(wide_target, hidden=48)
+    gone = sorted(set(range(64)) - set(plan.channels or ()))
+    assert len(gone) == 16
+
+    def zero(weights, family):
+        weights[family.weight("embedding")][:, gone] = 0
+        for layer in range(4):
+            for role in ("attention_output", "ffn_down"):
+                weights[f"{family.layer_module(layer, role)}.weight"][gone] = 0
+                bias = weights.get(f"{family.layer_module(layer, role)}.bias")
+                if bias is not None:
+                    bias[gone] = 0
+        if "lm_head.weight" in weights:
+            weights["lm_head.weight"][:, gone] = 0
+
+    torch.testing.assert_close(
+        logits(pruned(wide_target, plan, tmp_path / "draft")), logits(edit(wide_target, zero)), **CLOSE
+    )
+
+
+def test_everything_can_be_cut_at_once(wide_target, tmp_path):
+    plan = plan_for(wide_target, layers=2, hidden="0.5x", intermediate=32, heads=2, kv_heads=1)
+
+    assert logits(pruned(wide_target, plan, tmp_path / "draft")).isfinite().all()
+    assert (plan.draft.layers, plan.draft.hidden, plan.draft.intermediate) == (2, 32, 32)
+
+
+def test_a_merged_layer_is_the_first_plus_the_differences_of_the_others(target, tmp_path):
+    plan = replace(plan_for(target, layers=2), source_layers=(0, 1), merged_layers=((), (2, 3)), method="merge")
+    draft = pruned(target, plan, tmp_path / "draft")
+
+    def merge(weights, family):
+        for name in weights:
+            if name.startswith(f"{family.layer_prefix}1."):
+                rest = name.removeprefix(f"{family.layer_prefix}1.")
+                one, two, three = (weights[f"{family.layer_prefix}{layer}.{rest}"].clone() for layer in (1, 2, 3))
+                weights[name][:] = one + (two - one) + (three - one)
+
+    merged = {**dict(edit(target, merge).named_parameters())}
+    found = dict(draft.named_parameters())
+    for name in found:
+        torch.testing.assert_close(found[name], merged[name])
+
+
+def test_a_constant_scale_multiplies_the_stream_behind_the_cut(wide_target, tmp_path):
+    scale = 3.0
+    plan = replace(
+        plan_for(wide_target, layers=3),
+        cuts=(Cut(layer=2, scale=(scale,) * 64),),
+        read_gains=(1.0, 1.0, 1 / scale, 1 / scale),
+    )
+    draft = pruned(wide_target, plan, tmp_path / "draft")
+
+    plain = pruned(wide_target, replace(plan, cuts=(), read_gains=()), tmp_path / "plain")
+    layer = plain.get_submodule(f"{FAMILIES[plan.source.family].layer_prefix}2")
+    layer.register_forward_pre_hook(lambda _, inputs: (inputs[0] * scale, *inputs[1:]))
+
+    torch.testing.assert_close(logits(draft), logits(plain), **CLOSE)
+
+
+def test_a_scale_at_the_end_is_exact_where_the_gain_is(family_checkpoint, tmp_path):
+    folder, generator = family_checkpoint("llama"), torch.Generator().manual_seed(1)
+    scale_H = torch.rand(64, generator=generator) + 0.5
+    plain = pruned(folder, replace(plan_for(folder, layers=2), source_layers=(0, 1)), tmp_path / "plain")
+    streams = []
+    plain.model.norm.register_forward_pre_hook(lambda _, inputs: streams.append(inputs[0]))
+    logits(plain)
+    last_H = streams[0][0, -1] * scale_H
+    gain = float((streams[0][0, -1].square().mean() / last_H.square().mean()).rsqrt())
+    cut = replace(
+        plan_for(folder, layers=2),
+        source_layers=(0, 1),
+        cuts=(Cut(layer=2, scale=tuple(scale_H.tolist())),),
+        read_gains=(1.0, 1.0, 1 / gain),
+    )
+
+    found = logits(pruned(folder, cut, tmp_path / "draft"))[0, -1]
+
+    with torch.inference_mode():
+        expected = plain.lm_head(plain.model.norm(last_H))
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("family", ["opt", "bloom", "gpt2"])
+def test_names_without_their_base_prefix_are_read(family_checkpoint, family_copy, tmp_path, family):
+    from safetensors.torch import save_file
+
+    copy, prefix = family_copy(family), FAMILIES[family].base_prefix
+    tensors = load_file(copy / "model.safetensors")
+    save_file({name.removeprefix(prefix): tensor for name, tensor in tensors.items()}, copy / "model.safetensors")
+    plan = plan_for(copy, layers=2)
+
+    prune_checkpoint(copy, plan, tmp_path / "short")
+    prune_checkpoint(family_checkpoint(family), plan, tmp_path / "full")
+
+    short, full = (load_file(tmp_path / out / "model.safetensors") for out in ("short", "full"))
+    assert short.keys() == full.keys()
+    assert all(torch.equal(short[name], full[name]) for name in full)

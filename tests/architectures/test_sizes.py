@@ -1,0 +1,107 @@
+"""The draft's shape: named, written out or relative, and every refusal."""
+
+from dataclasses import replace
+
+import pytest
+from pydantic import ValidationError
+
+from architectures.config import ArchitectureConfig
+from architectures.errors import UserError
+from architectures.shapes import NAMED_SHAPES, Shape
+from architectures.sizes import draft_shape
+
+LLAMA_7B = NAMED_SHAPES["llama-7b"].shape
+SMOLLM2 = Shape(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152, tied=True)
+LLAMA_3 = Shape(layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256)
+
+
+def cut(source: Shape, **architecture) -> Shape:
+    return draft_shape(source, ArchitectureConfig(**architecture))
+
+
+def test_a_size_left_out_is_the_targets():
+    assert cut(SMOLLM2, layers=6) == replace(SMOLLM2, layers=6)
+    assert cut(SMOLLM2, intermediate=700) == replace(SMOLLM2, intermediate=700)
+
+
+def test_shares_of_the_target():
+    assert cut(SMOLLM2, layers="0.2x", hidden="0.5x", intermediate="0.5x", heads="1x") == replace(
+        SMOLLM2, layers=6, hidden=288, intermediate=768
+    )
+    assert cut(SMOLLM2, layers="0.01x").layers == 1
+    assert cut(SMOLLM2, intermediate="0.3x").intermediate == 448  # 460.8, down to whole blocks of 32
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED_SHAPES if name not in ("llama-13b", "llama-65b", "wide-829m")])
+def test_every_smaller_llama_shape_can_be_cut_from_llama_7b(name):
+    shape = NAMED_SHAPES[name].shape
+    assert cut(LLAMA_7B, shape=name) == shape
+    assert cut(replace(LLAMA_7B, vocab=32016, tied=True), shape=name) == replace(shape, vocab=32016, tied=True)
+
+
+def test_key_value_heads_follow_the_heads():
+    assert cut(LLAMA_3, heads=16).kv_heads == 4
+    assert cut(LLAMA_3, heads="0.5x", kv_heads=8).kv_heads == 8
+    assert cut(LLAMA_7B, heads=20, hidden=2560).kv_heads == 20
+
+
+@pytest.mark.parametrize(
+    ("source", "architecture", "message"),
+    [
+        (SMOLLM2, {"layers": 31}, r"^architecture exceeds the target in layers 31 \(target 30\)\."),
+        (
+            SMOLLM2,
+            {"hidden": 640, "intermediate": 2000},
+            r"exceeds the target in hidden 640 \(target 576\), intermediate 2000 \(target 1536\)\. .* smaller sizes",
+        ),
+        (
+            LLAMA_3,
+            {"shape": "wide-796m"},
+            r"^architecture\.shape=wide-796m exceeds the target in kv_heads 32",
+        ),
+        (LLAMA_3, {"shape": "wide-829m"}, r"heads 64 wide, the target 128\. A head is kept or removed, never narrowed"),
+        (LLAMA_3, {"heads": 14}, r"architecture\.heads=14 is no multiple of 4, .* or give architecture\.kv_heads too"),
+        (SMOLLM2, {"heads": "0.5x"}, r"architecture\.heads=0\.5x of the target's 9 is 4\.5\. Heads come whole"),
+        (SMOLLM2, {"kv_heads": 2}, r"9 heads cannot share 2 key/value heads evenly"),
+        (
+            SMOLLM2,
+            {"kv_heads": 1},
+            r"9 query heads for each key/value head, the target has 3\. Heads can only be",
+        ),
+        (SMOLLM2, {"hidden": 500}, r"hidden 500 is no multiple of 9 heads, which transformers refuses; 495 would do"),
+        (SMOLLM2, {"hidden": "0.05x"}, r"architecture\.hidden=0\.05x of the target's 576 is 28\.8, less than 32"),
+        (replace(SMOLLM2, head_dim=63), {"layers": 2}, r"head_dim 63 is odd"),
+        (
+            replace(SMOLLM2, family="opt", kv_heads=9),
+            {"hidden": 288},
+            r"hidden; of opt targets only layers can be",
+        ),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_with_the_reason(source, architecture, message):
+    with pytest.raises(UserError, match=message):
+        cut(source, **architecture)
+
+
+@pytest.mark.parametrize("value", [0, -1, "0x", "0.0x", "1.5x", "x", "half", "2", True, "0.5"])
+def test_a_size_is_a_count_or_a_share(value):
+    with pytest.raises(ValidationError, match=r"must be a whole number > 0, or a share|Input should be"):
+        ArchitectureConfig(layers=value)
+
+
+@pytest.mark.parametrize(
+    "pair", [{"shape": "wide-796m", "layers": 3}, {"plan": "p", "hidden": 3}, {"shape": "wide-796m", "plan": "p"}]
+)
+def test_the_shape_is_said_once(pair):
+    with pytest.raises(ValidationError, match=r"must hold (shape|plan) or \w+, got both"):
+        ArchitectureConfig(**pair)
+
+
+def test_something_must_be_said():
+    with pytest.raises(ValidationError, match="must hold shape, plan, or one of layers, hidden"):
+        ArchitectureConfig()
+
+
+def test_merged_layers_are_not_rescaled():
+    with pytest.raises(ValidationError, match="rescale: false with method: merge"):
+        ArchitectureConfig(layers=3, method="merge", rescale=True)
