@@ -49,7 +49,19 @@ SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
 Size = Annotated[
     int | str,
     AfterValidator(size),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^[01]?\.?\d*x$"}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {
+                    "type": "string",
+                    "pattern": r"^(0?\.\d+|1(\.0+)?)x$",
+                    "title": "a share of the target's size",
+                    "examples": ["0.5x", "1x"],
+                },
+            ]
+        }
+    ),
 ]
 
 
@@ -131,8 +143,8 @@ class ArchitectureConfig(Section):
         if not given and not sizes:
             raise ValueError(f"must hold shape, plan, or one of {', '.join(SIZES)}. `widedraft shapes` lists shapes.")
         if given and (sizes or len(given) > 1):
-            other = [*given, *sizes][1]
-            raise ValueError(f"must hold {given[0]} or {other}, got both. Keep one.")
+            one, other = (f"{name}={getattr(self, name)}" for name in [*given, *sizes][:2])
+            raise ValueError(f"must hold one of them, got {one} and {other}. Keep one.")
         return self
 
     @model_validator(mode="after")
