@@ -7,6 +7,7 @@ import pytest
 from eval.config import EvalConfig
 from eval.scorecard import score_drafts
 from eval.scorecard.page import rate, scorecard_page, table
+from eval.scorecard.verdict import with_interval
 from eval.tasks import Prompt
 
 PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "2+2?"), 1)]
@@ -27,6 +28,8 @@ def record(scored):
     scorecard = copy.deepcopy(scored)
     scorecard["live"]["speedup"] = {"value": 1.25, "interval": [1.125, 1.5]}
     scorecard["live"]["decoding_speedup"] = {"value": 2.5, "interval": [2.25, 2.75]}
+    for n, key in enumerate(("plain", "speculative")):
+        scorecard["live"][key] |= {"prefill_s": n + 1.0, "decode_s": n + 3.0, "ms_per_token": n + 5.0}
     for row in scorecard["speedup"]:
         row["best_lookahead"] = 2
     return scorecard
@@ -63,6 +66,42 @@ def test_models_stand_in_their_order(record):
         ("undistilled", "2", f"{record['drafts'][0]['parameters']:,}"),
         ("draft", "4", f"{record['drafts'][1]['parameters']:,}"),
     ]
+
+
+def test_alpha_and_argmax_agreement_stand_beside_what_they_were_measured_on(record):
+    assert rows(sections(record)["Acceptance"][0]) == [
+        [
+            row["draft"],
+            f"{row['temperature']:g}",
+            row["rule"],
+            with_interval(row["alpha"]),
+            f"{row['greedy_match']['value']:.3f}",
+            f"2 prompts, {row['alpha']['tokens']} tokens",
+        ]
+        for row in record["acceptance"]
+    ]
+
+
+def test_tau_of_every_draft_stands_beside_its_counts(record):
+    drafts = [row["lookahead"] for row in record["acceptance"] if row["temperature"] == 1]
+    expected = [
+        [
+            str(lookahead),
+            *(
+                cell
+                for entry in entries
+                for cell in (
+                    with_interval(entry["tau"]),
+                    f"{entry['tau_per_prompt']:.3f}",
+                    f"{entry['utilisation']:.3f} ({entry['accepted']:.1f} / {entry['proposed']:.1f})",
+                    f"{entry['rounds']:.1f}",
+                )
+            ),
+        ]
+        for lookahead, entries in enumerate(zip(*drafts, strict=True), start=1)
+    ]
+    assert rows(sections(record)["Tokens per round (tau) at temperature 1, rule rejection"][0]) == expected
+    assert len(expected) == 3
 
 
 def test_rates_by_position_stand_beside_their_counts(record):
@@ -102,19 +141,35 @@ def test_every_step_is_named_with_its_tokens(record):
     ]
 
 
+def test_only_the_last_drafts_speed_up_is_forecast(record):
+    found = {title: parts for title, parts in sections(record).items() if title.startswith("Predicted speed-up")}
+    forecasts = [row for row in record["speedup"] if row["draft"] == "draft"]
+    assert list(found) == [
+        f"Predicted speed-up of draft at temperature {row['temperature']:g}: {row['predicted']:.2f}x at lookahead 2"
+        for row in forecasts
+    ]
+    for [part], forecast in zip(found.values(), forecasts, strict=True):
+        assert [cells[:4] for cells in rows(part)] == [
+            [str(entry["lookahead"]), *(f"{entry[key]:.3f}" for key in ("predicted", "iid", "leviathan"))]
+            for entry in forecast["lookahead"]
+        ]
+
+
 def test_live_decoding_is_told_with_and_without_the_draft(record):
     live = record["live"]
     title = f"Live decoding of 2 prompts at batch 1, temperature 0, lookahead {live['lookahead']}"
     spent, words, _ = sections(record)[title]
-    assert [(row[0], row[3]) for row in rows(spent)] == [
-        ("target alone", f"{live['plain']['decode_s']:.2f}"),
-        ("with draft", f"{live['speculative']['decode_s']:.2f}"),
+    assert rows(spent) == [
+        [name, str(one["tokens"]), *(f"{one[key]:.2f}" for key in ("prefill_s", "decode_s", "ms_per_token"))]
+        for name, one in (("target alone", live["plain"]), ("with draft", live["speculative"]))
     ]
     assert words.startswith("Speed-up 1.25x [1.12, 1.50] with the reading of the prompt, 2.50x [2.25, 2.75] without it")
 
 
 def test_the_method_is_told_in_numbers(record):
+    record["settings"]["dtype"] = "bfloat16"
     [facts] = sections(record)["How it was measured"]
+    assert "number type bfloat16." in facts
     assert "Prompts: 2 given, 2 taken, 0 of them longer than 1024 tokens and left out, 2 scored." in facts
     assert "Answers: at most 12 tokens, written by the target in batches of 2; seed 17." in facts
     assert "Intervals: 95 % percentile bootstrap over prompts, 50 resamples." in facts

@@ -93,6 +93,16 @@ def test_forecasts_by_measured_terms_by_independent_accepts_and_by_leviathans_fo
     assert speedup_record(GOOD, TIMES)["lookahead"] == [row]
 
 
+def test_the_best_lookahead_is_chosen_by_measured_terms():
+    """Rounds keep one token each, however many are proposed; independent accepts at alpha 1 would keep all."""
+    counts = {g: count_trace([(0, 1), (2, 1)], num_tokens=4, lookahead=g) for g in (1, 2)}
+    times = replace(TIMES, verify_s={1: 20.0, 2: 20.0})
+    record = speedup_record(replace(GOOD, answers=[AnswerScore(0, 4, 4.0, 4, 0, counts)]), times)
+    assert record["lookahead"][1]["iid"] > record["lookahead"][0]["iid"]
+    assert (record["best_lookahead"], record["predicted"]) == (1, 2 * 20 / (4 + 1 * (5 - 4) + 20))
+    assert record["break_even_alpha"] == break_even_alpha(1, times)
+
+
 def test_tokens_the_target_would_not_choose_again_are_counted():
     accept = np.array([1.0, 0.0, 1.0])
     replay = Replay(accept, accept, accept, np.array([0.0, -np.inf, -np.inf]), np.zeros(3))

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from architectures.errors import UserError
+from architectures.manifest import fingerprint_value
 from eval.config import EvalConfig
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.score import typical_context
@@ -139,6 +141,8 @@ def test_origins_are_recorded(scorecard, target_folder):
     assert scorecard["target"]["fingerprint"] == fingerprint_checkpoint(target_folder)
     assert [(row["draft"], row["layers"]) for row in scorecard["drafts"]] == [("undistilled", 2), ("draft", 4)]
     assert scorecard["target"]["hidden"] == 64
+    stored = load_file(target_folder / "model.safetensors")  # tied embeddings once
+    assert scorecard["target"]["parameters"] == sum(tensor.numel() for tensor in stored.values())
     assert scorecard["latency"]["repeats"] == 3
     assert scorecard["settings"]["threads"] == 1
     assert scorecard["settings"]["seed"] == 17
@@ -175,6 +179,14 @@ def test_answers_are_decoded_as_the_replay_assumes(scored):
         claim = json.loads((scored[0] / "answers" / f"T{temperature}" / "settings.json").read_text())["eval"]
         expected = {"temperature": temperature, "top_p": 1, "seed": 17, "max_new_tokens": 24, "dtype": "float32"}
         assert claim["settings"].items() >= expected.items()
+
+
+def test_prompts_and_answers_are_told_by_the_hash_of_their_tokens(scored):
+    out, scorecard = scored
+    for temperature, counted in zip((0, 1), scorecard["prompts"]["answers"], strict=True):
+        traces = read_traces(out / "answers" / f"T{temperature}", "eval")
+        assert scorecard["prompts"]["ids_sha256"] == fingerprint_value([list(trace.prompt_ids) for trace in traces])
+        assert counted["ids_sha256"] == fingerprint_value([list(trace.answer_ids) for trace in traces])
 
 
 def test_answers_that_a_stop_token_ends(target_folder, noisy_folder, tmp_path):
