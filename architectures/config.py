@@ -102,7 +102,7 @@ class CalibrationConfig(Section):
 
 
 class ArchitectureConfig(Section):
-    """The shape of the draft, and how the target's weights become it. Needs shape, or at least one size."""
+    """The shape of the draft, and how the target's weights become it. Needs shape, plan, or at least one size."""
 
     shape: ShapeName | None = Field(default=None, description="A named shape; `widedraft shapes` lists them.")
     layers: Size | None = Field(
@@ -141,7 +141,7 @@ class ArchitectureConfig(Section):
         sizes = [name for name in SIZES if getattr(self, name) is not None]
         given = [name for name in ("shape", "plan") if getattr(self, name) is not None]
         if not given and not sizes:
-            raise ValueError(f"must hold shape, plan, or one of {', '.join(SIZES)}. `widedraft shapes` lists shapes.")
+            raise ValueError("must hold shape, plan, or a size (layers, ...). `widedraft shapes` lists shapes.")
         if given and (sizes or len(given) > 1):
             one, other = (f"{name}={getattr(self, name)}" for name in [*given, *sizes][:2])
             raise ValueError(f"must hold one of them, got {one} and {other}. Keep one.")

@@ -68,7 +68,7 @@ def test_user_errors_are_one_message_and_exit_code_2(recipe):
     assert completed.returncode == 2
     assert completed.stdout == ""
     assert completed.stderr == (
-        "architecture.layers=9 has 9 layers, the target has 4. A draft is cut from its target: choose 1 to 4 layers.\n"
+        "architecture exceeds the target in layers 9 (target 4). A draft is cut from its target: choose smaller sizes.\n"
     )
 
 

@@ -100,7 +100,7 @@ def test_the_shape_is_said_once(pair):
 
 
 def test_something_must_be_said():
-    with pytest.raises(ValidationError, match="must hold shape, plan, or one of layers, hidden"):
+    with pytest.raises(ValidationError, match="must hold shape, plan, or a size"):
         ArchitectureConfig()
 
 

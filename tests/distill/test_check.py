@@ -210,7 +210,7 @@ def test_everything_wrong_with_target_and_prompts_at_once(checked):
 
 
 def test_more_layers_than_the_target(checked):
-    with pytest.raises(UserError, match=r"^architecture.layers=5 has 5 layers, the target has 4\."):
+    with pytest.raises(UserError, match=r"^architecture exceeds the target in layers 5 \(target 4\)\."):
         checked("architecture.layers=5")
 
 
