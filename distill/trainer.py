@@ -110,7 +110,7 @@ def device_batch_size(config: DistillConfig) -> int:
         UserError: If the processes cannot share the global batch evenly.
     """
     size, remainder = divmod(config.global_train_batch_size, dist.get_world_size())
-    if remainder or not size:
+    if remainder:
         raise UserError(
             f"distill.global_train_batch_size must be a multiple of the number of processes, got "
             f"{config.global_train_batch_size} and {dist.get_world_size()}. Change one of the two."
