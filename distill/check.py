@@ -8,7 +8,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
-from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest
 from architectures.plan import load_plan, needed_scores, plan_pruning
@@ -102,23 +101,19 @@ def planned(recipe: Recipe) -> Cut:
     if wanted.plan is not None:
         plan = load_plan(Path(wanted.plan), source, target=None)
         return Cut(source, plan.draft, f"cut by {wanted.plan}, {keeping(plan.source_layers, source)}")
-    missing = needed_scores(source, wanted)
-    if missing:
+    draft = draft_shape(source, wanted)
+    narrower = any(getattr(draft, name) != getattr(source, name) for name in WIDTHS)
+    methods = f"{wanted.method}, widths by {wanted.width_method}" if narrower else wanted.method
+    if needed_scores(source, wanted):
         text = f"{wanted.calibration.tokens} tokens of {wanted.calibration.text or 'the prompts'}"
-        return Cut(source, draft_shape(source, wanted), f"cut by {methods(wanted)}, from scores on {text}")
+        return Cut(source, draft, f"cut by {methods}, from scores on {text}")
     plan = plan_pruning(source, wanted, seed=recipe.seed)
-    return Cut(source, plan.draft, f"cut by {methods(wanted)}, {keeping(plan.source_layers, source)}")
+    return Cut(source, draft, f"cut by {methods}, {keeping(plan.source_layers, source)}")
 
 
 def keeping(layers: Sequence[int], source: Shape) -> str:
     """Which layers are kept."""
     return f"keeping layers {', '.join(map(str, layers))} of 0 to {source.layers - 1}"
-
-
-def methods(architecture: ArchitectureConfig) -> str:
-    """How layers, and widths where any is cut, are chosen."""
-    is_narrower = architecture.shape is not None or any(getattr(architecture, name) is not None for name in WIDTHS)
-    return f"{architecture.method}, widths by {architecture.width_method}" if is_narrower else architecture.method
 
 
 def read_prompts(source: PromptSource) -> list[Prompt] | None:
