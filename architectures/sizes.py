@@ -26,6 +26,11 @@ def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
     key = f"architecture.shape={config.shape}" if config.shape is not None else "architecture"
     refuse_larger(wanted, source, key)
     refuse_width_of_classic_family(wanted, source, key)
+    if wanted["hidden"] != source.hidden and config.width_method == "flap":
+        raise UserError(
+            f"{key} cuts channels (hidden {wanted['hidden']} of {source.hidden}), and architecture.width_method=flap "
+            "has no scores of them. Use activation, magnitude or random."
+        )
     draft = replace(source, **wanted)
     problems = serving_problems(draft)
     if problems:

@@ -72,6 +72,11 @@ def test_key_value_heads_follow_the_heads():
         (SMOLLM2, {"hidden": "0.05x"}, r"architecture\.hidden=0\.05x of the target's 576 is 28\.8, less than 32"),
         (replace(SMOLLM2, head_dim=63), {"layers": 2}, r"head_dim 63 is odd"),
         (
+            SMOLLM2,
+            {"hidden": 288, "width_method": "flap"},
+            r"\(hidden 288 of 576\), .*flap has no scores",
+        ),
+        (
             replace(SMOLLM2, family="opt", kv_heads=9),
             {"hidden": 288},
             r"hidden; of opt targets only layers can be",
