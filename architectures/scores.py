@@ -5,12 +5,14 @@ Shape suffixes used in this file:
     F = neurons, H = channels
 """
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from numpy.typing import ArrayLike, NDArray
+from safetensors.numpy import load_file, save
 
 SCORES_NAME = "scores.safetensors"
 
@@ -39,6 +41,21 @@ class Scores:
         return [int(layer) for layer in self.need(name)]
 
 
+def save_scores(file: Path, arrays: Mapping[str, ArrayLike]) -> None:
+    """Write scores for load_scores, in float64; the file appears whole or not at all."""
+    stored = save({name: np.ascontiguousarray(values, dtype=np.float64) for name, values in arrays.items()})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.partial")
+    try:
+        with partial.open("wb") as writer:
+            writer.write(stored)
+            writer.flush()
+            os.fsync(writer.fileno())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def load_scores(file: Path) -> Scores:
-    """The scores that `architectures.importance` saved."""
+    """The scores that save_scores wrote."""
     return Scores({name: array.astype(np.float64) for name, array in load_file(file).items()})
