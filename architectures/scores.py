@@ -6,14 +6,11 @@ Shape suffixes used in this file:
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-SCORES_NAME = "scores.safetensors"
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,3 @@ class Scores:
     def order(self, name: str) -> list[int]:
         """A stored order of layers."""
         return [int(layer) for layer in self.need(name)]
-
-
-def load_scores(file: Path) -> Scores:
-    """The scores that `architectures.importance` saved."""
-    import numpy as np  # imported here: `widedraft check` must answer at once
-    from safetensors.numpy import load_file
-
-    return Scores({name: array.astype(np.float64) for name, array in load_file(file).items()})
