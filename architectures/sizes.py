@@ -58,6 +58,8 @@ def named_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
 def written_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
     """The sizes a recipe writes out; those it leaves out are the target's, and kv_heads follow heads."""
     sizes = {name: written_size(name, getattr(config, name), getattr(source, name)) for name in SIZES}
+    if config.stages is not None:
+        sizes["layers"] = config.stages[-1]
     if config.heads is not None and config.kv_heads is None:
         sizes["kv_heads"] = following_kv_heads(sizes["heads"], source)
     return sizes

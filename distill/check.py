@@ -98,12 +98,17 @@ def planned(recipe: Recipe) -> Cut:
         hint = "" if is_gguf(path) else f" A GGUF file becomes this folder by `widedraft import-gguf FILE --to {path}`."
         raise UserError(f"target.path: {error}{hint}") from error
     source, wanted = Shape.from_config(config, where=path), recipe.architecture
+    if wanted.source is not None:
+        folder = wanted.source
+        source = Shape.from_config(read_remote_config(folder, "main"), where=folder)
     if wanted.plan is not None:
         plan = load_plan(Path(wanted.plan), source, target=None)
         return Cut(source, plan.draft, f"cut by {wanted.plan}, {keeping(plan.source_layers, source)}")
     draft = draft_shape(source, wanted)
     narrower = any(getattr(draft, name) != getattr(source, name) for name in WIDTHS)
     methods = f"{wanted.method}, widths by {wanted.width_method}" if narrower else wanted.method
+    if wanted.stages is not None:
+        return Cut(source, draft, f"cut to {', '.join(map(str, wanted.stages))} layers in turn, each by {methods}")
     if needed_scores(source, wanted):
         text = f"{wanted.calibration.tokens} tokens of {wanted.calibration.text or 'the prompts'}"
         return Cut(source, draft, f"cut by {methods}, from scores on {text}")
@@ -214,6 +219,8 @@ def work_rows(recipe: Recipe, work: Work) -> list[Row]:
     held_out = recipe.data.num_eval_prompts
     prompts = "unknown until `widedraft generate` opens the data set" if work.prompts is None else f"{work.prompts:,}"
     rows = [("prompts", f"{prompts}; {held_out} of them held out")]
+    if recipe.architecture.stages is not None:
+        rows.append(("stages", f"{len(recipe.architecture.stages)}, each trained for the steps below"))
     value, unit = split_time(duration)
     if unit == "tok":
         least = ceil(value / (batch * recipe.data.max_seq_len))

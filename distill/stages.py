@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.target import resolve_checkpoint
 from distill.lineage import (
+    cut_from,
     draft_inputs,
     eval_inputs,
     generate_inputs,
@@ -29,6 +31,7 @@ from distill.lineage import (
     target_record,
     write_draft_manifest,
 )
+from distill.progressive import earlier_stages, share_answers
 from distill.recipe import Recipe, load_recipe, save_recipe
 
 if TYPE_CHECKING:
@@ -38,11 +41,23 @@ if TYPE_CHECKING:
 def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
     """Prune, generate, distil, export and score; skip what is current; end with the scorecard's headline."""
     recipe = load_recipe(recipe_path, overrides)
+    if recipe.architecture.stages is not None:
+        run_earlier_stages(recipe)
     timed("prune", lambda: prune_stage(recipe))
     timed("generate", lambda: generate_stage(recipe))
     timed("distill", lambda: distill_stage(recipe_path, overrides))
     timed("eval", lambda: eval_stage(recipe))
     print_outcome(recipe)
+
+
+def run_earlier_stages(recipe: Recipe) -> None:
+    """Cut and distil every stage before the last, each out of the one before it."""
+    timed("generate", lambda: generate_stage(recipe))
+    for stage in earlier_stages(recipe):
+        print(f"== stage of {stage.architecture.layers} layers, in {stage.run_dir}", flush=True)
+        share_answers(recipe, stage)
+        timed("prune", partial(prune_stage, stage))
+        timed("distill", partial(distill_stage, Path(stage.run_dir) / "recipe.yaml", []))
 
 
 def timed(name: str, stage: Callable[[], None]) -> None:
@@ -75,12 +90,13 @@ def prune_stage(recipe: Recipe) -> None:
     if is_current(init, inputs):
         return
     refuse_orphaned_training(recipe, init)
-    plan = recipe_plan(recipe, target)
+    source = cut_from(recipe, target)
+    plan = recipe_plan(recipe, source)
 
     def finish(folder: Path) -> None:
         write_manifest(folder, stage="prune", inputs=inputs, target=target_record(recipe), recipe=recipe_hash(recipe))
 
-    prune_checkpoint(target, plan, init, dtype=recipe.target.dtype, finish=finish)
+    prune_checkpoint(source, plan, init, dtype=recipe.target.dtype, finish=finish)
     print(f"   {init}: {plan.summary()}")
 
 
