@@ -162,7 +162,7 @@ def test_groups_leave_whole_or_lose_one_head_each():
     assert heads_kept(scores, 3, 3) == (((1, 2, 5),), None)
     assert heads_kept(scores, 2, 2) == (((2, 5),), ((1, 2),))  # a group is worth what would stay of it
     assert heads_kept(scores, 2, 1) == (((2, 3),), ((1,),))
-    assert heads_kept(scores, 1, 1) == (((2,),), ((1,),))
+    assert heads_kept([4, 4, 5, 0, 1, 1], 1, 1) == (((2,),), ((1,),))
 
 
 def test_merged_layers_are_scored_together():

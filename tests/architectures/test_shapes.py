@@ -222,6 +222,18 @@ def test_unknown_family_is_named():
         Shape.from_config({**TINY, "model_type": "gemma3"}, where="cfg.json")
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "opt", "do_layer_norm_before": False}, "do_layer_norm_before is False; of opt .* those with True"),
+        ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+    ],
+)
+def test_an_entry_that_makes_another_model_is_refused(config, message):
+    with pytest.raises(UserError, match=message):
+        Shape.from_config(config)
+
+
 def test_quantised_checkpoint_is_refused():
     config = {**TINY, "model_type": "llama", "quantization_config": {"quant_method": "fp8"}}
     with pytest.raises(UserError, match=r"quantised .quant_method 'fp8'"):
