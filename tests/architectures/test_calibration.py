@@ -82,11 +82,11 @@ def test_paragraphs_are_parted_by_blank_lines(tmp_path):
 
 def test_a_file_without_blank_lines_comes_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "MAX_PARAGRAPH_CHARS", 5)
-    (tmp_path / "text.txt").write_text("one\ntwo\nthree\nfour\n")
+    (tmp_path / "text.txt").write_text("one\ntwo\nsix\nten\nend\n")
 
     pieces = list(read_text(tmp_path / "text.txt"))
 
-    assert pieces == ["one\ntwo\n", "three\n", "four\n"]
+    assert pieces == ["one\ntwo\n", "six\nten\n", "end\n"]
 
 
 @pytest.mark.parametrize(
