@@ -204,6 +204,16 @@ def test_cuts_scale_the_stream_to_what_the_next_layer_is_used_to():
     assert plan.read_gains == pytest.approx((1, ((1.6 / 16 + 0.4) / 2) ** 0.5, ((1 / 16 + 1) / 2) ** 0.5))
 
 
+def test_scales_of_several_cuts_multiply():
+    source = Shape(layers=5, hidden=2, intermediate=3, heads=1, kv_heads=1, head_dim=2, vocab=9)
+    means_JH = np.array([[1.0, 1], [2, 1], [6, 1], [1, 1], [5, 2], [9, 9]])
+    scores = Scores({"mean_abs_JH": means_JH, "spread_JH": np.ones((6, 2))})
+
+    plan = plan_pruning(source, ArchitectureConfig(layers=3, method="evenly_spaced", rescale=True), scores)
+
+    assert [(cut.layer, cut.scale) for cut in plan.cuts] == [(1, (3.0, 1.0)), (2, (15.0, 2.0))]
+
+
 def test_no_cut_where_no_layer_is_missing():
     plan = plan_pruning(SMOLLM2, ArchitectureConfig(layers=30, rescale=True), random_scores(SMOLLM2))
     assert (plan.cuts, plan.read_gains) == ((), ())
