@@ -210,6 +210,26 @@ def test_a_scale_at_the_end_is_exact_where_the_gain_is(family_checkpoint, tmp_pa
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
+def test_scales_are_those_of_the_channels_kept_and_post_norms_take_them(family_checkpoint, tmp_path):
+    folder, scale_H = family_checkpoint("gemma2"), torch.linspace(0.5, 2, 64)
+    plan = plan_for(folder, layers=3, hidden=48)
+    cuts = (Cut(layer=1, scale=tuple(scale_H.tolist())),)
+    for name, changed in (("plain", plan), ("cut", replace(plan, cuts=cuts, read_gains=(1.0, 2.0, 3.0, 4.0)))):
+        prune_checkpoint(folder, changed, tmp_path / name)
+    plain, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "cut"))
+
+    kept_H = scale_H[torch.tensor(plan.channels)]
+    factors = {"input_layernorm": 2 * kept_H, "pre_feedforward_layernorm": 2 * kept_H}
+    factors |= {"post_attention_layernorm": 1 / kept_H, "post_feedforward_layernorm": 1 / kept_H}
+    expected = {f"model.layers.1.{name}.weight": factor for name, factor in factors.items()}
+    expected["model.norm.weight"] = 4 * kept_H
+    for name, factor in expected.items():
+        torch.testing.assert_close(1 + cut[name], (1 + plain[name]) * factor)
+    untouched = [name for name in plain if ".2." not in name and name not in expected]
+    assert all(torch.equal(cut[name], plain[name]) for name in untouched)
+    assert torch.equal(cut["model.layers.2.self_attn.o_proj.weight"], plain["model.layers.2.self_attn.o_proj.weight"])
+
+
 @pytest.mark.parametrize("family", ["opt", "bloom", "gpt2"])
 def test_names_without_their_base_prefix_are_read(family_checkpoint, family_copy, tmp_path, family):
     from safetensors.torch import save_file

@@ -225,7 +225,10 @@ def test_unknown_family_is_named():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "opt", "do_layer_norm_before": False}, "do_layer_norm_before is False; of opt .* those with True"),
+        (
+            {"model_type": "opt", "do_layer_norm_before": False},
+            "do_layer_norm_before is False; of opt .* those with True",
+        ),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
     ],
 )
