@@ -104,6 +104,18 @@ def test_dtype_is_cast_only_when_asked(tiny_target, tmp_path):
     assert read_config(tmp_path / "cast")["dtype"] == "bfloat16"
 
 
+def test_a_layers_own_dtype_comes_along_when_none_is_asked(copy, tmp_path):
+    tensors = load_file(copy / "model.safetensors")
+    mixed = {name: tensor.bfloat16() if ".layers.3." in name else tensor for name, tensor in tensors.items()}
+    save_file(mixed, copy / "model.safetensors", metadata={"format": "pt"})
+
+    prune_checkpoint(copy, plan_for(copy, 2), tmp_path / "draft")  # layers 0 and 3
+
+    draft = load_file(tmp_path / "draft" / "model.safetensors")
+    assert draft["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
+    assert torch.equal(draft["model.layers.1.mlp.up_proj.weight"], mixed["model.layers.3.mlp.up_proj.weight"])
+
+
 def test_dtype_goes_under_the_name_the_config_uses(copy, tmp_path):
     config = read_config(copy)
     config["torch_dtype"] = config.pop("dtype")
