@@ -73,6 +73,30 @@ def test_tied_stays_tied_and_untied_untied(trained, make_checkpoint, tmp_path, t
     assert torch.equal(draft(PROMPT_IDS).logits, student_of(checkpoint, init)(PROMPT_IDS).logits)
 
 
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("gemma3_text", {"query_pre_attn_scalar": 16}),
+        ("phi3", {}),
+        ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+        ("gpt_neox", {"tie_word_embeddings": False}),  # its module calls the head by another name than its files
+        ("bloom", {"n_layer": 4, "n_head": 4}),
+        ("gpt2", {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 512}),
+    ],
+)
+def test_every_family_is_exported_under_the_names_of_its_files(make_checkpoint, tmp_path, family, settings):
+    init = make_checkpoint(model_type=family, **settings)
+    student = AutoModelForCausalLM.from_pretrained(make_checkpoint(model_type=family, seed=4, **settings)).eval()
+    saved = {f"student.lm.{name}": tensor for name, tensor in student.state_dict().items()}
+    torch.save({"state": {"model": saved}}, tmp_path / "checkpoint.pt")
+
+    export_checkpoint(tmp_path / "checkpoint.pt", init, tmp_path / "draft", dtype="float32", finish=finish)
+
+    assert stored_names(tmp_path / "draft") == stored_names(init)
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
+    assert torch.equal(draft(PROMPT_IDS).logits, student(PROMPT_IDS).logits)
+
+
 def test_everything_else_is_inits(trained, tmp_path):
     checkpoint, init = trained()
     (init / "plan.json").write_text("{}\n")

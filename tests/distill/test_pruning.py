@@ -126,6 +126,23 @@ def test_what_the_recipe_does_not_look_at_does_not_count(make_recipe, tiny_targe
     assert prune_inputs(make_recipe(layers=2, method="random"), tiny_target)["seed"] == "17"
 
 
+def test_another_number_type_makes_other_scores(make_recipe, tiny_target, capsys):
+    recipe = make_recipe(layers=2, method="block_influence")
+    recipe_plan(recipe, tiny_target)
+    target = recipe.target.model_copy(update={"dtype": "bfloat16"})
+    recipe_plan(recipe.model_copy(update={"target": target}), tiny_target)
+    assert capsys.readouterr().out.count("computed") == 2
+
+
+def test_another_plan_in_the_same_place_is_noticed(make_recipe, tiny_target, tmp_path):
+    inputs = []
+    for layers in (2, 3):
+        plan = recipe_plan(make_recipe(layers=layers), tiny_target)
+        (tmp_path / "plan.json").write_text(plan.to_json())
+        inputs.append(prune_inputs(make_recipe(plan=str(tmp_path / "plan.json")), tiny_target))
+    assert inputs[0] != inputs[1]
+
+
 def test_a_plan_is_taken_as_it_is_for_its_own_target_only(make_recipe, make_checkpoint, tmp_path, capsys):
     recipe = make_recipe(layers=2, intermediate=96, width_method="random")
     prune_stage(recipe)
