@@ -49,7 +49,19 @@ SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
 Size = Annotated[
     int | str,
     AfterValidator(size),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^[01]?\.?\d*x$"}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {
+                    "type": "string",
+                    "pattern": r"^(0?\.\d+|1(\.0+)?)x$",
+                    "title": "a share of the target's size",
+                    "examples": ["0.5x", "1x"],
+                },
+            ]
+        }
+    ),
 ]
 
 
@@ -90,7 +102,7 @@ class CalibrationConfig(Section):
 
 
 class ArchitectureConfig(Section):
-    """The shape of the draft, and how the target's weights become it. Needs shape, or at least one size."""
+    """The shape of the draft, and how the target's weights become it. Needs shape, plan, or at least one size."""
 
     shape: ShapeName | None = Field(default=None, description="A named shape; `widedraft shapes` lists them.")
     layers: Size | None = Field(
@@ -129,10 +141,10 @@ class ArchitectureConfig(Section):
         sizes = [name for name in SIZES if getattr(self, name) is not None]
         given = [name for name in ("shape", "plan") if getattr(self, name) is not None]
         if not given and not sizes:
-            raise ValueError(f"must hold shape, plan, or one of {', '.join(SIZES)}. `widedraft shapes` lists shapes.")
+            raise ValueError("must hold shape, plan, or a size (layers, ...). `widedraft shapes` lists shapes.")
         if given and (sizes or len(given) > 1):
-            other = [*given, *sizes][1]
-            raise ValueError(f"must hold {given[0]} or {other}, got both. Keep one.")
+            one, other = (f"{name}={getattr(self, name)}" for name in [*given, *sizes][:2])
+            raise ValueError(f"must hold one of them, got {one} and {other}. Keep one.")
         return self
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ from architectures.depth import (
 from architectures.errors import UserError
 from architectures.scores import Scores
 from architectures.shapes import Shape
-from architectures.sizes import draft_shape
+from architectures.sizes import WIDTHS, draft_shape
 from architectures.width import Kept, best, best_heads, channel_scores, width_scores
 
 PLAN_NAME = "plan.json"
@@ -69,6 +69,14 @@ class PruningPlan:
     def to_json(self) -> str:
         """As plan.json holds it."""
         return json.dumps(asdict(self)) + "\n"
+
+    def summary(self) -> str:
+        """What is kept, in one line."""
+        merged = " (others merged in)" if self.merged_layers else ""
+        text = f"layers {', '.join(map(str, self.source_layers))} of {self.source.layers}{merged}"
+        sizes = {name: (getattr(self.draft, name), getattr(self.source, name)) for name in WIDTHS}
+        cut = [f"{name} {kept} of {of}" for name, (kept, of) in sizes.items() if kept != of]
+        return ", ".join([text, *cut])
 
     @classmethod
     def from_json(cls, text: str) -> "PruningPlan":

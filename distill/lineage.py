@@ -16,7 +16,9 @@ from architectures.manifest import (
     read_manifest,
     write_manifest,
 )
-from architectures.target import resolve_checkpoint
+from architectures.plan import needed_scores
+from architectures.shapes import Shape
+from architectures.target import read_config, resolve_checkpoint
 from distill.recipe import Recipe
 from eval.config import PromptSource
 
@@ -109,11 +111,32 @@ def write_draft_manifest(recipe: Recipe, folder: Path, *, checkpoint: str, finis
 
 
 def prune_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
-    """What init is made from."""
+    """What init is made from; of scores, plan and seed what this recipe looks at."""
+    wanted = recipe.architecture
+    inputs = {
+        "target": fingerprint_checkpoint(target),
+        "target.dtype": recipe.target.dtype,
+        "architecture": fingerprint_value(wanted.model_dump(mode="json", exclude={"scores", "calibration", "plan"})),
+    }
+    if wanted.plan is not None:
+        return inputs | {"architecture.plan": fingerprint_file(Path(wanted.plan))}
+    if "random" in (wanted.method, wanted.width_method):
+        inputs["seed"] = str(recipe.seed)
+    if needed_scores(Shape.from_config(read_config(target), where=str(target / "config.json")), wanted):
+        inputs["architecture.calibration"] = scores_inputs(recipe, target)["calibration"]
+    return inputs
+
+
+def scores_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What scores are made from; the number type, since rounding may swap two layers of equal worth."""
+    calibration = recipe.architecture.calibration
+    text = fingerprint_sources(recipe.data.prompts)
+    if calibration.text is not None and Path(calibration.text).is_file():
+        text = fingerprint_file(Path(calibration.text))
     return {
         "target": fingerprint_checkpoint(target),
         "target.dtype": recipe.target.dtype,
-        "architecture": fingerprint_value(recipe.architecture.model_dump(mode="json")),
+        "calibration": fingerprint_value([calibration.model_dump(mode="json", exclude={"text"}), text]),
     }
 
 

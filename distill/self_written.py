@@ -25,7 +25,7 @@ from eval.traces import derive_seed
 
 NAME = "self-written"
 SENTINEL = "widedraftusertext"
-CANDIDATES_PER_PROMPT = 4  # at most so many are sampled for each one asked for
+CANDIDATES_PER_PROMPT = 4  # at most so many are sampled for each one asked for, and what fills the last shard
 MIN_CHARACTERS = 10
 
 
@@ -84,8 +84,9 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
         for number, text in enumerate(track(texts, description=f"{NAME} prompts", total=count), start=1)
     ]
     if len(prompts) < count:
+        attempts = len(paths) * settings.shard_size
         raise UserError(
-            f"{target}: wrote only {len(prompts)} distinct prompts in {num_candidates} attempts, fewer than "
+            f"{target}: wrote only {len(prompts)} distinct prompts in {attempts} attempts, fewer than "
             f"data.self_written_prompts={count}. Ask for fewer, or name data.prompts."
         )
     return prompts

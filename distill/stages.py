@@ -66,10 +66,8 @@ def print_outcome(recipe: Recipe) -> None:
 
 def prune_stage(recipe: Recipe) -> None:
     """Cut <run>/init out of the target."""
-    from architectures.plan import plan_pruning
     from architectures.prune import prune_checkpoint
-    from architectures.shapes import Shape
-    from architectures.target import read_config
+    from distill.pruning import recipe_plan
 
     init = Path(recipe.run_dir) / "init"
     target = begin_stage(recipe)
@@ -77,13 +75,13 @@ def prune_stage(recipe: Recipe) -> None:
     if is_current(init, inputs):
         return
     refuse_orphaned_training(recipe, init)
-    plan = plan_pruning(Shape.from_config(read_config(target)), recipe.architecture)
+    plan = recipe_plan(recipe, target)
 
     def finish(folder: Path) -> None:
         write_manifest(folder, stage="prune", inputs=inputs, target=target_record(recipe), recipe=recipe_hash(recipe))
 
     prune_checkpoint(target, plan, init, dtype=recipe.target.dtype, finish=finish)
-    print(f"   {init}: layers {', '.join(map(str, plan.source_layers))} of {plan.source.layers}")
+    print(f"   {init}: {plan.summary()}")
 
 
 def generate_stage(recipe: Recipe) -> None:

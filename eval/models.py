@@ -66,7 +66,7 @@ def load_model(folder: Path, *, dtype: str, device: str | None = None) -> PreTra
         ) from error
     model, report = loaded
     refuse_incomplete(folder, report)
-    return model.to(device or default_device()).eval()
+    return model.to(device or default_device())  # transformers leaves it in eval mode
 
 
 def require_same_tokenizer(target: Path, draft: Path) -> None:

@@ -136,11 +136,11 @@ def round_starts(tail_TK: Array) -> Array:
 
 
 def log_probabilities(logits_TV: Tensor, temperature: float) -> Tensor:
-    """Log softmax at a temperature, in float32; all mass on the argmax at temperature 0."""
+    """Log softmax at a temperature, of float32 logits; all mass on the argmax at temperature 0."""
     if temperature == 0:
         one_hot_TV = torch.nn.functional.one_hot(logits_TV.argmax(dim=-1), logits_TV.shape[-1])
         return one_hot_TV.float().log()
-    return torch.log_softmax(logits_TV.float() / temperature, dim=-1)
+    return torch.log_softmax(logits_TV / temperature, dim=-1)
 
 
 def as_array(values_T: Tensor) -> Array:

@@ -68,7 +68,7 @@ def test_user_errors_are_one_message_and_exit_code_2(recipe):
     assert completed.returncode == 2
     assert completed.stdout == ""
     assert completed.stderr == (
-        "architecture.layers=9 has 9 layers, the target has 4. A draft is cut from its target: choose 1 to 4 layers.\n"
+        "architecture exceeds the target in layers 9 (target 4). A draft is cut from its target: choose smaller sizes.\n"
     )
 
 
@@ -81,6 +81,8 @@ def test_user_errors_are_one_message_and_exit_code_2(recipe):
         (["check", "a.yaml", "--fast"], "unrecognized arguments: --fast"),
         (["import-gguf", "a.gguf"], "the following arguments are required: --to"),
         (["shapes", "wide"], "unrecognized arguments: wide"),
+        (["--vers"], "the following arguments are required: STAGE"),  # an option has one name, its whole one
+        (["import-gguf", "a.gguf", "--t", "x"], "the following arguments are required: --to"),
     ],
 )
 def test_wrong_usage_exits_with_2(words, message, capsys):
@@ -209,12 +211,17 @@ def test_our_own_errors_keep_their_traceback():
             report_user_errors(raising(error))
 
 
-@pytest.mark.parametrize("number", exits.FULL_OR_FORBIDDEN)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS])
 def test_a_full_disk_is_for_the_user_to_mend(number, capsys):
     assert report_user_errors(raising(OSError(number, "Reason", "runs/x/weights"))) == 2
     assert capsys.readouterr().err == (
         "runs/x/weights: Reason. Free or choose another place; the same command continues.\n"
     )
+
+
+def test_a_full_disk_without_a_file_name(capsys):
+    assert report_user_errors(raising(OSError(errno.ENOSPC, "No space left on device"))) == 2
+    assert capsys.readouterr().err.startswith("the run folder: No space left on device. Free or choose")
 
 
 def test_other_ranks_wait_for_the_first_and_speak_only_if_left_alone(monkeypatch, capsys):

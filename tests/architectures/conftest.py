@@ -1,13 +1,25 @@
-"""Random checkpoints of every family, whose biases and norms differ from layer to layer."""
+"""Random checkpoints of every family, whose biases and norms differ from layer to layer; and GGUF files.
 
+GGUF files are written with the gguf package from Hugging Face models, as llama.cpp's converter would.
+"""
+
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from architectures.gguf_import import gguf_names
+from architectures.shapes import Shape
 
 CLASSIC = ("opt", "gpt_neox", "bloom", "gpt2")
 FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
@@ -39,6 +51,12 @@ def perturb_vectors(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def perturb() -> Callable[[Path], Path]:
+    """perturb(folder) gives every bias and norm of a checkpoint its own values."""
+    return perturb_vectors
+
+
+@pytest.fixture(scope="session")
 def family_checkpoint(make_checkpoint: Callable[..., Path]) -> Callable[[str], Path]:
     """The folder of a family's random checkpoint of four layers, made once; not to be changed."""
     made: dict[str, Path] = {}
@@ -59,3 +77,128 @@ def family_copy(family_checkpoint: Callable[[str], Path], tmp_path: Path) -> Cal
         return Path(shutil.copytree(family_checkpoint(family), tmp_path / f"copy-{family}"))
 
     return of
+
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w"]
+LLAMA = {"rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0}}
+Q8, F32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
+
+
+@pytest.fixture(scope="session")
+def write_gguf() -> Callable[..., Path]:
+    """write_gguf(folder, file, ...) -> file; what may be changed about it stands in gguf_file."""
+    return gguf_file
+
+
+@pytest.fixture(scope="session")
+def llama(make_checkpoint: Callable[..., Path]) -> Path:
+    """A random LLaMA of 4 layers that states its rotary base."""
+    return make_checkpoint(**LLAMA)
+
+
+def gguf_file(
+    source: Path,
+    file: Path,
+    *,
+    matrices=Q8,
+    architecture: str | None = None,
+    metadata: Mapping[str, Any] = EMPTY,
+    tensors: Mapping[str, np.ndarray] = EMPTY,
+    without: Collection[str] = (),
+    alignment: int | None = None,
+    splitting: str = "smollm",
+    sentencepiece: bool = False,
+) -> Path:
+    """A GGUF file of a Hugging Face folder.
+
+    Args:
+        source: Written by make_checkpoint.
+        file: Where to.
+        matrices: Quantisation of all tensors but vectors.
+        architecture: general.architecture, if it shall lie.
+        metadata: Further entries, by their full names.
+        tensors: Further tensors.
+        without: Tensors left out.
+        alignment: Of the tensors, if not the usual one.
+        splitting: tokenizer.ggml.pre.
+        sentencepiece: A tokenizer like Llama 2's in place of the folder's.
+    """
+    config = AutoConfig.from_pretrained(source)
+    name = architecture or config.model_type
+    writer = gguf.GGUFWriter(file, name)
+    writer.add_name("Tiny Model")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim if config.model_type != "qwen2" else 16)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
+    for key, value in metadata.items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        add(key, value)
+    if sentencepiece:
+        add_sentencepiece_tokenizer(writer)
+    else:
+        add_tokenizer(writer, source, splitting)
+    for tensor, weight in stored_tensors(source, config).items():
+        if tensor not in without:
+            add_tensor(writer, tensor, weight, matrices)
+    for tensor, weight in tensors.items():
+        add_tensor(writer, tensor, weight, matrices)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, source: Path, splitting: str) -> None:
+    vocabulary = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.get) + [merge.replace(" ", "") for merge in MERGES]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(splitting)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    writer.add_chat_template((source / "chat_template.jinja").read_text())
+
+
+def add_sentencepiece_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """As many tokens as the other one: three special ones, the 256 bytes, and what makes up the word "hi"."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * 259 + [-5.0, -4.0, -3.0, -1.0, -2.0])
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * 5)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
+def stored_tensors(source: Path, config) -> dict[str, np.ndarray]:
+    """Every tensor under its GGUF name; a llama's query and key rows go into llama.cpp's order, pairs not halves."""
+    shape = Shape.from_config(config.to_dict())
+    tensors = load_file(source / "model.safetensors")
+    stored = {}
+    for name, stored_name in gguf_names(shape).items():
+        weight = tensors[name].numpy()
+        heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}.get(name.split(".")[-2])
+        if heads and config.model_type == "llama":
+            halves = weight.reshape(heads, 2, shape.head_dim // 2, *weight.shape[1:])
+            weight = halves.swapaxes(1, 2).reshape(weight.shape)
+        stored[stored_name] = weight
+    return stored
+
+
+def add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, matrices) -> None:
+    kind = F32 if weight.ndim == 1 else matrices
+    writer.add_tensor(name, quantize(np.ascontiguousarray(weight), kind), raw_dtype=kind)

@@ -1,4 +1,4 @@
-"""A run folder ready to train: a target, a smaller init and answers, all tiny and random, with their manifests."""
+"""A run folder ready to train, with target, smaller init and answers, all tiny; and what a wrong recipe is told."""
 
 import random
 import shutil
@@ -64,3 +64,19 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
         return recipe
 
     return make
+
+
+@pytest.fixture
+def mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """mistakes(text of a recipe, *overrides) -> the lines of the error it raises."""
+    from distill.recipe import RecipeError, load_recipe
+
+    monkeypatch.chdir(tmp_path)
+
+    def lines(text: str, *overrides: str) -> list[str]:
+        Path("r.yaml").write_text(text, encoding="utf-8")
+        with pytest.raises(RecipeError) as raised:
+            load_recipe("r.yaml", overrides)
+        return str(raised.value).splitlines()
+
+    return lines

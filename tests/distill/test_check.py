@@ -8,7 +8,7 @@ import pytest
 
 from architectures.errors import UserError
 from architectures.manifest import write_manifest
-from distill.check import LOGITS_BYTES, check_recipe, free_bytes, size
+from distill.check import Work, check_recipe, disk_rows, free_bytes, planned, size
 from distill.lineage import generate_inputs, target_record
 from distill.recipe import load_recipe
 
@@ -21,6 +21,7 @@ data: {prompts: [{path: prompts.jsonl}], num_eval_prompts: 2, max_seq_len: 100, 
 distill: {global_train_batch_size: 4}
 """
 EMBEDDING, NORM = 264 * 64, 64
+LOGITS_BYTES = 24  # per answer token and vocabulary entry, as measured
 LAYER = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * NORM  # query and output, key and value, feed-forward, norms
 DRAFT, TARGET = (EMBEDDING + layers * LAYER + NORM for layers in (2, 4))
 
@@ -127,6 +128,14 @@ def test_disk_counts_what_the_run_folder_will_hold(checked):
     assert row(lines, "draft, float32") == size(DRAFT * 4).strip()
 
 
+def test_a_target_from_gguf_takes_disk_for_its_import(checked):
+    recipe, _ = checked()
+    imported = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": "target.gguf"})})
+    imports = (size(TARGET * 4), "target imported from GGUF, float32")
+    assert imports in disk_rows(imported, planned(recipe), Work(12, 10))
+    assert imports not in disk_rows(recipe, planned(recipe), Work(12, 10))
+
+
 @pytest.mark.parametrize(
     ("duration", "steps", "tokens"),
     [
@@ -157,6 +166,9 @@ def test_finished_answers_are_counted_and_others_are_not(checked, tiny_target):
     assert row(lines, "answer tokens ") == "180, counted in run/data"
     assert row(lines, "steps ") == "3 of 4 answers each (1ep)"
     assert row(checked("distill.max_duration=2ep")[1], "answer tokens ") == "360, counted in run/data"
+    elsewhere = {**inputs, "target": "another folder"}  # the same target: its path and revision are recorded
+    write_manifest(Path("run/data"), stage="generate", inputs=elsewhere, counts=counts, target=target_record(recipe))
+    assert row(checked()[1], "answer tokens ") == "180, counted in run/data"
     shutil.copytree(tiny_target, "other")
     for change in ("data.temperature=1", "seed=3", "target.path=other"):
         assert row(checked(change)[1], "answer tokens ").startswith("at most")
@@ -198,8 +210,14 @@ def test_everything_wrong_with_target_and_prompts_at_once(checked):
 
 
 def test_more_layers_than_the_target(checked):
-    with pytest.raises(UserError, match=r"^architecture.layers=5 has 5 layers, the target has 4\."):
+    with pytest.raises(UserError, match=r"^architecture exceeds the target in layers 5 \(target 4\)\."):
         checked("architecture.layers=5")
+
+
+def test_a_gguf_file_that_is_not_there_is_not_to_be_imported_first(checked):
+    with pytest.raises(UserError, match=r"target\.path: nowhere\.gguf: ") as raised:
+        checked("target.path=nowhere.gguf")
+    assert "import-gguf" not in str(raised.value)
 
 
 def test_nothing_left_to_train_on(checked):

@@ -80,6 +80,14 @@ def test_a_failed_write_leaves_neither_the_file_nor_a_part_of_it(tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_folder_that_composer_makes_for_uploads_is_removed(tmp_path):
+    writer = distill.callbacks.CheckpointWriter(tmp_path, save_interval="1ba", num_to_keep=1)
+    uploads = Path(writer.tmp_dir_for_symlink.name)
+    assert uploads.is_dir()
+    writer.close(None, None)
+    assert not uploads.exists()
+
+
 def test_so_many_are_kept_and_latest_points_to_the_newest(make_run):
     recipe = make_run(save_num_checkpoints_to_keep=3)
     train(recipe)

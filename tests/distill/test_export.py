@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from architectures.errors import UserError
 from architectures.manifest import read_manifest, write_manifest
 from distill.checkpoints import find_checkpoints
-from distill.export import export_checkpoint
+from distill.export import export_checkpoint, name_some
 from distill.train import train
 
 PROMPT_IDS = torch.tensor([[1, 70, 80, 90, 100, 110, 2, 13, 40]])
@@ -143,6 +143,14 @@ def test_a_folder_of_something_else_is_not_replaced(trained, tmp_path):
     assert (tmp_path / "draft" / "thesis.txt").read_text() == "mine"
 
 
+def test_the_draft_does_not_replace_its_init(trained):
+    checkpoint, init = trained()
+    before = (init / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="cannot become a checkpoint made from"):
+        export_checkpoint(checkpoint, init, init, dtype="float32", finish=finish)
+    assert (init / "model.safetensors").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -163,3 +171,8 @@ def test_an_untied_checkpoint_is_refused_where_init_is_tied(trained, make_checkp
     checkpoint, _ = trained(init=make_checkpoint(seed=3, num_hidden_layers=2, tie_word_embeddings=False))
     with pytest.raises(UserError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
         export_checkpoint(checkpoint, tiny_draft, tmp_path / "draft", dtype="float32", finish=finish)
+
+
+def test_a_few_names_in_order_stand_for_many():
+    assert name_some("gfedcba") == "a, b, c, d, e and 2 more"
+    assert name_some("edcba") == "a, b, c, d, e"

@@ -2,14 +2,18 @@
 
 import json
 import sys
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from composer.loggers import TensorboardLogger
+from composer import Time, Timestamp
+from composer.loggers import InMemoryLogger, LoggerDestination, TensorboardLogger
 
 import distill.loggers
+import distill.trainer
 from architectures.errors import UserError
-from distill.loggers import MetricsFile, build_logger, build_loggers
+from distill.loggers import ConsoleReport, MetricsFile, build_logger, build_loggers, fraction_done
 from distill.train import train
 
 
@@ -20,6 +24,20 @@ def records(recipe) -> list[dict]:
 
 def longer(recipe, max_duration: str):
     return recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"max_duration": max_duration})})
+
+
+def standing(max_duration: str = "100ba", *, wct_s: float = 0.0, **counts: int) -> SimpleNamespace:
+    """What loggers read of Composer's state."""
+    timestamp = Timestamp(**counts, total_wct=timedelta(seconds=wct_s))
+    return SimpleNamespace(timestamp=timestamp, max_duration=Time.from_timestring(max_duration))
+
+
+def test_every_metric_of_every_batch_is_in_the_file(make_run, monkeypatch):
+    recipe, memory = make_run(max_duration="2ep", eval_interval="2ba"), InMemoryLogger()
+    monkeypatch.setattr(distill.trainer, "build_loggers", lambda recipe: [*build_loggers(recipe), memory])
+    train(recipe)
+    logged = {(name, at.batch.value) for name, values in memory.data.items() for at, _ in values}
+    assert {(name, record["batch"]) for record in records(recipe) for name in record if name != "batch"} == logged
 
 
 def test_a_resumed_training_continues_the_file(make_run):
@@ -73,6 +91,15 @@ def test_other_ranks_write_no_file(monkeypatch, tmp_path):
     logger.log_metrics({"loss": 1.0}, step=0)
     logger.write()
     assert not list(tmp_path.iterdir())
+    logger.path.write_text("rank 0 writes this")
+    logger.after_load(standing(), None)
+    assert logger.path.read_text() == "rank 0 writes this"
+
+
+def test_other_ranks_print_nothing(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    ConsoleReport(show_bar=False, log_interval="1ba").console.print("held-out alpha")
+    assert capsys.readouterr().err == ""
 
 
 def test_lines_on_the_console(make_run, capsys):
@@ -84,6 +111,43 @@ def test_lines_on_the_console(make_run, capsys):
     assert lines[2].endswith("tokens/s, 0:00:00 left")
 
 
+def test_lines_by_epoch(make_run, capsys):
+    train(make_run(max_duration="2ep", console_log_interval="1ep", eval_first=False, eval_interval="1dur"))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("batch ")]
+    assert [line.split(":")[0] for line in lines] == ["batch 3 (50%)", "batch 6", "batch 6 (100%)"]
+
+
+def test_speed_and_time_left_are_those_of_this_session(monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: now_s)
+    monkeypatch.setattr(distill.loggers, "time", clock)
+    now_s = 1000.0
+    report = ConsoleReport(show_bar=False, log_interval="1ba")
+    report.log_metrics({"loss/train/total": 1.5})
+    report.fit_start(standing(batch=50, token=5000, wct_s=700.0), None)
+    now_s += 40.0  # of which 10 went into training
+    state = standing(batch=75, token=6000, wct_s=710.0)
+    assert report.describe(state) == "batch 75 (75%): loss 1.5000 nats/token, 100 tokens/s"
+    assert report.time_left(state) == timedelta(seconds=40)
+
+
+def test_a_training_that_overshoots_is_done():
+    assert fraction_done(standing("100tok", token=50)) == 0.5
+    assert fraction_done(standing("100tok", token=130)) == 1.0
+
+
+def test_the_bar_follows_training_and_evaluations(monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    report = ConsoleReport(show_bar=True, log_interval="1ba")
+    (task,) = report.bar.tasks
+    report.log_metrics({"loss/train/total": 1.5})
+    report.batch_end(standing(batch=25), None)
+    assert (task.completed, task.total) == (0.25, 1.0)
+    assert task.description.startswith("batch 25 (25%): loss 1.5000")
+    report.eval_batch_end(SimpleNamespace(eval_timestamp=Timestamp(batch=2), dataloader_len=5), None)
+    assert task.description == "evaluating, batch 2/5"
+
+
 def test_a_bar_on_a_terminal(make_run, monkeypatch, capsys):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich then takes the captured stream for a terminal
     monkeypatch.setenv("TERM", "xterm")  # and not for a dumb one
@@ -93,6 +157,20 @@ def test_a_bar_on_a_terminal(make_run, monkeypatch, capsys):
     assert "held-out alpha" in error
     assert "━" in error
     assert "\x1b[?25h" in error  # the cursor is back
+
+
+def test_an_error_leaves_the_terminal_usable(make_run, monkeypatch, capsys):
+    class Failing(LoggerDestination):
+        def batch_end(self, state, logger):
+            raise ZeroDivisionError
+
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(distill.trainer, "build_loggers", lambda recipe: [*build_loggers(recipe), Failing()])
+    with pytest.raises(ZeroDivisionError) as raised:
+        train(make_run(max_duration="1ba"))
+    assert "\x1b[?25h" in capsys.readouterr().err  # the cursor is back
+    assert raised.traceback  # which still holds the trainer: it was not closed by being forgotten
 
 
 def test_no_bar_if_none_is_wanted(make_run, monkeypatch, capsys):
@@ -129,3 +207,11 @@ def test_arguments_reach_the_tracker(make_run, tmp_path):
     recipe = make_run(loggers={"tensorboard": {"log_dir": str(tmp_path / "board"), "flush_interval": 3}})
     (board,) = [logger for logger in build_loggers(recipe) if isinstance(logger, TensorboardLogger)]
     assert (board.log_dir, board.flush_interval) == (str(tmp_path / "board"), 3)
+
+
+@pytest.mark.parametrize(("name", "key"), [("wandb", "name"), ("mlflow", "run_name")])
+def test_a_tracker_calls_the_run_by_its_name_unless_told_otherwise(make_run, monkeypatch, name, key):
+    monkeypatch.setitem(distill.loggers.TRACKERS, name, dict)
+    monkeypatch.setattr(distill.loggers, "find_spec", lambda _name: True)
+    assert build_loggers(make_run("one", loggers={name: {}}))[1:] == [{key: "one"}]
+    assert build_loggers(make_run("two", loggers={name: {key: "mine"}}))[1:] == [{key: "mine"}]

@@ -55,6 +55,14 @@ def test_mean_counts_tokens_not_batches():
     assert metric.compute().item() == pytest.approx(3 / 4)
 
 
+def test_one_token_after_many_still_counts():
+    metric = AnswerTokenMean(lambda values_A, _: values_A)
+    many, one = torch.full((1,), 2.0**24), torch.ones(1)  # their sum is not a float32
+    metric.update(many, many)
+    metric.update(one, one)
+    assert metric.compute().item() == (2**24 + 1) / 2
+
+
 def test_reset_forgets():
     metric = AnswerTokenMean(greedy_match)
     metric.update(logits(1), -logits(1))

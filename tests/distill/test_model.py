@@ -130,6 +130,13 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn(tiny_target, batch)
         assert metric.compute().item() == pytest.approx(1.0, abs=1e-6)
 
 
+def test_an_evaluation_takes_outputs_that_are_at_hand(model, batch):
+    outputs = model(batch)
+    assert model.eval_forward(batch, outputs) is outputs
+    for one, other in zip(model.eval_forward(batch), outputs, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_metrics_are_for_evaluation_only(model):
     assert list(model.get_metrics(is_train=False)) == ["alpha", "greedy_match"]
     assert model.get_metrics(is_train=True) == {}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_seed_and_candidate_decide_what_is_written_not_the_batch(asking_target, 
 def test_a_target_that_repeats_itself(asking_target, tmp_path):
     with pytest.raises(UserError) as refusal:
         write_own_prompts(asking_target, 20, tmp_path, SETTINGS)
-    assert f"{asking_target}: wrote only 5 distinct prompts in 80 attempts, fewer than" in str(refusal.value)
+    assert f"{asking_target}: wrote only 5 distinct prompts in 84 attempts, fewer than" in str(refusal.value)
     assert "data.self_written_prompts=20" in str(refusal.value)
 
 
@@ -95,6 +96,39 @@ def test_changed_settings_are_refused(asking_target, tmp_path):
     write_own_prompts(asking_target, 2, tmp_path, SETTINGS)
     with pytest.raises(UserError, match="its self-written answers were made with other settings: seed was 3, is 4"):
         write_own_prompts(asking_target, 2, tmp_path, dataclasses.replace(SETTINGS, seed=4))
+
+
+def test_another_target_or_template_is_refused(asking_target, tmp_path):
+    write_own_prompts(asking_target, 2, tmp_path / "data", SETTINGS)
+    other = shutil.copytree(asking_target, tmp_path / "other")
+    template = (other / "chat_template.jinja").read_text()
+    (other / "chat_template.jinja").write_text(template + "{# another #}")
+    with pytest.raises(UserError, match=r"target was .*; template was "):
+        write_own_prompts(other, 2, tmp_path / "data", SETTINGS)
+
+
+@pytest.fixture
+def writer(asking_target) -> Writer:
+    """Told nothing of what ends the user's text."""
+    tokenizer = load_tokenizer(asking_target)
+    opening_ids = tokenizer("<|im_start|>user\n")["input_ids"]
+    return Writer(asking_target, tokenizer, UserTurn(opening_ids, frozenset(), "[/INST]"), SETTINGS)
+
+
+def test_what_ends_an_answer_ends_a_prompt_too(writer):
+    assert {row["prompt"] for row in writer.write(range(4))} <= set(KNOWN)
+    assert writer.write(range(4))
+
+
+def test_candidates_stay_in_order_whichever_ends_first(writer):
+    numbers = [row["candidate"] for row in writer.write(range(10, 18))]
+    assert len(numbers) > 4
+    assert numbers == sorted(numbers)
+
+
+def test_the_target_writes_in_the_dtype_asked_for(writer):
+    writer.settings = dataclasses.replace(SETTINGS, dtype="bfloat16")
+    assert writer.model.dtype == torch.bfloat16
 
 
 def test_a_target_without_a_chat_template(asking_target, make_checkpoint, tmp_path):
@@ -108,6 +142,7 @@ def test_a_target_without_a_chat_template(asking_target, make_checkpoint, tmp_pa
 CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 WITH_SYSTEM = "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}" + CHATML
 IN_WORDS = "{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"
+WITH_ANSWER = CHATML + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 CLOSED_BY_THE_ANSWER = (
     "{% for m in messages %}USER: {{ m['content'] }}{% endfor %}{% if add_generation_prompt %}\nBOT: {% endif %}"
 )
@@ -118,6 +153,7 @@ CLOSED_BY_THE_ANSWER = (
     [
         (CHATML, "<|im_start|>user\n", "<|im_end|>", 1),
         (WITH_SYSTEM, "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n", "<|im_end|>", 1),
+        (WITH_ANSWER, "<|im_start|>user\n", "<|im_end|>", 1),
         (IN_WORDS, "[INST]", "[/INST]", 0),
         (CLOSED_BY_THE_ANSWER, "USER:", "BOT: ", 0),
     ],

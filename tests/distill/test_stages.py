@@ -11,6 +11,7 @@ from architectures.manifest import read_manifest
 pytestmark = pytest.mark.slow
 
 TINY = (
+    "seed=5",
     "data.max_new_tokens=12",
     "data.num_eval_prompts=4",
     "data.batch_size=8",
@@ -71,6 +72,12 @@ def test_scorecard_compares_the_undistilled_draft(run):
     scorecard = json.loads((run[1] / "eval" / "scorecard.json").read_text())
     assert scorecard["schema"] == "widedraft.scorecard/1"
     assert [draft["draft"] for draft in scorecard["drafts"]] == ["undistilled", "draft"]
+
+
+def test_answers_and_scorecard_are_drawn_with_the_recipes_seed(run):
+    settings = json.loads((run[1] / "data" / "settings.json").read_text())
+    assert {settings[name]["settings"]["seed"] for name in ("train", "eval")} == {5}
+    assert json.loads((run[1] / "eval" / "scorecard.json").read_text())["settings"]["seed"] == 5
 
 
 def test_a_second_run_skips_everything_and_says_so(run, capfd):

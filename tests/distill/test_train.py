@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ import distill.trainer
 from architectures.errors import UserError
 from architectures.manifest import read_manifest, write_manifest
 from distill.checkpoints import find_checkpoints
+from distill.config import OptimizerConfig
 from distill.lineage import generate_inputs, prune_inputs
-from distill.train import share_cores, train
-from distill.trainer import build_model, device_batch_size, microbatch_size
+from distill.train import main, read_answers, share_cores, train
+from distill.trainer import build_model, build_optimizer, build_trainer, device_batch_size, microbatch_size
 from eval.traces import read_traces
 
 UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
@@ -70,6 +72,7 @@ def test_learns_and_leaves_a_draft(make_run):
     run = Path(recipe.run_dir)
     log = metrics(recipe)
     assert log[35]["loss/train/total"] < 0.9 * log[0]["loss/train/total"]
+    assert log[35]["throughput/tokens_per_sec"] > 0
     assert log[36]["metrics/eval/alpha"] != log[0]["metrics/eval/alpha"]
     draft = AutoModelForCausalLM.from_pretrained(run / "draft")
     assert draft.dtype == torch.bfloat16
@@ -131,13 +134,28 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_run, monkeypatch, batch):
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
     assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
+    assert evaluated(resumed) == evaluated(straight) == [0, 3, 6]
+
+
+def evaluated(recipe) -> list[int]:
+    """Batches after which the held-out answers were looked at."""
+    return [batch for batch, record in metrics(recipe).items() if "metrics/eval/alpha" in record]
+
+
+def test_dropout_goes_on_where_it_stopped(make_run, make_checkpoint, monkeypatch):
+    init = make_checkpoint(num_hidden_layers=2, attention_dropout=0.5)
+    straight, resumed = (make_run(name, init=init, max_duration="3ba") for name in ("straight", "resumed"))
+    train(straight)
+    interrupt(monkeypatch, resumed, 2)
+    train(resumed)
+    assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
 
 
 def test_metrics_are_logged_at_the_start_and_at_every_interval(make_run):
     recipe = make_run(max_duration="6ba", eval_interval="2ba")
     train(recipe)
     log = metrics(recipe)
-    assert [batch for batch in log if "metrics/eval/alpha" in log[batch]] == [0, 2, 4, 6]
+    assert evaluated(recipe) == [0, 2, 4, 6]
     assert [batch for batch in log if "loss/train/total" in log[batch]] == [0, 1, 2, 3, 4, 5]
     assert all(0 <= log[batch]["metrics/eval/greedy_match"] <= 1 for batch in (0, 2, 4, 6))
     assert log[0]["metrics/eval/alpha"] == pytest.approx(held_out_alpha(recipe), rel=1e-5)
@@ -160,7 +178,7 @@ def held_out_alpha(recipe) -> float:
 def test_no_evaluation_at_the_start_if_not_wanted(make_run):
     recipe = make_run(max_duration="2ba", eval_first=False)
     train(recipe)
-    assert [batch for batch, record in metrics(recipe).items() if "metrics/eval/alpha" in record] == [2]
+    assert evaluated(recipe) == [2]
 
 
 def test_the_first_loss_is_the_mean_over_the_batchs_answer_tokens(make_run):
@@ -252,6 +270,8 @@ def test_learning_rates(make_run, monkeypatch, scheduler, multiples):
     train(recipe)
     expected = [1e-3 * multiple for multiple in (multiples[0], *multiples[:3])]
     assert rates == pytest.approx(expected, rel=1e-5, abs=1e-12)
+    logged = [metrics(recipe)[batch]["lr-AdamW/group0"] for batch in (1, 2, 3, 4)]  # the rate that comes next
+    assert logged == pytest.approx([1e-3 * multiple for multiple in multiples], rel=1e-5, abs=1e-12)
 
 
 @pytest.mark.parametrize(("folder", "command"), [("init", "widedraft prune"), ("data", "widedraft generate")])
@@ -294,6 +314,26 @@ def test_a_student_with_another_tokenizer_is_refused(make_run):
         train(recipe)
 
 
+@pytest.mark.parametrize("name", ["adamw", "decoupled_adamw"])
+def test_the_optimiser_is_the_recipes(name):
+    settings = {"lr": 0.5, "betas": (0.1, 0.2), "eps": 0.3, "weight_decay": 0.04}
+    optimizer = build_optimizer(OptimizerConfig(name=name, **settings), torch.nn.Linear(1, 1))
+    assert {key: optimizer.param_groups[0][key] for key in settings} == settings
+
+
+def test_training_answers_are_shuffled_with_the_recipes_seed_and_held_out_ones_are_not(make_run):
+    recipe = make_run(global_train_batch_size=4, device_eval_batch_size=3).model_copy(update={"seed": 5})
+    train_set, eval_set = read_answers(recipe)
+    model = build_model(recipe, target=Path(recipe.target.path))
+    trainer = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=None)
+    loaders = trainer.state.train_dataloader, trainer.state.evaluators[0].dataloader.dataloader
+    trainer.close()
+    train_loader, eval_loader = loaders
+    assert (train_loader.dataset, train_loader.batch_size) == (train_set, 4)
+    assert (train_loader.sampler.shuffle, train_loader.sampler.seed) == (True, 5)
+    assert (eval_loader.dataset, eval_loader.batch_size, eval_loader.sampler.shuffle) == (eval_set, 3, False)
+
+
 def test_auto_microbatch_on_a_processor_is_the_whole_batch(make_run):
     assert microbatch_size(make_run(device_train_microbatch_size="auto").distill) == 4
 
@@ -318,3 +358,23 @@ def test_cores_are_shared_unless_the_user_said_otherwise(monkeypatch, omp, proce
         monkeypatch.setenv("OMP_NUM_THREADS", omp)
     share_cores()
     assert chosen == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_is_an_interrupt_again_and_other_ranks_end_at_once(monkeypatch, tmp_path, rank):
+    """Composer replaces both handlers when it is imported."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setenv("RANK", str(rank))
+
+    def composers(*_):
+        pass
+
+    try:
+        for number in before:
+            signal.signal(number, composers)
+        assert main([str(tmp_path / "absent.yaml")]) == 2
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGTERM) is (signal.SIG_DFL if rank else composers)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -88,6 +88,14 @@ def test_a_sampled_row_depends_on_its_own_seed_alone(model, sampling):
     assert decode(model, PROMPTS, sampling=sampling, stop_ids=stop_ids, seeds=[s + 1 for s in seeds]) != together
 
 
+def test_a_sampled_row_is_the_plain_loop_over_its_draws(model):
+    text = list(PROMPTS[2])
+    with torch.inference_mode():
+        for draw in uniform_draws([13], 24)[0]:
+            text.append(choose(model(torch.tensor([text])).logits[:, -1], draw[None], SAMPLED).item())
+    assert decode(model, PROMPTS[2:3], sampling=SAMPLED, seeds=[13]) == [text[len(PROMPTS[2]) :]]
+
+
 def test_temperature_near_zero_is_greedy(model):
     assert decode(model, PROMPTS, sampling=Sampling(temperature=1e-4)) == decode(model, PROMPTS)
 
@@ -107,6 +115,19 @@ def test_sampled_frequencies_match_the_probabilities(temperature, top_p):
     expected = probs_V[kept] / probs_V[kept].sum() * num_draws
     assert chisquare([counts[token] for token in kept], expected.numpy()).pvalue > 0.01
     assert (num_kept < 12) == (top_p < 1)
+
+
+def test_tokens_after_the_one_that_reaches_top_p_are_left_out():
+    draws_B = torch.linspace(0, 1 - 2**-24, 40)
+    assert set(choose(torch.zeros(40, 4), draws_B, Sampling(1.0, top_p=0.5)).tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_half_precision_logits_are_sampled_in_float32(top_p):
+    logits_BV = torch.randn(500, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    draws_B = uniform_draws([0], 500)[0]
+    sampling = Sampling(1.0, top_p)
+    assert choose(logits_BV, draws_B, sampling).equal(choose(logits_BV.float(), draws_B, sampling))
 
 
 def test_the_least_and_the_greatest_draw_fall_on_possible_tokens():

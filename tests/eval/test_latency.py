@@ -51,6 +51,48 @@ def test_every_kind_of_step_has_a_time(measured):
         assert low <= step.median_s <= high
 
 
+@pytest.fixture
+def measure_by_tokens(monkeypatch, target, random_draft, noisy_draft):
+    """Measure with a clock that runs only while a model is fed, a second a token; returns what was fed, too."""
+
+    def measure(seed=17):
+        fed = []
+        models = {"target": target, "small": random_draft, "large": noisy_draft}
+        hooks = [
+            model.register_forward_pre_hook(
+                lambda _module, _args, kwargs, name=name: fed.append((name, kwargs["input_ids"].shape[1])),
+                with_kwargs=True,
+            )
+            for name, model in models.items()
+        ]
+        monkeypatch.setattr(latency_module, "clock_s", lambda _device: sum(count for _, count in fed))
+        drafts = {name: models[name] for name in ("small", "large")}
+        resampling = replace(RESAMPLING, seed=seed)
+        latency = measure_latency(target, drafts, CONTEXT, lookaheads=[2, 3], repeats=4, resampling=resampling)
+        for hook in hooks:
+            hook.remove()
+        return latency, fed[3:]  # the context of each model comes first
+
+    return measure
+
+
+def test_every_time_is_that_of_its_own_step(measure_by_tokens):
+    latency, fed = measure_by_tokens()
+    assert latency.target.median_s == latency.draft["small"].median_s == latency.draft["large"].median_s == 1
+    assert latency.draft_two["small"].median_s == latency.draft_two["large"].median_s == 2
+    assert {lookahead: time.median_s for lookahead, time in latency.verify.items()} == {2: 3, 3: 4}
+    assert (latency.warm_up_repeats, latency.is_settled) == (10, True)
+    for step in (("target", 1), ("target", 3), ("target", 4), ("small", 2), ("large", 2)):
+        assert fed.count(step) == 10 + 4
+    assert fed.count(("small", 1)) == fed.count(("large", 1)) == (10 + 4) * CHAIN_LENGTH
+
+
+def test_the_seed_draws_the_order_of_the_steps(measure_by_tokens):
+    _, fed = measure_by_tokens()
+    assert measure_by_tokens()[1] == fed
+    assert measure_by_tokens(seed=18)[1] != fed
+
+
 def test_medians_of_one_draft_become_step_times():
     steps = {name: StepTime(value, None, value, value) for name, value in zip("abcdefg", range(1, 8), strict=True)}
     latency = Latency(
@@ -152,12 +194,26 @@ def test_ten_repetitions_are_the_least():
     assert not has_settled([1.03] * 5 + [1.0] * 5)
 
 
+def test_times_have_settled_when_medians_differ_by_less_than_two_percent():
+    assert has_settled([1.0] * 5 + [1.019] * 5)
+    assert not has_settled([1.0] * 5 + [1.021] * 5)
+    assert has_settled([1.0] * 9 + [50.0])  # one step that was interrupted
+
+
 def test_summary_of_times():
     summary = summarise(list(range(1, 12)), RESAMPLING)
     assert (summary.p10_s, summary.median_s, summary.p90_s) == (2, 6, 10)
     low, high = summary.interval_s
     assert 2 < low < 6 < high < 10
     assert summary == summarise(list(range(1, 12)), RESAMPLING)
+
+
+def test_the_interval_is_the_medians_at_the_confidence_asked_for():
+    assert summarise([1.0] * 20 + [1000.0], RESAMPLING).interval_s == (1, 1)
+    (wide_low, wide_high), (low, high) = (
+        summarise(range(50), replace(RESAMPLING, confidence=confidence)).interval_s for confidence in (0.99, 0.5)
+    )
+    assert wide_low < low < high < wide_high
 
 
 def test_one_repetition_has_no_interval():
@@ -169,12 +225,24 @@ def test_threads_are_set_and_given_back():
     with torch_threads(before + 1) as num_threads:
         assert num_threads == torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
+    with pytest.raises(KeyboardInterrupt), torch_threads(before + 1):
+        raise KeyboardInterrupt
+    assert torch.get_num_threads() == before
     with torch_threads(None) as num_threads:
         assert num_threads == usable_cores()
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize(("text", "limit"), [("max 100000\n", None), ("100000 100000\n", 1), ("50000 100000\n", 1)])
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("max 100000\n", None),
+        ("100000 100000\n", 1),
+        ("50000 100000\n", 1),
+        ("190000 100000\n", 1),
+        ("999900000 100000\n", None),
+    ],
+)
 def test_the_quota_of_a_container_limits_the_cores(tmp_path, text, limit):
     path = tmp_path / "cpu.max"
     path.write_text(text)

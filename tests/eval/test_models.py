@@ -9,7 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures.errors import UserError
-from eval.models import load_model, load_tokenizer, require_same_tokenizer, stop_token_ids
+from eval.models import (
+    load_model,
+    load_tokenizer,
+    refuse_incomplete,
+    require_positions,
+    require_same_tokenizer,
+    stop_token_ids,
+    vocabulary_difference,
+)
 
 
 @pytest.fixture
@@ -146,6 +154,32 @@ def test_long_lists_of_tensors_are_cut(copy):
     assert str(caught.value).count("model.layers.") == 5
 
 
+def test_lists_of_five_tensors_are_whole():
+    report = {"missing_keys": list("edcba"), "unexpected_keys": [], "mismatched_keys": []}
+    with pytest.raises(UserError, match=r"5 tensors are missing from its weights: a, b, c, d, e\. config"):
+        refuse_incomplete(Path("folder"), report)
+
+
+def test_pickled_weights_are_not_opened(copy):
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="weights could not be read"):
+        load_model(copy, dtype="float32")
+
+
+def test_a_text_may_fill_a_models_positions_and_no_more(tiny_target):
+    require_positions(tiny_target, 512)
+    with pytest.raises(
+        UserError, match=r"max_position_embeddings is 512, but the longest text to score has 513 tokens"
+    ):
+        require_positions(tiny_target, 513)
+
+
+def test_a_model_that_states_no_limit_holds_any_text(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bloom"}')
+    require_positions(tmp_path, 10**6)
+
+
 def test_a_folder_without_config_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no config\.json there"):
         load_model(tmp_path, dtype="float32")
@@ -182,6 +216,18 @@ def test_an_added_token_is_refused_by_name(tiny_target, copy):
     tokenizer.add_tokens(["<extra>"])
     tokenizer.save_pretrained(copy)
     with pytest.raises(UserError, match=r"'<extra>' is 259 here and absent in the target"):
+        require_same_tokenizer(tiny_target, copy)
+
+
+def test_the_first_differing_token_is_the_one_with_the_smallest_id():
+    assert "'z' is 5 here and 1 in the target" in vocabulary_difference(
+        {"z": 1, "b": 2, "a": 5}, {"z": 5, "b": 2, "a": 1}
+    )
+
+
+def test_another_beginning_token_is_refused(tiny_target, copy):
+    edit_json(copy / "tokenizer_config.json", bos_token="<|pad|>")
+    with pytest.raises(UserError, match=r"bos_token_id is 0 but the target .* has 1"):
         require_same_tokenizer(tiny_target, copy)
 
 

@@ -232,6 +232,18 @@ def test_at_temperature_zero_the_text_rules_where_the_targets_argmax_disagrees_w
     assert np.isneginf(replay.target_logp).sum() == (target.argmax(-1) != draft.argmax(-1)).sum()
 
 
+def test_at_temperature_zero_a_token_that_is_neither_argmax_is_not_accepted(pair_logits):
+    target, draft = pair_logits
+    answer = (target + draft).argmin(-1).tolist()
+    assert replay_answer(target, draft, answer, temperature=0).accept.tolist() == [0.0] * 30
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_sums_over_an_answer_are_made_in_float64(pair_logits, temperature):
+    replay = replay_answer(*pair_logits, [0] * 30, temperature=temperature)
+    assert {values.dtype for values in vars(replay).values()} == {np.dtype(np.float64)}
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_a_draft_equal_to_the_target_is_always_accepted(pair_logits, temperature):
     target, _ = pair_logits

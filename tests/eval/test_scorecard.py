@@ -6,11 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from architectures.errors import UserError
+from architectures.manifest import fingerprint_value
 from eval.config import EvalConfig
 from eval.scorecard import headline, score_drafts
+from eval.scorecard.score import typical_context
 from eval.tasks import Prompt
+from eval.traces import Trace, read_traces
 
 TIMED = ("latency", "speedup", "live", "verdict", "warnings", "provenance")
 
@@ -105,9 +109,9 @@ def test_at_temperature_zero_alpha_is_argmax_agreement(scorecard):
 
 def test_the_prediction_follows_from_the_recorded_terms(scorecard):
     latency = scorecard["latency"]
-    [draft] = [row for row in latency["drafts"] if row["draft"] == "draft"]
-    for forecast in [row for row in scorecard["speedup"] if row["draft"] == "draft"]:
-        rounds = acceptance(scorecard, "draft", forecast["temperature"])["lookahead"]
+    for forecast in scorecard["speedup"]:
+        [draft] = [row for row in latency["drafts"] if row["draft"] == forecast["draft"]]
+        rounds = acceptance(scorecard, forecast["draft"], forecast["temperature"])["lookahead"]
         assert forecast["cost_ratio"] == draft["one_token"]["median_ms"] / latency["target"]["median_ms"]
         for entry, counts, verify in zip(forecast["lookahead"], rounds, latency["verify"], strict=True):
             one, two = (draft[key]["median_ms"] for key in ("one_token", "two_tokens"))
@@ -136,6 +140,10 @@ def test_origins_are_recorded(scorecard, target_folder):
 
     assert scorecard["target"]["fingerprint"] == fingerprint_checkpoint(target_folder)
     assert [(row["draft"], row["layers"]) for row in scorecard["drafts"]] == [("undistilled", 2), ("draft", 4)]
+    assert scorecard["target"]["hidden"] == 64
+    stored = load_file(target_folder / "model.safetensors")  # tied embeddings once
+    assert scorecard["target"]["parameters"] == sum(tensor.numel() for tensor in stored.values())
+    assert scorecard["latency"]["repeats"] == 3
     assert scorecard["settings"]["threads"] == 1
     assert scorecard["settings"]["seed"] == 17
     assert scorecard["settings"]["dtype"] == scorecard["target"]["dtype"] == "float32"
@@ -154,10 +162,54 @@ def test_a_rerun_reads_the_recorded_answers(scored, target_folder, noisy_folder,
     out = Path(shutil.copytree(first_out, tmp_path / "eval"))
     shards = {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")}
     assert len(shards) == 4  # five prompts in shards of three, at two temperatures
-    again = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, config(), out, seed=17)
+    settings = config(confidence=0.5)
+    again = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, settings, out, seed=17)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")} == shards
     assert again["prompts"] == scorecard["prompts"]
     assert again["differences"] == []
+    (low, high), (new_low, new_high) = (
+        acceptance(one, "draft", 1.0)["alpha"]["interval"] for one in (scorecard, again)
+    )
+    assert low < new_low < new_high < high  # the same estimate, at less confidence
+
+
+def test_answers_are_decoded_as_the_replay_assumes(scored):
+    """All of the probability is sampled from: a replay at temperature 1 knows nothing of top_p."""
+    for temperature in (0, 1):
+        claim = json.loads((scored[0] / "answers" / f"T{temperature}" / "settings.json").read_text())["eval"]
+        expected = {"temperature": temperature, "top_p": 1, "seed": 17, "max_new_tokens": 24, "dtype": "float32"}
+        assert claim["settings"].items() >= expected.items()
+
+
+def test_prompts_and_answers_are_told_by_the_hash_of_their_tokens(scored):
+    out, scorecard = scored
+    for temperature, counted in zip((0, 1), scorecard["prompts"]["answers"], strict=True):
+        traces = read_traces(out / "answers" / f"T{temperature}", "eval")
+        assert scorecard["prompts"]["ids_sha256"] == fingerprint_value([list(trace.prompt_ids) for trace in traces])
+        assert counted["ids_sha256"] == fingerprint_value([list(trace.answer_ids) for trace in traces])
+
+
+def test_answers_that_a_stop_token_ends(target_folder, noisy_folder, tmp_path):
+    folder = Path(shutil.copytree(target_folder, tmp_path / "chatty"))
+    settings = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [2, *range(100, 264, 9)]}))
+    scorecard = score_drafts(
+        folder, {"draft": noisy_folder}, PROMPTS, config(temperature=(0.0,)), tmp_path / "out", seed=1
+    )
+    traces = read_traces(tmp_path / "out" / "answers" / "T0", "eval")
+    [counted] = scorecard["prompts"]["answers"]
+    assert counted["stopped"] == sum(trace.finish_reason == "stop" for trace in traces) > 3
+    assert counted["tokens"] == sum(len(trace.answer_ids) for trace in traces)
+    assert scorecard["live"]["agreement"]["exact"] is True
+
+
+def test_steps_are_timed_after_the_prompt_and_half_of_the_answer_of_median_length():
+    lengths = [(2, 9), (3, 2), (9, 9), (1, 1), (5, 2)]  # with half of the answer: 6, 4, 13, 1, 6
+    traces = [
+        Trace(i, "", (), tuple(range(prompt)), tuple(range(100, 100 + answer)), "", "stop")
+        for i, (prompt, answer) in enumerate(lengths)
+    ]
+    assert typical_context(traces) == [0, 1, 100, 101, 102, 103]
 
 
 def test_the_page_opens_with_the_verdict_and_names_every_rule(scored):
@@ -237,17 +289,24 @@ def test_a_draft_with_another_tokenizer_is_refused_before_any_work(target_folder
     assert not list(tmp_path.iterdir())
 
 
-def test_texts_longer_than_a_model_holds_are_refused(target_folder, make_checkpoint, tmp_path):
-    draft = make_checkpoint(max_position_embeddings=40, pad_token_id=2)
-    with pytest.raises(UserError, match=r"max_position_embeddings is 40, but the longest text to score has \d+ tokens"):
-        score_drafts(target_folder, {"draft": draft}, PROMPTS, config(), tmp_path, seed=1)
+@pytest.mark.parametrize("short", ["target", "draft"])
+def test_texts_longer_than_a_model_holds_are_refused(target_folder, make_checkpoint, tmp_path, short):
+    folders = {"target": target_folder, "draft": target_folder}
+    folders[short] = make_checkpoint(seed=1, max_position_embeddings=40, pad_token_id=2)
+    with pytest.raises(UserError, match="max_position_embeddings is 40, but the longest text to score has") as caught:
+        score_drafts(
+            folders["target"], {"draft": folders["draft"]}, PROMPTS, config(temperature=(0.0,)), tmp_path, seed=1
+        )
+    traces = read_traces(tmp_path / "answers" / "T0", "eval")
+    longest = max(len(trace.prompt_ids) + len(trace.answer_ids) for trace in traces)
+    assert f"has {longest} tokens." in str(caught.value)
 
 
 def test_half_precision_is_scored_and_differences_are_told(target_folder, noisy_folder, tmp_path):
     scorecard = score_drafts(
         target_folder, {"draft": noisy_folder}, PROMPTS, config(dtype="bfloat16"), tmp_path, seed=1
     )
-    assert scorecard["target"]["dtype"] == "bfloat16"
+    assert scorecard["target"]["dtype"] == scorecard["drafts"][0]["dtype"] == "bfloat16"
     assert not [text for text in scorecard["warnings"] if "FLOAT32" in text]
 
 

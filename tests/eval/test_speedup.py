@@ -80,6 +80,10 @@ def test_with_every_proposal_kept_the_iid_model_is_the_measured_one():
     assert iid_speedup(1.0, 2, MEASURED) == pytest.approx(predicted_speedup(3.0, 1.0, 2, MEASURED))
 
 
+def test_in_the_iid_model_alpha_to_the_lookahead_is_the_share_of_full_rounds():
+    assert iid_speedup(0.5, 2, MEASURED) == pytest.approx(predicted_speedup(1.75, 0.25, 2, MEASURED))
+
+
 def test_a_draft_that_is_never_right_costs_its_own_time():
     assert iid_tau(0.0, 4) == 1
     assert iid_speedup(0.0, 4, MEASURED) == pytest.approx(20.3 / (4 * 5.5 + 21.1))

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,25 @@ def test_traces_hold_the_targets_own_answers(chatty_target, tmp_path, settings):
 
 def test_text_of_an_answer_leaves_out_special_tokens(chatty_target):
     tokenizer = load_tokenizer(chatty_target)
+    tokenizer.clean_up_tokenization_spaces = True  # as some tokenizer_config.json ask; it would make "it's  done."
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
     answerer = traces.Answerer(chatty_target, tokenizer, GREEDY, name="train")
     [turn] = traces.first_turns(ask("hi"))
     answer_ids = [*tokenizer("it 's  done .")["input_ids"], 2]
     assert answerer.trace(turn, [1], answer_ids, stopped=True) == Trace(
         0, "file.jsonl:1", turn.messages, (1,), tuple(answer_ids), "it 's  done .", "stop"
     )
+
+
+def test_prompts_of_like_length_are_answered_together(chatty_target):
+    answerer = traces.Answerer(chatty_target, load_tokenizer(chatty_target), GREEDY, name="train")
+    read = []
+    answerer.model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: read.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
+    answers = list(answerer.answer(traces.first_turns(ask("x" * 40, "a", "x" * 41, "b", "x" * 42, "c"))))
+    shortest = min(len(trace.prompt_ids) for trace in answers)
+    assert [tuple(shape) for shape in read if shape[1] > 1] == [(3, shortest), (3, shortest + 41)]
 
 
 def test_seeds_differ_by_prompt_name_and_seed():
@@ -128,6 +142,10 @@ def test_a_conversation_that_grows_too_long_ends_there(chatty_target, tmp_path):
     ]
 
 
+def test_of_no_prompts_none_is_too_long(chatty_target):
+    assert traces.drop_too_long([], load_tokenizer(chatty_target), 20) == []
+
+
 def test_only_prompts_that_are_too_long(chatty_target, tmp_path):
     with pytest.raises(UserError, match="All 2 prompts are longer than 20 tokens"):
         write_traces(chatty_target, PROMPTS[:2], tmp_path / "out", dataclasses.replace(GREEDY, max_prompt_len=20))
@@ -135,9 +153,13 @@ def test_only_prompts_that_are_too_long(chatty_target, tmp_path):
 
 
 def test_last_line_says_how_fast(chatty_target, tmp_path, capsys):
+    start_s = time.monotonic()
     write_traces(chatty_target, PROMPTS, tmp_path, GREEDY)
+    elapsed_s = time.monotonic() - start_s
     num_tokens = sum(len(trace.answer_ids) for trace in read_traces(tmp_path, "train"))
-    assert f"train: 10 answers, {num_tokens} tokens, " in capsys.readouterr().err.splitlines()[-1]
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert last_line.startswith(f"train: 10 answers, {num_tokens} tokens, ")
+    assert int(last_line.split()[-2]) >= round(num_tokens / elapsed_s)  # its clock starts later than ours
 
 
 def test_finished_answers_load_no_model(chatty_target, tmp_path, capsys, monkeypatch):

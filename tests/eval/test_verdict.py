@@ -2,12 +2,14 @@
 
 import pytest
 
-from eval.scorecard.verdict import alpha_words, find_warnings, verdict, with_interval
+from eval.scorecard.verdict import alpha_words, find_warnings, headline, verdict, with_interval
 
 MACHINE = {"hardware": {"processor": "Abacus 9", "accelerators": ["Beads 2"]}}
 
 
-def scorecard(value=1.12, interval=(1.05, 1.2), *, exact=True, dtype="float32", device="cpu", settled=True, changed=0):
+def scorecard(
+    value=1.12, interval=(1.05, 1.2), *, exact=True, dtype="float32", device="cpu", settled=True, changed=0, threads=2
+):
     counts = {"rounds": 10.0, "accepted": 5.0}
     agreement = {"exact": exact, "same_text": 3, "same_as_recorded": 2, "same_counts": 1}
     return {
@@ -20,7 +22,7 @@ def scorecard(value=1.12, interval=(1.05, 1.2), *, exact=True, dtype="float32", 
         "acceptance": [{"temperature": 0.0, "target_changed_tokens": changed}],
         "prompts": {"scored": 4},
         "latency": {"settled": settled, "warm_up_repeats": 20},
-        "settings": {"dtype": dtype, "device": device, "threads": 2},
+        "settings": {"dtype": dtype, "device": device, "threads": threads},
         "provenance": MACHINE,
     }
 
@@ -31,6 +33,7 @@ def scorecard(value=1.12, interval=(1.05, 1.2), *, exact=True, dtype="float32", 
         (1.12, (1.05, 1.2), "1.12x [1.05, 1.20] faster at batch 1, temperature 0, lookahead 3"),
         (0.85, (0.8, 0.9), "Not faster here: 0.85x [0.80, 0.90] the speed of the target alone at batch 1"),
         (1.12, (0.99, 1.3), "No difference shown: 1.12x [0.99, 1.30] the speed of the target alone"),
+        (1.05, (1.0, 1.1), "No difference shown: 1.05x [1.00, 1.10] the speed of the target alone"),
         (0.95, (0.9, 1.0), "No difference shown: 0.95x [0.90, 1.00] the speed of the target alone"),
         (1.12, None, "Unclear: 1.12x the speed of the target alone"),
     ],
@@ -41,6 +44,7 @@ def test_the_verdict_follows_from_the_interval(value, interval, start):
 
 def test_the_verdict_names_the_machine():
     assert "on this CPU (Abacus 9, 2 threads)" in verdict(scorecard())
+    assert "on this CPU (Abacus 9, 1 thread)" in verdict(scorecard(threads=1))
     assert "on this GPU (Beads 2)" in verdict(scorecard(device="cuda:0"))
 
 
@@ -51,8 +55,9 @@ def test_nothing_to_warn_of():
 def test_a_disagreement_is_an_alarm_in_float32_and_expected_in_half_precision():
     [alarm] = find_warnings(scorecard(exact=False))
     assert alarm.startswith("LOOP AND REPLAY DISAGREE IN FLOAT32")
-    for fact in ("Of 4 prompts, 3 have", "2 the recorded answer", "1 the replay's counts", "10 rounds and 5 accepted"):
+    for fact in ("Of 4 prompts, 3 have", "2 the recorded answer", "1 the replay's counts"):
         assert fact in alarm
+    assert "the loop counted 10 rounds and 5 accepted, the replay 9 rounds and 6 accepted." in alarm
     [note] = find_warnings(scorecard(exact=False, dtype="bfloat16"))
     assert note.startswith("Loop and replay differ, as rounding in bfloat16 makes them:")
 
@@ -66,6 +71,73 @@ def test_answers_the_target_would_not_give_again_are_told_in_float32():
     [warning] = find_warnings(scorecard(changed=3))
     assert "would choose another token at 3 places" in warning
     assert find_warnings(scorecard(changed=3, dtype="bfloat16")) == []
+
+
+def test_a_single_prompt_is_told():
+    warnings = find_warnings({**scorecard(), "prompts": {"scored": 1}})
+    assert warnings == ["Only one prompt was scored: nothing here has an interval."]
+
+
+def full_scorecard(*temperatures):
+    """Two drafts; each figure of draft d at temperature t is its own number."""
+    pairs = [(t, draft) for t in temperatures for draft in ("early", "late")]
+    alpha = {
+        pair: {"value": value, "interval": [value - 0.0625, value + 0.0625]}
+        for pair, value in zip(pairs, (0.25, 0.5, 0.375, 0.75), strict=False)
+    }
+    live = {"decoding_speedup": {"value": 1.5, "interval": [1.25, 1.75]}, **scorecard()["live"]}
+    return {
+        **scorecard(),
+        "drafts": [{"draft": "early"}, {"draft": "late"}],
+        "verdict": "Faster.",
+        "warnings": ["Mind the gap."],
+        "acceptance": [{"draft": d, "temperature": t, "rule": f"rule {t:g}", "alpha": alpha[t, d]} for t, d in pairs],
+        "differences": [
+            {"draft": "late", "baseline": "early", "temperature": t, "alpha": {"value": 0.25, "interval": [0.2, 0.3]}}
+            for t in temperatures
+        ],
+        "latency": {
+            "target": {"median_ms": 20.0},
+            "drafts": [
+                {
+                    "draft": name,
+                    "cost_ratio": one / 20,
+                    "one_token": {"median_ms": one},
+                    "two_tokens": {"median_ms": two},
+                }
+                for name, one, two in (("early", 2.0, 3.0), ("late", 4.0, 5.0))
+            ],
+        },
+        "speedup": [
+            {"draft": d, "temperature": t, "predicted": 1.1 + n, "best_lookahead": n, "break_even_alpha": n / 8}
+            for n, (t, d) in enumerate(pairs, start=1)
+        ],
+        "live": live if 0.0 in temperatures else None,
+    }
+
+
+def test_the_headline_in_full():
+    assert headline(full_scorecard(1.0, 0.0)).splitlines() == [
+        "Faster.",
+        "WARNING: Mind the gap.",
+        (
+            "acceptance (alpha, rule 1) at temperature 1: early 0.250 [0.188, 0.312], late 0.500 [0.438, 0.562]; "
+            "gain 0.250 [0.200, 0.300] over early"
+        ),
+        (
+            "acceptance (alpha, rule 0) at temperature 0: early 0.375 [0.312, 0.438], late 0.750 [0.688, 0.812]; "
+            "gain 0.250 [0.200, 0.300] over early"
+        ),
+        "milliseconds per token: draft 4.00, target 20.00 (cost ratio 0.200)",
+        "speed-up: predicted 5.10x, measured 1.50x [1.25, 1.75]; 1.12x [1.05, 1.20] with the prompt's reading",
+        "best lookahead 4, break-even alpha there: 0.500",
+    ]
+
+
+def test_without_temperature_zero_the_forecast_is_that_of_the_first_one():
+    record = full_scorecard(1.0, 0.5)
+    assert "Predicted at batch 1 and temperature 1: 3.10x at lookahead 2, on this CPU" in verdict(record)
+    assert "speed-up: predicted 3.10x, not measured" in headline(record)
 
 
 def test_a_break_even_that_does_not_exist_is_said():

@@ -1,0 +1,104 @@
+"""From a recipe to a PruningPlan: finds or computes the scores that its methods need.
+
+Scores belong to a target and a calibration text. They are computed once, saved in architecture.scores, and serve every
+shape; a method that needs others later adds them to the same file.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from architectures.manifest import changed_inputs, fingerprint_checkpoint, read_manifest, write_manifest
+from architectures.plan import PruningPlan, load_plan, needed_scores, plan_pruning
+from architectures.scores import SCORES_NAME, Scores, load_scores, save_scores
+from architectures.shapes import Shape
+from architectures.target import read_config
+from distill.lineage import scores_inputs, target_record
+from distill.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def recipe_plan(recipe: Recipe, target: Path) -> PruningPlan:
+    """The plan of a recipe: read from architecture.plan, or made from shapes and scores.
+
+    Raises:
+        UserError: If the shape cannot be cut out of the target, or the plan was made for another one.
+    """
+    source, wanted = Shape.from_config(read_config(target), where=str(target / "config.json")), recipe.architecture
+    fingerprint = fingerprint_checkpoint(target)
+    if wanted.plan is not None:
+        return load_plan(Path(wanted.plan), source, target=fingerprint)
+    needed = needed_scores(source, wanted)
+    scores = recipe_scores(recipe, target, needed) if needed else Scores()
+    return plan_pruning(source, wanted, scores, seed=recipe.seed, target=fingerprint)
+
+
+def recipe_scores(recipe: Recipe, target: Path, needed: set[str]) -> Scores:
+    """The scores a plan needs: those of the scores folder, and those missing there, computed and added."""
+    folder = Path(recipe.architecture.scores or Path(recipe.run_dir) / "scores")
+    inputs = scores_inputs(recipe, target)
+    manifest, file = read_manifest(folder), folder / SCORES_NAME
+    known = Scores()
+    if manifest is not None and file.is_file() and not changed_inputs(manifest, inputs):
+        known = load_scores(file)
+    missing = needed - known.arrays.keys()
+    if missing:
+        found = {**known.arrays, **compute_scores(recipe, target, missing)}
+        folder.mkdir(parents=True, exist_ok=True)
+        save_scores(file, found)
+        write_manifest(folder, stage="scores", inputs=inputs, target=target_record(recipe))
+        known = load_scores(file)
+    print(f"   {file}: {'computed' if missing else 'up to date'} ({', '.join(sorted(needed))})", flush=True)
+    return known
+
+
+def compute_scores(recipe: Recipe, target: Path, missing: set[str]) -> dict[str, Any]:
+    """The missing scores, and all others that the same pass over the text gives."""
+    import numpy as np
+
+    from architectures.importance import activation_scores
+    from architectures.layer_search import merge_order, removal_order
+    from eval.models import load_model
+
+    ids_ST = calibration_ids(recipe, target)
+    model = load_model(target, dtype=recipe.target.dtype)
+    ids_ST = ids_ST.to(model.device)
+    searches = {"removal_order": removal_order, "merge_order": merge_order}
+    found = {name: np.array(search(model, ids_ST)) for name, search in searches.items() if name in missing}
+    return found if missing <= searches.keys() else {**found, **activation_scores(model, ids_ST)}
+
+
+def calibration_ids(recipe: Recipe, target: Path) -> "Tensor":
+    """ids_ST of the calibration text.
+
+    Raises:
+        UserError: If the text is shorter than asked.
+    """
+    from architectures.calibration import calibration_sequences
+    from eval.models import load_tokenizer
+
+    calibration = recipe.architecture.calibration
+    tokenizer = load_tokenizer(target)
+    return calibration_sequences(
+        calibration_texts(recipe, tokenizer),
+        tokenizer,
+        tokens=calibration.tokens,
+        sequence_len=calibration.sequence_len,
+    )
+
+
+def calibration_texts(recipe: Recipe, tokenizer: Any) -> Iterator[str]:
+    """A text file's text, or prompts as the target reads them."""
+    from architectures.calibration import read_text
+    from eval.config import PromptSource
+    from eval.tasks import load_prompts, render_prompt
+
+    text = recipe.architecture.calibration.text
+    if text is not None and not text.endswith(".jsonl"):
+        yield from read_text(Path(text))
+        return
+    sources = recipe.data.prompts if text is None else [PromptSource(path=text)]
+    for prompt in load_prompts(sources):
+        yield tokenizer.decode(render_prompt(tokenizer, prompt.messages))

@@ -1,0 +1,205 @@
+"""When work is current, when it is refused, and what is launched: on a run folder with manifests, nothing trained."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from architectures.config import ArchitectureConfig
+from architectures.errors import UserError
+from architectures.manifest import changed_inputs, read_manifest
+from distill import stages
+from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
+from distill.lineage import (
+    begin_training,
+    eval_inputs,
+    generate_inputs,
+    prune_inputs,
+    refuse_orphaned_training,
+    require_training_inputs,
+    write_draft_manifest,
+)
+from distill.recipe import save_recipe
+from distill.stages import distill_stage, eval_prompts, export_stage
+from distill.train import train
+from eval.config import PromptSource
+from eval.traces import read_traces
+
+CHANGES_WEIGHTS: dict[str, Any] = {
+    "temperature": 2.0,
+    "global_train_batch_size": 8,
+    "precision": "amp_bf16",
+    "optimizer": OptimizerConfig(lr=0.5),
+    "scheduler": SchedulerConfig(t_warmup="2ba"),
+    "gradient_clipping": None,
+}
+LEAVES_THEM: dict[str, Any] = {
+    "max_duration": "9ep",
+    "device_train_microbatch_size": 1,
+    "device_eval_batch_size": 1,
+    "eval_interval": "7ba",
+    "eval_first": False,
+    "save_interval": "7ba",
+    "save_num_checkpoints_to_keep": 7,
+    "autoresume": False,
+    "parallelism": "fsdp2",
+    "loggers": {},
+    "progress_bar": False,
+    "console_log_interval": "7ba",
+}
+
+
+def changed(recipe, key: str, value: Any):
+    """The recipe with another value of a dotted key."""
+    section, _, name = key.rpartition(".")
+    if not section:
+        return recipe.model_copy(update={name: value})
+    return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update={name: value})})
+
+
+def test_a_training_continues_under_keys_that_leave_its_weights_alone(make_run):
+    recipe = make_run()
+    begin_training(recipe)
+    for key, value in LEAVES_THEM.items():
+        assert getattr(recipe.distill, key) != value, key
+        require_training_inputs(changed(recipe, f"distill.{key}", value))
+
+
+def test_a_training_does_not_continue_under_any_other_key(make_run):
+    recipe = make_run()
+    begin_training(recipe)
+    for key, value in CHANGES_WEIGHTS.items():
+        with pytest.raises(UserError, match="checkpoints was made from another distill than"):
+            require_training_inputs(changed(recipe, f"distill.{key}", value))
+    assert {*CHANGES_WEIGHTS, *LEAVES_THEM, "loss"} == set(DistillConfig.model_fields)  # loss has one value
+
+
+@pytest.mark.parametrize(
+    ("inputs_of", "key", "value", "named"),
+    [
+        (prune_inputs, "target.dtype", "bfloat16", ["target.dtype"]),
+        (prune_inputs, "architecture", ArchitectureConfig(layers=3), ["architecture"]),
+        (prune_inputs, "seed", 5, []),
+        (generate_inputs, "target.dtype", "bfloat16", ["target.dtype"]),
+        (generate_inputs, "data.temperature", 0.5, ["data"]),
+        (generate_inputs, "seed", 5, ["seed"]),
+        (generate_inputs, "distill.temperature", 2.0, []),
+        (eval_inputs, "eval.max_prompts", 3, ["eval"]),
+        (eval_inputs, "eval.tasks", (PromptSource(path="some.jsonl"),), ["eval", "prompts"]),
+        (eval_inputs, "seed", 5, ["seed"]),
+        (eval_inputs, "distill.temperature", 2.0, []),
+    ],
+)
+def test_what_a_changed_key_makes_again(make_run, inputs_of, key, value, named):
+    recipe = make_run()
+    run, target = Path(recipe.run_dir), Path(recipe.target.path)
+    shutil.copytree(run / "init", run / "draft")
+    manifest = {"inputs": inputs_of(recipe, target)}
+    assert changed_inputs(manifest, inputs_of(changed(recipe, key, value), target)) == named
+
+
+def test_a_scorecard_is_of_its_draft_its_init_and_its_target(make_run, make_checkpoint):
+    recipe = make_run()
+    run, target, other = Path(recipe.run_dir), Path(recipe.target.path), make_checkpoint(seed=9)
+    shutil.copytree(run / "init", run / "draft")
+    manifest = {"inputs": eval_inputs(recipe, target)}
+    assert changed_inputs(manifest, eval_inputs(recipe, other)) == ["target"]
+    shutil.copyfile(other / "model.safetensors", run / "draft" / "model.safetensors")
+    assert changed_inputs(manifest, eval_inputs(recipe, target)) == ["draft"]
+    shutil.copyfile(other / "model.safetensors", run / "init" / "model.safetensors")
+    assert changed_inputs(manifest, eval_inputs(recipe, target)) == ["draft", "undistilled"]
+
+
+def test_an_init_may_be_replaced_until_something_was_trained_from_it(make_run):
+    recipe = make_run()
+    init = Path(recipe.run_dir) / "init"
+    refuse_orphaned_training(recipe, init)
+    begin_training(recipe)
+    with pytest.raises(UserError, match="checkpoints was trained from it"):
+        refuse_orphaned_training(recipe, init)
+
+
+def test_prompts_to_score_on_are_the_tasks_or_those_held_out(make_run, tmp_path):
+    recipe = make_run()
+    held_out = [trace.source for trace in read_traces(Path(recipe.run_dir) / "data", "eval")]
+    assert [prompt.source for prompt in eval_prompts(recipe)] == held_out
+    task = tmp_path / "task.jsonl"
+    task.write_text(json.dumps({"prompt": "Hello"}) + "\n")
+    asked = eval_prompts(changed(recipe, "eval.tasks", (PromptSource(path=str(task)),)))
+    assert [prompt.source for prompt in asked] == [f"{task}:1"]
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    """launch(recipe) -> the commands and environments a distill stage starts; each ends with `launch.code`."""
+    started: list[Any] = []
+
+    def run(command, *, env, check):
+        started.append((command, env))
+        return SimpleNamespace(returncode=launch.code)
+
+    def launch(recipe):
+        path = Path(recipe.run_dir) / "recipe.yaml"
+        save_recipe(recipe, path)
+        started.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "run", run)
+            distill_stage(path, ["distill.progress_bar=false"])
+        return started.copy()
+
+    launch.code = 0
+    return launch
+
+
+def test_a_finished_draft_is_trained_again_only_for_other_inputs(make_run, launch):
+    recipe = make_run()
+    begin_training(recipe)
+    draft = Path(recipe.run_dir) / "draft"
+    draft.mkdir()
+    write_draft_manifest(recipe, draft, checkpoint="ep0-ba1-rank0.pt", finished=True)
+    assert launch(recipe) == []
+    assert len(launch(changed(recipe, "distill.max_duration", "3ep"))) == 1
+    assert len(launch(changed(recipe, "export.dtype", "float32"))) == 1
+
+
+def test_a_draft_exported_meanwhile_is_not_a_finished_one(make_run, launch):
+    recipe = make_run(max_duration="1ba")
+    train(recipe)
+    assert launch(recipe) == []
+    export_stage(recipe)
+    manifest = read_manifest(Path(recipe.run_dir) / "draft")
+    assert manifest is not None
+    assert manifest["finished"] is False
+    assert len(launch(recipe)) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "launcher"), [(0, []), (1, []), (2, ["-m", "composer", "-n", "2"]), (8, ["-m", "composer", "-n", "8"])]
+)
+def test_training_is_launched_once_per_gpu(make_run, launch, monkeypatch, num_gpus, launcher):
+    recipe = make_run()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    [(command, environment)] = launch(recipe)
+    words = [f"{recipe.run_dir}/recipe.yaml", "distill.progress_bar=false"]
+    assert command == [sys.executable, *launcher, "-m", "distill.train", *words]
+    assert environment["PYTHONSAFEPATH"] == "1"  # an eval.py in the working folder must not hide ours
+
+
+def test_a_failed_training_ends_the_command_with_its_exit_code(make_run, launch):
+    launch.code = 7
+    with pytest.raises(SystemExit) as stopped:
+        launch(make_run())
+    assert stopped.value.code == 7
+
+
+def test_a_stage_leaves_the_recipe_it_ran_with(make_run, tmp_path):
+    recipe = make_run()
+    target = stages.begin_stage(recipe)
+    assert target == Path(recipe.target.path)
+    assert stages.load_recipe(Path(recipe.run_dir) / "recipe.yaml", []) == recipe

@@ -1,0 +1,85 @@
+"""Decoding with and without a draft, side by side: fair in its order, per token in its times, exact in its sums."""
+
+from dataclasses import replace
+
+import pytest
+
+from eval.acceptance import Resampling, count_trace
+from eval.live import Agreement, LiveAnswer, compare_with_replay, decode_live, decoding_speedup, whole_speedup
+from eval.speculative import Decoded, Round
+from eval.traces import Trace
+
+RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
+TEXT = (7, 8, 9, 10)
+PLAIN = Decoded(TEXT, (), prefill_s=2.0, decode_s=8.0)
+SPECULATIVE = Decoded(TEXT, (Round(0, 2, 1, 0.1, 0.2), Round(2, 1, 1, 0.1, 0.2)), prefill_s=3.0, decode_s=1.0)
+LIVE = LiveAnswer(TEXT, PLAIN, SPECULATIVE, lookahead=2)
+COUNTS = count_trace([(0, 1), (2, 1)], num_tokens=4, lookahead=2)
+OTHER_COUNTS = count_trace([(0, 2), (3, 0)], num_tokens=4, lookahead=2)
+
+
+@pytest.fixture
+def decode(target, noisy_draft):
+    """Decode eight prompts live; returns the answers and, for each, the models in the order in which they read it."""
+
+    def decode(seed):
+        begun = []
+
+        def note(model, _args, kwargs):
+            if kwargs["past_key_values"].get_seq_length() == 0:
+                begun.append(names[model])
+
+        names = {target: "target", noisy_draft: "draft"}
+        hooks = [model.register_forward_pre_hook(note, with_kwargs=True) for model in names]
+        traces = [Trace(i, "", (), (5, 6, 10 + i), (), "", "length") for i in range(8)]
+        answers = decode_live(
+            target, noisy_draft, traces, lookahead=3, max_new_tokens=4, stop_ids=frozenset(), seed=seed
+        )
+        for hook in hooks:
+            hook.remove()
+        return answers, [tuple(begun[i : i + 3]) for i in range(0, len(begun), 3)]
+
+    return decode
+
+
+def test_each_prompt_is_decoded_both_ways_once_in_an_order_drawn_for_it(decode):
+    answers, orders = decode(17)
+    assert len(answers) == len(orders) == 8
+    assert set(orders) == {("target", "target", "draft"), ("target", "draft", "target")}  # plain first, and last
+    assert decode(17)[1] == orders
+    assert decode(18)[1] != orders
+
+
+def test_times_are_per_token_of_each_text():
+    """In half precision the two texts may part, and then one may be shorter."""
+    shorter = replace(LIVE, speculative=replace(SPECULATIVE, token_ids=TEXT[:2]))
+    assert decoding_speedup([LIVE], RESAMPLING).value == 8.0 / 1.0
+    assert whole_speedup([LIVE], RESAMPLING).value == 10.0 / 4.0
+    assert decoding_speedup([shorter], RESAMPLING).value == (8.0 / 4) / (1.0 / 2)
+    assert whole_speedup([LIVE, shorter], RESAMPLING).value == (20.0 / 8) / (8.0 / 6)
+
+
+def test_a_live_answer_has_the_counts_of_its_own_rounds():
+    assert LIVE.counts == COUNTS != OTHER_COUNTS
+
+
+def test_agreement_counts_the_prompts_that_agree():
+    other = (7, 8, 0, 0)
+    answers = [
+        LIVE,
+        replace(LIVE, recorded_ids=other),
+        replace(LIVE, plain=replace(PLAIN, token_ids=other), recorded_ids=other),
+        replace(LIVE, plain=replace(PLAIN, token_ids=other)),
+        replace(LIVE, speculative=replace(SPECULATIVE, token_ids=other)),
+    ]
+    found = compare_with_replay(answers, [OTHER_COUNTS, COUNTS, COUNTS, COUNTS, COUNTS])
+    assert (found.num_prompts, found.same_text, found.same_as_recorded, found.same_counts) == (5, 2, 2, 4)
+    assert (found.loop.accepted, found.replay.accepted) == ((10, 0), (9, 1))
+
+
+@pytest.mark.parametrize("fault", [None, "same_text", "same_as_recorded", "same_counts"])
+def test_agreement_is_exact_only_if_every_prompt_agrees_in_every_way(fault):
+    agreement = Agreement(3, 3, 3, 3, loop=COUNTS, replay=COUNTS)
+    assert agreement.is_exact
+    if fault:
+        assert not replace(agreement, **{fault: 2}).is_exact

@@ -1,0 +1,183 @@
+"""The page says what the record says: each table's cells are read back and compared with it."""
+
+import copy
+
+import pytest
+
+from eval.config import EvalConfig
+from eval.scorecard import score_drafts
+from eval.scorecard.page import rate, scorecard_page, table
+from eval.scorecard.verdict import with_interval
+from eval.tasks import Prompt
+
+PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "2+2?"), 1)]
+CONFIG = EvalConfig(
+    max_new_tokens=12, lookahead=(1, 3), batch_size=2, num_resamples=50, num_threads=1, latency_repeats=3
+)
+
+
+@pytest.fixture(scope="module")
+def scored(target_folder, noisy_folder, tiny_draft, tmp_path_factory):
+    drafts = {"undistilled": tiny_draft, "draft": noisy_folder}
+    return score_drafts(target_folder, drafts, PROMPTS, CONFIG, tmp_path_factory.mktemp("page"), seed=17)
+
+
+@pytest.fixture
+def record(scored):
+    """A scorecard whose speed-ups, which this machine decides, are round numbers that differ."""
+    scorecard = copy.deepcopy(scored)
+    scorecard["live"]["speedup"] = {"value": 1.25, "interval": [1.125, 1.5]}
+    scorecard["live"]["decoding_speedup"] = {"value": 2.5, "interval": [2.25, 2.75]}
+    for n, key in enumerate(("plain", "speculative")):
+        scorecard["live"][key] |= {"prefill_s": n + 1.0, "decode_s": n + 3.0, "ms_per_token": n + 5.0}
+    for row in scorecard["speedup"]:
+        row["best_lookahead"] = 2
+    return scorecard
+
+
+def sections(record):
+    """Heading -> the paragraphs below it."""
+    found, paragraphs = {}, []
+    for paragraph in scorecard_page(record).rstrip("\n").split("\n\n"):
+        if paragraph.startswith("#"):
+            paragraphs = found[paragraph.lstrip("# ")] = []
+        else:
+            paragraphs.append(paragraph)
+    return found
+
+
+def rows(paragraph):
+    """The rows of a table, its columns and the rule below them left out."""
+    return [line.strip("| ").split(" | ") for line in paragraph.splitlines()[2:]]
+
+
+def test_the_page_is_about_the_last_draft(record):
+    page = scorecard_page(record)
+    assert page.startswith(f"# Scorecard of {record['drafts'][1]['path']}\n")
+    assert [title for title in sections(record) if title.startswith("By position")] == [
+        "By position: draft, temperature 0, lookahead 3",
+        "By position: draft, temperature 1, lookahead 3",
+    ]
+
+
+def test_models_stand_in_their_order(record):
+    assert [(row[0], row[2], row[4]) for row in rows(sections(record)["Models"][0])] == [
+        ("target", "4", f"{record['target']['parameters']:,}"),
+        ("undistilled", "2", f"{record['drafts'][0]['parameters']:,}"),
+        ("draft", "4", f"{record['drafts'][1]['parameters']:,}"),
+    ]
+
+
+def test_alpha_and_argmax_agreement_stand_beside_what_they_were_measured_on(record):
+    assert rows(sections(record)["Acceptance"][0]) == [
+        [
+            row["draft"],
+            f"{row['temperature']:g}",
+            row["rule"],
+            with_interval(row["alpha"]),
+            f"{row['greedy_match']['value']:.3f}",
+            f"2 prompts, {row['alpha']['tokens']} tokens",
+        ]
+        for row in record["acceptance"]
+    ]
+
+
+def test_tau_of_every_draft_stands_beside_its_counts(record):
+    drafts = [row["lookahead"] for row in record["acceptance"] if row["temperature"] == 1]
+    expected = [
+        [
+            str(lookahead),
+            *(
+                cell
+                for entry in entries
+                for cell in (
+                    with_interval(entry["tau"]),
+                    f"{entry['tau_per_prompt']:.3f}",
+                    f"{entry['utilisation']:.3f} ({entry['accepted']:.1f} / {entry['proposed']:.1f})",
+                    f"{entry['rounds']:.1f}",
+                )
+            ),
+        ]
+        for lookahead, entries in enumerate(zip(*drafts, strict=True), start=1)
+    ]
+    assert rows(sections(record)["Tokens per round (tau) at temperature 1, rule rejection"][0]) == expected
+    assert len(expected) == 3
+
+
+def test_rates_by_position_stand_beside_their_counts(record):
+    [entry] = [row for row in record["acceptance"] if (row["draft"], row["temperature"]) == ("draft", 1.0)]
+    expected = [
+        [
+            str(p["position"]),
+            f"{p['unconditional']:.3f} ({p['accepted']:.1f} / {p['possible']:.1f})",
+            f"{p['conditional']:.3f} ({p['accepted']:.1f} / {p['reached']:.1f})",
+        ]
+        for p in entry["lookahead"][-1]["positions"]
+    ]
+    assert rows(sections(record)["By position: draft, temperature 1, lookahead 3"][0]) == expected
+    assert len(expected) == 3
+
+
+def test_gains_in_tau_are_told_at_the_best_lookahead(record):
+    cells = rows(sections(record)["Paired differences, same prompts and answers"][0])
+    assert [cell[0] for cell in cells] == ["draft - undistilled"] * 2
+    for cell, difference in zip(cells, record["differences"], strict=True):
+        tau = difference["lookahead"][1]["tau"]
+        assert cell[3].startswith(f"{tau['value']:.3f} [")
+        assert cell[3].endswith("] at lookahead 2")
+
+
+def test_every_step_is_named_with_its_tokens(record):
+    latency = record["latency"]
+    title = f"Step times at batch 1, {latency['context_tokens']} tokens of context, 3 repetitions"
+    names = ["target, 1 token", *(f"target, {n} tokens (verify)" for n in (2, 3, 4))]
+    names += [f"{draft}, {tokens}" for draft in ("undistilled", "draft") for tokens in ("1 token", "2 tokens")]
+    cells = rows(sections(record)[title][0])
+    assert [cell[0] for cell in cells] == names
+    steps = [latency["target"], *latency["verify"]]
+    steps += [row[key] for row in latency["drafts"] for key in ("one_token", "two_tokens")]
+    assert [(cell[1].split()[0], *cell[2:]) for cell in cells] == [
+        tuple(f"{step[key]:.2f}" for key in ("median_ms", "p10_ms", "p90_ms")) for step in steps
+    ]
+
+
+def test_only_the_last_drafts_speed_up_is_forecast(record):
+    found = {title: parts for title, parts in sections(record).items() if title.startswith("Predicted speed-up")}
+    forecasts = [row for row in record["speedup"] if row["draft"] == "draft"]
+    assert list(found) == [
+        f"Predicted speed-up of draft at temperature {row['temperature']:g}: {row['predicted']:.2f}x at lookahead 2"
+        for row in forecasts
+    ]
+    for [part], forecast in zip(found.values(), forecasts, strict=True):
+        assert [cells[:4] for cells in rows(part)] == [
+            [str(entry["lookahead"]), *(f"{entry[key]:.3f}" for key in ("predicted", "iid", "leviathan"))]
+            for entry in forecast["lookahead"]
+        ]
+
+
+def test_live_decoding_is_told_with_and_without_the_draft(record):
+    live = record["live"]
+    title = f"Live decoding of 2 prompts at batch 1, temperature 0, lookahead {live['lookahead']}"
+    spent, words, _ = sections(record)[title]
+    assert rows(spent) == [
+        [name, str(one["tokens"]), *(f"{one[key]:.2f}" for key in ("prefill_s", "decode_s", "ms_per_token"))]
+        for name, one in (("target alone", live["plain"]), ("with draft", live["speculative"]))
+    ]
+    assert words.startswith("Speed-up 1.25x [1.12, 1.50] with the reading of the prompt, 2.50x [2.25, 2.75] without it")
+
+
+def test_the_method_is_told_in_numbers(record):
+    record["settings"]["dtype"] = "bfloat16"
+    [facts] = sections(record)["How it was measured"]
+    assert "number type bfloat16." in facts
+    assert "Prompts: 2 given, 2 taken, 0 of them longer than 1024 tokens and left out, 2 scored." in facts
+    assert "Answers: at most 12 tokens, written by the target in batches of 2; seed 17." in facts
+    assert "Intervals: 95 % percentile bootstrap over prompts, 50 resamples." in facts
+
+
+def test_a_bar_in_a_cell_does_not_end_it():
+    assert table(("name",), [("a|b",)]).splitlines()[2] == r"| a\|b |"
+
+
+def test_a_rate_of_nothing_is_none():
+    assert rate(0.0, 0.0, None) == "none (0.0 / 0.0)"

@@ -1,0 +1,25 @@
+"""Shards of one name are all made the same way, and hold what was put in."""
+
+import pytest
+
+from architectures.errors import UserError
+from eval.shards import claim_shards, read_shards, write_shard
+
+
+def test_a_setting_that_only_one_of_two_runs_has_is_a_change(tmp_path):
+    claim_shards(tmp_path, "train", {"same": 1, "gone": 2}, num_shards=1)
+    with pytest.raises(UserError, match="other settings: come was null, is 3; gone was 2, is null\\. Choose"):
+        claim_shards(tmp_path, "train", {"same": 1, "come": 3}, num_shards=1)
+
+
+def test_text_of_any_language_stays_legible_and_comes_back(tmp_path):
+    rows = [{"answer": "schöne Grüße\u2028"}, {"answer": "日本語\n"}]
+    [path] = claim_shards(tmp_path, "train", {}, num_shards=1)
+    write_shard(path, rows)
+    assert "schöne Grüße" in path.read_text(encoding="utf-8")
+    assert list(read_shards(tmp_path, "train")) == rows
+
+
+def test_no_rows_are_no_shards(tmp_path):
+    assert claim_shards(tmp_path, "eval", {}, num_shards=0) == []
+    assert list(read_shards(tmp_path, "eval")) == []
