@@ -59,6 +59,14 @@ class Recipe(Section):
         """The default names the run also when no recipe file is read."""
         return run_dir.replace("${run_name}", info.data.get("run_name", ""))
 
+    @field_validator("text")
+    @classmethod
+    def _masks_are_trained_on_text(cls, text: TextConfig | None, info: ValidationInfo) -> TextConfig | None:
+        architecture = info.data.get("architecture")
+        if text is None and architecture is not None and architecture.method == "learned_masks":
+            raise ValueError("must be given when architecture.method is learned_masks: masks are trained on it.")
+        return text
+
 
 class Scoring(Section):
     """What the command line may set where a target and a draft are scored without a recipe."""
