@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from architectures.manifest import changed_inputs, fingerprint_checkpoint, read_manifest, write_manifest
-from architectures.plan import PruningPlan, load_plan, needed_scores, plan_pruning
+from architectures.plan import PLAN_NAME, PruningPlan, load_plan, needed_scores, plan_pruning
 from architectures.scores import SCORES_NAME, Scores, load_scores, save_scores
 from architectures.shapes import Shape
 from architectures.target import read_config
@@ -18,6 +18,14 @@ from distill.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def weights_and_plan(recipe: Recipe, target: Path) -> tuple[Path, PruningPlan]:
+    """The folder to cut the draft out of, and how: the target and its plan, or what learned masks left of both."""
+    if recipe.architecture.method != "learned_masks":
+        return target, recipe_plan(recipe, target)
+    masks, source = Path(recipe.run_dir) / "masks", Shape.from_config(read_config(target))
+    return masks, load_plan(masks / PLAN_NAME, source, target=fingerprint_checkpoint(target))
 
 
 def recipe_plan(recipe: Recipe, target: Path) -> PruningPlan:
