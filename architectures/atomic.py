@@ -10,12 +10,17 @@ from typing import Any
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write text to path through a neighbouring file and a rename, so that no reader sees half of it."""
+    """Write text to path as UTF-8, whole or not at all."""
+    write_bytes(text.encode("utf-8"), path)
+
+
+def write_bytes(content: bytes, path: Path) -> None:
+    """Write a file through a neighbouring one and a rename, so that no reader sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with partial.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

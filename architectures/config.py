@@ -2,6 +2,7 @@
 
 import re
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -46,6 +47,7 @@ def size(value: int | str) -> int | str:
 
 
 SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
+EXCLUSIVE = {"plan": ("shape", "stages", *SIZES), "shape": SIZES, "stages": ("layers",)}
 Size = Annotated[
     int | str,
     AfterValidator(size),
@@ -123,7 +125,7 @@ class MasksConfig(Section):
         default="auto",
         description="Sequences per forward pass on one device; auto finds the largest that fits a GPU's memory.",
     )
-    lr: float = Field(default=1e-4, gt=0, allow_inf_nan=False, description="Peak learning rate of the weights.")
+    weight_lr: float = Field(default=1e-4, gt=0, allow_inf_nan=False, description="Peak learning rate of the weights.")
     mask_lr: float = Field(
         default=1.0, gt=0, allow_inf_nan=False, description="Peak learning rate of masks and multipliers."
     )
@@ -185,6 +187,16 @@ class ArchitectureConfig(Section):
         default=None,
         description="Key/value heads of a layer; null keeps the target's number of query heads for each.",
     )
+    stages: list[int] | None = Field(
+        default=None,
+        min_length=2,
+        description="Layers after each of several cuts, as [16, 8, 5]; each is distilled before the next.",
+    )
+    source: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder the draft is cut from, if not the target: an earlier draft. The target still teaches.",
+    )
     method: Literal["first_last", "evenly_spaced", "block_influence", "greedy", "merge", "random", "learned_masks"] = (
         Field(
             default="first_last",
@@ -212,13 +224,34 @@ class ArchitectureConfig(Section):
 
     @model_validator(mode="after")
     def _one_way_to_say_the_shape(self) -> "ArchitectureConfig":
-        sizes = [name for name in SIZES if getattr(self, name) is not None]
-        given = [name for name in ("shape", "plan") if getattr(self, name) is not None]
-        if not given and not sizes:
-            raise ValueError("must hold shape, plan, or a size (layers, ...). `widedraft shapes` lists shapes.")
-        if given and (sizes or len(given) > 1):
-            one, other = (f"{name}={getattr(self, name)}" for name in [*given, *sizes][:2])
-            raise ValueError(f"must hold one of them, got {one} and {other}. Keep one.")
+        given = [name for name in ("plan", "shape", "stages", *SIZES) if getattr(self, name) is not None]
+        if not given:
+            raise ValueError("must hold shape, plan, stages or a size (layers, ...). `widedraft shapes` lists shapes.")
+        for one, others in EXCLUSIVE.items():
+            for other in others:
+                if one in given and other in given:
+                    raise ValueError(
+                        f"must hold one of them, got {one}={getattr(self, one)} and {other}={getattr(self, other)}. "
+                        "Keep one."
+                    )
+        return self
+
+    @field_validator("stages")
+    @classmethod
+    def _fewer_layers_at_each_stage(cls, stages: list[int] | None) -> list[int] | None:
+        if stages is not None and (stages[-1] < 1 or any(a <= b for a, b in pairwise(stages))):
+            raise ValueError(f"must fall from stage to stage and stay > 0, got {stages}.")
+        return stages
+
+    @model_validator(mode="after")
+    def _stages_end_in_the_shape(self) -> "ArchitectureConfig":
+        if (
+            self.stages is not None
+            and self.shape is not None
+            and NAMED_SHAPES[self.shape].shape.layers != self.stages[-1]
+        ):
+            layers = NAMED_SHAPES[self.shape].shape.layers
+            raise ValueError(f"must have stages that end in the {layers} layers of {self.shape}, got {self.stages}.")
         return self
 
     @model_validator(mode="after")
@@ -229,7 +262,7 @@ class ArchitectureConfig(Section):
 
     @model_validator(mode="after")
     def _masks_decide_alone(self) -> "ArchitectureConfig":
-        decided = ("width_method", "rescale", "calibration", "scores", "plan")
+        decided = ("stages", "source", "width_method", "rescale", "calibration", "scores", "plan")
         unused = decided if self.method == "learned_masks" else ("masks",)
         given = [name for name in unused if getattr(self, name) != type(self).model_fields[name].default]
         if given:

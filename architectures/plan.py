@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from architectures.config import ArchitectureConfig
 from architectures.depth import (
     evenly_spaced,
@@ -229,6 +227,8 @@ def rescaling(source: Shape, layers: Kept, scores: Scores) -> tuple[tuple[Cut, .
     Source: the channel scale d of Chen et al. 2025, "LinearPatch" (arXiv 2505.24680), without its Hadamard rotation,
     which would need a module of its own. Folding it into the weights is ours.
     """
+    import numpy as np  # imported here: `widedraft check` must answer at once
+
     mean_JH, spread_JH = scores.need("mean_abs_JH"), scores.need("spread_JH")
     total_H = np.ones(source.hidden)
     cuts, gains = [], []

@@ -6,13 +6,11 @@ Shape suffixes used in this file:
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors.numpy import load_file
-
-SCORES_NAME = "scores.safetensors"
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -26,9 +24,9 @@ class Scores:
     mean_abs_JH, spread_JH: mean |x|, and mean of (x / rms(x))^2, of every channel of the residual stream.
     """
 
-    arrays: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    arrays: "dict[str, NDArray[np.float64]]" = field(default_factory=dict)
 
-    def need(self, name: str) -> NDArray[np.float64]:
+    def need(self, name: str) -> "NDArray[np.float64]":
         """An array that the plan cannot be made without."""
         if name not in self.arrays:
             raise ValueError(f"no {name} among the scores: {', '.join(self.arrays) or 'none'}.")
@@ -37,8 +35,3 @@ class Scores:
     def order(self, name: str) -> list[int]:
         """A stored order of layers."""
         return [int(layer) for layer in self.need(name)]
-
-
-def load_scores(file: Path) -> Scores:
-    """The scores that `architectures.importance` saved."""
-    return Scores({name: array.astype(np.float64) for name, array in load_file(file).items()})

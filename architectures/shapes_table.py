@@ -1,5 +1,6 @@
 """What `widedraft shapes` prints: named shapes with their true size, and whether they can be cut out of a target."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from architectures.config import ArchitectureConfig
@@ -44,13 +45,14 @@ def target_table(target: Shape, name: str) -> str:
         target: Its shape.
         name: What the user calls it.
     """
-    rows, refused = [header(), row("target", "", target)], []
+    rows, refused = [header(), row("target", "", target)], defaultdict[str, list[str]](list)
     for key, named in NAMED_SHAPES.items():
         try:
             rows.append(cut_row(key, named, target))
         except UserError as error:
-            refused.append(f"  {key}: {error}")
-    cannot = "\n".join(["", "Not to be cut out of this target:", *refused, ""]) if refused else ""
+            refused[str(error).removeprefix(f"architecture.shape={key} ")].append(key)
+    reasons = [f"  {', '.join(keys)}: it {reason}" for reason, keys in refused.items()]
+    cannot = "\n".join(["", "Not to be cut out of this target:", *reasons, ""]) if refused else ""
     return f"{name}\n\n{table(rows)}\n{cannot}\n{NOTES}"
 
 

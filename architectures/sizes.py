@@ -26,6 +26,11 @@ def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
     key = f"architecture.shape={config.shape}" if config.shape is not None else "architecture"
     refuse_larger(wanted, source, key)
     refuse_width_of_classic_family(wanted, source, key)
+    if wanted["hidden"] != source.hidden and config.width_method == "flap":
+        raise UserError(
+            f"{key} cuts channels (hidden {wanted['hidden']} of {source.hidden}), and architecture.width_method=flap "
+            "has no scores of them. Use activation, magnitude or random."
+        )
     draft = replace(source, **wanted)
     problems = serving_problems(draft)
     if problems:
@@ -65,6 +70,8 @@ def named_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
 def written_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
     """The sizes a recipe writes out; those it leaves out are the target's, and kv_heads follow heads."""
     sizes = {name: written_size(name, getattr(config, name), getattr(source, name)) for name in SIZES}
+    if config.stages is not None:
+        sizes["layers"] = config.stages[-1]
     if config.heads is not None and config.kv_heads is None:
         sizes["kv_heads"] = following_kv_heads(sizes["heads"], source)
     return sizes

@@ -8,7 +8,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
-from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest
 from architectures.plan import load_plan, needed_scores, plan_pruning
@@ -99,28 +98,29 @@ def planned(recipe: Recipe) -> Cut:
         hint = "" if is_gguf(path) else f" A GGUF file becomes this folder by `widedraft import-gguf FILE --to {path}`."
         raise UserError(f"target.path: {error}{hint}") from error
     source, wanted = Shape.from_config(config, where=path), recipe.architecture
+    if wanted.source is not None:
+        folder = wanted.source
+        source = Shape.from_config(read_remote_config(folder, "main"), where=folder)
     if wanted.plan is not None:
         plan = load_plan(Path(wanted.plan), source, target=None)
         return Cut(source, plan.draft, f"cut by {wanted.plan}, {keeping(plan.source_layers, source)}")
     if wanted.method == "learned_masks":
         return Cut(source, masked_shape(source, wanted), f"cut by masks trained for {wanted.masks.max_duration}")
-    missing = needed_scores(source, wanted)
-    if missing:
+    draft = draft_shape(source, wanted)
+    narrower = any(getattr(draft, name) != getattr(source, name) for name in WIDTHS)
+    methods = f"{wanted.method}, widths by {wanted.width_method}" if narrower else wanted.method
+    if wanted.stages is not None:
+        return Cut(source, draft, f"cut to {', '.join(map(str, wanted.stages))} layers in turn, each by {methods}")
+    if needed_scores(source, wanted):
         text = f"{wanted.calibration.tokens} tokens of {wanted.calibration.text or 'the prompts'}"
-        return Cut(source, draft_shape(source, wanted), f"cut by {methods(wanted)}, from scores on {text}")
+        return Cut(source, draft, f"cut by {methods}, from scores on {text}")
     plan = plan_pruning(source, wanted, seed=recipe.seed)
-    return Cut(source, plan.draft, f"cut by {methods(wanted)}, {keeping(plan.source_layers, source)}")
+    return Cut(source, draft, f"cut by {methods}, {keeping(plan.source_layers, source)}")
 
 
 def keeping(layers: Sequence[int], source: Shape) -> str:
     """Which layers are kept."""
     return f"keeping layers {', '.join(map(str, layers))} of 0 to {source.layers - 1}"
-
-
-def methods(architecture: ArchitectureConfig) -> str:
-    """How layers, and widths where any is cut, are chosen."""
-    is_narrower = architecture.shape is not None or any(getattr(architecture, name) is not None for name in WIDTHS)
-    return f"{architecture.method}, widths by {architecture.width_method}" if is_narrower else architecture.method
 
 
 def read_prompts(source: PromptSource) -> list[Prompt] | None:
@@ -221,6 +221,8 @@ def work_rows(recipe: Recipe, work: Work) -> list[Row]:
     held_out = recipe.data.num_eval_prompts
     prompts = "unknown until `widedraft generate` opens the data set" if work.prompts is None else f"{work.prompts:,}"
     rows = [("prompts", f"{prompts}; {held_out} of them held out")]
+    if recipe.architecture.stages is not None:
+        rows.append(("stages", f"{len(recipe.architecture.stages)}, each trained for the steps below"))
     value, unit = split_time(duration)
     if unit == "tok":
         least = ceil(value / (batch * recipe.data.max_seq_len))

@@ -133,27 +133,37 @@ def mask_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     }
 
 
+def masks_as_input(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What init is made from where masks decide: finished masks of this very recipe.
+
+    Raises:
+        UserError: If there are none.
+    """
+    masks = Path(recipe.run_dir) / "masks"
+    require_finished(masks, "masks")
+    refuse_changed(masks, mask_inputs(recipe, target))
+    return {"masks": fingerprint_value(read_manifest(masks)), "target.dtype": recipe.target.dtype}
+
+
 def prune_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     """What init is made from; of masks, scores, plan and seed what this recipe looks at."""
-    wanted = recipe.architecture
+    wanted, source = recipe.architecture, cut_from(recipe, target)
     if wanted.method == "learned_masks":
-        masks = Path(recipe.run_dir) / "masks"
-        require_finished(masks, "masks")
-        refuse_changed(masks, mask_inputs(recipe, target))
-        return {"masks": fingerprint_value(read_manifest(masks)), "target.dtype": recipe.target.dtype}
+        return masks_as_input(recipe, target)
+    not_the_cut = {"scores", "calibration", "plan", "source", "masks"}
     inputs = {
         "target": fingerprint_checkpoint(target),
         "target.dtype": recipe.target.dtype,
-        "architecture": fingerprint_value(
-            wanted.model_dump(mode="json", exclude={"scores", "calibration", "plan", "masks"})
-        ),
+        "architecture": fingerprint_value(wanted.model_dump(mode="json", exclude=not_the_cut)),
     }
+    if source != target:
+        inputs["architecture.source"] = fingerprint_checkpoint(source)
     if wanted.plan is not None:
         return inputs | {"architecture.plan": fingerprint_file(Path(wanted.plan))}
     if "random" in (wanted.method, wanted.width_method):
         inputs["seed"] = str(recipe.seed)
-    if needed_scores(Shape.from_config(read_config(target), where=str(target / "config.json")), wanted):
-        inputs["architecture.calibration"] = scores_inputs(recipe, target)["calibration"]
+    if needed_scores(Shape.from_config(read_config(source), where=str(source / "config.json")), wanted):
+        inputs["architecture.calibration"] = scores_inputs(recipe, source)["calibration"]
     return inputs
 
 
@@ -168,6 +178,26 @@ def scores_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
         "target.dtype": recipe.target.dtype,
         "calibration": fingerprint_value([calibration.model_dump(mode="json", exclude={"text"}), text]),
     }
+
+
+def cut_from(recipe: Recipe, target: Path) -> Path:
+    """The checkpoint whose weights become the draft's: the target, architecture.source, or the stage before the last.
+
+    Raises:
+        UserError: If that stage has not finished, or there is no such checkpoint.
+    """
+    stages = recipe.architecture.stages
+    if stages is not None:
+        draft = stage_folder(recipe, stages[-2]) / "draft"
+        if not (read_manifest(draft) or {}).get("finished"):
+            raise UserError(f"{draft}: not finished. `widedraft run RECIPE` makes one stage after another.")
+        return draft
+    return target if recipe.architecture.source is None else resolve_checkpoint(recipe.architecture.source)
+
+
+def stage_folder(recipe: Recipe, layers: int) -> Path:
+    """The run folder of one stage."""
+    return Path(recipe.run_dir) / f"stage-{layers}"
 
 
 def generate_inputs(recipe: Recipe, target: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from composer.models import ComposerModel
@@ -77,7 +78,11 @@ class MaskModel(ComposerModel):
         with torch.autocast(ids_BT.device.type, enabled=False):
             return {**losses, "constraint": self.masks.lagrangian(self.progress)}
 
-    def loss(self, outputs: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002  # Composer's signature
+    def loss(  # pyright: ignore[reportIncompatibleMethodOverride]  # Composer's trainer takes a dict with a total
+        self,
+        outputs: dict[str, Tensor],
+        batch: Batch,  # noqa: ARG002  # Composer's signature
+    ) -> dict[str, Tensor]:
         """The weighted sum as `total`, which is trained on, and its parts.
 
         All sequences are of one length, so the trainer's weights by sequences are weights by tokens.
@@ -91,7 +96,7 @@ class MaskModel(ComposerModel):
         """Means over tokens, from chunks whose logits are computed again in the backward pass."""
         students, ids = student_AH.split(CHUNK_TOKENS), next_ids_A.split(CHUNK_TOKENS)
         teachers = [None] * len(ids) if teacher_AH is None else teacher_AH.split(CHUNK_TOKENS)
-        sums = [
+        sums: list[Any] = [
             checkpoint(self.chunk_losses, *chunk, use_reentrant=False, preserve_rng_state=False)
             for chunk in zip(students, teachers, ids, strict=True)
         ]

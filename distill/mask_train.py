@@ -57,7 +57,9 @@ def train_masks(recipe: Recipe) -> None:
     model = build_mask_model(recipe, target)
     trainer = build_mask_trainer(recipe, model, target)
     try:
-        if trainer.state.timestamp.batch < in_batches("1dur", recipe.architecture.masks):  # else only the folder is missing
+        if trainer.state.timestamp.batch < in_batches(
+            "1dur", recipe.architecture.masks
+        ):  # else only the folder is missing
             trainer.fit()
     finally:
         trainer.engine.close()
@@ -166,7 +168,7 @@ def all_logits(lm: PreTrainedModel, ids_BT: Tensor) -> Tensor:
 def build_mask_optimizer(config: MasksConfig, model: MaskModel) -> DecoupledAdamW:
     """Weights with their rate; masks and multipliers with theirs. The teacher has none."""
     groups = [
-        {"params": list(model.student.parameters()), "lr": config.lr},
+        {"params": list(model.student.parameters()), "lr": config.weight_lr},
         {"params": list(model.masks.parameters()), "lr": config.mask_lr},
     ]
     return DecoupledAdamW(groups, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.manifest import changed_inputs, fingerprint_checkpoint, read_manifest, write_manifest
 from architectures.plan import PLAN_NAME, PruningPlan, load_plan, needed_scores, plan_pruning
-from architectures.scores import SCORES_NAME, Scores, load_scores, save_scores
+from architectures.scores import Scores
 from architectures.shapes import Shape
 from architectures.target import read_config
-from distill.lineage import scores_inputs, target_record
+from distill.lineage import cut_from, scores_inputs, target_record
 from distill.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def weights_and_plan(recipe: Recipe, target: Path) -> tuple[Path, PruningPlan]:
-    """The folder to cut the draft out of, and how: the target and its plan, or what learned masks left of both."""
+    """The folder to cut the draft out of, and how: what the recipe names and its plan, or what masks left of both."""
     if recipe.architecture.method != "learned_masks":
-        return target, recipe_plan(recipe, target)
+        source = cut_from(recipe, target)
+        return source, recipe_plan(recipe, source)
     masks, source = Path(recipe.run_dir) / "masks", Shape.from_config(read_config(target))
     return masks, load_plan(masks / PLAN_NAME, source, target=fingerprint_checkpoint(target))
 
@@ -45,6 +46,8 @@ def recipe_plan(recipe: Recipe, target: Path) -> PruningPlan:
 
 def recipe_scores(recipe: Recipe, target: Path, needed: set[str]) -> Scores:
     """The scores a plan needs: those of the scores folder, and those missing there, computed and added."""
+    from architectures.score_files import SCORES_NAME, load_scores, save_scores
+
     folder = Path(recipe.architecture.scores or Path(recipe.run_dir) / "scores")
     inputs = scores_inputs(recipe, target)
     manifest, file = read_manifest(folder), folder / SCORES_NAME
@@ -54,7 +57,6 @@ def recipe_scores(recipe: Recipe, target: Path, needed: set[str]) -> Scores:
     missing = needed - known.arrays.keys()
     if missing:
         found = {**known.arrays, **compute_scores(recipe, target, missing)}
-        folder.mkdir(parents=True, exist_ok=True)
         save_scores(file, found)
         write_manifest(folder, stage="scores", inputs=inputs, target=target_record(recipe))
         known = load_scores(file)

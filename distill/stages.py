@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from distill.lineage import (
     target_record,
     write_draft_manifest,
 )
+from distill.progressive import earlier_stages, share_answers
 from distill.recipe import Recipe, load_recipe, save_recipe
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
     Learned masks are trained first, where the recipe wants them.
     """
     recipe = load_recipe(recipe_path, overrides)
+    if recipe.architecture.stages is not None:
+        run_earlier_stages(recipe)
     if recipe.architecture.method == "learned_masks":
         timed("masks", lambda: mask_stage(recipe_path, overrides))
     timed("prune", lambda: prune_stage(recipe))
@@ -51,6 +55,16 @@ def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
     timed("distill", lambda: distill_stage(recipe_path, overrides))
     timed("eval", lambda: eval_stage(recipe))
     print_outcome(recipe)
+
+
+def run_earlier_stages(recipe: Recipe) -> None:
+    """Cut and distil every stage before the last, each out of the one before it."""
+    timed("generate", lambda: generate_stage(recipe))
+    for stage in earlier_stages(recipe):
+        print(f"== stage of {stage.architecture.layers} layers, in {stage.run_dir}", flush=True)
+        share_answers(recipe, stage)
+        timed("prune", partial(prune_stage, stage))
+        timed("distill", partial(distill_stage, Path(stage.run_dir) / "recipe.yaml", []))
 
 
 def timed(name: str, stage: Callable[[], None]) -> None:

@@ -119,7 +119,7 @@ def device_batch_size(config: DistillConfig | MasksConfig) -> int:
         UserError: If the processes cannot share the global batch evenly.
     """
     size, remainder = divmod(config.global_train_batch_size, dist.get_world_size())
-    if remainder or not size:
+    if remainder:
         section = "distill" if isinstance(config, DistillConfig) else "architecture.masks"
         raise UserError(
             f"{section}.global_train_batch_size must be a multiple of the number of processes, got "

@@ -68,7 +68,8 @@ def test_user_errors_are_one_message_and_exit_code_2(recipe):
     assert completed.returncode == 2
     assert completed.stdout == ""
     assert completed.stderr == (
-        "architecture exceeds the target in layers 9 (target 4). A draft is cut from its target: choose smaller sizes.\n"
+        "architecture exceeds the target in layers 9 (target 4). "
+        "A draft is cut from its target: choose smaller sizes.\n"
     )
 
 

@@ -16,7 +16,7 @@ from transformers import (
 
 from architectures.errors import UserError
 from architectures.shapes import NAMED_SHAPES, Shape, checkpoint_tensors
-from architectures.shapes_table import shapes_table
+from architectures.shapes_table import shapes_table, target_table
 
 # As their config.json files on the hub say, entries that do not touch the shape left out.
 CONFIGS = {
@@ -248,3 +248,16 @@ def test_table_shows_nominal_beside_true_size():
     assert sizes == ["wide-796m", "796M", "5", "4096", "11008", "32", "32", "128"]
     assert costs == ["1274.1M", "1011.9M", "202.4M", "2.37", "80", "1,2,4,8,16,32", "k-quants"]
     assert [line.split()[0] for line in lines[1 : 1 + len(NAMED_SHAPES)]] == list(NAMED_SHAPES)
+
+
+def test_a_targets_table_says_what_can_be_cut_and_why_the_rest_cannot():
+    lines = target_table(Shape.from_config({**CONFIGS["LLaMA-7B"], "vocab_size": 32016}), "a/b").splitlines()
+
+    assert lines[0] == "a/b"
+    rows = {line.split()[0]: line.split() for line in lines[3:] if line and not line.startswith(" ")}
+    assert rows["target"][1:7] == ["32", "4096", "11008", "32", "32", "128"]
+    assert rows["wide-796m"][8] == "1274.2M"  # 16 more rows of embedding and head
+    refused = [line for line in lines if line.startswith("  ")]
+    assert [line.split(":")[0].strip() for line in refused] == ["wide-829m", "llama-13b", "llama-65b"]
+    assert "it has heads 64 wide, the target 128." in refused[0]
+    assert "it exceeds the target in layers 40 (target 32), hidden 5120 (target 4096)" in refused[1]

@@ -72,6 +72,11 @@ def test_key_value_heads_follow_the_heads():
         (SMOLLM2, {"hidden": "0.05x"}, r"architecture\.hidden=0\.05x of the target's 576 is 28\.8, less than 32"),
         (replace(SMOLLM2, head_dim=63), {"layers": 2}, r"head_dim 63 is odd"),
         (
+            SMOLLM2,
+            {"hidden": 288, "width_method": "flap"},
+            r"\(hidden 288 of 576\), .*flap has no scores",
+        ),
+        (
             replace(SMOLLM2, family="opt", kv_heads=9),
             {"hidden": 288},
             r"hidden; of opt targets only layers can be",
@@ -90,20 +95,42 @@ def test_a_size_is_a_count_or_a_share(value):
 
 
 @pytest.mark.parametrize(
-    "pair", [{"shape": "wide-796m", "layers": 3}, {"plan": "p", "hidden": 3}, {"shape": "wide-796m", "plan": "p"}]
+    "pair",
+    [
+        {"shape": "wide-796m", "layers": 3},
+        {"plan": "p", "hidden": 3},
+        {"shape": "wide-796m", "plan": "p"},
+        {"stages": [3, 2], "layers": 2},
+        {"stages": [3, 2], "plan": "p"},
+    ],
 )
 def test_the_shape_is_said_once(pair):
-    with pytest.raises(
-        ValidationError, match=r"must hold one of them, got (shape|plan)=[\w-]+ and \w+=[\w-]+\. Keep one"
-    ):
+    with pytest.raises(ValidationError, match=r"must hold one of them, got \w+=.+ and \w+=.+\. Keep one"):
         ArchitectureConfig(**pair)
 
 
 def test_something_must_be_said():
-    with pytest.raises(ValidationError, match="must hold shape, plan, or a size"):
+    with pytest.raises(ValidationError, match="must hold shape, plan, stages or a size"):
         ArchitectureConfig()
 
 
 def test_merged_layers_are_not_rescaled():
     with pytest.raises(ValidationError, match="rescale: false with method: merge"):
         ArchitectureConfig(layers=3, method="merge", rescale=True)
+
+
+def test_stages_say_the_layers():
+    assert cut(SMOLLM2, stages=[16, 8, 5]) == replace(SMOLLM2, layers=5)
+    assert cut(SMOLLM2, stages=[16, 8], intermediate=768) == replace(SMOLLM2, layers=8, intermediate=768)
+    assert cut(LLAMA_7B, stages=[16, 5], shape="wide-796m").layers == 5
+
+
+@pytest.mark.parametrize("stages", [[8], [8, 8], [5, 8], [8, 0]])
+def test_stages_fall(stages):
+    with pytest.raises(ValidationError, match=r"must fall from stage to stage and stay > 0|at least 2 items"):
+        ArchitectureConfig(stages=stages)
+
+
+def test_stages_end_in_the_named_shape():
+    with pytest.raises(ValidationError, match=r"stages that end in the 5 layers of wide-796m, got \[16, 8\]"):
+        ArchitectureConfig(stages=[16, 8], shape="wide-796m")

@@ -13,7 +13,7 @@ import torch
 
 from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
-from architectures.manifest import changed_inputs, read_manifest
+from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from distill import stages
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.lineage import (
@@ -78,6 +78,29 @@ def test_a_training_does_not_continue_under_any_other_key(make_run):
         with pytest.raises(UserError, match="checkpoints was made from another distill than"):
             require_training_inputs(changed(recipe, f"distill.{key}", value))
     assert {*CHANGES_WEIGHTS, *LEAVES_THEM, "loss"} == set(DistillConfig.model_fields)  # loss has one value
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "folder"),
+    [("architecture", ArchitectureConfig(layers=3), "init"), ("data.temperature", 0.5, "data")],
+)
+def test_a_training_does_not_start_from_what_another_recipe_made(make_run, key, value, folder):
+    recipe = changed(make_run(), key, value)
+    with pytest.raises(UserError, match=f"{folder} was made from another {key.split('.')[0]} than"):
+        require_training_inputs(recipe)
+
+
+def test_a_training_does_not_continue_from_another_init_or_other_answers(make_run, make_checkpoint):
+    recipe = make_run()
+    begin_training(recipe)
+    run, target = Path(recipe.run_dir), Path(recipe.target.path)
+    warmer = changed(recipe, "data.temperature", 0.5)
+    write_manifest(run / "data", stage="generate", inputs=generate_inputs(warmer, target))
+    with pytest.raises(UserError, match="checkpoints was made from another data than"):
+        require_training_inputs(warmer)
+    shutil.copyfile(make_checkpoint(seed=9) / "model.safetensors", run / "init" / "model.safetensors")
+    with pytest.raises(UserError, match="checkpoints was made from another data, init than"):
+        require_training_inputs(warmer)
 
 
 @pytest.mark.parametrize(

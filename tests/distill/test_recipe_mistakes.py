@@ -240,7 +240,10 @@ ON_COMMAND_LINE = {
     ),
     "wrong type over a good value of the file": (
         "architecture.layers=two",
-        "command line: architecture.layers=two: architecture.layers must be a whole number > 0, or a share of the target's size as 0.5x, got 'two'.",
+        (
+            "command line: architecture.layers=two: architecture.layers must be a whole number > 0, "
+            "or a share of the target's size as 0.5x, got 'two'."
+        ),
     ),
     "unknown shape": (
         "architecture={shape: wide-797m}",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from composer.loggers import LoggerDestination
+from composer.optim import DecoupledAdamW
 from transformers import AutoModelForCausalLM
 
 import distill.trainer
@@ -16,7 +17,7 @@ from architectures.errors import UserError
 from architectures.manifest import read_manifest, write_manifest
 from distill.checkpoints import find_checkpoints
 from distill.config import OptimizerConfig
-from distill.lineage import generate_inputs, prune_inputs
+from distill.lineage import generate_inputs, prune_inputs, training_inputs
 from distill.train import main, read_answers, share_cores, train
 from distill.trainer import build_model, build_optimizer, build_trainer, device_batch_size, microbatch_size
 from eval.traces import read_traces
@@ -79,6 +80,7 @@ def test_learns_and_leaves_a_draft(make_run):
     manifest = read_manifest(run / "draft")
     assert manifest["finished"] is True
     assert manifest["checkpoint"] == "ep11-ba36-rank0.pt"
+    assert read_manifest(run / "checkpoints")["inputs"] == training_inputs(recipe)
 
 
 def test_same_recipe_same_weights_bit_for_bit(make_run):
@@ -220,12 +222,13 @@ def test_bfloat16_on_a_processor_keeps_float32_weights(make_run):
     ],
 )
 def test_the_teacher_runs_in_the_targets_dtype_unless_all_is_float32(make_run, precision, dtype, expected):
-    recipe = make_run(precision=precision)
+    recipe = make_run(precision=precision, temperature=3.0)
     recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"dtype": dtype})})
     model = build_model(recipe, target=Path(recipe.target.path))
     assert {parameter.dtype for parameter in model.teacher.model.parameters()} == {expected}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model.cpu_bfloat16 == (precision == "amp_bf16")
+    assert model.temperature == 3.0
 
 
 @pytest.mark.parametrize("name", ["adamw", "decoupled_adamw"])
@@ -314,10 +317,11 @@ def test_a_student_with_another_tokenizer_is_refused(make_run):
         train(recipe)
 
 
-@pytest.mark.parametrize("name", ["adamw", "decoupled_adamw"])
-def test_the_optimiser_is_the_recipes(name):
+@pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("decoupled_adamw", DecoupledAdamW)])
+def test_the_optimiser_is_the_recipes(name, kind):
     settings = {"lr": 0.5, "betas": (0.1, 0.2), "eps": 0.3, "weight_decay": 0.04}
     optimizer = build_optimizer(OptimizerConfig(name=name, **settings), torch.nn.Linear(1, 1))
+    assert type(optimizer) is kind
     assert {key: optimizer.param_groups[0][key] for key in settings} == settings
 
 

@@ -1,0 +1,137 @@
+"""Calibration text: how it is cut, what is read of it, what is refused; and the files that hold scores."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from architectures import calibration
+from architectures.calibration import calibration_sequences, read_text
+from architectures.errors import UserError
+from architectures.score_files import load_scores, save_scores
+
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_target):
+    """One token per byte."""
+    return AutoTokenizer.from_pretrained(tiny_target)
+
+
+def test_texts_follow_each_other_with_the_end_of_sequence_between(tokenizer):
+    ids = calibration_sequences(["abc", "", "de", "fgh"], tokenizer, tokens=9, sequence_len=3)
+
+    assert ids.shape == (3, 3)
+    assert ids.dtype == torch.int64
+    assert tokenizer.decode(ids.flatten()) == "abc<|im_end|>de<|im_end|>fg"
+    assert (ids == EOS).sum() == 2
+
+
+def test_without_an_end_of_sequence_texts_touch(tokenizer, tiny_target):
+    without = AutoTokenizer.from_pretrained(tiny_target, eos_token=None)
+
+    assert without.decode(calibration_sequences(["abc", "def"], without, tokens=6, sequence_len=6)[0]) == "abcdef"
+
+
+def test_no_special_tokens_are_added(tokenizer):
+    class Eager:
+        eos_token_id = None
+
+        def encode(self, text, *, add_special_tokens=True):
+            return [1] * add_special_tokens + tokenizer.encode(text)
+
+    ids = calibration_sequences(["abc"], Eager(), tokens=3, sequence_len=3)
+
+    assert tokenizer.decode(ids[0]) == "abc"
+
+
+def test_tokens_are_rounded_down_to_whole_sequences(tokenizer):
+    assert calibration_sequences(["x" * 100], tokenizer, tokens=50, sequence_len=16).shape == (3, 16)
+    assert calibration_sequences(["x" * 48], tokenizer, tokens=50, sequence_len=16).shape == (3, 16)
+
+
+def test_no_text_is_read_that_is_not_needed(tokenizer):
+    texts = iter(["abcd", "efgh", "never read"])
+
+    calibration_sequences(texts, tokenizer, tokens=8, sequence_len=4)
+
+    assert list(texts) == ["never read"]
+
+
+@pytest.mark.parametrize("texts", [["abc", "defg"], []])
+def test_too_little_text_names_both_counts_and_the_remedy(tokenizer, texts):
+    with pytest.raises(UserError) as caught:
+        calibration_sequences(texts, tokenizer, tokens=13, sequence_len=6)
+
+    assert str(caught.value) == (
+        f"The calibration text has {8 if texts else 0} tokens, 12 are asked for (2 sequences of 6). "
+        "Lower architecture.calibration.tokens, or give a longer text as architecture.calibration.text."
+    )
+
+
+def test_paragraphs_are_parted_by_blank_lines(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("\n\none\ntwo\n \n\nthree é\n", encoding="utf-8")
+
+    assert list(read_text(file)) == ["one\ntwo\n", "three é\n"]
+
+
+def test_a_file_without_blank_lines_comes_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "MAX_PARAGRAPH_CHARS", 5)
+    (tmp_path / "text.txt").write_text("one\ntwo\nthree\nfour\n")
+
+    pieces = list(read_text(tmp_path / "text.txt"))
+
+    assert pieces == ["one\ntwo\n", "three\n", "four\n"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"text\.txt: cannot be read as text \(.*No such file.*\)\. Give a UTF-8 text file as architecture"),
+        (b"fine\n\n\xff\n", r"text\.txt: cannot be read as text \(.*0xff.*\)\. Give a UTF-8"),
+        (b" \n\n", r"text\.txt: holds no text\. Give another file as architecture\.calibration\.text\."),
+    ],
+)
+def test_a_file_that_is_no_text(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "text.txt").write_bytes(content)
+
+    with pytest.raises(UserError, match=message):
+        list(read_text(tmp_path / "text.txt"))
+
+
+def test_scores_come_back_equal(tmp_path):
+    rows = np.random.default_rng(0).random((3, 5))
+    arrays = {"flap.heads_LN": rows, "mean_abs_JH": rows.T, "removal_order": [2, 0, 1], "merge_order": []}
+
+    save_scores(tmp_path / "new" / "scores.safetensors", arrays)
+    found = load_scores(tmp_path / "new" / "scores.safetensors")
+
+    assert found.arrays.keys() == arrays.keys()
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], np.asarray(values))
+        assert found.arrays[name].dtype == np.float64
+    assert found.order("removal_order") == [2, 0, 1]
+
+
+def test_a_failed_save_leaves_the_old_scores(tmp_path, monkeypatch):
+    file = tmp_path / "scores.safetensors"
+    save_scores(file, {"removal_order": [1.0]})
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+
+    with pytest.raises(OSError, match="disk full"):
+        save_scores(file, {"removal_order": [2.0]})
+
+    assert load_scores(file).order("removal_order") == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["scores.safetensors"]
+
+
+def test_scores_are_read_without_torch():
+    code = "import architectures.scores, sys; print('torch' in sys.modules)"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "False"

@@ -1,0 +1,283 @@
+"""Scores of parts: each equals its formula computed the plain way, in float64, from what the model shows of itself."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.importance import activation_scores
+
+WIDTH_VARIANTS = {
+    "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    "mistral": {"tie_word_embeddings": False, "sliding_window": 8},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+    "qwen3": {"head_dim": 32, "attention_bias": True},
+    "gemma2": {"sliding_window": 8},
+    "gemma3_text": {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"] * 2},
+    "phi3": {"tie_word_embeddings": False},
+}
+DEPTH_VARIANTS = {
+    "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
+    "gpt_neox": {},
+    "bloom": {"n_layer": 4},
+    "gpt2": {"n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 512},
+}
+VARIANTS = {**WIDTH_VARIANTS, **DEPTH_VARIANTS}
+STREAM_SCORES = {"block_influence_L", "mean_abs_JH", "spread_JH"}
+METHODS = ("activation", "flap", "magnitude")
+RTOL = 1e-9  # of sums in float64 whose order alone differs
+S, T = 3, 20
+IDS_ST = torch.randint(3, 260, (S, T), generator=torch.Generator().manual_seed(7))
+
+
+def load(folder):
+    """A model whose biases and norms differ from part to part."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def part(model, role, layer=0):
+    return model.get_submodule(FAMILIES[model.config.model_type].layer_module(layer, role))
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def any_model(request, make_checkpoint):
+    return load(make_checkpoint(model_type=request.param, **VARIANTS[request.param]))
+
+
+@pytest.fixture(scope="module", params=WIDTH_VARIANTS)
+def watched(request, make_checkpoint):
+    """A model, its scores, and the inputs and outputs of every module."""
+    model = load(make_checkpoint(model_type=request.param, **VARIANTS[request.param]))
+    inputs, outputs, handles = {}, {}, []
+    for name, module in model.named_modules():
+
+        def keep(module, args, output, name=name):
+            if args and isinstance(args[0], torch.Tensor) and isinstance(output, torch.Tensor):
+                inputs[name], outputs[name] = args[0].double(), output.double()
+
+        handles.append(module.register_forward_hook(keep))
+    with torch.no_grad():
+        model(IDS_ST)
+    for handle in handles:
+        handle.remove()
+    scores = activation_scores(model, IDS_ST)
+    return SimpleNamespace(model=model, config=model.config, inputs=inputs, outputs=outputs, scores=scores)
+
+
+def stream(model):
+    """x_JSTH: the input of every layer, and what the final norm reads, taken as the last layer's output."""
+    family = FAMILIES[model.config.model_type]
+    last = model.get_submodule(f"{family.layer_prefix}{model.config.num_hidden_layers - 1}")
+    behind = []
+    handle = last.register_forward_hook(
+        lambda _, args, out: behind.append(out if isinstance(out, torch.Tensor) else out[0])
+    )
+    with torch.no_grad():
+        hidden = model(IDS_ST, output_hidden_states=True).hidden_states
+    handle.remove()
+    return torch.stack([*hidden[:-1], behind[0]]).double()
+
+
+def test_stream_scores_of_every_family(any_model):
+    x_JSTH = stream(any_model)
+    scores = activation_scores(any_model, IDS_ST)
+
+    assert scores.keys() >= STREAM_SCORES
+    cos_LST = torch.cosine_similarity(x_JSTH[:-1], x_JSTH[1:], dim=-1)
+    rms_JST1 = x_JSTH.square().mean(dim=-1, keepdim=True).sqrt()
+    np.testing.assert_allclose(scores["block_influence_L"], 1 - cos_LST.mean(dim=(1, 2)), rtol=1e-7)
+    np.testing.assert_allclose(scores["mean_abs_JH"], x_JSTH.abs().mean(dim=(1, 2)), rtol=RTOL)
+    np.testing.assert_allclose(scores["spread_JH"], (x_JSTH / rms_JST1).square().mean(dim=(1, 2)), rtol=RTOL)
+
+
+def test_names_and_sizes(any_model):
+    scores = activation_scores(any_model, IDS_ST)
+
+    config, family = any_model.config, FAMILIES[any_model.config.model_type]
+    layers, hidden = config.num_hidden_layers, config.hidden_size
+    expected = {"block_influence_L": (layers,), "mean_abs_JH": (layers + 1, hidden), "spread_JH": (layers + 1, hidden)}
+    for method in METHODS if family.width else ():
+        expected[f"{method}.neurons_LF"] = (layers, config.intermediate_size)
+        expected[f"{method}.heads_LN"] = (layers, config.num_attention_heads)
+        if method != "flap":
+            expected[f"{method}.channels_H"] = (hidden,)
+    assert {name: values.shape for name, values in scores.items()} == expected
+    assert {values.dtype for values in scores.values()} == {np.dtype(np.float64)}
+    assert all((values >= 0).all() for values in scores.values())
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, 8])
+def test_batches_do_not_matter(watched, batch_size):
+    together = activation_scores(watched.model, IDS_ST, batch_size=batch_size)
+
+    for name, values in watched.scores.items():  # the model's own float32 products differ with the batch
+        np.testing.assert_allclose(together[name], values, rtol=2e-4, atol=1e-9, err_msg=name)
+
+
+def test_the_model_is_left_as_it_was(any_model):
+    before = {name: tensor.clone() for name, tensor in any_model.state_dict().items()}
+    any_model.get_submodule(FAMILIES[any_model.config.model_type].layer_module(1, "ffn_norm")).train()
+    state = [
+        (module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in any_model.modules()
+    ]
+
+    activation_scores(any_model, IDS_ST)
+
+    assert state == [
+        (module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in any_model.modules()
+    ]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in any_model.state_dict().items())
+    any_model.eval()
+
+
+def test_dropout_is_off(make_checkpoint):
+    model = load(make_checkpoint(model_type="gpt2", **VARIANTS["gpt2"]))
+    expected = activation_scores(model, IDS_ST)
+
+    found = activation_scores(model.train(), IDS_ST)
+
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_activation_of_neurons_and_heads(watched, layer):
+    names = {
+        role: FAMILIES[watched.config.model_type].layer_module(layer, role) for role in ("ffn_down", "attention_output")
+    }
+    x_STF, x_STQ = watched.inputs[names["ffn_down"]], watched.inputs[names["attention_output"]]
+    x_STND = x_STQ.view(S, T, watched.config.num_attention_heads, -1)
+
+    neurons = (x_STF.abs().sum(dim=1) / T).pow(2).sum(dim=0).sqrt()
+    heads = (x_STND.pow(2).sum(dim=-1).sqrt().sum(dim=1) / T).pow(2).sum(dim=0).sqrt()
+
+    np.testing.assert_allclose(watched.scores["activation.neurons_LF"][layer], neurons, rtol=1e-4)
+    np.testing.assert_allclose(watched.scores["activation.heads_LN"][layer], heads, rtol=1e-4)
+
+
+def test_activation_of_channels(watched):
+    gemma = watched.config.model_type.startswith("gemma")
+    readers = ("input_layernorm", "pre_feedforward_layernorm" if gemma else "post_attention_layernorm")
+    names = [f"model.layers.{layer}.{norm}" for layer in range(4) for norm in readers] + ["model.norm"]
+
+    channels = sum((watched.outputs[name].abs().sum(dim=1) / T).pow(2).sum(dim=0).sqrt() for name in names)
+
+    np.testing.assert_allclose(watched.scores["activation.channels_H"], channels, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_flap(watched, layer):
+    for role, name in (("ffn_down", "flap.neurons_LF"), ("attention_output", "flap.heads_LN")):
+        x_STX = watched.inputs[FAMILIES[watched.config.model_type].layer_module(layer, role)]
+        weight = part(watched.model, role, layer).weight.detach().double()
+        each_X = x_STX.flatten(0, 1).var(dim=0, correction=0) * weight.norm(dim=0) ** 2
+        expected = each_X if role == "ffn_down" else each_X.view(watched.config.num_attention_heads, -1).sum(dim=-1)
+        np.testing.assert_allclose(watched.scores[name][layer], expected, rtol=1e-4)
+
+
+def rows_of(model, role, layer):
+    """The weight of a role; out of a fused one for phi3."""
+    if model.config.model_type != "phi3":
+        return part(model, role, layer).weight.detach().double()
+    fused = "qkv" if role in ("query", "key", "value") else "ffn_gate_up"
+    sizes = {"qkv": (64, 32, 32), "ffn_gate_up": (128, 128)}[fused]
+    place = ("query", "key", "value", "ffn_gate", "ffn_up").index(role) % 3
+    return part(model, fused, layer).weight.detach().double().split(sizes)[place]
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_magnitude_of_neurons_and_heads(watched, layer):
+    model, num_heads = watched.model, watched.config.num_attention_heads
+    down, out = (part(model, role, layer).weight.detach().double() for role in ("ffn_down", "attention_output"))
+    gate, up, query, key, value = (rows_of(model, r, layer) for r in ("ffn_gate", "ffn_up", "query", "key", "value"))
+    width = out.shape[1] // num_heads
+
+    for neuron in (0, 77):
+        touched = torch.cat([gate[neuron], up[neuron], down[:, neuron]])
+        assert watched.scores["magnitude.neurons_LF"][layer, neuron] == pytest.approx(touched.norm().item(), rel=RTOL)
+    for head in range(num_heads):
+        own = slice(head * width, (head + 1) * width)
+        shared = slice(head // 2 * width, (head // 2 + 1) * width)  # two query heads for each key/value head
+        touched = [query[own], key[shared], value[shared], out[:, own]]
+        norm = torch.cat([weights.flatten() for weights in touched]).norm().item()
+        assert watched.scores["magnitude.heads_LN"][layer, head] == pytest.approx(norm, rel=RTOL)
+
+
+def test_magnitude_of_channels(watched):
+    total_H = torch.zeros(64, dtype=torch.float64)
+    for name, weight in watched.model.named_parameters():  # a tied head is not named a second time
+        if weight.ndim == 2:
+            writes = name.endswith(("o_proj.weight", "down_proj.weight"))
+            total_H += weight.detach().double().pow(2).sum(dim=1 if writes else 0)
+
+    np.testing.assert_allclose(watched.scores["magnitude.channels_H"], total_H.sqrt(), rtol=RTOL)
+
+
+def test_a_large_matrix_in_pieces(watched, monkeypatch):
+    monkeypatch.setattr("architectures.importance.ROWS_AT_ONCE", 24)
+    in_pieces = activation_scores(watched.model, IDS_ST)
+
+    for name, values in watched.scores.items():
+        np.testing.assert_allclose(in_pieces[name], values, rtol=RTOL, err_msg=name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_dead_neuron_and_a_dead_head_score_lowest(make_checkpoint, method):
+    model = load(make_checkpoint(seed=3, num_key_value_heads=4))
+    with torch.no_grad():
+        for role in ("ffn_gate", "ffn_up"):
+            part(model, role, 2).weight[5] = 0
+        part(model, "ffn_down", 2).weight[:, 5] = 0
+        for role in ("query", "key", "value"):
+            part(model, role, 1).weight[32:48] = 0
+        part(model, "attention_output", 1).weight[:, 32:48] = 0
+
+    scores = activation_scores(model, IDS_ST)
+
+    neurons_F, heads_N = scores[f"{method}.neurons_LF"][2], scores[f"{method}.heads_LN"][1]
+    assert neurons_F[5] == heads_N[2] == 0
+    assert (np.delete(neurons_F, 5) > 0).all()
+    assert (np.delete(heads_N, 2) > 0).all()
+
+
+def test_an_identity_layer_has_no_influence(make_checkpoint):
+    model = load(make_checkpoint(seed=3))
+    with torch.no_grad():
+        for role in ("attention_output", "ffn_down"):
+            part(model, role, 2).weight.zero_()
+
+    influence_L = activation_scores(model, IDS_ST)["block_influence_L"]
+
+    assert influence_L[2] == pytest.approx(0, abs=1e-12)
+    assert (np.delete(influence_L, 2) > 0.01).all()
+
+
+def test_a_zero_token_spoils_nothing(make_checkpoint):
+    """A zero embedding has no direction: its spread counts 0."""
+    model = load(make_checkpoint(seed=3))
+    with torch.no_grad():
+        model.model.embed_tokens.weight[IDS_ST[0, 0]] = 0
+    scores = activation_scores(model, IDS_ST)
+
+    num_zero = IDS_ST.flatten().tolist().count(IDS_ST[0, 0])
+    assert scores["spread_JH"][0].sum() == pytest.approx(64 * (1 - num_zero / (S * T)))
+
+
+def test_numbers_that_overflow_are_refused(make_checkpoint):
+    model = load(make_checkpoint(seed=3))
+    with torch.no_grad():
+        part(model, "ffn_down", 2).weight[0, 0] = torch.inf
+
+    with pytest.raises(
+        UserError, match=r"block_influence_L: not every score .* overflow in torch\.float32\. Set target"
+    ):
+        activation_scores(model, IDS_ST)

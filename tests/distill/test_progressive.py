@@ -1,0 +1,115 @@
+"""Progressive cuts: each stage a run of its own, cut from the one before, on one set of answers."""
+
+import json
+
+import pytest
+
+import widedraft
+from architectures.errors import UserError
+from architectures.manifest import fingerprint_checkpoint, read_manifest
+from distill.lineage import cut_from
+from distill.progressive import earlier_stages, share_answers
+from distill.recipe import Recipe, load_recipe, save_recipe
+
+TINY = (
+    "data.max_new_tokens=8",
+    "data.num_eval_prompts=2",
+    "data.max_seq_len=128",
+    "distill.precision=fp32",
+    "distill.global_train_batch_size=4",
+    "distill.progress_bar=false",
+    "eval.max_new_tokens=8",
+    "eval.lookahead=[1,1]",
+    "eval.temperature=[0.0]",
+    "eval.latency_repeats=2",
+    "eval.live_prompts=1",
+    "eval.num_resamples=20",
+    "eval.num_threads=1",
+)
+
+
+@pytest.fixture
+def recipe_file(tiny_target, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(6)))
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        f"run_name: tiny\nrun_dir: {tmp_path / 'out'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
+        f"architecture: {{stages: [3, 2, 1], intermediate: 96, width_method: random}}\n"
+        f"data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 2}}\n"
+    )
+    return file
+
+
+@pytest.fixture
+def recipe(recipe_file) -> Recipe:
+    return load_recipe(recipe_file)
+
+
+def test_every_earlier_stage_is_a_complete_recipe_of_depth_alone(recipe, tmp_path):
+    stages = list(earlier_stages(recipe))
+
+    assert [stage.architecture.layers for stage in stages] == [3, 2]
+    assert [stage.architecture.source for stage in stages] == [None, str(tmp_path / "out" / "stage-3" / "draft")]
+    for stage in stages:
+        assert stage.run_dir == str(tmp_path / "out" / f"stage-{stage.architecture.layers}")
+        assert (stage.architecture.intermediate, stage.architecture.stages) == (None, None)
+        assert (stage.data, stage.distill, stage.target, stage.seed) == (
+            (recipe.data, recipe.distill, recipe.target, recipe.seed)
+        )
+        save_recipe(stage, tmp_path / "stage.yaml")
+        assert load_recipe(tmp_path / "stage.yaml") == stage
+
+
+def test_the_first_stage_starts_from_the_recipes_own_source(recipe):
+    architecture = recipe.architecture.model_copy(update={"source": "an/earlier-draft"})
+    stages = list(earlier_stages(recipe.model_copy(update={"architecture": architecture})))
+    assert stages[0].architecture.source == "an/earlier-draft"
+
+
+def test_a_gguf_target_is_imported_once(recipe, tmp_path):
+    target = recipe.target.model_copy(update={"path": "model.gguf"})
+    stages = earlier_stages(recipe.model_copy(update={"target": target}))
+    assert {stage.target.path for stage in stages} == {str(tmp_path / "out" / "target")}
+
+
+def test_without_stages_there_is_one_run(recipe):
+    architecture = recipe.architecture.model_copy(update={"stages": None, "layers": 1})
+    assert list(earlier_stages(recipe.model_copy(update={"architecture": architecture}))) == []
+
+
+def test_the_answers_are_shared_by_a_link_that_moves_with_the_run(recipe, tmp_path):
+    (tmp_path / "out" / "data").mkdir(parents=True)
+    stage = next(iter(earlier_stages(recipe)))
+    share_answers(recipe, stage)
+    share_answers(recipe, stage)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    link = tmp_path / "moved" / "stage-3" / "data"
+    assert link.is_symlink()
+    assert link.resolve() == tmp_path / "moved" / "data"
+
+
+def test_the_last_stage_waits_for_the_one_before(recipe, tiny_target):
+    with pytest.raises(UserError, match=r"stage-2/draft: not finished\. `widedraft run RECIPE` makes one stage after"):
+        cut_from(recipe, tiny_target)
+
+
+@pytest.mark.slow
+def test_a_run_in_stages(recipe_file, tmp_path, capfd):
+    assert widedraft.main(["run", str(recipe_file), *TINY]) == 0
+    out = tmp_path / "out"
+
+    for folder, source, layers in (("stage-2", "stage-3", 2), (".", "stage-2", 1)):
+        manifest = read_manifest(out / folder / "init")
+        assert manifest is not None
+        assert manifest["inputs"]["architecture.source"] == fingerprint_checkpoint(out / source / "draft")
+        plan = json.loads((out / folder / "init" / "plan.json").read_text())
+        assert (plan["source"]["layers"], plan["draft"]["layers"]) == (layers + 1, layers)
+        assert plan["draft"]["intermediate"] == (96 if folder == "." else 128)
+    assert (out / "eval" / "scorecard.json").is_file()
+
+    capfd.readouterr()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("manifest.json")}
+    assert widedraft.main(["run", str(recipe_file), *TINY]) == 0
+    assert capfd.readouterr().out.count("up to date") == 2 * 3 + 2 + 1  # prune and distil thrice, answers twice, eval
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("manifest.json")} == before

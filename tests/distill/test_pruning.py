@@ -1,0 +1,154 @@
+"""From a recipe to a plan: scores are computed once, added to, and made again when what they came from changed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from architectures.config import ArchitectureConfig
+from architectures.errors import UserError
+from architectures.plan import PLAN_NAME, plan_pruning
+from architectures.score_files import SCORES_NAME, load_scores
+from architectures.shapes import Shape
+from architectures.target import read_config
+from distill.lineage import prune_inputs
+from distill.pruning import recipe_plan
+from distill.recipe import Recipe
+from distill.stages import prune_stage
+
+
+@pytest.fixture
+def make_recipe(tiny_target, tmp_path):
+    """A recipe of this architecture, whose prompts hold enough text to calibrate on."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(20)))
+
+    def make(**architecture) -> Recipe:
+        calibration = {"tokens": 64, "sequence_len": 32, **architecture.pop("calibration", {})}
+        return Recipe.model_validate(
+            {
+                "run_name": "r",
+                "run_dir": str(tmp_path / "run"),
+                "target": {"path": str(tiny_target), "dtype": "float32"},
+                "architecture": {**architecture, "calibration": calibration},
+                "data": {"prompts": [{"path": str(prompts)}], "num_eval_prompts": 2},
+            }
+        )
+
+    return make
+
+
+@pytest.fixture
+def scores_file(tmp_path) -> Path:
+    return tmp_path / "run" / "scores" / SCORES_NAME
+
+
+@pytest.mark.parametrize("method", ["block_influence", "greedy", "merge"])
+def test_every_scored_method_makes_a_draft(make_recipe, tmp_path, method):
+    recipe = make_recipe(layers=2, intermediate=96, heads=2, hidden=48, method=method)
+    prune_stage(recipe)
+
+    plan = json.loads((tmp_path / "run" / "init" / PLAN_NAME).read_text())
+    shape = Shape.from_config(read_config(tmp_path / "run" / "init"))
+    assert (shape.layers, shape.intermediate, shape.heads, shape.kv_heads, shape.hidden) == (2, 96, 2, 1, 48)
+    assert plan["method"] == method
+    assert plan["target"]
+
+
+def test_pure_methods_look_at_no_text(make_recipe, tiny_target, scores_file):
+    recipe = make_recipe(layers=2, calibration={"text": "/nowhere.txt"})
+    assert recipe_plan(recipe, tiny_target).source_layers == (0, 3)
+    assert not scores_file.exists()
+
+
+def test_scores_are_computed_once_for_every_shape(make_recipe, tiny_target, scores_file, capsys):
+    recipe_plan(make_recipe(layers=2, method="block_influence"), tiny_target)
+    written = scores_file.stat().st_mtime_ns
+    recipe_plan(make_recipe(layers=3, intermediate=64, method="block_influence", rescale=True), tiny_target)
+
+    assert scores_file.stat().st_mtime_ns == written
+    assert "computed (block_influence_L)" in capsys.readouterr().out
+
+
+def test_a_method_that_needs_more_adds_to_the_file(make_recipe, tiny_target, scores_file):
+    recipe_plan(make_recipe(layers=2, method="greedy"), tiny_target)
+    before = load_scores(scores_file).arrays
+    recipe_plan(make_recipe(layers=2, method="merge"), tiny_target)
+    after = load_scores(scores_file).arrays
+
+    assert set(before) == {"removal_order"}
+    assert set(after) == {"removal_order", "merge_order"}
+    assert np.array_equal(before["removal_order"], after["removal_order"])
+
+
+@pytest.mark.parametrize("change", [{"tokens": 96}, {"sequence_len": 16}])
+def test_other_text_makes_other_scores(make_recipe, tiny_target, scores_file, change):
+    recipe_plan(make_recipe(layers=2, method="block_influence"), tiny_target)
+    before = load_scores(scores_file).arrays["block_influence_L"]
+    recipe_plan(make_recipe(layers=2, method="block_influence", calibration=change), tiny_target)
+
+    assert not np.array_equal(before, load_scores(scores_file).arrays["block_influence_L"])
+
+
+def test_runs_may_share_a_folder_of_scores(make_recipe, tiny_target, tmp_path):
+    recipe = make_recipe(layers=2, method="block_influence", scores=str(tmp_path / "shared"))
+    recipe_plan(recipe, tiny_target)
+    assert (tmp_path / "shared" / SCORES_NAME).is_file()
+    assert not (tmp_path / "run").exists()
+
+
+def test_text_shorter_than_asked_is_refused_with_both_counts(make_recipe, tiny_target, scores_file):
+    recipe = make_recipe(layers=2, method="block_influence", calibration={"tokens": 5000})
+    with pytest.raises(UserError, match=r"has \d+ tokens, 4992 are asked for .*architecture\.calibration\.text"):
+        recipe_plan(recipe, tiny_target)
+    assert not scores_file.exists()
+
+
+def test_a_text_file_and_a_file_of_prompts_can_calibrate(make_recipe, tiny_target, tmp_path, scores_file):
+    text, prompts = tmp_path / "text.txt", tmp_path / "more.jsonl"
+    text.write_text("All good things are three. " * 20)
+    prompts.write_text("".join(json.dumps({"question": f"Why {i}?"}) + "\n" for i in range(20)))
+    found = []
+    for file in (text, prompts):
+        recipe_plan(make_recipe(layers=2, method="block_influence", calibration={"text": str(file)}), tiny_target)
+        found.append(load_scores(scores_file).arrays["block_influence_L"])
+    assert not np.array_equal(*found)
+
+
+def test_what_the_recipe_does_not_look_at_does_not_count(make_recipe, tiny_target, tmp_path):
+    plain = prune_inputs(make_recipe(layers=2), tiny_target)
+    assert plain == prune_inputs(make_recipe(layers=2, scores="elsewhere", calibration={"tokens": 80}), tiny_target)
+    scored = prune_inputs(make_recipe(layers=2, method="greedy"), tiny_target)
+    assert scored.keys() - plain.keys() == {"architecture.calibration"}
+    other = prune_inputs(make_recipe(layers=2, method="greedy", calibration={"tokens": 80}), tiny_target)
+    assert other["architecture.calibration"] != scored["architecture.calibration"]
+    assert prune_inputs(make_recipe(layers=2, method="random"), tiny_target)["seed"] == "17"
+
+
+def test_a_plan_is_taken_as_it_is_for_its_own_target_only(make_recipe, make_checkpoint, tmp_path, capsys):
+    recipe = make_recipe(layers=2, intermediate=96, width_method="random")
+    prune_stage(recipe)
+    plan_file = tmp_path / "run" / "init" / PLAN_NAME
+
+    again = make_recipe(plan=str(plan_file)).model_copy(update={"run_dir": str(tmp_path / "again")})
+    prune_stage(again)
+    first, second = (tmp_path / run / "init" / "model.safetensors" for run in ("run", "again"))
+    assert first.read_bytes() == second.read_bytes()
+
+    other = recipe.target.model_copy(update={"path": str(make_checkpoint(seed=9))})
+    with pytest.raises(UserError, match="made for another target"):
+        prune_stage(again.model_copy(update={"target": other, "run_dir": str(tmp_path / "third")}))
+
+
+def test_an_earlier_draft_can_be_cut_again(make_recipe, tmp_path):
+    prune_stage(make_recipe(layers=3))
+    source = tmp_path / "run" / "init"
+    recipe = make_recipe(layers=2, source=str(source)).model_copy(update={"run_dir": str(tmp_path / "again")})
+    prune_stage(recipe)
+
+    plan = plan_pruning(Shape.from_config(read_config(source)), ArchitectureConfig(layers=2))
+    assert json.loads((tmp_path / "again" / "init" / PLAN_NAME).read_text())["source_layers"] == [0, 2]
+    assert Shape.from_config(read_config(tmp_path / "again" / "init")) == plan.draft
+    manifest = json.loads((tmp_path / "again" / "init" / "manifest.json").read_text())
+    assert "architecture.source" in manifest["inputs"]
