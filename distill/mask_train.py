@@ -102,6 +102,11 @@ def in_batches(time: str, config: MasksConfig) -> int:
     return max(1, round(value * total if unit == "dur" else value))
 
 
+def without_dur(time: str, config: MasksConfig) -> str:
+    """A time in batches if it was a share of the training: Composer asks for the length of the text, which has none."""
+    return f"{in_batches(time, config)}ba" if split_time(time)[1] == "dur" else time
+
+
 def build_mask_trainer(recipe: Recipe, model: MaskModel, target: Path) -> Trainer:
     """A trainer that stands at the newest checkpoint, or at the start where there is none."""
     config, folder = recipe.architecture.masks, Path(recipe.run_dir) / "mask_checkpoints"
@@ -121,7 +126,9 @@ def build_mask_trainer(recipe: Recipe, model: MaskModel, target: Path) -> Traine
             MaskSchedule(),
             mixture,
             RandomStateOnResume(),
-            CheckpointWriter(folder, save_interval=config.save_interval, num_to_keep=CHECKPOINTS_KEPT),
+            CheckpointWriter(
+                folder, save_interval=without_dur(config.save_interval, config), num_to_keep=CHECKPOINTS_KEPT
+            ),
             SpeedMonitor(window_size=10),
         ],
         loggers=build_mask_loggers(recipe),
@@ -155,7 +162,9 @@ def build_text(recipe: Recipe, model: MaskModel, target: Path) -> tuple[DataSpec
     references = reference_losses(
         text, lambda: held_out_losses(lambda ids: all_logits(model.student, ids), held_out, device=device)
     )
-    mixture = DynamicLoading(domains, masked_losses, config=text.mixture, references=references)
+    interval = without_dur(text.mixture.update_interval, recipe.architecture.masks)
+    rule = text.mixture.model_copy(update={"update_interval": interval})
+    mixture = DynamicLoading(domains, masked_losses, config=rule, references=references)
     return DataSpec(loader, get_num_tokens_in_batch=lambda batch: batch["input_ids"].numel()), mixture
 
 

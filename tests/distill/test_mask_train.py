@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from architectures.masking import masked
 from architectures.plan import PruningPlan
 from distill.checkpoints import find_checkpoints
 from distill.lineage import masks_are_due
-from distill.mask_train import build_mask_model, build_mask_optimizer, in_batches
+from distill.mask_train import ClipWeightGradients, build_mask_model, build_mask_optimizer, in_batches
 from distill.recipe import Recipe, save_recipe
 from distill.train import train
 
@@ -36,7 +37,7 @@ def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Recipe]:
     generator = random.Random(3)
     text.write_text("".join(generator.choice("abcdefgh \n") for _ in range(6000)))
 
-    def make(name: str = "run", architecture=None, **masks) -> Recipe:
+    def make(name: str = "run", architecture=None, update_interval: str = "2ba", **masks) -> Recipe:
         settings = {
             "max_duration": "6ba",
             "global_train_batch_size": 4,
@@ -55,7 +56,7 @@ def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Recipe]:
                 "domains": [{"name": "letters", "path": str(text)}],
                 "max_seq_len": 24,
                 "num_eval_sequences": 2,
-                "mixture": {"update_interval": "2ba"},
+                "mixture": {"update_interval": update_interval},
             },
             distill={"progress_bar": False},
         )
@@ -252,6 +253,26 @@ def test_multipliers_rise_where_too_much_is_open(make_masks):
     assert (model["masks.log_alpha.layers"] < 5).all()
 
 
+def test_log_alphas_stay_within_their_limits(make_masks):
+    recipe = make_masks(max_duration="5ba", target_warmup="1ba", mask_lr=30.0)
+    train(recipe)
+    masks = build_mask_model(recipe, Path(recipe.target.path)).masks
+    for name, axis in masks.axes.items():
+        found, (low, high) = last_state(recipe)["model"][f"masks.log_alpha.{name}"], axis.limits
+        assert low - 1e-5 <= float(found.min()) <= low + 1e-5
+        assert float(found.max()) <= high + 1e-5
+
+
+def test_the_gradients_of_weights_alone_are_clipped(make_masks, tiny_target):
+    model = build_mask_model(make_masks(), tiny_target)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    ClipWeightGradients(1.0).apply(None, SimpleNamespace(model=model), None)
+    norm = torch.stack([parameter.grad.norm() for parameter in model.student.parameters()]).norm()
+    assert float(norm) == pytest.approx(1.0, rel=1e-4)
+    assert all((parameter.grad == 1).all() for parameter in model.masks.parameters())
+
+
 def test_another_recipe_does_not_continue_these_masks(make_masks, monkeypatch):
     interrupt(monkeypatch, make_masks(), 3)
     with pytest.raises(UserError, match=r"mask_checkpoints was made from another architecture than the recipe"):
@@ -262,6 +283,14 @@ def test_another_recipe_does_not_continue_these_masks(make_masks, monkeypatch):
 def test_a_target_with_nothing_to_cut_is_refused(make_masks):
     with pytest.raises(UserError, match="leaves nothing to learn"):
         train(make_masks(architecture={"layers": 4}))
+
+
+def test_shares_of_the_training_are_times_too(make_masks):
+    recipe = make_masks(max_duration="4ba", save_interval="0.5dur", update_interval="0.25dur")
+    train(recipe)
+    names = [path.name for path in find_checkpoints(Path(recipe.run_dir) / "mask_checkpoints")]
+    assert names == ["ep0-ba2-rank0.pt", "ep0-ba4-rank0.pt"]
+    assert [batch for batch, found in metrics(recipe).items() if "mixture/letters/loss" in found] == [1, 2, 3, 4]
 
 
 def test_times_in_batches(make_masks):
