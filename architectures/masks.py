@@ -28,6 +28,7 @@ OPEN_SHIFT = -BETA * log(-LOW / HIGH)  # P(gate > 0) = sigmoid(log_alpha + OPEN_
 FIRST_LOG_ALPHA, FIRST_SPREAD = 5.0, 0.01  # nearly all gates open at the start, no two alike
 NOISE_MARGIN = 1e-6
 LARGEST_FLOOR = 1e-4  # P(gate > 0) of a gate that is as good as closed, at most
+LEAST_KEPT = 0.5  # value of a gate that is kept though training left it nearer to closed: no kept part is dead
 MULTIPLIERS = 2  # of each constraint: of the gap and of its square
 MOST_PARTS = 32  # a gap of one gate in 32 counts as 1, of one in 11008 as 1/344: it would drown the loss otherwise
 
@@ -132,7 +133,7 @@ class Masks(nn.Module):
 
     def final(self) -> Gates:
         """As `expected`, but exactly as many are open as the draft keeps: what `plan_from_masks` removes is 0."""
-        return self.gates(lambda name: middle(self.log_alpha[name]) * self.kept(name))
+        return self.gates(lambda name: middle(self.log_alpha[name]).clamp(min=LEAST_KEPT) * self.kept(name))
 
     def kept(self, name: str) -> Tensor:
         """kept_X of an axis: True for the largest log-alphas, as many as the draft keeps; of equals the earlier."""

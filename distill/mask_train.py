@@ -42,6 +42,7 @@ from eval.models import load_model, load_tokenizer
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA
 CLIPPING_THRESHOLD = 1.0
 CHECKPOINTS_KEPT = 2
+ENOUGH_OPEN = 0.9  # of an axis's kept gates; below, what is kept was a toss-up
 
 
 def train_masks(recipe: Recipe) -> None:
@@ -262,4 +263,11 @@ def write_masks(recipe: Recipe, model: MaskModel, target: Path) -> None:
         )
 
     export_masks(model.student, masks, plan, target, out, dtype=recipe.target.dtype, finish=finish)
+    for name in masks.axes:
+        if (share := open_kept_fraction(masks, name)) < ENOUGH_OPEN:
+            print(
+                f"{out}: only {share:.0%} of the {name} that are kept have open gates; the masks have not decided. "
+                "Raise architecture.masks.max_duration, or lower mask_lr.",
+                file=sys.stderr,
+            )
     print(f"{out}: {plan.summary()}. Run `widedraft prune` next.", file=sys.stderr)
