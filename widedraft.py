@@ -134,6 +134,13 @@ def recipe_of(options: argparse.Namespace) -> "Recipe":
     return load_recipe(options.recipe, options.overrides)
 
 
+def masks(options: argparse.Namespace) -> None:
+    """Train learned masks; the training processes load the recipe themselves."""
+    from distill.stages import mask_stage
+
+    mask_stage(options.recipe, options.overrides)
+
+
 def prune(options: argparse.Namespace) -> None:
     """Cut the undistilled draft out of the target."""
     from distill.stages import prune_stage
@@ -216,6 +223,9 @@ STAGES = {
         shapes, "list the named shapes with their true sizes, or what a target can become", shapes_arguments
     ),
     "import-gguf": Stage(import_gguf, "make a Hugging Face folder from a GGUF file", import_arguments),
+    "masks": Stage(
+        masks, "train learned masks, for a recipe with that method, into <run>/masks; then prune", recipe_arguments
+    ),
     "prune": Stage(prune, "cut the undistilled draft out of the target, into <run>/init", recipe_arguments),
     "generate": Stage(generate, "let the target answer the prompts, into <run>/data", recipe_arguments),
     "distill": Stage(distill, "train the draft on this machine and export it, into <run>/draft", recipe_arguments),

@@ -103,6 +103,76 @@ class CalibrationConfig(Section):
         return sequence_len
 
 
+class MasksConfig(Section):
+    """How learned masks are trained, together with the target's weights, on the sequences of `text`."""
+
+    max_duration: str = Field(
+        default="200ba",
+        pattern=r"^[1-9][0-9_]*ba$",
+        title="a time in batches",
+        examples=["3200ba"],
+        description="Length of the training; after a tenth of warm-up, rates fall to a tenth along a cosine.",
+    )
+    target_warmup: str = Field(
+        default="0.2dur",
+        pattern=r"^(?:[1-9][0-9_]*ba|0?\.[0-9]*[1-9][0-9]*dur|1(?:\.0*)?dur)$",
+        title="a time in batches, or a share of the training",
+        examples=["640ba", "0.2dur"],
+        description="Time over which the size asked for moves from the target's to the draft's.",
+    )
+    global_train_batch_size: int = Field(default=32, ge=1, description="Sequences per step over all processes.")
+    device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="Sequences per forward pass on one device; auto finds the largest that fits a GPU's memory.",
+    )
+    weight_lr: float = Field(default=1e-4, gt=0, allow_inf_nan=False, description="Peak learning rate of the weights.")
+    mask_lr: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, description="Peak learning rate of masks and multipliers."
+    )
+    lm_weight: float = Field(
+        default=1.0, ge=0, allow_inf_nan=False, description="Weight of the loss of the next token of the text."
+    )
+    kl_weight: float = Field(
+        default=1.0, ge=0, allow_inf_nan=False, description="Weight of KL(target || masked); 0 leaves the target out."
+    )
+    precision: Literal["amp_bf16", "fp32"] = Field(
+        default="amp_bf16", description="Arithmetic of forward and backward; weights, masks and moments stay float32."
+    )
+    save_interval: str = Field(
+        default="0.25dur",
+        pattern=r"^(?:[1-9][0-9_]*ba|0?\.[0-9]*[1-9][0-9]*dur|1(?:\.0*)?dur)$",
+        title="a time in batches, or a share of the training",
+        examples=["100ba", "0.25dur"],
+        description="Time between checkpoints; the newest two are kept, and training continues from them.",
+    )
+
+    @field_validator("target_warmup")
+    @classmethod
+    def _ends_within_the_training(cls, warmup: str, info: ValidationInfo) -> str:
+        duration = info.data.get("max_duration")
+        if warmup.endswith("ba") and duration is not None and int(warmup[:-2]) > int(duration[:-2]):
+            raise ValueError(
+                f"must be at most architecture.masks.max_duration, got {warmup} and {duration}. "
+                "The draft's size would never be asked for."
+            )
+        return warmup
+
+    @field_validator("device_train_microbatch_size")
+    @classmethod
+    def _fits_the_batch(cls, size: int | str, info: ValidationInfo) -> int | str:
+        batch = info.data.get("global_train_batch_size")
+        if isinstance(size, int) and batch is not None and size > batch:
+            raise ValueError(f"must be at most architecture.masks.global_train_batch_size, got {size} and {batch}.")
+        return size
+
+    @field_validator("kl_weight")
+    @classmethod
+    def _some_loss(cls, kl_weight: float, info: ValidationInfo) -> float:
+        if kl_weight == 0 and info.data.get("lm_weight") == 0:
+            raise ValueError("must be > 0 when architecture.masks.lm_weight is 0. Nothing else says what to keep.")
+        return kl_weight
+
+
 class ArchitectureConfig(Section):
     """The shape of the draft, and how the target's weights become it. Needs shape, plan, or at least one size."""
 
@@ -127,8 +197,11 @@ class ArchitectureConfig(Section):
         min_length=1,
         description="Folder the draft is cut from, if not the target: an earlier draft. The target still teaches.",
     )
-    method: Literal["first_last", "evenly_spaced", "block_influence", "greedy", "merge", "random"] = Field(
-        default="first_last", description="Which of the target's layers are kept, or merged."
+    method: Literal["first_last", "evenly_spaced", "block_influence", "greedy", "merge", "random", "learned_masks"] = (
+        Field(
+            default="first_last",
+            description="Which of the target's layers are kept, or merged; learned_masks trains masks, of widths too.",
+        )
     )
     width_method: Literal["activation", "flap", "magnitude", "random"] = Field(
         default="activation", description="Which heads, neurons and channels are kept."
@@ -142,6 +215,7 @@ class ArchitectureConfig(Section):
         min_length=1,
         description="Folder of the scores, which runs of one target may share; null means <run_dir>/scores.",
     )
+    masks: MasksConfig = Field(default=MasksConfig(), description="Training of learned_masks.")
     plan: str | None = Field(
         default=None,
         min_length=1,
@@ -184,4 +258,14 @@ class ArchitectureConfig(Section):
     def _merged_layers_are_not_rescaled(self) -> "ArchitectureConfig":
         if self.rescale and self.method == "merge":
             raise ValueError("must have rescale: false with method: merge. Merged layers do not leave a cut behind.")
+        return self
+
+    @model_validator(mode="after")
+    def _masks_decide_alone(self) -> "ArchitectureConfig":
+        decided = ("stages", "source", "width_method", "rescale", "calibration", "scores", "plan")
+        unused = decided if self.method == "learned_masks" else ("masks",)
+        given = [name for name in unused if getattr(self, name) != type(self).model_fields[name].default]
+        if given:
+            method = self.method
+            raise ValueError(f"must leave out {given[0]} with method: {method}, which does not look at it.")
         return self

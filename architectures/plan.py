@@ -158,7 +158,9 @@ def short(fingerprint: str | None) -> str:
 
 
 def needed_scores(source: Shape, config: ArchitectureConfig) -> set[str]:
-    """The arrays of Scores a plan looks at; what the shape does not cut needs none."""
+    """The arrays of Scores a plan looks at; what the shape does not cut needs none, and learned masks need none."""
+    if config.method == "learned_masks":
+        return set()
     draft = draft_shape(source, config)
     needed: set[str] = set()
     if draft.layers < source.layers and config.method in LAYER_SCORES:

@@ -16,7 +16,7 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.plan import PLAN_NAME, PruningPlan
 from architectures.shapes import Shape, checkpoint_tensors
-from architectures.slicing import draft_places, draft_tensor
+from architectures.slicing import draft_tensor, tensor_places
 from architectures.target import read_config
 from architectures.weights import TensorInfo, Weights, open_weights, require_replaceable, require_tensors, write_weights
 
@@ -66,7 +66,7 @@ def prune_checkpoint(
     require_tokenizer(target)
     require_replaceable(out, PLAN_NAME, reading=target)
 
-    places = draft_places(plan)
+    places = tensor_places(plan.draft)
     layout = draft_layout(plan, weights, dtype)
 
     def read(name: str) -> Tensor:

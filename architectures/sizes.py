@@ -43,6 +43,18 @@ def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
     return draft
 
 
+def masked_shape(source: Shape, config: ArchitectureConfig) -> Shape:
+    """The shape of a draft that masks are trained for: smaller than the target in something.
+
+    Raises:
+        UserError: As `draft_shape`, and if nothing is cut.
+    """
+    draft = draft_shape(source, config)
+    if draft == source:
+        raise UserError("architecture.method=learned_masks with the target's own sizes leaves nothing to learn. Cut.")
+    return draft
+
+
 def named_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
     """The sizes of a named shape."""
     assert config.shape is not None  # the caller asked

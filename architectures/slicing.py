@@ -14,6 +14,7 @@ from torch import Tensor
 from architectures.families import FAMILIES
 from architectures.families.family import Part
 from architectures.plan import PruningPlan
+from architectures.shapes import Shape
 
 READERS = ("attention_norm", "ffn_norm")  # norms that read the residual stream
 WRITERS = ("attention_output", "ffn_down")  # linears that write it, unless a norm stands behind them
@@ -27,7 +28,7 @@ class Place:
     Attributes:
         role: As families name it.
         kind: weight or bias.
-        layer: Of the draft; None outside the layers.
+        layer: Its number; None outside the layers.
     """
 
     role: str
@@ -35,9 +36,9 @@ class Place:
     layer: int | None
 
 
-def draft_places(plan: PruningPlan) -> dict[str, Place]:
-    """Where every tensor of the draft stands, under its name."""
-    family, shape = FAMILIES[plan.draft.family], plan.draft
+def tensor_places(shape: Shape) -> dict[str, Place]:
+    """Where every tensor of a model stands, under its name."""
+    family = FAMILIES[shape.family]
     places = {}
     for layer in (None, *range(shape.layers)):
         parts = family.outside if layer is None else family.layer

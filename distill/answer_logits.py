@@ -28,10 +28,17 @@ class AnswerLogits(nn.Module):
         There is no attention mask: padding stands on the right, where a causal model never looks back at it from.
         """
         hidden_BTH = self.lm.base_model(input_ids=input_ids_BT, use_cache=False).last_hidden_state
-        head = self.lm.get_output_embeddings()
-        assert head is not None, "a causal language model has an output head"
-        return head(hidden_BTH[keep_BT])
+        return head_logits(self.lm, hidden_BTH[keep_BT])
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
         """Tells Composer to shard each transformer block as its own unit."""
         return isinstance(module, GradientCheckpointingLayer)
+
+
+def head_logits(lm: PreTrainedModel, hidden_AH: Tensor) -> Tensor:
+    """Logits_AV of a causal language model, from what its last norm put out."""
+    head = lm.get_output_embeddings()
+    assert head is not None, "a causal language model has an output head"
+    logits_AV = head(hidden_AH)
+    cap = getattr(lm.config, "final_logit_softcapping", None)  # of Gemma
+    return logits_AV if cap is None else cap * (logits_AV / cap).tanh()

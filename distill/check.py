@@ -12,7 +12,7 @@ from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest
 from architectures.plan import load_plan, needed_scores, plan_pruning
 from architectures.shapes import NAMED_SHAPES, Shape
-from architectures.sizes import WIDTHS, draft_shape
+from architectures.sizes import WIDTHS, draft_shape, masked_shape
 from architectures.target import is_gguf, read_remote_config
 from distill.config import split_time
 from distill.lineage import generate_inputs, target_record
@@ -104,6 +104,8 @@ def planned(recipe: Recipe) -> Cut:
     if wanted.plan is not None:
         plan = load_plan(Path(wanted.plan), source, target=None)
         return Cut(source, plan.draft, f"cut by {wanted.plan}, {keeping(plan.source_layers, source)}")
+    if wanted.method == "learned_masks":
+        return Cut(source, masked_shape(source, wanted), f"cut by masks trained for {wanted.masks.max_duration}")
     draft = draft_shape(source, wanted)
     narrower = any(getattr(draft, name) != getattr(source, name) for name in WIDTHS)
     methods = f"{wanted.method}, widths by {wanted.width_method}" if narrower else wanted.method

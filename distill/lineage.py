@@ -110,10 +110,47 @@ def write_draft_manifest(recipe: Recipe, folder: Path, *, checkpoint: str, finis
     )
 
 
+def masks_are_due(recipe: Recipe) -> bool:
+    """Whether the recipe wants masks that are not finished yet."""
+    masks = Path(recipe.run_dir) / "masks"
+    return recipe.architecture.method == "learned_masks" and read_manifest(masks) is None
+
+
+def mask_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What learned masks are made from; keys that a continued training may change are left out."""
+    assert recipe.text is not None  # a recipe with learned masks has text
+    architecture = recipe.architecture.model_dump(mode="json")
+    for key in ("save_interval", "device_train_microbatch_size"):
+        del architecture["masks"][key]
+    files = [domain.path for domain in recipe.text.domains]
+    contents = [fingerprint_file(Path(path)) if path is not None and Path(path).is_file() else None for path in files]
+    return {
+        "target": fingerprint_checkpoint(target),
+        "target.dtype": recipe.target.dtype,
+        "architecture": fingerprint_value(architecture),
+        "text": fingerprint_value([recipe.text.model_dump(mode="json"), contents]),
+        "seed": str(recipe.seed),
+    }
+
+
+def masks_as_input(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What init is made from where masks decide: finished masks of this very recipe.
+
+    Raises:
+        UserError: If there are none.
+    """
+    masks = Path(recipe.run_dir) / "masks"
+    require_finished(masks, "masks")
+    refuse_changed(masks, mask_inputs(recipe, target))
+    return {"masks": fingerprint_value(read_manifest(masks)), "target.dtype": recipe.target.dtype}
+
+
 def prune_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
-    """What init is made from; of scores, plan and seed what this recipe looks at."""
+    """What init is made from; of masks, scores, plan and seed what this recipe looks at."""
     wanted, source = recipe.architecture, cut_from(recipe, target)
-    not_the_cut = {"scores", "calibration", "plan", "source"}
+    if wanted.method == "learned_masks":
+        return masks_as_input(recipe, target)
+    not_the_cut = {"scores", "calibration", "plan", "source", "masks"}
     inputs = {
         "target": fingerprint_checkpoint(target),
         "target.dtype": recipe.target.dtype,

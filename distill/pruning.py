@@ -9,15 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from architectures.manifest import changed_inputs, fingerprint_checkpoint, read_manifest, write_manifest
-from architectures.plan import PruningPlan, load_plan, needed_scores, plan_pruning
+from architectures.plan import PLAN_NAME, PruningPlan, load_plan, needed_scores, plan_pruning
 from architectures.scores import Scores
 from architectures.shapes import Shape
 from architectures.target import read_config
-from distill.lineage import scores_inputs, target_record
+from distill.lineage import cut_from, scores_inputs, target_record
 from distill.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def weights_and_plan(recipe: Recipe, target: Path) -> tuple[Path, PruningPlan]:
+    """The folder to cut the draft out of, and how: what the recipe names and its plan, or what masks left of both."""
+    if recipe.architecture.method != "learned_masks":
+        source = cut_from(recipe, target)
+        return source, recipe_plan(recipe, source)
+    masks, source = Path(recipe.run_dir) / "masks", Shape.from_config(read_config(target))
+    return masks, load_plan(masks / PLAN_NAME, source, target=fingerprint_checkpoint(target))
 
 
 def recipe_plan(recipe: Recipe, target: Path) -> PruningPlan:

@@ -20,6 +20,7 @@ from distill.config import DataConfig, DistillConfig, ExportConfig
 from distill.mistakes import mistakes_of, report
 from distill.recipe_reference import write_reference
 from distill.recipe_source import read_source
+from distill.text_config import TextConfig
 from eval.config import EvalConfig
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -47,6 +48,7 @@ class Recipe(Section):
     target: TargetConfig
     architecture: ArchitectureConfig
     data: DataConfig
+    text: TextConfig | None = Field(default=None, description="Text in domains; null trains on answers alone.")
     distill: DistillConfig = DistillConfig()
     eval: EvalConfig = EvalConfig()
     export: ExportConfig = ExportConfig()
@@ -56,6 +58,14 @@ class Recipe(Section):
     def _fill_run_name(cls, run_dir: str, info: ValidationInfo) -> str:
         """The default names the run also when no recipe file is read."""
         return run_dir.replace("${run_name}", info.data.get("run_name", ""))
+
+    @field_validator("text")
+    @classmethod
+    def _masks_are_trained_on_text(cls, text: TextConfig | None, info: ValidationInfo) -> TextConfig | None:
+        architecture = info.data.get("architecture")
+        if text is None and architecture is not None and architecture.method == "learned_masks":
+            raise ValueError("must be given when architecture.method is learned_masks: masks are trained on it.")
+        return text
 
 
 class Scoring(Section):

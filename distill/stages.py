@@ -19,12 +19,14 @@ from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.target import resolve_checkpoint
 from distill.lineage import (
-    cut_from,
     draft_inputs,
     eval_inputs,
     generate_inputs,
+    mask_inputs,
+    masks_are_due,
     prune_inputs,
     recipe_hash,
+    refuse_changed,
     refuse_orphaned_training,
     require_finished,
     require_training_inputs,
@@ -39,10 +41,15 @@ if TYPE_CHECKING:
 
 
 def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
-    """Prune, generate, distil, export and score; skip what is current; end with the scorecard's headline."""
+    """Prune, generate, distil, export and score; skip what is current; end with the scorecard's headline.
+
+    Learned masks are trained first, where the recipe wants them.
+    """
     recipe = load_recipe(recipe_path, overrides)
     if recipe.architecture.stages is not None:
         run_earlier_stages(recipe)
+    if recipe.architecture.method == "learned_masks":
+        timed("masks", lambda: mask_stage(recipe_path, overrides))
     timed("prune", lambda: prune_stage(recipe))
     timed("generate", lambda: generate_stage(recipe))
     timed("distill", lambda: distill_stage(recipe_path, overrides))
@@ -79,10 +86,30 @@ def print_outcome(recipe: Recipe) -> None:
     print(f"\ndraft:     {run / 'draft'}\nscorecard: {run / 'eval' / 'scorecard.md'}\n\n{headline(scorecard)}")
 
 
+def mask_stage(recipe_path: Path, overrides: Sequence[str]) -> None:
+    """Train learned masks into <run>/masks, on every GPU of this machine or on its processor.
+
+    Raises:
+        UserError: If the recipe has another method, or masks are there that were made from something else.
+    """
+    recipe = load_recipe(recipe_path, overrides)
+    if recipe.architecture.method != "learned_masks":
+        raise UserError(
+            f"{recipe_path}: architecture.method is {recipe.architecture.method}; only learned_masks has masks to "
+            "train. Run `widedraft prune` next."
+        )
+    masks, target = Path(recipe.run_dir) / "masks", begin_stage(recipe)
+    if masks_are_due(recipe):
+        run_training(recipe_path, overrides)
+    else:
+        refuse_changed(masks, mask_inputs(recipe, target))
+        print(f"   {masks}: up to date")
+
+
 def prune_stage(recipe: Recipe) -> None:
     """Cut <run>/init out of the target."""
     from architectures.prune import prune_checkpoint
-    from distill.pruning import recipe_plan
+    from distill.pruning import weights_and_plan
 
     init = Path(recipe.run_dir) / "init"
     target = begin_stage(recipe)
@@ -90,13 +117,12 @@ def prune_stage(recipe: Recipe) -> None:
     if is_current(init, inputs):
         return
     refuse_orphaned_training(recipe, init)
-    source = cut_from(recipe, target)
-    plan = recipe_plan(recipe, source)
+    weights, plan = weights_and_plan(recipe, target)
 
     def finish(folder: Path) -> None:
         write_manifest(folder, stage="prune", inputs=inputs, target=target_record(recipe), recipe=recipe_hash(recipe))
 
-    prune_checkpoint(source, plan, init, dtype=recipe.target.dtype, finish=finish)
+    prune_checkpoint(weights, plan, init, dtype=recipe.target.dtype, finish=finish)
     print(f"   {init}: {plan.summary()}")
 
 
@@ -125,9 +151,7 @@ def distill_stage(recipe_path: Path, overrides: Sequence[str]) -> None:
     if draft is not None and draft["finished"] and not changed_inputs(draft, wanted):
         print(f"   {Path(recipe.run_dir) / 'draft'}: up to date")
         return
-    completed = subprocess.run(training_command(recipe_path, overrides), env=training_environment(), check=False)
-    if completed.returncode != 0:
-        sys.exit(completed.returncode)  # the training process has said why
+    run_training(recipe_path, overrides)
 
 
 def export_stage(recipe: Recipe) -> None:
@@ -192,6 +216,13 @@ def eval_prompts(recipe: Recipe) -> list["Prompt"]:
         return load_prompts(recipe.eval.tasks)
     held_out = read_traces(Path(recipe.run_dir) / "data", "eval")
     return [Prompt(source=trace.source, messages=tuple(trace.messages)) for trace in held_out]
+
+
+def run_training(recipe_path: Path, overrides: Sequence[str]) -> None:
+    """Run `distill.train` in processes of its own; end this one with their exit code if they fail."""
+    completed = subprocess.run(training_command(recipe_path, overrides), env=training_environment(), check=False)
+    if completed.returncode != 0:
+        sys.exit(completed.returncode)  # the training process has said why
 
 
 def training_command(recipe_path: Path, overrides: Sequence[str]) -> list[str]:

@@ -4,6 +4,9 @@
 
 Reads <run>/init and <run>/data, writes <run>/checkpoints and <run>/logs, and ends with the draft in <run>/draft. Run it
 again after an interruption and it continues. `train` lists the steps; each is a function of its own.
+
+With `architecture.method: learned_masks` there is a training before this one: while <run>/masks is not finished, the
+same command trains that (distill/mask_train.py) and stops.
 """
 
 # ruff: noqa: E402  # nothing of ours is imported before the check that it is ours
@@ -30,9 +33,10 @@ from distill.checkpoints import find_checkpoints, newest_intact_checkpoint
 from distill.data import AnswerDataset
 from distill.exits import report_user_errors
 from distill.export import export_checkpoint
-from distill.lineage import begin_training, require_training_inputs, write_draft_manifest
+from distill.lineage import begin_training, masks_are_due, require_training_inputs, write_draft_manifest
+from distill.mask_train import train_masks
 from distill.recipe import Recipe, load_recipe
-from distill.trainer import DIST_TIMEOUT_S, build_model, build_trainer, training_device
+from distill.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
 from eval.models import require_same_tokenizer
 from eval.traces import read_traces
 
@@ -60,6 +64,10 @@ def train(recipe: Recipe) -> None:
     """
     run = Path(recipe.run_dir)
     share_cores()
+    if masks_are_due(recipe):
+        join_other_processes(recipe)
+        train_masks(recipe)
+        return
     require_training_inputs(recipe)
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
     require_same_tokenizer(target, run / "init")
@@ -116,9 +124,7 @@ def find_resume_point(recipe: Recipe) -> Path | None:
                 "Set it to true to continue that training, choose another run_name, or delete the folder."
             )
         return None
-    chosen = [newest_intact_checkpoint(folder) if dist.get_global_rank() == 0 else None]
-    dist.broadcast_object_list(chosen, src=0)
-    return chosen[0]
+    return newest_for_all(folder)
 
 
 def read_answers(recipe: Recipe) -> tuple[AnswerDataset, AnswerDataset]:

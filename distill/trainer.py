@@ -20,9 +20,11 @@ from composer.optim import (
 from composer.utils import dist
 from torch.utils.data import DataLoader
 
+from architectures.config import MasksConfig
 from architectures.errors import UserError
 from distill.answer_logits import AnswerLogits
 from distill.callbacks import CheckpointWriter, ClipGradientNorm
+from distill.checkpoints import newest_intact_checkpoint
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig, split_time
 from distill.data import AnswerDataset, build_dataspec
 from distill.loggers import build_loggers
@@ -37,6 +39,13 @@ DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint
 def training_device() -> Device:
     """This process's GPU, or the processor; `fp32` means float32 also where Composer would round to tf32."""
     return DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
+
+
+def newest_for_all(folder: Path) -> Path | None:
+    """The newest intact checkpoint of a folder, chosen by rank 0 for all; None where there is none."""
+    chosen = [newest_intact_checkpoint(folder) if dist.get_global_rank() == 0 else None]
+    dist.broadcast_object_list(chosen, src=0)
+    return chosen[0]
 
 
 def build_model(recipe: Recipe, *, target: Path) -> DistillModel:
@@ -103,7 +112,7 @@ def build_trainer(
     )
 
 
-def device_batch_size(config: DistillConfig) -> int:
+def device_batch_size(config: DistillConfig | MasksConfig) -> int:
     """Sequences per step on one process.
 
     Raises:
@@ -111,8 +120,9 @@ def device_batch_size(config: DistillConfig) -> int:
     """
     size, remainder = divmod(config.global_train_batch_size, dist.get_world_size())
     if remainder:
+        section = "distill" if isinstance(config, DistillConfig) else "architecture.masks"
         raise UserError(
-            f"distill.global_train_batch_size must be a multiple of the number of processes, got "
+            f"{section}.global_train_batch_size must be a multiple of the number of processes, got "
             f"{config.global_train_batch_size} and {dist.get_world_size()}. Change one of the two."
         )
     return size
@@ -129,7 +139,7 @@ def epochs_in_batches(max_duration: str, train_data: DataSpec) -> str:
     return f"{int(value) * len(train_data.dataloader)}ba" if unit == "ep" else max_duration
 
 
-def microbatch_size(config: DistillConfig) -> int | Literal["auto"]:
+def microbatch_size(config: DistillConfig | MasksConfig) -> int | Literal["auto"]:
     """Sequences per forward and backward pass. Composer finds it on GPUs; on a processor it is the device's batch."""
     if config.device_train_microbatch_size != "auto" or torch.cuda.is_available():
         return config.device_train_microbatch_size

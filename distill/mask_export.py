@@ -1,0 +1,66 @@
+"""Trained weights and masks become a Hugging Face folder of the target's shape, with the plan that cuts the draft."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from architectures.atomic import staged_folder, write_json, write_text
+from architectures.draft_config import with_dtype
+from architectures.families import FAMILIES
+from architectures.manifest import MANIFEST_NAME
+from architectures.masking import fold
+from architectures.masks import Masks, middle
+from architectures.plan import PLAN_NAME, PruningPlan
+from architectures.prune import carry_files
+from architectures.shapes import checkpoint_tensors
+from architectures.slicing import tensor_places
+from architectures.target import read_config
+from architectures.weights import TensorInfo, require_replaceable, write_weights
+from distill.export import stored_name
+
+
+def export_masks(
+    student: PreTrainedModel,
+    masks: Masks,
+    plan: PruningPlan,
+    target: Path,
+    out: Path,
+    *,
+    dtype: str,
+    finish: Callable[[Path], None],
+) -> None:
+    """Write the masked student's weights with the final gates multiplied in; the folder appears whole or not at all.
+
+    Args:
+        student: Trained, of the target's shape.
+        masks: Trained with it.
+        plan: Made from the masks.
+        target: Whose config, tokenizer and generation settings are carried over.
+        out: The folder; an earlier one there is replaced.
+        dtype: Number type of every weight.
+        finish: Called with the folder before it takes its place; writes manifest.json.
+    """
+    require_replaceable(out, MANIFEST_NAME, reading=target)
+    family, cast = FAMILIES[masks.source.family], getattr(torch, dtype)
+    trained = {stored_name(name, family): tensor for name, tensor in student.state_dict().items()}
+    places, gates = tensor_places(masks.source), masks.final()
+
+    def read(name: str) -> Tensor:
+        return fold(trained[name], places[name], gates, masks.source).to("cpu", cast)
+
+    layout = {name: TensorInfo(cast, size) for name, size in checkpoint_tensors(masks.source).items()}
+    with staged_folder(out) as folder:
+        write_weights(layout, read, folder)
+        write_json(with_dtype(read_config(target), dtype), folder / "config.json")
+        write_text(plan.to_json(), folder / PLAN_NAME)
+        carry_files(target, folder)
+        finish(folder)
+
+
+def open_kept_fraction(masks: Masks, name: str) -> float:
+    """The share of an axis's kept gates that are more open than closed: below 1, training was too short to decide."""
+    gates_X = middle(masks.log_alpha[name].detach())
+    return float((gates_X[masks.kept(name)] > 0.5).double().mean())

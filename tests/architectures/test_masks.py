@@ -1,0 +1,233 @@
+"""Gates and their constraints: counted as they are drawn, the same everywhere, and able to reach a single layer."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from architectures.masks import (
+    Masks,
+    ascending,
+    cut_axes,
+    hard_concrete,
+    middle,
+    open_probability,
+    plan_from_masks,
+)
+from architectures.shapes import Shape
+
+SOURCE = Shape(layers=6, hidden=64, intermediate=128, heads=8, kv_heads=4, head_dim=16, vocab=264)
+DRAFT = replace(SOURCE, layers=2, hidden=48, intermediate=32, heads=2, kv_heads=2)
+DEEP = replace(SOURCE, layers=32)
+LEARNING_RATE = 1.0  # of masks and multipliers in Sheared LLaMA
+
+
+def scattered(source: Shape = SOURCE, draft: Shape = DRAFT) -> Masks:
+    """Masks whose log-alphas lie anywhere between closed and open."""
+    masks, generator = Masks(source, draft, seed=3), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for values in masks.log_alpha.values():
+            values.copy_(4 * torch.randn(values.shape, generator=generator))
+    return masks
+
+
+def optimised(masks: Masks, num_steps: int, loss=None) -> list[float]:
+    """Minimise loss and constraints as training does; the expected layers after each step."""
+    optimizer = torch.optim.AdamW(masks.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    layers = []
+    for step in range(num_steps):
+        total = masks.lagrangian(min(1.0, step / (0.2 * num_steps)))
+        if loss is not None:
+            total = total + loss(masks.sampled(step))
+        optimizer.zero_grad()
+        total.backward()
+        for group in optimizer.param_groups:  # to a tenth, as in training
+            group["lr"] = LEARNING_RATE * (
+                0.1 + 0.45 * (1 + torch.cos(torch.tensor(3.14159 * step / num_steps)).item())
+            )
+        optimizer.step()
+        masks.limit()
+        layers.append(float(masks.expected_sizes()["layers"]))
+    return layers
+
+
+def test_only_what_the_draft_cuts_has_gates():
+    assert {name: (axis.size, axis.kept) for name, axis in cut_axes(SOURCE, DRAFT).items()} == {
+        "layers": ((6,), 2),
+        "groups": ((6, 4), 2),
+        "heads": ((6, 4, 2), 1),
+        "neurons": ((6, 128), 32),
+        "channels": ((64,), 48),
+    }
+    assert list(cut_axes(SOURCE, replace(SOURCE, heads=4, kv_heads=4))) == ["heads"]
+    assert list(cut_axes(SOURCE, replace(SOURCE, heads=4, kv_heads=2))) == ["groups"]
+    with pytest.raises(ValueError, match="there is nothing to mask"):
+        Masks(SOURCE, SOURCE, seed=0)
+
+
+@pytest.mark.parametrize("log_alpha", [-6.0, -2.0, -0.5, 0.0, 1.0, 4.0])
+def test_expected_sizes_are_those_of_the_gates_drawn(log_alpha):
+    num_draws = 400_000
+    gates = hard_concrete(torch.tensor(log_alpha), torch.rand(num_draws, generator=torch.Generator().manual_seed(2)))
+    p = float(open_probability(torch.tensor(log_alpha)))
+    five_sigma = 5 * (p * (1 - p) / num_draws) ** 0.5
+    assert float((gates > 0).double().mean()) == pytest.approx(p, abs=five_sigma + 1e-6)
+    assert gates.min() >= 0
+    assert gates.max() <= 1
+
+
+def test_expected_sizes_are_the_mean_of_sampled_masks():
+    masks = scattered()
+    counts: dict[str, list[Tensor]] = {"layers": [], "neurons": [], "channels": []}
+    for step in range(2000):
+        gates = masks.sampled(step)
+        counts["layers"].append((gates.layers_L > 0).sum())
+        counts["neurons"].append((gates.neurons_LF > 0).sum(dim=-1).float().mean())
+        counts["channels"].append((gates.channels_H > 0).sum())
+    for name, expected in masks.expected_sizes().items():
+        if name in counts:
+            drawn = torch.stack(counts[name]).double()
+            assert float(expected) == pytest.approx(float(drawn.mean()), abs=5 * float(drawn.std()) / 2000**0.5)
+
+
+def test_gates_depend_on_seed_and_step_and_on_nothing_else():
+    here, there = scattered(), scattered()
+    torch.manual_seed(99)
+    one = here.sampled(7)
+    torch.rand(5)
+    assert torch.equal(one.neurons_LF, there.sampled(7).neurons_LF)
+    assert not torch.equal(one.neurons_LF, here.sampled(8).neurons_LF)
+    there.seed = 4
+    assert not torch.equal(one.neurons_LF, there.sampled(7).neurons_LF)
+
+
+def test_gates_without_noise_reach_zero_and_one():
+    assert middle(torch.tensor([-2.5, 0.0, 2.5])).tolist() == [0.0, 0.5, 1.0]
+
+
+def test_a_head_is_open_where_its_group_and_its_place_in_it_are():
+    masks = scattered()
+    gates = masks.expected()
+    expected_LN = middle(masks.log_alpha["groups"])[:, :, None] * middle(masks.log_alpha["heads"])
+    assert torch.equal(gates.heads_LN, expected_LN.reshape(6, 8))
+
+
+def test_the_gap_counts_gates_or_32nds_and_its_target_moves_linearly():
+    masks = scattered()
+    layers = float(open_probability(masks.log_alpha["layers"]).sum())
+    channels = float(open_probability(masks.log_alpha["channels"]).sum())
+    for progress, target, target_channels in ((0.0, 6, 64), (0.5, 4, 56), (1.0, 2, 48)):
+        gaps = masks.gaps(progress)
+        assert float(gaps["layers"]) == pytest.approx(layers - target, abs=1e-5)
+        assert float(gaps["channels"]) == pytest.approx((channels - target_channels) / 2, abs=1e-5)
+
+
+def test_the_lagrangian_is_the_sum_over_constraints():
+    masks = scattered()
+    generator, expected = torch.Generator().manual_seed(8), 0.0
+    with torch.no_grad():
+        for name, values in masks.multipliers.items():
+            values.copy_(torch.rand(values.shape, generator=generator))
+            gap = masks.gaps(0.7)[name]
+            expected += float((values[0] * gap + values[1] * gap.square()).sum())
+    assert masks.multipliers["neurons"].shape == (2, 6)
+    assert float(masks.lagrangian(0.7)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_multipliers_climb_while_gates_descend():
+    masks = scattered()
+    masks.lagrangian(1.0).backward()
+    for name, gap in masks.gaps(1.0).items():
+        torch.testing.assert_close(masks.multipliers[name].grad[0], -gap.detach())
+        torch.testing.assert_close(masks.multipliers[name].grad[1], -gap.detach().square())
+    value = torch.tensor(3.0, requires_grad=True)
+    assert ascending(value).item() == 3.0
+
+
+@pytest.mark.parametrize("kept", [1, 3, 5])
+def test_constraints_alone_reach_any_depth(kept):
+    layers = optimised(Masks(DEEP, replace(DEEP, layers=kept), seed=0), 400)
+    assert layers[0] == pytest.approx(32, abs=0.1)
+    assert layers[-1] == pytest.approx(kept, abs=0.05)
+
+
+@pytest.mark.parametrize("kept", [1, 5])
+def test_with_a_loss_the_useful_layers_are_open_and_the_others_closed(kept):
+    useful = torch.randperm(32, generator=torch.Generator().manual_seed(6))[:kept]
+    worth_L = torch.full((32,), 0.1).index_fill_(0, useful, 3.0)
+    masks = Masks(DEEP, replace(DEEP, layers=kept), seed=0)
+    layers = optimised(masks, 400, lambda gates: -(worth_L * gates.layers_L).sum())
+    chance_L = open_probability(masks.log_alpha["layers"]).detach()
+    assert set(useful.tolist()) == set(masks.kept("layers").nonzero()[:, 0].tolist())
+    assert chance_L[useful].min() > 0.95
+    assert layers[-1] == pytest.approx(kept, abs=0.1)
+
+
+@pytest.mark.parametrize("kept", [1, 5, 24])
+def test_a_decided_mask_counts_as_its_kept_gates(kept):
+    masks = Masks(DEEP, replace(DEEP, layers=kept), seed=0)
+    low, high = masks.axes["layers"].limits
+    with torch.no_grad():
+        masks.log_alpha["layers"].fill_(-1e9)[:kept] = 1e9
+    masks.limit()
+    assert float(masks.log_alpha["layers"].min()) == pytest.approx(low)
+    assert float(masks.log_alpha["layers"].max()) == pytest.approx(high)
+    assert float(masks.expected_sizes()["layers"].detach()) == pytest.approx(kept, rel=0.01)
+    assert float(open_probability(torch.tensor(high))) >= 1 - 1.001e-4
+
+
+def test_the_plan_keeps_the_largest_and_has_the_drafts_shape():
+    masks = scattered()
+    plan = plan_from_masks(masks, SOURCE, DRAFT, target="abc")
+    assert (plan.draft, plan.method, plan.target) == (DRAFT, "learned_masks", "abc")
+    assert plan.source_layers == tuple(sorted(masks.log_alpha["layers"].topk(2).indices.tolist()))
+    assert plan.channels == tuple(sorted(masks.log_alpha["channels"].topk(48).indices.tolist()))
+    assert plan.neurons is not None
+    for place, layer in enumerate(plan.source_layers):
+        assert plan.neurons[place] == tuple(sorted(masks.log_alpha["neurons"][layer].topk(32).indices.tolist()))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (4, 4), (2, 2), (3, 3)])
+def test_every_kept_group_keeps_the_same_number_of_heads(heads, kv_heads):
+    draft = replace(DRAFT, heads=heads, kv_heads=kv_heads)
+    plan = plan_from_masks(scattered(draft=draft), SOURCE, draft)
+    assert plan.heads is not None
+    for layer, kept in enumerate(plan.heads):
+        groups = [head // 2 for head in kept]
+        assert len(kept) == heads
+        assert sorted(set(groups)) == list(plan.kv_heads[layer] if plan.kv_heads else range(4))
+        assert {groups.count(group) for group in groups} == {heads // kv_heads}
+
+
+def test_final_gates_are_closed_exactly_where_the_plan_removes():
+    masks = scattered()
+    with torch.no_grad():
+        for values in masks.log_alpha.values():
+            values.add_(20)  # all open: only the plan closes any
+    plan, gates = plan_from_masks(masks, SOURCE, DRAFT), masks.final()
+    assert gates.layers_L.nonzero()[:, 0].tolist() == list(plan.source_layers)
+    assert gates.channels_H.nonzero()[:, 0].tolist() == list(plan.channels or ())
+    for place, layer in enumerate(plan.source_layers):
+        assert gates.heads_LN[layer].nonzero()[:, 0].tolist() == list((plan.heads or ())[place])
+        assert gates.neurons_LF[layer].nonzero()[:, 0].tolist() == list((plan.neurons or ())[place])
+
+
+def test_no_kept_part_is_dead_where_training_did_not_decide():
+    masks = Masks(SOURCE, DRAFT, seed=0)
+    with torch.no_grad():
+        masks.log_alpha["layers"].copy_(torch.tensor([-9.0, -5.0, -8.0, 1.0, -7.0, -6.0]))
+    expected = [0.0, 0.5, 0.0, float(middle(torch.tensor(1.0))), 0.0, 0.0]
+    assert masks.final().layers_L.tolist() == pytest.approx(expected)
+
+
+def test_of_equal_gates_the_earlier_stay():
+    masks = Masks(SOURCE, DRAFT, seed=0)
+    with torch.no_grad():
+        masks.log_alpha["channels"].fill_(1.0)
+    assert plan_from_masks(masks, SOURCE, DRAFT).channels == tuple(range(48))
+
+
+def test_masks_of_other_shapes_make_no_plan():
+    with pytest.raises(ValueError, match="the masks are for"):
+        plan_from_masks(scattered(), SOURCE, replace(DRAFT, layers=3))
