@@ -20,6 +20,7 @@ from distill.config import DataConfig, DistillConfig, ExportConfig
 from distill.mistakes import mistakes_of, report
 from distill.recipe_reference import write_reference
 from distill.recipe_source import read_source
+from distill.text_config import TextConfig
 from eval.config import EvalConfig
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -47,6 +48,7 @@ class Recipe(Section):
     target: TargetConfig
     architecture: ArchitectureConfig
     data: DataConfig
+    text: TextConfig | None = Field(default=None, description="Text in domains; null trains on answers alone.")
     distill: DistillConfig = DistillConfig()
     eval: EvalConfig = EvalConfig()
     export: ExportConfig = ExportConfig()

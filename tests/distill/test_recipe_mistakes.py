@@ -25,7 +25,7 @@ IN_FILE = {
         "callbacks: {}",
         (
             "r.yaml:5: callbacks is not a key of a recipe. A recipe holds run_name, run_dir, seed, variables, target, "
-            "architecture, data, distill, eval, export. Free values belong in variables."
+            "architecture, data, text, distill, eval, export. Free values belong in variables."
         ),
     ),
     "unknown argument of a logger": (
