@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast, get_args
+from typing import Any, cast, get_args, get_origin
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -81,8 +81,8 @@ def with_defaults(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str
 
 
 def _section_model(annotation: Any) -> type[BaseModel] | None:
-    """The model of a field that holds a section, also where null may stand instead."""
-    options = [annotation, *get_args(annotation)]
+    """The model of a field that holds a section, also where null may stand instead; a list of sections is none."""
+    options = [annotation, *(get_args(annotation) if get_origin(annotation) is not tuple else ())]
     return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
 
 

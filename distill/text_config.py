@@ -104,7 +104,9 @@ class TextConfig(Section):
     """Text in domains, packed into sequences of one length."""
 
     domains: tuple[TextDomain, ...] = Field(
-        strict=False, min_length=1, description="Where text is read from; each domain has a weight of its own."
+        strict=False,
+        json_schema_extra={"minItems": 1},  # min_length would also count the domains that have mistakes of their own
+        description="Where text is read from; each domain has a weight of its own.",
     )
     max_seq_len: int = Field(default=1024, ge=2, description="Tokens of every sequence.")
     num_eval_sequences: int = Field(
@@ -117,7 +119,9 @@ class TextConfig(Section):
 
     @field_validator("domains")
     @classmethod
-    def _distinct_names(cls, domains: tuple[TextDomain, ...]) -> tuple[TextDomain, ...]:
+    def _some_with_distinct_names(cls, domains: tuple[TextDomain, ...]) -> tuple[TextDomain, ...]:
+        if not domains:
+            raise ValueError("must hold at least one domain, got []. Leave text out to train on answers alone.")
         names = [domain.name for domain in domains]
         if len(set(names)) < len(names):
             raise ValueError(f"must have a name of its own each, got {', '.join(names)}.")

@@ -23,6 +23,7 @@ LIGHT_MODULES = (
     "distill.lineage",
     "distill.recipe",
     "distill.stages",
+    "distill.text_config",
     "eval.config",
     "widedraft",
 )

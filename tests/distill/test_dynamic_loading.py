@@ -2,7 +2,11 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,43 +78,47 @@ def config(tmp_path):
     return make
 
 
+def train_tiny(text: TextConfig, tokenizer, folder: Path, *, max_duration: str, checkpoint=None):
+    """Train with global batches of 4, a checkpoint each; (model, domains, callback, logger) of this process."""
+    model, logger = TinyModel(), InMemoryLogger()
+    loader, domains = text_loader(text, tokenizer, batch_size=4 // dist.get_world_size(), seed=1)
+    held_out = text_eval_loaders(text, tokenizer, batch_size=2)
+
+    def measure(state):
+        model.net.eval()
+        losses = held_out_losses(model.net, held_out, device=CPU)
+        model.net.train()
+        return losses
+
+    loading = DynamicLoading(domains, measure, config=text.mixture, references=reference_losses(text, dict))
+    saving = CheckpointWriter(folder, save_interval="1ba", num_to_keep=99)
+    trainer = Trainer(
+        model=model,
+        train_dataloader=loader,
+        max_duration=max_duration,
+        optimizers=torch.optim.AdamW(model.parameters(), lr=0.03),
+        callbacks=[saving, RandomStateOnResume(), loading],
+        loggers=[logger],
+        device="cpu",
+        progress_bar=False,
+        seed=3,
+        load_path=None if checkpoint is None else str(checkpoint),
+    )
+    try:
+        trainer.fit()
+    finally:
+        trainer.close()
+    return model, domains, loading, logger
+
+
 @pytest.fixture
 def trained(config, tokenizer, tmp_path):
-    """trained(folder, max_duration, checkpoint) -> (model, domains, callback, logger) after training that long."""
+    """trained(folder, max_duration, checkpoint, **keys of mixture) -> what train_tiny returns."""
 
     def train(folder: str, max_duration: str, checkpoint=None, **mixture):
-        text = config(**mixture)
-        model, logger = TinyModel(), InMemoryLogger()
-        loader, domains = text_loader(text, tokenizer, batch_size=4, seed=1)
-        held_out = text_eval_loaders(text, tokenizer, batch_size=2)
-
-        def measure(state):
-            assert state.model is model
-            model.net.eval()
-            losses = held_out_losses(model.net, held_out, device=CPU)
-            model.net.train()
-            return losses
-
-        references = reference_losses(text, dict)
-        loading = DynamicLoading(domains, measure, config=text.mixture, references=references)
-        saving = CheckpointWriter(tmp_path / folder, save_interval="1ba", num_to_keep=99)
-        trainer = Trainer(
-            model=model,
-            train_dataloader=loader,
-            max_duration=max_duration,
-            optimizers=torch.optim.AdamW(model.parameters(), lr=0.03),
-            callbacks=[saving, RandomStateOnResume(), loading],
-            loggers=[logger],
-            device="cpu",
-            progress_bar=False,
-            seed=3,
-            load_path=None if checkpoint is None else str(checkpoint),
+        return train_tiny(
+            config(**mixture), tokenizer, tmp_path / folder, max_duration=max_duration, checkpoint=checkpoint
         )
-        try:
-            trainer.fit()
-        finally:
-            trainer.close()
-        return model, domains, loading, logger
 
     return train
 
@@ -129,6 +137,42 @@ def test_a_resumed_training_equals_an_uninterrupted_one(trained, tmp_path, stop)
     assert resumed_domains.num_used == domains.num_used
     assert resumed_loading.history == loading.history
     assert len({tuple(update["weights"]) for update in loading.history}) == 6
+
+
+TWO_PROCESSES = """
+import importlib.util, sys, torch
+from pathlib import Path
+from transformers import AutoTokenizer
+from distill.text_config import TextConfig
+spec = importlib.util.spec_from_file_location("tiny", sys.argv[1])
+tiny = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tiny)
+text = TextConfig.model_validate_json(Path(sys.argv[2]).read_text())
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[3])
+model, domains, loading, _ = tiny.train_tiny(text, tokenizer, Path(sys.argv[4]), max_duration="4ba")
+result = {"batches": model.batches, "weights": domains.weights, "used": domains.num_used, "history": loading.history}
+torch.save(result, f"{sys.argv[4]}/result{tiny.dist.get_global_rank()}.pt")
+"""
+
+
+@pytest.mark.slow  # two processes import torch and Composer
+def test_two_processes_read_what_one_reads_and_agree_on_the_weights(trained, config, tiny_target, tmp_path):
+    model, domains, loading, _ = trained("one", "4ba")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "script.py").write_text(TWO_PROCESSES, encoding="utf-8")
+    (tmp_path / "text.json").write_text(config().model_dump_json(), encoding="utf-8")
+    command = [sys.executable, "-m", "composer", "-n", "2", str(tmp_path / "script.py"), __file__]
+    arguments = [str(tmp_path / "text.json"), str(tiny_target), str(tmp_path / "two")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    completed = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    first, second = (torch.load(tmp_path / "two" / f"result{rank}.pt") for rank in (0, 1))
+    for step, batch in enumerate(model.batches):
+        assert [first["batches"][step], second["batches"][step]] == [batch[0::2], batch[1::2]]
+    assert first["weights"] == second["weights"] != [0.5, 0.5]
+    assert first["used"] == second["used"] == domains.num_used
+    assert first["history"] == second["history"]
+    assert [update["batch"] for update in first["history"]] == [update["batch"] for update in loading.history] == [2, 4]
 
 
 def test_every_interval_the_weights_follow_the_losses_and_are_logged(trained):

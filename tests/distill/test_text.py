@@ -134,6 +134,11 @@ def test_blocks_stay_together(tokenizer, stream):
     assert [sorted(texts[i : i + 4]) for i in (0, 4, 8)] == [numbered(12)[i : i + 4] for i in (2, 6, 10)]
 
 
+def test_each_block_has_an_order_of_its_own(tokenizer, stream):
+    numbers = [int(text[4:]) - 2 for text in next_texts(stream(34, block_size=8), tokenizer, 32)]
+    assert len({tuple(number % 8 for number in numbers[i : i + 8]) for i in (0, 8, 16, 24)}) == 4
+
+
 @pytest.mark.parametrize("num_before", [0, 1, 4, 5, 9, 10, 23])
 def test_a_stream_continues_where_its_state_was_taken(tokenizer, stream, num_before):
     one, other = stream(12), stream(12)
@@ -195,6 +200,14 @@ def test_text_that_cannot_be_read_is_refused_by_name(tokenizer, tmp_path, monkey
     with pytest.raises(UserError) as raised:
         PackedText(TextDomain(name="d", **source), tokenizer, max_seq_len=T).take(1)
     assert str(raised.value).startswith(message)
+
+
+def test_a_row_far_down_is_refused_by_its_number(tokenizer, tmp_path):
+    path = write_rows(tmp_path / "d.jsonl", numbered(100))
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"text": null}\n')
+    with pytest.raises(UserError, match=r"d\.jsonl: row 101 has no text in field 'text'"):
+        packed(tokenizer, path).take(999)
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(tiny_target, tmp_path):

@@ -1,0 +1,133 @@
+"""Recipe section `text`: what it means when it is right, and every mistake by its exact message."""
+
+import pytest
+
+from distill.recipe import Recipe, RecipeError, load_recipe, save_recipe
+
+BASE = """\
+run_name: demo
+target: {path: somewhere}
+architecture: {layers: 2}
+data: {self_written_prompts: 100}
+"""
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """load(line) -> the recipe of BASE and the line, its fifth."""
+    monkeypatch.chdir(tmp_path)
+
+    def read(line: str) -> Recipe:
+        (tmp_path / "r.yaml").write_text(f"{BASE}{line}\n", encoding="utf-8")
+        return load_recipe("r.yaml")
+
+    return read
+
+
+def test_without_the_section_there_is_no_text(load):
+    assert load("").text is None
+
+
+def test_a_domain_needs_a_name_and_a_place(load):
+    text = load("text: {domains: [{name: wiki, path: wiki.txt}, {name: code, dataset: hub/code, weight: 3}]}").text
+    assert text is not None
+    assert [(domain.name, domain.weight) for domain in text.domains] == [("wiki", 1.0), ("code", 3.0)]
+    assert text.mixture.rule == "paper"
+    assert (text.mixture.min_weight, text.mixture.max_weight) == (0.0, 1.0)
+
+
+def test_a_resolved_recipe_loads_back_equal(load, tmp_path):
+    recipe = load("text: {domains: [{name: wiki, path: wiki.jsonl, field: body, reference_loss_nats: 2}]}")
+    save_recipe(recipe, tmp_path / "resolved.yaml")
+    assert load_recipe(tmp_path / "resolved.yaml") == recipe
+
+
+# The fifth line of a recipe -> the one mistake it makes.
+MISTAKES = {
+    "text without domains": (
+        "text: {max_seq_len: 8}",
+        "r.yaml:5: text.domains must be given. Where text is read from; each domain has a weight of its own.",
+    ),
+    "text of no domain": (
+        "text: {domains: []}",
+        "r.yaml:5: text.domains must hold at least one domain, got []. Leave text out to train on answers alone.",
+    ),
+    "text from two places": (
+        "text: {domains: [{name: a, path: a.txt, dataset: b}]}",
+        "r.yaml:5: text.domains[0].dataset must be left out beside path, got 'b' and 'a.txt'. Keep one.",
+    ),
+    "text from nowhere": (
+        "text: {domains: [{name: a}]}",
+        ("r.yaml:5: text.domains[0].dataset must be given, or path. Text comes from a file or from a `datasets` name."),
+    ),
+    "split of a text file": (
+        "text: {domains: [{name: a, path: a.jsonl, split: test}]}",
+        (
+            "r.yaml:5: text.domains[0].split must be left out beside path, got 'test'. "
+            "A file has no configurations or splits."
+        ),
+    ),
+    "field of plain text": (
+        "text: {domains: [{name: a, path: a.txt, field: body}]}",
+        "r.yaml:5: text.domains[0].field must be left out beside a plain text file, got 'body' and 'a.txt'.",
+    ),
+    "two domains of one name": (
+        "text: {domains: [{name: a, path: a.txt}, {name: a, path: b.txt}]}",
+        "r.yaml:5: text.domains must have a name of its own each, got a, a.",
+    ),
+    "name that is no name": (
+        "text: {domains: [{name: a/b, path: a.txt}]}",
+        (
+            "r.yaml:5: text.domains[0].name must be a name of letters, digits, '.', '_' and '-' such as wiki or "
+            "github, got 'a/b'."
+        ),
+    ),
+    "domain without a name": (
+        "text: {domains: [{path: a.txt}]}",
+        "r.yaml:5: text.domains[0].name must be given. Name of the domain in logs and checkpoints.",
+    ),
+    "domain without weight": (
+        "text: {domains: [{name: a, path: a.txt, weight: 0}]}",
+        "r.yaml:5: text.domains[0].weight must be a number > 0, got 0.",
+    ),
+    "negative reference": (
+        "text: {domains: [{name: a, path: a.txt, reference_loss_nats: -1}]}",
+        "r.yaml:5: text.domains[0].reference_loss_nats must be a number >= 0 or null, got -1.",
+    ),
+    "unknown rule": (
+        "text: {domains: [{name: a, path: a.txt}], mixture: {rule: bandit}}",
+        "r.yaml:5: text.mixture.rule must be fixed or paper or code, got 'bandit'.",
+    ),
+    "update every epoch": (
+        "text: {domains: [{name: a, path: a.txt}], mixture: {update_interval: 1ep}}",
+        (
+            "r.yaml:5: text.mixture.update_interval must be a Composer time such as 50ba, 1_000_000tok or 0.1dur, "
+            "got '1ep'."
+        ),
+    ),
+    "bounds upside down": (
+        "text: {domains: [{name: a, path: a.txt}], mixture: {min_weight: 0.6, max_weight: 0.5}}",
+        "r.yaml:5: text.mixture.max_weight must be >= text.mixture.min_weight, got 0.5 and 0.6.",
+    ),
+    "bounds no mixture can keep": (
+        "text: {domains: [{name: a, path: a.txt}, {name: b, path: b.txt}], mixture: {min_weight: 0.6}}",
+        (
+            "r.yaml:5: text.mixture must have min_weight <= 1/2 <= max_weight for 2 domains, got 0.6 and 1.0. "
+            "The weights add up to 1."
+        ),
+    ),
+    "misspelled key of a domain": (
+        "text: {domains: [{name: a, path: a.txt, reference_loss: 2}]}",
+        (
+            "r.yaml:5: text.domains[0].reference_loss is not a key of a recipe. "
+            "Did you mean text.domains[0].reference_loss_nats?"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("line", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistake(load, line, message):
+    with pytest.raises(RecipeError) as raised:
+        load(line)
+    assert str(raised.value) == message
