@@ -48,7 +48,7 @@ class Recipe(Section):
     target: TargetConfig
     architecture: ArchitectureConfig
     data: DataConfig
-    text: TextConfig | None = Field(default=None, description="Text in domains; null trains on answers alone.")
+    text: TextConfig | None = Field(default=None, description="Text in domains, for learned_masks alone.")
     distill: DistillConfig = DistillConfig()
     eval: EvalConfig = EvalConfig()
     export: ExportConfig = ExportConfig()
@@ -65,6 +65,10 @@ class Recipe(Section):
         architecture = info.data.get("architecture")
         if text is None and architecture is not None and architecture.method == "learned_masks":
             raise ValueError("must be given when architecture.method is learned_masks: masks are trained on it.")
+        if text is not None and architecture is not None and architecture.method != "learned_masks":
+            raise ValueError(
+                f"must be left out when architecture.method is {architecture.method}: only learned_masks reads it."
+            )
         return text
 
 

@@ -121,7 +121,7 @@ class TextConfig(Section):
     @classmethod
     def _some_with_distinct_names(cls, domains: tuple[TextDomain, ...]) -> tuple[TextDomain, ...]:
         if not domains:
-            raise ValueError("must hold at least one domain, got []. Leave text out to train on answers alone.")
+            raise ValueError("must hold at least one domain, got []. Name one, or leave text out.")
         names = [domain.name for domain in domains]
         if len(set(names)) < len(names):
             raise ValueError(f"must have a name of its own each, got {', '.join(names)}.")

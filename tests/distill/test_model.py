@@ -10,6 +10,7 @@ from distill.teacher import load_teacher
 from eval.models import load_model
 
 LENGTHS, NUM_KEPT = (9, 5, 12), (4, 1, 7)
+OTHER_HEIGHT = {"rtol": 1e-5, "atol": 5e-5}  # float32: a product of more rows may sum in another order
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_logits_at_kept_positions_are_those_of_the_whole_model(make_checkpoint, 
     for row, length in enumerate(LENGTHS):  # each sequence alone, without padding, through the model's own forward
         logits = whole(input_ids=batch["input_ids"][row : row + 1, :length]).logits[0]
         rows.append(logits[batch["keep"][row, :length]])
-    torch.testing.assert_close(kept, torch.cat(rows))
+    torch.testing.assert_close(kept, torch.cat(rows), **OTHER_HEIGHT)
 
 
 def test_the_head_runs_on_kept_positions_only(model, batch):

@@ -7,7 +7,7 @@ from distill.recipe import Recipe, RecipeError, load_recipe, save_recipe
 BASE = """\
 run_name: demo
 target: {path: somewhere}
-architecture: {layers: 2}
+architecture: {layers: 2, method: learned_masks}
 data: {self_written_prompts: 100}
 """
 
@@ -24,8 +24,13 @@ def load(tmp_path, monkeypatch):
     return read
 
 
-def test_without_the_section_there_is_no_text(load):
-    assert load("").text is None
+def test_text_and_learned_masks_go_together(load, tmp_path):
+    with pytest.raises(RecipeError, match=r"text must be given when architecture\.method is learned_masks"):
+        load("")
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(f"{BASE}text: {{domains: [{{name: a, path: a.txt}}]}}\n".replace(", method: learned_masks", ""))
+    with pytest.raises(RecipeError, match=r"text must be left out when architecture\.method is first_last"):
+        load_recipe(plain)
 
 
 def test_a_domain_needs_a_name_and_a_place(load):
@@ -50,7 +55,7 @@ MISTAKES = {
     ),
     "text of no domain": (
         "text: {domains: []}",
-        "r.yaml:5: text.domains must hold at least one domain, got []. Leave text out to train on answers alone.",
+        "r.yaml:5: text.domains must hold at least one domain, got []. Name one, or leave text out.",
     ),
     "text from two places": (
         "text: {domains: [{name: a, path: a.txt, dataset: b}]}",
