@@ -123,7 +123,7 @@ def finite_losses(losses: Losses, names: Sequence[str], *, batch: int) -> list[f
         if not math.isfinite(losses[name]):
             raise UserError(
                 f"The held-out loss of text domain {name} is {losses[name]} after {batch} batches: training "
-                "diverged. Lower distill.optimizer.lr, or warm it up for longer."
+                "diverged. Lower architecture.masks.weight_lr or architecture.masks.mask_lr."
             )
     return [losses[name] for name in names]
 

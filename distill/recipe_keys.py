@@ -85,7 +85,8 @@ def _list_requirement(node: Schema, schema: Schema) -> str:
 def _text_requirement(node: Schema) -> str:
     if "pattern" in node:
         *others, last = node["examples"]
-        return f"{node['title']} such as {', '.join(others)} or {last}"
+        examples = f"{', '.join(others)} or {last}" if others else last
+        return f"{node['title']} such as {examples}"
     return "text that is not empty" if node.get("minLength") else "text"
 
 

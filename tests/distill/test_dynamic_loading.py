@@ -220,7 +220,7 @@ def test_a_loss_that_is_no_number_is_said(trained, monkeypatch):
         trained("run", "2ba")
     assert str(raised.value) == (
         "The held-out loss of text domain a is nan after 2 batches: training diverged. "
-        "Lower distill.optimizer.lr, or warm it up for longer."
+        "Lower architecture.masks.weight_lr or architecture.masks.mask_lr."
     )
 
 
