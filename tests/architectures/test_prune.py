@@ -113,6 +113,7 @@ def test_a_layers_own_dtype_comes_along_when_none_is_asked(copy, tmp_path):
 
     draft = load_file(tmp_path / "draft" / "model.safetensors")
     assert draft["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
+    assert draft["model.layers.1.mlp.up_proj.weight"].dtype == torch.bfloat16
     assert torch.equal(draft["model.layers.1.mlp.up_proj.weight"], mixed["model.layers.3.mlp.up_proj.weight"])
 
 
