@@ -103,6 +103,16 @@ class CalibrationConfig(Section):
         return sequence_len
 
 
+MaskTime = Annotated[
+    str,
+    Field(
+        pattern=r"^(?:[1-9][0-9_]*ba|0?\.[0-9]*[1-9][0-9]*dur|1(?:\.0*)?dur)$",
+        title="a time in batches, or a share of the training",
+        examples=["100ba", "0.25dur"],
+    ),
+]
+
+
 class MasksConfig(Section):
     """How learned masks are trained, together with the target's weights, on the sequences of `text`."""
 
@@ -113,11 +123,8 @@ class MasksConfig(Section):
         examples=["3200ba"],
         description="Length of the training; after a tenth of warm-up, rates fall to a tenth along a cosine.",
     )
-    target_warmup: str = Field(
+    target_warmup: MaskTime = Field(
         default="0.2dur",
-        pattern=r"^(?:[1-9][0-9_]*ba|0?\.[0-9]*[1-9][0-9]*dur|1(?:\.0*)?dur)$",
-        title="a time in batches, or a share of the training",
-        examples=["640ba", "0.2dur"],
         description="Time over which the size asked for moves from the target's to the draft's.",
     )
     global_train_batch_size: int = Field(default=32, ge=1, description="Sequences per step over all processes.")
@@ -138,11 +145,8 @@ class MasksConfig(Section):
     precision: Literal["amp_bf16", "fp32"] = Field(
         default="amp_bf16", description="Arithmetic of forward and backward; weights, masks and moments stay float32."
     )
-    save_interval: str = Field(
+    save_interval: MaskTime = Field(
         default="0.25dur",
-        pattern=r"^(?:[1-9][0-9_]*ba|0?\.[0-9]*[1-9][0-9]*dur|1(?:\.0*)?dur)$",
-        title="a time in batches, or a share of the training",
-        examples=["100ba", "0.25dur"],
         description="Time between checkpoints; the newest two are kept, and training continues from them.",
     )
 

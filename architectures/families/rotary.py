@@ -3,6 +3,8 @@
 Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type.
 """
 
+from dataclasses import replace
+
 from architectures.families.family import ConfigEntry, Family, linear, rms_norm
 
 OUTSIDE = {
@@ -90,18 +92,11 @@ GEMMA2 = Family(
     scaled_embedding=True,
     window_pattern=ConfigEntry("sliding_window_pattern", 2),
 )
-GEMMA3 = Family(
+GEMMA3 = replace(
+    GEMMA2,
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     layer={**GEMMA_LAYER, **QUERY_KEY_NORMS},
-    outside=OUTSIDE,
-    qkv_bias="attention_bias",
-    output_bias="attention_bias",
-    tied=True,
-    default_kv_heads=4,
-    default_head_dim=256,
-    norm_offset=1.0,
-    scaled_embedding=True,
     window_pattern=ConfigEntry("sliding_window_pattern", 6),
 )
 PHI3 = Family(
