@@ -265,11 +265,13 @@ class ArchitectureConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _masks_decide_alone(self) -> "ArchitectureConfig":
-        decided = ("stages", "source", "width_method", "rescale", "calibration", "scores", "plan")
-        unused = decided if self.method == "learned_masks" else ("masks",)
-        given = [name for name in unused if getattr(self, name) != type(self).model_fields[name].default]
+    def _masks_and_plans_decide_alone(self) -> "ArchitectureConfig":
+        decided, by = ("masks",), f"method: {self.method}"
+        if self.method == "learned_masks":
+            decided = ("stages", "source", "width_method", "rescale", "calibration", "scores", "plan")
+        elif self.plan is not None:
+            decided, by = ("method", "width_method", "rescale", "masks"), f"plan: {self.plan}"
+        given = [name for name in decided if getattr(self, name) != type(self).model_fields[name].default]
         if given:
-            method = self.method
-            raise ValueError(f"must leave out {given[0]} with method: {method}, which does not look at it.")
+            raise ValueError(f"must leave out {given[0]} with {by}, which does not look at it.")
         return self

@@ -134,3 +134,9 @@ def test_stages_fall(stages):
 def test_stages_end_in_the_named_shape():
     with pytest.raises(ValidationError, match=r"stages that end in the 5 layers of wide-796m, got \[16, 8\]"):
         ArchitectureConfig(stages=[16, 8], shape="wide-796m")
+
+
+@pytest.mark.parametrize("given", [{"method": "greedy"}, {"width_method": "flap"}, {"rescale": True}])
+def test_a_plan_leaves_nothing_to_choose(given):
+    with pytest.raises(ValidationError, match=f"must leave out {next(iter(given))} with plan: p.json, which does not"):
+        ArchitectureConfig(plan="p.json", **given)
