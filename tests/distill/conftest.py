@@ -2,7 +2,8 @@
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,38 @@ def random_answers(count: int, seed: int) -> list[Any]:
         return tuple(generator.randrange(3, 259) for _ in range(generator.randint(1, longest)))
 
     return [Trace(i, f"test:{i}", (), tokens(20), tokens(25), "", "stop") for i in range(count)]
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """stopped(module, builder, batch): a context that training ends in the middle of a batch, before its checkpoint.
+
+    Args:
+        module: That makes the trainer.
+        builder: Name of its function from a recipe to loggers.
+    """
+    from composer.loggers import LoggerDestination
+
+    class Interruption(Exception):  # noqa: N818  # nobody's mistake
+        pass
+
+    class InterruptAt(LoggerDestination):
+        def __init__(self, batch: int):
+            self.batch = batch
+
+        def batch_end(self, state: Any, logger: Any) -> None:
+            if state.timestamp.batch == self.batch:
+                raise Interruption
+
+    @contextmanager
+    def stop(module: Any, builder: str, batch: int) -> Iterator[None]:
+        build = getattr(module, builder)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, builder, lambda recipe: [*build(recipe), InterruptAt(batch)])
+            with pytest.raises(Interruption):
+                yield
+
+    return stop
 
 
 @pytest.fixture

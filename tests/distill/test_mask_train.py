@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from composer.loggers import LoggerDestination
 from transformers import AutoModelForCausalLM
 
 import distill.mask_train
@@ -89,27 +88,6 @@ def assert_equal(one, other, name=""):
         assert one == other, name
 
 
-class Interruption(Exception):  # noqa: N818  # nobody's mistake
-    pass
-
-
-class InterruptAt(LoggerDestination):
-    def __init__(self, batch: int):
-        self.batch = batch
-
-    def batch_end(self, state, logger):
-        if state.timestamp.batch == self.batch:
-            raise Interruption
-
-
-def interrupt(monkeypatch, recipe: Recipe, batch: int) -> None:
-    build = distill.mask_train.build_mask_loggers
-    with monkeypatch.context() as patch:
-        patch.setattr(distill.mask_train, "build_mask_loggers", lambda recipe: [*build(recipe), InterruptAt(batch)])
-        with pytest.raises(Interruption):
-            train(recipe)
-
-
 def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys):
     recipe = make_masks()
     assert masks_are_due(recipe)
@@ -161,10 +139,11 @@ def test_other_methods_have_no_masks_to_train(make_masks, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("batch", [2, 5])
-def test_resumed_equals_uninterrupted_bit_for_bit(make_masks, monkeypatch, batch):
+def test_resumed_equals_uninterrupted_bit_for_bit(make_masks, stopped, batch):
     straight, resumed = make_masks("straight"), make_masks("resumed")
     train(straight)
-    interrupt(monkeypatch, resumed, batch)
+    with stopped(distill.mask_train, "build_mask_loggers", batch):
+        train(resumed)
     assert find_checkpoints(Path(resumed.run_dir) / "mask_checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
     train(resumed)
     for part in ("model", "optimizers"):
@@ -273,8 +252,9 @@ def test_the_gradients_of_weights_alone_are_clipped(make_masks, tiny_target):
     assert all((parameter.grad == 1).all() for parameter in model.masks.parameters())
 
 
-def test_another_recipe_does_not_continue_these_masks(make_masks, monkeypatch):
-    interrupt(monkeypatch, make_masks(), 3)
+def test_another_recipe_does_not_continue_these_masks(make_masks, stopped):
+    with stopped(distill.mask_train, "build_mask_loggers", 3):
+        train(make_masks())
     with pytest.raises(UserError, match=r"mask_checkpoints was made from another architecture than the recipe"):
         train(make_masks(mask_lr=0.5))
     train(make_masks(device_train_microbatch_size=2))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from composer.loggers import LoggerDestination
 from composer.optim import DecoupledAdamW
 from transformers import AutoModelForCausalLM
 
@@ -41,30 +40,6 @@ def metrics(recipe) -> dict[int, dict[str, float]]:
         record = json.loads(line)
         merged.setdefault(record["batch"], {}).update(record)
     return merged
-
-
-class Interruption(Exception):  # noqa: N818  # nobody's mistake
-    pass
-
-
-class InterruptAt(LoggerDestination):
-    """Ends the session after a batch, before its checkpoint."""
-
-    def __init__(self, batch: int):
-        self.batch = batch
-
-    def batch_end(self, state, logger):
-        if state.timestamp.batch == self.batch:
-            raise Interruption
-
-
-def interrupt(monkeypatch, recipe, batch: int) -> None:
-    """Train until the middle of batch `batch`."""
-    build = distill.trainer.build_loggers
-    with monkeypatch.context() as patch:
-        patch.setattr(distill.trainer, "build_loggers", lambda recipe: [*build(recipe), InterruptAt(batch)])
-        with pytest.raises(Interruption):
-            train(recipe)
 
 
 def test_learns_and_leaves_a_draft(make_run):
@@ -128,10 +103,11 @@ def test_microbatches_do_not_change_the_update(make_run, size):
 
 
 @pytest.mark.parametrize("batch", [2, 5], ids=["first epoch", "second epoch"])
-def test_resumed_equals_uninterrupted_bit_for_bit(make_run, monkeypatch, batch):
+def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, batch):
     straight, resumed = make_run("straight"), make_run("resumed")
     train(straight)
-    interrupt(monkeypatch, resumed, batch)
+    with stopped(distill.trainer, "build_loggers", batch):
+        train(resumed)
     assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
@@ -144,11 +120,12 @@ def evaluated(recipe) -> list[int]:
     return [batch for batch, record in metrics(recipe).items() if "metrics/eval/alpha" in record]
 
 
-def test_dropout_goes_on_where_it_stopped(make_run, make_checkpoint, monkeypatch):
+def test_dropout_goes_on_where_it_stopped(make_run, make_checkpoint, stopped):
     init = make_checkpoint(num_hidden_layers=2, attention_dropout=0.5)
     straight, resumed = (make_run(name, init=init, max_duration="3ba") for name in ("straight", "resumed"))
     train(straight)
-    interrupt(monkeypatch, resumed, 2)
+    with stopped(distill.trainer, "build_loggers", 2):
+        train(resumed)
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
 
