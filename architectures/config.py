@@ -117,14 +117,14 @@ class MasksConfig(Section):
     """How learned masks are trained, together with the target's weights, on the sequences of `text`."""
 
     max_duration: str = Field(
-        default="200ba",
+        default="400ba",
         pattern=r"^[1-9][0-9_]*ba$",
         title="a time in batches",
         examples=["3200ba"],
         description="Length of the training; after a tenth of warm-up, rates fall to a tenth along a cosine.",
     )
     target_warmup: MaskTime = Field(
-        default="0.2dur",
+        default="0.5dur",
         description="Time over which the size asked for moves from the target's to the draft's.",
     )
     global_train_batch_size: int = Field(default=32, ge=1, description="Sequences per step over all processes.")
@@ -134,7 +134,7 @@ class MasksConfig(Section):
     )
     weight_lr: float = Field(default=1e-4, gt=0, allow_inf_nan=False, description="Peak learning rate of the weights.")
     mask_lr: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, description="Peak learning rate of masks and multipliers."
+        default=0.3, gt=0, allow_inf_nan=False, description="Peak learning rate of masks and multipliers."
     )
     lm_weight: float = Field(
         default=1.0, ge=0, allow_inf_nan=False, description="Weight of the loss of the next token of the text."
