@@ -8,10 +8,13 @@ temperature 0. Every finished cell is a line of --out; a rerun does the missing 
 means over seeds, intervals by bootstrap over prompts of the seeds' pooled counts.
 
 The teacher is run once: its last hidden states at the answers' positions are kept, and its head makes logits of them.
+Learned masks are trained once for every shape, on the same prompts and answers as text, in the folder --masks; these
+tokens come on top of what every cell is distilled on.
 """
 
 import argparse
 import json
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -28,11 +31,13 @@ from architectures.manifest import git_commit, hardware
 from architectures.prune import prune_checkpoint
 from distill.answer_logits import AnswerLogits
 from distill.data import AnswerDataset, Example, collate
+from distill.lineage import masks_are_due
 from distill.losses import forward_kl
-from distill.pruning import recipe_plan
-from distill.recipe import Recipe
+from distill.pruning import weights_and_plan
+from distill.recipe import Recipe, save_recipe
+from distill.stages import training_command, training_environment
 from eval.acceptance import Resampling, pooled_ratio
-from eval.models import load_model
+from eval.models import load_model, load_tokenizer
 from eval.replay import as_array, replay_counts
 from eval.traces import Trace, read_traces
 
@@ -49,8 +54,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "greedy": {"method": "greedy"},
     "merge": {"method": "merge"},
     "random": {"method": "random"},
+    "learned_masks": {"method": "learned_masks"},
 }
 BATCH_SIZE, LEARNING_RATE, MAX_SEQ_LEN = 4, 1e-3, 512
+MASK_BATCH_SIZE, MASK_SEQ_LEN = 2, 128
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="JSON lines the scores are computed on")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--scores", type=Path, default=Path("runs/scores"))
+    parser.add_argument("--masks", type=Path, default=Path("runs/masks"), help="a run for each shape's learned masks")
+    parser.add_argument("--mask-batches", type=int, default=200, help=f"of {MASK_BATCH_SIZE} x {MASK_SEQ_LEN} tokens")
     parser.add_argument("--tokens", type=int, default=20000, help="answer tokens trained on")
     parser.add_argument("--held-out", type=int, default=32, help="held-out answers scored on")
     parser.add_argument("--lookahead", type=int, default=4)
@@ -118,9 +127,11 @@ def cell(
     """Cut, score, distil, score."""
     start_s = time.perf_counter()
     recipe = recipe_of(options, {**SHAPES[shape], **METHODS[method]}, seed)
-    plan = recipe_plan(recipe, options.target)
+    if method == "learned_masks":
+        recipe = train_masks(options, recipe, shape)
+    source, plan = weights_and_plan(recipe, options.target)
     with tempfile.TemporaryDirectory() as folder:
-        prune_checkpoint(options.target, plan, Path(folder) / "draft", dtype="float32")
+        prune_checkpoint(source, plan, Path(folder) / "draft", dtype="float32")
         student = load_model(Path(folder) / "draft", dtype="float32")
     before = score(student, target, held_out, options.lookahead)
     loss_nats = train(student, target, lessons, seed)
@@ -155,6 +166,36 @@ def recipe_of(options: argparse.Namespace, architecture: dict[str, Any], seed: i
             "data": {"prompts": prompts, "self_written_prompts": 0 if prompts else 100},
         }
     )
+
+
+def train_masks(options: argparse.Namespace, recipe: Recipe, shape: str) -> Recipe:
+    """Train a shape's masks unless they are there; the recipe of the run that holds them."""
+    run = options.masks / shape.replace(" ", "-").replace(",", "")
+    run.mkdir(parents=True, exist_ok=True)
+    text = write_text(options, run / "text.jsonl")
+    masks = {"max_duration": f"{options.mask_batches}ba", "global_train_batch_size": MASK_BATCH_SIZE}
+    settings = recipe.model_dump(mode="json")
+    settings["architecture"] = {**METHODS["learned_masks"], **SHAPES[shape], "masks": masks}
+    settings["text"] = {
+        "domains": [{"name": "answers", "path": str(text)}],
+        "max_seq_len": MASK_SEQ_LEN,
+        "num_eval_sequences": 8,
+        "mixture": {"rule": "fixed"},
+    }
+    recipe = Recipe.model_validate({**settings, "run_dir": str(run), "seed": options.seeds[0]})
+    if masks_are_due(recipe):
+        save_recipe(recipe, run / "recipe.yaml")
+        subprocess.run(training_command(run / "recipe.yaml", []), env=training_environment(), check=True)
+    return recipe
+
+
+def write_text(options: argparse.Namespace, path: Path) -> Path:
+    """The prompts and answers that are distilled on, as lines of text."""
+    tokenizer = load_tokenizer(options.target)
+    traces = enough(read_traces(options.data, "train"), options.tokens)
+    lines = [json.dumps({"text": tokenizer.decode([*one.prompt_ids, *one.answer_ids])}) for one in traces]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
 
 
 def enough(traces: Sequence[Trace], tokens: int) -> list[Trace]:
