@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from architectures.errors import UserError
 from distill.recipe import Recipe
+from distill.step_times import PhaseShares
 
 TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": MLFlowLogger}  # name = its package
 
@@ -114,6 +115,7 @@ class ConsoleReport(LoggerDestination):
         self.is_due = create_interval_scheduler(log_interval, checkpoint_events=False)
         self.bar = build_bar(self.console) if show_bar and self.console.is_terminal else None
         self.latest: dict[str, float] = {}
+        self.shares = PhaseShares()  # since the last line
         self.start_s = time.monotonic()
         self.start_fraction = 0.0
         self.start_tokens = 0
@@ -122,6 +124,7 @@ class ConsoleReport(LoggerDestination):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002
         """Remember the newest value of every metric."""
         self.latest.update(metrics)
+        self.shares.add(metrics)
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Start the clock, wherever in the training this session starts."""
@@ -137,12 +140,12 @@ class ConsoleReport(LoggerDestination):
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=fraction_done(state), description=self.describe(state))
         elif self.is_due(state, Event.BATCH_END):
-            self.console.print(f"{self.describe(state)}, {self.time_left(state)} left")
+            self.print_line(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Print a line when lines are due by epoch."""
         if self.bar is None and self.is_due(state, Event.EPOCH_END):
-            self.console.print(f"{self.describe(state)}, {self.time_left(state)} left")
+            self.print_line(state)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Say in the bar that the pause is an evaluation."""
@@ -164,14 +167,25 @@ class ConsoleReport(LoggerDestination):
         if self.bar is not None:
             self.bar.stop()
 
+    def print_line(self, state: State) -> None:
+        """How far the training is, and where the time since the last line went."""
+        shares = self.shares.describe()
+        line = f"{self.describe(state)}, {self.time_left(state)} left"
+        self.console.print(f"{line} ({shares})" if shares else line)
+
     def describe(self, state: State) -> str:
         """The state of training in one line."""
         elapsed_s = training_s(state) - self.start_training_s
         tokens_per_s = (state.timestamp.token.value - self.start_tokens) / max(elapsed_s, 1e-9)
         return (
             f"batch {state.timestamp.batch.value} ({fraction_done(state):.0%}): "
-            f"loss {self.latest['loss/train/total']:.4f} nats/token, {tokens_per_s:.0f} tokens/s"
+            f"loss {self.latest['loss/train/total']:.4f} nats/token, {tokens_per_s:.0f} tokens/s{self.utilisation()}"
         )
+
+    def utilisation(self) -> str:
+        """Model FLOP utilisation, where it is known."""
+        rate = self.latest.get("throughput/device/mfu")
+        return "" if rate is None else f" ({rate:.0%} of the FLOPs this device can do)"
 
     def time_left(self, state: State) -> timedelta:
         """Time left at this session's mean speed, evaluations included, in whole seconds."""

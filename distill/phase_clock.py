@@ -1,0 +1,117 @@
+"""Where the time of a training goes: seconds by phase, and a line on stderr when nothing happens for a minute.
+
+A phase lasts until the next one is named, so phases leave no gap and their seconds add up to the time that passed.
+"""
+
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+IDLE = "other"
+SILENCE_S = 60.0
+
+
+class PhaseClock:
+    """Adds up the seconds of each phase.
+
+    A processor's work is done when a call returns, so phases end when the next is named. A GPU works behind the host:
+    there a phase's ends are marks in the device's own queue, and a phase is the time the device, not the host, spent
+    in it; waiting for data that was ready before the device was counts as nothing.
+
+    Args:
+        on_gpu: Whether the work that counts is that of the current CUDA device.
+    """
+
+    def __init__(self, *, on_gpu: bool):
+        self.on_gpu = on_gpu
+        self.current = IDLE
+        self.marks = [(IDLE, self.mark())]
+
+    def mark(self) -> "float | torch.cuda.Event":
+        """A point in time, on the clock that counts."""
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def switch(self, phase: str) -> None:
+        """End the running phase and begin another."""
+        self.current = phase
+        self.marks.append((phase, self.mark()))
+
+    @contextmanager
+    def phase(self, phase: str) -> Iterator[None]:
+        """A phase within another, which goes on afterwards."""
+        outer = self.current
+        self.switch(phase)
+        try:
+            yield
+        finally:
+            self.switch(outer)
+
+    def lap(self) -> dict[str, float]:
+        """Seconds of every phase since the last call; waits for a GPU to be done with them."""
+        self.switch(self.current)
+        seconds: dict[str, float] = defaultdict(float)
+        for (phase, start), (_, end) in zip(self.marks, self.marks[1:], strict=False):
+            seconds[phase] += seconds_between(start, end)
+        self.marks = self.marks[-1:]
+        return dict(seconds)
+
+
+def seconds_between(start: "float | torch.cuda.Event", end: "float | torch.cuda.Event") -> float:
+    """Of two marks of one clock."""
+    if isinstance(start, float):
+        assert isinstance(end, float)
+        return end - start
+    assert isinstance(end, torch.cuda.Event)
+    end.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+class Watchdog:
+    """Says on stderr, once a minute, that nothing happens and what was happening last.
+
+    Args:
+        describe: What is going on, in a few words; called from another thread.
+        silence_s: Seconds without a beat before the first line, and between lines.
+    """
+
+    def __init__(self, describe: Callable[[], str], *, silence_s: float = SILENCE_S):
+        self.describe = describe
+        self.silence_s = silence_s
+        self.last_beat_s = time.monotonic()
+        self.beats = threading.Event()
+        self.stopped = False
+        self.thread = threading.Thread(target=self.watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self.beat()
+        self.thread.start()
+
+    def beat(self) -> None:
+        """Something happened."""
+        self.last_beat_s = time.monotonic()
+        self.beats.set()
+
+    def stop(self) -> None:
+        """Be silent from now on."""
+        self.stopped = True
+        self.beats.set()
+        if self.thread.is_alive():
+            self.thread.join()
+
+    def watch(self) -> None:
+        """Speak after every silence, until stopped."""
+        while not self.stopped:
+            if not self.beats.wait(self.silence_s):
+                silent_s = time.monotonic() - self.last_beat_s
+                print(f"nothing finished for {silent_s:.0f} s: {self.describe()}", file=sys.stderr, flush=True)
+            self.beats.clear()
