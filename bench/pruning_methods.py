@@ -212,7 +212,7 @@ def step(model: AnswerLogits, target: PreTrainedModel, chosen: Sequence[Lesson])
         teacher_logits_AV = target.lm_head(torch.cat([lesson.hidden for lesson in chosen]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         student_logits_AV = model(batch["input_ids"], batch["keep"])
-    loss = forward_kl(student_logits_AV, teacher_logits_AV) / len(student_logits_AV)
+    loss = forward_kl(student_logits_AV, teacher_logits_AV).mean()
     loss.backward()
     return loss.item()
 

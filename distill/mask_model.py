@@ -110,7 +110,7 @@ class MaskModel(ComposerModel):
             if self.teacher is not None and teacher_AH is not None:
                 with torch.no_grad():
                     teacher_AV = head_logits(self.teacher.model.lm, teacher_AH)
-                sums["kl"] = forward_kl(student_AV, teacher_AV)
+                sums["kl"] = forward_kl(student_AV, teacher_AV).sum()
         return sums
 
 

@@ -54,7 +54,7 @@ class DistillModel(ComposerModel):
         The trainer weighs micro-batches and ranks by their answer tokens, so how a batch is split does not matter.
         """
         student_logits_AV, teacher_logits_AV = outputs
-        loss_sum = forward_kl(student_logits_AV, teacher_logits_AV, temperature=self.temperature)
+        loss_sum = forward_kl(student_logits_AV, teacher_logits_AV, temperature=self.temperature).sum()
         return loss_sum / max(1, len(student_logits_AV))
 
     def eval_forward(self, batch: Batch, outputs: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
