@@ -180,7 +180,9 @@ class ChunkedSum(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # one output, one gradient
+        ctx: Any, grad_output: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """The gradients made in forward, scaled where they lie."""
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
