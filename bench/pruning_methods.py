@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from architectures.manifest import git_commit, hardware
 from architectures.prune import prune_checkpoint
-from distill.answer_logits import AnswerLogits
+from distill.answer_logits import AnswerLogits, logits_of
 from distill.data import AnswerDataset, Example, collate
 from distill.lineage import masks_are_due
 from distill.losses import forward_kl
@@ -252,8 +252,8 @@ def step(model: AnswerLogits, target: PreTrainedModel, chosen: Sequence[Lesson])
     with torch.no_grad():
         teacher_logits_AV = target.lm_head(torch.cat([lesson.hidden for lesson in chosen]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        student_logits_AV = model(batch["input_ids"], batch["keep"])
-    loss = forward_kl(student_logits_AV, teacher_logits_AV) / len(student_logits_AV)
+        student_logits_AV = model(batch["input_ids"], batch["keep"], logits_of)
+    loss = forward_kl(student_logits_AV, teacher_logits_AV).mean()
     loss.backward()
     return loss.item()
 

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, with_co
 from typing_extensions import TypedDict  # pydantic reads the standard one only from Python 3.12 on
 
 from architectures.config import Dtype, Section
+from distill.loss_config import Loss, TokenSelection, loss_terms
 from eval.config import PromptSource
 
 # Composer's time strings. It also knows sec and iter, left out here: `dur` intervals never come round when training
@@ -197,9 +198,14 @@ class Loggers(TypedDict, total=False):
 class DistillConfig(Section):
     """How the student learns from its teacher. Times are Composer time strings: ep, ba, sp, tok, dur."""
 
-    loss: Literal["forward_kl"] = Field(default="forward_kl", description="KL(teacher || student) per answer token.")
+    loss: Loss = Field(
+        default="forward_kl", description="What is minimised per answer token: a loss, or a weighted sum of several."
+    )
     temperature: float = Field(
         default=1.0, gt=0, allow_inf_nan=False, description="Divides the logits of teacher and student in the loss."
+    )
+    token_selection: TokenSelection | None = Field(
+        default=None, description="Train on some of the answer tokens only; null trains on all."
     )
     max_duration: Duration = Field(default="1ep", description="Length of training.")
     global_train_batch_size: int = Field(default=8, ge=1, description="Sequences per step over all processes.")
@@ -233,6 +239,16 @@ class DistillConfig(Section):
     console_log_interval: ConsoleInterval = Field(
         default="10ba", description="Time between metrics on the console when there is no progress bar."
     )
+
+    @field_validator("temperature")
+    @classmethod
+    def _is_read(cls, temperature: float, info: ValidationInfo) -> float:
+        terms = loss_terms(info.data.get("loss", "forward_kl"))
+        if temperature != 1 and all(term.name == "cross_entropy" for term in terms):
+            raise ValueError(
+                f"must be 1 when distill.loss is cross_entropy alone, got {temperature}. Nothing reads it."
+            )
+        return temperature
 
     @field_validator("device_train_microbatch_size")
     @classmethod

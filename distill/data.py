@@ -3,8 +3,9 @@
 Shape suffixes used in this file:
     B = sequences in the batch, T = tokens of the longest sequence in it
 
-A batch is {"input_ids": ids_BT, "attention_mask": real_BT, "keep": keep_BT}. `keep` is True at positions that predict a
-token of the answer: from the last token of the prompt to the last but one of the answer.
+A batch is {"input_ids": ids_BT, "attention_mask": real_BT, "keep": keep_BT, "next_ids": next_BT}. `keep` is True at
+positions that predict a token of the answer: from the last token of the prompt to the last but one of the answer.
+`next_ids` is the token that follows each position.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ class Example:
     """One answered prompt, ready to train on."""
 
     input_ids: tuple[int, ...]  # prompt and answer without its last token, which predicts nothing
+    last_id: int  # that last token
     num_kept: int  # the last so many positions predict a token of the answer
 
 
@@ -51,7 +53,8 @@ class AnswerDataset(Dataset[Example]):
                 continue
             answer_ids = trace.answer_ids[:room]
             num_cut += len(answer_ids) < len(trace.answer_ids)
-            self.examples.append(Example((*trace.prompt_ids, *answer_ids)[:-1], num_kept=len(answer_ids)))
+            *input_ids, last_id = (*trace.prompt_ids, *answer_ids)
+            self.examples.append(Example(tuple(input_ids), last_id, num_kept=len(answer_ids)))
         self.counts = LengthCounts(
             answers=len(self.examples),
             answer_tokens=sum(example.num_kept for example in self.examples),
@@ -72,12 +75,18 @@ def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
     num_kept_B1 = torch.tensor([[example.num_kept] for example in examples])
     positions_T = torch.arange(int(lengths_B1.max()))
     real_BT = positions_T < lengths_B1
-    rows = [torch.tensor(example.input_ids) for example in examples]
     return {
-        "input_ids": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD_ID),
+        "input_ids": padded([example.input_ids for example in examples]),
         "attention_mask": real_BT,
         "keep": real_BT & (positions_T >= lengths_B1 - num_kept_B1),
+        "next_ids": padded([(*example.input_ids[1:], example.last_id) for example in examples]),
     }
+
+
+def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of ids, each padded on the right to the longest."""
+    tensors = [torch.tensor(row) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=PAD_ID)
 
 
 def split_batch(batch: Mapping[str, Tensor], microbatch_size: int) -> list[dict[str, Tensor]]:

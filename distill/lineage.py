@@ -214,12 +214,16 @@ def generate_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
 def training_inputs(recipe: Recipe) -> dict[str, str]:
     """What the checkpoints are made from; keys that a continued training may change are left out."""
     run = Path(recipe.run_dir)
-    settings = recipe.distill.model_dump(mode="json", exclude=set(RESUMABLE_KEYS))
+    settings, selection = recipe.distill.model_dump(mode="json", exclude=set(RESUMABLE_KEYS)), {}
+    if recipe.distill.token_selection is not None:
+        reference = Path(recipe.distill.token_selection.reference)
+        selection["distill.token_selection.reference"] = fingerprint_checkpoint(reference)
     return {
         "init": fingerprint_checkpoint(run / "init"),
         "data": fingerprint_value((read_manifest(run / "data") or {}).get("inputs")),
         "distill": fingerprint_value(settings),
         "seed": str(recipe.seed),
+        **selection,
     }
 
 

@@ -2,28 +2,25 @@
 
 Shape suffixes used in this file:
     B = sequences in the batch, T = tokens per sequence, V = vocabulary entries, H = channels
-    A = positions that predict a token of the text, of all sequences of a batch
+    A = positions that predict a token of the text, of all sequences of a batch; C = some of these
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from composer.models import ComposerModel
 from torch import Tensor
-from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from architectures.config import MasksConfig
 from architectures.masking import masked
 from architectures.masks import Masks
-from distill.answer_logits import head_logits
-from distill.losses import forward_kl
-from distill.teacher import Teacher
+from distill.answer_logits import head_of
+from distill.chunked import sum_of_rows
+from distill.losses import cross_entropy, forward_kl
+from distill.teacher import Teacher, TeacherRows
 
 Batch = Mapping[str, Tensor]
-CHUNK_TOKENS = 512  # of whose logits forward and backward hold one copy at a time: 24 bytes x vocabulary each
 
 
 class MaskModel(ComposerModel):
@@ -66,7 +63,7 @@ class MaskModel(ComposerModel):
         return min(1.0, self.step / self.warmup_batches)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Losses of the masked student on a batch: `lm` and `kl` in nats per token, and `constraint`."""
+        """Losses of the masked student on a batch: `tokens` in nats per token, with its parts, and `constraint`."""
         ids_BT = batch["input_ids"]
         with (
             torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cpu_bfloat16),
@@ -87,31 +84,28 @@ class MaskModel(ComposerModel):
 
         All sequences are of one length, so the trainer's weights by sequences are weights by tokens.
         """
-        total = self.config.lm_weight * outputs["lm"] + outputs["constraint"]
-        if "kl" in outputs:
-            total = total + self.config.kl_weight * outputs["kl"]
-        return {**outputs, "total": total}
+        reported = {name: value for name, value in outputs.items() if name != "tokens"}
+        return {**reported, "total": outputs["tokens"] + outputs["constraint"]}
 
     def token_losses(self, student_AH: Tensor, teacher_AH: Tensor | None, next_ids_A: Tensor) -> dict[str, Tensor]:
-        """Means over tokens, from chunks whose logits are computed again in the backward pass."""
-        students, ids = student_AH.split(CHUNK_TOKENS), next_ids_A.split(CHUNK_TOKENS)
-        teachers = [None] * len(ids) if teacher_AH is None else teacher_AH.split(CHUNK_TOKENS)
-        sums: list[Any] = [
-            checkpoint(self.chunk_losses, *chunk, use_reentrant=False, preserve_rng_state=False)
-            for chunk in zip(students, teachers, ids, strict=True)
-        ]
-        return {name: torch.stack([each[name] for each in sums]).sum() / len(next_ids_A) for name in sums[0]}
+        """Means over tokens, from chunks of logits: `tokens`, and its parts without gradients."""
+        weights = {"lm": self.config.lm_weight}
+        teacher = None
+        if self.teacher is not None and teacher_AH is not None:
+            weights["kl"] = self.config.kl_weight
+            teacher = TeacherRows(teacher_AH, head_of(self.teacher.model.lm))
+        parts = {name: torch.zeros((), device=student_AH.device) for name in weights}
 
-    def chunk_losses(self, student_AH: Tensor, teacher_AH: Tensor | None, next_ids_A: Tensor) -> dict[str, Tensor]:
-        """Sums over the tokens of one chunk, in float32."""
-        student_AV = head_logits(self.student, student_AH)
-        with torch.autocast(student_AH.device.type, enabled=False):
-            sums = {"lm": cross_entropy(student_AV.float(), next_ids_A, reduction="sum")}
-            if self.teacher is not None and teacher_AH is not None:
-                with torch.no_grad():
-                    teacher_AV = head_logits(self.teacher.model.lm, teacher_AH)
-                sums["kl"] = forward_kl(student_AV, teacher_AV)
-        return sums
+        def loss_of_rows(student_CV: Tensor, rows: slice) -> Tensor:
+            losses = {"lm": cross_entropy(student_CV, next_ids_A[rows])}
+            if teacher is not None:
+                losses["kl"] = forward_kl(student_CV, teacher.logits(rows))
+            for name, loss_C in losses.items():
+                parts[name] += loss_C.detach().sum()
+            return torch.stack([weights[name] * loss_C for name, loss_C in losses.items()]).sum(dim=0)
+
+        tokens = sum_of_rows(student_AH, head_of(self.student), loss_of_rows)
+        return {name: each / len(next_ids_A) for name, each in {**parts, "tokens": tokens}.items()}
 
 
 def predicting(lm: PreTrainedModel, ids_BT: Tensor) -> Tensor:

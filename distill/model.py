@@ -1,10 +1,12 @@
 """The student beside its teacher, as Composer's trainer wants a model.
 
 Shape suffixes used in this file:
-    A = positions that predict an answer token, of all sequences of a batch; V = vocabulary entries
+    B = sequences in the batch, T = tokens per sequence, H = hidden width, V = vocabulary entries
+    A = positions that predict an answer token, of all sequences of a batch; C = some of these
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,59 +14,116 @@ from composer.models import ComposerModel
 from torch import Tensor
 from torchmetrics import Metric
 
-from distill.answer_logits import AnswerLogits
-from distill.losses import forward_kl
-from distill.metrics import eval_metrics
-from distill.teacher import Teacher
+from distill.answer_logits import AnswerLogits, head_of
+from distill.chunked import Head, map_rows, sum_of_rows
+from distill.metrics import eval_metrics, metrics_of_rows
+from distill.objective import Objective
+from distill.selection import Selection
+from distill.teacher import Teacher, TeacherRows
 
 Batch = Mapping[str, Tensor]
 
 
 class DistillModel(ComposerModel):
-    """Learns the teacher's distribution at every token of its answers.
+    """Learns the teacher's distribution at every token of its answers, or at those a selection chooses.
 
-    `student` is the only submodule, so it alone is trained, wrapped and saved. Outputs are the pair
-    (student_logits_AV, teacher_logits_AV).
+    `student` is the only submodule, so it alone is trained, wrapped and saved. Logits exist a chunk at a time, inside
+    the student's forward, and cover the ids that all models have: what pads one of the vocabularies has probability
+    zero.
 
     Args:
         student: Trained.
         teacher: Asked. On the device the student trains on.
-        temperature: Of the loss; dimensionless.
+        objective: What is minimised.
+        selection: Which tokens count; all of them if None.
         cpu_bfloat16: Run the student's matrix products in bfloat16 on a processor. Composer does this on GPUs itself
             (`amp_bf16`) and refuses to elsewhere.
     """
 
-    def __init__(self, student: AnswerLogits, teacher: Teacher, *, temperature: float, cpu_bfloat16: bool):
+    def __init__(
+        self,
+        student: AnswerLogits,
+        teacher: Teacher,
+        *,
+        objective: Objective,
+        selection: Selection | None = None,
+        cpu_bfloat16: bool,
+    ):
         super().__init__()
         self.student = student
         self.teacher = teacher
-        self.temperature = temperature
+        self.objective = objective
+        self.selection = selection
         self.cpu_bfloat16 = cpu_bfloat16
+        others = [teacher] if selection is None else [teacher, selection.reference]
+        self.vocab_size = min(head_of(student.lm).vocab_size, *(each.vocab_size for each in others))
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits of both at the answer's positions."""
-        teacher_logits_AV = self.teacher.logits(batch["input_ids"], batch["keep"])
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cpu_bfloat16):
-            student_logits_AV = self.student(batch["input_ids"], batch["keep"])
-        return student_logits_AV, teacher_logits_AV
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss summed over the answer's positions."""
+        ask = self.objective.asks_teacher or self.selection is not None
+        teacher = self.rows_of(self.teacher, batch) if ask else None
+        return self.read(batch, partial(self.loss_sum, batch=batch, teacher=teacher))
 
-    def loss(self, outputs: tuple[Tensor, Tensor], batch: Batch) -> Tensor:  # noqa: ARG002  # Composer's signature
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Mean over the answer tokens of the batch, nats per token. The one place where a loss is normalised.
 
         The trainer weighs micro-batches and ranks by their answer tokens, so how a batch is split does not matter.
         """
-        student_logits_AV, teacher_logits_AV = outputs
-        loss_sum = forward_kl(student_logits_AV, teacher_logits_AV, temperature=self.temperature)
-        return loss_sum / max(1, len(student_logits_AV))
+        return outputs / batch["keep"].sum().clamp(min=1)
 
-    def eval_forward(self, batch: Batch, outputs: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """What forward returns, computed unless it is at hand."""
-        return self.forward(batch) if outputs is None else outputs
+    def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> dict[str, Tensor]:  # noqa: ARG002
+        """Values of every metric, one for each answer token of the batch."""
+        teacher = self.rows_of(self.teacher, batch)
+
+        def of_rows(student_CV: Tensor, rows: slice) -> Tensor:
+            return metrics_of_rows(student_CV, teacher.logits(rows))
+
+        def measure(hidden_AH: Tensor, head: Head) -> Tensor:
+            return map_rows(hidden_AH, head.narrowed(self.vocab_size), of_rows)
+
+        return dict(zip(eval_metrics(), self.read(batch, measure).unbind(dim=1), strict=True))
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:  # noqa: FBT001, FBT002  # Composer's signature
         """Metrics of held-out answers; none while training, where the loss says enough."""
-        return {} if is_train else eval_metrics()
+        return {} if is_train else dict(eval_metrics())
 
-    def update_metric(self, batch: Any, outputs: tuple[Tensor, Tensor], metric: Metric) -> None:  # noqa: ARG002
+    def update_metric(self, batch: Any, outputs: Mapping[str, Tensor], metric: Metric) -> None:  # noqa: ARG002
         """Count the outputs of one batch."""
-        metric.update(*outputs)
+        metric.update(outputs)
+
+    def read(self, batch: Batch, reader: Any) -> Tensor:
+        """What the reader makes of the student's hidden states and head, at the answer's positions."""
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cpu_bfloat16):
+            return self.student(batch["input_ids"], batch["keep"], reader)
+
+    def rows_of(self, teacher: Teacher, batch: Batch) -> TeacherRows:
+        """What a frozen model would say at the answer's positions."""
+        return teacher.rows(batch["input_ids"], batch["keep"], vocab_size=self.vocab_size)
+
+    def loss_sum(self, hidden_AH: Tensor, head: Head, *, batch: Batch, teacher: TeacherRows | None) -> Tensor:
+        """The loss summed over answer tokens, chosen ones alone where there is a selection; scalar float32."""
+        head, token_ids_A = head.narrowed(self.vocab_size), batch["next_ids"][batch["keep"]]
+        weights_A = self.selected(hidden_AH, head, batch, teacher)
+        places_A = weights_A.nonzero().squeeze(1)  # what is left out needs no logits
+
+        def loss_of_rows(student_CV: Tensor, rows: slice) -> Tensor:
+            places_C = places_A[rows]
+            asked = teacher if self.objective.asks_teacher else None
+            teacher_CV = None if asked is None else asked.logits(places_C)
+            return self.objective(student_CV, teacher_CV, token_ids_A[places_C])
+
+        return sum_of_rows(hidden_AH[places_A], head, loss_of_rows, weights_A=weights_A[places_A])
+
+    def selected(self, hidden_AH: Tensor, head: Head, batch: Batch, teacher: TeacherRows | None) -> Tensor:
+        """weights_A of the tokens' losses: 1 for all of them, or what the selection gives."""
+        if self.selection is None:
+            return torch.ones(len(hidden_AH), device=hidden_AH.device)
+        assert teacher is not None, "a selection compares with the teacher"
+        return self.selection.weights(
+            hidden_AH,
+            head,
+            teacher,
+            self.rows_of(self.selection.reference, batch),
+            num_tokens_B=batch["keep"].sum(dim=1).tolist(),
+            temperature=self.objective.temperature,
+        )

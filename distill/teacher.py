@@ -1,17 +1,38 @@
 """The frozen teacher: the target of the recipe, run beside the student to say what it would have answered.
 
 Shape suffixes used in this file:
-    B = sequences in the batch, T = tokens per sequence, V = vocabulary entries
-    A = positions that predict an answer token, of all sequences together
+    B = sequences in the batch, T = tokens per sequence, H = hidden width, V = vocabulary entries
+    A = positions that predict an answer token, of all sequences together, C = some of these
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from distill.answer_logits import AnswerLogits
+from distill.answer_logits import AnswerLogits, logits_of
+from distill.chunked import Head
 from eval.models import load_model
+
+
+@dataclass(frozen=True)
+class TeacherRows:
+    """What the teacher would say at every answer position of a batch, whose logits are made when they are asked for.
+
+    Attributes:
+        hidden_AH: What its last norm put out, in its own dtype.
+        head: Its output head.
+    """
+
+    hidden_AH: Tensor
+    head: Head
+
+    @torch.no_grad()
+    def logits(self, rows: slice | Tensor) -> Tensor:
+        """Logits_CV of some rows, in the teacher's own dtype whatever autocast surrounds the call."""
+        with torch.autocast(self.hidden_AH.device.type, enabled=False):
+            return self.head.logits(self.hidden_AH[rows])
 
 
 class Teacher:
@@ -25,11 +46,23 @@ class Teacher:
         self.model = model.eval().requires_grad_(requires_grad=False)
         self.device_type = next(model.parameters()).device.type
 
+    @property
+    def vocab_size(self) -> int:
+        """Rows of its output head."""
+        return len(self.model.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
+
     @torch.no_grad()
     def logits(self, input_ids_BT: Tensor, keep_BT: Tensor) -> Tensor:
         """Logits_AV at the kept positions, in the teacher's own dtype whatever autocast surrounds the call."""
         with torch.autocast(self.device_type, enabled=False):
-            return self.model(input_ids_BT, keep_BT)
+            return self.model(input_ids_BT, keep_BT, logits_of)
+
+    @torch.no_grad()
+    def rows(self, input_ids_BT: Tensor, keep_BT: Tensor, *, vocab_size: int) -> TeacherRows:
+        """What logits of the kept positions are made from, over the first vocab_size entries."""
+        with torch.autocast(self.device_type, enabled=False):
+            rows = self.model(input_ids_BT, keep_BT, TeacherRows)
+        return TeacherRows(rows.hidden_AH, rows.head.narrowed(vocab_size))
 
 
 def load_teacher(target: Path, *, dtype: str, device: str) -> Teacher:

@@ -1,5 +1,6 @@
 """Composer's trainer, built from a recipe."""
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +30,9 @@ from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig, spli
 from distill.data import AnswerDataset, build_dataspec
 from distill.loggers import build_loggers
 from distill.model import DistillModel
+from distill.objective import build_objective
 from distill.recipe import Recipe
+from distill.selection import Selection
 from distill.teacher import load_teacher
 from eval.models import load_model
 
@@ -50,18 +53,17 @@ def newest_for_all(folder: Path) -> Path | None:
 
 def build_model(recipe: Recipe, *, target: Path) -> DistillModel:
     """The student at <run>/init in float32 beside its teacher on this process's device."""
-    on_gpu = torch.cuda.is_available()
-    full_precision = recipe.distill.precision == "fp32"
-    teacher = load_teacher(
-        target,
-        dtype="float32" if full_precision else recipe.target.dtype,
-        device=f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu",
-    )
+    on_gpu, config = torch.cuda.is_available(), recipe.distill
+    full_precision = config.precision == "fp32"
+    dtype = "float32" if full_precision else recipe.target.dtype
+    load_frozen = partial(load_teacher, dtype=dtype, device=f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu")
+    selection = config.token_selection
     student = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
     return DistillModel(
         AnswerLogits(student),
-        teacher,
-        temperature=recipe.distill.temperature,
+        load_frozen(target),
+        objective=build_objective(config.loss, temperature=config.temperature),
+        selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         cpu_bfloat16=not on_gpu and not full_precision,
     )
 

@@ -34,6 +34,7 @@ def test_a_batch_in_full():
     assert batch["input_ids"].tolist() == [[100, 101, 150, 151], [200, 201, 202, 0]]
     assert batch["attention_mask"].tolist() == [[True, True, True, True], [True, True, True, False]]
     assert batch["keep"].tolist() == [[False, True, True, True], [False, False, True, False]]
+    assert batch["next_ids"].tolist() == [[101, 150, 151, 152], [201, 202, 250, 0]]
 
 
 def test_each_kept_position_predicts_one_answer_token():
@@ -43,6 +44,7 @@ def test_each_kept_position_predicts_one_answer_token():
         whole = [*one.prompt_ids, *one.answer_ids]
         predicted = [whole[position + 1] for position in batch["keep"][row].nonzero().flatten().tolist()]
         assert predicted == list(one.answer_ids)
+        assert batch["next_ids"][row][batch["keep"][row]].tolist() == predicted
 
 
 def test_answers_are_cut_to_max_seq_len_and_counted():

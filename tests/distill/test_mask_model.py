@@ -8,13 +8,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-import distill.mask_model
 from architectures.config import MasksConfig
 from architectures.masking import masked
 from architectures.masks import Masks
 from architectures.shapes import Shape
 from architectures.target import read_config
-from distill.answer_logits import AnswerLogits
+from distill.answer_logits import AnswerLogits, logits_of
 from distill.mask_model import MaskModel
 from distill.teacher import Teacher
 
@@ -64,7 +63,7 @@ def test_losses_are_those_of_whole_logits(tiny_target):
 def test_chunks_do_not_change_losses_or_gradients(tiny_target, monkeypatch, size):
     gradients, values = [], []
     for tokens in (10**6, size):
-        monkeypatch.setattr(distill.mask_model, "CHUNK_TOKENS", tokens)
+        monkeypatch.setattr("distill.chunked.chunk_size", lambda _, tokens=tokens: tokens)
         model = build(tiny_target)
         found = losses(model)
         found["total"].backward()
@@ -127,4 +126,4 @@ def test_logits_of_answers_are_capped_as_the_model_caps_them(make_checkpoint):
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
     keep = torch.ones_like(IDS, dtype=torch.bool)
     with torch.inference_mode():
-        torch.testing.assert_close(AnswerLogits(lm)(IDS, keep), lm(IDS).logits.flatten(0, 1))
+        torch.testing.assert_close(AnswerLogits(lm)(IDS, keep, logits_of), lm(IDS).logits.flatten(0, 1))

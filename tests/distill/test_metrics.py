@@ -6,7 +6,7 @@ Shape suffixes: A = answer tokens, V = vocabulary entries.
 import pytest
 import torch
 
-from distill.metrics import AnswerTokenMean, eval_metrics, expected_acceptance, greedy_match
+from distill.metrics import AnswerTokenMean, eval_metrics, expected_acceptance, greedy_match, metrics_of_rows
 
 
 def logits(seed: int, num_tokens: int = 5) -> torch.Tensor:
@@ -48,32 +48,35 @@ def test_half_precision_logits_are_compared_in_float32():
     torch.testing.assert_close(alpha, exact)
 
 
+def counted(*batches):
+    metric = AnswerTokenMean("match")
+    for values in batches:
+        metric.update({"match": torch.tensor(values), "other": torch.zeros(9)})
+    return metric
+
+
 def test_mean_counts_tokens_not_batches():
-    metric = AnswerTokenMean(greedy_match)
-    metric.update(logits(0, 3), logits(0, 3))
-    metric.update(logits(1, 1), -logits(1, 1))
-    assert metric.compute().item() == pytest.approx(3 / 4)
+    assert counted([1.0, 1.0, 1.0], [0.0]).compute().item() == pytest.approx(3 / 4)
 
 
 def test_one_token_after_many_still_counts():
-    metric = AnswerTokenMean(lambda values_A, _: values_A)
-    many, one = torch.full((1,), 2.0**24), torch.ones(1)  # their sum is not a float32
-    metric.update(many, many)
-    metric.update(one, one)
-    assert metric.compute().item() == (2**24 + 1) / 2
+    assert counted([2.0**24], [1.0]).compute().item() == (2**24 + 1) / 2  # their sum is not a float32
 
 
 def test_reset_forgets():
-    metric = AnswerTokenMean(greedy_match)
-    metric.update(logits(1), -logits(1))
+    metric = counted([0.0])
     metric.reset()
-    metric.update(logits(0), logits(0))
+    metric.update({"match": torch.ones(2)})
     assert metric.compute().item() == 1.0
 
 
-def test_names_that_users_see():
-    alpha, match = (eval_metrics()[name] for name in ("alpha", "greedy_match"))
-    alpha.update(logits(1), logits(2))
-    match.update(logits(1), logits(2))
-    assert alpha.compute().item() == pytest.approx(expected_acceptance(logits(1), logits(2)).mean().item())
-    assert match.compute().item() == pytest.approx(greedy_match(logits(1), logits(2)).mean().item())
+def test_columns_are_those_of_the_names_that_users_see():
+    values = metrics_of_rows(logits(1), logits(2))
+    metrics = eval_metrics()
+    assert list(metrics) == ["alpha", "greedy_match"]
+    for metric in metrics.values():
+        metric.update(dict(zip(metrics, values.unbind(dim=1), strict=True)))
+    alpha, match = (metrics[name].compute().item() for name in ("alpha", "greedy_match"))
+    assert alpha == pytest.approx(expected_acceptance(logits(1), logits(2)).mean().item())
+    assert match == pytest.approx(greedy_match(logits(1), logits(2)).mean().item())
+    assert alpha != match

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
-from distill.answer_logits import AnswerLogits
-from distill.losses import forward_kl
+from distill.answer_logits import AnswerLogits, logits_of
+from distill.loss_config import LossTerm
+from distill.losses import forward_kl, reverse_kl
+from distill.metrics import expected_acceptance, greedy_match
 from distill.model import DistillModel
+from distill.objective import build_objective
 from distill.teacher import load_teacher
 from eval.models import load_model
 
@@ -24,13 +27,25 @@ def batch():
         "input_ids": torch.randint(3, 259, real.shape, generator=generator) * real,
         "attention_mask": real,
         "keep": real & (positions >= lengths - kept),
+        "next_ids": torch.randint(3, 259, real.shape, generator=generator),
     }
 
 
-def build(draft, target, *, temperature=1.0, cpu_bfloat16=False, teacher_dtype="float32"):
+def build(draft, target, *, loss="forward_kl", temperature=1.0, cpu_bfloat16=False, teacher_dtype="float32", **more):
     student = AnswerLogits(load_model(draft, dtype="float32", device="cpu"))
     teacher = load_teacher(target, dtype=teacher_dtype, device="cpu")
-    return DistillModel(student, teacher, temperature=temperature, cpu_bfloat16=cpu_bfloat16)
+    objective = build_objective(loss, temperature=temperature)
+    return DistillModel(student, teacher, objective=objective, cpu_bfloat16=cpu_bfloat16, **more)
+
+
+def both_logits(model, batch):
+    """What student and teacher say at the kept positions, whole."""
+    inputs = batch["input_ids"], batch["keep"]
+    return model.student(*inputs, logits_of), model.teacher.logits(*inputs)
+
+
+def mean_loss(model, batch):
+    return model.loss(model(batch), batch)
 
 
 @pytest.fixture
@@ -41,7 +56,7 @@ def model(tiny_draft, tiny_target):
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
 def test_logits_at_kept_positions_are_those_of_the_whole_model(make_checkpoint, batch, model_type):
     whole = load_model(make_checkpoint(model_type=model_type), dtype="float32", device="cpu")
-    kept = AnswerLogits(whole)(batch["input_ids"], batch["keep"])
+    kept = AnswerLogits(whole)(batch["input_ids"], batch["keep"], logits_of)
     rows = []
     for row, length in enumerate(LENGTHS):  # each sequence alone, without padding, through the model's own forward
         logits = whole(input_ids=batch["input_ids"][row : row + 1, :length]).logits[0]
@@ -50,32 +65,33 @@ def test_logits_at_kept_positions_are_those_of_the_whole_model(make_checkpoint, 
 
 
 def test_the_head_runs_on_kept_positions_only(model, batch):
-    widths = []
-    model.student.lm.lm_head.register_forward_hook(lambda _module, args, _out: widths.append(args[0].shape))
-    model.teacher.model.lm.lm_head.register_forward_hook(lambda _module, args, _out: widths.append(args[0].shape))
-    model(batch)
-    assert widths == [(sum(NUM_KEPT), 64)] * 2
+    read = {}
+    for name, answers in (("student", model.student), ("teacher", model.teacher.model)):
+        answers(batch["input_ids"], batch["keep"], lambda hidden, _, name=name: read.update({name: hidden.shape}))
+    assert read == {"student": (sum(NUM_KEPT), 64), "teacher": (sum(NUM_KEPT), 64)}
 
 
 def test_what_padding_holds_does_not_count(model, batch):
-    before = model(batch)
-    other = {**batch, "input_ids": torch.where(batch["attention_mask"], batch["input_ids"], 77)}
+    other = {
+        **batch,
+        "input_ids": torch.where(batch["attention_mask"], batch["input_ids"], 77),
+        "next_ids": torch.where(batch["keep"], batch["next_ids"], 77),
+    }
     assert not torch.equal(other["input_ids"], batch["input_ids"])
-    for one, another in zip(before, model(other), strict=True):
-        torch.testing.assert_close(one, another, rtol=0, atol=0)
+    assert torch.equal(model(batch), model(other))
+    for one, another in zip(both_logits(model, batch), both_logits(model, other), strict=True):
+        assert torch.equal(one, another)
 
 
 def test_loss_is_the_mean_over_kept_tokens(model, batch):
-    outputs = model(batch)
-    expected = forward_kl(*outputs) / sum(NUM_KEPT)
-    torch.testing.assert_close(model.loss(outputs, batch), expected)
+    expected = forward_kl(*both_logits(model, batch)).sum() / sum(NUM_KEPT)
+    torch.testing.assert_close(mean_loss(model, batch), expected)
 
 
 def test_loss_follows_the_temperature(tiny_draft, tiny_target, batch):
     model = build(tiny_draft, tiny_target, temperature=3.0)
-    outputs = model(batch)
-    expected = forward_kl(*outputs, temperature=3.0) / sum(NUM_KEPT)
-    torch.testing.assert_close(model.loss(outputs, batch), expected)
+    expected = forward_kl(*both_logits(model, batch), temperature=3.0).sum() / sum(NUM_KEPT)
+    torch.testing.assert_close(mean_loss(model, batch), expected)
 
 
 def test_dropping_tokens_drops_their_loss_and_their_gradient(model, batch):
@@ -121,21 +137,52 @@ def test_training_leaves_the_teacher_alone(model, batch):
 
 def test_a_student_equal_to_its_teacher_has_nothing_to_learn(tiny_target, batch):
     model = build(tiny_target, tiny_target)
-    outputs = model(batch)
-    loss = model.loss(outputs, batch)
+    loss = mean_loss(model, batch)
     loss.backward()
     assert loss.item() == pytest.approx(0.0, abs=1e-6)
-    metrics = model.get_metrics(is_train=False)
-    for metric in metrics.values():
+    outputs = model.eval_forward(batch)
+    for metric in model.get_metrics(is_train=False).values():
         model.update_metric(batch, outputs, metric)
         assert metric.compute().item() == pytest.approx(1.0, abs=1e-6)
 
 
-def test_an_evaluation_takes_outputs_that_are_at_hand(model, batch):
-    outputs = model(batch)
-    assert model.eval_forward(batch, outputs) is outputs
-    for one, other in zip(model.eval_forward(batch), outputs, strict=True):
-        assert torch.equal(one, other)
+@pytest.mark.parametrize("size", [1, 5, 100])
+def test_an_evaluation_gives_every_metric_of_every_kept_token(monkeypatch, model, batch, size):
+    monkeypatch.setattr("distill.chunked.chunk_size", lambda _: size)
+    found = model.eval_forward(batch)
+    logits = both_logits(model, batch)
+    torch.testing.assert_close(found["alpha"], expected_acceptance(*logits))
+    torch.testing.assert_close(found["greedy_match"], greedy_match(*logits))
+    assert not found["alpha"].requires_grad
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_chunks_change_neither_loss_nor_gradients(monkeypatch, tiny_draft, tiny_target, batch, size):
+    found = []
+    for tokens in (100, size):
+        monkeypatch.setattr("distill.chunked.chunk_size", lambda _, tokens=tokens: tokens)
+        model = build(tiny_draft, tiny_target)
+        loss = mean_loss(model, batch)
+        loss.backward()
+        found.append((loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    assert (found[0][1] - found[1][1]).norm() < 1e-5 * found[0][1].norm()
+
+
+def test_a_mixture_of_losses_is_trained_on(tiny_draft, tiny_target, batch):
+    terms = [LossTerm(name="reverse_kl", weight=0.5), LossTerm(name="cross_entropy")]
+    model = build(tiny_draft, tiny_target, loss=terms)
+    student, teacher = both_logits(model, batch)
+    ids = batch["next_ids"][batch["keep"]]
+    expected = 0.5 * reverse_kl(student, teacher) + torch.nn.functional.cross_entropy(student, ids, reduction="none")
+    torch.testing.assert_close(mean_loss(model, batch), expected.mean())
+
+
+def test_tokens_alone_are_learned_without_asking_the_teacher(monkeypatch, tiny_draft, tiny_target, batch):
+    model = build(tiny_draft, tiny_target, loss="cross_entropy")
+    expected = torch.nn.functional.cross_entropy(both_logits(model, batch)[0], batch["next_ids"][batch["keep"]])
+    monkeypatch.setattr(model.teacher, "rows", None)
+    torch.testing.assert_close(mean_loss(model, batch), expected)
 
 
 def test_metrics_are_for_evaluation_only(model):
@@ -145,14 +192,23 @@ def test_metrics_are_for_evaluation_only(model):
 
 def test_bfloat16_on_a_processor_is_in_the_student_and_not_in_the_loss(tiny_draft, tiny_target, batch):
     model = build(tiny_draft, tiny_target, cpu_bfloat16=True, teacher_dtype="bfloat16")
-    student_logits, teacher_logits = model(batch)
+    seen = []
+
+    def watched(student_CV, teacher_CV, ids_C):
+        assert not torch.is_autocast_enabled("cpu")
+        seen.append((student_CV, teacher_CV))
+        return forward_kl(student_CV, teacher_CV)
+
+    watched.asks_teacher = True
+    model.objective = watched
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # as Composer surrounds a loss on a GPU
+        loss = mean_loss(model, batch)
+    [(student_logits, teacher_logits)] = seen
     assert (student_logits.dtype, teacher_logits.dtype) == (torch.bfloat16, torch.bfloat16)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert {p.dtype for p in model.teacher.model.parameters()} == {torch.bfloat16}
-    with torch.autocast("cpu", dtype=torch.bfloat16):  # as Composer surrounds a loss on a GPU
-        loss = model.loss((student_logits, teacher_logits), batch)
     assert loss.dtype == torch.float32
-    expected = forward_kl(student_logits.double(), teacher_logits.double()) / sum(NUM_KEPT)
+    expected = forward_kl(student_logits.double(), teacher_logits.double()).sum() / sum(NUM_KEPT)
     torch.testing.assert_close(loss, expected)
 
 
@@ -165,9 +221,49 @@ def test_autocast_around_it_does_not_change_the_teacher(model, batch):
 
 
 def test_float32_stays_float32_without_bfloat16(model, batch):
-    assert [logits.dtype for logits in model(batch)] == [torch.float32, torch.float32]
+    assert [logits.dtype for logits in both_logits(model, batch)] == [torch.float32, torch.float32]
+    assert model(batch).dtype == torch.float32
 
 
 def test_each_transformer_block_is_a_unit_to_shard(model):
     units = [name for name, module in model.student.named_modules() if model.student.fsdp_wrap_fn(module)]
     assert units == ["lm.model.layers.0", "lm.model.layers.1"]
+
+
+def padded_checkpoint(folder, out, vocab_size):
+    """The same model with more rows, of large random numbers, behind those of its embeddings; untied."""
+    lm = load_model(folder, dtype="float32", device="cpu")
+    state = {name: tensor.clone() for name, tensor in lm.state_dict().items()}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        rows = vocab_size - len(state[name])
+        more = torch.randn(rows, state[name].shape[1], generator=torch.Generator().manual_seed(3)) * 5
+        state[name] = torch.cat([state[name], more])
+    config = lm.config
+    config.vocab_size, config.tie_word_embeddings = vocab_size, False
+    padded = type(lm)(config)
+    padded.load_state_dict(state)
+    padded.save_pretrained(out)
+    return out
+
+
+@pytest.mark.parametrize("padded", ["student", "teacher"])
+def test_ids_that_pad_one_vocabulary_have_no_probability(make_checkpoint, tmp_path, batch, padded):
+    """Loss, gradients and metrics are those of the pair before one of them was padded."""
+    folders = {"student": make_checkpoint(seed=2, num_hidden_layers=2, tie_word_embeddings=False)}
+    folders["teacher"] = make_checkpoint(seed=1, tie_word_embeddings=False)
+    found = []
+    for name in ("", padded):
+        if name:
+            folders[name] = padded_checkpoint(folders[name], tmp_path / name, 272)
+        model = build(folders["student"], folders["teacher"])
+        loss = mean_loss(model, batch)
+        loss.backward()
+        found.append((loss.item(), model.eval_forward(batch), model.student.lm))
+    (loss, metrics, lm), (padded_loss, padded_metrics, padded_lm) = found
+    assert padded_loss == pytest.approx(loss, rel=1e-6)
+    for name, values in metrics.items():
+        torch.testing.assert_close(padded_metrics[name], values)
+    for name, parameter in padded_lm.named_parameters():
+        expected = lm.get_parameter(name).grad
+        torch.testing.assert_close(parameter.grad[: len(expected)], expected)
+        assert torch.count_nonzero(parameter.grad[len(expected) :]) == 0

@@ -205,7 +205,7 @@ def test_the_teacher_runs_in_the_targets_dtype_unless_all_is_float32(make_run, p
     assert {parameter.dtype for parameter in model.teacher.model.parameters()} == {expected}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model.cpu_bfloat16 == (precision == "amp_bf16")
-    assert model.temperature == 3.0
+    assert model.objective.temperature == 3.0
 
 
 @pytest.mark.parametrize("name", ["adamw", "decoupled_adamw"])
