@@ -9,9 +9,11 @@ import re
 import sys
 import zipfile
 from pathlib import Path
+from typing import Literal
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}-rank{rank}.pt"  # Composer fills this in
 LATEST_NAME = "latest-rank{rank}.pt"  # a link to the newest
+BEST_NAME = "best-rank0.pt"  # a link to the one whose held-out tau was highest
 FILE_PATTERN = re.compile(r"ep(\d+)-ba(\d+)-rank0\.pt")
 
 
@@ -27,6 +29,25 @@ def newest_intact_checkpoint(folder: Path) -> Path | None:
             return path
         print(f"{path}: cut short or damaged ({problem}); looking for the one before it.", file=sys.stderr)
     return None
+
+
+def chosen_checkpoint(folder: Path, which: Literal["best", "latest"]) -> Path | None:
+    """The checkpoint to export: the newest intact one where the best is wanted and no evaluation has named one yet."""
+    best = best_checkpoint(folder) if which == "best" else None
+    return newest_intact_checkpoint(folder) if best is None else best
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint the best link points to; None where there is no link, or the file is gone or damaged."""
+    link = folder / BEST_NAME
+    if not link.is_symlink():
+        return None
+    path = folder / link.readlink()
+    problem = damage(path) if path.is_file() else "it is gone"
+    if problem is not None:
+        print(f"{path}: the best checkpoint cannot be used ({problem}).", file=sys.stderr)
+        return None
+    return path
 
 
 def find_checkpoints(folder: Path) -> list[Path]:

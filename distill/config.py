@@ -285,3 +285,7 @@ class ExportConfig(Section):
     """How the finished draft is written."""
 
     dtype: Dtype = Field(default="bfloat16", description="Number type of the draft's weights.")
+    checkpoint: Literal["best", "latest"] = Field(
+        default="best",
+        description="The checkpoint it is made from: the one with the highest held-out tau, or the last.",
+    )

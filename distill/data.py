@@ -5,11 +5,13 @@ Shape suffixes used in this file:
 
 A batch is {"input_ids": ids_BT, "attention_mask": real_BT, "keep": keep_BT, "next_ids": next_BT}. `keep` is True at
 positions that predict a token of the answer: from the last token of the prompt to the last but one of the answer.
-`next_ids` is the token that follows each position.
+`next_ids` is the token that follows each position. `task` is task_B1, the place of each prompt's task among the
+dataset's tasks.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 import torch
 from composer import DataSpec
@@ -29,6 +31,7 @@ class Example:
     input_ids: tuple[int, ...]  # prompt and answer without its last token, which predicts nothing
     last_id: int  # that last token
     num_kept: int  # the last so many positions predict a token of the answer
+    task: int = 0  # place of the prompt's task among the dataset's
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class AnswerDataset(Dataset[Example]):
 
     def __init__(self, traces: Sequence[Trace], *, max_seq_len: int):
         self.examples: list[Example] = []
+        self.tasks = tuple(sorted({task_of(trace.source) for trace in traces}))
         num_cut = 0
         for trace in traces:
             room = max_seq_len - len(trace.prompt_ids)
@@ -54,7 +58,8 @@ class AnswerDataset(Dataset[Example]):
             answer_ids = trace.answer_ids[:room]
             num_cut += len(answer_ids) < len(trace.answer_ids)
             *input_ids, last_id = (*trace.prompt_ids, *answer_ids)
-            self.examples.append(Example(tuple(input_ids), last_id, num_kept=len(answer_ids)))
+            task = self.tasks.index(task_of(trace.source))
+            self.examples.append(Example(tuple(input_ids), last_id, num_kept=len(answer_ids), task=task))
         self.counts = LengthCounts(
             answers=len(self.examples),
             answer_tokens=sum(example.num_kept for example in self.examples),
@@ -69,6 +74,12 @@ class AnswerDataset(Dataset[Example]):
         return self.examples[index]
 
 
+def task_of(source: str) -> str:
+    """The file or data set that a prompt's row came from: "gsm8k" of "a/gsm8k.jsonl:3" and of "gsm8k[test]:3"."""
+    place = PurePath(source.rsplit(":", 1)[0].split("[", 1)[0])
+    return place.name.split(".")[0] if place.suffix else "-".join(place.parts)
+
+
 def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
     """One batch of examples, padded on the right to the longest."""
     lengths_B1 = torch.tensor([[len(example.input_ids)] for example in examples])
@@ -80,6 +91,7 @@ def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
         "attention_mask": real_BT,
         "keep": real_BT & (positions_T >= lengths_B1 - num_kept_B1),
         "next_ids": padded([(*example.input_ids[1:], example.last_id) for example in examples]),
+        "task": torch.tensor([[example.task] for example in examples]),
     }
 
 

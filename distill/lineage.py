@@ -229,7 +229,11 @@ def training_inputs(recipe: Recipe) -> dict[str, str]:
 
 def draft_inputs(recipe: Recipe, training: dict[str, str]) -> dict[str, str]:
     """What the finished draft is made from."""
-    return {**training, "distill.max_duration": recipe.distill.max_duration, "export.dtype": recipe.export.dtype}
+    return {
+        **training,
+        "distill.max_duration": recipe.distill.max_duration,
+        "export": fingerprint_value(recipe.export.model_dump(mode="json")),
+    }
 
 
 def eval_inputs(recipe: Recipe, target: Path) -> dict[str, str]:

@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from architectures.errors import UserError
+from distill.metrics import estimates
 from distill.recipe import Recipe
 from distill.step_times import PhaseShares
+from eval.acceptance import Estimate
 
 TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": MLFlowLogger}  # name = its package
 
@@ -157,10 +159,8 @@ class ConsoleReport(LoggerDestination):
         """Print what the held-out answers say, and let the bar tell of the training again."""
         if self.bar is not None and "loss/train/total" in self.latest:
             self.bar.update(self.bar.task_ids[0], description=self.describe(state))
-        alpha, match = (float(self.latest[f"metrics/eval/{name}"]) for name in ("alpha", "greedy_match"))
-        self.console.print(
-            f"batch {state.timestamp.batch.value}: held-out alpha {alpha:.4f}, greedy match {match:.4f}", style="bold"
-        )
+        for line in describe_evaluation(estimates(state.eval_metrics["eval"])):
+            self.console.print(f"batch {state.timestamp.batch.value}: held-out {line}", style="bold")
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Leave the terminal as it was, also after an error."""
@@ -192,6 +192,16 @@ class ConsoleReport(LoggerDestination):
         elapsed_s = time.monotonic() - self.start_s
         done = fraction_done(state)
         return timedelta(seconds=round(elapsed_s * (1 - done) / max(done - self.start_fraction, 1e-9)))
+
+
+def describe_evaluation(found: Mapping[str, Estimate]) -> list[str]:
+    """One line about all answers, and one about each task where there are several."""
+    lines: dict[str, list[str]] = {}
+    for name, estimate in found.items():
+        task, _, metric = name.rpartition("/")
+        interval = "" if estimate.low is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
+        lines.setdefault(task, []).append(f"{metric.replace('_', ' ')} {estimate.value:.3f}{interval}")
+    return [f"{task}: {', '.join(parts)}" if task else ", ".join(parts) for task, parts in lines.items()]
 
 
 def fraction_done(state: State) -> float:

@@ -1,16 +1,28 @@
 """How often the target would accept what the draft proposes, measured on held-out answers while training.
 
 Shape suffixes used in this file:
-    A = answer tokens of all sequences of a batch, V = vocabulary entries, M = metrics
+    A = answer tokens of all sequences of a batch, V = vocabulary entries, Q = quantities, B = answers of a batch,
+    T = tokens of one answer
 
-Both are teacher-forced: at each token of an answer the target wrote, given the target's own text before it.
+All is teacher-forced: at each token of an answer the target wrote, given the target's own text before it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+from transformers import TopPLogitsWarper
+
+from eval.acceptance import Array, Estimate, Resampling, pooled_ratio
+from eval.replay import as_array, replay_counts
+
+LOOKAHEADS = (1, 3, 5, 7)
+BEST_BY = "tau_5"  # whose highest value makes a checkpoint the best
+RESAMPLING = Resampling(confidence=0.95, num_resamples=1000, seed=17)
 
 
 def expected_acceptance(student_logits_AV: Tensor, teacher_logits_AV: Tensor) -> Tensor:
@@ -33,45 +45,162 @@ def greedy_match(student_logits_AV: Tensor, teacher_logits_AV: Tensor) -> Tensor
     return (student_logits_AV.argmax(dim=-1) == teacher_logits_AV.argmax(dim=-1)).float()
 
 
-PER_TOKEN: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "alpha": expected_acceptance,
-    "greedy_match": greedy_match,
-}
-
-
-def metrics_of_rows(student_logits_AV: Tensor, teacher_logits_AV: Tensor) -> Tensor:
-    """Every metric of every token: values_AM, one column for each name of eval_metrics, in its order."""
-    return torch.stack([metric(student_logits_AV, teacher_logits_AV) for metric in PER_TOKEN.values()], dim=1)
-
-
-class AnswerTokenMean(Metric):
-    """The mean of a per-token quantity over every answer token of all batches and ranks.
+def accept_chance(
+    student_logits_AV: Tensor,
+    teacher_logits_AV: Tensor,
+    token_ids_A: Tensor,
+    *,
+    temperature: float,
+    top_p: float = 1.0,
+) -> Tensor:
+    """Chance that each token of the answer comes from the draft where a round proposes there, as eval.replay has it.
 
     Args:
-        name: Of the quantity, among those a batch is measured by.
+        student_logits_AV: Any float dtype; computed in float32.
+        teacher_logits_AV: Same shape.
+        token_ids_A: The answers' tokens.
+        temperature: The answers were decoded at; 0 is greedy.
+        top_p: And the mass they were drawn from, of both models here.
+
+    Returns:
+        accept_A, float32: at temperature 0 whether the token is the student's argmax, else min(1, q / p) of the token.
+    """
+    if temperature == 0:
+        return (student_logits_AV.argmax(dim=-1) == token_ids_A).float()
+    student_logp_A = logp_of(token_ids_A, student_logits_AV, temperature, top_p)
+    teacher_logp_A = logp_of(token_ids_A, teacher_logits_AV, temperature, top_p)
+    # -inf - -inf: a token that rounding pushed out of the teacher's nucleus, and that the student does not propose
+    return (student_logp_A - teacher_logp_A).clamp(max=0).exp().nan_to_num(nan=0.0)
+
+
+def logp_of(token_ids_A: Tensor, logits_AV: Tensor, temperature: float, top_p: float) -> Tensor:
+    """logp_A of some tokens under a temperature and a nucleus, float32."""
+    logits_AV = logits_AV.float() / temperature
+    if top_p < 1:
+        logits_AV = TopPLogitsWarper(top_p)(token_ids_A[:, None], logits_AV)  # pyright: ignore[reportArgumentType]
+    return logits_AV.log_softmax(dim=-1).gather(-1, token_ids_A[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the models make of one answer; every array is [T].
+
+    Attributes:
+        alpha: expected_acceptance.
+        match: greedy_match.
+        accept: accept_chance.
+    """
+
+    alpha: Array
+    match: Array
+    accept: Array
+
+
+def quantities_of_rows(
+    student_logits_AV: Tensor,
+    teacher_logits_AV: Tensor,
+    token_ids_A: Tensor,
+    *,
+    temperature: float,
+    top_p: float = 1.0,
+) -> Tensor:
+    """values_AQ of every token, one column for each attribute of Answer, in its order; arguments of accept_chance."""
+    return torch.stack(
+        [
+            expected_acceptance(student_logits_AV, teacher_logits_AV),
+            greedy_match(student_logits_AV, teacher_logits_AV),
+            accept_chance(student_logits_AV, teacher_logits_AV, token_ids_A, temperature=temperature, top_p=top_p),
+        ],
+        dim=1,
+    )
+
+
+def answers_of(values_AQ: Tensor, num_tokens_B: Sequence[int]) -> list[Answer]:
+    """The quantities of each answer of a batch, on the host."""
+    return [Answer(*as_array(values_TQ).T) for values_TQ in values_AQ.split(list(num_tokens_B))]
+
+
+Terms = Callable[[Answer], tuple[float, float]]  # one answer's part of a numerator and of a denominator
+
+
+def alpha_terms(answer: Answer) -> tuple[float, float]:
+    """Of the mean chance of acceptance over tokens."""
+    return float(answer.alpha.sum()), len(answer.alpha)
+
+
+def match_terms(answer: Answer) -> tuple[float, float]:
+    """Of the mean greedy match over tokens."""
+    return float(answer.match.sum()), len(answer.match)
+
+
+def tau_terms(answer: Answer, *, lookahead: int) -> tuple[float, float]:
+    """Of tau: tokens emitted and rounds, by exact replay."""
+    counts = replay_counts(answer.accept, lookahead=lookahead)
+    return counts.emitted_tokens, counts.rounds
+
+
+class PooledOverAnswers(Metric):
+    """A sum over answers divided by another, with its interval by bootstrap over answers.
+
+    Args:
+        terms: One answer's part of both sums.
+        task: Only answers to this task's prompts count, by its place among the tasks; None for all.
     """
 
     full_state_update = False
-    total: Tensor
-    num_tokens: Tensor
+    numerators: list[Tensor] | Tensor
+    denominators: list[Tensor] | Tensor
 
-    def __init__(self, name: str):
+    def __init__(self, terms: Terms, *, task: int | None = None):
         super().__init__()
-        self.quantity = name
-        self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("num_tokens", torch.tensor(0), dist_reduce_fx="sum")
+        self.terms = terms
+        self.task = task
+        self.estimate: Estimate | None = None
+        self.add_state("numerators", [], dist_reduce_fx="cat")
+        self.add_state("denominators", [], dist_reduce_fx="cat")
 
-    def update(self, values: Mapping[str, Tensor]) -> None:
-        """Count one batch: values_A of every quantity by name."""
-        values_A = values[self.quantity]
-        self.total += values_A.sum(dtype=torch.float64)
-        self.num_tokens += values_A.numel()
+    def update(self, answers: Sequence[Answer], tasks: Sequence[int]) -> None:
+        """Count the answers of one batch, each to a prompt of some task."""
+        terms = [self.terms(answer) for answer, task in zip(answers, tasks, strict=True) if self.task in (None, task)]
+        assert isinstance(self.numerators, list)
+        assert isinstance(self.denominators, list)
+        sums = torch.tensor(terms, device=self.device).reshape(-1, 2)
+        self.numerators.append(sums[:, 0])
+        self.denominators.append(sums[:, 1])
 
     def compute(self) -> Tensor:
-        """The mean so far, float64."""
-        return self.total / self.num_tokens
+        """The ratio over the answers of all ranks; with its interval it stays in `estimate`."""
+        numerators, denominators = (
+            as_array(dim_zero_cat(parts)).tolist() for parts in (self.numerators, self.denominators)
+        )
+        estimate = pooled_ratio(numerators, denominators, RESAMPLING)
+        self.estimate = estimate
+        return torch.tensor(estimate.value)
 
 
-def eval_metrics() -> dict[str, AnswerTokenMean]:
-    """The metrics of a held-out evaluation, under the names they are logged as after "metrics/eval/"."""
-    return {name: AnswerTokenMean(name) for name in PER_TOKEN}
+def eval_metrics(tasks: Sequence[str] = ()) -> dict[str, PooledOverAnswers]:
+    """The metrics of a held-out evaluation, under the names they are logged as after "metrics/eval/".
+
+    Args:
+        tasks: Names of the tasks the held-out prompts are of; where there are several, each has metrics of its own,
+            under "task/name".
+    """
+    terms: dict[str, Terms] = {"alpha": alpha_terms, "greedy_match": match_terms}
+    terms |= {f"tau_{lookahead}": partial(tau_terms, lookahead=lookahead) for lookahead in LOOKAHEADS}
+    metrics = {name: PooledOverAnswers(of_answer) for name, of_answer in terms.items()}
+    if len(tasks) > 1:
+        metrics |= {
+            f"{task}/{name}": PooledOverAnswers(of_answer, task=place)
+            for place, task in enumerate(tasks)
+            for name, of_answer in terms.items()
+        }
+    return metrics
+
+
+def estimates(metrics: Mapping[str, Metric]) -> dict[str, Estimate]:
+    """The last computed value of every metric of eval_metrics, with its interval."""
+    return {
+        name: metric.estimate
+        for name, metric in metrics.items()
+        if isinstance(metric, PooledOverAnswers) and metric.estimate is not None
+    }

@@ -155,12 +155,12 @@ def distill_stage(recipe_path: Path, overrides: Sequence[str]) -> None:
 
 
 def export_stage(recipe: Recipe) -> None:
-    """Make <run>/draft from the newest intact checkpoint, whether or not its training has finished."""
-    from distill.checkpoints import newest_intact_checkpoint
+    """Make <run>/draft from the checkpoint the recipe wants, whether or not its training has finished."""
+    from distill.checkpoints import chosen_checkpoint
     from distill.export import export_checkpoint
 
     run = Path(recipe.run_dir)
-    checkpoint = newest_intact_checkpoint(run / "checkpoints")
+    checkpoint = chosen_checkpoint(run / "checkpoints", recipe.export.checkpoint)
     if checkpoint is None:
         raise UserError(f"{run / 'checkpoints'}: no checkpoint to export. Run `widedraft distill` first.")
 

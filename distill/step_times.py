@@ -1,6 +1,5 @@
 """Where each step's time goes, as metrics of every batch, and a watchdog."""
 
-from collections import Counter
 from collections.abc import Mapping
 
 from composer import Callback, Logger, State
@@ -94,7 +93,7 @@ class PhaseShares:
     """Adds up the phases of steps and says what share each has."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds = dict.fromkeys(PHASES, 0.0)
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """Count the step times among some metrics."""
@@ -103,7 +102,7 @@ class PhaseShares:
 
     def describe(self) -> str:
         """Every phase that took half a percent or more, as "teacher 44%, student 50%", and begin again."""
-        total_s = self.seconds.total()
-        shares = {phase: self.seconds[phase] / total_s for phase in PHASES} if total_s else {}
-        self.seconds.clear()
+        total_s = sum(self.seconds.values())
+        shares = {phase: seconds / total_s for phase, seconds in self.seconds.items()} if total_s else {}
+        self.seconds = dict.fromkeys(PHASES, 0.0)
         return ", ".join(f"{phase} {share:.0%}" for phase, share in shares.items() if share >= 0.005)

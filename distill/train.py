@@ -29,7 +29,7 @@ from composer.utils import dist
 
 from architectures.errors import UserError
 from architectures.target import resolve_checkpoint
-from distill.checkpoints import find_checkpoints, newest_intact_checkpoint
+from distill.checkpoints import chosen_checkpoint, find_checkpoints
 from distill.data import AnswerDataset
 from distill.exits import report_user_errors
 from distill.export import export_checkpoint
@@ -74,7 +74,7 @@ def train(recipe: Recipe) -> None:
     join_other_processes(recipe)
     checkpoint = find_resume_point(recipe)
     train_set, eval_set = read_answers(recipe)
-    model = build_model(recipe, target=target)
+    model = build_model(recipe, target=target, eval_tasks=eval_set.tasks)
     trainer = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=checkpoint)
     try:
         fit(recipe, trainer)
@@ -176,18 +176,18 @@ def fit(recipe: Recipe, trainer: Trainer) -> None:
 
 
 def export(recipe: Recipe) -> None:
-    """Make <run>/draft from the last checkpoint, on rank 0."""
+    """Make <run>/draft from the checkpoint the recipe wants, on rank 0."""
     if dist.get_global_rank() != 0:
         return
     run = Path(recipe.run_dir)
-    last = newest_intact_checkpoint(run / "checkpoints")
-    assert last is not None, "the end of training is always saved"
+    chosen = chosen_checkpoint(run / "checkpoints", recipe.export.checkpoint)
+    assert chosen is not None, "the end of training is always saved"
 
     def finish(folder: Path) -> None:
-        write_draft_manifest(recipe, folder, checkpoint=last.name, finished=True)
+        write_draft_manifest(recipe, folder, checkpoint=chosen.name, finished=True)
 
-    export_checkpoint(last, run / "init", run / "draft", dtype=recipe.export.dtype, finish=finish)
-    print(f"{run / 'draft'}: made from {last}", file=sys.stderr)
+    export_checkpoint(chosen, run / "init", run / "draft", dtype=recipe.export.dtype, finish=finish)
+    print(f"{run / 'draft'}: made from {chosen}", file=sys.stderr)
 
 
 if __name__ == "__main__":

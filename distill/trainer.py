@@ -24,15 +24,18 @@ from torch.utils.data import DataLoader
 from architectures.config import MasksConfig
 from architectures.errors import UserError
 from distill.answer_logits import AnswerLogits
-from distill.callbacks import CheckpointWriter, ClipGradientNorm
+from distill.callbacks import CheckpointWriter, ClipGradientNorm, EvaluationIntervals
 from distill.checkpoints import newest_intact_checkpoint
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig, split_time
 from distill.data import AnswerDataset, build_dataspec
+from distill.flops import measured_cpu_flops
 from distill.loggers import build_loggers
-from distill.model import DistillModel
+from distill.metrics import BEST_BY
+from distill.model import DistillModel, HeldOut
 from distill.objective import build_objective
 from distill.recipe import Recipe
 from distill.selection import Selection
+from distill.step_times import StepTimes
 from distill.teacher import load_teacher
 from eval.models import load_model
 
@@ -51,8 +54,14 @@ def newest_for_all(folder: Path) -> Path | None:
     return chosen[0]
 
 
-def build_model(recipe: Recipe, *, target: Path) -> DistillModel:
-    """The student at <run>/init in float32 beside its teacher on this process's device."""
+def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) -> DistillModel:
+    """The student at <run>/init in float32 beside its teacher on this process's device.
+
+    Args:
+        recipe: Says which.
+        target: The teacher's folder.
+        eval_tasks: The tasks of the held-out prompts.
+    """
     on_gpu, config = torch.cuda.is_available(), recipe.distill
     full_precision = config.precision == "fp32"
     dtype = "float32" if full_precision else recipe.target.dtype
@@ -64,6 +73,7 @@ def build_model(recipe: Recipe, *, target: Path) -> DistillModel:
         load_frozen(target),
         objective=build_objective(config.loss, temperature=config.temperature),
         selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
+        held_out=HeldOut(eval_tasks, recipe.data.temperature, recipe.data.top_p),
         cpu_bfloat16=not on_gpu and not full_precision,
     )
 
@@ -97,12 +107,15 @@ def build_trainer(
         eval_interval=config.eval_interval,
         parallelism_config={"fsdp2": {"state_dict_type": "full"}} if config.parallelism == "fsdp2" else None,
         callbacks=[
+            StepTimes(model.clock),
             CheckpointWriter(
                 Path(recipe.run_dir) / "checkpoints",
                 save_interval=config.save_interval,
                 num_to_keep=config.save_num_checkpoints_to_keep,
+                best_by=BEST_BY,
             ),
-            SpeedMonitor(window_size=10),
+            EvaluationIntervals(),
+            SpeedMonitor(window_size=10, gpu_flops_available=flops_available(config.precision)),
             LRMonitor(),
         ],
         loggers=build_loggers(recipe),
@@ -112,6 +125,13 @@ def build_trainer(
         load_path=None if checkpoint is None else str(checkpoint),
         dist_timeout=DIST_TIMEOUT_S,
     )
+
+
+def flops_available(precision: str) -> float | None:
+    """What a processor can do, measured; None on a GPU, which Composer knows by its name."""
+    if torch.cuda.is_available():
+        return None
+    return measured_cpu_flops(torch.float32 if precision == "fp32" else torch.bfloat16)
 
 
 def device_batch_size(config: DistillConfig | MasksConfig) -> int:

@@ -1,5 +1,6 @@
 """Checkpoint files: found, verified, written whole, kept in number, and resumed from."""
 
+import json
 import os
 import resource
 from collections.abc import Iterator
@@ -11,7 +12,14 @@ import torch
 
 import distill.callbacks
 from architectures.errors import UserError
-from distill.checkpoints import damage, find_checkpoints, newest_intact_checkpoint
+from distill.checkpoints import (
+    BEST_NAME,
+    chosen_checkpoint,
+    damage,
+    find_checkpoints,
+    newest_intact_checkpoint,
+)
+from distill.metrics import PooledOverAnswers
 from distill.train import train
 
 
@@ -95,10 +103,88 @@ def test_so_many_are_kept_and_latest_points_to_the_newest(make_run):
     assert (Path(recipe.run_dir) / "checkpoints" / "latest-rank0.pt").readlink() == Path("ep1-ba6-rank0.pt")
 
 
+@pytest.fixture
+def evaluations(monkeypatch):
+    """evaluations(values): what the metric that chooses the best checkpoint says, one evaluation after another."""
+
+    def script(*values: float) -> None:
+        left = iter(values)
+        compute = PooledOverAnswers.compute
+
+        def scripted(metric: PooledOverAnswers) -> torch.Tensor:
+            value = compute(metric)
+            return torch.tensor(next(left)) if getattr(metric.terms, "keywords", {}) == {"lookahead": 5} else value
+
+        monkeypatch.setattr(PooledOverAnswers, "compute", scripted)
+
+    return script
+
+
+def best(recipe) -> str:
+    return (Path(recipe.run_dir) / "checkpoints" / BEST_NAME).readlink().name
+
+
+def exported(recipe) -> str:
+    return json.loads((Path(recipe.run_dir) / "draft" / "manifest.json").read_text())["checkpoint"]
+
+
+def test_the_best_is_saved_when_it_happens_stays_and_is_exported(make_run, evaluations):
+    recipe = make_run(save_num_checkpoints_to_keep=1, save_interval="3ba", eval_interval="1ba")
+    evaluations(9.0, 1.1, 1.5, 1.2, 1.4, 1.0, 1.3)  # what is not trained yet does not count
+    train(recipe)
+    assert checkpoints(recipe) == ["ep0-ba2-rank0.pt", "ep1-ba6-rank0.pt"]
+    assert best(recipe) == exported(recipe) == "ep0-ba2-rank0.pt"
+
+
+def test_of_equal_ones_the_later_is_the_best(make_run, evaluations):
+    recipe = make_run(eval_interval="2ba")
+    evaluations(1.0, 1.2, 1.2, 1.1)
+    train(recipe)
+    assert best(recipe) == "ep1-ba4-rank0.pt"
+
+
+def test_the_evaluation_behind_the_last_checkpoint_counts(make_run, evaluations):
+    recipe = make_run(eval_interval="4ba")
+    evaluations(1.0, 1.2, 1.3)
+    train(recipe)
+    assert best(recipe) == exported(recipe) == "ep1-ba6-rank0.pt"
+
+
+def test_a_later_session_knows_the_best(make_run, evaluations):
+    recipe = make_run(max_duration="3ba", eval_interval="1ba", eval_first=False)
+    evaluations(1.4, 1.5, 1.3, 1.2, 1.1)
+    train(recipe)
+    train(longer(recipe, "5ba"))
+    assert best(recipe) == exported(recipe) == "ep0-ba2-rank0.pt"
+    assert checkpoints(recipe) == ["ep0-ba2-rank0.pt", "ep1-ba4-rank0.pt", "ep1-ba5-rank0.pt"]
+
+
+def test_the_last_is_exported_where_the_recipe_says_so(make_run, evaluations):
+    recipe = make_run(eval_interval="1ba", eval_first=False)
+    evaluations(1.4, 1.5, 1.3, 1.2, 1.1, 1.0)
+    train(recipe.model_copy(update={"export": recipe.export.model_copy(update={"checkpoint": "latest"})}))
+    assert exported(recipe) == "ep1-ba6-rank0.pt"
+
+
+def test_a_best_that_is_damaged_or_gone_is_said_and_the_newest_taken(tmp_path, capsys):
+    newest, lost = tmp_path / "ep1-ba9-rank0.pt", tmp_path / "ep0-ba2-rank0.pt"
+    torch.save({"a": torch.zeros(100)}, newest)
+    (tmp_path / BEST_NAME).symlink_to(lost.name)
+    assert chosen_checkpoint(tmp_path, "best") == newest
+    assert "it is gone" in capsys.readouterr().err
+    lost.write_bytes(newest.read_bytes()[:300])
+    assert chosen_checkpoint(tmp_path, "best") == newest
+    assert f"{lost}: the best checkpoint cannot be used" in capsys.readouterr().err
+    lost.write_bytes(newest.read_bytes())
+    assert chosen_checkpoint(tmp_path, "best") == lost
+    assert chosen_checkpoint(tmp_path, "latest") == newest
+
+
 def test_checkpoints_of_earlier_sessions_count(make_run):
     recipe = make_run(max_duration="3ba")
     train(recipe)
     assert checkpoints(recipe) == ["ep0-ba2-rank0.pt", "ep0-ba3-rank0.pt"]
+    (Path(recipe.run_dir) / "checkpoints" / BEST_NAME).unlink()
     train(longer(recipe, "4ba"))
     assert checkpoints(recipe) == ["ep0-ba3-rank0.pt", "ep1-ba4-rank0.pt"]
 
@@ -124,7 +210,7 @@ def test_resumes_from_the_one_before_a_damaged_one(make_run, capsys):
 
 
 def test_a_damaged_one_is_the_first_to_go(make_run):
-    recipe = make_run(max_duration="4ba", save_interval="2ba")
+    recipe = make_run(max_duration="4ba", save_interval="2ba", eval_interval="4ba")
     train(recipe)
     cut_short(Path(recipe.run_dir) / "checkpoints" / "ep1-ba4-rank0.pt")
     shorter = recipe.distill.model_copy(update={"save_interval": "1ba", "max_duration": "3ba"})

@@ -1,7 +1,9 @@
 """What a training says, and where."""
 
 import json
+import re
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +15,17 @@ from composer.loggers import InMemoryLogger, LoggerDestination, TensorboardLogge
 import distill.loggers
 import distill.trainer
 from architectures.errors import UserError
-from distill.loggers import ConsoleReport, MetricsFile, build_logger, build_loggers, fraction_done
+from distill.loggers import (
+    ConsoleReport,
+    MetricsFile,
+    build_logger,
+    build_loggers,
+    describe_evaluation,
+    fraction_done,
+)
+from distill.step_times import PHASES
 from distill.train import train
+from eval.acceptance import Estimate
 
 
 def records(recipe) -> list[dict]:
@@ -108,7 +119,46 @@ def test_lines_on_the_console(make_run, capsys):
     assert [line.split(":")[0] for line in lines] == ["batch 0", "batch 2 (50%)", "batch 4 (100%)", "batch 4"]
     assert "held-out alpha 0." in lines[0]
     assert " nats/token, " in lines[1]
-    assert lines[2].endswith("tokens/s, 0:00:00 left")
+    assert re.search(r"tokens/s, 0:00:00 left \(.*teacher \d+%, student \d+%, optimiser \d+%.*\)$", lines[2])
+    assert re.search(r"tau 1 1\.\d+ \[\d\.\d+, \d\.\d+\], tau 3 ", lines[3])
+
+
+def test_every_batch_says_where_its_time_went(make_run):
+    start_s = time.monotonic()
+    recipe = make_run(max_duration="4ba", eval_interval="2ba", eval_first=False)
+    train(recipe)
+    found = [record for record in records(recipe) if "step/student_s" in record]
+    assert [record["batch"] for record in found] == [1, 2, 3, 4]
+    for record in found:
+        assert min(record[f"step/{phase}_s"] for phase in ("data", "teacher", "student", "optimiser")) > 0
+    assert [record["step/save_s"] > 0 for record in found] == [False, True, True, True]
+    assert [record["step/evaluation_s"] > 0 for record in found] == [False, False, True, False]
+    assert sum(record[f"step/{phase}_s"] for record in found for phase in PHASES) < time.monotonic() - start_s
+
+
+def test_the_use_of_the_device_is_logged(make_run):
+    recipe = make_run(max_duration="12ba")
+    train(recipe)
+    last = [record["throughput/device/mfu"] for record in records(recipe) if "throughput/device/mfu" in record][-1]
+    assert 0 < last < 1
+
+
+def test_intervals_of_evaluations_are_logged(make_run):
+    recipe = make_run(max_duration="1ba")
+    train(recipe)
+    for record in records(recipe):
+        if "metrics/eval/alpha" in record:
+            assert record["metrics/eval/alpha/low"] < record["metrics/eval/alpha"] < record["metrics/eval/alpha/high"]
+            assert record["metrics/eval/tau_7/low"] <= record["metrics/eval/tau_7"]
+
+
+def test_an_evaluation_of_several_tasks_has_a_line_for_each():
+    found = {
+        "alpha": Estimate(0.5, 0.4, 0.6),
+        "chat/alpha": Estimate(0.25, None, None),
+        "chat/tau_3": Estimate(1.5, 1, 2),
+    }
+    assert describe_evaluation(found) == ["alpha 0.500 [0.400, 0.600]", "chat: alpha 0.250, tau 3 1.500 [1.000, 2.000]"]
 
 
 def test_lines_by_epoch(make_run, capsys):

@@ -3,10 +3,23 @@
 Shape suffixes: A = answer tokens, V = vocabulary entries.
 """
 
+import numpy as np
 import pytest
 import torch
 
-from distill.metrics import AnswerTokenMean, eval_metrics, expected_acceptance, greedy_match, metrics_of_rows
+from distill.metrics import (
+    LOOKAHEADS,
+    Answer,
+    PooledOverAnswers,
+    accept_chance,
+    alpha_terms,
+    answers_of,
+    eval_metrics,
+    expected_acceptance,
+    greedy_match,
+    quantities_of_rows,
+)
+from eval.replay import replay_answer, replay_counts
 
 
 def logits(seed: int, num_tokens: int = 5) -> torch.Tensor:
@@ -48,35 +61,94 @@ def test_half_precision_logits_are_compared_in_float32():
     torch.testing.assert_close(alpha, exact)
 
 
-def counted(*batches):
-    metric = AnswerTokenMean("match")
-    for values in batches:
-        metric.update({"match": torch.tensor(values), "other": torch.zeros(9)})
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_the_chance_of_acceptance_is_that_of_the_replay(temperature):
+    student, teacher, ids = logits(1), logits(2), [3, 0, 8, 1, 2]
+    accept = accept_chance(student, teacher, torch.tensor(ids), temperature=temperature)
+    replay = replay_answer(teacher, student, ids, temperature=temperature)
+    assert accept.tolist() == pytest.approx(replay.accept.tolist(), rel=1e-5)
+
+
+def test_a_nucleus_binds_both_models():
+    teacher = torch.tensor([[0.6, 0.3, 0.1]]).log()
+    student = torch.tensor([[0.2, 0.2, 0.6]]).log()
+    accept = accept_chance(student, teacher, torch.tensor([0]), temperature=1.0, top_p=0.9)
+    assert accept.item() == pytest.approx(
+        0.2 / (2 / 3)
+    )  # the student's nucleus is everything, the teacher's two tokens
+    assert accept_chance(teacher, student, torch.tensor([2]), temperature=1.0, top_p=0.9).item() == 0
+    assert accept_chance(teacher, teacher, torch.tensor([2]), temperature=1.0, top_p=0.9).item() == 0
+
+
+def answer(*accept: float) -> Answer:
+    accepts = np.array(accept)
+    return Answer(alpha=accepts / 2, match=1 - accepts, accept=accepts)
+
+
+def pooled(name: str, *batches: list[Answer]) -> PooledOverAnswers:
+    metric = eval_metrics()[name]
+    for answers in batches:
+        metric.update(answers, [0] * len(answers))
     return metric
 
 
-def test_mean_counts_tokens_not_batches():
-    assert counted([1.0, 1.0, 1.0], [0.0]).compute().item() == pytest.approx(3 / 4)
+def test_means_count_tokens_not_batches_or_answers():
+    assert pooled("alpha", [answer(1, 1, 1), answer(0)]).compute().item() == pytest.approx(3 / 8)
+    assert pooled("greedy_match", [answer(1, 1, 1)], [answer(0)]).compute().item() == pytest.approx(1 / 4)
 
 
-def test_one_token_after_many_still_counts():
-    assert counted([2.0**24], [1.0]).compute().item() == (2**24 + 1) / 2  # their sum is not a float32
+@pytest.mark.parametrize("lookahead", LOOKAHEADS)
+def test_tau_is_that_of_the_replay_of_all_answers(lookahead):
+    answers = [answer(1, 1, 0, 1, 1, 1, 1, 1, 1, 0), answer(0, 1, 1), answer(1)]
+    counts = [replay_counts(one.accept, lookahead=lookahead) for one in answers]
+    expected = sum(one.emitted_tokens for one in counts) / sum(one.rounds for one in counts)
+    assert pooled(f"tau_{lookahead}", answers[:1], answers[1:]).compute().item() == pytest.approx(expected)
+
+
+def test_the_interval_surrounds_the_value_and_needs_two_answers():
+    metric = pooled("tau_3", [answer(1, 1, 0, 1), answer(0, 0, 0), answer(1, 1, 1, 1, 1)])
+    value = metric.compute().item()
+    assert metric.estimate is not None
+    assert metric.estimate.low < value < metric.estimate.high
+    alone = pooled("tau_3", [answer(1, 1, 0, 1)])
+    alone.compute()
+    assert alone.estimate is not None
+    assert alone.estimate.interval is None
 
 
 def test_reset_forgets():
-    metric = counted([0.0])
+    metric = pooled("alpha", [answer(0)])
     metric.reset()
-    metric.update({"match": torch.ones(2)})
-    assert metric.compute().item() == 1.0
+    metric.update([answer(1, 1)], [0])
+    assert metric.compute().item() == 0.5
 
 
-def test_columns_are_those_of_the_names_that_users_see():
-    values = metrics_of_rows(logits(1), logits(2))
-    metrics = eval_metrics()
-    assert list(metrics) == ["alpha", "greedy_match"]
+def test_each_of_several_tasks_has_metrics_of_its_own():
+    metrics = eval_metrics(["chat", "maths"])
     for metric in metrics.values():
-        metric.update(dict(zip(metrics, values.unbind(dim=1), strict=True)))
-    alpha, match = (metrics[name].compute().item() for name in ("alpha", "greedy_match"))
-    assert alpha == pytest.approx(expected_acceptance(logits(1), logits(2)).mean().item())
-    assert match == pytest.approx(greedy_match(logits(1), logits(2)).mean().item())
-    assert alpha != match
+        metric.update([answer(1), answer(0, 0), answer(1, 1)], [0, 1, 0])
+    assert metrics["chat/alpha"].compute().item() == 0.5
+    assert metrics["maths/alpha"].compute().item() == 0
+    assert metrics["alpha"].compute().item() == pytest.approx(1.5 / 5)
+    assert len(metrics) == 3 * len(eval_metrics())
+
+
+def test_one_task_is_not_told_twice():
+    assert eval_metrics(["maths"]).keys() == eval_metrics().keys()
+    assert list(eval_metrics()) == ["alpha", "greedy_match", "tau_1", "tau_3", "tau_5", "tau_7"]
+
+
+def test_a_batch_is_split_into_its_answers():
+    ids = torch.tensor([3, 0, 8, 1, 2])
+    values = quantities_of_rows(logits(1), logits(2), ids, temperature=1.0)
+    first, second = answers_of(values, [2, 3])
+    whole = Answer(*(np.concatenate(parts) for parts in zip(*map(fields, (first, second)), strict=True)))
+    assert len(second.alpha) == 3
+    assert whole.alpha == pytest.approx(expected_acceptance(logits(1), logits(2)).numpy())
+    assert whole.match == pytest.approx(greedy_match(logits(1), logits(2)).numpy())
+    assert whole.accept == pytest.approx(accept_chance(logits(1), logits(2), ids, temperature=1.0).numpy())
+    assert alpha_terms(whole)[1] == 5
+
+
+def fields(one: Answer) -> tuple:
+    return one.alpha, one.match, one.accept

@@ -1,13 +1,16 @@
 """The student beside its teacher: which positions count, what is trained and saved, in which precision."""
 
+import numpy as np
 import pytest
 import torch
 
+from architectures.shapes import Shape
 from distill.answer_logits import AnswerLogits, logits_of
+from distill.flops import training_flops
 from distill.loss_config import LossTerm
 from distill.losses import forward_kl, reverse_kl
-from distill.metrics import expected_acceptance, greedy_match
-from distill.model import DistillModel
+from distill.metrics import LOOKAHEADS, answers_of, eval_metrics, quantities_of_rows
+from distill.model import DistillModel, HeldOut
 from distill.objective import build_objective
 from distill.teacher import load_teacher
 from eval.models import load_model
@@ -28,6 +31,7 @@ def batch():
         "attention_mask": real,
         "keep": real & (positions >= lengths - kept),
         "next_ids": torch.randint(3, 259, real.shape, generator=generator),
+        "task": torch.tensor([[0], [1], [0]]),
     }
 
 
@@ -136,24 +140,28 @@ def test_training_leaves_the_teacher_alone(model, batch):
 
 
 def test_a_student_equal_to_its_teacher_has_nothing_to_learn(tiny_target, batch):
-    model = build(tiny_target, tiny_target)
+    model = build(tiny_target, tiny_target, held_out=HeldOut(temperature=1.0))
     loss = mean_loss(model, batch)
     loss.backward()
     assert loss.item() == pytest.approx(0.0, abs=1e-6)
     outputs = model.eval_forward(batch)
-    for metric in model.get_metrics(is_train=False).values():
+    rounds = {f"tau_{k}": sum(-(-length // (k + 1)) for length in NUM_KEPT) for k in LOOKAHEADS}
+    for name, metric in model.get_metrics(is_train=False).items():
         model.update_metric(batch, outputs, metric)
-        assert metric.compute().item() == pytest.approx(1.0, abs=1e-6)
+        expected = sum(NUM_KEPT) / rounds[name] if name in rounds else 1.0
+        assert metric.compute().item() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 5, 100])
 def test_an_evaluation_gives_every_metric_of_every_kept_token(monkeypatch, model, batch, size):
     monkeypatch.setattr("distill.chunked.chunk_size", lambda _: size)
+    model.held_out = HeldOut(temperature=0.7, top_p=0.9)
     found = model.eval_forward(batch)
-    logits = both_logits(model, batch)
-    torch.testing.assert_close(found["alpha"], expected_acceptance(*logits))
-    torch.testing.assert_close(found["greedy_match"], greedy_match(*logits))
-    assert not found["alpha"].requires_grad
+    logits, ids = both_logits(model, batch), batch["next_ids"][batch["keep"]]
+    expected = answers_of(quantities_of_rows(*logits, ids, temperature=0.7, top_p=0.9).detach(), NUM_KEPT)
+    for one, other in zip(found, expected, strict=True):
+        for name in ("alpha", "match", "accept"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-4)
 
 
 @pytest.mark.parametrize("size", [1, 5])
@@ -186,8 +194,35 @@ def test_tokens_alone_are_learned_without_asking_the_teacher(monkeypatch, tiny_d
 
 
 def test_metrics_are_for_evaluation_only(model):
-    assert list(model.get_metrics(is_train=False)) == ["alpha", "greedy_match"]
+    assert model.get_metrics(is_train=False).keys() == eval_metrics().keys()
     assert model.get_metrics(is_train=True) == {}
+
+
+def test_answers_count_for_the_task_of_their_prompt(model, batch):
+    model.held_out = HeldOut(tasks=("chat", "maths"), temperature=1.0)
+    outputs, metrics = model.eval_forward(batch), model.get_metrics(is_train=False)
+    for metric in metrics.values():
+        model.update_metric(batch, outputs, metric)
+    alphas = {name: metrics[name].compute().item() for name in ("alpha", "chat/alpha", "maths/alpha")}
+    assert alphas["chat/alpha"] == pytest.approx(np.concatenate([outputs[0].alpha, outputs[2].alpha]).mean())
+    assert alphas["maths/alpha"] == pytest.approx(outputs[1].alpha.mean())
+
+
+def test_the_teachers_time_is_told_from_the_students(model, batch):
+    model.clock.switch("student")
+    model(batch)
+    seconds = model.clock.lap()
+    assert model.clock.current == "student"
+    assert seconds["teacher"] > 0
+    assert seconds["student"] > 0
+    model.eval()
+    model.eval_forward(batch)
+    assert model.clock.lap().keys() == {"student"}
+
+
+def test_flops_count_real_tokens_and_kept_positions(model, batch):
+    shapes = (Shape.from_config(lm.config.to_dict()) for lm in (model.student.lm, model.teacher.model.lm))
+    assert model.flops_per_batch(batch) == training_flops(*shapes, zip(LENGTHS, NUM_KEPT, strict=True))
 
 
 def test_bfloat16_on_a_processor_is_in_the_student_and_not_in_the_loss(tiny_draft, tiny_target, batch):
@@ -261,8 +296,9 @@ def test_ids_that_pad_one_vocabulary_have_no_probability(make_checkpoint, tmp_pa
         found.append((loss.item(), model.eval_forward(batch), model.student.lm))
     (loss, metrics, lm), (padded_loss, padded_metrics, padded_lm) = found
     assert padded_loss == pytest.approx(loss, rel=1e-6)
-    for name, values in metrics.items():
-        torch.testing.assert_close(padded_metrics[name], values)
+    for one, other in zip(padded_metrics, metrics, strict=True):
+        assert one.alpha == pytest.approx(other.alpha, rel=1e-5)
+        assert one.accept == pytest.approx(other.accept, rel=1e-5)
     for name, parameter in padded_lm.named_parameters():
         expected = lm.get_parameter(name).grad
         torch.testing.assert_close(parameter.grad[: len(expected)], expected)

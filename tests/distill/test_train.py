@@ -201,7 +201,7 @@ def test_bfloat16_on_a_processor_keeps_float32_weights(make_run):
 def test_the_teacher_runs_in_the_targets_dtype_unless_all_is_float32(make_run, precision, dtype, expected):
     recipe = make_run(precision=precision, temperature=3.0)
     recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"dtype": dtype})})
-    model = build_model(recipe, target=Path(recipe.target.path))
+    model = build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
     assert {parameter.dtype for parameter in model.teacher.model.parameters()} == {expected}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model.cpu_bfloat16 == (precision == "amp_bf16")
@@ -305,7 +305,7 @@ def test_the_optimiser_is_the_recipes(name, kind):
 def test_training_answers_are_shuffled_with_the_recipes_seed_and_held_out_ones_are_not(make_run):
     recipe = make_run(global_train_batch_size=4, device_eval_batch_size=3).model_copy(update={"seed": 5})
     train_set, eval_set = read_answers(recipe)
-    model = build_model(recipe, target=Path(recipe.target.path))
+    model = build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
     trainer = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=None)
     loaders = trainer.state.train_dataloader, trainer.state.evaluators[0].dataloader.dataloader
     trainer.close()
