@@ -284,8 +284,8 @@ def test_turns_of_one_conversation_are_one_prompt(target_folder, noisy_folder, t
 
 
 def test_a_draft_with_another_tokenizer_is_refused_before_any_work(target_folder, make_checkpoint, tmp_path):
-    with pytest.raises(UserError, match="vocab_size is 272"):
-        score_drafts(target_folder, {"draft": make_checkpoint(vocab_size=272)}, PROMPTS, config(), tmp_path, seed=1)
+    with pytest.raises(UserError, match="vocab_size is 200"):
+        score_drafts(target_folder, {"draft": make_checkpoint(vocab_size=200)}, PROMPTS, config(), tmp_path, seed=1)
     assert not list(tmp_path.iterdir())
 
 
