@@ -16,6 +16,7 @@ from architectures.sizes import WIDTHS, draft_shape, masked_shape
 from architectures.target import is_gguf, read_remote_config
 from distill.config import split_time
 from distill.lineage import generate_inputs, target_record
+from distill.loss_config import chunk_size
 from distill.recipe import Recipe
 from eval.config import PromptSource
 from eval.tasks import Prompt, load_prompts
@@ -187,7 +188,8 @@ def memory_rows(recipe: Recipe, cut: Cut) -> list[Row]:
     teacher_dtype = "float32" if recipe.distill.precision == "fp32" else recipe.target.dtype
     micro, batch = recipe.distill.device_train_microbatch_size, recipe.distill.global_train_batch_size
     sequences = batch if micro == "auto" else micro
-    tokens = sequences * recipe.data.max_new_tokens
+    answer_tokens = sequences * recipe.data.max_new_tokens
+    tokens = min(answer_tokens, chunk_size(cut.draft.vocab))  # more than a chunk of logits never exists
     shared = " (divided among processes)" if recipe.distill.parallelism == "fsdp2" else ""
     fewer = ", fewer where auto finds too little memory" if micro == "auto" else ""
     parts = {
@@ -195,7 +197,9 @@ def memory_rows(recipe: Recipe, cut: Cut) -> list[Row]:
         f"gradients, float32{shared}": master,
         f"Adam's two moments, float32{shared}": 2 * master,
         f"teacher weights, {teacher_dtype}": cut.source.weight_bytes(teacher_dtype),
-        f"logits and loss of {sequences} answers{fewer}": tokens * cut.draft.vocab * LOGITS_BYTES,
+        f"logits and loss, {tokens} of {sequences} answers' tokens at a time{fewer}": tokens
+        * cut.draft.vocab
+        * LOGITS_BYTES,
     }
     return sizes(parts)
 

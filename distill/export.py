@@ -15,6 +15,7 @@ from architectures.families.family import Family
 from architectures.manifest import MANIFEST_NAME
 from architectures.plan import PLAN_NAME
 from architectures.prune import carry_files
+from architectures.shapes import Shape
 from architectures.target import read_config
 from architectures.weights import TensorInfo, open_weights, require_replaceable, write_weights
 
@@ -22,7 +23,15 @@ STUDENT_PREFIX = "student.lm."  # where DistillModel keeps the language model
 MAX_NAMES_SHOWN = 5
 
 
-def export_checkpoint(checkpoint: Path, init: Path, out: Path, *, dtype: str, finish: Callable[[Path], None]) -> None:
+def export_checkpoint(
+    checkpoint: Path,
+    init: Path,
+    out: Path,
+    *,
+    dtype: str,
+    finish: Callable[[Path], None],
+    vocab_size: int | None = None,
+) -> None:
     """Write the student of a checkpoint as a draft folder; it appears whole or not at all.
 
     Tokenizer, chat template and generation_config.json are init's, byte for byte. Tied embeddings stay tied.
@@ -33,6 +42,8 @@ def export_checkpoint(checkpoint: Path, init: Path, out: Path, *, dtype: str, fi
         out: The draft folder; an earlier draft there is replaced.
         dtype: Number type of every weight: "float32", "bfloat16" or "float16".
         finish: Called with the folder before it takes its place; writes manifest.json.
+        vocab_size: Of the target. Rows the student has beyond are padding that was not trained; they are left out, so
+            that no engine proposes an id the target does not have. None keeps every row.
 
     Raises:
         UserError: If checkpoint and init are not of one model, or out holds something else.
@@ -47,9 +58,11 @@ def export_checkpoint(checkpoint: Path, init: Path, out: Path, *, dtype: str, fi
     require_replaceable(out, MANIFEST_NAME, reading=init)
 
     cast = getattr(torch, dtype)
-    layout = {name: TensorInfo(cast, size) for name, size in sizes.items()}
+    rows = {name: min(sizes[name][0], vocab_size or sizes[name][0]) for name in vocabulary_tensors(sizes, family)}
+    layout = {name: TensorInfo(cast, (rows[name], *size[1:]) if name in rows else size) for name, size in sizes.items()}
+    config = config | {family.keys["vocab"]: rows[family.weight("embedding")]}
     with staged_folder(out) as folder:
-        write_weights(layout, lambda name: student[name].to(cast), folder)
+        write_weights(layout, lambda name: student[name][: rows.get(name)].to(cast), folder)
         write_json(with_dtype(config, dtype), folder / "config.json")
         carry_files(init, folder)
         if (init / PLAN_NAME).is_file():
@@ -67,6 +80,17 @@ def stored_name(name: str, family: Family) -> str:
     """What a checkpoint calls a parameter of transformers' module."""
     module, kind = name.rsplit(".", 1)
     return f"{family.renamed_modules.get(module, module)}.{kind}"
+
+
+def vocabulary_tensors(names: Iterable[str], family: Family) -> list[str]:
+    """The tensors with a row for each id: embeddings, and weight and bias of the head."""
+    modules = {family.outside[role].name for role in ("embedding", "head")}
+    return [name for name in names if name.rsplit(".", 1)[0] in modules]
+
+
+def vocab_size_of(folder: Path) -> int:
+    """Rows of the embeddings of a checkpoint folder."""
+    return Shape.from_config(read_config(folder), where=str(folder / "config.json")).vocab
 
 
 def drop_tied_head(student: dict[str, Tensor], checkpoint: Path, family: Family) -> None:

@@ -27,9 +27,10 @@ OPTIONS = {  # of a loss beyond its weight
 }
 ALL_OPTIONS = ("beta", "skew", "decay", "forward_weight")
 
-# Logits entries of a chunk. 2**24 of them, with their probabilities and gradients, are 400 MB: an eighth of the plain
-# path at 8,192 tokens from a vocabulary of 16k on, and long enough rows of products to be as fast (bench/loss.py).
-CHUNK_ENTRIES = 2**24
+# Logits entries of a chunk. 2**23 of them, with their probabilities and gradients, are 200 MB. With 2**24 the peak at
+# 8,192 tokens from 32,000 entries was 0.136 of the plain path's, where an eighth is asked for; time is the same
+# (bench/loss.py).
+CHUNK_ENTRIES = 2**23
 MIN_CHUNK_TOKENS = 256  # below, each pass over the head's weight and its gradient serves too few tokens
 
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]

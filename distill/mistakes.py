@@ -19,11 +19,17 @@ def mistakes_of(error: ValidationError, source: Source) -> Iterator[Mistake]:
     """One mistake per key that is wrong; keys that could not be read at all were reported when they were read."""
     seen = {mistake.path for mistake in source.mistakes if mistake.path in source.overrides}
     schema = source.model.model_json_schema()
-    for details in error.errors(include_url=False):
-        path, value = _place(details, source.values)
-        if path not in seen and value is not BROKEN:
+    placed = [(*_place(details, source.values), details) for details in error.errors(include_url=False)]
+    paths = {path for path, _, _ in placed}
+    for path, value, details in placed:
+        if path not in seen and value is not BROKEN and not _is_above(path, paths):
             seen.add(path)
             yield Mistake(path, _sentence(details, path, value, source, schema))
+
+
+def _is_above(path: KeyPath, paths: Iterable[KeyPath]) -> bool:
+    """Whether there is a mistake inside what stands here: then a union's other options were not meant."""
+    return any(len(other) > len(path) and other[: len(path)] == path for other in paths)
 
 
 def report(mistakes: Iterable[Mistake], source: Source) -> str:
@@ -51,8 +57,9 @@ def _place(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
     for step in details["loc"]:
         inside = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
         if step not in inside:
-            is_key = isinstance(value, dict) and details["type"] in ("missing", "value_error")  # else a union's option
-            return (*path, step) if is_key else tuple(path), value
+            if isinstance(value, dict) and details["type"] in ("missing", "value_error"):
+                return (*path, step), value
+            continue  # the name of a union's option
         value = value[step]  # type: ignore[index]  # step is one of its keys or positions
         path.append(step)
     return tuple(path), value

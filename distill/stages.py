@@ -157,7 +157,7 @@ def distill_stage(recipe_path: Path, overrides: Sequence[str]) -> None:
 def export_stage(recipe: Recipe) -> None:
     """Make <run>/draft from the checkpoint the recipe wants, whether or not its training has finished."""
     from distill.checkpoints import chosen_checkpoint
-    from distill.export import export_checkpoint
+    from distill.export import export_checkpoint, vocab_size_of
 
     run = Path(recipe.run_dir)
     checkpoint = chosen_checkpoint(run / "checkpoints", recipe.export.checkpoint)
@@ -167,7 +167,15 @@ def export_stage(recipe: Recipe) -> None:
     def finish(folder: Path) -> None:
         write_draft_manifest(recipe, folder, checkpoint=checkpoint.name, finished=False)
 
-    export_checkpoint(checkpoint, run / "init", run / "draft", dtype=recipe.export.dtype, finish=finish)
+    target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
+    export_checkpoint(
+        checkpoint,
+        run / "init",
+        run / "draft",
+        dtype=recipe.export.dtype,
+        finish=finish,
+        vocab_size=vocab_size_of(target),
+    )
     print(f"   {run / 'draft'}: from {checkpoint}")
 
 

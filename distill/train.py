@@ -32,7 +32,7 @@ from architectures.target import resolve_checkpoint
 from distill.checkpoints import chosen_checkpoint, find_checkpoints
 from distill.data import AnswerDataset
 from distill.exits import report_user_errors
-from distill.export import export_checkpoint
+from distill.export import export_checkpoint, vocab_size_of
 from distill.lineage import begin_training, masks_are_due, require_training_inputs, write_draft_manifest
 from distill.mask_train import train_masks
 from distill.recipe import Recipe, load_recipe
@@ -71,6 +71,8 @@ def train(recipe: Recipe) -> None:
     require_training_inputs(recipe)
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
     require_same_tokenizer(target, run / "init")
+    if recipe.distill.token_selection is not None:
+        require_same_tokenizer(target, Path(recipe.distill.token_selection.reference))
     join_other_processes(recipe)
     checkpoint = find_resume_point(recipe)
     train_set, eval_set = read_answers(recipe)
@@ -80,7 +82,7 @@ def train(recipe: Recipe) -> None:
         fit(recipe, trainer)
     finally:
         trainer.engine.close()  # leaves logs whole and the terminal usable, also after an error
-    export(recipe)
+    export(recipe, target)
 
 
 def restore_signals() -> None:
@@ -175,7 +177,7 @@ def fit(recipe: Recipe, trainer: Trainer) -> None:
         trainer.fit()
 
 
-def export(recipe: Recipe) -> None:
+def export(recipe: Recipe, target: Path) -> None:
     """Make <run>/draft from the checkpoint the recipe wants, on rank 0."""
     if dist.get_global_rank() != 0:
         return
@@ -186,7 +188,10 @@ def export(recipe: Recipe) -> None:
     def finish(folder: Path) -> None:
         write_draft_manifest(recipe, folder, checkpoint=chosen.name, finished=True)
 
-    export_checkpoint(chosen, run / "init", run / "draft", dtype=recipe.export.dtype, finish=finish)
+    vocab_size = vocab_size_of(target)
+    export_checkpoint(
+        chosen, run / "init", run / "draft", dtype=recipe.export.dtype, finish=finish, vocab_size=vocab_size
+    )
     print(f"{run / 'draft'}: made from {chosen}", file=sys.stderr)
 
 

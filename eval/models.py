@@ -70,10 +70,10 @@ def load_model(folder: Path, *, dtype: str, device: str | None = None) -> PreTra
 
 
 def require_same_tokenizer(target: Path, draft: Path) -> None:
-    """Refuse a pair in which one token id means two things.
+    """Refuse a pair in which one token id means two things. Padding of the embeddings may differ.
 
     Raises:
-        UserError: If the vocabularies, the BOS or EOS ids, or the vocab_size of the two configs differ.
+        UserError: If the vocabularies, or the BOS or EOS ids differ, or a model has no row for one of the tokens.
     """
     target_tokenizer, draft_tokenizer = load_tokenizer(target), load_tokenizer(draft)
     difference = vocabulary_difference(target_tokenizer.get_vocab(), draft_tokenizer.get_vocab())
@@ -89,7 +89,16 @@ def require_same_tokenizer(target: Path, draft: Path) -> None:
                 f"{draft}: {name} is {ours} but the target {target} has {theirs}. "
                 "Copy the target's tokenizer files into the draft's folder."
             )
-    require_same_width(target, draft, num_tokens=len(target_tokenizer))
+    for folder in (target, draft):
+        require_rows(folder, last_id=max(target_tokenizer.get_vocab().values()))
+
+
+def shared_vocab_size(*models: PreTrainedModel) -> int:
+    """Ids that all of the models have. Those behind them pad the larger vocabularies and count as never said.
+
+    Ids between the tokenizer's last and this one stay: each model can say them, so what they weigh is real.
+    """
+    return min(model.config.get_text_config(decoder=True).vocab_size for model in models)
 
 
 def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
@@ -156,14 +165,13 @@ def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
             )
 
 
-def require_same_width(target: Path, draft: Path, *, num_tokens: int) -> None:
-    """Raise UserError if the padded vocabularies differ: the target would give odds to ids the draft cannot hold."""
-    ours, theirs = text_config(draft).vocab_size, text_config(target).vocab_size
-    if ours != theirs:
+def require_rows(folder: Path, *, last_id: int) -> None:
+    """Raise UserError if a model's vocabulary ends before its tokenizer's."""
+    vocab_size = text_config(folder).vocab_size
+    if vocab_size <= last_id:
         raise UserError(
-            f"{draft}: vocab_size is {ours} but the target {target} has {theirs}, though both share one tokenizer of "
-            f"{num_tokens} tokens: their embeddings are padded differently, and engines refuse such a pair. "
-            "Pad the draft's embeddings to the target's vocab_size."
+            f"{folder}: vocab_size is {vocab_size} but its tokenizer has tokens up to id {last_id}: the model has no "
+            "row for them. Use the tokenizer the model was made with."
         )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eval.cache import new_cache, roll_back
+from eval.models import shared_vocab_size
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def speculative_decode(
     require_work(prompt_ids, max_new_tokens=max_new_tokens)
     if lookahead < 1:
         raise ValueError(f"lookahead must be at least 1, got {lookahead}. Use greedy_decode to decode without a draft.")
-    verifier, drafter = Sequencer(target), Sequencer(draft)
+    vocab_size = shared_vocab_size(target, draft)
+    verifier, drafter = Sequencer(target, vocab_size=vocab_size), Sequencer(draft, vocab_size=vocab_size)
     start_s = clock_s(target.device)
     verifier.prefill(prompt_ids)
     drafter.prefill(prompt_ids)
@@ -119,10 +121,16 @@ def greedy_decode(
 
 
 class Sequencer:
-    """A model in the middle of a text: its cache, and the argmax after the tokens it is fed."""
+    """A model in the middle of a text: its cache, and the argmax after the tokens it is fed.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    Args:
+        model: The model.
+        vocab_size: Only so many ids are chosen from; all if None.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, vocab_size: int | None = None) -> None:
         self.model = model
+        self.vocab_size = vocab_size
         self.cache = new_cache(model)
 
     @property
@@ -135,7 +143,7 @@ class Sequencer:
         output = self.model(
             input_ids=token_ids_T[None], past_key_values=self.cache, use_cache=True, logits_to_keep=num_choices
         )
-        return output.logits[0].argmax(dim=-1)
+        return output.logits[0, :, : self.vocab_size].argmax(dim=-1)
 
     def prefill(self, prompt_ids: Sequence[int]) -> None:
         """Append all of the prompt but its last token, which the first round feeds."""

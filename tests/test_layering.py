@@ -21,6 +21,7 @@ LIGHT_MODULES = (
     "distill.check",
     "distill.config",
     "distill.lineage",
+    "distill.loss_config",
     "distill.recipe",
     "distill.stages",
     "distill.text_config",

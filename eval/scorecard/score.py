@@ -19,7 +19,13 @@ from eval.acceptance import Resampling
 from eval.config import EvalConfig
 from eval.latency import Latency, measure_latency, torch_threads
 from eval.live import compare_with_replay, decode_live
-from eval.models import load_model, require_positions, require_same_tokenizer, stop_token_ids
+from eval.models import (
+    load_model,
+    require_positions,
+    require_same_tokenizer,
+    shared_vocab_size,
+    stop_token_ids,
+)
 from eval.replay import answer_logits, replay_answer
 from eval.scorecard.page import scorecard_page
 from eval.scorecard.record import (
@@ -178,8 +184,14 @@ def replay_drafts(pair: Pair, answers: Answers, lookaheads: Sequence[int], *, te
     for prompt, trace in track(numbered, description=f"replay at T={temperature:g}", total=len(numbered)):
         target_logits_TV = answer_logits(pair.target, trace.prompt_ids, trace.answer_ids)
         for name, draft in pair.drafts.items():
+            vocab_size = shared_vocab_size(pair.target, draft)
             draft_logits_TV = answer_logits(draft, trace.prompt_ids, trace.answer_ids)
-            replay = replay_answer(target_logits_TV, draft_logits_TV, trace.answer_ids, temperature=temperature)
+            replay = replay_answer(
+                target_logits_TV[:, :vocab_size],
+                draft_logits_TV[:, :vocab_size],
+                trace.answer_ids,
+                temperature=temperature,
+            )
             scores[name].append(score_answer(replay, prompt=prompt, lookaheads=lookaheads))
     return [DraftScore(name, temperature, rows) for name, rows in scores.items()]
 

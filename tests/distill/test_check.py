@@ -109,13 +109,25 @@ def test_memory_counts_weights_gradients_moments_teacher_and_logits(checked):
     assert row(lines, "gradients, float32") == size(master).strip()
     assert row(lines, "Adam's two moments, float32") == size(2 * master).strip()
     assert row(lines, "teacher weights, bfloat16") == size(teacher).strip()
-    assert row(lines, "logits and loss of 4 answers, fewer where auto finds too little memory") == size(logits).strip()
+    assert (
+        row(lines, "logits and loss, 160 of 4 answers' tokens at a time, fewer where auto finds too little memory")
+        == size(logits).strip()
+    )
     assert size(4 * master + teacher + logits).strip() + "  together" in lines
+
+
+def test_memory_holds_a_chunk_of_logits_at_most(checked):
+    _, lines = checked("distill.global_train_batch_size=1000", "distill.device_train_microbatch_size=1000")
+    chunk = 2**23 // 264
+    assert (
+        row(lines, f"logits and loss, {chunk} of 1000 answers' tokens at a time")
+        == size(chunk * 264 * LOGITS_BYTES).strip()
+    )
 
 
 def test_memory_follows_micro_batch_precision_and_sharding(checked):
     _, lines = checked("distill.device_train_microbatch_size=1", "distill.precision=fp32", "distill.parallelism=fsdp2")
-    assert row(lines, "logits and loss of 1 answers") == size(40 * 264 * LOGITS_BYTES).strip()
+    assert row(lines, "logits and loss, 40 of 1 answers' tokens at a time") == size(40 * 264 * LOGITS_BYTES).strip()
     assert any(line.endswith("teacher weights, float32") for line in lines)
     assert any(line.endswith("gradients, float32 (divided among processes)") for line in lines)
 

@@ -200,3 +200,16 @@ def test_an_untied_checkpoint_is_refused_where_init_is_tied(trained, make_checkp
 def test_a_few_names_in_order_stand_for_many():
     assert name_some("gfedcba") == "a, b, c, d, e and 2 more"
     assert name_some("edcba") == "a, b, c, d, e"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("vocab_size", [259, 264, 300])
+def test_rows_beyond_the_targets_vocabulary_are_left_out(trained, make_checkpoint, tmp_path, vocab_size, tied):
+    checkpoint, init = trained(init=make_checkpoint(seed=2, num_hidden_layers=2, tie_word_embeddings=tied))
+    export_checkpoint(checkpoint, init, tmp_path / "draft", dtype="float32", finish=finish, vocab_size=vocab_size)
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
+    rows = min(264, vocab_size)
+    assert draft.config.vocab_size == rows
+    assert draft.get_input_embeddings().weight.shape == (rows, 64)
+    expected = student_of(checkpoint, init)(PROMPT_IDS).logits[..., :rows]
+    torch.testing.assert_close(draft(PROMPT_IDS).logits, expected, rtol=1e-5, atol=1e-5)

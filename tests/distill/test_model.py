@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from architectures.shapes import Shape
 from distill.answer_logits import AnswerLogits, logits_of
@@ -303,3 +304,26 @@ def test_ids_that_pad_one_vocabulary_have_no_probability(make_checkpoint, tmp_pa
         expected = lm.get_parameter(name).grad
         torch.testing.assert_close(parameter.grad[: len(expected)], expected)
         assert torch.count_nonzero(parameter.grad[len(expected) :]) == 0
+
+
+def test_chunks_work_where_the_head_belongs_to_a_sharded_module(monkeypatch, tmp_path, tiny_draft, tiny_target, batch):
+    """One process is a mesh of one: parameters are DTensors, gathered in the forward of the module that is asked."""
+    whole = build(tiny_draft, tiny_target)
+    expected = mean_loss(whole, batch)
+    expected.backward()
+    monkeypatch.setattr("distill.chunked.chunk_size", lambda _: 5)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        model = build(tiny_draft, tiny_target)
+        for layer in model.student.lm.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model.student, mesh=mesh)
+        loss = mean_loss(model, batch)
+        loss.backward()
+        found = {name: parameter.grad.full_tensor() for name, parameter in model.student.named_parameters()}
+    finally:
+        torch.distributed.destroy_process_group()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    for name, parameter in whole.student.named_parameters():
+        assert (found[name] - parameter.grad).norm() <= 1e-5 * parameter.grad.norm(), name

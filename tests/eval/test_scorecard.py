@@ -6,13 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_value
 from eval.config import EvalConfig
+from eval.models import load_model
 from eval.scorecard import headline, score_drafts
-from eval.scorecard.score import typical_context
+from eval.scorecard.score import Answers, Pair, replay_drafts, typical_context
+from eval.speculative import greedy_decode, speculative_decode
 from eval.tasks import Prompt
 from eval.traces import Trace, read_traces
 
@@ -284,8 +287,8 @@ def test_turns_of_one_conversation_are_one_prompt(target_folder, noisy_folder, t
 
 
 def test_a_draft_with_another_tokenizer_is_refused_before_any_work(target_folder, make_checkpoint, tmp_path):
-    with pytest.raises(UserError, match="vocab_size is 272"):
-        score_drafts(target_folder, {"draft": make_checkpoint(vocab_size=272)}, PROMPTS, config(), tmp_path, seed=1)
+    with pytest.raises(UserError, match="vocab_size is 200"):
+        score_drafts(target_folder, {"draft": make_checkpoint(vocab_size=200)}, PROMPTS, config(), tmp_path, seed=1)
     assert not list(tmp_path.iterdir())
 
 
@@ -323,3 +326,38 @@ def test_a_disagreement_in_float32_is_loud(monkeypatch, target_folder, noisy_fol
     page = (tmp_path / "scorecard.md").read_text()
     for text in (page, headline(scorecard)):
         assert "LOOP AND REPLAY DISAGREE IN FLOAT32" in text
+
+
+@pytest.mark.parametrize("padded_one", ["target", "draft"])
+def test_padding_of_one_vocabulary_changes_nothing(make_checkpoint, padded_one):
+    """The rows behind the smaller vocabulary are the likeliest of all, and are never said."""
+    untied = {"target": make_checkpoint(seed=1, tie_word_embeddings=False)}
+    untied["draft"] = make_checkpoint(seed=2, num_hidden_layers=2, tie_word_embeddings=False)
+    models = {name: load_model(folder, dtype="float32", device="cpu") for name, folder in untied.items()}
+    prompt = (1, 70, 80, 90)
+    answer = greedy_decode(models["target"], prompt, max_new_tokens=12, stop_ids=set()).token_ids
+    found = []
+    for padded in (False, True):
+        if padded:
+            models[padded_one] = with_likely_rows(models[padded_one])
+            wide = models[padded_one](torch.tensor([prompt])).logits
+            assert wide.shape[-1] == 272
+            assert (wide.argmax(-1) >= 264).any()
+        pair = Pair(models["target"], {"draft": models["draft"]})
+        answers = Answers([Trace(0, "t", (), prompt, tuple(answer), "", "length")], [0])
+        [score] = replay_drafts(pair, answers, [4], temperature=1.0)
+        live = speculative_decode(*models.values(), prompt, lookahead=4, max_new_tokens=12, stop_ids=set())
+        found.append((score.answers[0].counts[4], live.token_ids, [each.accepted for each in live.rounds]))
+    assert found[0][1] == found[1][1] == answer
+    assert found[0][2] == found[1][2]
+    assert found[0][0].emitted_tokens == pytest.approx(found[1][0].emitted_tokens)
+    assert found[0][0].rounds == pytest.approx(found[1][0].rounds, rel=1e-5)
+
+
+def with_likely_rows(model):
+    """The model with eight more ids, whose logits are large and of either sign."""
+    model.config.vocab_size = 272
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        rows = torch.randn(8, module.weight.shape[1], generator=torch.Generator().manual_seed(3)) * 50
+        module.weight = torch.nn.Parameter(torch.cat([module.weight.detach(), rows]))
+    return model

@@ -1,0 +1,246 @@
+"""Memory and time of a distillation loss with its gradients: whole logits, chunks, Liger's and TRL's code.
+
+    python bench/loss.py --out bench/results/loss.json
+
+Each measurement is a process of its own, so that its peak is its own. It holds hidden states and both heads, in the
+types of `precision: amp_bf16` (student float32 under autocast, teacher bfloat16), and then computes the loss and the
+gradients of hidden states and head --repeats times, for the peak of memory above what was there before and for the
+least time. On a processor that is time it worked for us, which other programs on the machine hardly lengthen. Ratios
+are of one run, one path after the other. Liger and TRL are measured where they can be imported.
+
+Where whole logits do not fit this machine (--most-gib), their memory is the straight line through two smaller counts of
+tokens, marked "extrapolated", and time is compared at the larger of these.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from architectures.manifest import provenance
+from distill.chunked import Head, chunked_sum, plain_sum
+from distill.loss_config import LossTerm, chunk_size
+from distill.objective import Objective
+
+HIDDEN, TEACHER_HIDDEN = 576, 1024
+PEERS = {"liger": "liger_kernel", "trl": "trl"}
+BYTES_OF_PLAIN = {"forward_kl": 24, "jensen_shannon": 48}  # per token and entry, about; decides only what is tried
+
+
+def main() -> None:
+    """Measure one path (--path), or all of them into --out."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[32_000, 128_256])
+    parser.add_argument(
+        "--few-tokens", type=int, nargs="+", default=[64, 512, 1024], help="to see which path is faster"
+    )
+    parser.add_argument("--most-gib", type=float, default=9.0, help="of whole logits")
+    parser.add_argument("--path", choices=PATHS, help="measure this alone and print a line of JSON")
+    parser.add_argument("--loss", choices=BYTES_OF_PLAIN, default="forward_kl")
+    options = parser.parse_args()
+    if options.path:
+        print(json.dumps(measure(options)))
+        return
+    record = {"rows": list(rows(options)), "threads": options.threads, "provenance": provenance()}
+    print(table(record["rows"]))
+    if options.out:
+        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every comparison of the page."""
+    found = []
+    for vocab in options.vocabularies:
+        fits = options.tokens * vocab * BYTES_OF_PLAIN["forward_kl"] < options.most_gib * 2**30
+        if fits:
+            found.append(compare(options, vocab, options.tokens, "forward_kl", ["plain", "chunked"]))
+        else:
+            found += beyond_memory(options, vocab)
+    [first, *_] = options.vocabularies
+    found += [compare(options, first, few, "forward_kl", ["plain", "chunked"]) for few in options.few_tokens]
+    peers = [name for name, package in PEERS.items() if find_spec(package) is not None]
+    found.append(compare(options, first, options.tokens // 4, "jensen_shannon", ["plain", "chunked", *peers]))
+    return found
+
+
+def beyond_memory(options: argparse.Namespace, vocab: int) -> list[dict[str, Any]]:
+    """Chunks at all tokens, whole logits at an eighth and a quarter of them."""
+    eighth, quarter = (
+        compare(options, vocab, options.tokens // part, "forward_kl", ["plain", "chunked"]) for part in (8, 4)
+    )
+    at_all = compare(options, vocab, options.tokens, "forward_kl", ["chunked"])
+    low, high = (row["paths"]["plain"]["extra_mib"] for row in (eighth, quarter))
+    at_all["paths"]["plain"] = {"extra_mib": round(low + (high - low) * 7), "extrapolated": True}
+    return [eighth, quarter, at_all]
+
+
+def compare(options: argparse.Namespace, vocab: int, tokens: int, loss: str, paths: list[str]) -> dict[str, Any]:
+    """One process after the other for each path."""
+    base = [sys.executable, "-W", "ignore", __file__, "--device", options.device, "--threads", str(options.threads)]
+    base += ["--repeats", str(options.repeats), "--tokens", str(tokens), "--vocabularies", str(vocab), "--loss", loss]
+    measured = {}
+    for path in paths:
+        completed = subprocess.run([*base, "--path", path], capture_output=True, text=True, check=False)
+        if completed.returncode:
+            sys.exit(f"{path} at {tokens} x {vocab} failed:\n{completed.stderr[-2000:]}")
+        measured[path] = json.loads(completed.stdout.splitlines()[-1])
+    row = {"loss": loss, "vocab": vocab, "tokens": tokens, "chunk_tokens": chunk_size(vocab), "paths": measured}
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    return row
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Peak memory above what was there, and the least time."""
+    torch.set_num_threads(options.threads)
+    device, [vocab] = options.device, options.vocabularies
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*size: int) -> Tensor:
+        return (torch.randn(*size, generator=generator) * size[-1] ** -0.5).to(device)
+
+    hidden = (random(options.tokens, HIDDEN) * HIDDEN**0.5).requires_grad_()
+    weight = random(vocab, HIDDEN).requires_grad_()
+    teacher_hidden = (random(options.tokens, TEACHER_HIDDEN) * TEACHER_HIDDEN**0.5).bfloat16()
+    teacher_weight = random(vocab, TEACHER_HIDDEN).bfloat16()
+    run = PATHS[options.path](hidden, weight, teacher_hidden, teacher_weight, options.loss)
+    with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+        run_small = PATHS[options.path](hidden[:4], weight, teacher_hidden[:4], teacher_weight, options.loss)
+        run_small().backward()  # what a first call allocates for good is not the loss's
+        hidden.grad = weight.grad = None
+        before = reset_peak(device)
+        times = []
+        for _ in range(options.repeats):
+            start_s = now_s(device)
+            value = step(run, hidden, weight)
+            times.append(now_s(device) - start_s)
+        extra = peak(device) - before
+    return {"extra_mib": round(extra / 2**20), "seconds": round(min(times), 3), "loss_nats": value}
+
+
+def step(run: Callable[[], Tensor], hidden: Tensor, weight: Tensor) -> float:
+    """Mean loss, and gradients."""
+    loss = run()
+    loss.backward()
+    hidden.grad = weight.grad = None
+    return round(loss.item(), 5)
+
+
+def ours(total: Callable[..., Tensor]) -> Callable[..., Callable[[], Tensor]]:
+    """A path of ours."""
+
+    def prepare(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, loss: str) -> Any:
+        head, teacher = (Head(each, None, None, len(each)) for each in (weight, teacher_weight))
+        objective = Objective((LossTerm(name=loss),))  # pyright: ignore[reportArgumentType]
+        token_ids = torch.zeros(len(hidden), dtype=torch.long)
+
+        def loss_of_rows(student_CV: Tensor, at: slice) -> Tensor:
+            with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+                teacher_CV = teacher.logits(teacher_hidden[at])
+            return objective(student_CV, teacher_CV, token_ids[at])
+
+        return lambda: total(hidden, head, loss_of_rows) / len(hidden)
+
+    return prepare
+
+
+def in_chunks(hidden: Tensor, head: Head, loss_of_rows: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """Chunks even where the plain path would be taken."""
+    size = min(chunk_size(head.vocab_size), len(hidden))
+    return chunked_sum(hidden, head, loss_of_rows, chunk_tokens=size)
+
+
+def liger(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, loss: str) -> Any:
+    """Liger's fused linear Jensen-Shannon loss, not compiled."""
+    from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss  # pyright: ignore[reportMissingImports]
+
+    assert loss == "jensen_shannon"
+    fused = LigerFusedLinearJSDLoss(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=0.5, compiled=False)
+    labels = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
+    return lambda: fused(hidden, weight, teacher_hidden, teacher_weight, labels)
+
+
+def trl(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, loss: str) -> Any:
+    """The loss of TRL's GKDTrainer, from logits of all tokens as its trainer makes them."""
+    from trl.experimental.gkd import GKDTrainer  # pyright: ignore[reportMissingImports]
+
+    assert loss == "jensen_shannon"
+
+    def run() -> Tensor:
+        student_AV = torch.nn.functional.linear(hidden, weight)
+        with torch.no_grad():
+            teacher_AV = torch.nn.functional.linear(teacher_hidden, teacher_weight)
+        labels = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
+        return GKDTrainer.generalized_jsd_loss(student_AV[None], teacher_AV[None], labels=labels, beta=0.5)
+
+    return run
+
+
+PATHS: dict[str, Callable[..., Any]] = {
+    "plain": ours(plain_sum),
+    "chunked": ours(in_chunks),
+    "liger": liger,
+    "trl": trl,
+}
+
+
+def reset_peak(device: str) -> int:
+    """Bytes in use, from where on the peak is watched."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    return resident("VmRSS")
+
+
+def peak(device: str) -> int:
+    """Most bytes in use since reset_peak."""
+    return torch.cuda.max_memory_allocated() if device.startswith("cuda") else resident("VmHWM")
+
+
+def resident(name: str) -> int:
+    """A size that Linux tells of this process, in bytes."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {name}")
+
+
+def now_s(device: str) -> float:
+    """The clock once a GPU has finished, or the time this process has worked."""
+    if not device.startswith("cuda"):
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """Markdown: each path against the plain one."""
+    lines = ["| loss | vocabulary | tokens | path | extra MiB | of plain | seconds | of plain |", "|" + "---|" * 8]
+    for row in found:
+        plain = row["paths"]["plain"]
+        for path, cell in row["paths"].items():
+            seconds = f"{cell['seconds']:.3f}" if "seconds" in cell else ""
+            faster = f"{cell['seconds'] / plain['seconds']:.2f} x" if {"seconds"} <= cell.keys() & plain.keys() else ""
+            note = " (extrapolated)" if cell.get("extrapolated") else ""
+            lines.append(
+                f"| {row['loss']} | {row['vocab']:,} | {row['tokens']:,} | {path} | {cell['extra_mib']:,}{note} "
+                f"| {cell['extra_mib'] / max(1, plain['extra_mib']):.3f} | {seconds} | {faster} |"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
