@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, with_co
 from typing_extensions import TypedDict  # pydantic reads the standard one only from Python 3.12 on
 
 from architectures.config import Dtype, Section
+from distill.teacher_config import TeacherConfig, refuse_unserved
 from eval.config import PromptSource
 
 # Composer's time strings. It also knows sec and iter, left out here: `dur` intervals never come round when training
@@ -201,6 +202,7 @@ class DistillConfig(Section):
     temperature: float = Field(
         default=1.0, gt=0, allow_inf_nan=False, description="Divides the logits of teacher and student in the loss."
     )
+    teacher: TeacherConfig = Field(default=TeacherConfig())
     max_duration: Duration = Field(default="1ep", description="Length of training.")
     global_train_batch_size: int = Field(default=8, ge=1, description="Sequences per step over all processes.")
     device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
@@ -233,6 +235,14 @@ class DistillConfig(Section):
     console_log_interval: ConsoleInterval = Field(
         default="10ba", description="Time between metrics on the console when there is no progress bar."
     )
+
+    @field_validator("teacher")
+    @classmethod
+    def _serves_the_loss(cls, teacher: TeacherConfig, info: ValidationInfo) -> TeacherConfig:
+        loss, temperature = info.data.get("loss"), info.data.get("temperature")
+        if loss is not None and temperature is not None:
+            refuse_unserved(teacher, loss=loss, temperature=temperature)
+        return teacher
 
     @field_validator("device_train_microbatch_size")
     @classmethod
