@@ -1,5 +1,7 @@
 """Recipe section `distill.teacher`: what is filled in, what is refused by exact message, and what a token takes."""
 
+from pathlib import Path
+
 import pytest
 
 from distill.recipe import Recipe, RecipeError, load_recipe, save_recipe
@@ -141,3 +143,12 @@ def test_bytes_of_a_token(settings, vocab, dtype, expected):
 
 def test_the_smallest_type_that_holds_every_id():
     assert [id_bytes(vocab) for vocab in (256, 257, 65536, 65537, 2**20)] == [1, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize(("hidden", "vocab"), [(576, 49152), (4096, 32000), (4096, 128256), (3584, 152064)])
+def test_the_page_names_the_bytes_of_a_token(hidden, vocab):
+    page = (Path(__file__).parents[2] / "docs" / "teacher.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if f"{vocab:,}" in line and line.startswith("|"))
+    teachers = [TeacherConfig(source="cache", contents=contents) for contents in ("hidden", "top_k", "samples")]
+    sizes = [bytes_per_token(one, "train", hidden=hidden, vocab=vocab, dtype="bfloat16") for one in teachers]
+    assert row.endswith(f"| {sizes[0]:,} | {sizes[1]:,} | {sizes[2]:,} |")
