@@ -107,7 +107,7 @@ def capture_teacher(
     """
     splits = plan_splits(target, answers, settings)
     journal = Journal(out, inputs)
-    intact = find_intact(out, journal, splits)
+    intact = find_intact(out, journal)
     say_size(splits, intact, out)
     journal.begin(intact)
     capturer = Capturer(target, settings)
@@ -140,12 +140,10 @@ def plan_splits(target: Path, answers: Mapping[str, Sequence[Example]], settings
     return splits
 
 
-def find_intact(out: Path, journal: Journal, splits: Sequence[Split]) -> dict[str, FileRecord]:
-    """The shards that an earlier capture wrote and that are as it wrote them; names the others on stderr."""
-    shards = {shard.file for split in splits for shard in split.shards}
-    written = {name: record for name, record in journal.files.items() if name in shards}
-    intact = intact_files(out, written)
-    for name in written.keys() - intact.keys():
+def find_intact(out: Path, journal: Journal) -> dict[str, FileRecord]:
+    """The files that an earlier capture wrote and that are as it wrote them; names the others on stderr."""
+    intact = intact_files(out, journal.files)
+    for name in sorted(journal.files.keys() - intact.keys()):
         print(f"{out / name}: missing or damaged; it is written again", file=sys.stderr)
     return intact
 

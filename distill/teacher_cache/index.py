@@ -19,6 +19,7 @@ from distill.teacher_cache.record import FileRecord
 if TYPE_CHECKING:
     from distill.data import Example
 
+# A change of either limit needs another FORMAT.
 MAX_SHARD_BYTES = 2**28  # of memory while a shard is made
 MAX_SHARD_TOKENS = 2**16  # of work that an interruption loses
 

@@ -18,6 +18,7 @@ from architectures.errors import UserError
 from architectures.manifest import MANIFEST_NAME, changed_inputs, fingerprint_file, read_manifest
 from architectures.progress import track
 
+# Of files, names and journal. Where shards are cut belongs to it: a journal knows them by number alone.
 FORMAT = "widedraft.teacher_cache/1"
 JOURNAL_NAME = "capture.jsonl"
 
@@ -39,12 +40,17 @@ def recorded_files(folder: Path) -> dict[str, FileRecord]:
     manifest = read_manifest(folder)
     if manifest is None:
         raise UserError(f"{folder}: holds no finished teacher cache. Run `widedraft cache RECIPE`: it continues.")
-    if manifest.get("format") != FORMAT:
+    refuse_other_format(folder, manifest.get("format"))
+    return {name: FileRecord(**record) for name, record in manifest["files"].items()}
+
+
+def refuse_other_format(folder: Path, found: str | None) -> None:
+    """Raise UserError if a cache, finished or not, was written in a format this version does not read."""
+    if found != FORMAT:
         raise UserError(
-            f"{folder}: its format is {manifest.get('format')!r}, this version reads {FORMAT!r}. "
+            f"{folder}: its format is {found!r}, this version reads {FORMAT!r}. "
             f"Delete {folder} and run `widedraft cache RECIPE`."
         )
-    return {name: FileRecord(**record) for name, record in manifest["files"].items()}
 
 
 def ill_sized_files(folder: Path) -> list[str]:
@@ -118,7 +124,8 @@ class Journal:
     def begin(self, intact: Mapping[str, FileRecord]) -> None:
         """Write down the files that are whole, and no others; the cache counts as unfinished from now on."""
         self.files = dict(intact)
-        lines = [json.dumps(self.inputs) + "\n", *(journal_line(name, record) for name, record in intact.items())]
+        head = json.dumps({"format": FORMAT, "inputs": self.inputs}) + "\n"
+        lines = [head, *(journal_line(name, record) for name, record in intact.items())]
         write_text("".join(lines), self.path)
         (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
 
@@ -131,7 +138,9 @@ class Journal:
     def _read(self) -> dict[str, FileRecord]:
         """What an interrupted capture wrote; its last line may be cut short."""
         first, *lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        self._refuse_others(json.loads(first))
+        head = json.loads(first)
+        refuse_other_format(self.folder, head["format"])
+        self._refuse_others(head["inputs"])
         whole = [json.loads(line) for line in lines if line.endswith("\n")]
         return {row.pop("name"): FileRecord(**row) for row in whole}
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 
 from architectures.errors import UserError
@@ -114,6 +115,15 @@ def test_head_and_hidden_state_give_the_live_logits(make_checkpoint, examples, m
         assert torch.equal(head.logits(torch.cat(hidden)), live_AV)
 
 
+def test_the_head_of_a_checkpoint_published_without_its_prefix(make_checkpoint):
+    folder = make_checkpoint(model_type="gpt2", num_key_value_heads=4)
+    expected = load_head(folder, dtype="float32", device="cpu")
+    tensors = load_file(folder / "model.safetensors")
+    short = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    save_file(short, folder / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(load_head(folder, dtype="float32", device="cpu").weight_VH, expected.weight_VH)
+
+
 def test_cached_hidden_states_give_the_live_logits_in_the_order_of_the_keep_mask(write, tiny_target, examples):
     cache = TeacherCache(write(HIDDEN), "train")
     assert len(cache.files) > 2
@@ -179,6 +189,18 @@ def test_draws_follow_the_teachers_distribution():
     assert sampled_rows(logits_AV, edges)["ids"].tolist() == [[0, 3], [0, 2]]
 
 
+def test_a_token_of_probability_2e_9_can_be_drawn():
+    """In float32 the token before it would have used up the whole of 1."""
+    one_AS = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
+    assert sampled_rows(torch.tensor([[0.0, -20.0]]), one_AS)["ids"].tolist() == [[0, 1]]
+
+
+def test_zero_is_never_drawn(monkeypatch):
+    """At 0 the first token would be drawn, also one of probability 0."""
+    monkeypatch.setattr(torch, "rand", lambda *size, **_: torch.zeros(*size))
+    assert uniform_numbers(2, 3, seed=1).tolist() == [[1.0] * 3] * 2
+
+
 def test_draws_do_not_depend_on_order_batching_or_shards(write, monkeypatch, examples):
     one, other = write(SAMPLES), write(SAMPLES, "other", batch_size=1)
     monkeypatch.setattr(index, "MAX_SHARD_TOKENS", 1000)
@@ -201,6 +223,14 @@ def test_draws_depend_on_seed_split_and_answer(write, examples):
     assert all(((numbers > 0) & (numbers <= 1)).all() for numbers in uniform)
 
 
+def test_two_answers_alike_have_draws_of_their_own(tiny_target, examples, tmp_path):
+    longest = max(examples["train"], key=lambda example: example.num_kept)
+    twins = {"train": [longest, longest]}
+    capture_teacher(tiny_target, twins, tmp_path / "twins", settings_for(SAMPLES), inputs=INPUTS, details={})
+    first, second = read_all(TeacherCache(tmp_path / "twins", "train"))
+    assert not torch.equal(first["ids"], second["ids"])
+
+
 def test_a_token_drawn_twice_stands_there_twice(write):
     cache = TeacherCache(write(SAMPLES), "train")
     ids = [token for answer in range(len(cache)) for token in cache.rows(answer)["ids"].tolist()]
@@ -213,6 +243,12 @@ def test_ids_survive_the_smallest_type(vocab, dtype):
     ids = torch.tensor([0, vocab - 1])
     assert narrow_ids(ids, vocab).dtype == dtype
     assert narrow_ids(ids, vocab).to(torch.int64).tolist() == ids.tolist()
+
+
+def test_rounded_logits_are_normalised_in_float32():
+    logits_AV = torch.randn(3, 264, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rows, expected = top_k_rows(logits_AV, 5), top_k_rows(logits_AV.float(), 5)
+    assert all(torch.equal(rows[name], expected[name]) for name in expected)
 
 
 def test_top_k_of_everything_leaves_no_tail():
@@ -230,16 +266,10 @@ def test_a_token_takes_the_bytes_that_were_estimated(write, examples, teacher, c
     for name, split in manifest["splits"].items():
         num_tokens = sum(example.num_kept for example in examples[name])
         assert split["answer_tokens"] == num_tokens
-        rows = sum(rows.nbytes for file in split["shards"] for rows in load(folder / file).values())
+        rows = sum(rows.nbytes for file in split["shards"] for rows in load_file(folder / file).values())
         assert rows == num_tokens * split["bytes_per_token"]
         line = f"{name}: {num_tokens} answer tokens of {len(examples[name])} answers, {split['contents']}, "
         assert f"{line}{split['bytes_per_token']} bytes a token: " in said
-
-
-def load(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path)
 
 
 def test_a_cache_that_cannot_fit_is_refused_before_a_byte_is_written(write, tmp_path, monkeypatch, capsys):
@@ -249,6 +279,20 @@ def test_a_cache_that_cannot_fit_is_refused_before_a_byte_is_written(write, tmp_
         write(HIDDEN)
     assert not (tmp_path / "cache").exists()
     assert "free" in capsys.readouterr().err
+
+
+def test_a_capture_that_continues_needs_room_for_what_is_missing(write, tmp_path, monkeypatch):
+    folder = write(HIDDEN)
+    lost = folder / "train-00001.safetensors"
+    num_bytes = lost.stat().st_size
+    lost.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(capture, "free_bytes", lambda _: num_bytes // 2)
+        with pytest.raises(UserError, match="the disk has"):
+            write(HIDDEN)
+    monkeypatch.setattr(capture, "free_bytes", lambda _: num_bytes)
+    write(HIDDEN)
+    assert lost.stat().st_size == num_bytes
 
 
 def test_more_entries_than_the_vocabulary_has_are_refused(write, tmp_path):
@@ -380,6 +424,23 @@ def test_a_file_that_was_lost_is_found_at_opening_and_written_again(write, tmp_p
         assert contents_on_disk(write(HIDDEN)) == before
 
 
+def test_a_cache_that_is_being_mended_counts_as_unfinished(write, tmp_path, monkeypatch):
+    folder = write(SAMPLES)
+    before = contents_on_disk(folder)
+    (folder / "train-00002.safetensors").unlink()
+    interrupt(monkeypatch, write)
+    assert read_manifest(folder) is None
+    assert contents_on_disk(write(SAMPLES)) == before
+
+
+def test_a_part_of_a_cache_of_another_format_is_refused(write, tmp_path, monkeypatch):
+    """Its shards may be cut elsewhere."""
+    interrupt(monkeypatch, write)
+    monkeypatch.setattr(record, "FORMAT", "widedraft.teacher_cache/2")
+    with pytest.raises(UserError, match=r"its format is 'widedraft\.teacher_cache/1', this version reads 'widedraft\."):
+        write(SAMPLES)
+
+
 def test_verification_names_every_file_that_is_not_as_it_was_written(write):
     folder = write(SAMPLES)
     assert record.verify_files(folder) == len(contents_on_disk(folder))
@@ -427,8 +488,10 @@ def test_rows_of_other_answers_are_refused(write, examples):
 
 
 def test_manifest_says_what_the_cache_is(write):
-    manifest = read_manifest(write(TOP_K))
+    folder = write(TOP_K)
+    manifest = read_manifest(folder)
     assert manifest is not None
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["manifest.json", *manifest["files"]])
     assert (manifest["stage"], manifest["inputs"], manifest["seed"]) == ("cache", INPUTS, 3)
     assert manifest["splits"]["train"]["k"] == 5
     assert "k" not in manifest["splits"]["eval"]
