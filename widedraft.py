@@ -61,6 +61,14 @@ def recipe_arguments(parser: argparse.ArgumentParser) -> None:
     override_argument(parser)
 
 
+def cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """RECIPE key=value ... and perhaps --verify."""
+    recipe_arguments(parser)
+    parser.add_argument(
+        "--verify", action="store_true", help="compare the checksums of a finished cache; write nothing"
+    )
+
+
 def override_argument(parser: argparse.ArgumentParser) -> None:
     """key=value ..."""
     parser.add_argument(
@@ -155,6 +163,13 @@ def generate(options: argparse.Namespace) -> None:
     generate_stage(recipe_of(options))
 
 
+def cache(options: argparse.Namespace) -> None:
+    """Let the teacher read the answers, or verify what it left."""
+    from distill.teacher_cache import stage
+
+    (stage.verify_cache_stage if options.verify else stage.cache_stage)(recipe_of(options))
+
+
 def export(options: argparse.Namespace) -> None:
     """Make the draft from the newest checkpoint."""
     from distill.stages import export_stage
@@ -228,6 +243,11 @@ STAGES = {
     ),
     "prune": Stage(prune, "cut the undistilled draft out of the target, into <run>/init", recipe_arguments),
     "generate": Stage(generate, "let the target answer the prompts, into <run>/data", recipe_arguments),
+    "cache": Stage(
+        cache,
+        "write what the teacher says of the answers, for a cached teacher, into <run>/teacher_cache",
+        cache_arguments,
+    ),
     "distill": Stage(distill, "train the draft on this machine and export it, into <run>/draft", recipe_arguments),
     "export": Stage(export, "write <run>/draft from the newest intact checkpoint", recipe_arguments),
     "eval": Stage(score, "score a draft against its target, into <run>/eval", eval_arguments),

@@ -84,6 +84,34 @@ def fingerprint_checkpoint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def fingerprint_tokenizer(folder: Path) -> dict[str, str]:
+    """sha256 of what makes ids of text, under "tokenizer", and of what frames a conversation, under "chat template".
+
+    Read from the files of a Hugging Face folder, so that no tokenizer has to be loaded.
+    """
+    settings = read_json_file(folder / "tokenizer_config.json")
+    template = settings.pop("chat_template", None)
+    if (folder / "chat_template.jinja").is_file():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    files = [folder / name for name in ("tokenizer.json", "tokenizer.model")]
+    contents = [fingerprint_file(path) if path.is_file() else None for path in files]
+    return {"tokenizer": fingerprint_value([settings, contents]), "chat template": fingerprint_value(template)}
+
+
+def read_json_file(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file.
+
+    Raises:
+        UserError: If the file is not JSON.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not valid JSON ({error}). Fetch the checkpoint again.") from error
+
+
 def provenance() -> dict[str, Any]:
     """Command, code, versions and machine, as every manifest and scorecard carries them."""
     return {

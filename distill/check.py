@@ -15,9 +15,10 @@ from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.sizes import WIDTHS, draft_shape, masked_shape
 from architectures.target import is_gguf, read_remote_config
 from distill.config import split_time
-from distill.lineage import generate_inputs, target_record
+from distill.lineage import generate_inputs, target_record, teacher_dtype
 from distill.loss_config import chunk_size
 from distill.recipe import Recipe
+from distill.teacher_config import bytes_per_token, refuse_k_beyond
 from eval.config import PromptSource
 from eval.tasks import Prompt, load_prompts
 
@@ -69,6 +70,8 @@ def check_recipe(recipe: Recipe) -> str:
     prompts = [attempt(partial(read_prompts, source), problems) for source in recipe.data.prompts]
     for source in recipe.eval.tasks:
         attempt(partial(read_prompts, source), problems)
+    if cut is not None:
+        attempt(lambda: refuse_k_beyond(recipe.distill.teacher, vocab=cut.source.vocab), problems)
     work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
     if cut is None or work is None:
         raise UserError("\n".join(problems))
@@ -212,11 +215,23 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
         parts["target imported from GGUF, float32"] = cut.source.weight_bytes("float32")
     if work.prompts is not None:
         parts["answers, at most"] = work.prompts * recipe.data.max_seq_len * BYTES_PER_TOKEN
+    if recipe.distill.teacher.source == "cache" and work.answers is not None:
+        parts[f"teacher cache, {recipe.distill.teacher.contents}, at most"] = cache_bytes(recipe, cut.source, work)
     parts[f"{kept} checkpoints, and one more while it is written"] = (
         (kept + 1) * 3 * cut.draft.parameters() * MASTER_BYTES
     )
     parts[f"draft, {recipe.export.dtype}"] = cut.draft.weight_bytes(recipe.export.dtype)
     return sizes(parts)
+
+
+def cache_bytes(recipe: Recipe, target: Shape, work: Work) -> int:
+    """What a cache of the teacher takes, for the answers on disk or the longest there can be."""
+    longest = recipe.data.max_new_tokens
+    tokens = {"train": work.answer_tokens, "eval": recipe.data.num_eval_prompts * longest}
+    if tokens["train"] is None:
+        tokens["train"] = (work.answers or 0) * longest
+    sizes = {"hidden": target.hidden, "vocab": target.vocab, "dtype": teacher_dtype(recipe)}
+    return sum((count or 0) * bytes_per_token(recipe.distill.teacher, name, **sizes) for name, count in tokens.items())
 
 
 def work_rows(recipe: Recipe, work: Work) -> list[Row]:

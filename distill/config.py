@@ -8,6 +8,7 @@ from typing_extensions import TypedDict  # pydantic reads the standard one only 
 
 from architectures.config import Dtype, Section
 from distill.loss_config import Loss, TokenSelection, loss_terms
+from distill.teacher_config import TeacherConfig, refuse_selection, refuse_unserved
 from eval.config import PromptSource
 
 # Composer's time strings. It also knows sec and iter, left out here: `dur` intervals never come round when training
@@ -207,6 +208,7 @@ class DistillConfig(Section):
     token_selection: TokenSelection | None = Field(
         default=None, description="Train on some of the answer tokens only; null trains on all."
     )
+    teacher: TeacherConfig = Field(default=TeacherConfig())
     max_duration: Duration = Field(default="1ep", description="Length of training.")
     global_train_batch_size: int = Field(default=8, ge=1, description="Sequences per step over all processes.")
     device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
@@ -249,6 +251,17 @@ class DistillConfig(Section):
                 f"must be 1 when distill.loss is cross_entropy alone, got {temperature}. Nothing reads it."
             )
         return temperature
+
+    @field_validator("teacher")
+    @classmethod
+    def _serves_the_loss(cls, teacher: TeacherConfig, info: ValidationInfo) -> TeacherConfig:
+        loss, temperature = info.data.get("loss"), info.data.get("temperature")
+        if loss is not None and temperature is not None:
+            for term in loss_terms(loss):
+                refuse_unserved(teacher, loss=term.name, temperature=temperature)
+        if info.data.get("token_selection") is not None:
+            refuse_selection(teacher)
+        return teacher
 
     @field_validator("device_train_microbatch_size")
     @classmethod

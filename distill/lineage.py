@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from architectures.config import Dtype
 from architectures.errors import UserError
 from architectures.manifest import (
     changed_inputs,
     fingerprint_checkpoint,
     fingerprint_file,
+    fingerprint_tokenizer,
     fingerprint_value,
     read_manifest,
     write_manifest,
@@ -60,10 +62,22 @@ def require_training_inputs(recipe: Recipe) -> dict[str, str]:
     ):
         require_finished(run / name, command)
         refuse_changed(run / name, inputs)
+    if recipe.distill.teacher.source == "cache":
+        require_finished(run / "teacher_cache", "cache")
+        refuse_changed(run / "teacher_cache", cache_inputs(recipe, target))
+        refuse_cached_teacher()
     training = training_inputs(recipe)
     if read_manifest(run / "checkpoints") is not None:
         refuse_changed(run / "checkpoints", training)
     return training
+
+
+def refuse_cached_teacher() -> None:
+    """The one place that says training does not read caches yet: delete it, and its call, with the wiring."""
+    raise UserError(
+        "distill.teacher.source is cache, and training cannot read a cache yet. "
+        "Set it to live; the cache stays as it is."
+    )
 
 
 def refuse_changed(folder: Path, inputs: dict[str, str]) -> None:
@@ -209,6 +223,25 @@ def generate_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
         "prompts": fingerprint_sources(recipe.data.prompts),
         "seed": str(recipe.seed),
     }
+
+
+def cache_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What a cache of the teacher is made from."""
+    return {
+        "target": fingerprint_checkpoint(target),
+        **fingerprint_tokenizer(target),
+        "teacher's dtype": teacher_dtype(recipe),
+        "data": fingerprint_value((read_manifest(Path(recipe.run_dir) / "data") or {}).get("inputs")),
+        "data.max_seq_len": str(recipe.data.max_seq_len),
+        "data.batch_size": str(recipe.data.batch_size),  # more rows in one product may round otherwise
+        "distill.teacher": fingerprint_value(recipe.distill.teacher.model_dump(mode="json")),
+        "seed": str(recipe.seed),
+    }
+
+
+def teacher_dtype(recipe: Recipe) -> Dtype:
+    """Number type of the teacher while it teaches."""
+    return "float32" if recipe.distill.precision == "fp32" else recipe.target.dtype
 
 
 def training_inputs(recipe: Recipe) -> dict[str, str]:

@@ -41,8 +41,10 @@ def stage_recipe(recipe: Recipe, layers: int, source: str | None) -> Recipe:
 
 
 def share_answers(recipe: Recipe, stage: Recipe) -> None:
-    """Let a stage train on the answers of the run it belongs to."""
-    link = Path(stage.run_dir) / "data"
-    link.parent.mkdir(parents=True, exist_ok=True)
-    if not link.exists():
-        link.symlink_to(os.path.relpath(Path(recipe.run_dir) / "data", link.parent))
+    """Let a stage train on the answers of the run it belongs to, and on a cached teacher's words about them."""
+    names = ["data", "teacher_cache"] if recipe.distill.teacher.source == "cache" else ["data"]
+    for name in names:
+        link = Path(stage.run_dir) / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.exists():
+            link.symlink_to(os.path.relpath(Path(recipe.run_dir) / name, link.parent))

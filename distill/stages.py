@@ -52,6 +52,7 @@ def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
         timed("masks", lambda: mask_stage(recipe_path, overrides))
     timed("prune", lambda: prune_stage(recipe))
     timed("generate", lambda: generate_stage(recipe))
+    cache_if_asked(recipe)
     timed("distill", lambda: distill_stage(recipe_path, overrides))
     timed("eval", lambda: eval_stage(recipe))
     print_outcome(recipe)
@@ -60,6 +61,7 @@ def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
 def run_earlier_stages(recipe: Recipe) -> None:
     """Cut and distil every stage before the last, each out of the one before it."""
     timed("generate", lambda: generate_stage(recipe))
+    cache_if_asked(recipe)
     for stage in earlier_stages(recipe):
         print(f"== stage of {stage.architecture.layers} layers, in {stage.run_dir}", flush=True)
         share_answers(recipe, stage)
@@ -140,6 +142,14 @@ def generate_stage(recipe: Recipe) -> None:
         data, stage="generate", inputs=inputs, counts=counts, target=target_record(recipe), recipe=recipe_hash(recipe)
     )
     print(f"   {data}: {counts}")
+
+
+def cache_if_asked(recipe: Recipe) -> None:
+    """Cache the teacher, where the recipe reads it from the disk."""
+    from distill.teacher_cache.stage import cache_stage
+
+    if recipe.distill.teacher.source == "cache":
+        timed("cache", lambda: cache_stage(recipe))
 
 
 def distill_stage(recipe_path: Path, overrides: Sequence[str]) -> None:

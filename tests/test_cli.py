@@ -122,6 +122,16 @@ def test_a_stage_gets_the_recipe_with_the_words_of_the_command_line(stage, recip
     assert [(loaded.run_name, loaded.seed) for loaded in seen] == [("demo", 5)]
 
 
+@pytest.mark.parametrize(("words", "function"), [([], "cache_stage"), (["--verify"], "verify_cache_stage")])
+def test_cache_writes_or_verifies(words, function, recipe, monkeypatch):
+    from distill.teacher_cache import stage
+
+    seen = []
+    monkeypatch.setattr(stage, function, seen.append)
+    assert widedraft.main(["cache", recipe, *words, "seed=5"]) == 0
+    assert [(loaded.run_name, loaded.seed) for loaded in seen] == [("demo", 5)]
+
+
 @pytest.mark.parametrize(("word", "function"), [("distill", "distill_stage"), ("run", "run_all")])
 def test_stages_of_several_processes_get_file_and_words(word, function, recipe, monkeypatch):
     seen = []

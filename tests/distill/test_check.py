@@ -140,6 +140,26 @@ def test_disk_counts_what_the_run_folder_will_hold(checked):
     assert row(lines, "draft, float32") == size(DRAFT * 4).strip()
 
 
+def test_disk_counts_the_cache_of_a_teacher_the_recipe_wants(checked):
+    """At most 10 answers of 40 tokens to train on and 2 held out; 64 numbers of two bytes a token."""
+    recipe, lines = checked("distill.teacher.source=cache")
+    longest = size(12 * 40 * 128)
+    assert row(lines, "teacher cache, hidden, at most") == longest.strip()
+    found = disk_rows(recipe, planned(recipe), Work(12, 10, answer_tokens=55))
+    assert (size((55 + 2 * 40) * 128), "teacher cache, hidden, at most") in found
+    recipe, _ = checked("distill.teacher={source: cache, contents: top_k, k: 10}", "distill.precision=fp32")
+    found = disk_rows(recipe, planned(recipe), Work(12, 10, answer_tokens=55))
+    assert (size(55 * 44 + 2 * 40 * 256), "teacher cache, top_k, at most") in found
+    assert not [line for line in checked()[1] if "teacher cache" in line]
+
+
+def test_more_entries_of_the_teacher_than_it_has(checked):
+    with pytest.raises(
+        UserError, match=r"^distill\.teacher\.k must be at most the target's vocab_size, got 265 and 264"
+    ):
+        checked("distill.teacher={source: cache, contents: top_k, k: 265}")
+
+
 def test_a_target_from_gguf_takes_disk_for_its_import(checked):
     recipe, _ = checked()
     imported = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": "target.gguf"})})

@@ -19,7 +19,7 @@ IN_FILE = {
     ),
     "unknown key, nothing near": (
         "export: {quantise: 4}",
-        "r.yaml:5: export.quantise is not a key of a recipe. export holds dtype.",
+        "r.yaml:5: export.quantise is not a key of a recipe. export holds dtype, checkpoint.",
     ),
     "unknown key at the top, nothing near": (
         "callbacks: {}",
@@ -64,10 +64,10 @@ IN_FILE = {
         "distill: {eval_first: 1}",
         "r.yaml:5: distill.eval_first must be true or false, got 1.",
     ),
-    "value for a section": ("export: float32", "r.yaml:5: export must be a section (dtype), got 'float32'."),
+    "value for a section": ("export: float32", "r.yaml:5: export must be a section (dtype, checkpoint), got 'float32'."),
     "empty section": (
         "export:",
-        "r.yaml:5: export must be a section (dtype), got null. Remove the line, or write keys below it.",
+        "r.yaml:5: export must be a section (dtype, checkpoint), got null. Remove the line, or write keys below it.",
     ),
     "section for a list": (
         "eval: {temperature: 1.0}",
@@ -97,7 +97,7 @@ IN_FILE = {
     ),
     "long value": (
         f"export: {'x' * 200}",
-        f"r.yaml:5: export must be a section (dtype), got '{'x' * 79}....",
+        f"r.yaml:5: export must be a section (dtype, checkpoint), got '{'x' * 79}....",
     ),
     "bad time": (
         "distill: {max_duration: 200}",

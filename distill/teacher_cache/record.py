@@ -1,0 +1,158 @@
+"""What a cache folder says of itself: its manifest, and while it is written a journal of the shards that are whole.
+
+    <run>/teacher_cache/manifest.json             inputs, what each split keeps, size and sha256 of every file
+                        capture.jsonl             until the manifest is there: the inputs, then a line for each shard
+                        train-index.safetensors   which rows belong to which answer
+                        train-00000.safetensors   rows of consecutive answers; eval-* likewise
+
+No torch: whether a cache is current is known at once.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from architectures.atomic import write_text
+from architectures.errors import UserError
+from architectures.manifest import MANIFEST_NAME, changed_inputs, fingerprint_file, read_manifest
+from architectures.progress import track
+
+# Of files, names and journal. Where shards are cut belongs to it: a journal knows them by number alone.
+FORMAT = "widedraft.teacher_cache/1"
+JOURNAL_NAME = "capture.jsonl"
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file of a cache as it was written."""
+
+    num_bytes: int
+    sha256: str
+
+
+def recorded_files(folder: Path) -> dict[str, FileRecord]:
+    """Every file a finished cache should hold, by name.
+
+    Raises:
+        UserError: If the cache is not finished, or of a format this version does not read.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise UserError(f"{folder}: holds no finished teacher cache. Run `widedraft cache RECIPE`: it continues.")
+    refuse_other_format(folder, manifest.get("format"))
+    return {name: FileRecord(**record) for name, record in manifest["files"].items()}
+
+
+def refuse_other_format(folder: Path, found: str | None) -> None:
+    """Raise UserError if a cache, finished or not, was written in a format this version does not read."""
+    if found != FORMAT:
+        raise UserError(
+            f"{folder}: its format is {found!r}, this version reads {FORMAT!r}. "
+            f"Delete {folder} and run `widedraft cache RECIPE`."
+        )
+
+
+def ill_sized_files(folder: Path) -> list[str]:
+    """Names of the files of a finished cache that are missing or have another size than was written; reads none."""
+    return [
+        name
+        for name, record in recorded_files(folder).items()
+        if not (folder / name).is_file() or (folder / name).stat().st_size != record.num_bytes
+    ]
+
+
+def refuse_ill_sized(folder: Path) -> None:
+    """Raise UserError naming the first file that is missing or cut short."""
+    damaged = ill_sized_files(folder)
+    if damaged:
+        raise UserError(
+            f"{folder / damaged[0]}: missing, or not as long as it was written; {len(damaged)} such files. "
+            "Run `widedraft cache RECIPE`: it writes them again."
+        )
+
+
+def verify_files(folder: Path) -> int:
+    """Compare the checksum of every file of a finished cache; returns how many there are.
+
+    Raises:
+        UserError: Naming the files that are not as they were written.
+    """
+    records = recorded_files(folder)
+    damaged = sorted(records.keys() - intact_files(folder, records).keys())
+    if damaged:
+        raise UserError(
+            f"{folder}: not as they were written: {', '.join(damaged)}. "
+            "Delete these files and run `widedraft cache RECIPE`: it writes them again."
+        )
+    return len(records)
+
+
+def intact_files(folder: Path, records: Mapping[str, FileRecord]) -> dict[str, FileRecord]:
+    """The records whose files are as they were written, by checksum."""
+    checked = track(records.items(), description=f"checking {folder.name}", total=len(records))
+    return {
+        name: record
+        for name, record in checked
+        if (folder / name).is_file() and fingerprint_file(folder / name) == record.sha256
+    }
+
+
+class Journal:
+    """The shards of a cache that are written, kept across interruptions.
+
+    Args:
+        folder: Of the cache; made if it is not there.
+        inputs: What the cache is made from.
+
+    Raises:
+        UserError: If the folder holds a cache, or a part of one, that was made from other inputs.
+    """
+
+    def __init__(self, folder: Path, inputs: Mapping[str, str]):
+        self.folder = folder
+        self.path = folder / JOURNAL_NAME
+        self.inputs = dict(inputs)
+        self.files: dict[str, FileRecord] = {}
+        manifest = read_manifest(folder)
+        if manifest is not None:  # it was finished, and a file was lost since then
+            self._refuse_others(manifest["inputs"])
+            self.files = recorded_files(folder)
+        elif self.path.is_file():
+            self.files = self._read()
+
+    def begin(self, intact: Mapping[str, FileRecord]) -> None:
+        """Write down the files that are whole, and no others; the cache counts as unfinished from now on."""
+        self.files = dict(intact)
+        head = json.dumps({"format": FORMAT, "inputs": self.inputs}) + "\n"
+        lines = [head, *(journal_line(name, record) for name, record in intact.items())]
+        write_text("".join(lines), self.path)
+        (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
+
+    def add(self, name: str, record: FileRecord) -> None:
+        """Note that a file is whole. Call after it is."""
+        self.files[name] = record
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(journal_line(name, record))
+
+    def _read(self) -> dict[str, FileRecord]:
+        """What an interrupted capture wrote; its last line may be cut short."""
+        first, *lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        head = json.loads(first)
+        refuse_other_format(self.folder, head["format"])
+        self._refuse_others(head["inputs"])
+        whole = [json.loads(line) for line in lines if line.endswith("\n")]
+        return {row.pop("name"): FileRecord(**row) for row in whole}
+
+    def _refuse_others(self, inputs: Mapping[str, str]) -> None:
+        changed = changed_inputs({"inputs": inputs}, self.inputs)
+        if changed:
+            raise UserError(
+                f"{self.folder} was begun from another {', '.join(changed)} than the recipe now asks for. "
+                f"Choose another run_name, or delete {self.folder}."
+            )
+
+
+def journal_line(name: str, record: FileRecord) -> str:
+    """A file as a line of the journal."""
+    return json.dumps({"name": name, **asdict(record)}) + "\n"

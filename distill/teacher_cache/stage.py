@@ -1,0 +1,77 @@
+"""The stage `widedraft cache`: when a cache is made, continued, current or refused. No torch until it is made."""
+
+from pathlib import Path
+
+from architectures.errors import UserError
+from architectures.manifest import read_manifest
+from distill.lineage import (
+    cache_inputs,
+    generate_inputs,
+    recipe_hash,
+    refuse_changed,
+    require_finished,
+    target_record,
+    teacher_dtype,
+)
+from distill.recipe import Recipe
+from distill.stages import begin_stage
+from distill.teacher_cache.record import ill_sized_files, verify_files
+
+
+def cache_stage(recipe: Recipe) -> None:
+    """Write what the teacher says of the answers in <run>/data, into <run>/teacher_cache.
+
+    Raises:
+        UserError: If the recipe's teacher is live, the answers are not the recipe's, or a cache is there that was made
+            from something else.
+    """
+    require_cached_teacher(recipe)
+    run, target = Path(recipe.run_dir), begin_stage(recipe)
+    require_finished(run / "data", "generate")
+    refuse_changed(run / "data", generate_inputs(recipe, target))
+    cache, inputs = run / "teacher_cache", cache_inputs(recipe, target)
+    if read_manifest(cache) is not None:
+        refuse_changed(cache, inputs)
+        if not ill_sized_files(cache):
+            print(f"   {cache}: up to date", flush=True)
+            return
+    write_cache(recipe, target, inputs)
+    print(f"   {cache}: {recipe.distill.teacher.contents} of the teacher")
+
+
+def write_cache(recipe: Recipe, target: Path, inputs: dict[str, str]) -> None:
+    """Let the teacher read the answers; continues an interrupted capture."""
+    from distill.teacher_cache.capture import CaptureSettings, capture_teacher
+    from distill.train import read_answers, restore_signals
+
+    restore_signals()  # importing Composer took Ctrl-C away
+    train_set, eval_set = read_answers(recipe)
+    settings = CaptureSettings(
+        recipe.distill.teacher, dtype=teacher_dtype(recipe), seed=recipe.seed, batch_size=recipe.data.batch_size
+    )
+    details = {
+        "dtype": settings.dtype,
+        "max_seq_len": recipe.data.max_seq_len,
+        "seed": recipe.seed,
+        "target": target_record(recipe),
+        "recipe": recipe_hash(recipe),
+    }
+    answers = {"train": train_set.examples, "eval": eval_set.examples}
+    capture_teacher(target, answers, Path(recipe.run_dir) / "teacher_cache", settings, inputs=inputs, details=details)
+
+
+def verify_cache_stage(recipe: Recipe) -> None:
+    """Compare every file of <run>/teacher_cache with its checksum.
+
+    Raises:
+        UserError: If the recipe's teacher is live, the cache is not finished, or a file is not as it was written.
+    """
+    require_cached_teacher(recipe)
+    cache = Path(recipe.run_dir) / "teacher_cache"
+    print(f"   {cache}: {verify_files(cache)} files are as they were written")
+
+
+def require_cached_teacher(recipe: Recipe) -> None:
+    """Raise UserError if the recipe runs its teacher live."""
+    if recipe.distill.teacher.source != "cache":
+        raise UserError("distill.teacher.source is live: there is nothing to cache. Set it to cache.")

@@ -1,0 +1,147 @@
+"""Recipe section `distill.teacher`: whether the teacher is run beside the student or read from a cache. No torch.
+
+Also what follows from it before a weight is read: which losses a cache can serve, and how many bytes a token takes.
+"""
+
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from architectures.config import Section
+from architectures.errors import UserError
+
+Contents = Literal["hidden", "top_k", "samples"]
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+LOG_PROB_BYTES, LOG_TAIL_BYTES = 2, 4  # float16 and float32
+# What a loss needs of the teacher where not its whole distribution: a gradient that is that of the loss, or bounds it.
+SPARSE_LOSSES = ("forward_kl",)
+
+
+class TeacherConfig(Section):
+    """Where the teacher's distributions come from."""
+
+    source: Literal["live", "cache"] = Field(
+        default="live", description="live runs the teacher beside the student; cache reads what it said from the disk."
+    )
+    contents: Contents | None = Field(
+        default=None,
+        description="What a cache keeps per answer token: hidden states (exact, where left out), the top_k entries and "
+        "the mass of the others, or tokens drawn as samples.",
+    )
+    k: int | None = Field(default=None, ge=1, description="Entries kept by top_k; 64 where left out.")
+    num_samples: int | None = Field(default=None, ge=1, description="Tokens drawn by samples; 12 where left out.")
+
+    @field_validator("contents")
+    @classmethod
+    def _of_a_cache(cls, contents: Contents | None, info: ValidationInfo) -> Contents | None:
+        source = info.data.get("source")
+        if source == "live" and contents is not None:
+            raise ValueError(
+                f"must be left out when distill.teacher.source is live, got {contents}. Set source to cache, "
+                "or leave it out."
+            )
+        return "hidden" if source == "cache" and contents is None else contents
+
+    @field_validator("k")
+    @classmethod
+    def _of_top_k(cls, k: int | None, info: ValidationInfo) -> int | None:
+        return count_for("top_k", k, default=64, info=info)
+
+    @field_validator("num_samples")
+    @classmethod
+    def _of_samples(cls, num_samples: int | None, info: ValidationInfo) -> int | None:
+        return count_for("samples", num_samples, default=12, info=info)
+
+
+def count_for(contents: Contents, count: int | None, *, default: int, info: ValidationInfo) -> int | None:
+    """The count where the cache has these contents, its default filled in; None where it has others."""
+    if "contents" not in info.data:  # reported already
+        return count
+    found = info.data["contents"]
+    if found == contents:
+        return default if count is None else count
+    if count is not None:
+        raise ValueError(
+            f"must be left out unless distill.teacher.contents is {contents}, got {count} "
+            f"and {'no contents' if found is None else found}."
+        )
+    return None
+
+
+def refuse_unserved(teacher: TeacherConfig, *, loss: str, temperature: float) -> None:
+    """Refuse a loss that needs more of the teacher than the cache keeps.
+
+    Hidden states give every entry, so any loss at any temperature. The other contents were taken at temperature 1, and
+    say too little of the entries that they left out.
+
+    Raises:
+        ValueError: If the cache cannot serve the loss or the temperature.
+    """
+    if teacher.contents not in ("top_k", "samples"):
+        return
+    if loss not in SPARSE_LOSSES:
+        raise ValueError(
+            f"must be live, or a cache with contents hidden, when distill.loss is {loss}: {teacher.contents} serves "
+            f"{' and '.join(SPARSE_LOSSES)} only."
+        )
+    if temperature != 1:
+        raise ValueError(
+            f"must be live, or a cache with contents hidden, when distill.temperature is {temperature}: "
+            f"{teacher.contents} was taken at temperature 1."
+        )
+
+
+def refuse_selection(teacher: TeacherConfig) -> None:
+    """Refuse to choose tokens by a KL that the cache cannot give.
+
+    Raises:
+        ValueError: If the cache keeps less than hidden states.
+    """
+    if teacher.contents in ("top_k", "samples"):
+        raise ValueError(
+            f"must be live, or a cache with contents hidden, with distill.token_selection, got {teacher.contents}: "
+            "tokens are chosen by the whole KL."
+        )
+
+
+def refuse_k_beyond(teacher: TeacherConfig, *, vocab: int) -> None:
+    """Raise UserError if more entries are to be kept than the vocabulary has."""
+    if teacher.k is not None and teacher.k > vocab:
+        raise UserError(
+            f"distill.teacher.k must be at most the target's vocab_size, got {teacher.k} and {vocab}. "
+            "Keep fewer entries, or hidden states."
+        )
+
+
+def contents_of(teacher: TeacherConfig, split: str) -> Contents:
+    """What the cache keeps of the "train" or the "eval" answers.
+
+    Held-out answers are few and always kept as hidden states: their metrics are exact whatever is trained on.
+    """
+    assert teacher.contents is not None, "of a cache"
+    return teacher.contents if split == "train" else "hidden"
+
+
+def bytes_per_token(teacher: TeacherConfig, split: str, *, hidden: int, vocab: int, dtype: str) -> int:
+    """Bytes a cache takes for one answer token, its index left out.
+
+    Args:
+        teacher: With source cache.
+        split: "train" or "eval".
+        hidden: Width of the teacher's last hidden state.
+        vocab: Entries of its vocabulary.
+        dtype: Of its hidden states.
+    """
+    contents = contents_of(teacher, split)
+    if contents == "hidden":
+        return hidden * DTYPE_BYTES[dtype]
+    if contents == "top_k":
+        assert teacher.k is not None, "filled in by the config"
+        return teacher.k * (id_bytes(vocab) + LOG_PROB_BYTES) + LOG_TAIL_BYTES
+    assert teacher.num_samples is not None, "filled in by the config"
+    return teacher.num_samples * id_bytes(vocab)
+
+
+def id_bytes(vocab: int) -> int:
+    """Bytes of the smallest integer type that holds every id: 1, 2 or 4."""
+    return next(width for width in (1, 2, 4) if vocab <= 256**width)

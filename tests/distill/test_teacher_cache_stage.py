@@ -1,0 +1,199 @@
+"""The stage `widedraft cache`: made once, continued, skipped when current, refused when stale; and who waits for it."""
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from architectures.errors import UserError
+from architectures.manifest import fingerprint_tokenizer, read_manifest
+from distill import stages
+from distill.lineage import require_training_inputs
+from distill.progressive import share_answers, stage_recipe
+from distill.recipe import Recipe
+from distill.teacher_cache import capture, stage
+from distill.teacher_cache.reader import TeacherCache
+from distill.teacher_cache.stage import cache_stage, verify_cache_stage
+from distill.train import read_answers
+
+TOP_K = {"source": "cache", "contents": "top_k", "k": 4}
+
+
+@pytest.fixture
+def recipe(make_run) -> Recipe:
+    return make_run(teacher=TOP_K)
+
+
+def changed(recipe: Recipe, section: str, **values) -> Recipe:
+    """The recipe with other values in one section."""
+    return Recipe.model_validate({**recipe.model_dump(), section: {**recipe.model_dump()[section], **values}})
+
+
+def cache_of(recipe: Recipe) -> Path:
+    return Path(recipe.run_dir) / "teacher_cache"
+
+
+def test_the_cache_holds_the_answers_that_training_reads(recipe, capsys):
+    cache_stage(recipe)
+    train_set, eval_set = read_answers(recipe)
+    for name, dataset in (("train", train_set), ("eval", eval_set)):
+        cache = TeacherCache(cache_of(recipe), name)
+        cache.require_examples(dataset.examples)
+        assert [len(cache.rows(i)["ids" if name == "train" else "hidden"]) for i in range(len(cache))] == [
+            example.num_kept for example in dataset.examples
+        ]
+    manifest = read_manifest(cache_of(recipe))
+    assert manifest is not None
+    assert (manifest["dtype"], manifest["max_seq_len"], manifest["seed"]) == ("float32", 30, 17)
+    assert {"target", "tokenizer", "chat template", "data", "data.max_seq_len"} <= set(manifest["inputs"])
+    assert f"{cache_of(recipe)}: top_k of the teacher" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Composer takes Ctrl-C away
+
+
+def test_a_current_cache_is_skipped_and_a_lost_shard_written_again(recipe, capsys, monkeypatch):
+    cache_stage(recipe)
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(capture, "load_model", None)
+        cache_stage(recipe)
+    assert f"{cache_of(recipe)}: up to date" in capsys.readouterr().out
+    shard = cache_of(recipe) / "train-00000.safetensors"
+    before = shard.read_bytes()
+    shard.unlink()
+    cache_stage(recipe)
+    assert shard.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "named"),
+    [
+        ("distill", {"teacher": {**TOP_K, "k": 5}}, "distill.teacher"),
+        ("distill", {"teacher": {"source": "cache"}}, "distill.teacher"),
+        ("distill", {"precision": "amp_bf16"}, None),  # the target is float32 anyway
+    ],
+)
+def test_a_cache_of_another_teacher_is_refused_by_name(recipe, section, values, named):
+    cache_stage(recipe)
+    other = changed(recipe, section, **values)
+    if named is None:
+        cache_stage(other)
+        return
+    expected = (
+        rf"teacher_cache was made from another {named} than the recipe now asks for\. Choose another run_name, or"
+    )
+    with pytest.raises(UserError, match=expected):
+        cache_stage(other)
+    with pytest.raises(UserError, match=expected):
+        require_training_inputs(other)
+
+
+@pytest.fixture
+def own_target(make_run, tiny_target, tmp_path) -> Recipe:
+    """A recipe whose target's files may be changed, with its cache."""
+    folder = tmp_path / "target"
+    shutil.copytree(tiny_target, folder)
+    recipe = changed(make_run(teacher=TOP_K), "target", path=str(folder))
+    cache_stage(recipe)
+    return recipe
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "named"),
+    [
+        ("chat_template.jinja", "user", "User", ["chat template", "target"]),
+        ("chat_template.jinja", "assistant", "model", ["chat template", "target"]),
+        ("tokenizer.json", '"<|im_end|>": 2', '"<|im_fin|>": 2', ["target", "tokenizer"]),
+        ("config.json", '"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05', ["target"]),
+    ],
+)
+def test_each_part_of_a_target_is_named_when_it_changes(own_target, monkeypatch, file, old, new, named):
+    path = Path(own_target.target.path) / file
+    text = path.read_text()
+    path.write_text(text.replace(old, new) if old in text else f"{text} ")
+    monkeypatch.setattr(stage, "refuse_changed", allow_data(stage.refuse_changed))
+    with pytest.raises(UserError, match=rf"teacher_cache was made from another {', '.join(named)} than"):
+        cache_stage(own_target)
+
+
+def allow_data(refuse_changed):
+    """refuse_changed for all folders but the answers', which are made from the target too."""
+    return lambda folder, inputs: None if folder.name == "data" else refuse_changed(folder, inputs)
+
+
+def test_answers_of_another_target_are_refused_first(own_target):
+    path = Path(own_target.target.path) / "config.json"
+    path.write_text(f"{path.read_text()} ")
+    with pytest.raises(UserError, match="data was made from another target than"):
+        cache_stage(own_target)
+
+
+def test_a_template_inside_the_tokenizers_settings_counts_as_a_template(tmp_path):
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text('{"bos_token": "a", "chat_template": "one"}')
+    one = fingerprint_tokenizer(tmp_path)
+    settings.write_text('{"chat_template": "two", "bos_token": "a"}')
+    two = fingerprint_tokenizer(tmp_path)
+    settings.write_text('{"bos_token": "b", "chat_template": "two"}')
+    three = fingerprint_tokenizer(tmp_path)
+    assert one["tokenizer"] == two["tokenizer"] != three["tokenizer"]
+    assert one["chat template"] != two["chat template"] == three["chat template"]
+    (tmp_path / "chat_template.jinja").write_text("one")  # what transformers reads first
+    assert fingerprint_tokenizer(tmp_path)["chat template"] == one["chat template"]
+    settings.write_text("{")
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: not valid JSON"):
+        fingerprint_tokenizer(tmp_path)
+
+
+def test_verification_is_of_a_finished_cache(recipe, capsys):
+    with pytest.raises(
+        UserError, match=r"teacher_cache: holds no finished teacher cache\. Run `widedraft cache RECIPE`"
+    ):
+        verify_cache_stage(recipe)
+    cache_stage(recipe)
+    verify_cache_stage(recipe)
+    assert f"{cache_of(recipe)}: 4 files are as they were written" in capsys.readouterr().out
+    shard = cache_of(recipe) / "eval-00000.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match=r"not as they were written: eval-00000\.safetensors\. Delete these files"):
+        verify_cache_stage(recipe)
+    shard.unlink()
+    cache_stage(recipe)
+    verify_cache_stage(recipe)
+
+
+def test_a_live_teacher_has_nothing_to_cache(make_run):
+    for command in (cache_stage, verify_cache_stage):
+        with pytest.raises(UserError, match=r"distill\.teacher\.source is live: there is nothing to cache"):
+            command(make_run(command.__name__))
+
+
+def test_training_asks_for_the_cache_and_does_not_read_it_yet(recipe):
+    with pytest.raises(UserError, match=r"teacher_cache: not there yet\. Run `widedraft cache RECIPE` first"):
+        require_training_inputs(recipe)
+    cache_stage(recipe)
+    with pytest.raises(UserError, match=r"distill\.teacher\.source is cache, and training cannot read a cache yet"):
+        require_training_inputs(recipe)
+
+
+def test_a_run_caches_between_answers_and_training_where_the_recipe_wants_it(recipe, make_run, monkeypatch):
+    seen = []
+    for name in ("prune_stage", "generate_stage", "distill_stage", "eval_stage", "print_outcome"):
+        monkeypatch.setattr(stages, name, lambda *_, name=name: seen.append(name))
+    monkeypatch.setattr(stage, "cache_stage", lambda _: seen.append("cache_stage"))
+    for wanted in (recipe, make_run("live")):
+        monkeypatch.setattr(stages, "load_recipe", lambda *_, wanted=wanted: wanted)
+        stages.run_all(Path("recipe.yaml"), [])
+    once = ["prune_stage", "generate_stage", "distill_stage", "eval_stage", "print_outcome"]
+    assert seen == [*once[:2], "cache_stage", *once[2:], *once]
+
+
+def test_earlier_cuts_of_a_run_share_its_cache(recipe):
+    cache_stage(recipe)
+    earlier = stage_recipe(changed(recipe, "architecture", layers=None, stages=[3, 2]), 3, None)
+    share_answers(recipe, earlier)
+    cache_stage(earlier)  # current: its inputs are the same
+    assert cache_of(earlier).is_symlink()
+    assert cache_of(earlier).resolve() == cache_of(recipe).resolve()
