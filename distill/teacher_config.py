@@ -14,7 +14,7 @@ Contents = Literal["hidden", "top_k", "samples"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOG_PROB_BYTES, LOG_TAIL_BYTES = 2, 4  # float16 and float32
 # What a loss needs of the teacher where not its whole distribution: a gradient that is that of the loss, or bounds it.
-SPARSE_LOSSES = ("forward_kl",)
+SPARSE_LOSSES = ("forward_kl", "cross_entropy")
 
 
 class TeacherConfig(Section):
