@@ -13,7 +13,7 @@ from architectures.manifest import changed_inputs, read_manifest
 from architectures.plan import load_plan, needed_scores, plan_pruning
 from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.sizes import WIDTHS, draft_shape, masked_shape
-from architectures.target import is_gguf, read_remote_config
+from architectures.target import config_at_hand, is_gguf
 from distill.config import split_time
 from distill.lineage import generate_inputs, target_record
 from distill.recipe import Recipe
@@ -33,11 +33,21 @@ BYTES_PER_TOKEN = 12  # of answers on disk: a token's id and its text as JSON
 
 @dataclass(frozen=True)
 class Cut:
-    """Both shapes, and how one comes out of the other, in words."""
+    """The shapes of a run, and how the draft comes out of its source, in words.
 
-    source: Shape
+    Attributes:
+        target: That answers and teaches.
+        draft: That is trained.
+        origin: How it is cut.
+        source: What it is cut out of; the target, unless architecture.source names another.
+        unread: The checkpoints whose shape comes from our own table and not from their config.json.
+    """
+
+    target: Shape
     draft: Shape
     origin: str
+    source: Shape
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,32 +100,44 @@ def attempt(step: Callable[[], Value], problems: list[str]) -> Value | None:
 
 
 def planned(recipe: Recipe) -> Cut:
-    """The target's and the draft's shape, from the target's config alone."""
-    path = recipe.target.path
+    """The shapes of target and draft, from the target's config alone."""
+    target, read = shape_at_hand("target.path", recipe.target.path, recipe.target.revision)
+    source, unread = target, () if read else (recipe.target.path,)
+    if (folder := recipe.architecture.source) is not None:
+        source, read = shape_at_hand("architecture.source", folder, "main")
+        unread += () if read else (folder,)
+    draft, origin = draft_and_origin(recipe, source)
+    return Cut(target, draft, origin, source, unread)
+
+
+def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, bool]:
+    """The shape of a checkpoint the recipe names, and whether its own config.json says so."""
     try:
-        config = read_remote_config(path, recipe.target.revision)
+        config, own = config_at_hand(path, revision)
     except UserError as error:
         hint = "" if is_gguf(path) else f" A GGUF file becomes this folder by `widedraft import-gguf FILE --to {path}`."
-        raise UserError(f"target.path: {error}{hint}") from error
-    source, wanted = Shape.from_config(config, where=path), recipe.architecture
-    if wanted.source is not None:
-        folder = wanted.source
-        source = Shape.from_config(read_remote_config(folder, "main"), where=folder)
+        raise UserError(f"{key}: {error}{hint}") from error
+    return Shape.from_config(config, where=path), own
+
+
+def draft_and_origin(recipe: Recipe, source: Shape) -> tuple[Shape, str]:
+    """The draft's shape, and how it is cut out of its source, in words."""
+    wanted = recipe.architecture
     if wanted.plan is not None:
         plan = load_plan(Path(wanted.plan), source, target=None)
-        return Cut(source, plan.draft, f"cut by {wanted.plan}, {keeping(plan.source_layers, source)}")
+        return plan.draft, f"cut by {wanted.plan}, {keeping(plan.source_layers, source)}"
     if wanted.method == "learned_masks":
-        return Cut(source, masked_shape(source, wanted), f"cut by masks trained for {wanted.masks.max_duration}")
+        return masked_shape(source, wanted), f"cut by masks trained for {wanted.masks.max_duration}"
     draft = draft_shape(source, wanted)
     narrower = any(getattr(draft, name) != getattr(source, name) for name in WIDTHS)
     methods = f"{wanted.method}, widths by {wanted.width_method}" if narrower else wanted.method
     if wanted.stages is not None:
-        return Cut(source, draft, f"cut to {', '.join(map(str, wanted.stages))} layers in turn, each by {methods}")
+        return draft, f"cut to {', '.join(map(str, wanted.stages))} layers in turn, each by {methods}"
     if needed_scores(source, wanted):
         text = f"{wanted.calibration.tokens} tokens of {wanted.calibration.text or 'the prompts'}"
-        return Cut(source, draft, f"cut by {methods}, from scores on {text}")
+        return draft, f"cut by {methods}, from scores on {text}"
     plan = plan_pruning(source, wanted, seed=recipe.seed)
-    return Cut(source, draft, f"cut by {methods}, {keeping(plan.source_layers, source)}")
+    return draft, f"cut by {methods}, {keeping(plan.source_layers, source)}"
 
 
 def keeping(layers: Sequence[int], source: Shape) -> str:
@@ -161,13 +183,13 @@ def finished_counts(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def model_rows(recipe: Recipe, cut: Cut) -> list[Row]:
-    """Target, draft, and which layers link them."""
-    return [
-        ("target", recipe.target.path),
-        *described(cut.source, None),
-        ("draft", cut.origin),
-        *described(cut.draft, recipe.architecture.shape),
-    ]
+    """Target, draft, which layers link them, and what could not be checked."""
+    rows = [("target", recipe.target.path), *described(cut.target, None)]
+    if recipe.architecture.source is not None:
+        rows += [("cut out of", recipe.architecture.source), *described(cut.source, None)]
+    rows += [("draft", cut.origin), *described(cut.draft, recipe.architecture.shape)]
+    unchecked = "not on this machine: sizes are from widedraft's own table; access, weights and tokenizer are unchecked"
+    return rows + [("not checked", f"{path}: {unchecked}") for path in cut.unread]
 
 
 def described(shape: Shape, name: str | None) -> list[Row]:
@@ -194,7 +216,7 @@ def memory_rows(recipe: Recipe, cut: Cut) -> list[Row]:
         f"student weights, float32{shared}": master,
         f"gradients, float32{shared}": master,
         f"Adam's two moments, float32{shared}": 2 * master,
-        f"teacher weights, {teacher_dtype}": cut.source.weight_bytes(teacher_dtype),
+        f"teacher weights, {teacher_dtype}": cut.target.weight_bytes(teacher_dtype),
         f"logits and loss of {sequences} answers{fewer}": tokens * cut.draft.vocab * LOGITS_BYTES,
     }
     return sizes(parts)
@@ -205,7 +227,7 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
     kept = recipe.distill.save_num_checkpoints_to_keep
     parts = {f"init, {recipe.target.dtype}": cut.draft.weight_bytes(recipe.target.dtype)}
     if is_gguf(recipe.target.path):
-        parts["target imported from GGUF, float32"] = cut.source.weight_bytes("float32")
+        parts["target imported from GGUF, float32"] = cut.target.weight_bytes("float32")
     if work.prompts is not None:
         parts["answers, at most"] = work.prompts * recipe.data.max_seq_len * BYTES_PER_TOKEN
     parts[f"{kept} checkpoints, and one more while it is written"] = (
