@@ -96,5 +96,5 @@ def tiny_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
 
 
 def long_rope(value: Any) -> bool:
-    """Whether a config entry holds a factor for every rotary pair of the real head width, as Phi-3's long versions do."""
+    """Whether a config entry holds a factor for each rotary pair of the real head, as Phi-3's long versions do."""
     return isinstance(value, Mapping) and any(isinstance(item, list) for item in value.values())

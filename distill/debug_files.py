@@ -10,12 +10,12 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from architectures.atomic import write_json, write_text
+from architectures.atomic import write_text
 from architectures.errors import UserError
 from architectures.shapes import Shape
 from architectures.target import config_at_hand, is_gguf
 from architectures.tiny import BOS_ID, EOS_ID, PAD_ID, tiny_config
-from distill.debug_recipe import PROMPTS, SOURCE, SUFFIX, TARGET, TEXT, debug_recipe, replaced, tiny_run
+from distill.debug_recipe import PROMPTS, SOURCE, TARGET, TEXT, debug_recipe, replaced, tiny_run
 from distill.exits import say_once
 from distill.recipe import Recipe, load_recipe, save_recipe
 
@@ -44,7 +44,9 @@ def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = 
     recipe = load_recipe(recipe_path, overrides)
     config, source_config = debug_configs(recipe)
     path = recipe.architecture.source or recipe.target.path
-    tiny = tiny_run(recipe, Shape.from_config(config, where=recipe.target.path), Shape.from_config(source_config, where=path))
+    tiny = tiny_run(
+        recipe, Shape.from_config(config, where=recipe.target.path), Shape.from_config(source_config, where=path)
+    )
     small = debug_recipe(recipe, tiny)
     run = Path(small.run_dir)
     announce(recipe, small)
@@ -69,7 +71,9 @@ def config_for_debug(key: str, path: str, revision: str) -> Mapping[str, Any]:
     try:
         return config_at_hand(path, revision)[0]
     except UserError as error:
-        hint = f" A debug run needs the family and proportions of the real one: set {key} to a folder with its config.json"
+        hint = (
+            f" A debug run needs the family and proportions of the real one: set {key} to a folder with its config.json"
+        )
         gguf = "" if is_gguf(path) else ", or to a hub id listed in architectures/known_targets.py"
         raise UserError(f"{key}: {error}{hint}{gguf}.") from error
 
@@ -77,7 +81,7 @@ def config_for_debug(key: str, path: str, revision: str) -> Mapping[str, Any]:
 def announce(recipe: Recipe, small: Recipe) -> None:
     """Say that this is a debug run, and everything that is not as the recipe says."""
     lines = [
-        f"--debug: {recipe.run_name} as a run of minutes in {small.run_dir}, by a tiny random target of the same family.",
+        f"--debug: {recipe.run_name} as a run of minutes in {small.run_dir}, of a tiny random target of its family.",
         "Nothing it makes is of use. Replaced:",
         *(f"  {line}" for line in replaced(recipe, small)),
     ]

@@ -1,8 +1,8 @@
 """`--debug`: any recipe as a run of minutes on two cores, through the same stages. Pure; no torch.
 
-Sizes, steps, batches and lengths are divided or bounded; what a run reads from elsewhere (target, prompts, text, scores,
-plans) is replaced by files that distill/debug_files.py writes into the run folder, and what it reports to elsewhere is
-left out. Everything else stays what the recipe says: method, loss, precision, parallelism, number types, schedules.
+Sizes, steps, batches and lengths are divided or bounded; what a run reads from elsewhere (target, prompts, text,
+scores, plans) is replaced by files that distill/debug_files.py writes into the run folder, and what it reports to
+elsewhere is left out. Everything else stays what the recipe says: method, loss, precision, parallelism, number types.
 """
 
 import json
@@ -76,22 +76,20 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
 def debug_architecture(values: Values, tiny: TinyRun, run: Path) -> Values:
     """The tiny draft's sizes in place of a shape, shares or a plan, and short calibration and mask training."""
     sizes: Values = {size: getattr(tiny.draft, size) for size in SIZES}
-    calibration, masks = values["calibration"], values["masks"]
     if tiny.stages is not None:
         sizes |= {"layers": None, "stages": tiny.stages}
-    return {
-        **sizes,
-        "shape": None,
-        "plan": None,
-        "scores": None,
-        "source": None if values["source"] is None else str(run / SOURCE),
-        "calibration": {
-            "text": None if calibration["text"] is None else str(run / PROMPTS),
-            "tokens": 128,
-            "sequence_len": 64,
-        },
-        "masks": masks if values["method"] != "learned_masks" else {**masks, **debug_masks(masks)},
-    }
+    if values["method"] == "learned_masks":
+        looked_at: Values = {"masks": {**values["masks"], **debug_masks(values["masks"])}}
+    else:
+        looked_at = {"calibration": debug_calibration(values["calibration"], run)}
+    source = None if values["source"] is None else str(run / SOURCE)
+    return {**sizes, "shape": None, "plan": None, "scores": None, "source": source, **looked_at}
+
+
+def debug_calibration(calibration: Values, run: Path) -> Values:
+    """Two short sequences of the built-in prompts."""
+    text = None if calibration["text"] is None else str(run / PROMPTS)
+    return {"text": text, "tokens": 128, "sequence_len": 64}
 
 
 def debug_masks(masks: Values) -> Values:
@@ -156,6 +154,7 @@ def debug_eval(values: Values, run: Path) -> Values:
         "lookahead": [at_most(first, 3), at_most(last, 3)],
         "batch_size": at_most(values["batch_size"], 4),
         "num_resamples": 50,
+        "num_threads": 1,  # two would wait for each other longer than they compute
         "latency_repeats": 2,
         "live_prompts": 2,
     }

@@ -5,6 +5,8 @@
 Reads <run>/init and <run>/data, writes <run>/checkpoints and <run>/logs, and ends with the draft in <run>/draft. Run it
 again after an interruption and it continues. `train` lists the steps; each is a function of its own.
 
+With `--debug` it trains the recipe's tiny likeness in <run>-debug (distill/debug_recipe.py).
+
 With `architecture.method: learned_masks` there is a training before this one: while <run>/masks is not finished, the
 same command trains that (distill/mask_train.py) and stops.
 """
