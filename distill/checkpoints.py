@@ -12,6 +12,7 @@ from pathlib import Path
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}-rank{rank}.pt"  # Composer fills this in
 LATEST_NAME = "latest-rank{rank}.pt"  # a link to the newest
+MASK_CHECKPOINTS_KEPT = 2  # of mask training, whose recipe has no key for it
 FILE_PATTERN = re.compile(r"ep(\d+)-ba(\d+)-rank0\.pt")
 
 
