@@ -2,7 +2,7 @@
 
 The fullest moment is the end of a forward pass: weights, gradients of the micro-batches before, moments, the teacher,
 what the student's layers keep for the backward pass, and the loss. A GPU's own context (about half a GiB) and the
-fragments of its allocator (5 to 10 %) come on top. bench/memory_estimate.py compares the sum with a measured peak.
+fragments of its allocator come on top; docs/recipes.md says how far the sum was from a measured peak.
 
 What layers keep was counted with torch's saved-tensor hooks on transformers 5.23 (LLaMA, Qwen2, GPT-NeoX; a law of
 tests/distill/test_memory.py), for attention by a fused kernel that keeps no scores: with grouped queries torch's
