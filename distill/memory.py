@@ -4,7 +4,7 @@ The fullest moment is the end of a forward pass: weights, gradients of the micro
 what the student's layers keep for the backward pass, and the loss. A GPU's own context (about half a GiB) and the
 fragments of its allocator come on top; docs/recipes.md says how far the sum was from a measured peak.
 
-What layers keep was counted with torch's saved-tensor hooks on transformers 5.23 (LLaMA, Qwen2, GPT-NeoX; a law of
+What layers keep was counted with torch's saved-tensor hooks on transformers 5.23 (LLaMA, Qwen2, Mistral; a law of
 tests/distill/test_memory.py), for attention by a fused kernel that keeps no scores: with grouped queries torch's
 processor kernel is none, and keeps 12 bytes per query channel and 4 per head and token attended to.
 """
