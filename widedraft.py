@@ -59,6 +59,16 @@ def recipe_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE key=value ..."""
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a YAML file, see recipes/")
     override_argument(parser)
+    debug_argument(parser)
+
+
+def debug_argument(parser: argparse.ArgumentParser) -> None:
+    """--debug."""
+    parser.add_argument(
+        "--debug",
+        action="store_true",
+        help="the same with a tiny random target and few steps, in <run>-debug: minutes on two cores",
+    )
 
 
 def cache_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,13 +115,14 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where the scorecard goes (default: eval-<draft's name>)"
     )
+    debug_argument(parser)
 
 
 def check(options: argparse.Namespace) -> None:
     """Print what the recipe would make and cost."""
     from distill.check import check_recipe
 
-    print(check_recipe(recipe_of(options)))
+    print(check_recipe(recipe_of(options, weights=False)))
 
 
 def shapes(options: argparse.Namespace) -> None:
@@ -135,18 +146,27 @@ def import_gguf(options: argparse.Namespace) -> None:
     print(f"{options.to}: a Hugging Face folder; name it as target.path in a recipe.")
 
 
-def recipe_of(options: argparse.Namespace) -> "Recipe":
-    """The recipe a command names."""
+def recipe_of(options: argparse.Namespace, *, weights: bool = True) -> "Recipe":
+    """The recipe a command names, or that of its debug run; `weights` as in `begin_debug`."""
     from distill.recipe import load_recipe
 
-    return load_recipe(options.recipe, options.overrides)
+    return load_recipe(*recipe_words(options, weights=weights))
+
+
+def recipe_words(options: argparse.Namespace, *, weights: bool = True) -> tuple[Path, list[str]]:
+    """The recipe file and the key=value words a command names, or the written-out recipe of its debug run."""
+    if not options.debug:
+        return options.recipe, options.overrides
+    from distill.debug_files import begin_debug
+
+    return begin_debug(options.recipe, options.overrides, weights=weights), []
 
 
 def masks(options: argparse.Namespace) -> None:
     """Train learned masks; the training processes load the recipe themselves."""
     from distill.stages import mask_stage
 
-    mask_stage(options.recipe, options.overrides)
+    mask_stage(*recipe_words(options))
 
 
 def prune(options: argparse.Namespace) -> None:
@@ -181,14 +201,14 @@ def distill(options: argparse.Namespace) -> None:
     """Train and export; the training processes load the recipe themselves."""
     from distill.stages import distill_stage
 
-    distill_stage(options.recipe, options.overrides)
+    distill_stage(*recipe_words(options))
 
 
 def run_everything(options: argparse.Namespace) -> None:
     """All stages, skipping what is done."""
     from distill.stages import run_all
 
-    run_all(options.recipe, options.overrides)
+    run_all(*recipe_words(options))
 
 
 def score(options: argparse.Namespace) -> None:
@@ -199,6 +219,8 @@ def score(options: argparse.Namespace) -> None:
     pair = {"--target": options.target, "--draft": options.draft, "--prompts": options.prompts}
     missing = [name for name, value in pair.items() if value is None]
     if not missing:
+        if options.debug:
+            raise UserError("--debug shrinks a recipe, and --target, --draft and --prompts name none. Leave it out.")
         score_pair(options)
     elif len(missing) < len(pair):
         raise UserError(f"{' and '.join(missing)} must be given too. A draft is scored against its target on prompts.")

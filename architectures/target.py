@@ -6,6 +6,7 @@ from typing import Any
 
 from architectures.errors import UserError
 from architectures.gguf_header import gguf_config, read_gguf_header
+from architectures.known_targets import known_config
 from architectures.manifest import changed_inputs, fingerprint_file, read_manifest
 
 WANTED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
@@ -55,6 +56,29 @@ def read_remote_config(path: str, revision: str) -> dict[str, Any]:
         UserError: If there is no such checkpoint, or the hub cannot be reached.
     """
     return read_config(local_path(path, revision) or fetch(path, revision, ["config.json"]))
+
+
+def config_at_hand(path: str, revision: str) -> tuple[dict[str, Any], bool]:
+    """The config of any target, and whether it is the target's own: published ones are known without the hub.
+
+    Where a hub id is neither in the hub's cache nor known, its config.json is fetched.
+
+    Raises:
+        UserError: As `read_remote_config`.
+    """
+    known = known_config(path, revision)
+    if known is None or local_path(path, revision) is not None:
+        return read_remote_config(path, revision), True
+    cached = cached_config(path, revision)
+    return (dict(known), False) if cached is None else (read_config(cached), True)
+
+
+def cached_config(repo_id: str, revision: str) -> Path | None:
+    """The folder with a repository's config.json in the hub's cache; None where it was never fetched."""
+    from huggingface_hub import try_to_load_from_cache  # imported here: half a second, and only hub ids need it
+
+    found = try_to_load_from_cache(repo_id, "config.json", revision=revision)
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def is_gguf(path: str | Path) -> bool:

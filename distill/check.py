@@ -8,15 +8,17 @@ from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
+from architectures.config import MasksConfig
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest
 from architectures.plan import load_plan, needed_scores, plan_pruning
 from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.sizes import WIDTHS, draft_shape, masked_shape
-from architectures.target import is_gguf, read_remote_config
+from architectures.target import config_at_hand, is_gguf
+from distill.checkpoints import MASK_CHECKPOINTS_KEPT
 from distill.config import split_time
 from distill.lineage import generate_inputs, target_record, teacher_dtype
-from distill.loss_config import chunk_size
+from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
 from distill.recipe import Recipe
 from distill.teacher_config import bytes_per_token, refuse_k_beyond
 from eval.config import PromptSource
@@ -25,21 +27,26 @@ from eval.tasks import Prompt, load_prompts
 Value = TypeVar("Value")
 Row = tuple[str, str]
 
-MASTER_BYTES = 4  # the student's weights, gradients and each of Adam's two moments are float32
-# Per answer token and vocabulary entry, at the peak of the loss: both models' logits in bfloat16 (2 + 2), student in
-# float32 and its log-probabilities (4 + 4), teacher's log-probabilities, probabilities and the difference (4 + 4 + 4).
-# Measured on 1024 x 49152: 24.0, and no more in the backward pass.
-LOGITS_BYTES = 24
 BYTES_PER_TOKEN = 12  # of answers on disk: a token's id and its text as JSON
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Both shapes, and how one comes out of the other, in words."""
+    """The shapes of a run, and how the draft comes out of its source, in words.
 
-    source: Shape
+    Attributes:
+        target: That answers and teaches.
+        draft: That is trained.
+        origin: How it is cut.
+        source: What it is cut out of; the target, unless architecture.source names another.
+        unread: The checkpoints whose shape comes from our own table and not from their config.json.
+    """
+
+    target: Shape
     draft: Shape
     origin: str
+    source: Shape
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,11 +57,13 @@ class Work:
         prompts: Rows the recipe names; None if a data set has to be opened to count them.
         answers: Answers to train on; None if not known.
         answer_tokens: Of those, once they are written.
+        at_most: Whether the first two are bounds: a data set may have fewer rows than the recipe reads.
     """
 
     prompts: int | None
     answers: int | None
     answer_tokens: int | None = None
+    at_most: bool = False
 
 
 def check_recipe(recipe: Recipe) -> str:
@@ -77,7 +86,7 @@ def check_recipe(recipe: Recipe) -> str:
         raise UserError("\n".join(problems))
     blocks = {
         f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut),
-        "memory of one training process (activations come on top)": memory_rows(recipe, cut),
+        **{memory_title(training): memory_rows(training) for training in trainings(recipe, cut.target, cut.draft)},
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
         "work": work_rows(recipe, work),
     }
@@ -94,32 +103,44 @@ def attempt(step: Callable[[], Value], problems: list[str]) -> Value | None:
 
 
 def planned(recipe: Recipe) -> Cut:
-    """The target's and the draft's shape, from the target's config alone."""
-    path = recipe.target.path
+    """The shapes of target and draft, from the target's config alone."""
+    target, read = shape_at_hand("target.path", recipe.target.path, recipe.target.revision)
+    source, unread = target, () if read else (recipe.target.path,)
+    if (folder := recipe.architecture.source) is not None:
+        source, read = shape_at_hand("architecture.source", folder, "main")
+        unread += () if read else (folder,)
+    draft, origin = draft_and_origin(recipe, source)
+    return Cut(target, draft, origin, source, unread)
+
+
+def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, bool]:
+    """The shape of a checkpoint the recipe names, and whether its own config.json says so."""
     try:
-        config = read_remote_config(path, recipe.target.revision)
+        config, own = config_at_hand(path, revision)
     except UserError as error:
         hint = "" if is_gguf(path) else f" A GGUF file becomes this folder by `widedraft import-gguf FILE --to {path}`."
-        raise UserError(f"target.path: {error}{hint}") from error
-    source, wanted = Shape.from_config(config, where=path), recipe.architecture
-    if wanted.source is not None:
-        folder = wanted.source
-        source = Shape.from_config(read_remote_config(folder, "main"), where=folder)
+        raise UserError(f"{key}: {error}{hint}") from error
+    return Shape.from_config(config, where=path), own
+
+
+def draft_and_origin(recipe: Recipe, source: Shape) -> tuple[Shape, str]:
+    """The draft's shape, and how it is cut out of its source, in words."""
+    wanted = recipe.architecture
     if wanted.plan is not None:
         plan = load_plan(Path(wanted.plan), source, target=None)
-        return Cut(source, plan.draft, f"cut by {wanted.plan}, {keeping(plan.source_layers, source)}")
+        return plan.draft, f"cut by {wanted.plan}, {keeping(plan.source_layers, source)}"
     if wanted.method == "learned_masks":
-        return Cut(source, masked_shape(source, wanted), f"cut by masks trained for {wanted.masks.max_duration}")
+        return masked_shape(source, wanted), f"cut by masks trained for {wanted.masks.max_duration}"
     draft = draft_shape(source, wanted)
     narrower = any(getattr(draft, name) != getattr(source, name) for name in WIDTHS)
     methods = f"{wanted.method}, widths by {wanted.width_method}" if narrower else wanted.method
     if wanted.stages is not None:
-        return Cut(source, draft, f"cut to {', '.join(map(str, wanted.stages))} layers in turn, each by {methods}")
+        return draft, f"cut to {', '.join(map(str, wanted.stages))} layers in turn, each by {methods}"
     if needed_scores(source, wanted):
         text = f"{wanted.calibration.tokens} tokens of {wanted.calibration.text or 'the prompts'}"
-        return Cut(source, draft, f"cut by {methods}, from scores on {text}")
+        return draft, f"cut by {methods}, from scores on {text}"
     plan = plan_pruning(source, wanted, seed=recipe.seed)
-    return Cut(source, draft, f"cut by {methods}, {keeping(plan.source_layers, source)}")
+    return draft, f"cut by {methods}, {keeping(plan.source_layers, source)}"
 
 
 def keeping(layers: Sequence[int], source: Shape) -> str:
@@ -141,18 +162,19 @@ def expected_work(recipe: Recipe, sources: Sequence[list[Prompt] | None]) -> Wor
     counts = finished_counts(recipe)
     if counts is not None:
         return Work(counts["prompts"], counts["train"]["answers"], counts["train"]["answer_tokens"])
-    files = [source for source in sources if source is not None]
-    if len(files) < len(sources):
+    bounds = [named.num_prompts for named, found in zip(recipe.data.prompts, sources, strict=True) if found is None]
+    if None in bounds:
         return Work(None, None)
-    prompts = [prompt for file in files for prompt in file]
-    total = len(prompts) + recipe.data.self_written_prompts
+    prompts = [prompt for found in sources if found is not None for prompt in found]
+    total = len(prompts) + sum(bound or 0 for bound in bounds) + recipe.data.self_written_prompts
     held_out = recipe.data.num_eval_prompts
     if held_out >= total:
         raise UserError(
             f"data.num_eval_prompts must be less than the number of prompts, got {held_out} and {total}. "
             "Hold out fewer, or add prompts."
         )
-    return Work(total, total - held_out + sum(len(prompt.later_turns) for prompt in prompts))
+    answers = total - held_out + sum(len(prompt.later_turns) for prompt in prompts)
+    return Work(total, answers, at_most=bool(bounds))
 
 
 def finished_counts(recipe: Recipe) -> dict[str, Any] | None:
@@ -165,13 +187,13 @@ def finished_counts(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def model_rows(recipe: Recipe, cut: Cut) -> list[Row]:
-    """Target, draft, and which layers link them."""
-    return [
-        ("target", recipe.target.path),
-        *described(cut.source, None),
-        ("draft", cut.origin),
-        *described(cut.draft, recipe.architecture.shape),
-    ]
+    """Target, draft, which layers link them, and what could not be checked."""
+    rows = [("target", recipe.target.path), *described(cut.target, None)]
+    if recipe.architecture.source is not None:
+        rows += [("cut out of", recipe.architecture.source), *described(cut.source, None)]
+    rows += [("draft", cut.origin), *described(cut.draft, recipe.architecture.shape)]
+    unchecked = "not on this machine: sizes are from widedraft's own table; access, weights and tokenizer are unchecked"
+    return rows + [("not checked", f"{path}: {unchecked}") for path in cut.unread]
 
 
 def described(shape: Shape, name: str | None) -> list[Row]:
@@ -185,34 +207,40 @@ def described(shape: Shape, name: str | None) -> list[Row]:
     return [("", dimensions), ("", f"{true_size}; nominal size: {nominal[0] if nominal else 'none'}")]
 
 
-def memory_rows(recipe: Recipe, cut: Cut) -> list[Row]:
-    """What one process holds when it alone trains."""
-    master = cut.draft.parameters() * MASTER_BYTES
-    teacher_dtype = "float32" if recipe.distill.precision == "fp32" else recipe.target.dtype
-    micro, batch = recipe.distill.device_train_microbatch_size, recipe.distill.global_train_batch_size
-    sequences = batch if micro == "auto" else micro
-    answer_tokens = sequences * recipe.data.max_new_tokens
-    tokens = min(answer_tokens, chunk_size(cut.draft.vocab))  # more than a chunk of logits never exists
-    shared = " (divided among processes)" if recipe.distill.parallelism == "fsdp2" else ""
-    fewer = ", fewer where auto finds too little memory" if micro == "auto" else ""
-    parts = {
-        f"student weights, float32{shared}": master,
-        f"gradients, float32{shared}": master,
-        f"Adam's two moments, float32{shared}": 2 * master,
-        f"teacher weights, {teacher_dtype}": cut.source.weight_bytes(teacher_dtype),
-        f"logits and loss, {tokens} of {sequences} answers' tokens at a time{fewer}": tokens
-        * cut.draft.vocab
-        * LOGITS_BYTES,
-    }
-    return sizes(parts)
+def memory_title(training: Training) -> str:
+    """What the columns of a memory table are."""
+    counts = process_counts(training)
+    columns = "" if len(counts) == 1 else f" ({' | '.join(f'of {n}' for n in counts)}; by {parallelism(training)})"
+    auto = "; less where auto finds too little" if training.microbatch is None else ""
+    return f"memory of one process{columns}, {training.title}, estimated{auto}"
+
+
+def parallelism(training: Training) -> str:
+    """How processes share a training."""
+    return "FSDP2" if training.sharded else "DDP"
+
+
+def memory_rows(training: Training) -> list[Row]:
+    """What one process holds at its fullest, where it is alone and where there are several."""
+    columns = [memory_parts(training, processes) for processes in process_counts(training)]
+    by_name = [{part.name: part for part in parts} for parts in columns]
+    rows = []
+    for name, last in by_name[-1].items():
+        sizes = [size(parts[name].size_bytes) if name in parts else " " * len(size(0)) for parts in by_name]
+        rows.append((" | ".join(sizes), f"{name}: {last.origin}"))
+    return [*rows, (" | ".join(size(together(parts)) for parts in columns), "together")]
 
 
 def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
     """What the run folder grows to."""
     kept = recipe.distill.save_num_checkpoints_to_keep
     parts = {f"init, {recipe.target.dtype}": cut.draft.weight_bytes(recipe.target.dtype)}
+    if recipe.text is not None:
+        count = MASK_CHECKPOINTS_KEPT + 1
+        parts[f"{count} checkpoints of mask training"] = count * 3 * cut.target.parameters() * MASTER_BYTES
+        parts[f"masks, {recipe.target.dtype}"] = cut.target.weight_bytes(recipe.target.dtype)
     if is_gguf(recipe.target.path):
-        parts["target imported from GGUF, float32"] = cut.source.weight_bytes("float32")
+        parts["target imported from GGUF, float32"] = cut.target.weight_bytes("float32")
     if work.prompts is not None:
         parts["answers, at most"] = work.prompts * recipe.data.max_seq_len * BYTES_PER_TOKEN
     if recipe.distill.teacher.source == "cache" and work.answers is not None:
@@ -239,7 +267,10 @@ def work_rows(recipe: Recipe, work: Work) -> list[Row]:
     batch, duration = recipe.distill.global_train_batch_size, recipe.distill.max_duration
     held_out = recipe.data.num_eval_prompts
     prompts = "unknown until `widedraft generate` opens the data set" if work.prompts is None else f"{work.prompts:,}"
-    rows = [("prompts", f"{prompts}; {held_out} of them held out")]
+    bound = "at most " if work.at_most else ""
+    rows = [("prompts", f"{bound}{prompts}; {held_out} of them held out")]
+    if recipe.text is not None:
+        rows += mask_work_rows(recipe.architecture.masks, recipe.text.max_seq_len)
     if recipe.architecture.stages is not None:
         rows.append(("stages", f"{len(recipe.architecture.stages)}, each trained for the steps below"))
     value, unit = split_time(duration)
@@ -252,8 +283,17 @@ def work_rows(recipe: Recipe, work: Work) -> list[Row]:
     steps = int(value) * ceil((work.answers or 0) / batch) if unit == "ep" else ceil(answers / batch)
     return [
         *rows,
-        ("steps", f"{steps:,} of {batch} answers each ({duration})"),
+        ("steps", f"{bound if unit == 'ep' else ''}{steps:,} of {batch} answers each ({duration})"),
         ("answer tokens", tokens(answers, recipe, work)),
+    ]
+
+
+def mask_work_rows(masks: MasksConfig, seq_len: int) -> list[Row]:
+    """Steps and tokens of mask training."""
+    steps, batch = int(split_time(masks.max_duration)[0]), masks.global_train_batch_size
+    return [
+        ("mask steps", f"{steps:,} of {batch} sequences each ({masks.max_duration})"),
+        ("mask tokens", f"{steps * batch * seq_len:,} of text"),
     ]
 
 

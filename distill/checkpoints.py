@@ -14,6 +14,7 @@ from typing import Literal
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}-rank{rank}.pt"  # Composer fills this in
 LATEST_NAME = "latest-rank{rank}.pt"  # a link to the newest
 BEST_NAME = "best-rank0.pt"  # a link to the one whose held-out tau was highest
+MASK_CHECKPOINTS_KEPT = 2  # of mask training, whose recipe has no key for it
 FILE_PATTERN = re.compile(r"ep(\d+)-ba(\d+)-rank0\.pt")
 
 

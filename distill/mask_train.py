@@ -27,6 +27,7 @@ from architectures.sizes import masked_shape
 from architectures.target import read_config, resolve_checkpoint
 from distill.answer_logits import head_logits
 from distill.callbacks import CheckpointWriter, ClipGradientNorm
+from distill.checkpoints import MASK_CHECKPOINTS_KEPT
 from distill.config import split_time
 from distill.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
 from distill.lineage import mask_inputs, recipe_hash, refuse_changed, target_record
@@ -41,7 +42,6 @@ from eval.models import load_model, load_tokenizer
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA
 CLIPPING_THRESHOLD = 1.0
-CHECKPOINTS_KEPT = 2
 ENOUGH_OPEN = 0.9  # of an axis's kept gates; below, what is kept was a toss-up
 
 
@@ -128,7 +128,7 @@ def build_mask_trainer(recipe: Recipe, model: MaskModel, target: Path) -> Traine
             mixture,
             RandomStateOnResume(),
             CheckpointWriter(
-                folder, save_interval=without_dur(config.save_interval, config), num_to_keep=CHECKPOINTS_KEPT
+                folder, save_interval=without_dur(config.save_interval, config), num_to_keep=MASK_CHECKPOINTS_KEPT
             ),
             SpeedMonitor(window_size=10),
         ],

@@ -5,6 +5,8 @@
 Reads <run>/init and <run>/data, writes <run>/checkpoints and <run>/logs, and ends with the draft in <run>/draft. Run it
 again after an interruption and it continues. `train` lists the steps; each is a function of its own.
 
+With `--debug` it trains the recipe's tiny likeness in <run>-debug (distill/debug_recipe.py).
+
 With `architecture.method: learned_masks` there is a training before this one: while <run>/masks is not finished, the
 same command trains that (distill/mask_train.py) and stops.
 """
@@ -31,6 +33,7 @@ from architectures.errors import UserError
 from architectures.target import resolve_checkpoint
 from distill.checkpoints import chosen_checkpoint, find_checkpoints
 from distill.data import AnswerDataset
+from distill.debug_files import begin_debug
 from distill.exits import report_user_errors
 from distill.export import export_checkpoint, vocab_size_of
 from distill.lineage import begin_training, masks_are_due, require_training_inputs, write_draft_manifest
@@ -52,8 +55,21 @@ def train_from_arguments(argv: Sequence[str] | None) -> None:
     parser = argparse.ArgumentParser(prog="composer -n N -m distill.train", description="Distil a draft.")
     parser.add_argument("recipe", type=Path, help="a recipe file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe values to change")
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--debug", action="store_true", help="a tiny random target and few steps, in <run>-debug")
+    arguments = parser.parse_intermixed_args(argv)
+    if arguments.debug:
+        arguments.recipe, arguments.overrides = debug_run(arguments.recipe, arguments.overrides), []
     train(load_recipe(arguments.recipe, arguments.overrides))
+
+
+def debug_run(recipe_path: Path, overrides: Sequence[str]) -> Path:
+    """The recipe of a debug run, whose files rank 0 writes for all."""
+    if dist.get_world_size() > 1:
+        dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
+    written = [begin_debug(recipe_path, overrides) if dist.get_global_rank() == 0 else None]
+    dist.broadcast_object_list(written, src=0)
+    assert written[0] is not None  # rank 0 wrote it, or ended all of them
+    return written[0]
 
 
 def train(recipe: Recipe) -> None:

@@ -100,36 +100,59 @@ def test_a_named_shape_keeps_its_nominal_size_over_another_vocabulary(checked, t
     ]
 
 
+AUTO = "estimated; less where auto finds too little"
+
+
+def memory(lines: list[str], name: str) -> list[str]:
+    """The sizes of a memory row, one for each number of processes; no text where a part is not there."""
+    (line,) = [line for line in lines if "|" in line and f"  {name}" in line]
+    return [cell.strip() for cell in line.split(f"  {name}")[0].split("|")]
+
+
 def test_memory_counts_weights_gradients_moments_teacher_and_logits(checked):
     _, lines = checked()
-    master = DRAFT * 4
-    teacher = TARGET * 2
-    logits = 4 * 40 * 264 * LOGITS_BYTES
-    assert row(lines, "student weights, float32") == size(master).strip()
-    assert row(lines, "gradients, float32") == size(master).strip()
-    assert row(lines, "Adam's two moments, float32") == size(2 * master).strip()
-    assert row(lines, "teacher weights, bfloat16") == size(teacher).strip()
-    assert (
-        row(lines, "logits and loss, 160 of 4 answers' tokens at a time, fewer where auto finds too little memory")
-        == size(logits).strip()
-    )
-    assert size(4 * master + teacher + logits).strip() + "  together" in lines
+    master, matrices = DRAFT * 4, (EMBEDDING + 2 * (LAYER - 2 * NORM)) * 2
+    logits = 40 * 264 * LOGITS_BYTES
+    assert f"memory of one process (of 1 | of 4; by DDP), distillation, {AUTO}" in lines
+    assert memory(lines, "student weights, float32: ") == [size(master).strip()] * 2
+    assert memory(lines, "gradients, float32: ") == [size(master).strip()] * 2
+    assert memory(lines, "Adam's two moments, float32: ") == [size(2 * master).strip()] * 2
+    assert memory(lines, "student matrices, bfloat16: ") == [size(matrices).strip()] * 2
+    assert memory(lines, "gradient buckets of DDP, float32: ") == ["", size(master).strip()]
+    assert memory(lines, "teacher weights, bfloat16: ") == [size(TARGET * 2).strip()] * 2
+    assert memory(lines, "logits and loss: 40 tokens x 264 entries x 24 bytes") == [
+        size(4 * logits).strip(),
+        size(logits).strip(),
+    ]
 
 
 def test_memory_holds_a_chunk_of_logits_at_most(checked):
     _, lines = checked("distill.global_train_batch_size=1000", "distill.device_train_microbatch_size=1000")
     chunk = 2**23 // 264
-    assert (
-        row(lines, f"logits and loss, {chunk} of 1000 answers' tokens at a time")
-        == size(chunk * 264 * LOGITS_BYTES).strip()
-    )
+    assert memory(lines, "logits and loss: ")[0] == size(chunk * 264 * LOGITS_BYTES + 264 * 64 * 4).strip()
 
 
 def test_memory_follows_micro_batch_precision_and_sharding(checked):
     _, lines = checked("distill.device_train_microbatch_size=1", "distill.precision=fp32", "distill.parallelism=fsdp2")
-    assert row(lines, "logits and loss, 40 of 1 answers' tokens at a time") == size(40 * 264 * LOGITS_BYTES).strip()
-    assert any(line.endswith("teacher weights, float32") for line in lines)
-    assert any(line.endswith("gradients, float32 (divided among processes)") for line in lines)
+    assert "memory of one process (of 1 | of 4; by FSDP2), distillation, estimated" in lines
+    assert memory(lines, "logits and loss: 40 tokens x 264 entries x 28 bytes")
+    assert memory(lines, "teacher weights, float32: ") == [size(TARGET * 4).strip()] * 2
+    assert memory(lines, "gradients, float32: ") == [size(DRAFT * 4).strip(), size(DRAFT).strip()]
+
+
+TEXT = "text={domains: [{name: wiki, path: wiki.txt}], max_seq_len: 64}"
+MASKS = "architecture={layers: 2, method: learned_masks, masks: {max_duration: 30ba, global_train_batch_size: 6}}"
+
+
+def test_mask_training_has_its_own_memory_steps_and_disk(checked):
+    _, lines = checked(MASKS, TEXT)
+    assert f"memory of one process (of 1 | of 6; by DDP), mask training, {AUTO}" in lines
+    assert f"memory of one process (of 1 | of 4; by DDP), distillation, {AUTO}" in lines
+    assert row(lines, "mask steps ") == "30 of 6 sequences each (30ba)"
+    assert row(lines, "mask tokens ") == f"{30 * 6 * 64:,} of text"
+    assert row(lines, "steps ") == "3 of 4 answers each (1ep)"
+    assert row(lines, "3 checkpoints of mask training") == size(3 * 12 * TARGET).strip()
+    assert row(lines, "masks, bfloat16") == size(2 * TARGET).strip()
 
 
 def test_disk_counts_what_the_run_folder_will_hold(checked):
@@ -219,9 +242,36 @@ def test_a_data_set_of_unknown_size_is_said_to_be(checked):
     _, lines = checked("data.prompts=[{name: openai/gsm8k}]")
     assert row(lines, "prompts ").startswith("unknown until `widedraft generate`")
     assert row(lines, "steps ") == "unknown (1ep)"
-    _, lines = checked("data.prompts=[{name: openai/gsm8k}]", "distill.max_duration=5ba")
+    _, lines = checked("data.prompts=[{name: openai/gsm8k}, {path: prompts.jsonl}]", "distill.max_duration=5ba")
     assert row(lines, "steps ") == "5 of 4 answers each (5ba)"
     assert not [line for line in lines if line.endswith("answers, at most")]
+
+
+def test_a_data_set_read_in_part_bounds_the_work(checked):
+    _, lines = checked("data.prompts=[{name: openai/gsm8k, num_prompts: 90}, {path: prompts.jsonl}]")
+    assert row(lines, "prompts ") == "at most 102; 2 of them held out"
+    assert row(lines, "steps ") == "at most 25 of 4 answers each (1ep)"
+    assert row(lines, "answer tokens ").startswith("at most 4,000;")
+
+
+KNOWN = ("target.path=meta-llama/Llama-3.1-8B", "architecture={shape: wide-829m, source: meta-llama/Llama-3.2-1B}")
+
+
+def test_a_published_target_is_checked_from_the_table_and_that_is_said(checked):
+    _, lines = checked(*KNOWN)
+    unread = [line for line in lines if line.startswith("not checked")]
+    assert [line.split()[2] for line in unread] == ["meta-llama/Llama-3.1-8B:", "meta-llama/Llama-3.2-1B:"]
+    assert row(lines, "cut out of ") == "meta-llama/Llama-3.2-1B"
+    assert any(line.startswith("8,030,261,248 parameters") for line in lines)
+    assert any(line.startswith("566,777,856 parameters") and line.endswith("nominal size: 829M") for line in lines)
+    assert (
+        memory(lines, "teacher weights, bfloat16: 8,030,261,248 parameters x 2 bytes")
+        == [size(2 * 8030261248).strip()] * 2
+    )
+
+
+def test_a_local_target_leaves_nothing_unchecked(checked):
+    assert not [line for line in checked()[1] if line.startswith(("not checked", "cut out of"))]
 
 
 def test_everything_wrong_with_target_and_prompts_at_once(checked):

@@ -64,7 +64,10 @@ IN_FILE = {
         "distill: {eval_first: 1}",
         "r.yaml:5: distill.eval_first must be true or false, got 1.",
     ),
-    "value for a section": ("export: float32", "r.yaml:5: export must be a section (dtype, checkpoint), got 'float32'."),
+    "value for a section": (
+        "export: float32",
+        "r.yaml:5: export must be a section (dtype, checkpoint), got 'float32'.",
+    ),
     "empty section": (
         "export:",
         "r.yaml:5: export must be a section (dtype, checkpoint), got null. Remove the line, or write keys below it.",

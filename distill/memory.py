@@ -1,0 +1,231 @@
+"""What one training process holds at its fullest, part by part, before anything is loaded. Pure; no torch.
+
+The fullest moment is the end of a forward pass: weights, gradients of the micro-batches before, moments, the teacher,
+what the student's layers keep for the backward pass, and the loss. A GPU's own context (about half a GiB) and the
+fragments of its allocator come on top; docs/recipes.md says how far the sum was from a measured peak.
+
+What layers keep was counted with torch's saved-tensor hooks on transformers 5.23 (LLaMA, Qwen2, Mistral; a law of
+tests/distill/test_memory.py), for attention by a fused kernel that keeps no scores: with grouped queries torch's
+processor kernel is none, and keeps 12 bytes per query channel and 4 per head and token attended to.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from architectures.families import FAMILIES
+from architectures.shapes import DTYPE_BYTES, Shape
+from architectures.sizes import masked_shape
+from distill.loss_config import chunk_size
+from distill.recipe import Recipe
+
+MASTER_BYTES = 4  # the student's weights, gradients and each of Adam's two moments are float32
+NORM_BYTES = 8  # of a norm, per channel and token: its input and its normalised input, in float32
+GROUP_OF_PROCESSES = 8
+
+
+@dataclass(frozen=True)
+class KeptBytes:
+    """Bytes that one layer keeps per token, for every channel of an axis; norms come on top."""
+
+    hidden: int
+    query: int
+    key_value: int
+    intermediate: int
+
+
+# amp_bf16: the inputs of five projections are copied to bfloat16. fp32: a norm's output serves them all.
+KEPT = {"amp_bf16": KeptBytes(10, 4, 4, 8), "fp32": KeptBytes(8, 8, 8, 16)}
+KEPT_BY_GATES = {"amp_bf16": KeptBytes(4, 2, 0, 2), "fp32": KeptBytes(8, 4, 0, 4)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training, as far as memory goes.
+
+    Attributes:
+        title: What is trained.
+        student: Its shape; all of it is trained.
+        teacher: The frozen one's shape; None where there is none.
+        teacher_dtype: Number type of the teacher's weights.
+        precision: amp_bf16 or fp32.
+        batch: Sequences per step over all processes.
+        microbatch: Sequences per forward pass; None for the whole batch of a process.
+        seq_len: Tokens of a sequence at most.
+        loss_tokens: Tokens of a sequence that make loss, at most.
+        gated: Whether learned masks are multiplied in.
+        sharded: Whether FSDP2 divides the student.
+    """
+
+    title: str
+    student: Shape
+    teacher: Shape | None
+    teacher_dtype: str
+    precision: str
+    batch: int
+    microbatch: int | None
+    seq_len: int
+    loss_tokens: int
+    gated: bool = False
+    sharded: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the memory: what it is, its bytes, and where the number comes from."""
+
+    name: str
+    size_bytes: int
+    origin: str
+
+
+def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
+    """The trainings of a recipe: of learned masks, where it has them, and of the draft."""
+    config, data = recipe.distill, recipe.data
+    distillation = Training(
+        title="distillation",
+        student=draft,
+        teacher=target,
+        teacher_dtype=teacher_dtype(recipe, config.precision),
+        precision=config.precision,
+        batch=config.global_train_batch_size,
+        microbatch=None if config.device_train_microbatch_size == "auto" else config.device_train_microbatch_size,
+        seq_len=data.max_seq_len,
+        loss_tokens=data.max_new_tokens,
+        sharded=config.parallelism == "fsdp2",
+    )
+    return [mask_training(recipe, target), distillation] if recipe.text is not None else [distillation]
+
+
+def mask_training(recipe: Recipe, target: Shape) -> Training:
+    """The training of learned masks: the whole target is trained beside its frozen self."""
+    masks, text = recipe.architecture.masks, recipe.text
+    assert text is not None  # a recipe with learned masks has text
+    masked_shape(target, recipe.architecture)  # the cut is possible
+    return Training(
+        title="mask training",
+        student=target,
+        teacher=target if masks.kl_weight else None,
+        teacher_dtype=teacher_dtype(recipe, masks.precision),
+        precision=masks.precision,
+        batch=masks.global_train_batch_size,
+        microbatch=None if masks.device_train_microbatch_size == "auto" else masks.device_train_microbatch_size,
+        seq_len=text.max_seq_len,
+        loss_tokens=text.max_seq_len - 1,
+        gated=True,
+    )
+
+
+def teacher_dtype(recipe: Recipe, precision: str) -> str:
+    """Number type of the frozen teacher."""
+    return "float32" if precision == "fp32" else recipe.target.dtype
+
+
+def process_counts(training: Training) -> list[int]:
+    """One process, and the most of a machine's that can share the batch."""
+    most = max(n for n in range(1, GROUP_OF_PROCESSES + 1) if training.batch % n == 0)
+    return sorted({1, most})
+
+
+def memory_parts(training: Training, processes: int) -> list[Part]:
+    """What one of so many processes holds at its fullest."""
+    student, parts = training.student, []
+    count, shards = student.parameters(), processes if training.sharded else 1
+    divided = f" / {shards} processes" if shards > 1 else ""
+    for name, copies in (("student weights", 1), ("gradients", 1), ("Adam's two moments", 2)):
+        origin = f"{count:,} parameters x {copies * MASTER_BYTES} bytes{divided}"
+        parts.append(Part(f"{name}, float32", count * copies * MASTER_BYTES // shards, origin))
+    parts += replica_parts(training, processes)
+    if training.teacher is not None:
+        origin = f"{training.teacher.parameters():,} parameters x {DTYPE_BYTES[training.teacher_dtype]} bytes, whole"
+        size = training.teacher.weight_bytes(training.teacher_dtype)
+        parts.append(Part(f"teacher weights, {training.teacher_dtype}", size, origin))
+    return [*parts, activation_part(training, processes), loss_part(training, processes)]
+
+
+def replica_parts(training: Training, processes: int) -> list[Part]:
+    """Further copies of weights and gradients: for matrix products, and for talking to other processes."""
+    student, item = training.student, 2 if training.precision == "amp_bf16" else 4
+    if training.sharded:
+        at_once = student.parameters() - (student.layers - min(2, student.layers)) * student.parameters_per_layer()
+        origin = "embedding, head and two layers, gathered, and their gradients"
+        return [Part("parts gathered by FSDP2", 2 * item * at_once, origin)]
+    parts = []
+    if training.precision == "amp_bf16":
+        matrices = matrix_parameters(student)
+        parts.append(Part("student matrices, bfloat16", 2 * matrices, f"{matrices:,} x 2 bytes, for its products"))
+    if processes > 1:
+        size = student.parameters() * MASTER_BYTES
+        parts.append(Part("gradient buckets of DDP, float32", size, "as the gradients"))
+    return parts
+
+
+def matrix_parameters(shape: Shape) -> int:
+    """Parameters of matrix products: those of the layers, and the output head."""
+    in_layer = sum(prod(size) for size in shape.layer_tensors().values() if len(size) == 2)
+    return shape.layers * in_layer + shape.vocab * shape.hidden
+
+
+def sequences_at_once(training: Training, processes: int) -> int:
+    """Sequences of one forward pass on one process."""
+    share = training.batch // processes
+    return share if training.microbatch is None else min(training.microbatch, share)
+
+
+def activation_part(training: Training, processes: int) -> Part:
+    """What the student's layers keep from their forward pass for their backward pass."""
+    sequences, student = sequences_at_once(training, processes), training.student
+    tokens, per_token = sequences * training.seq_len, layer_bytes_per_token(training)
+    size = tokens * (student.layers * per_token + NORM_BYTES * student.hidden)
+    origin = (
+        f"{sequences} sequences x {training.seq_len} tokens x {student.layers} layers x {per_token:,} bytes, "
+        "and the last norm"
+    )
+    return Part("activations", size, origin)
+
+
+def layer_bytes_per_token(training: Training) -> int:
+    """Bytes one layer of the student keeps per token."""
+    shape, roles = training.student, FAMILIES[training.student.family].layer
+    norms = sum(part.axes == ("hidden",) for part in roles.values())
+    total = norms * NORM_BYTES * shape.hidden
+    for kept in (KEPT[training.precision], *([KEPT_BY_GATES[training.precision]] if training.gated else [])):
+        total += kept.hidden * shape.hidden + kept.intermediate * shape.intermediate
+        total += kept.query * shape.axis("query") + kept.key_value * shape.axis("key_value")
+    return total
+
+
+def loss_part(training: Training, processes: int) -> Part:
+    """Logits of student and teacher and what the loss computes from them, of one chunk of tokens (distill/chunked.py).
+
+    Where there is more than one chunk, the gradient of the output head is summed in float32 beside it.
+    """
+    vocab, hidden = training.student.vocab, training.student.hidden
+    all_tokens = sequences_at_once(training, processes) * training.loss_tokens
+    tokens = min(all_tokens, chunk_size(vocab))
+    per_logit = mask_loss_bytes(training) if training.gated else loss_bytes(training.precision)
+    size, origin = tokens * vocab * per_logit, f"{tokens} tokens x {vocab:,} entries x {per_logit} bytes"
+    if all_tokens > tokens:
+        size += vocab * hidden * MASTER_BYTES
+        origin += f", and the head's gradient, {vocab:,} x {hidden:,} x {MASTER_BYTES} bytes"
+    return Part("logits and loss", size, origin)
+
+
+def loss_bytes(precision: str) -> int:
+    """Per token and vocabulary entry of a chunk, at the loss's own fullest moment.
+
+    Both models' logits in their number type (2 + 2, or 4 + 4), the student divided by the temperature and its
+    log-probabilities (4 + 4), and the teacher's log-probabilities, probabilities and the difference (4 + 4 + 4).
+    Measured on 1024 x 49152 in bfloat16: 24.0, and no more in the backward pass.
+    """
+    return 2 * (2 if precision == "amp_bf16" else 4) + 20
+
+
+def mask_loss_bytes(training: Training) -> int:
+    """As the loss, with the next token's log-probabilities and their gradient (4 + 4) beside it."""
+    return (loss_bytes(training.precision) if training.teacher is not None else 8) + 8
+
+
+def together(parts: Sequence[Part]) -> int:
+    """Bytes of all parts."""
+    return sum(part.size_bytes for part in parts)

@@ -1,0 +1,99 @@
+"""Tiny targets keep the proportions of the real ones, and transformers can open them."""
+
+import json
+from dataclasses import replace
+from math import gcd
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from architectures.config import ArchitectureConfig
+from architectures.known_targets import KNOWN_CONFIGS
+from architectures.shapes import NAMED_SHAPES, Shape
+from architectures.sizes import draft_shape
+from architectures.target import read_config
+from architectures.tiny import head_divisor, shrunk, tiny_config, tiny_shapes
+
+LLAMA = NAMED_SHAPES["llama-7b"].shape
+QWEN = Shape.from_config(KNOWN_CONFIGS["Qwen/Qwen2.5-7B"])
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "opt", "gpt_neox", "bloom", "gpt2"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tiny_model_of_every_family_opens_and_has_the_shape_foretold(family, family_checkpoint, tmp_path):
+    config = read_config(family_checkpoint(family))
+    source = Shape.from_config(config)
+    shape, draft = tiny_shapes(source, [replace(source, layers=2)])
+    small = tiny_config(config, shape)
+    (tmp_path / "config.json").write_text(json.dumps(small), encoding="utf-8")
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    assert Shape.from_config(small) == shape
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters()
+    assert model(torch.arange(12)[None]).logits.shape == (1, 12, 264)
+    assert draft == replace(shape, layers=2)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("wide-1.3b", 3), ("deep-1.3b", 6), ("wide-796m", 2), ("wide-290m", 1)])
+def test_a_draft_of_llama_keeps_its_proportions_to_its_target(name, layers):
+    draft = draft_shape(LLAMA, ArchitectureConfig(shape=name))
+    target, small = tiny_shapes(LLAMA, [draft])
+    assert (target.layers, small.layers) == (8, layers)
+    for size in ("hidden", "heads", "kv_heads"):
+        assert getattr(small, size) * getattr(LLAMA, size) == pytest.approx(
+            getattr(target, size) * getattr(draft, size), rel=0.07
+        ), size
+    assert small.intermediate / target.intermediate == pytest.approx(draft.intermediate / LLAMA.intermediate, rel=0.01)
+    assert target.hidden / (target.heads * target.head_dim) == pytest.approx(1, abs=0.07)
+    assert small.parameters() < target.parameters() < 2e6
+
+
+def test_grouped_queries_keep_their_groups():
+    (target,) = tiny_shapes(QWEN)
+    assert (target.heads, target.kv_heads, target.head_dim) == (7, 1, 16)
+    assert (target.hidden, target.intermediate) == (112, 592)
+    assert target.qkv_bias
+    assert not target.tied
+
+
+def test_every_size_is_divided_where_hidden_and_heads_part_ways():
+    draft = draft_shape(LLAMA, ArchitectureConfig(shape="wide-796m-true"))  # 2560 wide with 32 heads of 128
+    target, small = tiny_shapes(LLAMA, [draft])
+    assert (target.hidden, small.hidden, small.heads, small.head_dim) == (32, 20, 2, 16)
+    assert small.hidden % small.heads == 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "divisor"),
+    [
+        ([(32, 32)], 16), ([(32, 8)], 8), ([(28, 4)], 4), ([(9, 3)], 3), ([(32, 32), (20, 20)], 4), ([(7, 7)], 1),
+        ([(1, 1)], 1),
+    ],
+)  # fmt: skip
+def test_heads_are_divided_alike_and_two_are_left(counts, divisor):
+    shapes = [replace(LLAMA, heads=heads, kv_heads=kv_heads) for heads, kv_heads in counts]
+    assert head_divisor(shapes) == divisor
+    assert gcd(*(count for pair in counts for count in pair)) % divisor == 0
+
+
+def test_what_is_smaller_stays_smaller():
+    assert shrunk([5, 8, 16, 32], 4, least=2) == {5: 2, 8: 3, 16: 4, 32: 8}
+    assert shrunk([1, 32], 4, least=2) == {1: 1, 32: 8}
+    assert shrunk([2560, 4096], 32, step=40) == {2560: 80, 4096: 120}
+    assert shrunk([100, 101], 50, step=4) == {100: 4, 101: 8}
+
+
+def test_a_small_target_keeps_its_layers():
+    assert tiny_shapes(replace(LLAMA, layers=6))[0].layers == 6
+
+
+def test_rotary_factors_for_every_pair_are_left_out_and_others_stay():
+    shape = tiny_shapes(LLAMA)[0]
+    stays = {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "rope_theta": 5e5}
+    config = {**KNOWN_CONFIGS["meta-llama/Llama-2-7b-hf"], "auto_map": {"AutoModel": "x"}, **stays}
+    small = tiny_config(config, shape)
+    assert {key: small[key] for key in stays} == stays
+    assert "auto_map" not in small
+    assert "rope_scaling" not in tiny_config({**config, "rope_scaling": {"short_factor": [1.0, 2.0]}}, shape)

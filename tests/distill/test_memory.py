@@ -1,0 +1,173 @@
+"""The memory estimate against what torch keeps, and how it follows processes and sharding."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from architectures.config import ArchitectureConfig
+from architectures.masking import masked
+from architectures.masks import Masks
+from architectures.shapes import NAMED_SHAPES, Shape
+from architectures.sizes import draft_shape
+from distill.loss_config import chunk_size
+from distill.memory import (
+    Training,
+    layer_bytes_per_token,
+    loss_bytes,
+    matrix_parameters,
+    memory_parts,
+    process_counts,
+    sequences_at_once,
+    together,
+    trainings,
+)
+from distill.recipe import Recipe
+
+LLAMA = NAMED_SHAPES["llama-7b"].shape
+DRAFT = draft_shape(LLAMA, ArchitectureConfig(shape="wide-796m"))
+WIDE = Training(
+    title="distillation",
+    student=DRAFT,
+    teacher=LLAMA,
+    teacher_dtype="bfloat16",
+    precision="amp_bf16",
+    batch=64,
+    microbatch=4,
+    seq_len=2048,
+    loss_tokens=512,
+)
+B, T = 3, 50
+SIZES = {"hidden_size": 96, "intermediate_size": 176, "num_attention_heads": 8, "head_dim": 16, "vocab_size": 300}
+
+
+def sizes(training: Training, processes: int) -> dict[str, int]:
+    return {part.name: part.size_bytes for part in memory_parts(training, processes)}
+
+
+def kept_bytes(model, shape: Shape, precision: str, *, gated: bool) -> int:
+    """Bytes of the distinct storages a forward pass of the layers keeps, of those with a row per token."""
+    found = {}
+
+    def note(tensor):
+        if any(length in (T, B * T) for length in tensor.shape) and tensor.dtype != torch.int64:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes(), tensor
+        return tensor
+
+    gates = nullcontext()
+    if gated:
+        half = replace(shape, hidden=48, intermediate=88, heads=4, kv_heads=4)
+        masks = Masks(shape, half, seed=0)
+        gates = masked(model, masks.sampled(0), shape)
+    bfloat16 = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "amp_bf16")
+    with saved_tensors_hooks(note, lambda tensor: tensor), bfloat16, gates:
+        ids_BT = torch.arange(B * T).view(B, T)
+        hidden = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+    assert hidden.requires_grad
+    return sum(count for count, _ in found.values())
+
+
+@pytest.mark.parametrize("precision", ["amp_bf16", "fp32"])
+@pytest.mark.parametrize(("family", "gated"), [("llama", False), ("llama", True), ("qwen2", False), ("mistral", False)])
+def test_a_layer_keeps_what_the_estimate_says(family, gated, precision):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    counts = []
+    for layers in (1, 3):  # of two layers more: embedding, rotary tables and last norm cancel
+        config = AutoConfig.for_model(family, **SIZES, num_key_value_heads=8, num_hidden_layers=layers)
+        shape = Shape.from_config(config.to_dict())
+        counts.append(kept_bytes(AutoModelForCausalLM.from_config(config), shape, precision, gated=gated))
+    training = replace(WIDE, student=shape, precision=precision, gated=gated)
+    kept = (counts[1] - counts[0]) / 2 / (B * T)
+    statistics = 2 * 4 + 4 * 8  # of two norms, and of attention for each head: not in the estimate
+    assert kept - statistics == pytest.approx(layer_bytes_per_token(training), abs=1)
+
+
+def test_weights_gradients_and_moments_are_16_bytes_a_parameter():
+    found = sizes(WIDE, 1)
+    total = found["student weights, float32"] + found["gradients, float32"] + found["Adam's two moments, float32"]
+    assert total == 16 * DRAFT.parameters()
+    assert found["teacher weights, bfloat16"] == 2 * LLAMA.parameters()
+    assert found["student matrices, bfloat16"] == 2 * matrix_parameters(DRAFT)
+    assert matrix_parameters(DRAFT) == DRAFT.parameters() - 32000 * 4096 - 11 * 4096  # all but embedding and norms
+    assert together(memory_parts(WIDE, 1)) == sum(found.values())
+
+
+def test_activations_and_loss_follow_sequences_and_lengths():
+    one, two = sizes(replace(WIDE, microbatch=1), 1), sizes(replace(WIDE, microbatch=2), 1)
+    assert two["activations"] == 2 * one["activations"]
+    chunk, head = chunk_size(32000), 32000 * 4096 * 4
+    assert two["logits and loss"] == one["logits and loss"] == chunk * 32000 * 24 + head  # both are several chunks
+    (short,) = (
+        part for part in memory_parts(replace(WIDE, microbatch=1, loss_tokens=9), 1) if part.name == "logits and loss"
+    )
+    assert short.size_bytes == 9 * 32000 * 24
+    assert one["activations"] == 2048 * (5 * layer_bytes_per_token(WIDE) + 8 * 4096)
+    assert sizes(replace(WIDE, microbatch=1, seq_len=1024), 1)["activations"] == one["activations"] // 2
+
+
+def test_several_processes_by_ddp_hold_buckets_and_whole_models():
+    one, eight = sizes(WIDE, 1), sizes(WIDE, 8)
+    assert eight.pop("gradient buckets of DDP, float32") == 4 * DRAFT.parameters()
+    assert eight == one
+
+
+def test_fsdp2_divides_the_student_and_not_the_teacher():
+    sharded = replace(WIDE, sharded=True)
+    one, eight = sizes(sharded, 1), sizes(sharded, 8)
+    for name in ("student weights, float32", "gradients, float32", "Adam's two moments, float32"):
+        assert eight[name] == one[name] // 8
+    for name in ("teacher weights, bfloat16", "activations", "logits and loss", "parts gathered by FSDP2"):
+        assert eight[name] == one[name]
+    gathered = DRAFT.parameters() - 3 * DRAFT.parameters_per_layer()
+    assert one["parts gathered by FSDP2"] == 2 * 2 * gathered
+    assert sizes(replace(sharded, precision="fp32"), 1)["parts gathered by FSDP2"] == 2 * 4 * gathered
+
+
+def test_auto_takes_the_whole_batch_of_a_process():
+    auto = replace(WIDE, microbatch=None)
+    assert [sequences_at_once(auto, processes) for processes in (1, 8)] == [64, 8]
+    assert [sequences_at_once(replace(WIDE, batch=8), processes) for processes in (1, 8)] == [4, 1]
+
+
+@pytest.mark.parametrize(("batch", "counts"), [(64, [1, 8]), (12, [1, 6]), (7, [1, 7]), (1, [1])])
+def test_columns_are_one_process_and_as_many_as_can_share_the_batch(batch, counts):
+    assert process_counts(replace(WIDE, batch=batch)) == counts
+
+
+def masked_recipe(**masks) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "run_name": "masks",
+            "target": {"path": "meta-llama/Llama-2-7b-hf"},
+            "architecture": {"shape": "wide-1.3b", "method": "learned_masks", "masks": masks},
+            "data": {"self_written_prompts": 100},
+            "text": {"domains": [{"name": "wiki", "path": "wiki.txt"}], "max_seq_len": 4096},
+        }
+    )
+
+
+def test_learned_masks_train_the_whole_target_beside_its_frozen_self():
+    masks, distillation = trainings(masked_recipe(device_train_microbatch_size=1), LLAMA, DRAFT)
+    found = sizes(masks, 1)
+    assert found["student weights, float32"] == 4 * LLAMA.parameters()
+    assert found["teacher weights, bfloat16"] == 2 * LLAMA.parameters()
+    assert found["activations"] == 4096 * (32 * layer_bytes_per_token(masks) + 8 * 4096)
+    assert found["logits and loss"] == chunk_size(32000) * 32000 * 32 + 32000 * 4096 * 4
+    assert layer_bytes_per_token(masks) > layer_bytes_per_token(replace(masks, gated=False))
+    assert (masks.batch, masks.loss_tokens) == (32, 4095)
+    assert distillation.student == DRAFT
+    assert not distillation.gated
+
+
+def test_masks_without_kl_have_no_teacher():
+    masks, _ = trainings(masked_recipe(kl_weight=0.0, precision="fp32"), LLAMA, DRAFT)
+    found = sizes(masks, 1)
+    assert not [name for name in found if name.startswith("teacher")]
+    assert found["logits and loss"] == chunk_size(32000) * 32000 * 16 + 32000 * 4096 * 4
+
+
+def test_the_loss_as_measured():
+    assert (loss_bytes("amp_bf16"), loss_bytes("fp32")) == (24, 28)

@@ -1,0 +1,190 @@
+"""Every shipped recipe: whole, alike where it should be, checked without a network, and run at debug size."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import widedraft
+from architectures.manifest import read_manifest
+from distill import stages
+from distill.check import check_recipe, planned
+from distill.recipe import load_recipe
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+PUBLISHED = [path for path in RECIPES if path.stem not in ("quickstart", "smollm2-gsm8k")]  # targets of the hub
+ASKED_FOR = {
+    "llama2-7b-wide-1.3b", "llama2-7b-wide-796m", "llama2-7b-wide-543m", "llama2-7b-wide-290m", "llama2-7b-deep-1.3b",
+    "llama3.1-8b-wide-829m", "mistral-7b-wide", "qwen2.5-7b-wide", "quickstart", "smollm2-gsm8k",
+}  # fmt: skip
+LABELS = ("Command", "Hardware", "Hours", "Expect")
+every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+every_published = pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+
+
+def header(path: Path) -> dict[str, str]:
+    """The labelled paragraphs of a recipe's first comment, and what stands before them under ""."""
+    comment = path.read_text(encoding="utf-8").split("\n\n", 1)[0]
+    found, label = {"": ""}, ""
+    for line in comment.splitlines():
+        text = line.removeprefix("#").strip()
+        if match := re.match(r"(Command|Hardware|Hours|Expect|Estimated): +", text):
+            label, text = match[1], text[match.end() :]
+        found[label] = f"{found.get(label, '')} {text}".strip()
+    return found
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working folder as a checkout has it: recipes, and the target that `make` fetches if it is there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    Path("recipes").symlink_to(ROOT / "recipes")
+    Path("models").symlink_to(ROOT / "models")
+    return tmp_path
+
+
+def needs_smollm2(path: Path) -> None:
+    if path not in PUBLISHED and not (ROOT / "models" / "SmolLM2-135M-Instruct" / "config.json").is_file():
+        pytest.skip("models/SmolLM2-135M-Instruct is not there; `make test` fetches it")
+
+
+def test_the_recipes_users_came_for_are_there():
+    assert {path.stem for path in RECIPES} == ASKED_FOR
+
+
+@every_recipe
+def test_the_header_says_command_hardware_hours_and_what_to_expect(path):
+    lines = header(path)
+    assert set(LABELS) <= lines.keys()
+    assert f"recipes/{path.name}" in lines["Command"]
+    assert path.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=recipe.schema.json\n#\n# ")
+    for label in ("Hours", "Expect"):
+        assert lines[label].startswith("estimate" if path in PUBLISHED else "measured"), label
+
+
+@every_published
+def test_estimates_say_how_they_were_made_and_that_nobody_has_run_them(path):
+    lines = header(path)
+    assert "nobody has run it" in lines["Hours"]
+    flops = [
+        float(found)
+        for found in re.findall(r"([\d.]+) for the student|at ([\d.]+) GFLOP", lines["Estimated"])
+        for found in found
+        if found
+    ]
+    recipe = load_recipe(path)
+    cut = planned(recipe)
+    assert flops == pytest.approx(
+        [cut.target.flops_per_token(512) / 1e9, 3 * cut.draft.flops_per_token(512) / 1e9], abs=0.051
+    )
+    hours = 100e6 * sum(flops) * 1e9 / (0.3 * 989e12) / 3600
+    assert float(re.findall(r"([\d.]+) for training", lines["Hours"])[0]) == pytest.approx(hours, abs=0.06)
+    assert f"{cut.draft.parameters() / 1e6:.1f}M" in lines[""]
+
+
+@every_recipe
+def test_names_agree_with_the_file(path):
+    recipe = load_recipe(path)
+    assert recipe.run_name == path.stem
+    assert recipe.run_dir == f"runs/{path.stem}"
+    assert path.stem.endswith(recipe.architecture.shape or path.stem)
+
+
+@every_recipe
+def test_it_passes_check_without_a_network(path, here):
+    needs_smollm2(path)
+    for name in ("train", "test"):
+        Path(f"gsm8k_{name}.jsonl").write_text('{"question": "1 + 1?"}\n' * 100, encoding="utf-8")
+    words = ["variables.gsm8k_train=gsm8k_train.jsonl", "variables.gsm8k_test=gsm8k_test.jsonl"]
+    report = check_recipe(load_recipe(path, words if path.stem == "smollm2-gsm8k" else []))
+    assert "memory of one" in report
+    assert ("not checked" in report) == (path in PUBLISHED)
+
+
+def test_published_targets_share_data_training_and_scoring():
+    """What may differ: the target, the cut, and how many answers fit beside the target's keys and values."""
+    recipes: list[dict[str, Any]] = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in PUBLISHED]
+    for recipe in recipes:
+        for key in ("run_name", "target", "architecture"):
+            recipe.pop(key)
+        for key in ("batch_size", "shard_size"):
+            recipe["data"].pop(key)
+    assert all(recipe == recipes[0] for recipe in recipes)
+
+
+def test_the_control_differs_by_its_shape_alone():
+    wide, deep = (
+        yaml.safe_load((ROOT / "recipes" / f"llama2-7b-{name}-1.3b.yaml").read_text(encoding="utf-8"))
+        for name in ("wide", "deep")
+    )
+    assert {key for key in wide if wide[key] != deep[key]} == {"run_name", "architecture"}
+    assert {key for key in wide["architecture"] if wide["architecture"][key] != deep["architecture"][key]} == {"shape"}
+    sizes = [planned(load_recipe(ROOT / "recipes" / f"llama2-7b-{name}-1.3b.yaml")).draft for name in ("wide", "deep")]
+    assert sizes[0].parameters() == pytest.approx(sizes[1].parameters(), rel=0.01)
+    assert sizes[0].layers * 2 == sizes[1].layers
+
+
+@pytest.fixture
+def training_here(monkeypatch):
+    """Training in this process: starting another costs more than the training itself."""
+    from distill import train
+
+    def run_training(recipe_path: Path, overrides: list[str]) -> None:
+        assert train.main([str(recipe_path), *overrides]) == 0
+
+    monkeypatch.setattr(stages, "run_training", run_training)
+    monkeypatch.setattr(train, "restore_signals", lambda: None)
+
+
+@every_recipe
+def test_it_runs_at_debug_size(path, here, training_here, capsys):
+    needs_smollm2(path)
+    assert widedraft.main(["run", f"recipes/{path.name}", "--debug"]) == 0
+    run = Path("runs") / f"{path.stem}-debug"
+    scorecard = json.loads((run / "eval" / "scorecard.json").read_text(encoding="utf-8"))
+    assert [draft["draft"] for draft in scorecard["drafts"]] == ["undistilled", "draft"]
+    assert (read_manifest(run / "draft") or {})["finished"]
+    assert {entry.name for entry in Path("runs").iterdir()} == {run.name}  # the real run is never touched
+    printed = capsys.readouterr()
+    assert str(run / "draft") in printed.out
+    assert "data.prompts: " in printed.err
+
+
+MASKED = (
+    "recipes/llama2-7b-wide-1.3b.yaml",
+    "architecture={shape: wide-1.3b, method: learned_masks}",
+    "text={domains: [{name: wiki, dataset: nowhere/at-all}, {name: code, path: absent.jsonl, field: body}]}",
+    "--debug",
+)
+
+
+def test_learned_masks_run_at_debug_size(here, training_here):
+    assert widedraft.main(["run", *MASKED]) == 0
+    run = Path("runs/llama2-7b-wide-1.3b-debug")
+    assert (read_manifest(run / "masks") or {})["stage"] == "masks"
+    assert (read_manifest(run / "draft") or {})["finished"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_debug_by_two_processes_is_said_and_written_once(here):
+    """Composer's launcher, and files that one of the processes writes for both."""
+    completed = subprocess.run(
+        [sys.executable, "-m", "composer.cli", "-n", "2", "-m", "distill.train", *MASKED],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    said = completed.stdout + completed.stderr
+    assert completed.returncode == 0, said
+    assert said.count("--debug: ") == 1
+    assert (read_manifest(Path("runs/llama2-7b-wide-1.3b-debug/masks")) or {})["stage"] == "masks"
