@@ -89,10 +89,10 @@ class CalibrationConfig(Section):
     text: str | None = Field(
         default=None,
         min_length=1,
-        description="A text file, or JSON lines with prompts; null takes the prompts of data.prompts.",
+        description="A text file, or JSON lines with prompts; null takes the prompts of data, self-written or not.",
     )
-    tokens: int = Field(default=4096, ge=16, description="Tokens of that text used; less text is an error.")
-    sequence_len: int = Field(default=512, ge=16, description="Tokens per sequence the text is cut into.")
+    tokens: int = Field(default=1024, ge=16, description="Tokens of that text used; less text is an error.")
+    sequence_len: int = Field(default=256, ge=16, description="Tokens per sequence the text is cut into.")
 
     @field_validator("sequence_len")
     @classmethod
@@ -203,7 +203,7 @@ class ArchitectureConfig(Section):
     )
     method: Literal["first_last", "evenly_spaced", "block_influence", "greedy", "merge", "random", "learned_masks"] = (
         Field(
-            default="first_last",
+            default="greedy",
             description="Which of the target's layers are kept, or merged; learned_masks trains masks, of widths too.",
         )
     )

@@ -184,7 +184,8 @@ def prune_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
 def scores_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     """What scores are made from; the number type, since rounding may swap two layers of equal worth."""
     calibration = recipe.architecture.calibration
-    text = fingerprint_sources(recipe.data.prompts)
+    data = recipe.data
+    text = fingerprint_sources(data.prompts) if data.prompts else fingerprint_value(self_writing(recipe))
     if calibration.text is not None and Path(calibration.text).is_file():
         text = fingerprint_file(Path(calibration.text))
     return {
@@ -192,6 +193,11 @@ def scores_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
         "target.dtype": recipe.target.dtype,
         "calibration": fingerprint_value([calibration.model_dump(mode="json", exclude={"text"}), text]),
     }
+
+
+def self_writing(recipe: Recipe) -> list[str | int]:
+    """What the prompts that the target writes itself depend on, beside the target."""
+    return ["self-written", recipe.seed, recipe.data.batch_size, recipe.data.shard_size]
 
 
 def cut_from(recipe: Recipe, target: Path) -> Path:

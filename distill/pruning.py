@@ -92,16 +92,17 @@ def calibration_ids(recipe: Recipe, target: Path) -> "Tensor":
     calibration = recipe.architecture.calibration
     tokenizer = load_tokenizer(target)
     return calibration_sequences(
-        calibration_texts(recipe, tokenizer),
+        calibration_texts(recipe, target, tokenizer),
         tokenizer,
         tokens=calibration.tokens,
         sequence_len=calibration.sequence_len,
     )
 
 
-def calibration_texts(recipe: Recipe, tokenizer: Any) -> Iterator[str]:
-    """A text file's text, or prompts as the target reads them."""
+def calibration_texts(recipe: Recipe, target: Path, tokenizer: Any) -> Iterator[str]:
+    """A text file's text, or prompts as the target reads them: of a file, of the data, or written by itself."""
     from architectures.calibration import read_text
+    from distill.generate import write_own_prompts_if_asked
     from eval.config import PromptSource
     from eval.tasks import load_prompts, render_prompt
 
@@ -109,6 +110,9 @@ def calibration_texts(recipe: Recipe, tokenizer: Any) -> Iterator[str]:
     if text is not None and not text.endswith(".jsonl"):
         yield from read_text(Path(text))
         return
-    sources = recipe.data.prompts if text is None else [PromptSource(path=text)]
-    for prompt in load_prompts(sources):
+    prompts = load_prompts(recipe.data.prompts if text is None else [PromptSource(path=text)])
+    if not prompts:  # the stage that answers them finds them there
+        data = Path(recipe.run_dir) / "data"
+        prompts = write_own_prompts_if_asked(target, recipe.data, data, seed=recipe.seed, dtype=recipe.target.dtype)
+    for prompt in prompts:
         yield tokenizer.decode(render_prompt(tokenizer, prompt.messages))

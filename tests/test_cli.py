@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 RECIPE = """\
 run_name: demo
 target: {path: TARGET}
-architecture: {layers: 2}
+architecture: {layers: 2, method: first_last}
 data: {prompts: [{path: prompts.jsonl}], num_eval_prompts: 2}
 """
 HEAVY = ("torch", "transformers", "composer", "datasets", "scipy", "numpy")

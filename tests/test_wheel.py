@@ -41,7 +41,7 @@ def test_installed_widedraft_survives_a_stray_eval_module(installed, tiny_target
     recipe = installed / "share" / "widedraft" / "recipes" / "quickstart.yaml"
     script = installed / "bin" / "widedraft"
     own_prompts = ("data.prompts=[]", "data.self_written_prompts=96")  # the recipe's prompt file is a checkout's
-    overrides = [f"target.path={tiny_target}", "architecture.layers=2", *own_prompts]
+    overrides = [f"target.path={tiny_target}", "architecture.layers=2", "architecture.method=first_last", *own_prompts]
     completed = subprocess.run(
         [sys.executable, script, "check", recipe, *overrides],
         cwd=tmp_path,

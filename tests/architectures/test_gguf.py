@@ -112,7 +112,9 @@ def test_the_weights_can_be_written_narrower(write_gguf, llama, tmp_path):
 
 def test_an_imported_model_can_be_pruned(write_gguf, llama, tmp_path):
     import_gguf(write_gguf(llama, tmp_path / "model.gguf"), tmp_path / "out")
-    plan = plan_pruning(Shape.from_config(read_config(tmp_path / "out")), ArchitectureConfig(layers=4))
+    plan = plan_pruning(
+        Shape.from_config(read_config(tmp_path / "out")), ArchitectureConfig(layers=4, method="first_last")
+    )
     prune_checkpoint(tmp_path / "out", plan, tmp_path / "draft")
     assert torch.equal(logits(tmp_path / "draft"), logits(tmp_path / "out"))
 

@@ -77,7 +77,7 @@ def cut(target, tmp_path):
 
     def run(starts, *, merge=False):
         source = Shape.from_config(read_config(target.folder))
-        plan = vars(plan_pruning(source, ArchitectureConfig(layers=len(starts))))
+        plan = vars(plan_pruning(source, ArchitectureConfig(layers=len(starts), method="first_last")))
         merged = followers(starts, LAYERS) if merge else ()
         prune_checkpoint(
             target.folder,
@@ -206,7 +206,7 @@ def test_merged_weights_are_those_of_a_merged_draft(make_checkpoint, tmp_path, g
     folder = make_checkpoint(seed=3, dtype="bfloat16")
     source = Shape.from_config(read_config(folder))
     starts = without_removed(list(group[1:]), LAYERS, LAYERS - len(group) + 1)
-    plan = vars(plan_pruning(source, ArchitectureConfig(layers=len(starts))))
+    plan = vars(plan_pruning(source, ArchitectureConfig(layers=len(starts), method="first_last")))
     plan |= {"source_layers": starts, "merged_layers": followers(starts, LAYERS)}
     prune_checkpoint(folder, PruningPlan(**plan), tmp_path / "draft")
 

@@ -73,7 +73,7 @@ def test_a_single_layer_is_the_first():
 
 
 def test_only_the_depth_changes():
-    plan = plan_pruning(SMOLLM2, ArchitectureConfig(layers=6))
+    plan = plan_pruning(SMOLLM2, ArchitectureConfig(layers=6, method="first_last"))
 
     assert plan.source == SMOLLM2
     assert (plan.draft.layers, plan.method) == (6, "first_last")
@@ -83,7 +83,7 @@ def test_only_the_depth_changes():
 def test_a_named_shape_gives_its_depth_and_keeps_the_targets_vocabulary():
     target = Shape(**{**vars(LLAMA_7B), "vocab": 32016, "tied": True})
 
-    plan = plan_pruning(target, ArchitectureConfig(shape="wide-796m"))
+    plan = plan_pruning(target, ArchitectureConfig(shape="wide-796m", method="first_last"))
 
     assert plan.source_layers == (0, 1, 2, 3, 31)
     assert (plan.draft.layers, plan.draft.vocab, plan.draft.tied) == (5, 32016, True)
@@ -182,7 +182,7 @@ def test_merged_layers_are_scored_together():
 
 def test_scores_are_asked_for_only_where_something_is_cut():
     def needed(**architecture):
-        return needed_scores(SMOLLM2, ArchitectureConfig(**architecture))
+        return needed_scores(SMOLLM2, ArchitectureConfig.model_validate({"method": "first_last", **architecture}))
 
     assert needed(layers=6) == set()
     assert needed(layers=30, method="greedy") == set()
@@ -198,7 +198,9 @@ def test_cuts_scale_the_stream_to_what_the_next_layer_is_used_to():
     spread_JH = np.array([[1.0, 1], [1, 1], [1, 1], [1.6, 0.4], [1, 1]])
     scores = Scores({"mean_abs_JH": means_JH, "spread_JH": spread_JH})
 
-    plan = plan_pruning(source, ArchitectureConfig(layers=2, rescale=True), scores)  # layers 0 and 3: one cut, before 3
+    plan = plan_pruning(
+        source, ArchitectureConfig(layers=2, method="first_last", rescale=True), scores
+    )  # layers 0 and 3: one cut, before 3
 
     assert [(cut.layer, cut.scale) for cut in plan.cuts] == [(1, (4.0, 1.0))]  # 8 behind, 2 before
     assert plan.read_gains == pytest.approx((1, ((1.6 / 16 + 0.4) / 2) ** 0.5, ((1 / 16 + 1) / 2) ** 0.5))
@@ -220,7 +222,7 @@ def test_no_cut_where_no_layer_is_missing():
 
 
 def test_a_plan_for_another_target_is_refused(tmp_path):
-    plan = plan_pruning(SMOLLM2, ArchitectureConfig(layers=6), target="a" * 64)
+    plan = plan_pruning(SMOLLM2, ArchitectureConfig(layers=6, method="first_last"), target="a" * 64)
     file = tmp_path / "plan.json"
     file.write_text(plan.to_json())
 

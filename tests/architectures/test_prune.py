@@ -297,7 +297,7 @@ def peak_kib():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 
 target, out = map(Path, sys.argv[1:])
-plan = plan_pruning(Shape.from_config(read_config(target)), ArchitectureConfig(layers=5))
+plan = plan_pruning(Shape.from_config(read_config(target)), ArchitectureConfig(layers=5, method="first_last"))
 before = peak_kib()
 prune_checkpoint(target, plan, out)
 print(peak_kib() - before)

@@ -38,7 +38,8 @@ def shape_of(folder: Path) -> Shape:
 
 
 def plan_for(folder: Path, **architecture) -> PruningPlan:
-    return plan_pruning(shape_of(folder), ArchitectureConfig(width_method="random", **architecture), seed=3)
+    wanted = {"method": "first_last", "width_method": "random", **architecture}
+    return plan_pruning(shape_of(folder), ArchitectureConfig.model_validate(wanted), seed=3)
 
 
 def logits(model: PreTrainedModel) -> Tensor:

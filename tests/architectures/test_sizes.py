@@ -136,7 +136,7 @@ def test_stages_end_in_the_named_shape():
         ArchitectureConfig(stages=[16, 8], shape="wide-796m")
 
 
-@pytest.mark.parametrize("given", [{"method": "greedy"}, {"width_method": "flap"}, {"rescale": True}])
+@pytest.mark.parametrize("given", [{"method": "merge"}, {"width_method": "flap"}, {"rescale": True}])
 def test_a_plan_leaves_nothing_to_choose(given):
     with pytest.raises(ValidationError, match=f"must leave out {next(iter(given))} with plan: p.json, which does not"):
         ArchitectureConfig(plan="p.json", **given)

@@ -82,7 +82,7 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
             run_name=name,
             run_dir=str(tmp_path / name),
             target={"path": str(tiny_target), "dtype": "float32"},
-            architecture={"layers": 2},
+            architecture={"layers": 2, "method": "first_last"},
             data={"self_written_prompts": 1, "max_seq_len": MAX_SEQ_LEN, "max_new_tokens": 25},
             distill={**settings, **distill},
             export={"dtype": "bfloat16"},

@@ -16,7 +16,7 @@ RECIPE = """\
 run_name: demo
 run_dir: run
 target: {path: TARGET}
-architecture: {layers: 2}
+architecture: {layers: 2, method: first_last}
 data: {prompts: [{path: prompts.jsonl}], num_eval_prompts: 2, max_seq_len: 100, max_new_tokens: 40}
 distill: {global_train_batch_size: 4}
 """

@@ -8,7 +8,7 @@ from distill.recipe import load_recipe, save_recipe
 RECIPE = """
 run_name: r
 target: {path: models/x}
-architecture: {layers: 2}
+architecture: {layers: 2, method: first_last}
 data: {self_written_prompts: 9, num_eval_prompts: 2}
 distill: {loss: forward_kl}
 """

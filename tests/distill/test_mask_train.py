@@ -132,7 +132,7 @@ def test_prune_slices_the_trained_weights_by_their_plan(make_masks, tmp_path):
 
 def test_other_methods_have_no_masks_to_train(make_masks, tmp_path, capsys):
     plain = make_masks().model_dump(mode="json")
-    plain["architecture"], plain["text"] = {"layers": 2}, None
+    plain["architecture"], plain["text"] = {"layers": 2, "method": "first_last"}, None
     save_recipe(Recipe.model_validate(plain), tmp_path / "plain.yaml")
     assert widedraft.main(["masks", str(tmp_path / "plain.yaml")]) == 2
     assert "architecture.method is first_last; only learned_masks has masks to train." in capsys.readouterr().err

@@ -17,6 +17,8 @@ from distill.pruning import recipe_plan
 from distill.recipe import Recipe
 from distill.stages import prune_stage
 
+FIRST_LAST = {"method": "first_last"}  # looks at no text
+
 
 @pytest.fixture
 def make_recipe(tiny_target, tmp_path):
@@ -31,7 +33,11 @@ def make_recipe(tiny_target, tmp_path):
                 "run_name": "r",
                 "run_dir": str(tmp_path / "run"),
                 "target": {"path": str(tiny_target), "dtype": "float32"},
-                "architecture": {**architecture, "calibration": calibration},
+                "architecture": {
+                    **({} if "plan" in architecture else FIRST_LAST),
+                    **architecture,
+                    "calibration": calibration,
+                },
                 "data": {"prompts": [{"path": str(prompts)}], "num_eval_prompts": 2},
             }
         )
@@ -164,7 +170,7 @@ def test_an_earlier_draft_can_be_cut_again(make_recipe, tmp_path):
     recipe = make_recipe(layers=2, source=str(source)).model_copy(update={"run_dir": str(tmp_path / "again")})
     prune_stage(recipe)
 
-    plan = plan_pruning(Shape.from_config(read_config(source)), ArchitectureConfig(layers=2))
+    plan = plan_pruning(Shape.from_config(read_config(source)), ArchitectureConfig(layers=2, **FIRST_LAST))
     assert json.loads((tmp_path / "again" / "init" / PLAN_NAME).read_text())["source_layers"] == [0, 2]
     assert Shape.from_config(read_config(tmp_path / "again" / "init")) == plan.draft
     manifest = json.loads((tmp_path / "again" / "init" / "manifest.json").read_text())

@@ -33,7 +33,7 @@ SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
 BASE = """\
 run_name: demo
 target: {path: somewhere}
-architecture: {layers: 2}
+architecture: {layers: 2, method: first_last}
 data: {self_written_prompts: 100}
 """
 

@@ -5,7 +5,7 @@ import pytest
 BASE = """\
 run_name: demo
 target: {path: somewhere}
-architecture: {layers: 2}
+architecture: {layers: 2, method: first_last}
 data: {self_written_prompts: 100}
 """
 

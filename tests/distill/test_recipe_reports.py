@@ -7,7 +7,7 @@ from distill.recipe import RecipeError, load_recipe
 BASE = """\
 run_name: demo
 target: {path: somewhere}
-architecture: {layers: 2}
+architecture: {layers: 2, method: first_last}
 data: {self_written_prompts: 100}
 """
 

@@ -39,7 +39,7 @@ def run(tiny_target, tmp_path_factory):
     recipe = folder / "recipe.yaml"
     recipe.write_text(
         f"run_name: tiny\nrun_dir: {folder / 'out'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
-        f"architecture: {{layers: 2}}\ndata: {{prompts: [{{path: {prompts}}}]}}\ndistill: {{}}\n"
+        f"architecture: {{layers: 2, method: first_last}}\ndata: {{prompts: [{{path: {prompts}}}]}}\ndistill: {{}}\n"
     )
     arguments = [str(recipe), *TINY]
     assert widedraft.main(["run", *arguments]) == 0

@@ -10,7 +10,7 @@ from distill.teacher_config import TeacherConfig, bytes_per_token, contents_of, 
 BASE = """\
 run_name: demo
 target: {path: somewhere}
-architecture: {layers: 2}
+architecture: {layers: 2, method: first_last}
 data: {self_written_prompts: 100}
 """
 
