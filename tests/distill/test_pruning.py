@@ -15,7 +15,9 @@ from architectures.target import read_config
 from distill.lineage import prune_inputs
 from distill.pruning import recipe_plan
 from distill.recipe import Recipe
-from distill.stages import prune_stage
+from distill.self_written import SelfWriting
+from distill.stages import generate_stage, prune_stage
+from eval.tasks import Prompt
 
 FIRST_LAST = {"method": "first_last"}  # looks at no text
 
@@ -175,3 +177,23 @@ def test_an_earlier_draft_can_be_cut_again(make_recipe, tmp_path):
     assert Shape.from_config(read_config(tmp_path / "again" / "init")) == plan.draft
     manifest = json.loads((tmp_path / "again" / "init" / "manifest.json").read_text())
     assert "architecture.source" in manifest["inputs"]
+
+
+def test_without_prompts_the_targets_own_are_calibrated_on_where_the_answers_will_look(
+    make_recipe, tiny_target, tmp_path, monkeypatch
+):
+    asked = []
+
+    def write(target: Path, count: int, out: Path, settings: SelfWriting) -> list[Prompt]:
+        asked.append((target, count, out, settings))
+        return [Prompt(f"self-written:{n}", ({"role": "user", "content": f"Why {n}?"},)) for n in range(count)]
+
+    monkeypatch.setattr("distill.generate.write_own_prompts", write)
+    data = {"prompts": (), "self_written_prompts": 20, "num_eval_prompts": 2, "max_new_tokens": 8}
+    recipe = make_recipe(layers=2, method="block_influence")
+    recipe = Recipe.model_validate({**recipe.model_dump(mode="json"), "data": data})
+    prune_stage(recipe)
+    generate_stage(recipe)
+    assert asked[0] == asked[1]
+    assert asked[0][:3] == (tiny_target, 20, tmp_path / "run" / "data")
+    assert prune_inputs(recipe, tiny_target) != prune_inputs(recipe.model_copy(update={"seed": 18}), tiny_target)
