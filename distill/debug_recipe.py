@@ -68,7 +68,7 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
     values["architecture"] |= debug_architecture(values["architecture"], tiny, run)
     values["data"] |= debug_data(values["data"], run)
     values["text"] = None if recipe.text is None else {**values["text"], **debug_text(values["text"], run)}
-    values["distill"] |= debug_distill(values["distill"])
+    values["distill"] |= debug_distill(values["distill"], run)
     values["eval"] |= debug_eval(values["eval"], run)
     return Recipe.model_validate(values)
 
@@ -128,9 +128,14 @@ def debug_text(values: Values, run: Path) -> Values:
     }
 
 
-def debug_distill(values: Values) -> Values:
-    """Six steps of eight answers, two evaluations and checkpoints; eight, so that as many processes can share them."""
+def debug_distill(values: Values, run: Path) -> Values:
+    """Six steps of eight answers, two evaluations and checkpoints; eight, so that as many processes can share them.
+
+    A reference draft is replaced by the tiny target: any model with its tokenizer will do.
+    """
+    selection = values["token_selection"]
     return {
+        "token_selection": None if selection is None else {**selection, "reference": str(run / TARGET)},
         "max_duration": "6ba",
         "global_train_batch_size": 8,
         "device_train_microbatch_size": at_most(values["device_train_microbatch_size"], 2),

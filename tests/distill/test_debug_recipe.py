@@ -12,6 +12,7 @@ from architectures.target import read_config
 from distill.check import planned
 from distill.debug_files import begin_debug, byte_tokenizer, prompts, write_tiny
 from distill.debug_recipe import debug_recipe, leaves, replaced, tiny_run
+from distill.loss_config import TokenSelection
 from distill.recipe import Recipe, load_recipe
 
 TARGET = "meta-llama/Llama-2-7b-hf"
@@ -71,7 +72,10 @@ def test_nothing_of_the_real_run_is_read_or_written():
     small = shrink(
         make(
             {"shape": "wide-1.3b", "calibration": {"text": "wiki.txt"}, "scores": "shared/scores"},
-            distill={"loggers": {"wandb": {"project": "drafts"}, "file": {"filename": "shared.jsonl"}}},
+            distill={
+                "loggers": {"wandb": {"project": "drafts"}, "file": {"filename": "shared.jsonl"}},
+                "token_selection": {"fraction": 0.3, "reference": "shared/draft"},
+            },
             eval={"tasks": [{"path": "private.jsonl"}, {"name": "owner/bench"}]},
         )
     )
@@ -80,6 +84,7 @@ def test_nothing_of_the_real_run_is_read_or_written():
         assert place not in text, place
     assert (small.run_name, small.run_dir) == ("real-debug", "runs/real-debug")
     assert small.architecture.calibration.text == "runs/real-debug/prompts.jsonl"
+    assert small.distill.token_selection == TokenSelection(fraction=0.3, reference="runs/real-debug/tiny-target")
 
 
 def test_the_run_is_short():
@@ -103,7 +108,7 @@ def test_shares_names_and_plans_become_numbers():
 def test_a_plan_becomes_the_sizes_it_cuts_to(tmp_path):
     from architectures.plan import plan_pruning
 
-    real = make({"layers": 16})
+    real = make({"layers": 16, "method": "first_last"})
     plan = plan_pruning(planned(real).source, real.architecture, seed=0)
     (tmp_path / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     small = shrink(make({"plan": str(tmp_path / "plan.json")})).architecture
