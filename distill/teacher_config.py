@@ -14,7 +14,7 @@ Contents = Literal["hidden", "top_k", "samples"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOG_PROB_BYTES, LOG_TAIL_BYTES = 2, 4  # float16 and float32
 # What a loss needs of the teacher where not its whole distribution: a gradient that is that of the loss, or bounds it.
-SPARSE_LOSSES = ("forward_kl",)
+SPARSE_LOSSES = ("forward_kl", "cross_entropy")
 
 
 class TeacherConfig(Section):
@@ -110,6 +110,23 @@ def refuse_k_beyond(teacher: TeacherConfig, *, vocab: int) -> None:
         raise UserError(
             f"distill.teacher.k must be at most the target's vocab_size, got {teacher.k} and {vocab}. "
             "Keep fewer entries, or hidden states."
+        )
+
+
+def refuse_cut_entries(teacher: TeacherConfig, *, vocab_size: int, of_teacher: int) -> None:
+    """Refuse kept entries of a vocabulary that a model beside the teacher has only a part of.
+
+    A live teacher, and one of hidden states, is asked for the ids that all models have. Kept entries were taken of all
+    the teacher's, and some of them may have no logit in the student.
+
+    Raises:
+        UserError: If the teacher has more entries than all models share, and the cache keeps some of them.
+    """
+    if teacher.contents in ("top_k", "samples") and of_teacher > vocab_size:
+        raise UserError(
+            f"distill.teacher.contents must be hidden when the vocabularies differ: the target has {of_teacher} "
+            f"entries, of which {vocab_size} are shared, and {teacher.contents} was taken of all of them. "
+            "Choose another run_name with contents hidden, or with a live teacher."
         )
 
 
