@@ -12,6 +12,7 @@ dataset's tasks.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 import torch
 from composer import DataSpec
@@ -20,6 +21,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from eval.traces import Trace
+
+if TYPE_CHECKING:
+    from distill.teacher_cache.answers import CachedAnswers
 
 PAD_ID = 0  # any id will do: nothing attends to padding and nothing is learned there
 
@@ -73,6 +77,11 @@ class AnswerDataset(Dataset[Example]):
     def __getitem__(self, index: int) -> Example:
         return self.examples[index]
 
+    @staticmethod
+    def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
+        """One batch of examples."""
+        return collate(examples)
+
 
 def task_of(source: str) -> str:
     """The file or data set that a prompt's row came from: "gsm8k" of "a/gsm8k.jsonl:3" and of "gsm8k[test]:3"."""
@@ -118,14 +127,16 @@ def count_tokens(batch: Mapping[str, Tensor]) -> dict[str, int]:
     return {"total": int(batch["attention_mask"].sum()), "loss_generating": int(batch["keep"].sum())}
 
 
-def build_dataspec(dataset: AnswerDataset, *, device_batch_size: int, shuffle: bool, seed: int) -> DataSpec:
+def build_dataspec(
+    dataset: "AnswerDataset | CachedAnswers", *, device_batch_size: int, shuffle: bool, seed: int
+) -> DataSpec:
     """What Composer's trainer reads: this rank's share of the dataset, and how to count and cut its batches.
 
     The last, smaller batch is kept. Where the number of ranks does not divide the dataset, the sampler repeats up to
     ranks - 1 examples at the end of an epoch; Composer drops these repeats from evaluations.
     """
     sampler = dist.get_sampler(dataset, shuffle=shuffle, seed=seed)
-    loader = DataLoader(dataset, batch_size=device_batch_size, sampler=sampler, collate_fn=collate)
+    loader = DataLoader(dataset, batch_size=device_batch_size, sampler=sampler, collate_fn=dataset.collate)
     return DataSpec(
         loader,
         split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # Composer allows for fractions; ours is whole

@@ -1,9 +1,10 @@
 """FLOPs of a training step, and how many this device can do: what model FLOP utilisation is made of."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
+from torch import Tensor
 
 from architectures.shapes import Shape
 
@@ -18,20 +19,29 @@ def forward_flops(shape: Shape, answers: Iterable[tuple[int, int]]) -> int:
         shape: Of the model.
         answers: Tokens of each sequence, and positions of it that the head runs at.
     """
-    head = 2 * shape.vocab * shape.hidden
+    head = head_flops(shape.vocab, shape.hidden)
     return sum(
         num_tokens * (shape.flops_per_token((num_tokens + 1) // 2) - head) + num_kept * head
         for num_tokens, num_kept in answers
     )
 
 
-def training_flops(student: Shape, teacher: Shape, answers: Iterable[tuple[int, int]]) -> int:
-    """FLOPs a step cannot do without: the student's forward and backward pass, and the teacher's forward pass.
+def head_flops(vocab: int, hidden: int) -> int:
+    """FLOPs of an output head at one position."""
+    return 2 * vocab * hidden
+
+
+def training_flops(student: Shape, answers: Iterable[tuple[int, int]], *, teacher: int) -> int:
+    """FLOPs a step cannot do without: the student's forward and backward pass, and those of its teacher.
 
     What is computed twice to save memory is not counted, so that doing so does not look like more use of the device.
     """
-    answers = list(answers)
-    return (1 + BACKWARD) * forward_flops(student, answers) + forward_flops(teacher, answers)
+    return (1 + BACKWARD) * forward_flops(student, answers) + teacher
+
+
+def answers_in(batch: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+    """Tokens of each sequence of a batch, and positions of it that the head runs at."""
+    return list(zip(batch["attention_mask"].sum(dim=1).tolist(), batch["keep"].sum(dim=1).tolist(), strict=True))
 
 
 def measured_cpu_flops(dtype: torch.dtype) -> float:

@@ -49,7 +49,7 @@ def require_finished(folder: Path, command: str) -> None:
 
 
 def require_training_inputs(recipe: Recipe) -> dict[str, str]:
-    """Check that init, data and any earlier checkpoints are what this recipe asks for; return their fingerprints.
+    """Check that init, data, any cache and any earlier checkpoints are what this recipe asks for; return fingerprints.
 
     Raises:
         UserError: If a stage is missing, or its folder was made from other inputs than the recipe now names.
@@ -65,19 +65,10 @@ def require_training_inputs(recipe: Recipe) -> dict[str, str]:
     if recipe.distill.teacher.source == "cache":
         require_finished(run / "teacher_cache", "cache")
         refuse_changed(run / "teacher_cache", cache_inputs(recipe, target))
-        refuse_cached_teacher()
     training = training_inputs(recipe)
     if read_manifest(run / "checkpoints") is not None:
         refuse_changed(run / "checkpoints", training)
     return training
-
-
-def refuse_cached_teacher() -> None:
-    """The one place that says training does not read caches yet: delete it, and its call, with the wiring."""
-    raise UserError(
-        "distill.teacher.source is cache, and training cannot read a cache yet. "
-        "Set it to live; the cache stays as it is."
-    )
 
 
 def refuse_changed(folder: Path, inputs: dict[str, str]) -> None:

@@ -5,7 +5,7 @@ Shape suffixes used in this file:
     A = positions that predict an answer token, of all sequences of a batch; C = some of these
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +18,11 @@ from torchmetrics import Metric
 
 from architectures.shapes import Shape
 from distill.answer_logits import AnswerLogits, head_of
+from distill.cached_teacher import CachedTeacher, KeptEntries
 from distill.chunked import Head, map_rows, sum_of_rows
-from distill.flops import training_flops
+from distill.flops import answers_in, training_flops
 from distill.metrics import Answer, answers_of, eval_metrics, quantities_of_rows
-from distill.objective import Objective
+from distill.objective import Objective, Said
 from distill.phase_clock import PhaseClock
 from distill.selection import Selection
 from distill.teacher import Teacher, TeacherRows
@@ -53,7 +54,7 @@ class DistillModel(ComposerModel):
 
     Args:
         student: Trained.
-        teacher: Asked. On the device the student trains on.
+        teacher: Asked. On the device the student trains on; or read from a cache, of which the batches then hold rows.
         objective: What is minimised.
         selection: Which tokens count; all of them if None.
         held_out: Of the answers it is evaluated on.
@@ -64,7 +65,7 @@ class DistillModel(ComposerModel):
     def __init__(
         self,
         student: AnswerLogits,
-        teacher: Teacher,
+        teacher: Teacher | CachedTeacher,
         *,
         objective: Objective,
         selection: Selection | None = None,
@@ -78,16 +79,21 @@ class DistillModel(ComposerModel):
         self.selection = selection
         self.held_out = held_out
         self.cpu_bfloat16 = cpu_bfloat16
-        self.shapes = tuple(Shape.from_config(lm.config.to_dict()) for lm in (student.lm, teacher.model.lm))
+        self.shape = Shape.from_config(student.lm.config.to_dict())
+        self.watch: Callable[[Tensor, Said], None] | None = None  # sees the student's logits and what the teacher says
         self.clock = PhaseClock(on_gpu=torch.cuda.is_available())  # StepTimes names all phases but the teacher's
         others = [teacher] if selection is None else [teacher, selection.reference]
         self.vocab_size = min(head_of(student.lm).vocab_size, *(each.vocab_size for each in others))
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss summed over the answer's positions."""
-        ask = self.objective.asks_teacher or self.selection is not None
-        teacher = self.rows_of(self.teacher, batch) if ask else None
+        teacher = self.rows_of(self.teacher, batch) if self.asks_teacher else None
         return self.read(batch, partial(self.loss_sum, batch=batch, teacher=teacher))
+
+    @property
+    def asks_teacher(self) -> bool:
+        """Whether a training step needs the teacher."""
+        return self.objective.asks_teacher or self.selection is not None
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Mean over the answer tokens of the batch, nats per token. The one place where a loss is normalised.
@@ -99,6 +105,7 @@ class DistillModel(ComposerModel):
     def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> list[Answer]:  # noqa: ARG002
         """What both models make of each answer of the batch."""
         teacher, token_ids_A = self.rows_of(self.teacher, batch), batch["next_ids"][batch["keep"]]
+        assert isinstance(teacher, TeacherRows), "held-out answers are cached as hidden states"
         decoding = {"temperature": self.held_out.temperature, "top_p": self.held_out.top_p}
 
         def of_rows(student_CV: Tensor, rows: slice) -> Tensor:
@@ -119,25 +126,26 @@ class DistillModel(ComposerModel):
 
     def flops_per_batch(self, batch: Batch) -> int:
         """FLOPs of a training step on a batch; Composer's SpeedMonitor makes a utilisation of it."""
-        lengths = zip(batch["attention_mask"].sum(dim=1).tolist(), batch["keep"].sum(dim=1).tolist(), strict=True)
-        student, teacher = self.shapes
-        return training_flops(student, teacher, lengths)
+        teacher = self.teacher.flops(batch) if self.asks_teacher else 0
+        return training_flops(self.shape, answers_in(batch), teacher=teacher)
 
     def read(self, batch: Batch, reader: Any) -> Tensor:
         """What the reader makes of the student's hidden states and head, at the answer's positions."""
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cpu_bfloat16):
             return self.student(batch["input_ids"], batch["keep"], reader)
 
-    def rows_of(self, teacher: Teacher, batch: Batch) -> TeacherRows:
-        """What a frozen model would say at the answer's positions."""
+    def rows_of(self, teacher: Teacher | CachedTeacher, batch: Batch) -> TeacherRows | KeptEntries:
+        """What a frozen model would say at the answer's positions, or is known to have said."""
         with self.teacher_time():
-            return teacher.rows(batch["input_ids"], batch["keep"], vocab_size=self.vocab_size)
+            return teacher.rows(batch, vocab_size=self.vocab_size)
 
     def teacher_time(self) -> AbstractContextManager[None]:
         """Counts what is done within as the teacher's part of a training step; an evaluation is not split."""
         return self.clock.phase("teacher") if self.training else nullcontext()
 
-    def loss_sum(self, hidden_AH: Tensor, head: Head, *, batch: Batch, teacher: TeacherRows | None) -> Tensor:
+    def loss_sum(
+        self, hidden_AH: Tensor, head: Head, *, batch: Batch, teacher: TeacherRows | KeptEntries | None
+    ) -> Tensor:
         """The loss summed over answer tokens, chosen ones alone where there is a selection; scalar float32."""
         head, token_ids_A = head.narrowed(self.vocab_size), batch["next_ids"][batch["keep"]]
         weights_A = self.selected(hidden_AH, head, batch, teacher)
@@ -147,21 +155,27 @@ class DistillModel(ComposerModel):
             places_C = places_A[rows]
             asked = teacher if self.objective.asks_teacher else None
             with self.teacher_time():
-                teacher_CV = None if asked is None else asked.logits(places_C)
-            return self.objective(student_CV, teacher_CV, token_ids_A[places_C])
+                said = None if asked is None else asked.said(places_C)
+            if self.watch is not None and said is not None:
+                self.watch(student_CV.detach(), said)
+            return self.objective(student_CV, said, token_ids_A[places_C])
 
         return sum_of_rows(hidden_AH[places_A], head, loss_of_rows, weights_A=weights_A[places_A])
 
-    def selected(self, hidden_AH: Tensor, head: Head, batch: Batch, teacher: TeacherRows | None) -> Tensor:
+    def selected(
+        self, hidden_AH: Tensor, head: Head, batch: Batch, teacher: TeacherRows | KeptEntries | None
+    ) -> Tensor:
         """weights_A of the tokens' losses: 1 for all of them, or what the selection gives."""
         if self.selection is None:
             return torch.ones(len(hidden_AH), device=hidden_AH.device)
-        assert teacher is not None, "a selection compares with the teacher"
+        reference = self.rows_of(self.selection.reference, batch)
+        assert isinstance(teacher, TeacherRows), "a selection compares with the teacher's logits"
+        assert isinstance(reference, TeacherRows), "the reference is run"
         return self.selection.weights(
             hidden_AH,
             head,
             teacher,
-            self.rows_of(self.selection.reference, batch),
+            reference,
             num_tokens_B=batch["keep"].sum(dim=1).tolist(),
             temperature=self.objective.temperature,
         )

@@ -1,11 +1,11 @@
-"""What a recipe trains on: a weighted sum of token losses, as one function of logits.
+"""What a recipe trains on: a weighted sum of token losses, as one function of student logits and a teacher's words.
 
 Shape suffixes used in this file:
     C = some answer tokens, one row each; V = vocabulary entries
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -22,6 +22,11 @@ from distill.losses import (
     skewed_reverse_kl,
     total_variation,
 )
+from distill.sparse_losses import kept_forward_kl
+from distill.teacher_config import Contents
+
+# What a teacher says of some rows: its logits_CV, or what a cache kept of each row instead.
+Said = Tensor | Mapping[str, Tensor]
 
 OF_BOTH: Mapping[str, Callable[..., Tensor]] = {
     "forward_kl": forward_kl,
@@ -34,6 +39,8 @@ OF_BOTH: Mapping[str, Callable[..., Tensor]] = {
     "negative_log_acceptance": negative_log_acceptance,
     "lk_hybrid": lk_hybrid,
 }
+OF_KEPT_ENTRIES: Mapping[str, Callable[..., Tensor]] = {"forward_kl": kept_forward_kl}
+COMPARISONS = {"hidden": OF_BOTH, "top_k": OF_KEPT_ENTRIES, "samples": OF_KEPT_ENTRIES}
 
 
 @dataclass(frozen=True)
@@ -43,32 +50,41 @@ class Objective:
     Attributes:
         terms: The losses, their weights and options.
         temperature: Of every loss that compares student and teacher; cross_entropy is always at 1.
+        comparisons: The losses that compare student and teacher, by name: of both models' logits, or of the student's
+            and what a cache kept of the teacher.
     """
 
     terms: tuple[LossTerm, ...]
     temperature: float = 1.0
+    comparisons: Mapping[str, Callable[..., Tensor]] = field(default_factory=lambda: OF_BOTH)
 
     @property
     def asks_teacher(self) -> bool:
         """Whether any term compares with the teacher."""
         return any(term.name in OF_BOTH for term in self.terms)
 
-    def __call__(self, student_CV: Tensor, teacher_CV: Tensor | None, token_ids_C: Tensor) -> Tensor:
-        """loss_C, float32, from both models' logits and the tokens that followed.
+    def __call__(self, student_CV: Tensor, teacher: Said | None, token_ids_C: Tensor) -> Tensor:
+        """loss_C, float32, from the student's logits, what the teacher says of them and the tokens that followed.
 
-        The teacher's logits may be None where asks_teacher is False.
+        The teacher's words are what the comparisons take, and may be None where asks_teacher is False.
         """
-        first, *others = (term.weight * self.of_term(term, student_CV, teacher_CV, token_ids_C) for term in self.terms)
+        first, *others = (term.weight * self.of_term(term, student_CV, teacher, token_ids_C) for term in self.terms)
         return sum(others, start=first)
 
-    def of_term(self, term: LossTerm, student_CV: Tensor, teacher_CV: Tensor | None, token_ids_C: Tensor) -> Tensor:
+    def of_term(self, term: LossTerm, student_CV: Tensor, teacher: Said | None, token_ids_C: Tensor) -> Tensor:
         """One term without its weight."""
         if term.name not in OF_BOTH:
             return cross_entropy(student_CV, token_ids_C)
-        assert teacher_CV is not None, "who asks the teacher is told so by asks_teacher"
-        return OF_BOTH[term.name](student_CV, teacher_CV, temperature=self.temperature, **term.options)
+        assert teacher is not None, "who asks the teacher is told so by asks_teacher"
+        return self.comparisons[term.name](student_CV, teacher, temperature=self.temperature, **term.options)
 
 
-def build_objective(loss: Loss, *, temperature: float) -> Objective:
-    """The objective of a recipe's distill.loss."""
-    return Objective(loss_terms(loss), temperature)
+def build_objective(loss: Loss, *, temperature: float, contents: Contents | None = None) -> Objective:
+    """The objective of a recipe's distill.loss.
+
+    Args:
+        loss: A loss, or a weighted sum; one that the contents serve.
+        temperature: Of the recipe.
+        contents: What a cache keeps of the teacher; None where it is run.
+    """
+    return Objective(loss_terms(loss), temperature, COMPARISONS[contents or "hidden"])

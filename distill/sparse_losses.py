@@ -9,7 +9,7 @@ the entries that were not kept. A cache of hidden states keeps them all (distill
 count was decided before, what the losses are divided by is decided after.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -17,18 +17,26 @@ from torch import Tensor
 LOWEST = torch.finfo(torch.float32).min  # as a logit: probability 0, but unlike -inf with a gradient that is no NaN
 
 
-def loss_of_rows(teacher: Mapping[str, Tensor]) -> Callable[[Tensor, slice], Tensor]:
-    """The loss that suits what a cache kept, as a function of a chunk of student logits and the rows it stands for.
+def kept_forward_kl(student_logits_AV: Tensor, kept: Mapping[str, Tensor], *, temperature: float = 1.0) -> Tensor:
+    """What stands for KL(teacher || student) where a cache kept a few entries: the loss that suits its contents.
 
     Args:
-        teacher: What `TeacherCache.rows` gives for these A answer tokens: ids_AK, log_probs_AK and log_tail_A of a
+        student_logits_AV: Any float dtype; computed in float32.
+        kept: What `TeacherCache.rows` gives for these A answer tokens: ids_AK, log_probs_AK and log_tail_A of a
             top-k cache, or ids_AS of a cache of samples.
+        temperature: Of the loss; 1.
+
+    Returns:
+        loss_A of top_k_kl or of sampled_cross_entropy.
+
+    Raises:
+        ValueError: If the temperature is another, or the shapes do not belong together.
     """
-    if "log_tail" in teacher:
-        return lambda student_logits_AV, rows: top_k_kl(
-            student_logits_AV, teacher["ids"][rows], teacher["log_probs"][rows], teacher["log_tail"][rows]
-        )
-    return lambda student_logits_AV, rows: sampled_cross_entropy(student_logits_AV, teacher["ids"][rows])
+    if temperature != 1:
+        raise ValueError(f"temperature must be 1, at which the cache was written, got {temperature}.")
+    if "log_tail" in kept:
+        return top_k_kl(student_logits_AV, kept["ids"], kept["log_probs"], kept["log_tail"])
+    return sampled_cross_entropy(student_logits_AV, kept["ids"])
 
 
 def top_k_kl(student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, log_tail_A: Tensor) -> Tensor:

@@ -1,18 +1,24 @@
 """The frozen teacher: the target of the recipe, run beside the student to say what it would have answered.
 
+What takes its place where a cache was made of it is in distill/cached_teacher.py.
+
 Shape suffixes used in this file:
     B = sequences in the batch, T = tokens per sequence, H = hidden width, V = vocabulary entries
     A = positions that predict an answer token, of all sequences together, C = some of these
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from architectures.shapes import Shape
 from distill.answer_logits import AnswerLogits, logits_of
 from distill.chunked import Head
+from distill.flops import answers_in, forward_flops
 from eval.models import load_model
 
 
@@ -33,6 +39,10 @@ class TeacherRows:
         """Logits_CV of some rows, in the teacher's own dtype whatever autocast surrounds the call."""
         with torch.autocast(self.hidden_AH.device.type, enabled=False):
             return self.head.logits(self.hidden_AH[rows])
+
+    def said(self, rows: slice | Tensor) -> Tensor:
+        """What a loss is told of some rows: their logits_CV."""
+        return self.logits(rows)
 
 
 class Teacher:
@@ -58,11 +68,20 @@ class Teacher:
             return self.model(input_ids_BT, keep_BT, logits_of)
 
     @torch.no_grad()
-    def rows(self, input_ids_BT: Tensor, keep_BT: Tensor, *, vocab_size: int) -> TeacherRows:
+    def rows(self, batch: Mapping[str, Tensor], *, vocab_size: int) -> TeacherRows:
         """What logits of the kept positions are made from, over the first vocab_size entries."""
         with torch.autocast(self.device_type, enabled=False):
-            rows = self.model(input_ids_BT, keep_BT, TeacherRows)
+            rows = self.model(batch["input_ids"], batch["keep"], TeacherRows)
         return TeacherRows(rows.hidden_AH, rows.head.narrowed(vocab_size))
+
+    def flops(self, batch: Mapping[str, Tensor]) -> int:
+        """FLOPs of reading a batch."""
+        return forward_flops(self.shape, answers_in(batch))
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Of the model."""
+        return Shape.from_config(self.model.lm.config.to_dict())
 
 
 def load_teacher(target: Path, *, dtype: str, device: str) -> Teacher:

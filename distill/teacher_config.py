@@ -113,6 +113,23 @@ def refuse_k_beyond(teacher: TeacherConfig, *, vocab: int) -> None:
         )
 
 
+def refuse_cut_entries(teacher: TeacherConfig, *, vocab_size: int, of_teacher: int) -> None:
+    """Refuse kept entries of a vocabulary that a model beside the teacher has only a part of.
+
+    A live teacher, and one of hidden states, is asked for the ids that all models have. Kept entries were taken of all
+    the teacher's, and some of them may have no logit in the student.
+
+    Raises:
+        UserError: If the teacher has more entries than all models share, and the cache keeps some of them.
+    """
+    if teacher.contents in ("top_k", "samples") and of_teacher > vocab_size:
+        raise UserError(
+            f"distill.teacher.contents must be hidden when the vocabularies differ: the target has {of_teacher} "
+            f"entries, of which {vocab_size} are shared, and {teacher.contents} was taken of all of them. "
+            "Choose another run_name with contents hidden, or with a live teacher."
+        )
+
+
 def contents_of(teacher: TeacherConfig, split: str) -> Contents:
     """What the cache keeps of the "train" or the "eval" answers.
 

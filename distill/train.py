@@ -2,8 +2,9 @@
 
     composer -n 8 -m distill.train RECIPE key=value ...
 
-Reads <run>/init and <run>/data, writes <run>/checkpoints and <run>/logs, and ends with the draft in <run>/draft. Run it
-again after an interruption and it continues. `train` lists the steps; each is a function of its own.
+Reads <run>/init and <run>/data, and <run>/teacher_cache where the teacher is cached; writes <run>/checkpoints and
+<run>/logs, and ends with the draft in <run>/draft. Run it again after an interruption and it continues. `train` lists
+the steps; each is a function of its own.
 
 With `--debug` it trains the recipe's tiny likeness in <run>-debug (distill/debug_recipe.py).
 
@@ -39,6 +40,8 @@ from distill.export import export_checkpoint, vocab_size_of
 from distill.lineage import begin_training, masks_are_due, require_training_inputs, write_draft_manifest
 from distill.mask_train import train_masks
 from distill.recipe import Recipe, load_recipe
+from distill.teacher_cache.answers import CachedAnswers
+from distill.teacher_cache.reader import TeacherCache
 from distill.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
 from eval.models import require_same_tokenizer
 from eval.traces import read_traces
@@ -76,7 +79,8 @@ def train(recipe: Recipe) -> None:
     """Distil <run>/init into <run>/draft, from the start or from where an earlier session stopped.
 
     Raises:
-        UserError: If init or data are missing or made from something else, or the recipe does not fit this machine.
+        UserError: If init, data or a cached teacher are missing or made from something else, or the recipe does not
+            fit this machine.
     """
     run = Path(recipe.run_dir)
     share_cores()
@@ -92,7 +96,13 @@ def train(recipe: Recipe) -> None:
     join_other_processes(recipe)
     checkpoint = find_resume_point(recipe)
     train_set, eval_set = read_answers(recipe)
-    model = build_model(recipe, target=target, eval_tasks=eval_set.tasks)
+    tasks = eval_set.tasks
+    if recipe.distill.teacher.source == "cache":
+        train_set, eval_set = (
+            CachedAnswers(answers, TeacherCache(run / "teacher_cache", name))
+            for name, answers in (("train", train_set), ("eval", eval_set))
+        )
+    model = build_model(recipe, target=target, eval_tasks=tasks)
     trainer = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=checkpoint)
     try:
         fit(recipe, trainer)

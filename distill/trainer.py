@@ -23,7 +23,9 @@ from torch.utils.data import DataLoader
 
 from architectures.config import MasksConfig
 from architectures.errors import UserError
+from distill.alpha_bounds import AlphaBounds
 from distill.answer_logits import AnswerLogits
+from distill.cached_teacher import CachedTeacher
 from distill.callbacks import CheckpointWriter, ClipGradientNorm, EvaluationIntervals
 from distill.checkpoints import newest_intact_checkpoint
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig, split_time
@@ -37,6 +39,9 @@ from distill.recipe import Recipe
 from distill.selection import Selection
 from distill.step_times import StepTimes
 from distill.teacher import load_teacher
+from distill.teacher_cache.answers import CachedAnswers
+from distill.teacher_cache.contents import load_head
+from distill.teacher_config import refuse_cut_entries
 from eval.models import load_model
 
 DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint of many gigabytes
@@ -57,33 +62,41 @@ def newest_for_all(folder: Path) -> Path | None:
 def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) -> DistillModel:
     """The student at <run>/init in float32 beside its teacher on this process's device.
 
+    Of a teacher that is cached only the output head is loaded.
+
     Args:
         recipe: Says which.
         target: The teacher's folder.
         eval_tasks: The tasks of the held-out prompts.
+
+    Raises:
+        UserError: If the teacher's cache keeps entries of a vocabulary that the student has only a part of.
     """
     on_gpu, config = torch.cuda.is_available(), recipe.distill
     full_precision = config.precision == "fp32"
     dtype = "float32" if full_precision else recipe.target.dtype
-    load_frozen = partial(load_teacher, dtype=dtype, device=f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu")
-    selection = config.token_selection
+    place = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
+    load_frozen, selection = partial(load_teacher, **place), config.token_selection
+    cached = config.teacher.source == "cache"
     student = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
-    return DistillModel(
+    model = DistillModel(
         AnswerLogits(student),
-        load_frozen(target),
-        objective=build_objective(config.loss, temperature=config.temperature),
+        CachedTeacher(load_head(target, **place)) if cached else load_frozen(target),
+        objective=build_objective(config.loss, temperature=config.temperature, contents=config.teacher.contents),
         selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         held_out=HeldOut(eval_tasks, recipe.data.temperature, recipe.data.top_p),
         cpu_bfloat16=not on_gpu and not full_precision,
     )
+    refuse_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
+    return model
 
 
 def build_trainer(
     recipe: Recipe,
     model: DistillModel,
     *,
-    train_set: AnswerDataset,
-    eval_set: AnswerDataset,
+    train_set: AnswerDataset | CachedAnswers,
+    eval_set: AnswerDataset | CachedAnswers,
     checkpoint: Path | None,
 ) -> Trainer:
     """A trainer that stands at the checkpoint, or at the start where there is none."""
@@ -115,6 +128,7 @@ def build_trainer(
                 best_by=BEST_BY,
             ),
             EvaluationIntervals(),
+            *([AlphaBounds(model, interval=config.console_log_interval)] if config.teacher.contents == "top_k" else []),
             SpeedMonitor(window_size=10, gpu_flops_available=flops_available(config.precision)),
             LRMonitor(),
         ],

@@ -24,9 +24,11 @@ from architectures.manifest import write_manifest
 from architectures.progress import track
 from architectures.shapes import Shape
 from architectures.target import read_config
+from distill.answer_logits import head_of
 from distill.check import free_bytes, size
+from distill.chunked import Head
 from distill.data import Example, collate
-from distill.teacher_cache.contents import FrozenHead, head_of, join_rows, sampled_rows, top_k_rows, uniform_numbers
+from distill.teacher_cache.contents import join_rows, sampled_rows, top_k_rows, uniform_numbers
 from distill.teacher_cache.index import (
     Shard,
     cut_into_shards,
@@ -185,7 +187,7 @@ class Capturer:
         return load_model(self.target, dtype=self.settings.dtype)
 
     @cached_property
-    def head(self) -> FrozenHead:
+    def head(self) -> Head:
         """Its output head."""
         return head_of(self.lm)
 

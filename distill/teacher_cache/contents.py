@@ -12,17 +12,16 @@ Ids have the smallest integer type that holds the vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from architectures.families import family_of
 from architectures.shapes import Shape
 from architectures.target import read_config
 from architectures.weights import open_weights
+from distill.chunked import Head
 from distill.teacher_config import id_bytes
 from eval.models import text_config
 
@@ -30,34 +29,8 @@ ID_TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}
 LOG_PROB_TYPE = torch.float16  # log p = -10 to 0.004; bfloat16 would round it to 0.03
 
 
-@dataclass(frozen=True)
-class FrozenHead:
-    """The output head of a teacher.
-
-    Attributes:
-        weight_VH: In the teacher's dtype.
-        cap: Bound of the logits' size, of Gemma; None elsewhere.
-    """
-
-    weight_VH: Tensor
-    cap: float | None
-
-    def logits(self, hidden_AH: Tensor) -> Tensor:
-        """Logits_AV in the teacher's dtype, as the teacher itself computes them."""
-        logits_AV = nn.functional.linear(hidden_AH, self.weight_VH)
-        return logits_AV if self.cap is None else self.cap * (logits_AV / self.cap).tanh()
-
-
-def head_of(lm: PreTrainedModel) -> FrozenHead:
-    """The head of a loaded model."""
-    head = lm.get_output_embeddings()
-    assert isinstance(head, nn.Linear), "a causal language model has a linear output head"
-    assert head.bias is None, "no family we know has a bias there"
-    return FrozenHead(head.weight, getattr(lm.config, "final_logit_softcapping", None))
-
-
-def load_head(target: Path, *, dtype: str, device: str) -> FrozenHead:
-    """The head of a target folder, without the rest of its weights.
+def load_head(target: Path, *, dtype: str, device: str) -> Head:
+    """The head of a target folder, without the rest of its weights; no family we know has a bias there.
 
     Args:
         target: A Hugging Face folder.
@@ -72,7 +45,8 @@ def load_head(target: Path, *, dtype: str, device: str) -> FrozenHead:
     role = "embedding" if Shape.from_config(config, where=str(target / "config.json")).tied else "head"
     weights = open_weights(target, base_prefix=family.base_prefix)
     weight_VH = weights.read(family.weight(role)).to(device=device, dtype=getattr(torch, dtype))
-    return FrozenHead(weight_VH, getattr(text_config(target), "final_logit_softcapping", None))
+    softcap = getattr(text_config(target), "final_logit_softcapping", None)
+    return Head(weight_VH, bias_V=None, softcap=softcap, vocab_size=len(weight_VH))
 
 
 def top_k_rows(logits_AV: Tensor, k: int) -> dict[str, Tensor]:

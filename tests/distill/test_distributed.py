@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from distill.checkpoints import find_checkpoints
 from distill.recipe import save_recipe
+from distill.teacher_cache.stage import cache_stage
 from distill.train import train
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,28 @@ def test_two_processes_equal_one(make_run, parallelism):
         second = launch(together, 2, max_duration="6ba")
         assert second.returncode == 0, second.stderr
         assert_same_training(alone, together)
+
+
+@pytest.mark.parametrize("contents", ["hidden", "top_k"])
+def test_two_processes_read_what_one_reads_from_a_cache(make_run, contents):
+    settings = {"device_train_microbatch_size": 1, "max_duration": "4ba"}
+    settings["teacher"] = {"source": "cache", "contents": contents}
+    alone, together = make_run("alone", **settings), make_run("together", **settings)
+    for recipe in (alone, together):
+        cache_stage(recipe)
+    completed = launch(together, 2)
+    assert completed.returncode == 0, completed.stderr
+    train(alone)
+    assert_same_training(alone, together)
+    if contents == "top_k":
+        logs = [
+            (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines() for recipe in (alone, together)
+        ]
+        first, second = (
+            next(line for line in map(json.loads, log) if "metrics/train/alpha_low" in line) for log in logs
+        )
+        for name in ("metrics/train/alpha_low", "metrics/train/alpha_high"):
+            assert first[name] == pytest.approx(second[name], rel=1e-5)
 
 
 def test_fsdp2_in_one_process_equals_ddp(make_run):

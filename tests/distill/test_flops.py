@@ -34,10 +34,10 @@ def test_the_head_counts_where_it_runs():
     assert forward_flops(SHAPE, [(10, 4)]) - forward_flops(SHAPE, [(10, 3)]) == 2 * 96 * 32
 
 
-def test_a_step_is_three_passes_of_the_student_and_one_of_the_teacher():
+def test_a_step_is_three_passes_of_the_student_and_what_the_teacher_does():
     answers = [(10, 4), (7, 7)]
     forward = forward_flops(SHAPE, answers)
-    assert training_flops(SHAPE, SHAPE, iter(answers)) == 4 * forward
+    assert training_flops(SHAPE, iter(answers), teacher=5) == 3 * forward + 5
 
 
 def test_a_processor_does_at_least_a_million_products_a_second():

@@ -7,7 +7,7 @@ from torch.distributed.fsdp import fully_shard
 
 from architectures.shapes import Shape
 from distill.answer_logits import AnswerLogits, logits_of
-from distill.flops import training_flops
+from distill.flops import forward_flops, training_flops
 from distill.loss_config import LossTerm
 from distill.losses import forward_kl, reverse_kl
 from distill.metrics import LOOKAHEADS, answers_of, eval_metrics, quantities_of_rows
@@ -222,8 +222,12 @@ def test_the_teachers_time_is_told_from_the_students(model, batch):
 
 
 def test_flops_count_real_tokens_and_kept_positions(model, batch):
-    shapes = (Shape.from_config(lm.config.to_dict()) for lm in (model.student.lm, model.teacher.model.lm))
-    assert model.flops_per_batch(batch) == training_flops(*shapes, zip(LENGTHS, NUM_KEPT, strict=True))
+    student, teacher = (Shape.from_config(lm.config.to_dict()) for lm in (model.student.lm, model.teacher.model.lm))
+    answers = list(zip(LENGTHS, NUM_KEPT, strict=True))
+    of_teacher = forward_flops(teacher, answers)
+    assert model.flops_per_batch(batch) == training_flops(student, answers, teacher=of_teacher)
+    model.objective = build_objective("cross_entropy", temperature=1.0)
+    assert model.flops_per_batch(batch) == training_flops(student, answers, teacher=0)
 
 
 def test_bfloat16_on_a_processor_is_in_the_student_and_not_in_the_loss(tiny_draft, tiny_target, batch):

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from distill.sparse_losses import alpha_bounds, loss_of_rows, sampled_cross_entropy, top_k_kl
+from distill.sparse_losses import alpha_bounds, kept_forward_kl, sampled_cross_entropy, top_k_kl
 
 NUM_TOKENS, VOCAB = 7, 11
 KEPT = [1, 3, 10, VOCAB]
@@ -113,17 +113,17 @@ def test_gradient_is_the_closed_form(logits, k):
 def test_gradient_equals_finite_differences(logits, name):
     student_AV, teacher_AV = logits
     rows = dict(zip(("ids", "log_probs", "log_tail"), keep(teacher_AV, 4), strict=True))
-    loss = loss_of_rows(rows if name == "top_k" else {"ids": rows["ids"]})
-    everything = slice(None)
+    rows = rows if name == "top_k" else {"ids": rows["ids"]}
     student_AV = student_AV.clone().requires_grad_()
-    loss(student_AV, everything).sum().backward()
+    kept_forward_kl(student_AV, rows).sum().backward()
     assert student_AV.grad is not None
     step = 1e-2
     for row, column in itertools.product((0, 3), range(VOCAB)):
         moved = torch.zeros(NUM_TOKENS, VOCAB)
         moved[row, column] = step
         with torch.no_grad():
-            slope = (loss(student_AV + moved, everything) - loss(student_AV - moved, everything)).sum() / (2 * step)
+            higher, lower = (kept_forward_kl(student_AV + sign * moved, rows) for sign in (1, -1))
+            slope = (higher - lower).sum() / (2 * step)
         torch.testing.assert_close(student_AV.grad[row, column], slope, rtol=1e-2, atol=1e-4)
 
 
@@ -190,12 +190,17 @@ def test_chunks_of_rows_give_what_all_rows_give(logits, name):
     student_AV, teacher_AV = logits
     rows = dict(zip(("ids", "log_probs", "log_tail"), keep(teacher_AV, 4), strict=True))
     rows = rows if name == "top_k" else {"ids": rows["ids"]}
-    loss = loss_of_rows(rows)
     chunks = [slice(0, 2), slice(2, 3), slice(3, NUM_TOKENS)]
     whole_A = (
         top_k_kl(student_AV, **rename(rows)) if name == "top_k" else sampled_cross_entropy(student_AV, rows["ids"])
     )
-    assert torch.equal(torch.cat([loss(student_AV[rows], rows) for rows in chunks]), whole_A)
+    parts = [kept_forward_kl(student_AV[part], {name: kept[part] for name, kept in rows.items()}) for part in chunks]
+    assert torch.equal(torch.cat(parts), whole_A)
+
+
+def test_another_temperature_than_the_caches_is_refused(logits):
+    with pytest.raises(ValueError, match=r"temperature must be 1, at which the cache was written, got 2\.0"):
+        kept_forward_kl(logits[0], {"ids": torch.zeros(NUM_TOKENS, 1, dtype=torch.int64)}, temperature=2.0)
 
 
 def rename(rows):

@@ -22,13 +22,13 @@ from torch.utils.data import DataLoader
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.manifest import read_manifest
+from distill.answer_logits import head_of
 from distill.data import AnswerDataset, collate
 from distill.sparse_losses import alpha_bounds, top_k_kl
 from distill.teacher import load_teacher
 from distill.teacher_cache import capture, index, record
 from distill.teacher_cache.capture import CaptureSettings, capture_teacher
 from distill.teacher_cache.contents import (
-    head_of,
     join_rows,
     load_head,
     narrow_ids,
