@@ -18,6 +18,7 @@ from architectures.shapes import DTYPE_BYTES, Shape
 from architectures.sizes import masked_shape
 from distill.loss_config import chunk_size
 from distill.recipe import Recipe
+from distill.teacher_config import TeacherConfig
 
 MASTER_BYTES = 4  # the student's weights, gradients and each of Adam's two moments are float32
 NORM_BYTES = 8  # of a norm, per channel and token: its input and its normalised input, in float32
@@ -55,6 +56,7 @@ class Training:
         loss_tokens: Tokens of a sequence that make loss, at most.
         gated: Whether learned masks are multiplied in.
         sharded: Whether FSDP2 divides the student.
+        cached_bytes: What a batch holds of a cached teacher per answer token; None where the teacher runs.
     """
 
     title: str
@@ -68,6 +70,7 @@ class Training:
     loss_tokens: int
     gated: bool = False
     sharded: bool = False
+    cached_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
         seq_len=data.max_seq_len,
         loss_tokens=data.max_new_tokens,
         sharded=config.parallelism == "fsdp2",
+        cached_bytes=cached_bytes(config.teacher, target, teacher_dtype(recipe, config.precision)),
     )
     return [mask_training(recipe, target), distillation] if recipe.text is not None else [distillation]
 
@@ -121,6 +125,16 @@ def teacher_dtype(recipe: Recipe, precision: str) -> str:
     return "float32" if precision == "fp32" else recipe.target.dtype
 
 
+def cached_bytes(teacher: TeacherConfig, target: Shape, dtype: str) -> int | None:
+    """What a batch holds per answer token: hidden states as they are, ids widened to 8 bytes and numbers to 4."""
+    if teacher.contents == "hidden":
+        return target.hidden * DTYPE_BYTES[dtype]
+    if teacher.contents == "top_k":
+        assert teacher.k is not None, "filled in by the config"
+        return teacher.k * (8 + 4) + 4
+    return None if teacher.num_samples is None else teacher.num_samples * 8
+
+
 def process_counts(training: Training) -> list[int]:
     """One process, and the most of a machine's that can share the batch."""
     most = max(n for n in range(1, GROUP_OF_PROCESSES + 1) if training.batch % n == 0)
@@ -137,10 +151,21 @@ def memory_parts(training: Training, processes: int) -> list[Part]:
         parts.append(Part(f"{name}, float32", count * copies * MASTER_BYTES // shards, origin))
     parts += replica_parts(training, processes)
     if training.teacher is not None:
-        origin = f"{training.teacher.parameters():,} parameters x {DTYPE_BYTES[training.teacher_dtype]} bytes, whole"
-        size = training.teacher.weight_bytes(training.teacher_dtype)
-        parts.append(Part(f"teacher weights, {training.teacher_dtype}", size, origin))
+        parts += teacher_parts(training, training.teacher, processes)
     return [*parts, activation_part(training, processes), loss_part(training, processes)]
+
+
+def teacher_parts(training: Training, teacher: Shape, processes: int) -> list[Part]:
+    """The frozen teacher: all of it where it runs; its head, for evaluations, and a batch's rows where it is cached."""
+    dtype, item = training.teacher_dtype, DTYPE_BYTES[training.teacher_dtype]
+    if training.cached_bytes is None:
+        origin = f"{teacher.parameters():,} parameters x {item} bytes, whole"
+        return [Part(f"teacher weights, {dtype}", teacher.weight_bytes(dtype), origin)]
+    head, tokens = teacher.vocab * teacher.hidden, training.batch // processes * training.loss_tokens
+    return [
+        Part(f"teacher's head, {dtype}", head * item, f"{teacher.vocab:,} x {teacher.hidden:,} x {item} bytes"),
+        Part("cached teacher's rows", tokens * training.cached_bytes, f"{tokens:,} x {training.cached_bytes:,} bytes"),
+    ]
 
 
 def replica_parts(training: Training, processes: int) -> list[Part]:

@@ -171,3 +171,25 @@ def test_masks_without_kl_have_no_teacher():
 
 def test_the_loss_as_measured():
     assert (loss_bytes("amp_bf16"), loss_bytes("fp32")) == (24, 28)
+
+
+@pytest.mark.parametrize(
+    ("contents", "row_bytes"),
+    [({"contents": "hidden"}, 4096 * 2), ({"contents": "top_k", "k": 32}, 32 * 12 + 4), ({"contents": "samples"}, 96)],
+)
+def test_of_a_cached_teacher_a_batch_holds_rows_and_a_process_the_head(contents, row_bytes):
+    recipe = Recipe.model_validate(
+        {
+            "run_name": "cached",
+            "target": {"path": "meta-llama/Llama-2-7b-hf"},
+            "architecture": {"shape": "wide-796m"},
+            "data": {"self_written_prompts": 100},
+            "distill": {"teacher": {"source": "cache", **contents}, "global_train_batch_size": 16},
+        }
+    )
+    (training,) = trainings(recipe, LLAMA, DRAFT)
+    for processes in (1, 4):
+        found = sizes(training, processes)
+        assert found["teacher's head, bfloat16"] == 2 * 32000 * 4096
+        assert found["cached teacher's rows"] == 16 // processes * recipe.data.max_new_tokens * row_bytes
+        assert "teacher weights, bfloat16" not in found
