@@ -126,9 +126,10 @@ def cell(
 ) -> dict[str, Any]:
     """Cut, score, distil, score."""
     start_s = time.perf_counter()
-    recipe = recipe_of(options, {**SHAPES[shape], **METHODS[method]}, seed)
     if method == "learned_masks":
-        recipe = train_masks(options, recipe, shape)
+        recipe = train_masks(options, shape)
+    else:
+        recipe = recipe_of(options, {**SHAPES[shape], **METHODS[method]}, seed)
     source, plan = weights_and_plan(recipe, options.target)
     with tempfile.TemporaryDirectory() as folder:
         prune_checkpoint(source, plan, Path(folder) / "draft", dtype="float32")
@@ -168,13 +169,13 @@ def recipe_of(options: argparse.Namespace, architecture: dict[str, Any], seed: i
     )
 
 
-def train_masks(options: argparse.Namespace, recipe: Recipe, shape: str) -> Recipe:
+def train_masks(options: argparse.Namespace, shape: str) -> Recipe:
     """Train a shape's masks unless they are there; the recipe of the run that holds them."""
     run = options.masks / shape.replace(" ", "-").replace(",", "")
     run.mkdir(parents=True, exist_ok=True)
     text = write_text(options, run / "text.jsonl")
     masks = {"max_duration": f"{options.mask_batches}ba", "global_train_batch_size": MASK_BATCH_SIZE}
-    settings = recipe.model_dump(mode="json")
+    settings = recipe_of(options, SHAPES[shape], options.seeds[0]).model_dump(mode="json")
     settings["architecture"] = {**METHODS["learned_masks"], **SHAPES[shape], "masks": masks}
     settings["text"] = {
         "domains": [{"name": "answers", "path": str(text)}],
@@ -182,7 +183,7 @@ def train_masks(options: argparse.Namespace, recipe: Recipe, shape: str) -> Reci
         "num_eval_sequences": 8,
         "mixture": {"rule": "fixed"},
     }
-    recipe = Recipe.model_validate({**settings, "run_dir": str(run), "seed": options.seeds[0]})
+    recipe = Recipe.model_validate({**settings, "run_dir": str(run)})
     if masks_are_due(recipe):
         save_recipe(recipe, run / "recipe.yaml")
         subprocess.run(training_command(run / "recipe.yaml", []), env=training_environment(), check=True)
