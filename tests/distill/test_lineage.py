@@ -25,6 +25,7 @@ from distill.lineage import (
     require_training_inputs,
     write_draft_manifest,
 )
+from distill.loss_config import TokenSelection
 from distill.recipe import save_recipe
 from distill.stages import distill_stage, eval_prompts, export_stage
 from distill.train import train
@@ -32,6 +33,7 @@ from eval.config import PromptSource
 from eval.traces import read_traces
 
 CHANGES_WEIGHTS: dict[str, Any] = {
+    "loss": "reverse_kl",
     "temperature": 2.0,
     "global_train_batch_size": 8,
     "precision": "amp_bf16",
@@ -74,16 +76,17 @@ def test_a_training_continues_under_keys_that_leave_its_weights_alone(make_run):
 def test_a_training_does_not_continue_under_any_other_key(make_run):
     recipe = make_run()
     begin_training(recipe)
-    for key, value in CHANGES_WEIGHTS.items():
-        with pytest.raises(UserError, match="checkpoints was made from another distill than"):
+    selection = TokenSelection(reference=str(Path(recipe.run_dir) / "init"))
+    for key, value in {**CHANGES_WEIGHTS, "token_selection": selection}.items():
+        with pytest.raises(UserError, match="checkpoints was made from another distill"):
             require_training_inputs(changed(recipe, f"distill.{key}", value))
-    others = {"loss", "teacher"}  # loss has one value; a cached teacher is asked for its cache first
+    others = {"token_selection", "teacher"}  # a cached teacher is asked for its cache first
     assert {*CHANGES_WEIGHTS, *LEAVES_THEM, *others} == set(DistillConfig.model_fields)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "folder"),
-    [("architecture", ArchitectureConfig(layers=3), "init"), ("data.temperature", 0.5, "data")],
+    [("architecture", ArchitectureConfig(layers=3, method="first_last"), "init"), ("data.temperature", 0.5, "data")],
 )
 def test_a_training_does_not_start_from_what_another_recipe_made(make_run, key, value, folder):
     recipe = changed(make_run(), key, value)
@@ -108,7 +111,7 @@ def test_a_training_does_not_continue_from_another_init_or_other_answers(make_ru
     ("inputs_of", "key", "value", "named"),
     [
         (prune_inputs, "target.dtype", "bfloat16", ["target.dtype"]),
-        (prune_inputs, "architecture", ArchitectureConfig(layers=3), ["architecture"]),
+        (prune_inputs, "architecture", ArchitectureConfig(layers=3, method="first_last"), ["architecture"]),
         (prune_inputs, "seed", 5, []),
         (generate_inputs, "target.dtype", "bfloat16", ["target.dtype"]),
         (generate_inputs, "data.temperature", 0.5, ["data"]),

@@ -18,7 +18,7 @@ LEARNED = {"layers": 2, "method": "learned_masks"}
         ({**LEARNED, "source": "s"}, "must leave out source with method: learned_masks"),
         ({"stages": [3, 2], "method": "learned_masks"}, "must leave out stages with method: learned_masks"),
         ({"plan": "p.json", "method": "learned_masks"}, "must leave out plan with method: learned_masks"),
-        ({"layers": 2, "masks": {"mask_lr": 0.5}}, "must leave out masks with method: first_last"),
+        ({"layers": 2, "masks": {"mask_lr": 0.5}}, "must leave out masks with method: greedy"),
     ],
 )
 def test_nothing_is_accepted_and_ignored(architecture, message):

@@ -221,7 +221,7 @@ def test_the_teacher_is_in_neither_checkpoint_nor_optimizer(make_masks, tiny_tar
     inside = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     assert inside == {id(parameter) for parameter in model.parameters()}
     assert not inside & {id(parameter) for parameter in model.teacher.model.parameters()}
-    assert [group["lr"] for group in optimizer.param_groups] == [1e-4, 1.0]
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-4, 0.3]
 
 
 def test_multipliers_rise_where_too_much_is_open(make_masks):

@@ -114,7 +114,7 @@ def test_hidden_states_serve_any_loss_at_any_temperature(load):
 def test_a_sparse_cache_serves_forward_kl_at_temperature_1(contents):
     teacher = TeacherConfig(source="cache", contents=contents)
     refuse_unserved(teacher, loss="forward_kl", temperature=1.0)
-    with pytest.raises(ValueError, match=f"when distill.loss is reverse_kl: {contents} serves forward_kl only"):
+    with pytest.raises(ValueError, match=f"is reverse_kl: {contents} serves forward_kl and cross_entropy only"):
         refuse_unserved(teacher, loss="reverse_kl", temperature=1.0)
 
 

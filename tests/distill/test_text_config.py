@@ -29,7 +29,7 @@ def test_text_and_learned_masks_go_together(load, tmp_path):
         load("")
     plain = tmp_path / "plain.yaml"
     plain.write_text(f"{BASE}text: {{domains: [{{name: a, path: a.txt}}]}}\n".replace(", method: learned_masks", ""))
-    with pytest.raises(RecipeError, match=r"text must be left out when architecture\.method is first_last"):
+    with pytest.raises(RecipeError, match=r"text must be left out when architecture\.method is greedy"):
         load_recipe(plain)
 
 
