@@ -38,7 +38,9 @@ def cut(target, tmp_path_factory):
 
     def make(layers: int) -> Path:
         out = tmp_path_factory.mktemp("cut") / f"{layers}-layers"
-        plan = plan_pruning(Shape.from_config(read_config(target)), ArchitectureConfig(layers=layers))
+        plan = plan_pruning(
+            Shape.from_config(read_config(target)), ArchitectureConfig(layers=layers, method="first_last")
+        )
         prune_checkpoint(target, plan, out, dtype="float32", finish=lambda _: None)
         return out
 

@@ -25,10 +25,12 @@ MOMENT_RTOL = 1e-5  # of the norm of Adam's first moments, which keep the size o
 pytestmark = pytest.mark.slow  # a launch imports torch and Composer in two processes
 
 
-def launch(recipe, num_processes: int, *, cwd: Path = ROOT, **distill) -> subprocess.CompletedProcess[str]:
+def launch(
+    recipe, num_processes: int, *, cwd: Path = ROOT, program: tuple[str, ...] = ("-m", "distill.train"), **distill
+) -> subprocess.CompletedProcess[str]:
     path = Path(recipe.run_dir) / "recipe.yaml"
     save_recipe(recipe, path)
-    command = [sys.executable, "-m", "composer", "-n", str(num_processes), "-m", "distill.train", str(path)]
+    command = [sys.executable, "-m", "composer", "-n", str(num_processes), *program, str(path)]
     overrides = [f"distill.{key}={value}" for key, value in distill.items()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run([*command, *overrides], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
@@ -85,6 +87,29 @@ def test_two_processes_equal_one(make_run, parallelism):
         second = launch(together, 2, max_duration="6ba")
         assert second.returncode == 0, second.stderr
         assert_same_training(alone, together)
+
+
+IN_CHUNKS = """
+import sys
+import distill.own_packages
+import distill.chunked
+distill.chunked.chunk_size = lambda vocab: 7
+from distill.train import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+def test_chunks_in_two_processes_equal_whole_logits_in_one(make_run, tmp_path, monkeypatch, parallelism):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    alone, together = (
+        make_run(name, max_duration="2ba", device_train_microbatch_size=1) for name in ("alone", "together")
+    )
+    (tmp_path / "in_chunks.py").write_text(IN_CHUNKS)
+    completed = launch(together, 2, program=(str(tmp_path / "in_chunks.py"),), parallelism=parallelism)
+    assert completed.returncode == 0, completed.stderr
+    train(alone)
+    assert_same_training(alone, together)
 
 
 @pytest.mark.parametrize("contents", ["hidden", "top_k"])
