@@ -150,6 +150,13 @@ def test_the_evaluation_behind_the_last_checkpoint_counts(make_run, evaluations)
     assert best(recipe) == exported(recipe) == "ep1-ba6-rank0.pt"
 
 
+def test_the_best_at_an_epochs_end_is_saved_though_none_was_due(make_run, evaluations):
+    recipe = make_run(eval_interval="1ep", save_interval="4ba")
+    evaluations(1.0, 1.5, 1.2)
+    train(recipe)
+    assert best(recipe) == exported(recipe) == "ep1-ba3-rank0.pt"
+
+
 def test_a_later_session_knows_the_best(make_run, evaluations):
     recipe = make_run(max_duration="3ba", eval_interval="1ba", eval_first=False)
     evaluations(1.4, 1.5, 1.3, 1.2, 1.1)
