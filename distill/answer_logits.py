@@ -56,8 +56,3 @@ def head_of(lm: PreTrainedModel) -> Head:
 def logits_of(hidden_AH: Tensor, head: Head) -> Tensor:
     """Logits_AV, for a model that is to be read whole."""
     return head.logits(hidden_AH)
-
-
-def head_logits(lm: PreTrainedModel, hidden_AH: Tensor) -> Tensor:
-    """Logits_AV of a causal language model, from what its last norm put out."""
-    return head_of(lm).logits(hidden_AH)

@@ -258,7 +258,7 @@ def cache_bytes(recipe: Recipe, target: Shape, work: Work) -> int:
     tokens = {"train": work.answer_tokens, "eval": recipe.data.num_eval_prompts * longest}
     if tokens["train"] is None:
         tokens["train"] = (work.answers or 0) * longest
-    sizes = {"hidden": target.hidden, "vocab": target.vocab, "dtype": teacher_dtype(recipe)}
+    sizes = {"hidden": target.hidden, "vocab": target.vocab, "dtype": teacher_dtype(recipe, recipe.distill.precision)}
     return sum((count or 0) * bytes_per_token(recipe.distill.teacher, name, **sizes) for name, count in tokens.items())
 
 

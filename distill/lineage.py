@@ -227,7 +227,7 @@ def cache_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     return {
         "target": fingerprint_checkpoint(target),
         **fingerprint_tokenizer(target),
-        "teacher's dtype": teacher_dtype(recipe),
+        "teacher's dtype": teacher_dtype(recipe, recipe.distill.precision),
         "data": fingerprint_value((read_manifest(Path(recipe.run_dir) / "data") or {}).get("inputs")),
         "data.max_seq_len": str(recipe.data.max_seq_len),
         "data.batch_size": str(recipe.data.batch_size),  # more rows in one product may round otherwise
@@ -236,9 +236,9 @@ def cache_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     }
 
 
-def teacher_dtype(recipe: Recipe) -> Dtype:
+def teacher_dtype(recipe: Recipe, precision: str) -> Dtype:
     """Number type of the teacher while it teaches."""
-    return "float32" if recipe.distill.precision == "fp32" else recipe.target.dtype
+    return "float32" if precision == "fp32" else recipe.target.dtype
 
 
 def training_inputs(recipe: Recipe) -> dict[str, str]:

@@ -25,12 +25,12 @@ from architectures.masks import Masks, plan_from_masks
 from architectures.shapes import Shape
 from architectures.sizes import masked_shape
 from architectures.target import read_config, resolve_checkpoint
-from distill.answer_logits import head_logits
+from distill.answer_logits import head_of
 from distill.callbacks import CheckpointWriter, ClipGradientNorm
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
 from distill.config import split_time
 from distill.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
-from distill.lineage import mask_inputs, recipe_hash, refuse_changed, target_record
+from distill.lineage import mask_inputs, recipe_hash, refuse_changed, target_record, teacher_dtype
 from distill.loggers import ConsoleReport, MetricsFile
 from distill.mask_export import export_masks, open_kept_fraction
 from distill.mask_model import MaskModel
@@ -85,7 +85,7 @@ def build_mask_model(recipe: Recipe, target: Path) -> MaskModel:
     masks = Masks(source, masked_shape(source, recipe.architecture), seed=recipe.seed)
     full_precision = config.precision == "fp32"
     device = f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"
-    dtype = "float32" if full_precision else recipe.target.dtype
+    dtype = teacher_dtype(recipe, config.precision)
     return MaskModel(
         load_model(target, dtype="float32", device=device),
         masks,
@@ -172,7 +172,7 @@ def build_text(recipe: Recipe, model: MaskModel, target: Path) -> tuple[DataSpec
 @torch.no_grad()
 def all_logits(lm: PreTrainedModel, ids_BT: Tensor) -> Tensor:
     """logits_BTV at every position."""
-    return head_logits(lm, lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state)
+    return head_of(lm).logits(lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state)
 
 
 def build_mask_optimizer(config: MasksConfig, model: MaskModel) -> DecoupledAdamW:

@@ -16,6 +16,7 @@ from math import prod
 from architectures.families import FAMILIES
 from architectures.shapes import DTYPE_BYTES, Shape
 from architectures.sizes import masked_shape
+from distill.lineage import teacher_dtype
 from distill.loss_config import chunk_size
 from distill.recipe import Recipe
 from distill.teacher_config import TeacherConfig
@@ -118,11 +119,6 @@ def mask_training(recipe: Recipe, target: Shape) -> Training:
         loss_tokens=text.max_seq_len - 1,
         gated=True,
     )
-
-
-def teacher_dtype(recipe: Recipe, precision: str) -> str:
-    """Number type of the frozen teacher."""
-    return "float32" if precision == "fp32" else recipe.target.dtype
 
 
 def cached_bytes(teacher: TeacherConfig, target: Shape, dtype: str) -> int | None:

@@ -31,6 +31,7 @@ from distill.checkpoints import newest_intact_checkpoint
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig, split_time
 from distill.data import AnswerDataset, build_dataspec
 from distill.flops import measured_cpu_flops
+from distill.lineage import teacher_dtype
 from distill.loggers import build_loggers
 from distill.metrics import BEST_BY
 from distill.model import DistillModel, HeldOut
@@ -74,7 +75,7 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
     """
     on_gpu, config = torch.cuda.is_available(), recipe.distill
     full_precision = config.precision == "fp32"
-    dtype = "float32" if full_precision else recipe.target.dtype
+    dtype = teacher_dtype(recipe, config.precision)
     place = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
     load_frozen, selection = partial(load_teacher, **place), config.token_selection
     cached = config.teacher.source == "cache"

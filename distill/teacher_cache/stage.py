@@ -46,9 +46,8 @@ def write_cache(recipe: Recipe, target: Path, inputs: dict[str, str]) -> None:
 
     restore_signals()  # importing Composer took Ctrl-C away
     train_set, eval_set = read_answers(recipe)
-    settings = CaptureSettings(
-        recipe.distill.teacher, dtype=teacher_dtype(recipe), seed=recipe.seed, batch_size=recipe.data.batch_size
-    )
+    dtype = teacher_dtype(recipe, recipe.distill.precision)
+    settings = CaptureSettings(recipe.distill.teacher, dtype=dtype, seed=recipe.seed, batch_size=recipe.data.batch_size)
     details = {
         "dtype": settings.dtype,
         "max_seq_len": recipe.data.max_seq_len,
