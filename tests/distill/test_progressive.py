@@ -35,7 +35,7 @@ def recipe_file(tiny_target, tmp_path):
     file = tmp_path / "recipe.yaml"
     file.write_text(
         f"run_name: tiny\nrun_dir: {tmp_path / 'out'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
-        f"architecture: {{stages: [3, 2, 1], intermediate: 96, width_method: random}}\n"
+        f"architecture: {{method: first_last, stages: [3, 2, 1], intermediate: 96, width_method: random}}\n"
         f"data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 2}}\n"
     )
     return file

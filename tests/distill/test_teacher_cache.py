@@ -304,14 +304,14 @@ def test_more_entries_than_the_vocabulary_has_are_refused(write, tmp_path):
 
 
 KILLED = """
-import dataclasses, json, os, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 from distill.data import Example
 from distill.teacher_cache import capture, index
 from distill.teacher_config import TeacherConfig
 
 target, examples, inputs, runs = json.loads(sys.argv[1])
-examples = {name: [Example(tuple(ids), kept) for ids, kept in rows] for name, rows in examples.items()}
+examples = {name: [Example(tuple(ids), *rest) for ids, *rest in rows] for name, rows in examples.items()}
 index.MAX_SHARD_TOKENS = 40
 write_tensors = capture.write_tensors
 
@@ -336,7 +336,7 @@ for out, teacher in runs.items():  # a child each: importing torch twice would t
 @pytest.mark.slow
 def test_a_killed_capture_ends_in_the_same_bytes(write, tiny_target, examples, tmp_path):
     teachers = {"hidden": HIDDEN, "top_k": TOP_K, "samples": SAMPLES}
-    rows = {name: [[one.input_ids, one.num_kept] for one in some] for name, some in examples.items()}
+    rows = {name: [dataclasses.astuple(one) for one in some] for name, some in examples.items()}
     runs = {str(tmp_path / name): teacher.model_dump() for name, teacher in teachers.items()}
     argument = json.dumps([str(tiny_target), rows, INPUTS, runs])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
