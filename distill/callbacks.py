@@ -1,4 +1,4 @@
-"""What happens during training besides learning: checkpoints that survive a full disk, and gradients kept in bounds."""
+"""What happens during training besides learning: checkpoints that survive a full disk, and the intervals of metrics."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from composer import Algorithm, Callback, Event, Logger, State, Time
+from composer import Callback, Logger, State, Time
 from composer.callbacks import CheckpointSaver
 from composer.utils import dist, reproducibility
 
@@ -178,25 +178,3 @@ class EvaluationIntervals(Callback):
                     place = f"metrics/{label}/{name}"
                     bounds |= {f"{place}/low": estimate.low, f"{place}/high": estimate.high}
         logger.log_metrics(bounds)
-
-
-class ClipGradientNorm(Algorithm):
-    """Scales all gradients down together when their norm exceeds a threshold, before every step.
-
-    Composer's own GradientClipping looks for FSDP1 modules when a model is sharded, and so leaves gradients under FSDP2
-    as they are; torch's function handles whole and sharded ones alike.
-
-    Args:
-        threshold: Largest Euclidean norm of all gradients together.
-    """
-
-    def __init__(self, threshold: float):
-        self.threshold = threshold
-
-    def match(self, event: Event, state: State) -> bool:  # noqa: ARG002
-        """After the gradients of all micro-batches are there."""
-        return event == Event.AFTER_TRAIN_BATCH
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Clip."""
-        torch.nn.utils.clip_grad_norm_(state.model.parameters(), max_norm=self.threshold)

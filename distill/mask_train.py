@@ -6,6 +6,7 @@ out of it. Run it again after an interruption and it continues.
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from composer.callbacks import SpeedMonitor
 from composer.loggers import LoggerDestination
 from composer.optim import CosineAnnealingWithWarmupScheduler, DecoupledAdamW
 from composer.utils import dist
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from architectures.config import MasksConfig
@@ -26,10 +27,11 @@ from architectures.shapes import Shape
 from architectures.sizes import masked_shape
 from architectures.target import read_config, resolve_checkpoint
 from distill.answer_logits import head_of
-from distill.callbacks import CheckpointWriter, ClipGradientNorm
+from distill.callbacks import CheckpointWriter
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
 from distill.config import split_time
 from distill.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
+from distill.gradient_norm import GradientNorm
 from distill.lineage import mask_inputs, recipe_hash, refuse_changed, target_record, teacher_dtype
 from distill.loggers import ConsoleReport, MetricsFile
 from distill.mask_export import export_masks, open_kept_fraction
@@ -119,7 +121,7 @@ def build_mask_trainer(recipe: Recipe, model: MaskModel, target: Path) -> Traine
         max_duration=config.max_duration,
         optimizers=build_mask_optimizer(config, model),
         schedulers=CosineAnnealingWithWarmupScheduler(t_warmup=f"{in_batches(WARMUP, config)}ba", alpha_f=ALPHA_F),
-        algorithms=[ClipWeightGradients(CLIPPING_THRESHOLD)],
+        algorithms=[GradientNorm(folder, CLIPPING_THRESHOLD, weights)],
         device=training_device(),
         precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see MaskModel
         device_train_microbatch_size=microbatch_size(config),
@@ -184,15 +186,12 @@ def build_mask_optimizer(config: MasksConfig, model: MaskModel) -> DecoupledAdam
     return DecoupledAdamW(groups, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
 
 
-class ClipWeightGradients(ClipGradientNorm):
-    """Clips the gradients of the weights alone: those of the constraints are larger and would shrink them to nothing.
+def weights(state: State) -> Iterator[nn.Parameter]:
+    """The parameters whose gradients are bounded together; those of the constraints would shrink them to nothing.
 
     Adam makes the steps of masks and multipliers independent of the size of their gradients.
     """
-
-    def apply(self, event: object, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Clip."""
-        torch.nn.utils.clip_grad_norm_(mask_model(state).student.parameters(), max_norm=self.threshold)
+    return mask_model(state).student.parameters()
 
 
 class MaskSchedule(Callback):

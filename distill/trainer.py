@@ -26,11 +26,12 @@ from architectures.errors import UserError
 from distill.alpha_bounds import AlphaBounds
 from distill.answer_logits import AnswerLogits
 from distill.cached_teacher import CachedTeacher
-from distill.callbacks import CheckpointWriter, ClipGradientNorm, EvaluationIntervals
+from distill.callbacks import CheckpointWriter, EvaluationIntervals
 from distill.checkpoints import newest_intact_checkpoint
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig, split_time
 from distill.data import AnswerDataset, build_dataspec
 from distill.flops import measured_cpu_flops
+from distill.gradient_norm import GradientNorm
 from distill.lineage import teacher_dtype
 from distill.loggers import build_loggers
 from distill.metrics import BEST_BY
@@ -101,7 +102,7 @@ def build_trainer(
     checkpoint: Path | None,
 ) -> Trainer:
     """A trainer that stands at the checkpoint, or at the start where there is none."""
-    config = recipe.distill
+    config, checkpoints = recipe.distill, Path(recipe.run_dir) / "checkpoints"
     clipping = config.gradient_clipping
     size, eval_size = device_batch_size(config), config.device_eval_batch_size
     train_data = build_dataspec(train_set, device_batch_size=size, shuffle=True, seed=recipe.seed)
@@ -113,7 +114,7 @@ def build_trainer(
         max_duration=epochs_in_batches(config.max_duration, train_data),
         optimizers=build_optimizer(config.optimizer, model),
         schedulers=build_scheduler(config.scheduler),
-        algorithms=[] if clipping is None else [ClipGradientNorm(clipping.clipping_threshold)],
+        algorithms=[GradientNorm(checkpoints, None if clipping is None else clipping.clipping_threshold)],
         device=training_device(),
         precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see DistillModel
         device_train_microbatch_size=microbatch_size(config),
@@ -123,7 +124,7 @@ def build_trainer(
         callbacks=[
             StepTimes(model.clock),
             CheckpointWriter(
-                Path(recipe.run_dir) / "checkpoints",
+                checkpoints,
                 save_interval=config.save_interval,
                 num_to_keep=config.save_num_checkpoints_to_keep,
                 best_by=BEST_BY,
