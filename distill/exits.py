@@ -2,15 +2,31 @@
 
 import errno
 import os
+import re
+import signal
 import sys
 import time
 from collections.abc import Callable
+from types import FrameType
 
 from architectures.errors import UserError
 
 # Composer's launcher looks for a failed process ten times a second and then stops the others.
 WAIT_FOR_RANK_0_S = 10
+# What gloo and NCCL say when a process they talk to is gone.
+LOST_PROCESS = re.compile("Connection (closed|reset) by peer|ncclRemoteError")
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+FROM_CHECKPOINT = "Run the same command again to continue from the newest checkpoint, if there is one."
+
+
+def end_on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a signal handler's signature
+    """End this process as SIGTERM asks, after loggers have been closed; say what it means.
+
+    Composer's launcher sends it to all processes of a machine when one of them is gone, and says of the others alone
+    that they ended.
+    """
+    say_once(f"Ended from outside (SIGTERM): another process of this training failed, or was killed. {FROM_CHECKPOINT}")
+    sys.exit(128 + signal.SIGTERM)
 
 
 def report_user_errors(command: Callable[[], None]) -> int:
@@ -27,6 +43,11 @@ def report_user_errors(command: Callable[[], None]) -> int:
             raise
         place = error.filename or "the run folder"
         return fail(f"{place}: {error.strerror}. Free or choose another place; the same command continues.")
+    except RuntimeError as error:
+        if not LOST_PROCESS.search(str(error)):
+            raise
+        say_once(f"Another process of this training is gone ({str(error).splitlines()[0]}). {FROM_CHECKPOINT}")
+        return 1
     except KeyboardInterrupt:
         say_once("\nInterrupted. Run the same command again to continue.")
         return 130

@@ -35,7 +35,7 @@ from architectures.target import resolve_checkpoint
 from distill.checkpoints import chosen_checkpoint, find_checkpoints
 from distill.data import AnswerDataset
 from distill.debug_files import begin_debug
-from distill.exits import report_user_errors
+from distill.exits import end_on_sigterm, report_user_errors
 from distill.export import export_checkpoint, vocab_size_of
 from distill.lineage import begin_training, masks_are_due, require_training_inputs, write_draft_manifest
 from distill.mask_train import train_masks
@@ -115,11 +115,11 @@ def restore_signals() -> None:
     """Undo what importing Composer did: Ctrl-C raises KeyboardInterrupt again, and ranks above 0 end at once.
 
     Composer exits in an orderly way on SIGTERM, for the sake of loggers, which only rank 0 has; its launcher takes that
-    for a crash of its own and prints all the others' output after the one message that matters.
+    for a crash of its own and prints all the others' output after the one message that matters. Rank 0 does so too, and
+    says what happened.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if dist.get_global_rank() != 0:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if dist.get_global_rank() != 0 else end_on_sigterm)
 
 
 def share_cores() -> None:

@@ -217,7 +217,7 @@ def test_exit_codes_of_a_command(capsys):
 
 
 def test_our_own_errors_keep_their_traceback():
-    for error in (ValueError("x"), OSError(errno.ENOENT, "No such file", "x")):
+    for error in (ValueError("x"), RuntimeError("CUDA error"), OSError(errno.ENOENT, "No such file", "x")):
         with pytest.raises(type(error)):
             report_user_errors(raising(error))
 
@@ -233,6 +233,15 @@ def test_a_full_disk_is_for_the_user_to_mend(number, capsys):
 def test_a_full_disk_without_a_file_name(capsys):
     assert report_user_errors(raising(OSError(errno.ENOSPC, "No space left on device"))) == 2
     assert capsys.readouterr().err.startswith("the run folder: No space left on device. Free or choose")
+
+
+@pytest.mark.parametrize(
+    "said", ["[pair.cc:534] Connection closed by peer [127.0.0.1]:9", "NCCL error\nncclRemoteError: A call failed"]
+)
+def test_a_process_that_lost_another_says_so_without_a_traceback(said, capsys):
+    assert report_user_errors(raising(RuntimeError(said))) == 1
+    first = said.splitlines()[0]
+    assert capsys.readouterr().err.startswith(f"Another process of this training is gone ({first}). Run the same")
 
 
 def test_other_ranks_wait_for_the_first_and_speak_only_if_left_alone(monkeypatch, capsys):

@@ -173,3 +173,35 @@ def test_a_file_of_the_working_folder_that_hides_a_package_is_named(make_run, tm
     message = f"{tmp_path / 'eval.py'}: hides widedraft's own package 'eval' at {ROOT / 'eval'}."
     assert (completed.stdout + completed.stderr).count(message) == 1
     assert "Traceback" not in completed.stdout + completed.stderr
+
+
+LOSING_RANK_1 = """
+import os, signal, sys
+import distill.own_packages
+import distill.model
+from distill.train import main
+
+loss, losses = distill.model.DistillModel.loss, []
+
+def die_in_the_third_batch(model, outputs, batch):
+    losses.append(None)
+    if len(losses) == 3 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return loss(model, outputs, batch)
+
+distill.model.DistillModel.loss = die_in_the_third_batch
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_lost_process_ends_the_others_and_costs_no_checkpoint(make_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "losing.py").write_text(LOSING_RANK_1)
+    together = make_run("together", save_interval="1ba", eval_interval="1dur", eval_first=False, max_duration="4ba")
+    completed = launch(together, 2, program=(str(tmp_path / "losing.py"),))
+    assert completed.returncode not in (0, 2)
+    assert completed.stderr.count("Run the same command again to continue from the newest checkpoint") == 1
+    assert "Traceback" not in completed.stderr
+    assert [path.name for path in find_checkpoints(Path(together.run_dir) / "checkpoints")][-1] == "ep0-ba2-rank0.pt"
+    train(together)
+    assert find_checkpoints(Path(together.run_dir) / "checkpoints")[-1].name.endswith("ba4-rank0.pt")

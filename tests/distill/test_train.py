@@ -16,6 +16,7 @@ from architectures.errors import UserError
 from architectures.manifest import read_manifest, write_manifest
 from distill.checkpoints import find_checkpoints
 from distill.config import OptimizerConfig
+from distill.exits import end_on_sigterm
 from distill.lineage import generate_inputs, prune_inputs, training_inputs
 from distill.train import main, read_answers, share_cores, train
 from distill.trainer import build_model, build_optimizer, build_trainer, device_batch_size, microbatch_size
@@ -355,7 +356,7 @@ def test_ctrl_c_is_an_interrupt_again_and_other_ranks_end_at_once(monkeypatch, t
             signal.signal(number, composers)
         assert main([str(tmp_path / "absent.yaml")]) == 2
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        assert signal.getsignal(signal.SIGTERM) is (signal.SIG_DFL if rank else composers)
+        assert signal.getsignal(signal.SIGTERM) is (signal.SIG_DFL if rank else end_on_sigterm)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
