@@ -269,6 +269,9 @@ class DistillConfig(Section):
         batch = info.data.get("global_train_batch_size")
         if isinstance(size, int) and batch is not None and size > batch:
             raise ValueError(f"must be at most distill.global_train_batch_size, got {size} and {batch}.")
+        teacher = info.data.get("teacher")
+        if size == "auto" and teacher is not None and teacher.parallelism == "fsdp2":
+            raise ValueError("must be a number when distill.teacher.parallelism is fsdp2, got auto.")
         return size
 
     @field_validator("parallelism")

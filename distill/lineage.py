@@ -40,6 +40,7 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
         "console_log_interval",
     )
 )
+RESUMABLE = {**dict.fromkeys(RESUMABLE_KEYS, True), "teacher": {"parallelism"}}
 
 
 def require_finished(folder: Path, command: str) -> None:
@@ -231,7 +232,7 @@ def cache_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
         "data": fingerprint_value((read_manifest(Path(recipe.run_dir) / "data") or {}).get("inputs")),
         "data.max_seq_len": str(recipe.data.max_seq_len),
         "data.batch_size": str(recipe.data.batch_size),  # more rows in one product may round otherwise
-        "distill.teacher": fingerprint_value(recipe.distill.teacher.model_dump(mode="json")),
+        "distill.teacher": fingerprint_value(recipe.distill.teacher.model_dump(mode="json", exclude={"parallelism"})),
         "seed": str(recipe.seed),
     }
 
@@ -244,7 +245,7 @@ def teacher_dtype(recipe: Recipe, precision: str) -> Dtype:
 def training_inputs(recipe: Recipe) -> dict[str, str]:
     """What the checkpoints are made from; keys that a continued training may change are left out."""
     run = Path(recipe.run_dir)
-    settings, selection = recipe.distill.model_dump(mode="json", exclude=set(RESUMABLE_KEYS)), {}
+    settings, selection = recipe.distill.model_dump(mode="json", exclude=RESUMABLE), {}
     if recipe.distill.token_selection is not None:
         reference = Path(recipe.distill.token_selection.reference)
         selection["distill.token_selection.reference"] = fingerprint_checkpoint(reference)

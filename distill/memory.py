@@ -58,6 +58,7 @@ class Training:
         gated: Whether learned masks are multiplied in.
         sharded: Whether FSDP2 divides the student.
         cached_bytes: What a batch holds of a cached teacher per answer token; None where the teacher runs.
+        teacher_sharded: Whether FSDP2 divides the teacher.
     """
 
     title: str
@@ -72,6 +73,7 @@ class Training:
     gated: bool = False
     sharded: bool = False
     cached_bytes: int | None = None
+    teacher_sharded: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
         loss_tokens=data.max_new_tokens,
         sharded=config.parallelism == "fsdp2",
         cached_bytes=cached_bytes(config.teacher, target, teacher_dtype(recipe, config.precision)),
+        teacher_sharded=config.teacher.parallelism == "fsdp2",
     )
     return [mask_training(recipe, target), distillation] if recipe.text is not None else [distillation]
 
@@ -154,6 +157,8 @@ def memory_parts(training: Training, processes: int) -> list[Part]:
 def teacher_parts(training: Training, teacher: Shape, processes: int) -> list[Part]:
     """The frozen teacher: all of it where it runs; its head, for evaluations, and a batch's rows where it is cached."""
     dtype, item = training.teacher_dtype, DTYPE_BYTES[training.teacher_dtype]
+    if training.teacher_sharded and processes > 1:
+        return sharded_teacher_parts(teacher, dtype, processes)
     if training.cached_bytes is None:
         origin = f"{teacher.parameters():,} parameters x {item} bytes, whole"
         return [Part(f"teacher weights, {dtype}", teacher.weight_bytes(dtype), origin)]
@@ -161,6 +166,17 @@ def teacher_parts(training: Training, teacher: Shape, processes: int) -> list[Pa
     return [
         Part(f"teacher's head, {dtype}", head * item, f"{teacher.vocab:,} x {teacher.hidden:,} x {item} bytes"),
         Part("cached teacher's rows", tokens * training.cached_bytes, f"{tokens:,} x {training.cached_bytes:,} bytes"),
+    ]
+
+
+def sharded_teacher_parts(teacher: Shape, dtype: str, processes: int) -> list[Part]:
+    """A process's share of the teacher, and what is whole while it answers (distill/sharded_teacher.py)."""
+    item, count = DTYPE_BYTES[dtype], teacher.parameters()
+    at_once = count - (teacher.layers - min(2, teacher.layers)) * teacher.parameters_per_layer()
+    origin = f"{count:,} parameters x {item} bytes / {processes} processes"
+    return [
+        Part(f"teacher weights, {dtype}", count * item // processes, origin),
+        Part("teacher's parts gathered by FSDP2", at_once * item, "embedding, head and two layers"),
     ]
 
 

@@ -30,6 +30,9 @@ class TeacherConfig(Section):
     )
     k: int | None = Field(default=None, ge=1, description="Entries kept by top_k; 64 where left out.")
     num_samples: int | None = Field(default=None, ge=1, description="Tokens drawn by samples; 12 where left out.")
+    parallelism: Literal["replicated", "fsdp2"] = Field(
+        default="replicated", description="Whether each process holds the whole live teacher or a shard of it."
+    )
 
     @field_validator("contents")
     @classmethod
@@ -51,6 +54,16 @@ class TeacherConfig(Section):
     @classmethod
     def _of_samples(cls, num_samples: int | None, info: ValidationInfo) -> int | None:
         return count_for("samples", num_samples, default=12, info=info)
+
+    @field_validator("parallelism")
+    @classmethod
+    def _of_a_live_one(cls, parallelism: str, info: ValidationInfo) -> str:
+        if info.data.get("source") == "cache" and parallelism != "replicated":
+            raise ValueError(
+                f"must be left out when distill.teacher.source is cache, got {parallelism}. "
+                "Of a cached teacher only the output head is loaded."
+            )
+        return parallelism
 
 
 def count_for(contents: Contents, count: int | None, *, default: int, info: ValidationInfo) -> int | None:

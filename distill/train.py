@@ -134,7 +134,7 @@ def share_cores() -> None:
 
 def join_other_processes(recipe: Recipe) -> None:
     """Meet the other ranks, if there are any."""
-    if dist.get_world_size() > 1 or recipe.distill.parallelism == "fsdp2":
+    if dist.get_world_size() > 1 or "fsdp2" in (recipe.distill.parallelism, recipe.distill.teacher.parallelism):
         dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
 
 

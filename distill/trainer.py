@@ -39,6 +39,7 @@ from distill.model import DistillModel, HeldOut
 from distill.objective import build_objective
 from distill.recipe import Recipe
 from distill.selection import Selection
+from distill.sharded_teacher import load_sharded_teacher
 from distill.step_times import StepTimes
 from distill.teacher import load_teacher
 from distill.teacher_cache.answers import CachedAnswers
@@ -80,10 +81,11 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
     place = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
     load_frozen, selection = partial(load_teacher, **place), config.token_selection
     cached = config.teacher.source == "cache"
+    load_live = load_sharded_teacher if config.teacher.parallelism == "fsdp2" else load_teacher
     student = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
     model = DistillModel(
         AnswerLogits(student),
-        CachedTeacher(load_head(target, **place)) if cached else load_frozen(target),
+        CachedTeacher(load_head(target, **place)) if cached else load_live(target, **place),
         objective=build_objective(config.loss, temperature=config.temperature, contents=config.teacher.contents),
         selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         held_out=HeldOut(eval_tasks, recipe.data.temperature, recipe.data.top_p),

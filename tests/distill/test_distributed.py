@@ -205,3 +205,58 @@ def test_a_lost_process_ends_the_others_and_costs_no_checkpoint(make_run, tmp_pa
     assert [path.name for path in find_checkpoints(Path(together.run_dir) / "checkpoints")][-1] == "ep0-ba2-rank0.pt"
     train(together)
     assert find_checkpoints(Path(together.run_dir) / "checkpoints")[-1].name.endswith("ba4-rank0.pt")
+
+
+TWO_TEACHERS = """
+import sys
+from pathlib import Path
+import distill.own_packages
+import torch
+from composer.utils import dist
+from distill.sharded_teacher import load_sharded_teacher
+from distill.teacher import load_teacher
+from distill.train import training_device
+
+target = Path(sys.argv[1])
+dist.initialize_dist(training_device(), timeout=60)
+for dtype in ("float32", "bfloat16"):
+    whole, sharded = (load(target, dtype=dtype, device="cpu") for load in (load_teacher, load_sharded_teacher))
+    mine, all_of_it = (sum(each.numel() for each in some) for some in (
+        [parameter.to_local() for parameter in sharded.model.parameters()], sharded.model.parameters()))
+    assert all_of_it == sum(parameter.numel() for parameter in whole.model.parameters()), all_of_it
+    assert mine == all_of_it / 2, (mine, all_of_it)
+    assert sharded.vocab_size == whole.vocab_size
+    assert not any(parameter.requires_grad for parameter in sharded.model.parameters())
+    draw = torch.Generator().manual_seed(dist.get_global_rank())  # each process its own batch
+    for _ in range(2):
+        batch = {"input_ids": torch.randint(0, 200, (3, 9), generator=draw)}
+        batch["keep"] = torch.rand(3, 9, generator=draw) < 0.5
+        said, expected = (teacher.rows(batch, vocab_size=200).logits(slice(None)) for teacher in (sharded, whole))
+        assert torch.equal(said, expected), (said - expected).abs().max()
+"""
+
+
+def test_a_sharded_teacher_says_what_a_whole_one_says(tiny_target, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "teachers.py").write_text(TWO_TEACHERS)
+    command = [sys.executable, "-m", "composer", "-n", "2", str(tmp_path / "teachers.py"), str(tiny_target)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+
+
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+def test_a_sharded_teacher_teaches_as_a_whole_one(make_run, parallelism):
+    settings = {"max_duration": "4ba", "device_train_microbatch_size": 1}
+    alone, together = (
+        make_run("alone", **settings),
+        make_run("together", parallelism=parallelism, teacher={"parallelism": "fsdp2"}, **settings),
+    )
+    completed = launch(together, 2)
+    assert completed.returncode == 0, completed.stderr
+    train(alone)
+    assert_same_training(alone, together)
+    names = torch.load(find_checkpoints(Path(together.run_dir) / "checkpoints")[-1], weights_only=False)["state"][
+        "model"
+    ]
+    assert all(name.startswith("student.") for name in names)

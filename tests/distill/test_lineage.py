@@ -73,6 +73,13 @@ def test_a_training_continues_under_keys_that_leave_its_weights_alone(make_run):
         require_training_inputs(changed(recipe, f"distill.{key}", value))
 
 
+def test_a_training_continues_with_its_teacher_in_shards(make_run):
+    recipe = make_run()
+    begin_training(recipe)
+    sharded = recipe.distill.teacher.model_copy(update={"parallelism": "fsdp2"})
+    require_training_inputs(changed(recipe, "distill.teacher", sharded))
+
+
 def test_a_training_does_not_continue_under_any_other_key(make_run):
     recipe = make_run()
     begin_training(recipe)

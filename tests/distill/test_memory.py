@@ -126,6 +126,16 @@ def test_fsdp2_divides_the_student_and_not_the_teacher():
     assert sizes(replace(sharded, precision="fp32"), 1)["parts gathered by FSDP2"] == 2 * 4 * gathered
 
 
+def test_a_sharded_teacher_is_divided_but_for_what_is_gathered():
+    sharded = replace(WIDE, teacher_sharded=True)
+    one, eight, whole = sizes(sharded, 1), sizes(sharded, 8), sizes(WIDE, 8)
+    assert one == sizes(WIDE, 1)
+    assert eight["teacher weights, bfloat16"] == whole["teacher weights, bfloat16"] // 8
+    gathered = 2 * (LLAMA.parameters() - 30 * LLAMA.parameters_per_layer())
+    assert eight.pop("teacher's parts gathered by FSDP2") == gathered
+    assert {**eight, "teacher weights, bfloat16": 0} == {**whole, "teacher weights, bfloat16": 0}
+
+
 def test_auto_takes_the_whole_batch_of_a_process():
     auto = replace(WIDE, microbatch=None)
     assert [sequences_at_once(auto, processes) for processes in (1, 8)] == [64, 8]
@@ -188,6 +198,7 @@ def test_of_a_cached_teacher_a_batch_holds_rows_and_a_process_the_head(contents,
         }
     )
     (training,) = trainings(recipe, LLAMA, DRAFT)
+    assert not training.teacher_sharded
     for processes in (1, 4):
         found = sizes(training, processes)
         assert found["teacher's head, bfloat16"] == 2 * 32000 * 4096

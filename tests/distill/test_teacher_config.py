@@ -78,6 +78,20 @@ def test_what_is_left_out_is_filled_in_and_loads_back_equal(load, tmp_path, sect
             "distill.teacher.k must be left out unless distill.teacher.contents is top_k, got 3 and samples.",
         ),
         (
+            "teacher: {source: cache, parallelism: fsdp2}",
+            (
+                "distill.teacher.parallelism must be left out when distill.teacher.source is cache, got fsdp2. "
+                "Of a cached teacher only the output head is loaded."
+            ),
+        ),
+        (
+            "teacher: {parallelism: fsdp2}",
+            (
+                "distill.device_train_microbatch_size must be a number when distill.teacher.parallelism is fsdp2, "
+                "got auto."
+            ),
+        ),
+        (
             "teacher: {source: disk}",
             "distill.teacher.source must be live or cache, got 'disk'.",
         ),
