@@ -436,8 +436,8 @@ def test_a_cache_that_is_being_mended_counts_as_unfinished(write, tmp_path, monk
 def test_a_part_of_a_cache_of_another_format_is_refused(write, tmp_path, monkeypatch):
     """Its shards may be cut elsewhere."""
     interrupt(monkeypatch, write)
-    monkeypatch.setattr(record, "FORMAT", "widedraft.teacher_cache/2")
-    with pytest.raises(UserError, match=r"its format is 'widedraft\.teacher_cache/1', this version reads 'widedraft\."):
+    monkeypatch.setattr(record, "FORMAT", "widedraft.teacher_cache/3")
+    with pytest.raises(UserError, match=r"its format is 'widedraft\.teacher_cache/2', this version reads 'widedraft\."):
         write(SAMPLES)
 
 
@@ -468,7 +468,7 @@ def test_another_format_or_split_is_refused(write):
     with pytest.raises(UserError, match="holds no test answers, but train, eval"):
         TeacherCache(folder, "test")
     manifest = folder / "manifest.json"
-    manifest.write_text(manifest.read_text().replace("teacher_cache/1", "teacher_cache/0"))
+    manifest.write_text(manifest.read_text().replace("teacher_cache/2", "teacher_cache/0"))
     with pytest.raises(UserError, match=r"its format is 'widedraft\.teacher_cache/0', this version reads 'widedraft\."):
         TeacherCache(folder, "train")
 
@@ -477,9 +477,11 @@ def test_rows_of_other_answers_are_refused(write, examples):
     cache = TeacherCache(write(HIDDEN), "train")
     cache.require_examples(examples["train"])
     first, *others = examples["train"]
+    ((start, end),) = first.spans
     for changed in (
         others,
-        [dataclasses.replace(first, num_kept=first.num_kept + 1), *others],
+        [dataclasses.replace(first, spans=((start - 1, end),)), *others],
+        [dataclasses.replace(first, spans=((start, end - 1), (end - 1, end))), *others],  # as many rows, two answers
         [dataclasses.replace(first, input_ids=(*first.input_ids[:-1], 3)), *others],
         [*others, first],
     ):
