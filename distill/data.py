@@ -20,7 +20,7 @@ from composer.utils import dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from eval.traces import Trace
+from eval.traces import Trace, continues
 
 if TYPE_CHECKING:
     from distill.teacher_cache.answers import CachedAnswers
@@ -109,11 +109,6 @@ def join_turns(examples: Sequence[Example]) -> list[Example]:
             spans = (*joined.pop().spans, *spans)
         joined.append(replace(example, spans=spans))
     return joined
-
-
-def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
-    """Whether the later tokens begin with all of the earlier ones."""
-    return tuple(later_ids[: len(earlier_ids)]) == tuple(earlier_ids)
 
 
 def task_of(source: str) -> str:
