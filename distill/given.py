@@ -37,29 +37,6 @@ class GivenSettings:
     max_prompt_len: int
 
 
-def drop_without_room(
-    conversations: Sequence[Conversation], renderer: Renderer, max_prompt_len: int
-) -> list[Conversation]:
-    """The conversations whose first question has at most max_prompt_len tokens; says how many have more.
-
-    Raises:
-        UserError: If all of them have more.
-    """
-    fitting = [each for each in conversations if len(renderer.opened(each.question, each.source)) <= max_prompt_len]
-    if not fitting:
-        raise UserError(
-            f"All {len(conversations)} conversations begin with more than {max_prompt_len} tokens. "
-            "Raise data.max_seq_len, or shorten them."
-        )
-    if len(fitting) < len(conversations):
-        print(
-            f"{len(conversations) - len(fitting)} of {len(conversations)} conversations begin with more than "
-            f"{max_prompt_len} tokens and are left out",
-            file=sys.stderr,
-        )
-    return fitting
-
-
 def collect_given(target: Path, config: DataConfig, out: Path, *, seed: int) -> dict[str, Any]:
     """Write the conversations' answers to out/train-*.jsonl and, for those held out of training, to out/eval-*.jsonl.
 
@@ -99,6 +76,29 @@ def collect_given(target: Path, config: DataConfig, out: Path, *, seed: int) -> 
         "asked_in_eval": len(drawn) - len(train),
         **counts,
     }
+
+
+def drop_without_room(
+    conversations: Sequence[Conversation], renderer: Renderer, max_prompt_len: int
+) -> list[Conversation]:
+    """The conversations whose first question has at most max_prompt_len tokens; says how many have more.
+
+    Raises:
+        UserError: If all of them have more.
+    """
+    fitting = [each for each in conversations if len(renderer.opened(each.question, each.source)) <= max_prompt_len]
+    if not fitting:
+        raise UserError(
+            f"All {len(conversations)} conversations begin with more than {max_prompt_len} tokens. "
+            "Raise data.max_seq_len, or shorten them."
+        )
+    if len(fitting) < len(conversations):
+        print(
+            f"{len(conversations) - len(fitting)} of {len(conversations)} conversations begin with more than "
+            f"{max_prompt_len} tokens and are left out",
+            file=sys.stderr,
+        )
+    return fitting
 
 
 def drop_asked(train: Sequence[Conversation], held_out: Sequence[Conversation]) -> list[Conversation]:

@@ -23,7 +23,7 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.manifest import read_manifest
 from distill.answer_logits import head_of
-from distill.data import AnswerDataset, collate
+from distill.data import AnswerDataset, Example, collate
 from distill.sparse_losses import alpha_bounds, top_k_kl
 from distill.teacher import load_teacher
 from distill.teacher_cache import capture, index, record
@@ -70,7 +70,13 @@ def examples():
     sets = {"train": AnswerDataset(answers(10, 1), max_seq_len=MAX_SEQ_LEN)}
     sets["eval"] = AnswerDataset(answers(4, 2), max_seq_len=MAX_SEQ_LEN)
     assert sets["train"].counts.cut
-    return {name: dataset.examples for name, dataset in sets.items()}
+    return {name: [with_two_answers(each) for each in dataset.examples] for name, dataset in sets.items()}
+
+
+def with_two_answers(example: Example) -> Example:
+    """The example with the fourth token of a longer answer as what a user says in between."""
+    ((first, end),) = example.spans
+    return dataclasses.replace(example, spans=((first, first + 3), (first + 4, end))) if end > first + 4 else example
 
 
 @pytest.fixture
@@ -477,11 +483,11 @@ def test_rows_of_other_answers_are_refused(write, examples):
     cache = TeacherCache(write(HIDDEN), "train")
     cache.require_examples(examples["train"])
     first, *others = examples["train"]
-    ((start, end),) = first.spans
+    (start, middle), later = first.spans
     for changed in (
         others,
-        [dataclasses.replace(first, spans=((start - 1, end),)), *others],
-        [dataclasses.replace(first, spans=((start, end - 1), (end - 1, end))), *others],  # as many rows, two answers
+        [dataclasses.replace(first, spans=((start, middle + 1), later)), *others],
+        [dataclasses.replace(first, spans=((start + 1, middle + 1), later)), *others],  # as many rows
         [dataclasses.replace(first, input_ids=(*first.input_ids[:-1], 3)), *others],
         [*others, first],
     ):
