@@ -72,7 +72,8 @@ REFUSED = {
         {"prompt": "a"},
         (
             "has no answer: none of the fields answer, completion, response, output. Give each row one, e.g. "
-            '{"prompt": "How many sides has a cube?", "answer": "Six."}, or set data.answers to written, and the target answers.'
+            '{"prompt": "How many sides has a cube?", "answer": "Six."}, '
+            "or set data.answers to written, and the target answers."
         ),
     ),
     "user turns alone": (
