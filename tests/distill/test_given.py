@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import GenerationConfig
 
 from architectures.errors import UserError
 from architectures.manifest import read_manifest
@@ -18,6 +19,8 @@ from distill.stages import generate_stage
 from distill.teacher_cache.stage import cache_stage
 from distill.train import read_answers, train
 from eval.config import PromptSource
+from eval.models import load_tokenizer
+from eval.tasks import render_prompt
 from eval.traces import Trace, read_traces
 
 LOSS_RTOL = 1e-6  # float32, a cached hidden state was computed in another batch
@@ -204,6 +207,31 @@ def test_rerun_finishes_what_is_missing(tiny_target, row_file, tmp_path):
     assert kept == before.keys() - {"train-00001.jsonl"}
     with pytest.raises(UserError, match="max_prompt_len was 199, is 99"):
         collect_given(tiny_target, config(path, max_seq_len=100), out, seed=3)
+
+
+def test_a_question_may_leave_room_for_one_token(tiny_target, row_file, tmp_path, capsys):
+    around = len(render_prompt(load_tokenizer(tiny_target), [ask("")]))
+    long = [{"prompt": "x" * (length - around), "answer": "y"} for length in (199, 200)]
+    counts = collect_given(
+        tiny_target, config(row_file(*rows(3), *long, name="chat#2.jsonl")), tmp_path / "data", seed=3
+    )
+    assert counts["too_long"] == 1
+    assert counts["train"]["prompts"] + counts["eval"]["prompts"] == 4
+    assert all(counts[name]["sequences"] == counts[name]["prompts"] for name in ("train", "eval"))
+    assert "1 of 5 conversations begin with more than 199 tokens" in capsys.readouterr().err
+
+
+def test_another_template_or_stop_token_is_another_set_of_answers(make_checkpoint, row_file, tmp_path):
+    folder, data = make_checkpoint(seed=1), config(row_file(*rows(3)))
+    collect_given(folder, data, tmp_path / "data", seed=3)
+    GenerationConfig(eos_token_id=[2, 5]).save_pretrained(folder)
+    with pytest.raises(UserError, match=r"stop_ids was \[2\], is \[2, 5\]\."):
+        collect_given(folder, data, tmp_path / "data", seed=3)
+    GenerationConfig(eos_token_id=2).save_pretrained(folder)
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + "\n")
+    with pytest.raises(UserError, match="eval answers were made with other settings: chat template was "):
+        collect_given(folder, data, tmp_path / "data", seed=3)
 
 
 def test_refusals_leave_nothing_behind(tiny_target, row_file, tmp_path):
