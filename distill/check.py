@@ -16,7 +16,8 @@ from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.sizes import WIDTHS, draft_shape, masked_shape
 from architectures.target import config_at_hand, is_gguf
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
-from distill.config import split_time
+from distill.config import DataConfig, split_time
+from distill.conversations import Conversation, load_conversations
 from distill.lineage import generate_inputs, target_record, teacher_dtype
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
 from distill.recipe import Recipe
@@ -55,7 +56,7 @@ class Work:
 
     Attributes:
         prompts: Rows the recipe names; None if a data set has to be opened to count them.
-        answers: Answers to train on; None if not known.
+        answers: Sequences to train on, one answer each or a conversation of given ones; None if not known.
         answer_tokens: Of those, once they are written.
         at_most: Whether the first two are bounds: a data set may have fewer rows than the recipe reads.
     """
@@ -76,7 +77,7 @@ def check_recipe(recipe: Recipe) -> str:
     """
     problems: list[str] = []
     cut = attempt(lambda: planned(recipe), problems)
-    prompts = [attempt(partial(read_prompts, source), problems) for source in recipe.data.prompts]
+    prompts = [attempt(partial(read_rows, source, recipe.data), problems) for source in recipe.data.prompts]
     for source in recipe.eval.tasks:
         attempt(partial(read_prompts, source), problems)
     if cut is not None:
@@ -153,7 +154,14 @@ def read_prompts(source: PromptSource) -> list[Prompt] | None:
     return None if source.path is None else load_prompts([source])
 
 
-def expected_work(recipe: Recipe, sources: Sequence[list[Prompt] | None]) -> Work:
+def read_rows(source: PromptSource, data: DataConfig) -> Sequence[Prompt | Conversation] | None:
+    """The same of the data's own sources, which may bring their answers."""
+    if data.answers == "written" or source.path is None:
+        return read_prompts(source)
+    return load_conversations([source])
+
+
+def expected_work(recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversation] | None]) -> Work:
     """Counts from the finished answers if they are this recipe's, else from the prompts.
 
     Raises:
@@ -161,7 +169,8 @@ def expected_work(recipe: Recipe, sources: Sequence[list[Prompt] | None]) -> Wor
     """
     counts = finished_counts(recipe)
     if counts is not None:
-        return Work(counts["prompts"], counts["train"]["answers"], counts["train"]["answer_tokens"])
+        train = counts["train"]
+        return Work(counts["prompts"], train.get("sequences", train["answers"]), train["answer_tokens"])
     bounds = [named.num_prompts for named, found in zip(recipe.data.prompts, sources, strict=True) if found is None]
     if None in bounds:
         return Work(None, None)
@@ -173,7 +182,7 @@ def expected_work(recipe: Recipe, sources: Sequence[list[Prompt] | None]) -> Wor
             f"data.num_eval_prompts must be less than the number of prompts, got {held_out} and {total}. "
             "Hold out fewer, or add prompts."
         )
-    answers = total - held_out + sum(len(prompt.later_turns) for prompt in prompts)
+    answers = total - held_out + sum(len(prompt.later_turns) for prompt in prompts if isinstance(prompt, Prompt))
     return Work(total, answers, at_most=bool(bounds))
 
 
@@ -254,7 +263,7 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
 
 def cache_bytes(recipe: Recipe, target: Shape, work: Work) -> int:
     """What a cache of the teacher takes, for the answers on disk or the longest there can be."""
-    longest = recipe.data.max_new_tokens
+    longest = recipe.data.longest_answer
     tokens = {"train": work.answer_tokens, "eval": recipe.data.num_eval_prompts * longest}
     if tokens["train"] is None:
         tokens["train"] = (work.answers or 0) * longest
@@ -301,7 +310,7 @@ def tokens(answers: int, recipe: Recipe, work: Work) -> str:
     """The answer tokens of so many answers: their mean length times their number, or an upper bound."""
     if work.answers and work.answer_tokens is not None:
         return f"{round(answers * work.answer_tokens / work.answers):,}, counted in {Path(recipe.run_dir) / 'data'}"
-    return f"at most {answers * recipe.data.max_new_tokens:,}; known once {Path(recipe.run_dir) / 'data'} exists"
+    return f"at most {answers * recipe.data.longest_answer:,}; known once {Path(recipe.run_dir) / 'data'} exists"
 
 
 def sizes(parts: dict[str, int]) -> list[Row]:

@@ -1,16 +1,16 @@
-"""The target's answers as batches of token ids, padded on the right, with the positions that are learned marked.
+"""Answered prompts as batches of token ids, padded on the right, with the positions that are learned marked.
 
 Shape suffixes used in this file:
     B = sequences in the batch, T = tokens of the longest sequence in it
 
 A batch is {"input_ids": ids_BT, "attention_mask": real_BT, "keep": keep_BT, "next_ids": next_BT}. `keep` is True at
-positions that predict a token of the answer: from the last token of the prompt to the last but one of the answer.
+positions that predict a token of an answer: from the last token before it to the last but one of the answer itself.
 `next_ids` is the token that follows each position. `task` is task_B1, the place of each prompt's task among the
 dataset's tasks.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from composer.utils import dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from eval.traces import Trace
+from eval.traces import Trace, continues
 
 if TYPE_CHECKING:
     from distill.teacher_cache.answers import CachedAnswers
@@ -30,12 +30,17 @@ PAD_ID = 0  # any id will do: nothing attends to padding and nothing is learned 
 
 @dataclass(frozen=True)
 class Example:
-    """One answered prompt, ready to train on."""
+    """One sequence to train on: an answered prompt, or a conversation with several answers in it."""
 
-    input_ids: tuple[int, ...]  # prompt and answer without its last token, which predicts nothing
-    last_id: int  # that last token
-    num_kept: int  # the last so many positions predict a token of the answer
+    input_ids: tuple[int, ...]  # all tokens but the last, which predicts nothing
+    last_id: int  # that last token, of the last answer
+    spans: tuple[tuple[int, int], ...]  # (first, end) of the positions that predict each answer, in order
     task: int = 0  # place of the prompt's task among the dataset's
+
+    @property
+    def num_kept(self) -> int:
+        """Answer tokens, and so positions that are learned."""
+        return sum(end - first for first, end in self.spans)
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,22 @@ class AnswerDataset(Dataset[Example]):
             answer_ids = trace.answer_ids[:room]
             num_cut += len(answer_ids) < len(trace.answer_ids)
             *input_ids, last_id = (*trace.prompt_ids, *answer_ids)
+            span = (len(trace.prompt_ids) - 1, len(input_ids))
             task = self.tasks.index(task_of(trace.source))
-            self.examples.append(Example(tuple(input_ids), last_id, num_kept=len(answer_ids), task=task))
+            self.examples.append(Example(tuple(input_ids), last_id, (span,), task=task))
         self.counts = LengthCounts(
             answers=len(self.examples),
             answer_tokens=sum(example.num_kept for example in self.examples),
             cut=num_cut,
             left_out=len(traces) - len(self.examples),
         )
+
+    @classmethod
+    def of_conversations(cls, traces: Sequence[Trace], *, max_seq_len: int) -> "AnswerDataset":
+        """The same answers, those of one conversation in one sequence wherever each turn continues the one before."""
+        dataset = cls(traces, max_seq_len=max_seq_len)
+        dataset.examples = join_turns(dataset.examples)
+        return dataset
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -83,6 +96,21 @@ class AnswerDataset(Dataset[Example]):
         return collate(examples)
 
 
+def join_turns(examples: Sequence[Example]) -> list[Example]:
+    """The examples, each that begins with all of the one before it joined to that one.
+
+    Every answer token is predicted once, after the very tokens it was predicted after. A turn whose template shows
+    the earlier ones otherwise than they were said begins a sequence of its own.
+    """
+    joined: list[Example] = []
+    for example in examples:
+        spans = example.spans
+        if joined and continues((*joined[-1].input_ids, joined[-1].last_id), example.input_ids):
+            spans = (*joined.pop().spans, *spans)
+        joined.append(replace(example, spans=spans))
+    return joined
+
+
 def task_of(source: str) -> str:
     """The file or data set that a prompt's row came from: "gsm8k" of "a/gsm8k.jsonl:3" and of "gsm8k[test]:3"."""
     place = PurePath(source.rsplit(":", 1)[0].split("[", 1)[0])
@@ -92,16 +120,24 @@ def task_of(source: str) -> str:
 def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
     """One batch of examples, padded on the right to the longest."""
     lengths_B1 = torch.tensor([[len(example.input_ids)] for example in examples])
-    num_kept_B1 = torch.tensor([[example.num_kept] for example in examples])
     positions_T = torch.arange(int(lengths_B1.max()))
     real_BT = positions_T < lengths_B1
     return {
         "input_ids": padded([example.input_ids for example in examples]),
         "attention_mask": real_BT,
-        "keep": real_BT & (positions_T >= lengths_B1 - num_kept_B1),
+        "keep": marked([example.spans for example in examples], width=len(positions_T)),
         "next_ids": padded([(*example.input_ids[1:], example.last_id) for example in examples]),
         "task": torch.tensor([[example.task] for example in examples]),
     }
+
+
+def marked(spans: Sequence[Sequence[tuple[int, int]]], *, width: int) -> Tensor:
+    """keep_BT, True within the spans of each sequence."""
+    keep_BT = torch.zeros(len(spans), width, dtype=torch.bool)
+    for keep_T, of_sequence in zip(keep_BT, spans, strict=True):
+        for first, end in of_sequence:
+            keep_T[first:end] = True
+    return keep_BT
 
 
 def padded(rows: Sequence[Sequence[int]]) -> Tensor:

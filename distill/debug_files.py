@@ -50,7 +50,8 @@ def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = 
     small = debug_recipe(recipe, tiny)
     run = Path(small.run_dir)
     announce(recipe, small)
-    write_text("".join(f"{dumps({'prompt': prompt})}\n" for prompt in prompts()), run / PROMPTS)
+    rows = [{"prompt": prompt, "answer": f"{prompt} Think of it."} for prompt in prompts()]
+    write_text("".join(f"{dumps(row)}\n" for row in rows), run / PROMPTS)
     write_text("\n\n".join(prompts()), run / TEXT)
     write_tiny(run / TARGET, tiny_config(config, tiny.target), weights=weights)
     if recipe.architecture.source is not None:

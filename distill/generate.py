@@ -6,16 +6,20 @@ Training learns from the target's own answers, because those are the contexts in
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_value
 from distill.config import DataConfig
+from distill.conversations import Conversation
 from distill.self_written import SelfWriting, write_own_prompts
 from eval.models import load_tokenizer
 from eval.tasks import Prompt, load_prompts
 from eval.traces import DecodingSettings, drop_too_long, read_traces, write_traces
+
+Row = TypeVar("Row", Prompt, Conversation)
 
 
 def generate_answers(target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str) -> dict[str, Any]:
@@ -78,11 +82,12 @@ def decoding_settings(config: DataConfig, *, seed: int, dtype: str) -> DecodingS
     )
 
 
-def drop_duplicates(prompts: Sequence[Prompt]) -> list[Prompt]:
+def drop_duplicates(prompts: Sequence[Row]) -> list[Row]:
     """The prompts that ask something new, so that none is both held out and trained on; says how many are not."""
-    distinct: dict[str, Prompt] = {}
+    distinct: dict[str, Row] = {}
     for prompt in prompts:
-        distinct.setdefault(fingerprint_value([prompt.messages, prompt.later_turns]), prompt)
+        content = {name: value for name, value in asdict(prompt).items() if name != "source"}
+        distinct.setdefault(fingerprint_value(content), prompt)
     if len(distinct) < len(prompts):
         print(
             f"{len(prompts) - len(distinct)} of {len(prompts)} prompts are duplicates and are left out", file=sys.stderr
@@ -90,7 +95,7 @@ def drop_duplicates(prompts: Sequence[Prompt]) -> list[Prompt]:
     return list(distinct.values())
 
 
-def hold_out(prompts: Sequence[Prompt], num_eval_prompts: int, *, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+def hold_out(prompts: Sequence[Row], num_eval_prompts: int, *, seed: int) -> tuple[list[Row], list[Row]]:
     """The prompts to train on and those held out, drawn with the seed; both in their old order.
 
     Raises:

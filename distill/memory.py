@@ -97,7 +97,7 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
         batch=config.global_train_batch_size,
         microbatch=None if config.device_train_microbatch_size == "auto" else config.device_train_microbatch_size,
         seq_len=data.max_seq_len,
-        loss_tokens=data.max_new_tokens,
+        loss_tokens=data.longest_answer,
         sharded=config.parallelism == "fsdp2",
         cached_bytes=cached_bytes(config.teacher, target, teacher_dtype(recipe, config.precision)),
         teacher_sharded=config.teacher.parallelism == "fsdp2",

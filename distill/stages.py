@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
@@ -129,19 +129,33 @@ def prune_stage(recipe: Recipe) -> None:
 
 
 def generate_stage(recipe: Recipe) -> None:
-    """Let the target answer the prompts, into <run>/data."""
-    from distill.generate import generate_answers
-
+    """Let the target answer the prompts, or lay out the answers they come with, into <run>/data."""
     data = Path(recipe.run_dir) / "data"
     target = begin_stage(recipe)
     inputs = generate_inputs(recipe, target)
     if is_current(data, inputs):
         return
-    counts = generate_answers(target, recipe.data, data, seed=recipe.seed, dtype=recipe.target.dtype)
+    counts = make_answers(recipe, target, data)
     write_manifest(
-        data, stage="generate", inputs=inputs, counts=counts, target=target_record(recipe), recipe=recipe_hash(recipe)
+        data,
+        stage="generate",
+        inputs=inputs,
+        answers=recipe.data.answers,
+        counts=counts,
+        target=target_record(recipe),
+        recipe=recipe_hash(recipe),
     )
     print(f"   {data}: {counts}")
+
+
+def make_answers(recipe: Recipe, target: Path, data: Path) -> dict[str, Any]:
+    """Answers by the target, or those that come with the prompts; their counts."""
+    from distill.generate import generate_answers
+    from distill.given import collect_given
+
+    if recipe.data.answers == "given":
+        return collect_given(target, recipe.data, data, seed=recipe.seed)
+    return generate_answers(target, recipe.data, data, seed=recipe.seed, dtype=recipe.target.dtype)
 
 
 def cache_if_asked(recipe: Recipe) -> None:

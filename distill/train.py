@@ -156,20 +156,27 @@ def find_resume_point(recipe: Recipe) -> Path | None:
 
 
 def read_answers(recipe: Recipe) -> tuple[AnswerDataset, AnswerDataset]:
-    """The target's answers to train on and to evaluate on; says what the limit on length did to them.
+    """The answers to train on and to evaluate on; says what the limit on length did to them.
+
+    Conversations that came with the data are trained on whole, and evaluated on answer by answer.
 
     Raises:
         UserError: If no answer is left.
     """
     folder = Path(recipe.run_dir) / "data"
     max_seq_len = recipe.data.max_seq_len
-    sets = {name: AnswerDataset(read_traces(folder, name), max_seq_len=max_seq_len) for name in ("train", "eval")}
+    learned = AnswerDataset.of_conversations if recipe.data.answers == "given" else AnswerDataset
+    sets = {
+        "train": learned(read_traces(folder, "train"), max_seq_len=max_seq_len),
+        "eval": AnswerDataset(read_traces(folder, "eval"), max_seq_len=max_seq_len),
+    }
     for name, dataset in sets.items():
         counts = dataset.counts
         if dist.get_global_rank() == 0:
             print(
-                f"{name}: {counts.answers} answers with {counts.answer_tokens} tokens; data.max_seq_len={max_seq_len} "
-                f"cut {counts.cut} of them and left out {counts.left_out}.",
+                f"{name}: {counts.answers} answers with {counts.answer_tokens} tokens"
+                f"{'' if len(dataset) == counts.answers else f' in {len(dataset)} sequences'}; "
+                f"data.max_seq_len={max_seq_len} cut {counts.cut} of them and left out {counts.left_out}.",
                 file=sys.stderr,
             )
         if not counts.answers:

@@ -6,11 +6,11 @@ A row may have any of five forms; where it has several, the first of this order 
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from architectures.errors import UserError
 from eval.config import PromptSource
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, str]
+Parsed = TypeVar("Parsed")
 
 FIELDS = ("messages", "turns", "prompt", "question", "instruction")
 ROLES = ("system", "user", "assistant")
@@ -46,7 +47,7 @@ def load_prompts(sources: Sequence[PromptSource]) -> list[Prompt]:
     Raises:
         UserError: If a source is missing, cannot be read, holds no rows, or has a row that is no prompt.
     """
-    return [prompt for source in sources for prompt in load_source(source)]
+    return [prompt for source in sources for prompt in load_rows(source, parse_row)]
 
 
 def render_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> list[int]:
@@ -58,12 +59,25 @@ def render_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Messa
     Raises:
         UserError: If the chat template refuses the conversation.
     """
-    from jinja2 import TemplateError
-
     if not tokenizer.chat_template:
         return list(tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"])
+    return render_chat(tokenizer, messages, add_generation_prompt=True)
+
+
+def render_chat(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool
+) -> list[int]:
+    """Token ids of a conversation in the tokenizer's chat template, opened for the assistant's turn if that is asked.
+
+    Raises:
+        UserError: If the chat template refuses the conversation.
+    """
+    from jinja2 import TemplateError
+
     try:
-        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=add_generation_prompt, return_dict=False
+        )
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
         raise UserError(
@@ -80,13 +94,13 @@ def template_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
     return hashlib.sha256(json.dumps(framing, sort_keys=True).encode()).hexdigest()
 
 
-def load_source(source: PromptSource) -> list[Prompt]:
-    """The first num_prompts rows of one source, as prompts; at least one."""
+def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed]) -> list[Parsed]:
+    """What the first num_prompts rows of one source are parsed as, each with its place; at least one."""
     rows = file_rows(Path(source.path)) if source.path is not None else dataset_rows(source)
-    prompts = [parse_row(row, where) for where, row in islice(rows, source.num_prompts)]
-    if not prompts:
+    parsed = [parse(row, where) for where, row in islice(rows, source.num_prompts)]
+    if not parsed:
         raise UserError(f"{source.path or source.name}: no prompts in it. Give a source with at least one row.")
-    return prompts
+    return parsed
 
 
 def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -132,21 +146,27 @@ def dataset_rows(source: PromptSource) -> Iterator[tuple[str, Any]]:
 
 def parse_row(row: Any, where: str) -> Prompt:
     """One row of any known form as a prompt; UserErrors name the row."""
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: is {describe(row)}, not a JSON object. Write one object per row, e.g. {EXAMPLE}.")
-    field = next((name for name in FIELDS if row.get(name) is not None), None)  # datasets fills absent fields with null
-    if field is None:
-        known = ", ".join(row) or "no fields"
-        raise UserError(
-            f"{where}: has none of the known fields {', '.join(FIELDS)}; it has {known}. "
-            f"Give each row one of them, e.g. {EXAMPLE}."
-        )
+    field = first_field(row, FIELDS, where, example=EXAMPLE)
     if field == "messages":
         return Prompt(where, parse_messages(row[field], where))
     if field == "turns":
         first, *later = parse_turns(row[field], where)
         return Prompt(where, (user_turn(first),), tuple(later))
     return Prompt(where, (user_turn(single_text(row, field, where)),))
+
+
+def first_field(row: Any, fields: Sequence[str], where: str, *, example: str) -> str:
+    """The first of some fields that a row has; the example is shown to whoever has none."""
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: is {describe(row)}, not a JSON object. Write one object per row, e.g. {example}.")
+    field = next((name for name in fields if row.get(name) is not None), None)  # datasets fills absent fields with null
+    if field is None:
+        known = ", ".join(row) or "no fields"
+        raise UserError(
+            f"{where}: has none of the known fields {', '.join(fields)}; it has {known}. "
+            f"Give each row one of them, e.g. {example}."
+        )
+    return field
 
 
 def single_text(row: Mapping[str, Any], field: str, where: str) -> str:
@@ -166,11 +186,7 @@ def parse_turns(value: Any, where: str) -> list[str]:
 
 def parse_messages(value: Any, where: str) -> tuple[Message, ...]:
     """The conversation of a `messages` row up to its last user turn."""
-    if not isinstance(value, list) or not value:
-        raise UserError(
-            f"{where}: messages must be a list of at least one message, got {describe(value)}. Mend this row."
-        )
-    messages = [parse_message(message, f"messages[{i}]", where) for i, message in enumerate(value)]
+    messages = parse_each_message(value, where)
     if messages[-1]["role"] == "assistant":  # the target writes this answer itself
         messages.pop()
     if not messages or messages[-1]["role"] != "user":
@@ -178,6 +194,15 @@ def parse_messages(value: Any, where: str) -> tuple[Message, ...]:
             f"{where}: messages must end with a user turn, or a user turn and its answer. Mend or delete this row."
         )
     return tuple(messages)
+
+
+def parse_each_message(value: Any, where: str) -> list[Message]:
+    """Every message of a `messages` row."""
+    if not isinstance(value, list) or not value:
+        raise UserError(
+            f"{where}: messages must be a list of at least one message, got {describe(value)}. Mend this row."
+        )
+    return [parse_message(message, f"messages[{i}]", where) for i, message in enumerate(value)]
 
 
 def parse_message(message: Any, name: str, where: str) -> Message:

@@ -128,6 +128,11 @@ def read_traces(out: Path, name: str) -> list[Trace]:
     return [parse_trace(row) for row in read_shards(out, name)]
 
 
+def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
+    """Whether the later tokens begin with all of the earlier ones."""
+    return tuple(later_ids[: len(earlier_ids)]) == tuple(earlier_ids)
+
+
 def drop_too_long(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_prompt_len: int) -> list[Prompt]:
     """The prompts of at most max_prompt_len tokens; says on stderr how many are longer.
 

@@ -109,8 +109,10 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> FileRecord:
 
 
 def fingerprint_examples(examples: Sequence["Example"]) -> str:
-    """sha256 of the token ids and the answer's place in every example: rows fit these examples and no others."""
+    """sha256 of the token ids and the answers' places in every example: rows fit these examples and no others."""
     digest = sha256()
     for example in examples:
-        digest.update(np.array([len(example.input_ids), example.num_kept, *example.input_ids], dtype="<i4").tobytes())
+        bounds = [place for span in example.spans for place in span]
+        counts = [len(example.input_ids), len(example.spans)]
+        digest.update(np.array([*counts, *bounds, *example.input_ids], dtype="<i4").tobytes())
     return digest.hexdigest()

@@ -19,7 +19,7 @@ from architectures.manifest import MANIFEST_NAME, changed_inputs, fingerprint_fi
 from architectures.progress import track
 
 # Of files, names and journal. Where shards are cut belongs to it: a journal knows them by number alone.
-FORMAT = "widedraft.teacher_cache/1"
+FORMAT = "widedraft.teacher_cache/2"
 JOURNAL_NAME = "capture.jsonl"
 
 

@@ -231,6 +231,31 @@ def test_finished_answers_are_counted_and_others_are_not(checked, tiny_target):
     assert row(checked()[1], "answer tokens ").startswith("at most")
 
 
+GIVEN = ("data.answers=given", "data.max_new_tokens=256")
+
+
+def test_given_conversations_are_counted_whole(checked, tiny_target):
+    turns = [{"role": role, "content": "x"} for role in ("user", "assistant") * 3]
+    rows = [{"messages": turns}, *({"prompt": f"{number}", "answer": "y"} for number in range(9))]
+    Path("prompts.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    recipe, lines = checked(*GIVEN)
+    assert row(lines, "steps") == "2 of 4 answers each (1ep)"
+    assert row(lines, "answer tokens") == "at most 792; known once run/data exists"
+    assert memory(lines, "logits and loss: 99 tokens x 264 entries x 24 bytes")
+    train = {"prompts": 8, "answers": 20, "answer_tokens": 90, "sequences": 9, "split": 1}
+    counts = {"prompts": 10, "train": train}
+    inputs = generate_inputs(recipe, tiny_target)
+    write_manifest(Path("run/data"), stage="generate", inputs=inputs, counts=counts, target=target_record(recipe))
+    lines = checked(*GIVEN)[1]
+    assert row(lines, "steps") == "3 of 4 answers each (1ep)"
+    assert row(lines, "answer tokens") == "90, counted in run/data"
+
+
+def test_rows_that_bring_no_answer(checked):
+    with pytest.raises(UserError, match=r"prompts\.jsonl:1: has no answer: none of the fields answer, completion"):
+        checked(*GIVEN)
+
+
 def test_prompts_of_several_turns_and_self_written_ones_count(checked):
     Path("prompts.jsonl").write_text('{"turns": ["a", "b", "c"]}\n' * 3, encoding="utf-8")
     _, lines = checked("data.self_written_prompts=5")

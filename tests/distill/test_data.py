@@ -3,12 +3,22 @@
 Shape suffixes: B = sequences, T = tokens.
 """
 
+import dataclasses
 from itertools import chain, islice
 
 import pytest
 import torch
 
-from distill.data import AnswerDataset, LengthCounts, build_dataspec, collate, count_tokens, cut_padding
+from distill.data import (
+    AnswerDataset,
+    Example,
+    LengthCounts,
+    build_dataspec,
+    collate,
+    count_tokens,
+    cut_padding,
+    join_turns,
+)
 from eval.traces import Trace
 
 
@@ -74,6 +84,59 @@ def test_padding_common_to_all_rows_is_cut():
     assert narrow["keep"].tolist() == [[False, False, True], [False, True, False]]
     assert narrow.pop("task").shape == (2, 1)
     assert {tensor_BT.shape for tensor_BT in narrow.values()} == {torch.Size([2, 3])}
+
+
+def turn(prompt: str, answer: str) -> Trace:
+    """A trace whose tokens are the letters' codes."""
+    return Trace(0, "test:1", (), tuple(map(ord, prompt)), tuple(map(ord, answer)), answer, "stop")
+
+
+def lessons(example: Example) -> list[tuple[tuple[int, ...], int]]:
+    """Every (context, next token) that an example teaches."""
+    batch, whole = collate([example]), (*example.input_ids, example.last_id)
+    places = batch["keep"][0].nonzero().flatten().tolist()
+    return [(whole[: place + 1], int(batch["next_ids"][0, place])) for place in places]
+
+
+CHAT = (turn("Q:", "abc."), turn("Q:abc.Q:", "de."), turn("Q:abc.Q:de.Q:", "f."))
+
+
+def test_turns_that_continue_each_other_are_one_example():
+    whole = AnswerDataset.of_conversations(CHAT, max_seq_len=100)
+    (example,) = whole
+    text = "Q:abc.Q:de.Q:f."
+    assert "".join(map(chr, (*example.input_ids, example.last_id))) == text
+    assert example.spans == ((1, 5), (7, 10), (12, 14))
+    assert example.num_kept == 4 + 3 + 2
+    assert whole.counts == LengthCounts(answers=3, answer_tokens=9, cut=0, left_out=0)
+    keep = collate([example])["keep"][0].tolist()
+    assert "".join(letter for letter, kept in zip(text[1:], keep, strict=True) if kept) == "abc.de.f."
+
+
+@pytest.mark.parametrize("max_seq_len", [2, 3, 6, 8, 9, 11, 13, 14, 15, 100])
+def test_a_conversation_teaches_what_its_turns_teach(max_seq_len):
+    other = turn("Q:x.Q:", "y.")  # of another row
+    rewritten = turn("Q:abc!Q:", "de.")  # the template shows the first answer otherwise
+    traces = (*CHAT, other, CHAT[0], rewritten)
+    whole = AnswerDataset.of_conversations(traces, max_seq_len=max_seq_len)
+    apart = AnswerDataset(traces, max_seq_len=max_seq_len)
+    assert [lesson for one in whole for lesson in lessons(one)] == [lesson for one in apart for lesson in lessons(one)]
+    assert whole.counts == apart.counts
+    assert all(len(one.input_ids) < max_seq_len for one in whole)
+    assert len(AnswerDataset.of_conversations(traces, max_seq_len=100)) == 4
+
+
+def test_tasks_stay_with_their_examples():
+    first, second = (
+        dataclasses.replace(trace, source=f"{name}.jsonl:1") for name, trace in zip("ba", CHAT[:1] * 2, strict=True)
+    )
+    assert [one.task for one in AnswerDataset.of_conversations([first, second], max_seq_len=9)] == [1, 0]
+
+
+def test_one_answer_alone_is_joined_to_nothing():
+    examples = list(dataset((2, 3), (3, 1), (2, 1)))
+    assert join_turns(examples) == examples
+    assert join_turns([]) == []
 
 
 def batches(shuffle: bool, seed: int = 17, epoch: int = 0) -> list[list[int]]:

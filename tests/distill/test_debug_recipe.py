@@ -10,10 +10,12 @@ from architectures.errors import UserError
 from architectures.shapes import Shape
 from architectures.target import read_config
 from distill.check import planned
+from distill.conversations import load_conversations
 from distill.debug_files import begin_debug, byte_tokenizer, prompts, write_tiny
 from distill.debug_recipe import debug_recipe, leaves, replaced, tiny_run
 from distill.loss_config import TokenSelection
 from distill.recipe import Recipe, load_recipe
+from eval.tasks import render_prompt
 
 TARGET = "meta-llama/Llama-2-7b-hf"
 TEXT = {"domains": [{"name": "wiki", "dataset": "owner/wiki", "config": "en", "split": "test", "weight": 2.0}]}
@@ -151,6 +153,20 @@ def test_self_written_prompts_alone_stay_self_written():
     small = shrink(make({"layers": 5}, data={"self_written_prompts": 500}))
     assert small.data.self_written_prompts == 12
     assert small.data.prompts == ()
+
+
+def test_given_answers_stay_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = {"prompts": [{"name": "owner/chats"}], "answers": "given", "max_seq_len": 4096, "shard_size": 500}
+    Path("r.yaml").write_text(json.dumps(make({"layers": 4}, data=data).model_dump(mode="json")))
+    small = load_recipe(begin_debug(Path("r.yaml"), [], weights=False))
+    assert (small.data.answers, small.data.max_seq_len, small.data.shard_size) == ("given", 128, 16)
+    conversations = load_conversations(small.data.prompts)
+    assert [each.messages[0]["content"] for each in conversations] == prompts()
+    tokenizer = byte_tokenizer()
+    assert all(len(render_prompt(tokenizer, each.messages[:1])) < 128 for each in conversations)
+    cached = make({"layers": 4}, data={**data, "batch_size": 500}, distill={"teacher": {"source": "cache"}})
+    assert shrink(cached).data.answers == "given"
 
 
 def test_every_value_that_changed_is_named():

@@ -23,7 +23,7 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.manifest import read_manifest
 from distill.answer_logits import head_of
-from distill.data import AnswerDataset, collate
+from distill.data import AnswerDataset, Example, collate
 from distill.sparse_losses import alpha_bounds, top_k_kl
 from distill.teacher import load_teacher
 from distill.teacher_cache import capture, index, record
@@ -70,7 +70,13 @@ def examples():
     sets = {"train": AnswerDataset(answers(10, 1), max_seq_len=MAX_SEQ_LEN)}
     sets["eval"] = AnswerDataset(answers(4, 2), max_seq_len=MAX_SEQ_LEN)
     assert sets["train"].counts.cut
-    return {name: dataset.examples for name, dataset in sets.items()}
+    return {name: [with_two_answers(each) for each in dataset.examples] for name, dataset in sets.items()}
+
+
+def with_two_answers(example: Example) -> Example:
+    """The example with the fourth token of a longer answer as what a user says in between."""
+    ((first, end),) = example.spans
+    return dataclasses.replace(example, spans=((first, first + 3), (first + 4, end))) if end > first + 4 else example
 
 
 @pytest.fixture
@@ -436,8 +442,8 @@ def test_a_cache_that_is_being_mended_counts_as_unfinished(write, tmp_path, monk
 def test_a_part_of_a_cache_of_another_format_is_refused(write, tmp_path, monkeypatch):
     """Its shards may be cut elsewhere."""
     interrupt(monkeypatch, write)
-    monkeypatch.setattr(record, "FORMAT", "widedraft.teacher_cache/2")
-    with pytest.raises(UserError, match=r"its format is 'widedraft\.teacher_cache/1', this version reads 'widedraft\."):
+    monkeypatch.setattr(record, "FORMAT", "widedraft.teacher_cache/3")
+    with pytest.raises(UserError, match=r"its format is 'widedraft\.teacher_cache/2', this version reads 'widedraft\."):
         write(SAMPLES)
 
 
@@ -468,7 +474,7 @@ def test_another_format_or_split_is_refused(write):
     with pytest.raises(UserError, match="holds no test answers, but train, eval"):
         TeacherCache(folder, "test")
     manifest = folder / "manifest.json"
-    manifest.write_text(manifest.read_text().replace("teacher_cache/1", "teacher_cache/0"))
+    manifest.write_text(manifest.read_text().replace("teacher_cache/2", "teacher_cache/0"))
     with pytest.raises(UserError, match=r"its format is 'widedraft\.teacher_cache/0', this version reads 'widedraft\."):
         TeacherCache(folder, "train")
 
@@ -477,9 +483,11 @@ def test_rows_of_other_answers_are_refused(write, examples):
     cache = TeacherCache(write(HIDDEN), "train")
     cache.require_examples(examples["train"])
     first, *others = examples["train"]
+    (start, middle), later = first.spans
     for changed in (
         others,
-        [dataclasses.replace(first, num_kept=first.num_kept + 1), *others],
+        [dataclasses.replace(first, spans=((start, middle + 1), later)), *others],
+        [dataclasses.replace(first, spans=((start + 1, middle + 1), later)), *others],  # as many rows
         [dataclasses.replace(first, input_ids=(*first.input_ids[:-1], 3)), *others],
         [*others, first],
     ):

@@ -1,0 +1,100 @@
+"""Rows that bring their own answers: conversations whose assistant turns are learned as they stand. No torch.
+
+A row has one of four forms; where it has several, the first of this order counts: `messages`, or a `prompt`, a
+`question` or an `instruction` (with an optional `input`) beside an answer, which is the first of `answer`,
+`completion`, `response` and `output`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from architectures.errors import UserError
+from eval.config import PromptSource
+from eval.tasks import Message, checked_text, first_field, load_rows, parse_each_message, single_text, user_turn
+
+QUESTION_FIELDS = ("messages", "prompt", "question", "instruction")
+ANSWER_FIELDS = ("answer", "completion", "response", "output")
+EXAMPLE = '{"prompt": "How many sides has a cube?", "answer": "Six."}'
+WRITTEN_INSTEAD = "or set data.answers to written, and the target answers."
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation that was had.
+
+    Attributes:
+        source: The row it came from, as "file.jsonl:12".
+        messages: Oldest first. The last one is the assistant's, and each of the assistant's answers a user's.
+    """
+
+    source: str
+    messages: tuple[Message, ...]
+
+    @property
+    def answers(self) -> list[int]:
+        """Places of the assistant's turns among the messages."""
+        return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+
+    @property
+    def question(self) -> tuple[Message, ...]:
+        """What the first answer answers."""
+        return self.messages[: self.answers[0]]
+
+
+def load_conversations(sources: Sequence[PromptSource]) -> list[Conversation]:
+    """The conversations of every source, in order.
+
+    Raises:
+        UserError: If a source is missing, cannot be read, holds no rows, or has a row that is no conversation.
+    """
+    return [conversation for source in sources for conversation in load_rows(source, parse_conversation)]
+
+
+def parse_conversation(row: Any, where: str) -> Conversation:
+    """One row of any known form; UserErrors name the row."""
+    field = first_field(row, QUESTION_FIELDS, where, example=EXAMPLE)
+    if field == "messages":
+        messages = parse_each_message(row[field], where)
+    else:
+        messages = [user_turn(single_text(row, field, where)), assistant_turn(answer_text(row, where))]
+    return Conversation(where, up_to_last_answer([trimmed(message) for message in messages], where))
+
+
+def answer_text(row: Mapping[str, Any], where: str) -> str:
+    """The answer that stands beside a question."""
+    field = next((name for name in ANSWER_FIELDS if row.get(name) is not None), None)
+    if field is None:
+        raise UserError(
+            f"{where}: has no answer: none of the fields {', '.join(ANSWER_FIELDS)}. "
+            f"Give each row one, e.g. {EXAMPLE}, {WRITTEN_INSTEAD}"
+        )
+    return checked_text(row[field], field, where)
+
+
+def up_to_last_answer(messages: Sequence[Message], where: str) -> tuple[Message, ...]:
+    """The messages up to the assistant's last, if each of the assistant's follows a user's."""
+    roles = [message["role"] for message in messages]
+    if "assistant" not in roles:
+        raise UserError(
+            f"{where}: messages holds no assistant turn, and data.answers is given. Give it one, {WRITTEN_INSTEAD}"
+        )
+    for place, (before, role) in enumerate(zip([None, *roles], roles, strict=False)):
+        if role == "assistant" and before != "user":
+            follows = "is the first" if before is None else f"follows a turn of the {before}"
+            raise UserError(
+                f"{where}: messages[{place}] is an assistant turn that {follows}; it must answer a user turn. "
+                "Mend or delete this row."
+            )
+    last = len(roles) - 1 - roles[::-1].index("assistant")
+    return tuple(messages[: last + 1])
+
+
+def assistant_turn(text: str) -> Message:
+    """A message of the assistant."""
+    return {"role": "assistant", "content": text}
+
+
+def trimmed(message: Message) -> Message:
+    """An answer without white space around it, which a target does not write; any other message as it is."""
+    return assistant_turn(message["content"].strip()) if message["role"] == "assistant" else message

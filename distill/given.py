@@ -1,0 +1,218 @@
+"""The training data where it brings its own answers: every assistant turn, laid out as if the target had said it.
+
+The files are those of distill/generate.py, one trace a turn; of conversations that are learned whole, distill/data.py
+joins the turns again.
+"""
+
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.manifest import fingerprint_tokenizer, fingerprint_value
+from architectures.progress import track
+from distill.config import DataConfig
+from distill.conversations import Conversation, load_conversations
+from distill.generate import drop_duplicates, hold_out
+from distill.turns import Renderer
+from eval.shards import claim_shards, write_shard
+from eval.traces import Trace, continues, read_traces
+
+
+@dataclass(frozen=True)
+class GivenSettings:
+    """How given answers are laid out.
+
+    Attributes:
+        shard_size: Conversations per shard, the unit a rerun continues from.
+        max_prompt_len: Tokens; turns after more are dropped and counted.
+    """
+
+    shard_size: int
+    max_prompt_len: int
+
+
+def collect_given(target: Path, config: DataConfig, out: Path, *, seed: int) -> dict[str, Any]:
+    """Write the conversations' answers to out/train-*.jsonl and, for those held out of training, to out/eval-*.jsonl.
+
+    An interrupted run continues. Which conversations are held out depends on them and the seed alone; one that begins
+    with the question of a held-out one is not trained on.
+
+    Args:
+        target: Its Hugging Face folder.
+        config: Section `data` of the recipe.
+        out: Folder of the answers.
+        seed: Of the draw.
+
+    Returns:
+        Counts for the manifest, as distill.generate.generate_answers has them; further `asked_in_eval`, conversations
+        left out of training for their question, and of "train" and "eval" each `sequences`, which the conversations
+        become where they are learned whole, and `split`, conversations that become several.
+
+    Raises:
+        UserError: If a row is no conversation, there are too few to hold some out, the target's template cannot tell
+            answers from what is around them, or out holds answers made otherwise.
+    """
+    conversations = load_conversations(config.prompts)
+    renderer = Renderer(target)
+    distinct = drop_duplicates(conversations)
+    settings = GivenSettings(config.shard_size, max_prompt_len=config.max_seq_len - 1)
+    fitting = drop_without_room(distinct, renderer, settings.max_prompt_len)
+    drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed)
+    train = drop_asked(drawn, held_out)
+    for name, split in (("eval", held_out), ("train", train)):
+        write_given(renderer, split, out, settings, name=name)
+    counts = {name: count_given(out, name, split) for name, split in (("train", train), ("eval", held_out))}
+    num_left_out = sum(count.pop("left_out") for count in counts.values())
+    return {
+        "prompts": len(conversations),
+        "duplicates": len(conversations) - len(distinct),
+        "too_long": len(distinct) - len(fitting) + num_left_out,
+        "asked_in_eval": len(drawn) - len(train),
+        **counts,
+    }
+
+
+def drop_without_room(
+    conversations: Sequence[Conversation], renderer: Renderer, max_prompt_len: int
+) -> list[Conversation]:
+    """The conversations whose first question has at most max_prompt_len tokens; says how many have more.
+
+    Raises:
+        UserError: If all of them have more.
+    """
+    fitting = [each for each in conversations if len(renderer.opened(each.question, each.source)) <= max_prompt_len]
+    if not fitting:
+        raise UserError(
+            f"All {len(conversations)} conversations begin with more than {max_prompt_len} tokens. "
+            "Raise data.max_seq_len, or shorten them."
+        )
+    if len(fitting) < len(conversations):
+        print(
+            f"{len(conversations) - len(fitting)} of {len(conversations)} conversations begin with more than "
+            f"{max_prompt_len} tokens and are left out",
+            file=sys.stderr,
+        )
+    return fitting
+
+
+def drop_asked(train: Sequence[Conversation], held_out: Sequence[Conversation]) -> list[Conversation]:
+    """The conversations to train on that do not begin with the question of a held-out one; says how many do.
+
+    Raises:
+        UserError: If all of them do.
+    """
+    asked = {fingerprint_value(each.question) for each in held_out}
+    fresh = [each for each in train if fingerprint_value(each.question) not in asked]
+    if not fresh:
+        raise UserError(
+            f"All {len(train)} conversations to train on begin with the question of a held-out one. "
+            "Hold out fewer with data.num_eval_prompts, or add conversations."
+        )
+    if len(fresh) < len(train):
+        print(
+            f"{len(train) - len(fresh)} of {len(train)} conversations begin with the question of a held-out one and "
+            "are left out of training",
+            file=sys.stderr,
+        )
+    return fresh
+
+
+def count_given(out: Path, name: str, conversations: Sequence[Conversation]) -> dict[str, int]:
+    """What is on disk for some conversations; says how many of them the template splits."""
+    traces = read_traces(out, name)
+    rows = [list(group) for _, group in groupby(traces, key=row_of)]
+    breaks = [sum(not follows(*pair) for pair in pairwise(row)) for row in rows]
+    num_split = sum(map(bool, breaks))
+    if num_split:
+        print(
+            f"{name}: in {num_split} of {len(rows)} conversations the chat template shows earlier turns otherwise than "
+            f"they were said; they are learned in {sum(breaks) + num_split} sequences, one for each time",
+            file=sys.stderr,
+        )
+    return {
+        "prompts": len(conversations),
+        "answers": len(traces),
+        "answer_tokens": sum(len(trace.answer_ids) for trace in traces),
+        "sequences": len(rows) + sum(breaks),
+        "split": num_split,
+        "left_out": sum(len(each.answers) for each in conversations) - len(traces),
+    }
+
+
+def row_of(trace: Trace) -> str:
+    """The row a turn came from: its source without the turn's number."""
+    return re.sub(r"#[0-9]+$", "", trace.source)
+
+
+def follows(earlier: Trace, later: Trace) -> bool:
+    """Whether a turn was asked in the very tokens of the one before it."""
+    return continues((*earlier.prompt_ids, *earlier.answer_ids), later.prompt_ids)
+
+
+def write_given(
+    renderer: Renderer, conversations: Sequence[Conversation], out: Path, settings: GivenSettings, *, name: str
+) -> None:
+    """Write each assistant turn as a trace, into out/<name>-00000.jsonl and so on; shards that exist are kept.
+
+    Raises:
+        UserError: If out holds answers of this name made otherwise, or a row's answers cannot be told apart.
+    """
+    record = {
+        **fingerprint_tokenizer(renderer.target),
+        "answers": "given",
+        "stop_ids": sorted(renderer.stop_ids),
+        "conversations": fingerprint_value([asdict(each) for each in conversations]),
+        **asdict(settings),
+    }
+    first_ids = accumulate((len(each.answers) for each in conversations), initial=0)
+    numbered = list(zip(first_ids, conversations, strict=False))  # the last sum is the number of all answers
+    chunks = [numbered[start : start + settings.shard_size] for start in range(0, len(numbered), settings.shard_size)]
+    paths = claim_shards(out, name, record, num_shards=len(chunks))
+    missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not path.is_file()]
+    start_s, num_answers, num_tokens = time.monotonic(), 0, 0
+    total = sum(len(chunk) for _, chunk in missing)
+    for traces in track(write_each(missing, renderer, settings), description=f"{name} conversations", total=total):
+        num_answers += len(traces)
+        num_tokens += sum(len(trace.answer_ids) for trace in traces)
+    if num_answers:
+        rate = num_tokens / (time.monotonic() - start_s)
+        print(f"{name}: {num_answers} given answers, {num_tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
+
+
+def write_each(
+    missing: Sequence[tuple[Path, Sequence[tuple[int, Conversation]]]], renderer: Renderer, settings: GivenSettings
+) -> Iterator[list[Trace]]:
+    """Yield the answers of each conversation; each shard is written when it is complete."""
+    for path, numbered in missing:
+        rows: list[dict[str, Any]] = []
+        for first_id, conversation in numbered:
+            traces = [
+                trace
+                for trace in traces_of(conversation, renderer, first_id=first_id)
+                if len(trace.prompt_ids) <= settings.max_prompt_len
+            ]
+            rows += [asdict(trace) for trace in traces]
+            yield traces
+        write_shard(path, rows)
+
+
+def traces_of(conversation: Conversation, renderer: Renderer, *, first_id: int) -> Iterator[Trace]:
+    """Each assistant turn of a conversation, after what the target reads when it is that turn's time to be said."""
+    for number, place in enumerate(conversation.answers):
+        messages = conversation.messages[: place + 1]
+        prompt_ids, answer_ids = renderer.answered(messages, conversation.source)
+        yield Trace(
+            id=first_id + number,
+            source=conversation.source if number == 0 else f"{conversation.source}#{number + 1}",
+            messages=messages[:-1],
+            prompt_ids=prompt_ids,
+            answer_ids=answer_ids,
+            answer=messages[-1]["content"],
+            finish_reason="stop",
+        )
