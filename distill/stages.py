@@ -137,7 +137,10 @@ def generate_stage(recipe: Recipe) -> None:
     inputs = generate_inputs(recipe, target)
     if is_current(data, inputs):
         return
-    counts = generate_answers(target, recipe.data, data, seed=recipe.seed, dtype=recipe.target.dtype)
+    to_train_on = recipe.distill.train_on == "answers"
+    counts = generate_answers(
+        target, recipe.data, data, seed=recipe.seed, dtype=recipe.target.dtype, to_train_on=to_train_on
+    )
     write_manifest(
         data, stage="generate", inputs=inputs, counts=counts, target=target_record(recipe), recipe=recipe_hash(recipe)
     )
