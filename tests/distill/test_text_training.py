@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +12,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import distill.generate
+import distill.text_training
 import distill.trainer
 from architectures.errors import UserError
 from distill.checkpoints import find_checkpoints
+from distill.chunked import Head
+from distill.lineage import require_training_inputs
 from distill.mixture import text_eval_loaders
 from distill.recipe import save_recipe
+from distill.stages import generate_stage
 from distill.text_training import (
     collate_text,
     positions_in_documents,
     student_losses,
     teacher_losses,
     text_training,
+    token_losses,
     without_dur,
 )
 from distill.train import train
@@ -218,6 +225,27 @@ def test_the_mixture_follows_the_students_losses_above_the_teachers(make_text_ru
     assert fixed.references == [float("inf")] * 2
 
 
+def test_entries_that_not_all_models_have_do_not_count():
+    generator = torch.Generator().manual_seed(1)
+    hidden_AH, weight_VH = torch.randn(5, 4, generator=generator), torch.randn(9, 4, generator=generator)
+    batch = {"next_ids": torch.arange(5)[None], "keep": torch.ones(1, 5, dtype=torch.bool)}
+    losses_A = token_losses(hidden_AH, Head(weight_VH, None, None, vocab_size=9), batch=batch, vocab_size=6)
+    expected_A = -(hidden_AH @ weight_VH[:6].T).log_softmax(-1)[range(5), range(5)]
+    torch.testing.assert_close(losses_A, expected_A)
+
+
+def test_dropout_is_off_while_the_student_is_measured(make_text_run, make_checkpoint):
+    init = make_checkpoint(num_hidden_layers=2, attention_dropout=0.5)
+    _, mixture, _ = text_of(make_text_run(init=init))
+    assert mixture.measure(None) == mixture.measure(None)
+
+
+def test_a_held_out_loss_that_is_no_number_is_said(make_text_run, monkeypatch):
+    monkeypatch.setattr(distill.text_training, "held_out_loss", lambda *_, **__: float("nan"))
+    with pytest.raises(UserError, match=r"training diverged\. Lower distill\.optimizer\.lr\."):
+        train(make_text_run(eval_first=False))
+
+
 def test_a_reference_of_the_recipe_is_taken(make_text_run, tmp_path):
     domains = [{"name": "a", "path": str(tmp_path / "a.jsonl"), "reference_loss_nats": 1.25}]
     assert text_of(make_text_run(text={"domains": domains}))[1].references == [1.25]
@@ -239,6 +267,7 @@ def test_learns_the_teacher_on_text_and_leaves_a_draft(make_text_run):
     weights = [log[40][f"mixture/{name}/weight"] for name in "ab"]
     assert sum(weights) == pytest.approx(1)
     assert weights[0] != 0.5
+    assert log[11]["step/evaluation_s"] > 0 == log[12]["step/evaluation_s"]  # of the update after batch 10
     assert AutoModelForCausalLM.from_pretrained(Path(recipe.run_dir) / "draft").dtype == torch.bfloat16
 
 
@@ -309,6 +338,26 @@ def assert_same_training(one, other) -> None:
             for each in (record, logs[1][batch])
         )
         assert values == pytest.approx(others, rel=1e-4), batch  # after steps of 1e-3 in another order
+
+
+def test_the_seed_decides_what_is_read(make_text_run):
+    recipe = make_text_run()
+    one, same, other = (
+        next(iter(text_of(recipe.model_copy(update={"seed": seed}))[0].dataloader))["input_ids"] for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("train_on", ["answers", "text"])
+def test_answers_to_train_on_are_written_only_where_they_are(make_run, make_text_run, monkeypatch, train_on):
+    asked = []
+    monkeypatch.setattr(distill.generate, "generate_answers", lambda *_, **settings: asked.append(settings) or {})
+    recipe = make_text_run() if train_on == "text" else make_run()
+    shutil.rmtree(Path(recipe.run_dir) / "data")
+    generate_stage(recipe)
+    assert [settings["to_train_on"] for settings in asked] == [train_on == "answers"]
+    require_training_inputs(recipe)
 
 
 # Refusals
