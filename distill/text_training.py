@@ -10,7 +10,7 @@ A batch is that of distill/data.py without `task`: {"input_ids": ids_BT, "attent
 what comes next says nothing about it. A document ends with the tokenizer's end-of-sequence token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -19,13 +19,14 @@ from typing import Any, cast
 import torch
 from composer import Callback, DataSpec, State
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from distill.chunked import Head, map_rows
 from distill.config import split_time
 from distill.data import count_tokens, cut_padding, split_batch
 from distill.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_loss, reference_losses
 from distill.losses import cross_entropy
-from distill.mixture import text_eval_loaders, text_loader
+from distill.mixture import MixedDomains, text_eval_loaders, text_loader
 from distill.model import Batch, DistillModel
 from distill.recipe import Recipe
 from distill.teacher import TeacherRows
@@ -57,25 +58,7 @@ def text_training(
     loader, domains = text_loader(text, tokenizer, batch_size=batch_size, seed=recipe.seed, collate=collate)
     held_out = text_eval_loaders(text, tokenizer, batch_size=recipe.distill.device_eval_batch_size, collate=collate)
 
-    def losses(of: Any) -> dict[str, float]:
-        return {name: held_out_loss(partial(of, model), each, device=device) for name, each in held_out.items()}
-
-    def of_the_student(_: State) -> dict[str, float]:
-        model.eval()
-        with model.clock.phase("evaluation"):
-            measured = losses(student_losses)
-        model.train()
-        return measured
-
-    mixture = DynamicLoading(
-        domains,
-        of_the_student,
-        config=text.mixture.model_copy(
-            update={"update_interval": without_dur(text.mixture.update_interval, recipe.distill.max_duration)}
-        ),
-        references=reference_losses(text, lambda: losses(teacher_losses)),
-        rates=RATES,
-    )
+    mixture = build_mixture(recipe, model, domains, held_out, device=device)
     data = DataSpec(
         loader,
         split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # as in distill/data.py
@@ -83,6 +66,38 @@ def text_training(
         get_num_tokens_in_batch=count_tokens,  # pyright: ignore[reportArgumentType]
     )
     return data, [mixture, RandomStateOnResume()]
+
+
+def build_mixture(
+    recipe: Recipe,
+    model: DistillModel,
+    domains: MixedDomains,
+    held_out: Mapping[str, DataLoader[Any]],
+    *,
+    device: torch.device,
+) -> DynamicLoading:
+    """What moves the share of each domain by the student's held-out losses."""
+    text = recipe.text
+    assert text is not None  # whoever trains on text has some
+
+    def measure(losses_of: Callable[[DistillModel, Batch], Sequence[Tensor]]) -> dict[str, float]:
+        return {name: held_out_loss(partial(losses_of, model), each, device=device) for name, each in held_out.items()}
+
+    def measure_student(_: State) -> dict[str, float]:
+        model.eval()
+        with model.clock.phase("evaluation"):
+            losses = measure(student_losses)
+        model.train()
+        return losses
+
+    interval = without_dur(text.mixture.update_interval, recipe.distill.max_duration)
+    return DynamicLoading(
+        domains,
+        measure_student,
+        config=text.mixture.model_copy(update={"update_interval": interval}),
+        references=reference_losses(text, lambda: measure(teacher_losses)),
+        rates=RATES,
+    )
 
 
 def collate_text(samples: Sequence[Mapping[str, Any]], *, end_id: int | None) -> dict[str, Tensor]:
