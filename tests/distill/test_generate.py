@@ -81,7 +81,10 @@ def test_where_text_is_trained_on_held_out_prompts_alone_are_answered(tiny_targe
     assert {file.name for file in alone.iterdir()} == {file.name for file in both.iterdir()}
 
 
-def test_where_text_is_trained_on_all_prompts_may_be_held_out():
+def test_where_text_is_trained_on_all_prompts_may_be_held_out(tiny_target, prompt_file, tmp_path):
+    path = prompt_file(*({"prompt": f"question {i}"} for i in range(3)))
+    counts = generate_answers(tiny_target, config(path), tmp_path, seed=7, dtype="float32", to_train_on=False)
+    assert (counts["train"]["prompts"], counts["eval"]["prompts"]) == (0, 3)
     prompts = ask("a", "b", "c", "d")
     assert hold_out(prompts, 4, seed=0, least_left=0) == ([], prompts)
     with pytest.raises(UserError) as raised:
