@@ -1,7 +1,7 @@
 """A causal language model read at the positions that predict an answer token, and nowhere else.
 
 Shape suffixes used in this file:
-    B = sequences in the batch, T = tokens per sequence, H = hidden width, V = vocabulary entries
+    B = rows of the batch, T = tokens per row, H = hidden width, V = vocabulary entries
     A = positions kept, of all sequences together, one row each
 """
 
@@ -29,15 +29,26 @@ class AnswerLogits(nn.Module):
         super().__init__()
         self.lm = lm
 
-    def forward(self, input_ids_BT: Tensor, keep_BT: Tensor, read: Callable[[Tensor, Head], Reading]) -> Reading:
+    def forward(
+        self,
+        input_ids_BT: Tensor,
+        keep_BT: Tensor,
+        read: Callable[[Tensor, Head], Reading],
+        position_ids_BT: Tensor | None = None,
+    ) -> Reading:
         """What read makes of hidden_AH and the head, at the positions where keep_BT is True, sequence after sequence.
 
         That is a loss or a metric computed in chunks (distill/chunked.py), or the logits (logits_of). Under FSDP2 the
         head is gone afterwards, so what is read must not hold on to it.
 
         There is no attention mask: padding stands on the right, where a causal model never looks back at it from.
+
+        Args:
+            position_ids_BT: Of tokens in the text they belong to, where a row holds several texts: positions begin
+                again at 0 with each, and no token attends to another text than its own. None: one text to a row.
         """
-        hidden_BTH = self.lm.base_model(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+        positions = {} if position_ids_BT is None else {"position_ids": position_ids_BT}  # BLOOM knows no such argument
+        hidden_BTH = self.lm.base_model(input_ids=input_ids_BT, use_cache=False, **positions).last_hidden_state
         return read(hidden_BTH[keep_BT], head_of(self.lm))
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:

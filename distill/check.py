@@ -16,7 +16,7 @@ from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.sizes import WIDTHS, draft_shape, masked_shape
 from architectures.target import config_at_hand, is_gguf
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
-from distill.config import DataConfig, split_time
+from distill.config import DataConfig, DistillConfig, split_time
 from distill.conversations import Conversation, load_conversations
 from distill.lineage import generate_inputs, target_record, teacher_dtype
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
@@ -177,11 +177,15 @@ def expected_work(recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversati
     prompts = [prompt for found in sources if found is not None for prompt in found]
     total = len(prompts) + sum(bound or 0 for bound in bounds) + recipe.data.self_written_prompts
     held_out = recipe.data.num_eval_prompts
-    if held_out >= total:
+    on_text = recipe.distill.train_on == "text"
+    if held_out >= total + on_text:
+        most = "at most" if on_text else "less than"
         raise UserError(
-            f"data.num_eval_prompts must be less than the number of prompts, got {held_out} and {total}. "
+            f"data.num_eval_prompts must be {most} the number of prompts, got {held_out} and {total}. "
             "Hold out fewer, or add prompts."
         )
+    if on_text:
+        return Work(total, 0, at_most=bool(bounds))
     answers = total - held_out + sum(len(prompt.later_turns) for prompt in prompts if isinstance(prompt, Prompt))
     return Work(total, answers, at_most=bool(bounds))
 
@@ -244,14 +248,15 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
     """What the run folder grows to."""
     kept = recipe.distill.save_num_checkpoints_to_keep
     parts = {f"init, {recipe.target.dtype}": cut.draft.weight_bytes(recipe.target.dtype)}
-    if recipe.text is not None:
+    if recipe.architecture.method == "learned_masks":
         count = MASK_CHECKPOINTS_KEPT + 1
         parts[f"{count} checkpoints of mask training"] = count * 3 * cut.target.parameters() * MASTER_BYTES
         parts[f"masks, {recipe.target.dtype}"] = cut.target.weight_bytes(recipe.target.dtype)
     if is_gguf(recipe.target.path):
         parts["target imported from GGUF, float32"] = cut.target.weight_bytes("float32")
     if work.prompts is not None:
-        parts["answers, at most"] = work.prompts * recipe.data.max_seq_len * BYTES_PER_TOKEN
+        answered = work.prompts if recipe.distill.train_on == "answers" else recipe.data.num_eval_prompts
+        parts["answers, at most"] = answered * recipe.data.max_seq_len * BYTES_PER_TOKEN
     if recipe.distill.teacher.source == "cache" and work.answers is not None:
         parts[f"teacher cache, {recipe.distill.teacher.contents}, at most"] = cache_bytes(recipe, cut.source, work)
     parts[f"{kept} checkpoints, and one more while it is written"] = (
@@ -278,10 +283,12 @@ def work_rows(recipe: Recipe, work: Work) -> list[Row]:
     prompts = "unknown until `widedraft generate` opens the data set" if work.prompts is None else f"{work.prompts:,}"
     bound = "at most " if work.at_most else ""
     rows = [("prompts", f"{bound}{prompts}; {held_out} of them held out")]
-    if recipe.text is not None:
+    if recipe.text is not None and recipe.architecture.method == "learned_masks":
         rows += mask_work_rows(recipe.architecture.masks, recipe.text.max_seq_len)
     if recipe.architecture.stages is not None:
         rows.append(("stages", f"{len(recipe.architecture.stages)}, each trained for the steps below"))
+    if recipe.text is not None and recipe.distill.train_on == "text":
+        return rows + text_work_rows(recipe.distill, recipe.text.max_seq_len)
     value, unit = split_time(duration)
     if unit == "tok":
         least = ceil(value / (batch * recipe.data.max_seq_len))
@@ -303,6 +310,17 @@ def mask_work_rows(masks: MasksConfig, seq_len: int) -> list[Row]:
     return [
         ("mask steps", f"{steps:,} of {batch} sequences each ({masks.max_duration})"),
         ("mask tokens", f"{steps * batch * seq_len:,} of text"),
+    ]
+
+
+def text_work_rows(distill: DistillConfig, seq_len: int) -> list[Row]:
+    """Steps and tokens of a student that is trained on text; the last token of a sequence is only predicted."""
+    value, unit = split_time(distill.max_duration)
+    batch = distill.global_train_batch_size
+    steps = ceil(value / {"ba": 1, "sp": batch, "tok": batch * (seq_len - 1)}[unit])
+    return [
+        ("steps", f"{steps:,} of {batch} sequences each ({distill.max_duration})"),
+        ("tokens", f"{steps * batch * (seq_len - 1):,} of text"),
     ]
 
 

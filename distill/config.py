@@ -1,12 +1,12 @@
 """Recipe sections `data`, `distill` and `export`. No torch, no Composer."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, with_config
-from typing_extensions import TypedDict  # pydantic reads the standard one only from Python 3.12 on
+from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.config import Dtype, Section
+from distill.logger_config import Loggers
 from distill.loss_config import Loss, TokenSelection, loss_terms
 from distill.teacher_config import TeacherConfig, refuse_selection, refuse_unserved
 from eval.config import PromptSource
@@ -164,64 +164,18 @@ class GradientClipping(Section):
     clipping_threshold: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="Largest norm.")
 
 
-STRICT = ConfigDict(extra="forbid", strict=True)
-
-
-# Dicts, not sections: what a recipe leaves out keeps the logger's own default.
-@with_config(STRICT)
-class FileLogger(TypedDict, total=False):
-    """A file of JSON lines, one per batch."""
-
-    filename: Annotated[str, Field(description="The file; <run>/logs/metrics.jsonl if left out.")]
-
-
-@with_config(STRICT)
-class TensorboardLogger(TypedDict, total=False):
-    """TensorBoard event files."""
-
-    log_dir: Annotated[str, Field(description="Folder of the event files; <run>/logs/tensorboard if left out.")]
-    flush_interval: Annotated[int, Field(ge=1, description="Batches between writes to disk.")]
-    rank_zero_only: Annotated[bool, Field(description="Whether only the first process logs.")]
-
-
-@with_config(STRICT)
-class WandbLogger(TypedDict, total=False):
-    """Weights & Biases."""
-
-    project: Annotated[str, Field(description="W&B project.")]
-    group: Annotated[str, Field(description="W&B group.")]
-    name: Annotated[str, Field(description="W&B run name.")]
-    entity: Annotated[str, Field(description="W&B user or team.")]
-    tags: Annotated[list[str], Field(description="W&B tags.")]
-    rank_zero_only: Annotated[bool, Field(description="Whether only the first process logs.")]
-    init_kwargs: Annotated[dict[str, Any], Field(description="Further arguments of wandb.init.")]
-
-
-@with_config(STRICT)
-class MlflowLogger(TypedDict, total=False):
-    """MLflow."""
-
-    experiment_name: Annotated[str, Field(description="MLflow experiment.")]
-    run_name: Annotated[str, Field(description="MLflow run name.")]
-    tags: Annotated[dict[str, Any], Field(description="MLflow tags.")]
-    tracking_uri: Annotated[str, Field(description="MLflow tracking server or folder.")]
-    rank_zero_only: Annotated[bool, Field(description="Whether only the first process logs.")]
-    flush_interval: Annotated[int, Field(ge=1, description="Batches between writes.")]
-
-
-@with_config(STRICT)
-class Loggers(TypedDict, total=False):
-    """Where training logs go; any number of them."""
-
-    file: FileLogger
-    tensorboard: TensorboardLogger
-    wandb: WandbLogger
-    mlflow: MlflowLogger
-
-
 class DistillConfig(Section):
     """How the student learns from its teacher. Times are Composer time strings: ep, ba, sp, tok, dur."""
 
+    train_on: Literal["answers", "text"] = Field(
+        default="answers",
+        description="What the student reads while it learns: the target's answers, or the text of section text, every "
+        "token of it. Evaluations are of held-out answers either way.",
+    )
+    isolate_documents: bool = Field(
+        default=True,
+        description="With train_on text: whether positions and attention begin again with each document of a sequence.",
+    )
     loss: Loss = Field(
         default="forward_kl", description="What is minimised per answer token: a loss, or a weighted sum of several."
     )
@@ -265,6 +219,23 @@ class DistillConfig(Section):
         default="10ba", description="Time between metrics on the console when there is no progress bar."
     )
 
+    @field_validator("isolate_documents")
+    @classmethod
+    def _only_of_text(cls, isolate: bool, info: ValidationInfo) -> bool:  # noqa: FBT001  # pydantic's signature
+        if not isolate and info.data.get("train_on") == "answers":
+            raise ValueError("must be left out when distill.train_on is answers, got false. Each answer is by itself.")
+        return isolate
+
+    @field_validator("max_duration", "eval_interval", "save_interval", "console_log_interval")
+    @classmethod
+    def _text_has_no_epochs(cls, time: str, info: ValidationInfo) -> str:
+        if info.data.get("train_on") == "text" and split_time(time)[1] == "ep":
+            raise ValueError(
+                f"must not be in ep when distill.train_on is text, got {time}. Text begins again when it ends and has "
+                "no epochs; ba counts batches."
+            )
+        return time
+
     @field_validator("temperature")
     @classmethod
     def _is_read(cls, temperature: float, info: ValidationInfo) -> float:
@@ -284,6 +255,11 @@ class DistillConfig(Section):
                 refuse_unserved(teacher, loss=term.name, temperature=temperature)
         if info.data.get("token_selection") is not None:
             refuse_selection(teacher)
+        if info.data.get("train_on") == "text" and teacher.source == "cache":
+            raise ValueError(
+                "must have source live when distill.train_on is text, got cache: a cache is of answers. "
+                "Leave source out, or train on answers."
+            )
         return teacher
 
     @field_validator("device_train_microbatch_size")
@@ -311,7 +287,8 @@ class DistillConfig(Section):
         if duration is None:
             return scheduler
         same_clock = {"ep": ("ep", "ba", "dur"), "ba": ("ep", "ba", "dur"), "sp": ("sp", "dur"), "tok": ("tok", "dur")}
-        allowed = same_clock[split_time(duration)[1]]
+        no_epochs = info.data.get("train_on") == "text"
+        allowed = [unit for unit in same_clock[split_time(duration)[1]] if not (no_epochs and unit == "ep")]
         if split_time(scheduler.t_warmup)[1] not in allowed:
             raise ValueError(
                 f"must have t_warmup in {' or '.join(allowed)} when distill.max_duration is {duration}, "

@@ -21,6 +21,7 @@ from distill.mixture import MixedDomains, updated_weights
 from distill.text_config import MixtureConfig, TextConfig
 
 Losses = Mapping[str, float]
+LossesOfRows = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]  # from a batch: of each sequence, nats of its tokens
 
 
 class DynamicLoading(Callback):
@@ -33,6 +34,7 @@ class DynamicLoading(Callback):
         domains: What training reads.
         measure: The held-out loss of each domain in nats per token; called on all processes.
         references: What the losses are held against, as `reference_losses` gives them.
+        rates: What to lower where a loss is no number, as a recipe calls it.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class DynamicLoading(Callback):
         *,
         config: MixtureConfig,
         references: Losses,
+        rates: str,
     ):
         self.domains = domains
         self.measure = measure
         self.config = config
         self.references = [references[name] for name in domains.names]
+        self.rates = rates
         self.is_due = create_interval_scheduler(
             config.update_interval, include_end_of_training=False, checkpoint_events=False
         )
@@ -64,7 +68,7 @@ class DynamicLoading(Callback):
             UserError: If a loss is not a number.
         """
         names, batch = self.domains.names, int(state.timestamp.batch)
-        losses = finite_losses(self.measure(state), names, batch=batch)
+        losses = finite_losses(self.measure(state), names, batch=batch, rates=self.rates)
         agreed = [updated_weights(self.config, self.domains.weights, losses, self.references)]
         dist.broadcast_object_list(agreed, src=0)
         weights = agreed[0]
@@ -113,8 +117,14 @@ class RandomStateOnResume(Callback):
             self.loaded = None
 
 
-def finite_losses(losses: Losses, names: Sequence[str], *, batch: int) -> list[float]:
+def finite_losses(losses: Losses, names: Sequence[str], *, batch: int, rates: str) -> list[float]:
     """The losses in the order of the names.
+
+    Args:
+        losses: By name.
+        names: The order.
+        batch: Batches trained.
+        rates: The learning rates of that training, as its recipe calls them.
 
     Raises:
         UserError: If one is not a number.
@@ -123,7 +133,7 @@ def finite_losses(losses: Losses, names: Sequence[str], *, batch: int) -> list[f
         if not math.isfinite(losses[name]):
             raise UserError(
                 f"The held-out loss of text domain {name} is {losses[name]} after {batch} batches: training "
-                "diverged. Lower architecture.masks.weight_lr or architecture.masks.mask_lr."
+                f"diverged. Lower {rates}."
             )
     return [losses[name] for name in names]
 
@@ -144,7 +154,6 @@ def reference_losses(config: TextConfig, measure: Callable[[], Losses]) -> dict[
     return {name: measured[name] if loss is None else loss for name, loss in given.items()}
 
 
-@torch.no_grad()
 def held_out_losses(
     logits_of: Callable[[Tensor], Tensor], loaders: Mapping[str, DataLoader[Any]], *, device: torch.device
 ) -> dict[str, float]:
@@ -154,19 +163,26 @@ def held_out_losses(
         logits_of: From ids_BT to logits_BTV, of a model that was put into evaluation mode.
         loaders: As `text_eval_loaders` makes them; repeats that fill up a process's share are left out.
     """
-    return {name: held_out_loss(logits_of, loader, device=device) for name, loader in loaders.items()}
+
+    def losses_of(batch: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        return next_token_nll(logits_of(batch["input_ids"]), batch["input_ids"]).unbind()
+
+    return {name: held_out_loss(losses_of, loader, device=device) for name, loader in loaders.items()}
 
 
-def held_out_loss(logits_of: Callable[[Tensor], Tensor], loader: DataLoader[Any], *, device: torch.device) -> float:
-    """Mean loss over the held-out sequences of one domain."""
+@torch.no_grad()
+def held_out_loss(losses_of: LossesOfRows, loader: DataLoader[Any], *, device: torch.device) -> float:
+    """Mean loss over the held-out sequences of one domain, on all processes, nats per token.
+
+    Every process calls the model equally often, as a sharded one needs it; repeats are dropped from what it says.
+    """
     num_own = len(range(dist.get_global_rank(), len(loader.dataset), dist.get_world_size()))  # pyright: ignore[reportArgumentType]  # a sized dataset
     sum_and_tokens = torch.zeros(2, dtype=torch.float64)
     for batch in loader:
-        ids_BT = batch["input_ids"][:num_own].to(device)
-        num_own -= len(ids_BT)
-        if len(ids_BT):
-            nll_BT = next_token_nll(logits_of(ids_BT), ids_BT)
-            sum_and_tokens += torch.tensor([nll_BT.sum(dtype=torch.float64).item(), nll_BT.numel()])
+        rows = losses_of({name: tensor.to(device) for name, tensor in batch.items()})
+        for nll_T in rows[: max(0, num_own)]:
+            sum_and_tokens += torch.tensor([nll_T.sum(dtype=torch.float64).item(), nll_T.numel()])
+        num_own -= len(rows)
     sum_and_tokens = sum_and_tokens.to(device)
     dist.all_reduce(sum_and_tokens)
     loss_sum, num_tokens = sum_and_tokens.tolist()

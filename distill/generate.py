@@ -22,7 +22,9 @@ from eval.traces import DecodingSettings, drop_too_long, read_traces, write_trac
 Row = TypeVar("Row", Prompt, Conversation)
 
 
-def generate_answers(target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str) -> dict[str, Any]:
+def generate_answers(
+    target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str, to_train_on: bool = True
+) -> dict[str, Any]:
     """Write the target's answers to out/train-*.jsonl and, for prompts held out of training, to out/eval-*.jsonl.
 
     An interrupted run continues. Which prompts are held out depends on the prompts and the seed alone.
@@ -33,6 +35,8 @@ def generate_answers(target: Path, config: DataConfig, out: Path, *, seed: int, 
         out: Folder of the answers.
         seed: Of every random draw.
         dtype: Number type of the target while it writes.
+        to_train_on: Whether answers are what is trained on. Otherwise held-out prompts alone are answered, and all
+            prompts may be held out.
 
     Returns:
         Counts for the manifest: prompts, self_written, duplicates, too_long; and of "train" and "eval" each prompts,
@@ -46,10 +50,12 @@ def generate_answers(target: Path, config: DataConfig, out: Path, *, seed: int, 
     prompts = [*named, *written]
     distinct = drop_duplicates(prompts)
     fitting = drop_too_long(distinct, load_tokenizer(target), config.max_seq_len - 1)
-    train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed)
-    for name, split in (("eval", held_out), ("train", train)):
+    train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
+    answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
+    for name, split in answered.items():
         write_traces(target, split, out, decoding_settings(config, seed=seed, dtype=dtype), name=name)
-    counts = {name: count_answers(out, name, split) for name, split in (("train", train), ("eval", held_out))}
+    none = dict.fromkeys(("prompts", "answers", "answer_tokens", "left_out"), 0)
+    counts = {"train": none, **{name: count_answers(out, name, split) for name, split in answered.items()}}
     num_left_out = sum(count.pop("left_out") for count in counts.values())
     return {
         "prompts": len(prompts),
@@ -95,17 +101,27 @@ def drop_duplicates(prompts: Sequence[Row]) -> list[Row]:
     return list(distinct.values())
 
 
-def hold_out(prompts: Sequence[Row], num_eval_prompts: int, *, seed: int) -> tuple[list[Row], list[Row]]:
+def hold_out(
+    prompts: Sequence[Row], num_eval_prompts: int, *, seed: int, least_left: int = 1
+) -> tuple[list[Row], list[Row]]:
     """The prompts to train on and those held out, drawn with the seed; both in their old order.
 
+    Args:
+        prompts: All different.
+        num_eval_prompts: How many to hold out.
+        seed: Of the draw.
+        least_left: How many there must be to train on.
+
     Raises:
-        UserError: If nothing would be left to train on.
+        UserError: If there are fewer.
     """
-    if num_eval_prompts >= len(prompts):
-        raise UserError(
-            f"data.num_eval_prompts={num_eval_prompts} leaves none of the {len(prompts)} prompts to train on. "
-            "Hold out fewer, or add prompts."
+    if num_eval_prompts + least_left > len(prompts):
+        problem = (
+            f"leaves none of the {len(prompts)} prompts to train on"
+            if least_left
+            else f"is more than the {len(prompts)} prompts"
         )
+        raise UserError(f"data.num_eval_prompts={num_eval_prompts} {problem}. Hold out fewer, or add prompts.")
     drawn = set(random.Random(seed).sample(range(len(prompts)), num_eval_prompts))  # noqa: S311 - not for secrets
     train = [prompt for place, prompt in enumerate(prompts) if place not in drawn]
     return train, [prompts[place] for place in sorted(drawn)]

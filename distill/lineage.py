@@ -124,17 +124,14 @@ def masks_are_due(recipe: Recipe) -> bool:
 
 def mask_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     """What learned masks are made from; keys that a continued training may change are left out."""
-    assert recipe.text is not None  # a recipe with learned masks has text
     architecture = recipe.architecture.model_dump(mode="json")
     for key in ("save_interval", "device_train_microbatch_size"):
         del architecture["masks"][key]
-    files = [domain.path for domain in recipe.text.domains]
-    contents = [fingerprint_file(Path(path)) if path is not None and Path(path).is_file() else None for path in files]
     return {
         "target": fingerprint_checkpoint(target),
         "target.dtype": recipe.target.dtype,
         "architecture": fingerprint_value(architecture),
-        "text": fingerprint_value([recipe.text.model_dump(mode="json"), contents]),
+        "text": fingerprint_text(recipe),
         "seed": str(recipe.seed),
     }
 
@@ -213,13 +210,15 @@ def stage_folder(recipe: Recipe, layers: int) -> Path:
 
 
 def generate_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
-    """What the answers are made from."""
+    """What the answers are made from; where text is trained on, held-out prompts alone are answered."""
+    held_out_alone = {"distill.train_on": "text"} if recipe.distill.train_on == "text" else {}
     return {
         "target": fingerprint_checkpoint(target),
         "target.dtype": recipe.target.dtype,
         "data": fingerprint_value(recipe.data.model_dump(mode="json")),
         "prompts": fingerprint_sources(recipe.data.prompts),
         "seed": str(recipe.seed),
+        **held_out_alone,
     }
 
 
@@ -245,16 +244,18 @@ def teacher_dtype(recipe: Recipe, precision: str) -> Dtype:
 def training_inputs(recipe: Recipe) -> dict[str, str]:
     """What the checkpoints are made from; keys that a continued training may change are left out."""
     run = Path(recipe.run_dir)
-    settings, selection = recipe.distill.model_dump(mode="json", exclude=RESUMABLE), {}
+    settings, others = recipe.distill.model_dump(mode="json", exclude=RESUMABLE), {}
     if recipe.distill.token_selection is not None:
         reference = Path(recipe.distill.token_selection.reference)
-        selection["distill.token_selection.reference"] = fingerprint_checkpoint(reference)
+        others["distill.token_selection.reference"] = fingerprint_checkpoint(reference)
+    if recipe.distill.train_on == "text":
+        others["text"] = fingerprint_text(recipe)
     return {
         "init": fingerprint_checkpoint(run / "init"),
         "data": fingerprint_value((read_manifest(run / "data") or {}).get("inputs")),
         "distill": fingerprint_value(settings),
         "seed": str(recipe.seed),
-        **selection,
+        **others,
     }
 
 
@@ -289,6 +290,14 @@ def fingerprint_sources(sources: Sequence[PromptSource]) -> str:
             content = fingerprint_file(Path(source.path))
         parts.append([source.model_dump(mode="json"), content])
     return fingerprint_value(parts)
+
+
+def fingerprint_text(recipe: Recipe) -> str:
+    """Section text, and the content of its files, as one fingerprint."""
+    assert recipe.text is not None  # whoever trains on text has some
+    files = [domain.path for domain in recipe.text.domains]
+    contents = [fingerprint_file(Path(path)) if path is not None and Path(path).is_file() else None for path in files]
+    return fingerprint_value([recipe.text.model_dump(mode="json"), contents])
 
 
 def target_record(recipe: Recipe) -> dict[str, str]:

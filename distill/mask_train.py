@@ -44,6 +44,7 @@ from eval.models import load_model, load_tokenizer
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA
 CLIPPING_THRESHOLD = 1.0
+RATES = "architecture.masks.weight_lr or architecture.masks.mask_lr"
 ENOUGH_OPEN = 0.9  # of an axis's kept gates; below, what is kept was a toss-up
 
 
@@ -167,7 +168,7 @@ def build_text(recipe: Recipe, model: MaskModel, target: Path) -> tuple[DataSpec
     )
     interval = without_dur(text.mixture.update_interval, recipe.architecture.masks)
     rule = text.mixture.model_copy(update={"update_interval": interval})
-    mixture = DynamicLoading(domains, masked_losses, config=rule, references=references)
+    mixture = DynamicLoading(domains, masked_losses, config=rule, references=references, rates=RATES)
     return DataSpec(loader, get_num_tokens_in_batch=lambda batch: batch["input_ids"].numel()), mixture
 
 

@@ -87,7 +87,8 @@ class Part:
 
 def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
     """The trainings of a recipe: of learned masks, where it has them, and of the draft."""
-    config, data = recipe.distill, recipe.data
+    config = recipe.distill
+    seq_len, loss_tokens = learned_tokens(recipe)
     distillation = Training(
         title="distillation",
         student=draft,
@@ -96,13 +97,22 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
         precision=config.precision,
         batch=config.global_train_batch_size,
         microbatch=None if config.device_train_microbatch_size == "auto" else config.device_train_microbatch_size,
-        seq_len=data.max_seq_len,
-        loss_tokens=data.longest_answer,
+        seq_len=seq_len,
+        loss_tokens=loss_tokens,
         sharded=config.parallelism == "fsdp2",
         cached_bytes=cached_bytes(config.teacher, target, teacher_dtype(recipe, config.precision)),
         teacher_sharded=config.teacher.parallelism == "fsdp2",
     )
-    return [mask_training(recipe, target), distillation] if recipe.text is not None else [distillation]
+    masks = recipe.architecture.method == "learned_masks"
+    return [mask_training(recipe, target), distillation] if masks else [distillation]
+
+
+def learned_tokens(recipe: Recipe) -> tuple[int, int]:
+    """Tokens of a sequence of distillation, and how many of them make loss, at most."""
+    if recipe.distill.train_on == "answers":
+        return recipe.data.max_seq_len, recipe.data.longest_answer
+    assert recipe.text is not None  # whoever trains on text has some
+    return recipe.text.max_seq_len - 1, recipe.text.max_seq_len - 1
 
 
 def mask_training(recipe: Recipe, target: Shape) -> Training:

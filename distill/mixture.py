@@ -34,6 +34,7 @@ UNIFORM_SHARE = 1e-4  # of the released code, which has it from DoReMi (Xie et a
 TINY = 1e-300  # stands for a weight of 0 where bounds have to lift it
 
 Sample = dict[str, Tensor | int]
+Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]  # from samples to a batch
 
 
 def paper_weights(weights: Sequence[float], losses: Sequence[float], references: Sequence[float]) -> list[float]:
@@ -204,13 +205,19 @@ class HeldOut(Dataset[Sample]):
 
 
 def text_loader(
-    config: TextConfig, tokenizer: "PreTrainedTokenizerBase", *, batch_size: int, seed: int
+    config: TextConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    batch_size: int,
+    seed: int,
+    collate: Collate | None = None,
 ) -> tuple[DataLoader[Any], MixedDomains]:
     """Batches {"input_ids": ids_BT, "domain": domain_B} without end for this process, and the dataset they come from.
 
     Args:
         batch_size: Sequences per batch of this process.
         seed: Of the draws and of the order within each domain.
+        collate: Makes other batches of the same sequences.
 
     Raises:
         UserError: If the text of a domain cannot be read, or is too short.
@@ -222,13 +229,16 @@ def text_loader(
     fingerprint = {key: getattr(config, key) for key in ("max_seq_len", "num_eval_sequences", "shuffle_block")}
     dataset = MixedDomains(streams, initial_weights(config), seed=seed, fingerprint=fingerprint)
     # A generator of its own: without one, every new iterator would draw from torch's, which dropout and masks use.
-    return DataLoader(dataset, batch_size=batch_size, generator=torch.Generator()), dataset
+    generator = torch.Generator()
+    return DataLoader(dataset, batch_size=batch_size, collate_fn=collate, generator=generator), dataset
 
 
 def text_eval_loaders(
-    config: TextConfig, tokenizer: "PreTrainedTokenizerBase", *, batch_size: int
+    config: TextConfig, tokenizer: "PreTrainedTokenizerBase", *, batch_size: int, collate: Collate | None = None
 ) -> dict[str, DataLoader[Any]]:
     """Batches of each domain's held-out sequences, in order, by its name: this process's share of them.
+
+    Arguments are those of text_loader.
 
     Raises:
         UserError: If the text of a domain cannot be read, or is too short.
@@ -237,7 +247,10 @@ def text_eval_loaders(
     for domain, (name, text) in enumerate(open_texts(config, tokenizer).items()):
         dataset = HeldOut(held_out_sequences(text, count=config.num_eval_sequences), domain)
         sampler = dist.get_sampler(dataset, shuffle=False)
-        loaders[name] = DataLoader(dataset, batch_size=batch_size, sampler=sampler, generator=torch.Generator())
+        generator = torch.Generator()
+        loaders[name] = DataLoader(
+            dataset, batch_size=batch_size, sampler=sampler, collate_fn=collate, generator=generator
+        )
     return loaders
 
 

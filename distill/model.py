@@ -132,7 +132,7 @@ class DistillModel(ComposerModel):
     def read(self, batch: Batch, reader: Any) -> Tensor:
         """What the reader makes of the student's hidden states and head, at the answer's positions."""
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cpu_bfloat16):
-            return self.student(batch["input_ids"], batch["keep"], reader)
+            return self.student(batch["input_ids"], batch["keep"], reader, batch.get("position_ids"))
 
     def rows_of(self, teacher: Teacher | CachedTeacher, batch: Batch) -> TeacherRows | KeptEntries:
         """What a frozen model would say at the answer's positions, or is known to have said."""

@@ -48,8 +48,10 @@ class Recipe(Section):
     target: TargetConfig
     architecture: ArchitectureConfig
     data: DataConfig
-    text: TextConfig | None = Field(default=None, description="Text in domains, for learned_masks alone.")
     distill: DistillConfig = DistillConfig()
+    text: TextConfig | None = Field(
+        default=None, description="Text in domains, for learned_masks and for distill.train_on text."
+    )
     eval: EvalConfig = EvalConfig()
     export: ExportConfig = ExportConfig()
 
@@ -61,15 +63,32 @@ class Recipe(Section):
 
     @field_validator("text")
     @classmethod
-    def _masks_are_trained_on_text(cls, text: TextConfig | None, info: ValidationInfo) -> TextConfig | None:
-        architecture = info.data.get("architecture")
-        if text is None and architecture is not None and architecture.method == "learned_masks":
+    def _text_is_there_for_who_reads_it(cls, text: TextConfig | None, info: ValidationInfo) -> TextConfig | None:
+        architecture, distill = info.data.get("architecture"), info.data.get("distill")
+        if architecture is None or distill is None:  # reported already
+            return text
+        masks, student = architecture.method == "learned_masks", distill.train_on == "text"
+        if text is None and masks:
             raise ValueError("must be given when architecture.method is learned_masks: masks are trained on it.")
-        if text is not None and architecture is not None and architecture.method != "learned_masks":
+        if text is None and student:
+            raise ValueError("must be given when distill.train_on is text: the student is trained on it.")
+        if text is not None and not masks and not student:
             raise ValueError(
-                f"must be left out when architecture.method is {architecture.method}: only learned_masks reads it."
+                f"must be left out when architecture.method is {architecture.method} and distill.train_on is answers: "
+                "only learned_masks and train_on text read it."
             )
         return text
+
+    @field_validator("distill")
+    @classmethod
+    def _held_out_by_the_target(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
+        data = info.data.get("data")
+        if data is not None and data.answers == "given" and distill.train_on == "text":
+            raise ValueError(
+                "must have train_on answers when data.answers is given, got text: only held-out prompts are "
+                "answered then, and how much is accepted shows on the target's own answers."
+            )
+        return distill
 
     @field_validator("distill")
     @classmethod

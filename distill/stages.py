@@ -155,7 +155,8 @@ def make_answers(recipe: Recipe, target: Path, data: Path) -> dict[str, Any]:
 
     if recipe.data.answers == "given":
         return collect_given(target, recipe.data, data, seed=recipe.seed)
-    return generate_answers(target, recipe.data, data, seed=recipe.seed, dtype=recipe.target.dtype)
+    settings = {"seed": recipe.seed, "dtype": recipe.target.dtype, "to_train_on": recipe.distill.train_on == "answers"}
+    return generate_answers(target, recipe.data, data, **settings)
 
 
 def cache_if_asked(recipe: Recipe) -> None:

@@ -71,7 +71,7 @@ class Teacher:
     def rows(self, batch: Mapping[str, Tensor], *, vocab_size: int) -> TeacherRows:
         """What logits of the kept positions are made from, over the first vocab_size entries."""
         with torch.autocast(self.device_type, enabled=False):
-            rows = self.model(batch["input_ids"], batch["keep"], TeacherRows)
+            rows = self.model(batch["input_ids"], batch["keep"], TeacherRows, batch.get("position_ids"))
         return TeacherRows(rows.hidden_AH, rows.head.narrowed(vocab_size))
 
     def flops(self, batch: Mapping[str, Tensor]) -> int:

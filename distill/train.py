@@ -3,7 +3,8 @@
     composer -n 8 -m distill.train RECIPE key=value ...
 
 Reads <run>/init and <run>/data, and <run>/teacher_cache where the teacher is cached; writes <run>/checkpoints and
-<run>/logs, and ends with the draft in <run>/draft. Run it again after an interruption and it continues. `train` lists
+<run>/logs, and ends with the draft in <run>/draft. Where the recipe trains on text, <run>/data is what the draft is
+evaluated on. Run it again after an interruption and it continues. `train` lists
 the steps; each is a function of its own.
 
 With `--debug` it trains the recipe's tiny likeness in <run>-debug (distill/debug_recipe.py).
@@ -95,9 +96,12 @@ def train(recipe: Recipe) -> None:
         require_same_tokenizer(target, Path(recipe.distill.token_selection.reference))
     join_other_processes(recipe)
     checkpoint = find_resume_point(recipe)
-    train_set, eval_set = read_answers(recipe)
+    if recipe.distill.train_on == "text":
+        train_set, eval_set = None, read_split(recipe, "eval")
+    else:
+        train_set, eval_set = read_answers(recipe)
     tasks = eval_set.tasks
-    if recipe.distill.teacher.source == "cache":
+    if train_set is not None and recipe.distill.teacher.source == "cache":
         train_set, eval_set = (
             CachedAnswers(answers, TeacherCache(run / "teacher_cache", name))
             for name, answers in (("train", train_set), ("eval", eval_set))
@@ -156,35 +160,44 @@ def find_resume_point(recipe: Recipe) -> Path | None:
 
 
 def read_answers(recipe: Recipe) -> tuple[AnswerDataset, AnswerDataset]:
-    """The answers to train on and to evaluate on; says what the limit on length did to them.
+    """The answers to train on and to evaluate on.
 
     Conversations that came with the data are trained on whole, and evaluated on answer by answer.
 
     Raises:
+        UserError: If no answer is left of either.
+    """
+    return read_split(recipe, "train", joined=recipe.data.answers == "given"), read_split(recipe, "eval")
+
+
+def read_split(recipe: Recipe, name: str, *, joined: bool = False) -> AnswerDataset:
+    """The answers of one name; says what the limit on length did to them.
+
+    Args:
+        recipe: Whose run holds them.
+        name: "train" or "eval".
+        joined: Whether the answers of a conversation are one sequence.
+
+    Raises:
         UserError: If no answer is left.
     """
-    folder = Path(recipe.run_dir) / "data"
-    max_seq_len = recipe.data.max_seq_len
-    learned = AnswerDataset.of_conversations if recipe.data.answers == "given" else AnswerDataset
-    sets = {
-        "train": learned(read_traces(folder, "train"), max_seq_len=max_seq_len),
-        "eval": AnswerDataset(read_traces(folder, "eval"), max_seq_len=max_seq_len),
-    }
-    for name, dataset in sets.items():
-        counts = dataset.counts
-        if dist.get_global_rank() == 0:
-            print(
-                f"{name}: {counts.answers} answers with {counts.answer_tokens} tokens"
-                f"{'' if len(dataset) == counts.answers else f' in {len(dataset)} sequences'}; "
-                f"data.max_seq_len={max_seq_len} cut {counts.cut} of them and left out {counts.left_out}.",
-                file=sys.stderr,
-            )
-        if not counts.answers:
-            raise UserError(
-                f"{folder}: no {name} answer fits data.max_seq_len={max_seq_len}. "
-                "Raise it, or give shorter prompts, and run `widedraft generate` again."
-            )
-    return sets["train"], sets["eval"]
+    folder, max_seq_len = Path(recipe.run_dir) / "data", recipe.data.max_seq_len
+    learned = AnswerDataset.of_conversations if joined else AnswerDataset
+    dataset = learned(read_traces(folder, name), max_seq_len=max_seq_len)
+    counts = dataset.counts
+    if dist.get_global_rank() == 0:
+        print(
+            f"{name}: {counts.answers} answers with {counts.answer_tokens} tokens"
+            f"{'' if len(dataset) == counts.answers else f' in {len(dataset)} sequences'}; "
+            f"data.max_seq_len={max_seq_len} cut {counts.cut} of them and left out {counts.left_out}.",
+            file=sys.stderr,
+        )
+    if not counts.answers:
+        raise UserError(
+            f"{folder}: no {name} answer fits data.max_seq_len={max_seq_len}. "
+            "Raise it, or give shorter prompts, and run `widedraft generate` again."
+        )
+    return dataset
 
 
 def fit(recipe: Recipe, trainer: Trainer) -> None:

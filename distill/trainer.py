@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from composer import DataSpec, Evaluator, Trainer
+from composer import Callback, DataSpec, Evaluator, Trainer
 from composer.callbacks import LRMonitor, SpeedMonitor
 from composer.devices import Device, DeviceCPU, DeviceGPU
 from composer.optim import (
@@ -45,6 +45,7 @@ from distill.teacher import load_teacher
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.contents import load_head
 from distill.teacher_config import refuse_cut_entries
+from distill.text_training import text_training, without_dur
 from eval.models import load_model
 
 DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint of many gigabytes
@@ -99,16 +100,28 @@ def build_trainer(
     recipe: Recipe,
     model: DistillModel,
     *,
-    train_set: AnswerDataset | CachedAnswers,
+    train_set: AnswerDataset | CachedAnswers | None,
     eval_set: AnswerDataset | CachedAnswers,
     checkpoint: Path | None,
 ) -> Trainer:
-    """A trainer that stands at the checkpoint, or at the start where there is none."""
+    """A trainer that stands at the checkpoint, or at the start where there is none.
+
+    Args:
+        recipe: Says how.
+        model: That is trained.
+        train_set: The answers to train on; None where the recipe trains on text.
+        eval_set: Held-out answers.
+        checkpoint: To continue from.
+
+    Raises:
+        UserError: If the processes cannot share the batch, or the text cannot be read.
+    """
     config, checkpoints = recipe.distill, Path(recipe.run_dir) / "checkpoints"
     clipping = config.gradient_clipping
-    size, eval_size = device_batch_size(config), config.device_eval_batch_size
-    train_data = build_dataspec(train_set, device_batch_size=size, shuffle=True, seed=recipe.seed)
-    eval_data = build_dataspec(eval_set, device_batch_size=eval_size, shuffle=False, seed=recipe.seed)
+    train_data, stream_callbacks = training_data(recipe, model, train_set)
+    eval_data = build_dataspec(
+        eval_set, device_batch_size=config.device_eval_batch_size, shuffle=False, seed=recipe.seed
+    )
     return Trainer(
         model=model,
         train_dataloader=train_data,
@@ -121,13 +134,14 @@ def build_trainer(
         precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see DistillModel
         device_train_microbatch_size=microbatch_size(config),
         accumulate_train_batch_on_tokens=True,
-        eval_interval=config.eval_interval,
+        eval_interval=interval(config.eval_interval, config),
         parallelism_config={"fsdp2": {"state_dict_type": "full"}} if config.parallelism == "fsdp2" else None,
         callbacks=[
             StepTimes(model.clock),
+            *stream_callbacks,
             CheckpointWriter(
                 checkpoints,
-                save_interval=config.save_interval,
+                save_interval=interval(config.save_interval, config),
                 num_to_keep=config.save_num_checkpoints_to_keep,
                 best_by=BEST_BY,
             ),
@@ -143,6 +157,22 @@ def build_trainer(
         load_path=None if checkpoint is None else str(checkpoint),
         dist_timeout=DIST_TIMEOUT_S,
     )
+
+
+def training_data(
+    recipe: Recipe, model: DistillModel, train_set: AnswerDataset | CachedAnswers | None
+) -> tuple[DataSpec, list[Callback]]:
+    """This process's batches of answers, or of text where there are none, and what keeps a stream of text going."""
+    size = device_batch_size(recipe.distill)
+    if train_set is not None:
+        return build_dataspec(train_set, device_batch_size=size, shuffle=True, seed=recipe.seed), []
+    place = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
+    return text_training(recipe, model, batch_size=size, device=torch.device(place))
+
+
+def interval(time: str, config: DistillConfig) -> str:
+    """A time as Composer takes it: text has no length, of which it could take a share."""
+    return without_dur(time, config.max_duration) if config.train_on == "text" else time
 
 
 def flops_available(precision: str) -> float | None:

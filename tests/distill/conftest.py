@@ -60,13 +60,18 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 @pytest.fixture
 def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..., Any]:
-    """make_run(name, **keys of distill) -> Recipe, with <run>/init and <run>/data as earlier stages leave them."""
+    """make_run(name, text=..., **keys of distill) -> Recipe, with <run>/init and <run>/data as stages leave them.
+
+    With train_on="text" there are no answers but held-out ones.
+    """
     from architectures.manifest import write_manifest
     from distill.lineage import generate_inputs, prune_inputs
     from distill.recipe import Recipe
     from eval.shards import claim_shards, write_shard
 
-    def make(name: str = "run", *, init: Path = tiny_draft, **distill: Any) -> Recipe:
+    def make(
+        name: str = "run", *, init: Path = tiny_draft, text: dict[str, Any] | None = None, **distill: Any
+    ) -> Recipe:
         settings = {
             "max_duration": "2ep",
             "global_train_batch_size": 4,
@@ -85,12 +90,14 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
             architecture={"layers": 2, "method": "first_last"},
             data={"self_written_prompts": 1, "max_seq_len": MAX_SEQ_LEN, "max_new_tokens": 25},
             distill={**settings, **distill},
+            text=text,
             export={"dtype": "bfloat16"},
         )
         run = Path(recipe.run_dir)
         shutil.copytree(init, run / "init")
         write_manifest(run / "init", stage="prune", inputs=prune_inputs(recipe, tiny_target))
-        for split, count in (("train", NUM_TRAIN), ("eval", NUM_EVAL)):
+        splits = {"eval": NUM_EVAL} if recipe.distill.train_on == "text" else {"train": NUM_TRAIN, "eval": NUM_EVAL}
+        for split, count in splits.items():
             (path,) = claim_shards(run / "data", split, {}, num_shards=1)
             write_shard(path, [asdict(trace) for trace in random_answers(count, seed=count)])
         write_manifest(run / "data", stage="generate", inputs=generate_inputs(recipe, tiny_target))

@@ -10,6 +10,7 @@ from architectures.errors import UserError
 from architectures.manifest import write_manifest
 from distill.check import Work, check_recipe, disk_rows, free_bytes, planned, size
 from distill.lineage import generate_inputs, target_record
+from distill.memory import trainings
 from distill.recipe import load_recipe
 
 RECIPE = """\
@@ -138,6 +139,34 @@ def test_memory_follows_micro_batch_precision_and_sharding(checked):
     assert memory(lines, "logits and loss: 40 tokens x 264 entries x 28 bytes")
     assert memory(lines, "teacher weights, float32: ") == [size(TARGET * 4).strip()] * 2
     assert memory(lines, "gradients, float32: ") == [size(DRAFT * 4).strip(), size(DRAFT).strip()]
+
+
+ON_TEXT = ("distill.train_on=text", "text={domains: [{name: wiki, path: wiki.txt}], max_seq_len: 64}")
+
+
+@pytest.mark.parametrize(("max_duration", "steps"), [("30ba", 30), ("118sp", 30), ("7309tok", 30)])
+def test_a_student_on_text_takes_steps_of_sequences(checked, max_duration, steps):
+    """Of 63 tokens each: the last is only predicted. 7,309 tokens are one more than 29 steps of 4 x 63."""
+    recipe, lines = checked(*ON_TEXT, f"distill.max_duration={max_duration}")
+    assert row(lines, "steps ") == f"{steps} of 4 sequences each ({max_duration})"
+    assert row(lines, "tokens ") == f"{steps * 4 * 63:,} of text"
+    assert not [line for line in lines if "mask" in line or "answer tokens" in line]
+    million = Work(prompts=10**6, answers=0)
+    assert (size(2 * 100 * 12), "answers, at most") in disk_rows(recipe, planned(recipe), million)  # two are held out
+
+
+def test_memory_of_a_student_on_text_is_that_of_its_sequences(checked):
+    recipe, _ = checked(*ON_TEXT, "distill.max_duration=30ba")
+    cut = planned(recipe)
+    (training,) = trainings(recipe, cut.target, cut.draft)
+    assert (training.title, training.seq_len, training.loss_tokens) == ("distillation", 63, 63)
+
+
+def test_all_prompts_may_be_held_out_where_text_is_trained_on(checked):
+    _, lines = checked(*ON_TEXT, "distill.max_duration=30ba", "data.num_eval_prompts=12")
+    assert row(lines, "prompts ") == "12; 12 of them held out"
+    with pytest.raises(UserError, match="must be at most the number of prompts, got 13 and 12"):
+        checked(*ON_TEXT, "distill.max_duration=30ba", "data.num_eval_prompts=13")
 
 
 TEXT = "text={domains: [{name: wiki, path: wiki.txt}], max_seq_len: 64}"

@@ -149,6 +149,12 @@ def test_learned_masks_stay_learned_on_built_in_text():
     assert small.text.max_seq_len == 32
 
 
+def test_a_student_on_text_stays_on_text():
+    distill = {"train_on": "text", "max_duration": "2000ba", "isolate_documents": False}
+    small = shrink(make({"shape": "wide-1.3b"}, text=TEXT, distill=distill)).distill
+    assert (small.train_on, small.max_duration, small.isolate_documents) == ("text", "6ba", False)
+
+
 def test_self_written_prompts_alone_stay_self_written():
     small = shrink(make({"layers": 5}, data={"self_written_prompts": 500}))
     assert small.data.self_written_prompts == 12

@@ -90,7 +90,8 @@ def train_tiny(text: TextConfig, tokenizer, folder: Path, *, max_duration: str, 
         model.net.train()
         return losses
 
-    loading = DynamicLoading(domains, measure, config=text.mixture, references=reference_losses(text, dict))
+    references = reference_losses(text, dict)
+    loading = DynamicLoading(domains, measure, config=text.mixture, references=references, rates="distill.lr")
     saving = CheckpointWriter(folder, save_interval="1ba", num_to_keep=99)
     trainer = Trainer(
         model=model,
@@ -219,13 +220,12 @@ def test_a_loss_that_is_no_number_is_said(trained, monkeypatch):
     with pytest.raises(UserError) as raised:
         trained("run", "2ba")
     assert str(raised.value) == (
-        "The held-out loss of text domain a is nan after 2 batches: training diverged. "
-        "Lower architecture.masks.weight_lr or architecture.masks.mask_lr."
+        "The held-out loss of text domain a is nan after 2 batches: training diverged. Lower distill.lr."
     )
 
 
 def test_losses_come_in_the_order_of_the_names():
-    assert finite_losses({"b": 1.0, "a": 2.0}, ["a", "b"], batch=0) == [2.0, 1.0]
+    assert finite_losses({"b": 1.0, "a": 2.0}, ["a", "b"], batch=0, rates="lr") == [2.0, 1.0]
 
 
 # Losses
@@ -247,26 +247,32 @@ def test_an_even_guess_costs_the_logarithm_of_the_vocabulary(config, tokenizer):
     assert losses == pytest.approx({"a": math.log(VOCABULARY), "b": math.log(VOCABULARY)})
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_processes_together_measure_what_one_measures(config, tokenizer, monkeypatch, world_size):
+@pytest.mark.parametrize(("world_size", "batch_size"), [(2, 2), (4, 2), (2, 1)])
+def test_processes_together_measure_what_one_measures(config, tokenizer, monkeypatch, world_size, batch_size):
     """Three held-out sequences do not divide evenly: what fills up a process's share counts nowhere."""
-    net = TinyModel().net.eval()
+    net, calls = TinyModel().net.eval(), []
     alone = held_out_losses(net, text_eval_loaders(config(), tokenizer, batch_size=2), device=CPU)
+
+    def losses_of(batch):
+        calls.append(rank)
+        return next_token_nll(net(batch["input_ids"]), batch["input_ids"]).unbind()
+
     monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
     sums: dict[str, torch.Tensor] = {}
     for rank in range(world_size):
         monkeypatch.setattr(dist, "get_global_rank", lambda rank=rank: rank)
-        for name, loader in text_eval_loaders(config(), tokenizer, batch_size=2).items():
+        for name, loader in text_eval_loaders(config(), tokenizer, batch_size=batch_size).items():
 
             def all_reduce(tensor, name=name):
                 sums[name] = sums.get(name, 0) + tensor
                 tensor.copy_(sums[name])
 
             monkeypatch.setattr(dist, "all_reduce", all_reduce)
-            last = distill.dynamic_loading.held_out_loss(net, loader, device=CPU)
+            last = distill.dynamic_loading.held_out_loss(losses_of, loader, device=CPU)
             if rank == world_size - 1:
                 assert last == pytest.approx(alone[name], rel=1e-6)
     assert {name: int(total[1]) for name, total in sums.items()} == {"a": 3 * 7, "b": 3 * 7}
+    assert len({calls.count(rank) for rank in range(world_size)}) == 1  # as FSDP2 must have it
 
 
 def test_a_domain_absent_from_a_batch_is_left_out():

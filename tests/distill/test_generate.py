@@ -68,6 +68,30 @@ def test_answers_of_both_splits_and_their_counts(tiny_target, prompt_file, tmp_p
     assert "1 of 14 prompts are longer than 255 tokens and are left out" in err
 
 
+def test_where_text_is_trained_on_held_out_prompts_alone_are_answered(tiny_target, prompt_file, tmp_path):
+    path = prompt_file(*({"prompt": f"question {i}"} for i in range(12)))
+    both, alone = tmp_path / "both", tmp_path / "alone"
+    counts = run(tiny_target, config(path), both)
+    found = generate_answers(tiny_target, config(path), alone, seed=7, dtype="float32", to_train_on=False)
+    assert found == {**counts, "train": {"prompts": 0, "answers": 0, "answer_tokens": 0}}
+    assert sorted(file.name for file in alone.glob("*.jsonl")) == ["eval-00000.jsonl"]
+    assert (alone / "eval-00000.jsonl").read_bytes() == (both / "eval-00000.jsonl").read_bytes()
+    # and answers to train on join them when they are wanted
+    assert run(tiny_target, config(path), alone) == counts
+    assert {file.name for file in alone.iterdir()} == {file.name for file in both.iterdir()}
+
+
+def test_where_text_is_trained_on_all_prompts_may_be_held_out(tiny_target, prompt_file, tmp_path):
+    path = prompt_file(*({"prompt": f"question {i}"} for i in range(3)))
+    counts = generate_answers(tiny_target, config(path), tmp_path, seed=7, dtype="float32", to_train_on=False)
+    assert (counts["train"]["prompts"], counts["eval"]["prompts"]) == (0, 3)
+    prompts = ask("a", "b", "c", "d")
+    assert hold_out(prompts, 4, seed=0, least_left=0) == ([], prompts)
+    with pytest.raises(UserError) as raised:
+        hold_out(prompts, 5, seed=0, least_left=0)
+    assert str(raised.value) == ("data.num_eval_prompts=5 is more than the 4 prompts. Hold out fewer, or add prompts.")
+
+
 def test_settings_of_the_recipe_reach_the_answers(tiny_target, prompt_file, tmp_path):
     path = prompt_file(*({"prompt": f"question {i}"} for i in range(6)))
     run(tiny_target, config(path, temperature=0.7, top_p=0.9), tmp_path / "data", seed=11)

@@ -34,6 +34,7 @@ from eval.traces import read_traces
 
 CHANGES_WEIGHTS: dict[str, Any] = {
     "loss": "reverse_kl",
+    "isolate_documents": False,
     "temperature": 2.0,
     "global_train_batch_size": 8,
     "precision": "amp_bf16",
@@ -87,7 +88,8 @@ def test_a_training_does_not_continue_under_any_other_key(make_run):
     for key, value in {**CHANGES_WEIGHTS, "token_selection": selection}.items():
         with pytest.raises(UserError, match="checkpoints was made from another distill"):
             require_training_inputs(changed(recipe, f"distill.{key}", value))
-    others = {"token_selection", "teacher"}  # a cached teacher is asked for its cache first
+    # a cached teacher is asked for its cache first, and text for answers that are held out alone
+    others = {"token_selection", "teacher", "train_on"}
     assert {*CHANGES_WEIGHTS, *LEAVES_THEM, *others} == set(DistillConfig.model_fields)
 
 
@@ -98,6 +100,12 @@ def test_a_training_does_not_continue_under_any_other_key(make_run):
 def test_a_training_does_not_start_from_what_another_recipe_made(make_run, key, value, folder):
     recipe = changed(make_run(), key, value)
     with pytest.raises(UserError, match=f"{folder} was made from another {key.split('.')[0]} than"):
+        require_training_inputs(recipe)
+
+
+def test_answers_of_held_out_prompts_alone_are_not_answers_to_train_on(make_run):
+    recipe = changed(make_run(), "distill.train_on", "text")
+    with pytest.raises(UserError, match=r"data was made from another distill\.train_on than"):
         require_training_inputs(recipe)
 
 

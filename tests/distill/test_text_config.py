@@ -31,6 +31,9 @@ def test_text_and_learned_masks_go_together(load, tmp_path):
     plain.write_text(f"{BASE}text: {{domains: [{{name: a, path: a.txt}}]}}\n".replace(", method: learned_masks", ""))
     with pytest.raises(RecipeError, match=r"text must be left out when architecture\.method is greedy"):
         load_recipe(plain)
+    assert load_recipe(plain, ["distill.train_on=text", "distill.max_duration=9ba"]).text is not None
+    both = load("text: {domains: [{name: a, path: a.txt}]}\ndistill: {train_on: text, max_duration: 9ba}")
+    assert (both.distill.train_on, both.distill.isolate_documents) == ("text", True)
 
 
 def test_a_domain_needs_a_name_and_a_place(load):
@@ -136,3 +139,81 @@ def test_mistake(load, line, message):
     with pytest.raises(RecipeError) as raised:
         load(line)
     assert str(raised.value) == message
+
+
+DRAFT = """\
+run_name: demo
+target: {path: somewhere}
+architecture: {layers: 2}
+data: {self_written_prompts: 100}
+"""
+DOMAIN = "text: {domains: [{name: a, path: a.txt}]}"
+# The fifth line of a recipe of a student, and the sixth -> the one mistake they make.
+STUDENT_MISTAKES = {
+    "text that nobody reads": (
+        "distill: {max_duration: 9ba}",
+        DOMAIN,
+        (
+            "r.yaml:6: text must be left out when architecture.method is greedy and distill.train_on is answers: "
+            "only learned_masks and train_on text read it."
+        ),
+    ),
+    "no text to train on": (
+        "distill: {train_on: text, max_duration: 9ba}",
+        "",
+        "r.yaml: text must be given when distill.train_on is text: the student is trained on it.",
+    ),
+    "neither answers nor text": (
+        "distill: {train_on: prompts, max_duration: 9ba}",
+        "",
+        "r.yaml:5: distill.train_on must be answers or text, got 'prompts'.",
+    ),
+    "answers see no other documents": (
+        "distill: {isolate_documents: false}",
+        "",
+        (
+            "r.yaml:5: distill.isolate_documents must be left out when distill.train_on is answers, got false. "
+            "Each answer is by itself."
+        ),
+    ),
+    "a cache of text": (
+        "distill: {train_on: text, max_duration: 9ba, teacher: {source: cache}}",
+        DOMAIN,
+        (
+            "r.yaml:5: distill.teacher must have source live when distill.train_on is text, got cache: a cache is of "
+            "answers. Leave source out, or train on answers."
+        ),
+    ),
+    "a warm-up in epochs": (
+        "distill: {train_on: text, max_duration: 9ba, scheduler: {t_warmup: 1ep}}",
+        DOMAIN,
+        (
+            "r.yaml:5: distill.scheduler must have t_warmup in ba or dur when distill.max_duration is 9ba, got 1ep. "
+            "A schedule needs one clock; dur always fits."
+        ),
+    ),
+    **{
+        f"{key} in epochs": (
+            f"distill: {{train_on: text, max_duration: 9ba, {key}: 2ep}}".replace("9ba, max_duration: ", ""),
+            DOMAIN,
+            (
+                f"r.yaml:5: distill.{key} must not be in ep when distill.train_on is text, got 2ep. Text begins again "
+                "when it ends and has no epochs; ba counts batches."
+            ),
+        )
+        for key in ("max_duration", "eval_interval", "save_interval", "console_log_interval")
+    },
+    "the usual length of training": (
+        "distill: {train_on: text}",
+        DOMAIN,
+        (
+            "r.yaml:5: distill.max_duration must not be in ep when distill.train_on is text, got 1ep. "
+            "Text begins again when it ends and has no epochs; ba counts batches."
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("distill", "text", "message"), STUDENT_MISTAKES.values(), ids=STUDENT_MISTAKES)
+def test_mistake_of_a_student_on_text(mistakes, distill, text, message):
+    assert mistakes(f"{DRAFT}{distill}\n{text}\n") == [message]
