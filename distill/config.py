@@ -217,7 +217,7 @@ class DistillConfig(Section):
     )
     device_eval_batch_size: int = Field(default=8, ge=1, description="Sequences per evaluation step on one device.")
     packing: bool = Field(
-        default=False,
+        default=True,
         description="Whether the sequences of a forward pass share rows where that computes less padding.",
     )
     precision: Literal["amp_bf16", "fp32"] = Field(
