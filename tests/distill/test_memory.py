@@ -103,17 +103,18 @@ def test_a_layer_of_packed_rows_keeps_what_the_estimate_says(kv_heads, precision
     assert kept - statistics == pytest.approx(layer_bytes_per_token(training), abs=1)
 
 
-def test_the_estimate_knows_of_packing():
+@pytest.mark.parametrize("packing", [True, False])
+def test_the_estimate_knows_of_packing(packing):
     recipe = Recipe.model_validate(
         {
             "run_name": "x",
             "target": {"path": "x"},
             "data": {"self_written_prompts": 9},
             "architecture": {"shape": "wide-796m"},
-            "distill": {"packing": True},
+            "distill": {"packing": packing},
         }
     )
-    assert [training.packing for training in trainings(recipe, LLAMA, DRAFT)] == [True]
+    assert [training.packing for training in trainings(recipe, LLAMA, DRAFT)] == [packing]
 
 
 def test_weights_gradients_and_moments_are_16_bytes_a_parameter():
