@@ -20,6 +20,7 @@ from distill.config import DataConfig, DistillConfig, split_time
 from distill.conversations import Conversation, load_conversations
 from distill.lineage import generate_inputs, target_record, teacher_dtype
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
+from distill.packing_rules import refuse_unpackable
 from distill.recipe import Recipe
 from distill.teacher_config import bytes_per_token, refuse_k_beyond
 from eval.config import PromptSource
@@ -82,6 +83,7 @@ def check_recipe(recipe: Recipe) -> str:
         attempt(partial(read_prompts, source), problems)
     if cut is not None:
         attempt(lambda: refuse_k_beyond(recipe.distill.teacher, vocab=cut.source.vocab), problems)
+        attempt(lambda: refuse_mixed_texts(recipe, cut), problems)
     work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
     if cut is None or work is None:
         raise UserError("\n".join(problems))
@@ -122,6 +124,14 @@ def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, bool]:
         hint = "" if is_gguf(path) else f" A GGUF file becomes this folder by `widedraft import-gguf FILE --to {path}`."
         raise UserError(f"{key}: {error}{hint}") from error
     return Shape.from_config(config, where=path), own
+
+
+def refuse_mixed_texts(recipe: Recipe, cut: Cut) -> None:
+    """Raise UserError if texts are to share rows and the draft, or a teacher that is run, would mix them up."""
+    if recipe.distill.packing:
+        refuse_unpackable(cut.draft.family, where=recipe.architecture.source or recipe.target.path)
+        if recipe.distill.teacher.source == "live":
+            refuse_unpackable(cut.target.family, where=recipe.target.path)
 
 
 def draft_and_origin(recipe: Recipe, source: Shape) -> tuple[Shape, str]:

@@ -193,6 +193,10 @@ class DistillConfig(Section):
         description="Sequences per forward pass on one device; auto finds the largest that fits a GPU's memory.",
     )
     device_eval_batch_size: int = Field(default=8, ge=1, description="Sequences per evaluation step on one device.")
+    packing: bool = Field(
+        default=False,
+        description="Whether the sequences of a forward pass share rows where that computes less padding.",
+    )
     precision: Literal["amp_bf16", "fp32"] = Field(
         default="amp_bf16", description="Arithmetic of forward and backward; weights and moments stay float32."
     )

@@ -29,6 +29,7 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
         "max_duration",
         "device_train_microbatch_size",
         "device_eval_batch_size",
+        "packing",
         "eval_interval",
         "eval_first",
         "save_interval",

@@ -57,6 +57,7 @@ class Training:
         loss_tokens: Tokens of a sequence that make loss, at most.
         gated: Whether learned masks are multiplied in.
         sharded: Whether FSDP2 divides the student.
+        packing: Whether sequences share rows. The slots of a packed batch are fewer; all of them are counted.
         cached_bytes: What a batch holds of a cached teacher per answer token; None where the teacher runs.
         teacher_sharded: Whether FSDP2 divides the teacher.
     """
@@ -72,6 +73,7 @@ class Training:
     loss_tokens: int
     gated: bool = False
     sharded: bool = False
+    packing: bool = False
     cached_bytes: int | None = None
     teacher_sharded: bool = False
 
@@ -100,6 +102,7 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
         seq_len=seq_len,
         loss_tokens=loss_tokens,
         sharded=config.parallelism == "fsdp2",
+        packing=config.packing,
         cached_bytes=cached_bytes(config.teacher, target, teacher_dtype(recipe, config.precision)),
         teacher_sharded=config.teacher.parallelism == "fsdp2",
     )
@@ -239,7 +242,17 @@ def layer_bytes_per_token(training: Training) -> int:
     for kept in (KEPT[training.precision], *([KEPT_BY_GATES[training.precision]] if training.gated else [])):
         total += kept.hidden * shape.hidden + kept.intermediate * shape.intermediate
         total += kept.query * shape.axis("query") + kept.key_value * shape.axis("key_value")
-    return total
+    return total + (mask_bytes_per_token(training) if training.packing else 0)
+
+
+def mask_bytes_per_token(training: Training) -> int:
+    """What one layer keeps beyond that where rows hold several texts and attention needs a mask.
+
+    The mask is kept as numbers, one for each slot of the row, here as many as the longest sequence has tokens; and
+    transformers repeats keys and values for every query head of their group.
+    """
+    item, repeated = 2 if training.precision == "amp_bf16" else 4, KEPT[training.precision].key_value
+    return item * training.seq_len + repeated * (training.student.axis("query") - training.student.axis("key_value"))
 
 
 def loss_part(training: Training, processes: int) -> Part:

@@ -20,7 +20,7 @@ from distill.teacher import Teacher
 from eval.models import load_model
 
 
-def load_sharded_teacher(target: Path, *, dtype: str, device: str) -> Teacher:
+def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool = False) -> Teacher:
     """The teacher of a target folder, each process with its share. Call on all processes.
 
     Rank 0 reads the folder into its host's memory and hands out the shards, so one copy exists, and on one host alone.
@@ -29,14 +29,15 @@ def load_sharded_teacher(target: Path, *, dtype: str, device: str) -> Teacher:
         target: A Hugging Face folder.
         dtype: Number type of its weights and arithmetic: "float32", "bfloat16" or "float16".
         device: Where this process's share goes, as torch names it.
+        packing: As in AnswerLogits.
 
     Raises:
-        UserError: If the folder's weights are missing or damaged.
+        UserError: If the folder's weights are missing or damaged, or packing is asked for and cannot be.
     """
     weights: dict[str, Any] = {}
     if dist.get_global_rank() == 0:
         weights = load_model(target, dtype=dtype, device="cpu").state_dict()
-    model = AnswerLogits(without_weights(target, dtype=dtype))
+    model = AnswerLogits(without_weights(target, dtype=dtype), packing=packing)
     model.requires_grad_(requires_grad=False)
     shard(model, device=device)
     give_storage(model, device=device)

@@ -84,12 +84,13 @@ class Teacher:
         return Shape.from_config(self.model.lm.config.to_dict())
 
 
-def load_teacher(target: Path, *, dtype: str, device: str) -> Teacher:
+def load_teacher(target: Path, *, dtype: str, device: str, packing: bool = False) -> Teacher:
     """The teacher of a target folder.
 
     Args:
         target: A Hugging Face folder.
         dtype: Number type of its weights and arithmetic: "float32", "bfloat16" or "float16".
         device: Where it runs, as torch names it.
+        packing: As in AnswerLogits.
     """
-    return Teacher(AnswerLogits(load_model(target, dtype=dtype, device=device)))
+    return Teacher(AnswerLogits(load_model(target, dtype=dtype, device=device), packing=packing))

@@ -74,19 +74,20 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
         eval_tasks: The tasks of the held-out prompts.
 
     Raises:
-        UserError: If the teacher's cache keeps entries of a vocabulary that the student has only a part of.
+        UserError: If the teacher's cache keeps entries of a vocabulary that the student has only a part of, or
+            distill.packing is true and one of the models cannot be packed.
     """
     on_gpu, config = torch.cuda.is_available(), recipe.distill
     full_precision = config.precision == "fp32"
     dtype = teacher_dtype(recipe, config.precision)
     place = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
-    load_frozen, selection = partial(load_teacher, **place), config.token_selection
+    load_frozen, selection = partial(load_teacher, **place, packing=config.packing), config.token_selection
     cached = config.teacher.source == "cache"
     load_live = load_sharded_teacher if config.teacher.parallelism == "fsdp2" else load_teacher
     student = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
     model = DistillModel(
-        AnswerLogits(student),
-        CachedTeacher(load_head(target, **place)) if cached else load_live(target, **place),
+        AnswerLogits(student, packing=config.packing),
+        CachedTeacher(load_head(target, **place)) if cached else load_live(target, **place, packing=config.packing),
         objective=build_objective(config.loss, temperature=config.temperature, contents=config.teacher.contents),
         selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         held_out=HeldOut(eval_tasks, recipe.data.temperature, recipe.data.top_p),

@@ -22,6 +22,7 @@ LIGHT_MODULES = (
     "distill.config",
     "distill.lineage",
     "distill.loss_config",
+    "distill.packing_rules",
     "distill.recipe",
     "distill.stages",
     "distill.teacher_cache.record",

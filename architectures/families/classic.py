@@ -43,6 +43,7 @@ OPT = Family(
         "layer_norm_elementwise_affine": True,
         "_remove_final_layer_norm": False,
     },
+    separates_texts=False,  # its positions begin again, its mask is made without them
 )
 GPT_NEOX = Family(
     model_type="gpt_neox",
@@ -89,6 +90,7 @@ BLOOM = Family(
     keys={"layers": "n_layer", "hidden": "hidden_size", "heads": "n_head", "vocab": "vocab_size"},
     width=False,
     tied=True,
+    separates_texts=False,  # a bias by distance stands for positions, which it does not take
 )
 GPT2 = Family(
     model_type="gpt2",

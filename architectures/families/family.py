@@ -83,6 +83,8 @@ class Family:
         window_pattern: The entry n by which each n-th layer is without window, where no layer_types says so.
         fixed_entries: Config entries that must have this value, or be absent: others make another model.
         renamed_modules: Name in transformers' module -> name in a checkpoint, where they differ.
+        separates_texts: Whether a row may hold several texts: transformers masks the earlier ones wherever positions
+            begin again at 0.
     """
 
     model_type: str
@@ -109,6 +111,7 @@ class Family:
     window_pattern: ConfigEntry | None = None
     fixed_entries: Mapping[str, Any] = field(default_factory=dict)
     renamed_modules: Mapping[str, str] = field(default_factory=dict)
+    separates_texts: bool = True
 
     def biases(self, config: Mapping[str, Any]) -> dict[str, bool]:
         """Which biases a checkpoint with this config has."""

@@ -100,11 +100,10 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_chunks_in_two_processes_equal_whole_logits_in_one(make_run, tmp_path, monkeypatch, parallelism):
+def test_packed_chunks_in_two_processes_equal_padded_whole_logits_in_one(make_run, tmp_path, monkeypatch, parallelism):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    alone, together = (
-        make_run(name, max_duration="2ba", device_train_microbatch_size=1) for name in ("alone", "together")
-    )
+    alone = make_run("alone", max_duration="2ba", device_train_microbatch_size=1)
+    together = make_run("together", max_duration="2ba", device_train_microbatch_size=2, packing=True)
     (tmp_path / "in_chunks.py").write_text(IN_CHUNKS)
     completed = launch(together, 2, program=(str(tmp_path / "in_chunks.py"),), parallelism=parallelism)
     assert completed.returncode == 0, completed.stderr

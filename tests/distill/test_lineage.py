@@ -46,6 +46,7 @@ LEAVES_THEM: dict[str, Any] = {
     "max_duration": "9ep",
     "device_train_microbatch_size": 1,
     "device_eval_batch_size": 1,
+    "packing": True,
     "eval_interval": "7ba",
     "eval_first": False,
     "save_interval": "7ba",

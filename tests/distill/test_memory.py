@@ -47,7 +47,7 @@ def sizes(training: Training, processes: int) -> dict[str, int]:
     return {part.name: part.size_bytes for part in memory_parts(training, processes)}
 
 
-def kept_bytes(model, shape: Shape, precision: str, *, gated: bool) -> int:
+def kept_bytes(model, shape: Shape, precision: str, *, gated: bool = False, packing: bool = False) -> int:
     """Bytes of the distinct storages a forward pass of the layers keeps, of those with a row per token."""
     found = {}
 
@@ -64,7 +64,9 @@ def kept_bytes(model, shape: Shape, precision: str, *, gated: bool) -> int:
     bfloat16 = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "amp_bf16")
     with saved_tensors_hooks(note, lambda tensor: tensor), bfloat16, gates:
         ids_BT = torch.arange(B * T).view(B, T)
-        hidden = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        positions_BT = (torch.arange(T) % 20).expand(B, T) if packing else None
+        states = model.base_model(input_ids=ids_BT, position_ids=positions_BT, use_cache=False)
+        hidden = states.last_hidden_state
     assert hidden.requires_grad
     return sum(count for count, _ in found.values())
 
@@ -83,6 +85,36 @@ def test_a_layer_keeps_what_the_estimate_says(family, gated, precision):
     kept = (counts[1] - counts[0]) / 2 / (B * T)
     statistics = 2 * 4 + 4 * 8  # of two norms, and of attention for each head: not in the estimate
     assert kept - statistics == pytest.approx(layer_bytes_per_token(training), abs=1)
+
+
+@pytest.mark.parametrize("precision", ["amp_bf16", "fp32"])
+@pytest.mark.parametrize("kv_heads", [8, 2])
+def test_a_layer_of_packed_rows_keeps_what_the_estimate_says(kv_heads, precision):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    counts = []
+    for layers in (1, 3):
+        config = AutoConfig.for_model("llama", **SIZES, num_key_value_heads=kv_heads, num_hidden_layers=layers)
+        shape = Shape.from_config(config.to_dict())
+        counts.append(kept_bytes(AutoModelForCausalLM.from_config(config), shape, precision, packing=True))
+    kept = (counts[1] - counts[0]) / 2 / (B * T)
+    training = replace(WIDE, student=shape, precision=precision, packing=True, seq_len=T)
+    statistics = 2 * 4 + 4 * 8  # as above
+    assert kept - statistics == pytest.approx(layer_bytes_per_token(training), abs=1)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_the_estimate_knows_of_packing(packing):
+    recipe = Recipe.model_validate(
+        {
+            "run_name": "x",
+            "target": {"path": "x"},
+            "data": {"self_written_prompts": 9},
+            "architecture": {"shape": "wide-796m"},
+            "distill": {"packing": packing},
+        }
+    )
+    assert [training.packing for training in trainings(recipe, LLAMA, DRAFT)] == [packing]
 
 
 def test_weights_gradients_and_moments_are_16_bytes_a_parameter():
