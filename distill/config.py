@@ -1,6 +1,5 @@
-"""Recipe sections `data`, `distill` and `export`. No torch, no Composer."""
+"""Recipe sections `distill` and `export`. No torch, no Composer."""
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -9,110 +8,9 @@ from architectures.config import Dtype, Section
 from distill.logger_config import Loggers
 from distill.loss_config import Loss, TokenSelection, loss_terms
 from distill.teacher_config import TeacherConfig, refuse_selection, refuse_unserved
-from eval.config import PromptSource
+from distill.times import ConsoleInterval, Duration, Interval, Warmup, split_time
 
-# Composer's time strings. It also knows sec and iter, left out here: `dur` intervals never come round when training
-# is limited in seconds, and an iteration whose length nobody set never ends.
-WHOLE = r"[1-9](?:_?[0-9])*(?:e[0-9]+)?"
-FRACTION = r"(?:0?\.[0-9]*[1-9][0-9]*|1(?:\.0*)?)"
-FRACTION_OR_ZERO = r"(?:0(?:\.[0-9]*)?|\.[0-9]+)"
-
-Duration = Annotated[
-    str,
-    Field(pattern=rf"^{WHOLE}(?:ep|ba|sp|tok)$", title="a Composer time", examples=["1ep", "200ba", "1_000_000tok"]),
-]
-Interval = Annotated[
-    str,
-    Field(
-        pattern=rf"^(?:{WHOLE}(?:ep|ba|sp|tok)|{FRACTION}dur)$",
-        title="a Composer time",
-        examples=["0.25dur", "200ba", "1ep"],
-    ),
-]
-Warmup = Annotated[
-    str,
-    Field(
-        pattern=rf"^(?:(?:0|{WHOLE})(?:ep|ba|sp|tok)|{FRACTION_OR_ZERO}dur)$",
-        title="a Composer time",
-        examples=["0.05dur", "100ba", "0ba"],
-    ),
-]
-ConsoleInterval = Annotated[
-    str, Field(pattern=rf"^{WHOLE}(?:ep|ba)$", title="a Composer time", examples=["10ba", "1ep"])
-]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-def split_time(time: str) -> tuple[float, str]:
-    """The value and the unit of a time string a recipe accepts: "1_000tok" is (1000.0, "tok")."""
-    match = re.fullmatch("(.+)(ep|ba|sp|tok|dur)", time)
-    assert match is not None, time
-    return float(match[1]), match[2]
-
-
-class DataConfig(Section):
-    """Prompts, and the answers to them. Needs prompts, self_written_prompts, or both."""
-
-    prompts: tuple[PromptSource, ...] = Field(default=(), strict=False, description="Where prompts are read from.")
-    answers: Literal["written", "given"] = Field(
-        default="written", description="Whether the target writes the answers, or the rows of prompts bring them."
-    )
-    self_written_prompts: int = Field(default=0, ge=0, description="Prompts the target writes by itself.")
-    num_eval_prompts: int = Field(
-        default=64, ge=1, description="Prompts held out of training, drawn with the seed, for metrics and scores."
-    )
-    max_seq_len: int = Field(default=1024, ge=2, description="Tokens of prompt and answer together at most.")
-    max_new_tokens: int = Field(default=256, ge=1, description="Tokens of an answer at most.")
-    temperature: float = Field(
-        default=0.0, ge=0, allow_inf_nan=False, description="Sampling temperature of the answers; 0 is greedy."
-    )
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Probability mass sampled from; 1 keeps everything.")
-    batch_size: int = Field(default=48, ge=1, description="Prompts answered together.")
-    shard_size: int = Field(default=96, ge=1, description="Prompts per answer file, the unit a rerun continues from.")
-
-    @field_validator("answers")
-    @classmethod
-    def _rows_bring_them(cls, answers: str, info: ValidationInfo) -> str:
-        if answers == "given" and info.data.get("prompts") == ():
-            raise ValueError("must be written when data.prompts is empty, got given. Name the rows that bring answers.")
-        return answers
-
-    @field_validator("self_written_prompts")
-    @classmethod
-    def _some_source(cls, count: int, info: ValidationInfo) -> int:
-        if count == 0 and info.data.get("prompts") == () and info.data.get("answers") == "written":
-            raise ValueError("must be > 0 when data.prompts is empty, got 0. Name at least one source of prompts.")
-        return count
-
-    @field_validator("self_written_prompts", "max_new_tokens", "temperature", "top_p")
-    @classmethod
-    def _only_when_written(cls, value: float, info: ValidationInfo) -> float:
-        default = cls.model_fields[str(info.field_name)].default
-        if info.data.get("answers") == "given" and value != default:
-            raise ValueError(f"must be left out when data.answers is given, got {value}. The target writes nothing.")
-        return value
-
-    @field_validator("max_new_tokens")
-    @classmethod
-    def _leaves_room_for_prompts(cls, max_new_tokens: int, info: ValidationInfo) -> int:
-        max_seq_len = None if info.data.get("answers") == "given" else info.data.get("max_seq_len")
-        if max_seq_len is not None and max_new_tokens >= max_seq_len:
-            raise ValueError(
-                f"must be < data.max_seq_len, got {max_new_tokens} and {max_seq_len}. The prompt needs room too."
-            )
-        return max_new_tokens
-
-    @field_validator("top_p")
-    @classmethod
-    def _only_when_sampling(cls, top_p: float, info: ValidationInfo) -> float:
-        if info.data.get("temperature") == 0 and top_p < 1:
-            raise ValueError(f"must be 1 when data.temperature is 0, got {top_p}. Greedy answers do not sample.")
-        return top_p
-
-    @property
-    def longest_answer(self) -> int:
-        """Tokens that are learned of one sequence at most."""
-        return self.max_seq_len - 1 if self.answers == "given" else self.max_new_tokens
 
 
 class OptimizerConfig(Section):

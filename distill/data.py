@@ -9,21 +9,15 @@ positions that predict a token of an answer: from the last token before it to th
 dataset's tasks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 import torch
-from composer import DataSpec
-from composer.utils import dist
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from eval.traces import Trace, continues
-
-if TYPE_CHECKING:
-    from distill.teacher_cache.answers import CachedAnswers
 
 PAD_ID = 0  # any id will do: nothing attends to padding and nothing is learned there
 
@@ -144,38 +138,3 @@ def padded(rows: Sequence[Sequence[int]]) -> Tensor:
     """Rows of ids, each padded on the right to the longest."""
     tensors = [torch.tensor(row) for row in rows]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=PAD_ID)
-
-
-def split_batch(batch: Mapping[str, Tensor], microbatch_size: int) -> list[dict[str, Tensor]]:
-    """The batch in pieces of at most microbatch_size sequences; Composer's own warns when a batch is smaller."""
-    pieces = {name: tensor_BT.split(microbatch_size) for name, tensor_BT in batch.items()}
-    return [dict(zip(pieces, piece, strict=True)) for piece in zip(*pieces.values(), strict=True)]
-
-
-def cut_padding(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The batch without the columns that are padding in every row: what a micro-batch keeps of its batch's width."""
-    width = int(batch["attention_mask"].sum(dim=1).max())
-    return {name: tensor_BT[:, :width] for name, tensor_BT in batch.items()}
-
-
-def count_tokens(batch: Mapping[str, Tensor]) -> dict[str, int]:
-    """Real tokens, and those that make loss, under the names Composer's trainer asks for."""
-    return {"total": int(batch["attention_mask"].sum()), "loss_generating": int(batch["keep"].sum())}
-
-
-def build_dataspec(
-    dataset: "AnswerDataset | CachedAnswers", *, device_batch_size: int, shuffle: bool, seed: int
-) -> DataSpec:
-    """What Composer's trainer reads: this rank's share of the dataset, and how to count and cut its batches.
-
-    The last, smaller batch is kept. Where the number of ranks does not divide the dataset, the sampler repeats up to
-    ranks - 1 examples at the end of an epoch; Composer drops these repeats from evaluations.
-    """
-    sampler = dist.get_sampler(dataset, shuffle=shuffle, seed=seed)
-    loader = DataLoader(dataset, batch_size=device_batch_size, sampler=sampler, collate_fn=dataset.collate)
-    return DataSpec(
-        loader,
-        split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # Composer allows for fractions; ours is whole
-        microbatch_transforms=cut_padding,
-        get_num_tokens_in_batch=count_tokens,  # pyright: ignore[reportArgumentType]  # a dict, as Composer documents
-    )

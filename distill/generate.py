@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_value
-from distill.config import DataConfig
 from distill.conversations import Conversation
+from distill.data_config import DataConfig
 from distill.self_written import SelfWriting, write_own_prompts
 from eval.models import load_tokenizer
 from eval.tasks import Prompt, load_prompts

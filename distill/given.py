@@ -16,8 +16,8 @@ from typing import Any
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_tokenizer, fingerprint_value
 from architectures.progress import track
-from distill.config import DataConfig
 from distill.conversations import Conversation, load_conversations
+from distill.data_config import DataConfig
 from distill.generate import drop_duplicates, hold_out
 from distill.turns import Renderer
 from eval.shards import claim_shards, write_shard

@@ -29,16 +29,17 @@ from architectures.target import read_config, resolve_checkpoint
 from distill.answer_logits import head_of
 from distill.callbacks import CheckpointWriter
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
-from distill.config import split_time
 from distill.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
 from distill.gradient_norm import GradientNorm
-from distill.lineage import mask_inputs, recipe_hash, refuse_changed, target_record, teacher_dtype
 from distill.loggers import ConsoleReport, MetricsFile
 from distill.mask_export import export_masks, open_kept_fraction
 from distill.mask_model import MaskModel
 from distill.mixture import text_eval_loaders, text_loader
 from distill.recipe import Recipe
+from distill.stage_folders import refuse_changed
+from distill.stage_inputs import mask_inputs, recipe_hash, target_record, teacher_dtype
 from distill.teacher import load_teacher
+from distill.times import split_time
 from distill.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, newest_for_all, training_device
 from eval.models import load_model, load_tokenizer
 

@@ -16,9 +16,9 @@ from math import prod
 from architectures.families import FAMILIES
 from architectures.shapes import DTYPE_BYTES, Shape
 from architectures.sizes import masked_shape
-from distill.lineage import teacher_dtype
 from distill.loss_config import chunk_size
 from distill.recipe import Recipe
+from distill.stage_inputs import teacher_dtype
 from distill.teacher_config import TeacherConfig
 
 MASTER_BYTES = 4  # the student's weights, gradients and each of Adam's two moments are float32

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from architectures.target import is_gguf
-from distill.lineage import stage_folder
 from distill.recipe import Recipe
+from distill.stage_inputs import stage_folder
 
 
 def earlier_stages(recipe: Recipe) -> Iterator[Recipe]:

@@ -13,8 +13,8 @@ from architectures.plan import PLAN_NAME, PruningPlan, load_plan, needed_scores,
 from architectures.scores import Scores
 from architectures.shapes import Shape
 from architectures.target import read_config
-from distill.lineage import cut_from, scores_inputs, target_record
 from distill.recipe import Recipe
+from distill.stage_inputs import cut_from, scores_inputs, target_record
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from architectures.atomic import write_json, write_text
 from architectures.config import ArchitectureConfig, Section, TargetConfig
 from architectures.errors import UserError
-from distill.config import DataConfig, DistillConfig, ExportConfig
+from distill.config import DistillConfig, ExportConfig
+from distill.data_config import DataConfig
 from distill.mistakes import mistakes_of, report
 from distill.recipe_reference import write_reference
 from distill.recipe_source import read_source

@@ -18,23 +18,19 @@ from typing import TYPE_CHECKING, Any
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.target import resolve_checkpoint
-from distill.lineage import (
+from distill.lineage import masks_are_due, refuse_orphaned_training, require_training_inputs, write_draft_manifest
+from distill.progressive import earlier_stages, share_answers
+from distill.recipe import Recipe, load_recipe
+from distill.stage_folders import begin_stage, is_current, refuse_changed, require_finished
+from distill.stage_inputs import (
     draft_inputs,
     eval_inputs,
     generate_inputs,
     mask_inputs,
-    masks_are_due,
     prune_inputs,
     recipe_hash,
-    refuse_changed,
-    refuse_orphaned_training,
-    require_finished,
-    require_training_inputs,
     target_record,
-    write_draft_manifest,
 )
-from distill.progressive import earlier_stages, share_answers
-from distill.recipe import Recipe, load_recipe, save_recipe
 
 if TYPE_CHECKING:
     from eval.tasks import Prompt
@@ -220,24 +216,6 @@ def eval_stage(recipe: Recipe) -> None:
     drafts = {"undistilled": run / "init", "draft": run / "draft"}
     score_drafts(target, drafts, eval_prompts(recipe), recipe.eval, run / "eval", seed=recipe.seed)
     write_manifest(run / "eval", stage="eval", inputs=inputs, recipe=recipe_hash(recipe))
-
-
-def begin_stage(recipe: Recipe) -> Path:
-    """Save the resolved recipe in its run folder and return the target's folder."""
-    save_recipe(recipe, Path(recipe.run_dir) / "recipe.yaml")
-    return resolve_checkpoint(
-        recipe.target.path, revision=recipe.target.revision, cache=Path(recipe.run_dir) / "target"
-    )
-
-
-def is_current(folder: Path, inputs: dict[str, str]) -> bool:
-    """Whether the folder is finished and made from these inputs; says so, or says what changed."""
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return False
-    changed = changed_inputs(manifest, inputs)
-    print(f"   {folder}: {'changed: ' + ', '.join(changed) if changed else 'up to date'}", flush=True)
-    return not changed
 
 
 def eval_prompts(recipe: Recipe) -> list["Prompt"]:

@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from distill.chunked import Head, map_rows
-from distill.config import split_time
-from distill.data import count_tokens, cut_padding, split_batch
+from distill.dataspec import count_tokens, cut_padding, split_batch
 from distill.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_loss, reference_losses
 from distill.losses import cross_entropy
 from distill.mixture import MixedDomains, text_eval_loaders, text_loader
 from distill.model import Batch, DistillModel
 from distill.recipe import Recipe
 from distill.teacher import TeacherRows
+from distill.times import split_time
 from eval.models import load_tokenizer
 
 RATES = "distill.optimizer.lr"

@@ -28,11 +28,11 @@ from distill.answer_logits import AnswerLogits
 from distill.cached_teacher import CachedTeacher
 from distill.callbacks import CheckpointWriter, EvaluationIntervals
 from distill.checkpoints import newest_intact_checkpoint
-from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig, split_time
-from distill.data import AnswerDataset, build_dataspec
+from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
+from distill.data import AnswerDataset
+from distill.dataspec import build_dataspec
 from distill.flops import measured_cpu_flops
 from distill.gradient_norm import GradientNorm
-from distill.lineage import teacher_dtype
 from distill.loggers import build_loggers
 from distill.metrics import BEST_BY
 from distill.model import DistillModel, HeldOut
@@ -40,12 +40,14 @@ from distill.objective import build_objective
 from distill.recipe import Recipe
 from distill.selection import Selection
 from distill.sharded_teacher import load_sharded_teacher
+from distill.stage_inputs import teacher_dtype
 from distill.step_times import StepTimes
 from distill.teacher import load_teacher
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.contents import load_head
 from distill.teacher_config import refuse_cut_entries
 from distill.text_training import text_training, without_dur
+from distill.times import split_time
 from eval.models import load_model
 
 DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint of many gigabytes

@@ -4,17 +4,9 @@ from pathlib import Path
 
 from architectures.errors import UserError
 from architectures.manifest import read_manifest
-from distill.lineage import (
-    cache_inputs,
-    generate_inputs,
-    recipe_hash,
-    refuse_changed,
-    require_finished,
-    target_record,
-    teacher_dtype,
-)
 from distill.recipe import Recipe
-from distill.stages import begin_stage
+from distill.stage_folders import begin_stage, refuse_changed, require_finished
+from distill.stage_inputs import cache_inputs, generate_inputs, recipe_hash, target_record, teacher_dtype
 from distill.teacher_cache.record import ill_sized_files, verify_files
 
 

@@ -65,8 +65,8 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
     With train_on="text" there are no answers but held-out ones.
     """
     from architectures.manifest import write_manifest
-    from distill.lineage import generate_inputs, prune_inputs
     from distill.recipe import Recipe
+    from distill.stage_inputs import generate_inputs, prune_inputs
     from eval.shards import claim_shards, write_shard
 
     def make(

@@ -14,7 +14,7 @@ import distill.train
 import distill.trainer
 from architectures.errors import UserError
 from distill.checkpoints import find_checkpoints
-from distill.data import build_dataspec, cut_padding, split_batch
+from distill.dataspec import build_dataspec, cut_padding, split_batch
 from distill.flops import forward_flops, head_flops
 from distill.losses import forward_kl
 from distill.metrics import expected_acceptance

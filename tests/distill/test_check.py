@@ -8,10 +8,11 @@ import pytest
 
 from architectures.errors import UserError
 from architectures.manifest import write_manifest
-from distill.check import Work, check_recipe, disk_rows, free_bytes, planned, size
-from distill.lineage import generate_inputs, target_record
+from distill.check import check_recipe, disk_rows, free_bytes, planned, size
+from distill.expected_work import Work
 from distill.memory import trainings
 from distill.recipe import load_recipe
+from distill.stage_inputs import generate_inputs, target_record
 
 RECIPE = """\
 run_name: demo

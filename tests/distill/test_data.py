@@ -9,16 +9,8 @@ from itertools import chain, islice
 import pytest
 import torch
 
-from distill.data import (
-    AnswerDataset,
-    Example,
-    LengthCounts,
-    build_dataspec,
-    collate,
-    count_tokens,
-    cut_padding,
-    join_turns,
-)
+from distill.data import AnswerDataset, Example, LengthCounts, collate, join_turns
+from distill.dataspec import build_dataspec, count_tokens, cut_padding
 from eval.traces import Trace
 
 

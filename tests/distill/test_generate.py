@@ -9,7 +9,7 @@ import pytest
 
 from architectures.errors import UserError
 from distill import generate
-from distill.config import DataConfig
+from distill.data_config import DataConfig
 from distill.generate import drop_duplicates, generate_answers, hold_out
 from eval.config import PromptSource
 from eval.tasks import Prompt

@@ -11,8 +11,8 @@ from transformers import GenerationConfig
 
 from architectures.errors import UserError
 from architectures.manifest import read_manifest
-from distill.config import DataConfig
 from distill.conversations import Conversation, load_conversations
+from distill.data_config import DataConfig
 from distill.given import collect_given
 from distill.recipe import Recipe
 from distill.stages import generate_stage

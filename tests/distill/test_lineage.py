@@ -16,17 +16,10 @@ from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from distill import stages
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
-from distill.lineage import (
-    begin_training,
-    eval_inputs,
-    generate_inputs,
-    prune_inputs,
-    refuse_orphaned_training,
-    require_training_inputs,
-    write_draft_manifest,
-)
+from distill.lineage import begin_training, refuse_orphaned_training, require_training_inputs, write_draft_manifest
 from distill.loss_config import TokenSelection
 from distill.recipe import save_recipe
+from distill.stage_inputs import eval_inputs, generate_inputs, prune_inputs
 from distill.stages import distill_stage, eval_prompts, export_stage
 from distill.train import train
 from eval.config import PromptSource

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from composer import Event
 from transformers import AutoModelForCausalLM
 
 import distill.mask_train
@@ -20,8 +22,9 @@ from architectures.manifest import read_manifest
 from architectures.masking import masked
 from architectures.plan import PruningPlan
 from distill.checkpoints import find_checkpoints
+from distill.gradient_norm import GradientNorm
 from distill.lineage import masks_are_due
-from distill.mask_train import ClipWeightGradients, build_mask_model, build_mask_optimizer, in_batches
+from distill.mask_train import build_mask_model, build_mask_optimizer, in_batches, weights
 from distill.recipe import Recipe, save_recipe
 from distill.train import train
 
@@ -242,11 +245,13 @@ def test_log_alphas_stay_within_their_limits(make_masks):
         assert float(found.max()) <= high + 1e-5
 
 
-def test_the_gradients_of_weights_alone_are_clipped(make_masks, tiny_target):
+def test_the_gradients_of_weights_alone_are_clipped(make_masks, tiny_target, tmp_path):
     model = build_mask_model(make_masks(), tiny_target)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    ClipWeightGradients(1.0).apply(None, SimpleNamespace(model=model), None)
+    log: Any = SimpleNamespace(log_metrics=lambda _: None)
+    state: Any = SimpleNamespace(model=model)
+    GradientNorm(tmp_path, 1.0, weights).apply(Event.AFTER_TRAIN_BATCH, state, log)
     norm = torch.stack([parameter.grad.norm() for parameter in model.student.parameters()]).norm()
     assert float(norm) == pytest.approx(1.0, rel=1e-4)
     assert all((parameter.grad == 1).all() for parameter in model.masks.parameters())

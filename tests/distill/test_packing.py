@@ -14,7 +14,8 @@ from architectures.shapes import Shape
 from architectures.target import read_config
 from distill.answer_logits import AnswerLogits, logits_of, packed_flops_per_token
 from distill.check import Cut, check_recipe, refuse_mixed_texts
-from distill.data import Example, collate, cut_padding, split_batch
+from distill.data import Example, collate
+from distill.dataspec import cut_padding, split_batch
 from distill.model import DistillModel
 from distill.objective import build_objective
 from distill.packing import balanced_layout, cheapest_layout, lengths_read, packed, slots_of

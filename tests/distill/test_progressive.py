@@ -7,9 +7,9 @@ import pytest
 import widedraft
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint, read_manifest
-from distill.lineage import cut_from
 from distill.progressive import earlier_stages, share_answers
 from distill.recipe import Recipe, load_recipe, save_recipe
+from distill.stage_inputs import cut_from
 
 TINY = (
     "data.max_new_tokens=8",

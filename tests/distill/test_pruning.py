@@ -12,10 +12,10 @@ from architectures.plan import PLAN_NAME, plan_pruning
 from architectures.score_files import SCORES_NAME, load_scores
 from architectures.shapes import Shape
 from architectures.target import read_config
-from distill.lineage import prune_inputs
 from distill.pruning import recipe_plan
 from distill.recipe import Recipe
 from distill.self_written import SelfWriting
+from distill.stage_inputs import prune_inputs
 from distill.stages import generate_stage, prune_stage
 from eval.tasks import Prompt
 

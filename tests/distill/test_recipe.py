@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from architectures.config import ArchitectureConfig, TargetConfig
-from distill.config import DataConfig, DistillConfig, split_time
+from distill.config import DistillConfig
+from distill.data_config import DataConfig
 from distill.recipe import (
     SCHEMA_PATH,
     Recipe,
@@ -27,6 +28,7 @@ from distill.recipe import (
     write_schema,
 )
 from distill.recipe_reference import REFERENCE_PATH, write_reference
+from distill.times import split_time
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))

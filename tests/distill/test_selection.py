@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from distill.answer_logits import AnswerLogits, logits_of
-from distill.data import split_batch
+from distill.dataspec import split_batch
 from distill.losses import forward_kl, reverse_kl
 from distill.model import DistillModel
 from distill.objective import build_objective

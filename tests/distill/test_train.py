@@ -17,7 +17,7 @@ from architectures.manifest import read_manifest, write_manifest
 from distill.checkpoints import find_checkpoints
 from distill.config import OptimizerConfig
 from distill.exits import end_on_sigterm
-from distill.lineage import generate_inputs, prune_inputs, training_inputs
+from distill.stage_inputs import generate_inputs, prune_inputs, training_inputs
 from distill.train import main, read_answers, share_cores, train
 from distill.trainer import build_model, build_optimizer, build_trainer, device_batch_size, microbatch_size
 from eval.traces import read_traces

@@ -1,0 +1,141 @@
+"""How many prompts, answers, steps and tokens a recipe means, told before anything is generated. No torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from architectures.config import MasksConfig
+from architectures.errors import UserError
+from architectures.manifest import changed_inputs, read_manifest
+from distill.config import DistillConfig
+from distill.conversations import Conversation, load_conversations
+from distill.data_config import DataConfig
+from distill.recipe import Recipe
+from distill.stage_inputs import generate_inputs, target_record
+from distill.times import split_time
+from eval.config import PromptSource
+from eval.tasks import Prompt, load_prompts
+
+
+@dataclass(frozen=True)
+class Work:
+    """The answers there will be.
+
+    Attributes:
+        prompts: Rows the recipe names; None if a data set has to be opened to count them.
+        answers: Sequences to train on, one answer each or a conversation of given ones; None if not known.
+        answer_tokens: Of those, once they are written.
+        at_most: Whether the first two are bounds: a data set may have fewer rows than the recipe reads.
+    """
+
+    prompts: int | None
+    answers: int | None
+    answer_tokens: int | None = None
+    at_most: bool = False
+
+
+def read_prompts(source: PromptSource) -> list[Prompt] | None:
+    """The prompts of a file; None for a data set, which takes longer to open than a check may."""
+    return None if source.path is None else load_prompts([source])
+
+
+def read_rows(source: PromptSource, data: DataConfig) -> Sequence[Prompt | Conversation] | None:
+    """The same of the data's own sources, which may bring their answers."""
+    if data.answers == "written" or source.path is None:
+        return read_prompts(source)
+    return load_conversations([source])
+
+
+def expected_work(recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversation] | None]) -> Work:
+    """Counts from the finished answers if they are this recipe's, else from the prompts.
+
+    Raises:
+        UserError: If no prompt would be left to train on.
+    """
+    counts = finished_counts(recipe)
+    if counts is not None:
+        train = counts["train"]
+        return Work(counts["prompts"], train.get("sequences", train["answers"]), train["answer_tokens"])
+    bounds = [named.num_prompts for named, found in zip(recipe.data.prompts, sources, strict=True) if found is None]
+    if None in bounds:
+        return Work(None, None)
+    prompts = [prompt for found in sources if found is not None for prompt in found]
+    total = len(prompts) + sum(bound or 0 for bound in bounds) + recipe.data.self_written_prompts
+    held_out = recipe.data.num_eval_prompts
+    on_text = recipe.distill.train_on == "text"
+    if held_out >= total + on_text:
+        most = "at most" if on_text else "less than"
+        raise UserError(
+            f"data.num_eval_prompts must be {most} the number of prompts, got {held_out} and {total}. "
+            "Hold out fewer, or add prompts."
+        )
+    if on_text:
+        return Work(total, 0, at_most=bool(bounds))
+    answers = total - held_out + sum(len(prompt.later_turns) for prompt in prompts if isinstance(prompt, Prompt))
+    return Work(total, answers, at_most=bool(bounds))
+
+
+def finished_counts(recipe: Recipe) -> dict[str, Any] | None:
+    """What a finished <run>/data that this recipe made holds; the files of the target are not compared."""
+    manifest = read_manifest(Path(recipe.run_dir) / "data")
+    if manifest is None or manifest["target"] != target_record(recipe):
+        return None
+    changed = changed_inputs(manifest, generate_inputs(recipe, Path(recipe.target.path)))
+    return manifest["counts"] if set(changed) <= {"target"} else None
+
+
+def work_rows(recipe: Recipe, work: Work) -> list[tuple[str, str]]:
+    """Prompts, steps and tokens of training."""
+    batch, duration = recipe.distill.global_train_batch_size, recipe.distill.max_duration
+    held_out = recipe.data.num_eval_prompts
+    prompts = "unknown until `widedraft generate` opens the data set" if work.prompts is None else f"{work.prompts:,}"
+    bound = "at most " if work.at_most else ""
+    rows = [("prompts", f"{bound}{prompts}; {held_out} of them held out")]
+    if recipe.text is not None and recipe.architecture.method == "learned_masks":
+        rows += mask_work_rows(recipe.architecture.masks, recipe.text.max_seq_len)
+    if recipe.architecture.stages is not None:
+        rows.append(("stages", f"{len(recipe.architecture.stages)}, each trained for the steps below"))
+    if recipe.text is not None and recipe.distill.train_on == "text":
+        return rows + text_work_rows(recipe.distill, recipe.text.max_seq_len)
+    value, unit = split_time(duration)
+    if unit == "tok":
+        least = ceil(value / (batch * recipe.data.max_seq_len))
+        return [*rows, ("steps", f"at least {least:,} of {batch} answers each ({duration}, prompts counted)")]
+    if unit == "ep" and work.answers is None:
+        return [*rows, ("steps", f"unknown ({duration})")]
+    answers = int(value * (work.answers or 0)) if unit == "ep" else int(value * (batch if unit == "ba" else 1))
+    steps = int(value) * ceil((work.answers or 0) / batch) if unit == "ep" else ceil(answers / batch)
+    return [
+        *rows,
+        ("steps", f"{bound if unit == 'ep' else ''}{steps:,} of {batch} answers each ({duration})"),
+        ("answer tokens", tokens(answers, recipe, work)),
+    ]
+
+
+def mask_work_rows(masks: MasksConfig, seq_len: int) -> list[tuple[str, str]]:
+    """Steps and tokens of mask training."""
+    steps, batch = int(split_time(masks.max_duration)[0]), masks.global_train_batch_size
+    return [
+        ("mask steps", f"{steps:,} of {batch} sequences each ({masks.max_duration})"),
+        ("mask tokens", f"{steps * batch * seq_len:,} of text"),
+    ]
+
+
+def text_work_rows(distill: DistillConfig, seq_len: int) -> list[tuple[str, str]]:
+    """Steps and tokens of a student that is trained on text; the last token of a sequence is only predicted."""
+    value, unit = split_time(distill.max_duration)
+    batch = distill.global_train_batch_size
+    steps = ceil(value / {"ba": 1, "sp": batch, "tok": batch * (seq_len - 1)}[unit])
+    return [
+        ("steps", f"{steps:,} of {batch} sequences each ({distill.max_duration})"),
+        ("tokens", f"{steps * batch * (seq_len - 1):,} of text"),
+    ]
+
+
+def tokens(answers: int, recipe: Recipe, work: Work) -> str:
+    """The answer tokens of so many answers: their mean length times their number, or an upper bound."""
+    if work.answers and work.answer_tokens is not None:
+        return f"{round(answers * work.answer_tokens / work.answers):,}, counted in {Path(recipe.run_dir) / 'data'}"
+    return f"at most {answers * recipe.data.longest_answer:,}; known once {Path(recipe.run_dir) / 'data'} exists"

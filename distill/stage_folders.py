@@ -1,0 +1,42 @@
+"""The folder of a stage: begun, finished and current, or refused. No torch."""
+
+from pathlib import Path
+
+from architectures.errors import UserError
+from architectures.manifest import changed_inputs, read_manifest
+from architectures.target import resolve_checkpoint
+from distill.recipe import Recipe, save_recipe
+
+
+def begin_stage(recipe: Recipe) -> Path:
+    """Save the resolved recipe in its run folder and return the target's folder."""
+    save_recipe(recipe, Path(recipe.run_dir) / "recipe.yaml")
+    return resolve_checkpoint(
+        recipe.target.path, revision=recipe.target.revision, cache=Path(recipe.run_dir) / "target"
+    )
+
+
+def is_current(folder: Path, inputs: dict[str, str]) -> bool:
+    """Whether the folder is finished and made from these inputs; says so, or says what changed."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return False
+    changed = changed_inputs(manifest, inputs)
+    print(f"   {folder}: {'changed: ' + ', '.join(changed) if changed else 'up to date'}", flush=True)
+    return not changed
+
+
+def require_finished(folder: Path, command: str) -> None:
+    """Refuse to go on without the folder that an earlier stage makes."""
+    if read_manifest(folder) is None:
+        raise UserError(f"{folder}: not there yet. Run `widedraft {command} RECIPE` first, or `widedraft run RECIPE`.")
+
+
+def refuse_changed(folder: Path, inputs: dict[str, str]) -> None:
+    """Raise UserError naming each input in which the folder differs from the recipe."""
+    changed = changed_inputs(read_manifest(folder) or {"inputs": {}}, inputs)
+    if changed:
+        raise UserError(
+            f"{folder} was made from another {', '.join(changed)} than the recipe now asks for. "
+            f"Choose another run_name, or delete {folder} and what was made from it."
+        )

@@ -1,0 +1,229 @@
+"""What each artifact of a run is made from: named fingerprints, recorded in its manifest and compared before work."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from architectures.config import Dtype
+from architectures.errors import UserError
+from architectures.manifest import (
+    fingerprint_checkpoint,
+    fingerprint_file,
+    fingerprint_tokenizer,
+    fingerprint_value,
+    read_manifest,
+)
+from architectures.plan import needed_scores
+from architectures.shapes import Shape
+from architectures.target import read_config, resolve_checkpoint
+from distill.recipe import Recipe
+from distill.stage_folders import refuse_changed, require_finished
+from eval.config import PromptSource
+
+RESUMABLE_KEYS = frozenset(  # a continued training may change these
+    (
+        "max_duration",
+        "device_train_microbatch_size",
+        "device_eval_batch_size",
+        "packing",
+        "eval_interval",
+        "eval_first",
+        "save_interval",
+        "save_num_checkpoints_to_keep",
+        "autoresume",
+        "parallelism",
+        "loggers",
+        "progress_bar",
+        "console_log_interval",
+    )
+)
+
+RESUMABLE = {**dict.fromkeys(RESUMABLE_KEYS, True), "teacher": {"parallelism"}}
+
+
+def mask_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What learned masks are made from; keys that a continued training may change are left out."""
+    architecture = recipe.architecture.model_dump(mode="json")
+    for key in ("save_interval", "device_train_microbatch_size"):
+        del architecture["masks"][key]
+    return {
+        "target": fingerprint_checkpoint(target),
+        "target.dtype": recipe.target.dtype,
+        "architecture": fingerprint_value(architecture),
+        "text": fingerprint_text(recipe),
+        "seed": str(recipe.seed),
+    }
+
+
+def masks_as_input(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What init is made from where masks decide: finished masks of this very recipe.
+
+    Raises:
+        UserError: If there are none.
+    """
+    masks = Path(recipe.run_dir) / "masks"
+    require_finished(masks, "masks")
+    refuse_changed(masks, mask_inputs(recipe, target))
+    return {"masks": fingerprint_value(read_manifest(masks)), "target.dtype": recipe.target.dtype}
+
+
+def prune_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What init is made from; of masks, scores, plan and seed what this recipe looks at."""
+    wanted, source = recipe.architecture, cut_from(recipe, target)
+    if wanted.method == "learned_masks":
+        return masks_as_input(recipe, target)
+    not_the_cut = {"scores", "calibration", "plan", "source", "masks"}
+    inputs = {
+        "target": fingerprint_checkpoint(target),
+        "target.dtype": recipe.target.dtype,
+        "architecture": fingerprint_value(wanted.model_dump(mode="json", exclude=not_the_cut)),
+    }
+    if source != target:
+        inputs["architecture.source"] = fingerprint_checkpoint(source)
+    if wanted.plan is not None:
+        return inputs | {"architecture.plan": fingerprint_file(Path(wanted.plan))}
+    if "random" in (wanted.method, wanted.width_method):
+        inputs["seed"] = str(recipe.seed)
+    if needed_scores(Shape.from_config(read_config(source), where=str(source / "config.json")), wanted):
+        inputs["architecture.calibration"] = scores_inputs(recipe, source)["calibration"]
+    return inputs
+
+
+def scores_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What scores are made from; the number type, since rounding may swap two layers of equal worth."""
+    calibration = recipe.architecture.calibration
+    data = recipe.data
+    text = fingerprint_sources(data.prompts) if data.prompts else fingerprint_value(self_writing(recipe))
+    if calibration.text is not None and Path(calibration.text).is_file():
+        text = fingerprint_file(Path(calibration.text))
+    return {
+        "target": fingerprint_checkpoint(target),
+        "target.dtype": recipe.target.dtype,
+        "calibration": fingerprint_value([calibration.model_dump(mode="json", exclude={"text"}), text]),
+    }
+
+
+def self_writing(recipe: Recipe) -> list[str | int]:
+    """What the prompts that the target writes itself depend on, beside the target."""
+    return ["self-written", recipe.seed, recipe.data.batch_size, recipe.data.shard_size]
+
+
+def cut_from(recipe: Recipe, target: Path) -> Path:
+    """The checkpoint whose weights become the draft's: the target, architecture.source, or the stage before the last.
+
+    Raises:
+        UserError: If that stage has not finished, or there is no such checkpoint.
+    """
+    stages = recipe.architecture.stages
+    if stages is not None:
+        draft = stage_folder(recipe, stages[-2]) / "draft"
+        if not (read_manifest(draft) or {}).get("finished"):
+            raise UserError(f"{draft}: not finished. `widedraft run RECIPE` makes one stage after another.")
+        return draft
+    return target if recipe.architecture.source is None else resolve_checkpoint(recipe.architecture.source)
+
+
+def stage_folder(recipe: Recipe, layers: int) -> Path:
+    """The run folder of one stage."""
+    return Path(recipe.run_dir) / f"stage-{layers}"
+
+
+def generate_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What the answers are made from; where text is trained on, held-out prompts alone are answered."""
+    held_out_alone = {"distill.train_on": "text"} if recipe.distill.train_on == "text" else {}
+    return {
+        "target": fingerprint_checkpoint(target),
+        "target.dtype": recipe.target.dtype,
+        "data": fingerprint_value(recipe.data.model_dump(mode="json")),
+        "prompts": fingerprint_sources(recipe.data.prompts),
+        "seed": str(recipe.seed),
+        **held_out_alone,
+    }
+
+
+def cache_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What a cache of the teacher is made from."""
+    return {
+        "target": fingerprint_checkpoint(target),
+        **fingerprint_tokenizer(target),
+        "teacher's dtype": teacher_dtype(recipe, recipe.distill.precision),
+        "data": fingerprint_value((read_manifest(Path(recipe.run_dir) / "data") or {}).get("inputs")),
+        "data.max_seq_len": str(recipe.data.max_seq_len),
+        "data.batch_size": str(recipe.data.batch_size),  # more rows in one product may round otherwise
+        "distill.teacher": fingerprint_value(recipe.distill.teacher.model_dump(mode="json", exclude={"parallelism"})),
+        "seed": str(recipe.seed),
+    }
+
+
+def teacher_dtype(recipe: Recipe, precision: str) -> Dtype:
+    """Number type of the teacher while it teaches."""
+    return "float32" if precision == "fp32" else recipe.target.dtype
+
+
+def training_inputs(recipe: Recipe) -> dict[str, str]:
+    """What the checkpoints are made from; keys that a continued training may change are left out."""
+    run = Path(recipe.run_dir)
+    settings, others = recipe.distill.model_dump(mode="json", exclude=RESUMABLE), {}
+    if recipe.distill.token_selection is not None:
+        reference = Path(recipe.distill.token_selection.reference)
+        others["distill.token_selection.reference"] = fingerprint_checkpoint(reference)
+    if recipe.distill.train_on == "text":
+        others["text"] = fingerprint_text(recipe)
+    return {
+        "init": fingerprint_checkpoint(run / "init"),
+        "data": fingerprint_value((read_manifest(run / "data") or {}).get("inputs")),
+        "distill": fingerprint_value(settings),
+        "seed": str(recipe.seed),
+        **others,
+    }
+
+
+def draft_inputs(recipe: Recipe, training: dict[str, str]) -> dict[str, str]:
+    """What the finished draft is made from."""
+    return {
+        **training,
+        "distill.max_duration": recipe.distill.max_duration,
+        "export": fingerprint_value(recipe.export.model_dump(mode="json")),
+    }
+
+
+def eval_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What the scorecard is made from."""
+    run = Path(recipe.run_dir)
+    return {
+        "target": fingerprint_checkpoint(target),
+        "undistilled": fingerprint_checkpoint(run / "init"),
+        "draft": fingerprint_checkpoint(run / "draft"),
+        "eval": fingerprint_value(recipe.eval.model_dump(mode="json")),
+        "prompts": fingerprint_sources(recipe.eval.tasks) if recipe.eval.tasks else training_inputs(recipe)["data"],
+        "seed": str(recipe.seed),
+    }
+
+
+def fingerprint_sources(sources: Sequence[PromptSource]) -> str:
+    """Content of prompt files and names of hub datasets, as one fingerprint."""
+    parts: list[Any] = []
+    for source in sources:
+        content = None
+        if source.path is not None and Path(source.path).is_file():
+            content = fingerprint_file(Path(source.path))
+        parts.append([source.model_dump(mode="json"), content])
+    return fingerprint_value(parts)
+
+
+def fingerprint_text(recipe: Recipe) -> str:
+    """Section text, and the content of its files, as one fingerprint."""
+    assert recipe.text is not None  # whoever trains on text has some
+    files = [domain.path for domain in recipe.text.domains]
+    contents = [fingerprint_file(Path(path)) if path is not None and Path(path).is_file() else None for path in files]
+    return fingerprint_value([recipe.text.model_dump(mode="json"), contents])
+
+
+def target_record(recipe: Recipe) -> dict[str, str]:
+    """The target as a manifest names it."""
+    return {"path": recipe.target.path, "revision": recipe.target.revision}
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """sha256 of the resolved recipe."""
+    return fingerprint_value(recipe.model_dump(mode="json"))
