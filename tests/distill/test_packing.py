@@ -46,7 +46,12 @@ MIXING = [name for name in FAMILIES if name not in SEPARATING]
 def batch_of(lengths=LENGTHS, num_kept=NUM_KEPT):
     generator = random.Random(0)
     ids = [[generator.randrange(3, 259) for _ in range(length + 1)] for length in lengths]
-    return collate([Example(tuple(row[:-1]), row[-1], kept) for row, kept in zip(ids, num_kept, strict=True)])
+    return collate(
+        [
+            Example(tuple(row[:-1]), row[-1], ((len(row) - 1 - kept, len(row) - 1),))
+            for row, kept in zip(ids, num_kept, strict=True)
+        ]
+    )
 
 
 def shape(folder: Path) -> Shape:

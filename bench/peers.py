@@ -1,0 +1,234 @@
+"""widedraft beside TRL's GKDTrainer: how fast each trains, and what draft each makes in the same wall-clock.
+
+    pip install --target PEERS --no-deps trl
+    PYTHONPATH=.:PEERS python bench/peers.py --target models/SmolLM2-135M-Instruct --prompts FILE... --out FILE
+
+All train one and the same cut draft on the target's own greedy answers of bench/distillation.py (--work is shared),
+token for token, 4 answers a step, AdamW at 1e-3 with the same schedule, products in bfloat16, the teacher in bfloat16.
+
+First --rounds times --steps steps of each in turns: seconds a step. Then each trains for as long as an epoch of
+`widedraft, live` takes by these figures, and is scored by exact replay on held-out answers, at lookahead 4.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from distillation import HIDDEN, TEMPERATURES, answers_of, cut_draft, recipe_of, score, taus_of
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+from transformers import AutoTokenizer
+
+from architectures.manifest import git_commit, hardware
+from distill.data import AnswerDataset, Example
+from distill.teacher_config import TeacherConfig
+from distill.train import restore_signals
+from distill.trainer import build_model, build_trainer
+from eval.models import load_model
+
+IGNORED = -100  # a label that makes no loss
+LR, WARMUP, END = 1e-3, 0.05, 0.1
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a contestant did: the seconds of its steps, and its student's folder."""
+
+    seconds: float
+    student: Path
+
+
+Contestant = Callable[[argparse.Namespace, int, Path], Trained]
+
+
+def main() -> None:
+    """Measure speed, then quality in equal time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="as for bench/distillation.py")
+    parser.add_argument("--num-prompts", type=int, default=106)
+    parser.add_argument("--held-out", type=int, default=64)
+    parser.add_argument("--work", type=Path, default=Path("runs/distillation"))
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines, one for each contestant and seed")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    restore_signals()
+    torch.set_num_threads(options.threads)
+    seconds = step_seconds(options)
+    epoch = -(-len(answers_of(options, "greedy", HIDDEN)["train"]) // 4)
+    budget_s = epoch * median(seconds[REFERENCE])
+    for name in options.contestants:
+        line = outcome(options, name, steps=max(1, round(budget_s / median(seconds[name]))))
+        line = {"contestant": name, "seed": options.seed, "budget_s": round(budget_s, 1), **line}
+        line |= {"step_s": [round(each, 3) for each in seconds[name]], "commit": git_commit(), "hardware": hardware()}
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        taus = {scored: round(taus_of([line], scored).value, 3) for scored in TEMPERATURES}
+        print(name, {key: line[key] for key in ("steps", "seconds", "step_s")}, taus, flush=True)
+
+
+def step_seconds(options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds a step of every contestant, of each round; the one measured against is always among them."""
+    seconds: dict[str, list[float]] = {name: [] for name in {REFERENCE: None, **dict.fromkeys(options.contestants)}}
+    for _ in range(options.rounds):
+        for name, found in seconds.items():
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(CONTESTANTS[name](options, options.steps, Path(folder)).seconds / options.steps)
+            print(name, round(found[-1], 3), "s a step", flush=True)
+    return seconds
+
+
+def outcome(options: argparse.Namespace, name: str, *, steps: int) -> dict[str, Any]:
+    """Train for so many steps and score."""
+    with tempfile.TemporaryDirectory() as folder:
+        trained = CONTESTANTS[name](options, steps, Path(folder))
+        recipe = recipe_of(options, "greedy", HIDDEN, layers=options.layers)
+        home = trained.student.parent  # build_model reads <run>/init
+        held_out = {kind: answers_of(options, kind, HIDDEN)["eval"] for kind in TEMPERATURES}
+        tasks = held_out["greedy"].answers.tasks
+        model = build_model(recipe.model_copy(update={"run_dir": str(home)}), target=options.target, eval_tasks=tasks)
+        scores = {kind: score(model, held_out[kind], temperature) for kind, temperature in TEMPERATURES.items()}
+    return {"steps": steps, "seconds": round(trained.seconds, 1), "scores": scores}
+
+
+def ours(options: argparse.Namespace, steps: int, folder: Path, *, loss: str, cached: bool) -> Trained:
+    """The trainer of distill.train."""
+    recipe = recipe_of(options, "greedy", HIDDEN, layers=options.layers)
+    sets = answers_of(options, "greedy", HIDDEN)
+    teacher = recipe.distill.teacher if cached else TeacherConfig()
+    distill = recipe.distill.model_copy(update={"loss": loss, "teacher": teacher, "max_duration": f"{steps}ba"})
+    (folder / "init").symlink_to(cut_draft(options, options.layers).resolve())
+    recipe = recipe.model_copy(update={"run_dir": str(folder), "distill": distill, "seed": options.seed})
+    model = build_model(recipe, target=options.target, eval_tasks=sets["eval"].answers.tasks)
+    train_set = sets["train"] if cached else sets["train"].answers
+    trainer = build_trainer(
+        recipe, model, train_set=train_set, eval_set=first_of(sets["eval"].answers), checkpoint=None
+    )
+    start_s = time.perf_counter()
+    trainer.fit()
+    seconds = time.perf_counter() - start_s
+    trainer.engine.close()
+    return Trained(seconds, written(model.student.lm, folder / "trained" / "init"))
+
+
+def first_of(answers: AnswerDataset) -> AnswerDataset:
+    """One held-out answer, so that the evaluation at the end costs nothing."""
+    one = AnswerDataset((), max_seq_len=2)
+    one.examples, one.tasks = answers.examples[:1], answers.tasks
+    return one
+
+
+def trl(options: argparse.Namespace, steps: int, folder: Path, **settings: float) -> Trained:
+    """TRL's GKDTrainer, on the same tokens."""
+    from trl.experimental.gkd import GKDConfig, GKDTrainer  # pyright: ignore[reportMissingImports]
+
+    student = load_model(cut_draft(options, options.layers), dtype="float32", device="cpu")
+    config = GKDConfig(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        learning_rate=LR,
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        weight_decay=0.0,
+        warmup_steps=WARMUP,  # a fraction of the steps
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": END},
+        max_grad_norm=1.0,
+        bf16=True,
+        use_cpu=True,
+        seed=options.seed,
+        gradient_checkpointing=False,
+        max_new_tokens=160,
+        save_strategy="no",
+        logging_steps=1000,
+        report_to=[],
+        disable_tqdm=True,
+        **settings,
+    )
+    trainer = GKDTrainer(
+        model=student,
+        teacher_model=load_model(options.target, dtype="bfloat16", device="cpu"),
+        args=config,
+        data_collator=labelled,
+        train_dataset=Examples(answers_of(options, "greedy", HIDDEN)["train"].answers.examples),
+        processing_class=AutoTokenizer.from_pretrained(options.target),
+    )
+    start_s = time.perf_counter()
+    trainer.train()
+    return Trained(time.perf_counter() - start_s, written(student, folder / "trained" / "init"))
+
+
+class Examples(Dataset[Example]):
+    """Our examples, which TRL's trainer takes as they are."""
+
+    column_names = ("input_ids", "labels")  # TRL asks for them
+
+    def __init__(self, examples: Sequence[Example]):
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, place: int) -> Example:
+        return self.examples[place]
+
+
+def labelled(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
+    """A batch as GKDTrainer wants it: whole texts, labels at the answer's tokens, and the prompts by themselves."""
+    texts = [torch.tensor([*example.input_ids, example.last_id]) for example in examples]
+    prompt_lens = [len(text) - example.num_kept for text, example in zip(texts, examples, strict=True)]
+    labels = [
+        torch.cat([torch.full((length,), IGNORED), text[length:]])
+        for text, length in zip(texts, prompt_lens, strict=True)
+    ]
+    longest = max(prompt_lens)
+    prompts = [
+        torch.cat([torch.zeros(longest - length, dtype=torch.int64), text[:length]])  # on the left, to be continued
+        for text, length in zip(texts, prompt_lens, strict=True)
+    ]
+    return {
+        "input_ids": pad_sequence(texts, batch_first=True),
+        "attention_mask": pad_sequence([torch.ones_like(text) for text in texts], batch_first=True),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+        "prompts": torch.stack(prompts),
+        "prompt_attention_mask": torch.stack(
+            [(torch.arange(longest) >= longest - length).long() for length in prompt_lens]
+        ),
+    }
+
+
+def written(student: Any, folder: Path) -> Path:
+    """The student's folder, as build_model reads it."""
+    student.save_pretrained(folder)
+    return folder
+
+
+REFERENCE = "widedraft, live"
+CONTESTANTS: dict[str, Contestant] = {
+    REFERENCE: lambda options, steps, folder: ours(options, steps, folder, loss="forward_kl", cached=False),
+    "widedraft, cached": lambda options, steps, folder: ours(options, steps, folder, loss="forward_kl", cached=True),
+    "widedraft, cross-entropy": lambda options, steps, folder: ours(
+        options, steps, folder, loss="cross_entropy", cached=False
+    ),
+    "TRL GKD, forward KL": lambda options, steps, folder: trl(
+        options, steps, folder, lmbda=0.0, beta=0.0, temperature=1.0
+    ),
+    "TRL GKD, its defaults": trl,
+}
+
+
+if __name__ == "__main__":
+    main()
