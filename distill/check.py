@@ -206,7 +206,7 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
 def cache_bytes(recipe: Recipe, target: Shape, work: Work) -> int:
     """What a cache of the teacher takes, for the answers on disk or the longest there can be."""
     longest = recipe.data.longest_answer
-    tokens = {"train": work.answer_tokens, "eval": recipe.data.num_eval_prompts * longest}
+    tokens = {"train": work.answer_tokens, "eval": recipe.data.num_eval_prompts * recipe.data.max_new_tokens}
     if tokens["train"] is None:
         tokens["train"] = (work.answers or 0) * longest
     sizes = {"hidden": target.hidden, "vocab": target.vocab, "dtype": teacher_dtype(recipe, recipe.distill.precision)}

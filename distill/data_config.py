@@ -9,11 +9,15 @@ from eval.config import PromptSource
 
 
 class DataConfig(Section):
-    """Prompts, and the answers to them. Needs prompts, self_written_prompts, or both."""
+    """Prompts, and the answers to them. Needs prompts, self_written_prompts, or both.
+
+    Answers to held-out prompts are the target's in any case: how much of a draft it accepts shows on them alone.
+    """
 
     prompts: tuple[PromptSource, ...] = Field(default=(), strict=False, description="Where prompts are read from.")
     answers: Literal["written", "given"] = Field(
-        default="written", description="Whether the target writes the answers, or the rows of prompts bring them."
+        default="written",
+        description="Whether the target writes the answers to train on, or the rows of prompts bring them.",
     )
     self_written_prompts: int = Field(default=0, ge=0, description="Prompts the target writes by itself.")
     num_eval_prompts: int = Field(
@@ -42,18 +46,17 @@ class DataConfig(Section):
             raise ValueError("must be > 0 when data.prompts is empty, got 0. Name at least one source of prompts.")
         return count
 
-    @field_validator("self_written_prompts", "max_new_tokens", "temperature", "top_p")
+    @field_validator("self_written_prompts")
     @classmethod
-    def _only_when_written(cls, value: float, info: ValidationInfo) -> float:
-        default = cls.model_fields[str(info.field_name)].default
-        if info.data.get("answers") == "given" and value != default:
-            raise ValueError(f"must be left out when data.answers is given, got {value}. The target writes nothing.")
-        return value
+    def _only_when_written(cls, count: int, info: ValidationInfo) -> int:
+        if count and info.data.get("answers") == "given":
+            raise ValueError(f"must be left out when data.answers is given, got {count}. Such prompts bring no answer.")
+        return count
 
     @field_validator("max_new_tokens")
     @classmethod
     def _leaves_room_for_prompts(cls, max_new_tokens: int, info: ValidationInfo) -> int:
-        max_seq_len = None if info.data.get("answers") == "given" else info.data.get("max_seq_len")
+        max_seq_len = info.data.get("max_seq_len")
         if max_seq_len is not None and max_new_tokens >= max_seq_len:
             raise ValueError(
                 f"must be < data.max_seq_len, got {max_new_tokens} and {max_seq_len}. The prompt needs room too."

@@ -105,17 +105,14 @@ def debug_masks(masks: Values) -> Values:
 
 def debug_data(values: Values, run: Path) -> Values:
     """Built-in prompts in place of files and data sets, and short answers; given ones are built in with the prompts."""
-    of_target: Values = {
-        "self_written_prompts": at_most(values["self_written_prompts"], 12),
-        "max_new_tokens": 16,
-        "batch_size": at_most(values["batch_size"], 8),
-    }
     return {
         "prompts": [{"path": str(run / PROMPTS)}] if values["prompts"] else [],
+        "self_written_prompts": at_most(values["self_written_prompts"], 12),
         "num_eval_prompts": 4,
         "max_seq_len": 128,
+        "max_new_tokens": 16,
+        "batch_size": at_most(values["batch_size"], 8),
         "shard_size": at_most(values["shard_size"], 16),
-        **(of_target if values["answers"] == "written" else {}),
     }
 
 

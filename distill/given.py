@@ -1,5 +1,7 @@
 """The training data where it brings its own answers: every assistant turn, laid out as if the target had said it.
 
+Held-out questions are answered by the target all the same: what it would accept shows on its own answers alone.
+
 The files are those of distill/generate.py, one trace a turn; of conversations that are learned whole, distill/data.py
 joins the turns again.
 """
@@ -18,10 +20,11 @@ from architectures.manifest import fingerprint_tokenizer, fingerprint_value
 from architectures.progress import track
 from distill.conversations import Conversation, load_conversations
 from distill.data_config import DataConfig
-from distill.generate import drop_duplicates, hold_out
+from distill.generate import count_answers, decoding_settings, drop_duplicates, hold_out
 from distill.turns import Renderer
 from eval.shards import claim_shards, write_shard
-from eval.traces import Trace, continues, read_traces
+from eval.tasks import Prompt
+from eval.traces import Trace, continues, read_traces, write_traces
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,10 @@ class GivenSettings:
     max_prompt_len: int
 
 
-def collect_given(target: Path, config: DataConfig, out: Path, *, seed: int) -> dict[str, Any]:
-    """Write the conversations' answers to out/train-*.jsonl and, for those held out of training, to out/eval-*.jsonl.
+def collect_given(
+    target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str, to_train_on: bool = True
+) -> dict[str, Any]:
+    """Write the conversations' answers to out/train-*.jsonl, and the target's to held-out ones to out/eval-*.jsonl.
 
     An interrupted run continues. Which conversations are held out depends on them and the seed alone; one that begins
     with the question of a held-out one is not trained on.
@@ -47,12 +52,15 @@ def collect_given(target: Path, config: DataConfig, out: Path, *, seed: int) -> 
         target: Its Hugging Face folder.
         config: Section `data` of the recipe.
         out: Folder of the answers.
-        seed: Of the draw.
+        seed: Of the draw and of the target's answers.
+        dtype: Number type of the target while it writes.
+        to_train_on: Whether answers are what is trained on. Otherwise only held-out questions are answered.
 
     Returns:
-        Counts for the manifest, as distill.generate.generate_answers has them; further `asked_in_eval`, conversations
-        left out of training for their question, and of "train" and "eval" each `sequences`, which the conversations
-        become where they are learned whole, and `split`, conversations that become several.
+        Counts for the manifest, as distill.generate.generate_answers has them, where a held-out conversation is as
+        many prompts as it has answers; further `asked_in_eval`, conversations left out of training for their question,
+        and of "train" `sequences`, which the conversations become where they are learned whole, and `split`,
+        conversations that become several.
 
     Raises:
         UserError: If a row is no conversation, there are too few to hold some out, the target's template cannot tell
@@ -63,19 +71,35 @@ def collect_given(target: Path, config: DataConfig, out: Path, *, seed: int) -> 
     distinct = drop_duplicates(conversations)
     settings = GivenSettings(config.shard_size, max_prompt_len=config.max_seq_len - 1)
     fitting = drop_without_room(distinct, renderer, settings.max_prompt_len)
-    drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed)
-    train = drop_asked(drawn, held_out)
-    for name, split in (("eval", held_out), ("train", train)):
-        write_given(renderer, split, out, settings, name=name)
-    counts = {name: count_given(out, name, split) for name, split in (("train", train), ("eval", held_out))}
+    drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
+    train = drop_asked(drawn, held_out) if to_train_on else []
+    questions = [prompt for conversation in held_out for prompt in prompts_of(conversation)]
+    write_traces(target, questions, out, decoding_settings(config, seed=seed, dtype=dtype), name="eval")
+    if to_train_on:
+        write_given(renderer, train, out, settings)
+    counts = {"train": count_given(out, train), "eval": count_answers(out, "eval", questions)}
     num_left_out = sum(count.pop("left_out") for count in counts.values())
     return {
         "prompts": len(conversations),
+        "self_written": 0,
         "duplicates": len(conversations) - len(distinct),
         "too_long": len(distinct) - len(fitting) + num_left_out,
-        "asked_in_eval": len(drawn) - len(train),
+        "asked_in_eval": len(drawn) - len(train) if to_train_on else 0,
         **counts,
     }
+
+
+def prompts_of(conversation: Conversation) -> list[Prompt]:
+    """What each of a conversation's answers answers."""
+    return [
+        Prompt(turn_source(conversation, number), conversation.messages[:place])
+        for number, place in enumerate(conversation.answers, start=1)
+    ]
+
+
+def turn_source(conversation: Conversation, number: int) -> str:
+    """The row, and which of its answers this is unless it is the first."""
+    return conversation.source if number == 1 else f"{conversation.source}#{number}"
 
 
 def drop_without_room(
@@ -123,15 +147,15 @@ def drop_asked(train: Sequence[Conversation], held_out: Sequence[Conversation]) 
     return fresh
 
 
-def count_given(out: Path, name: str, conversations: Sequence[Conversation]) -> dict[str, int]:
-    """What is on disk for some conversations; says how many of them the template splits."""
-    traces = read_traces(out, name)
+def count_given(out: Path, conversations: Sequence[Conversation]) -> dict[str, int]:
+    """What is on disk to train on; says how many of the conversations the template splits."""
+    traces = read_traces(out, "train") if conversations else []
     rows = [list(group) for _, group in groupby(traces, key=row_of)]
     breaks = [sum(not follows(*pair) for pair in pairwise(row)) for row in rows]
     num_split = sum(map(bool, breaks))
     if num_split:
         print(
-            f"{name}: in {num_split} of {len(rows)} conversations the chat template shows earlier turns otherwise than "
+            f"train: in {num_split} of {len(rows)} conversations the chat template shows earlier turns otherwise than "
             f"they were said; they are learned in {sum(breaks) + num_split} sequences, one for each time",
             file=sys.stderr,
         )
@@ -155,13 +179,11 @@ def follows(earlier: Trace, later: Trace) -> bool:
     return continues((*earlier.prompt_ids, *earlier.answer_ids), later.prompt_ids)
 
 
-def write_given(
-    renderer: Renderer, conversations: Sequence[Conversation], out: Path, settings: GivenSettings, *, name: str
-) -> None:
-    """Write each assistant turn as a trace, into out/<name>-00000.jsonl and so on; shards that exist are kept.
+def write_given(renderer: Renderer, conversations: Sequence[Conversation], out: Path, settings: GivenSettings) -> None:
+    """Write each assistant turn as a trace, into out/train-00000.jsonl and so on; shards that exist are kept.
 
     Raises:
-        UserError: If out holds answers of this name made otherwise, or a row's answers cannot be told apart.
+        UserError: If out holds answers to train on made otherwise, or a row's answers cannot be told apart.
     """
     record = {
         **fingerprint_tokenizer(renderer.target),
@@ -173,16 +195,16 @@ def write_given(
     first_ids = accumulate((len(each.answers) for each in conversations), initial=0)
     numbered = list(zip(first_ids, conversations, strict=False))  # the last sum is the number of all answers
     chunks = [numbered[start : start + settings.shard_size] for start in range(0, len(numbered), settings.shard_size)]
-    paths = claim_shards(out, name, record, num_shards=len(chunks))
+    paths = claim_shards(out, "train", record, num_shards=len(chunks))
     missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not path.is_file()]
     start_s, num_answers, num_tokens = time.monotonic(), 0, 0
     total = sum(len(chunk) for _, chunk in missing)
-    for traces in track(write_each(missing, renderer, settings), description=f"{name} conversations", total=total):
+    for traces in track(write_each(missing, renderer, settings), description="train conversations", total=total):
         num_answers += len(traces)
         num_tokens += sum(len(trace.answer_ids) for trace in traces)
     if num_answers:
         rate = num_tokens / (time.monotonic() - start_s)
-        print(f"{name}: {num_answers} given answers, {num_tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
+        print(f"train: {num_answers} given answers, {num_tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
 
 
 def write_each(
@@ -204,12 +226,12 @@ def write_each(
 
 def traces_of(conversation: Conversation, renderer: Renderer, *, first_id: int) -> Iterator[Trace]:
     """Each assistant turn of a conversation, after what the target reads when it is that turn's time to be said."""
-    for number, place in enumerate(conversation.answers):
+    for number, place in enumerate(conversation.answers, start=1):
         messages = conversation.messages[: place + 1]
         prompt_ids, answer_ids = renderer.answered(messages, conversation.source)
         yield Trace(
-            id=first_id + number,
-            source=conversation.source if number == 0 else f"{conversation.source}#{number + 1}",
+            id=first_id + number - 1,
+            source=turn_source(conversation, number),
             messages=messages[:-1],
             prompt_ids=prompt_ids,
             answer_ids=answer_ids,

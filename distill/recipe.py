@@ -80,31 +80,6 @@ class Recipe(Section):
             )
         return text
 
-    @field_validator("distill")
-    @classmethod
-    def _held_out_by_the_target(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
-        data = info.data.get("data")
-        if data is not None and data.answers == "given" and distill.train_on == "text":
-            raise ValueError(
-                "must have train_on answers when data.answers is given, got text: only held-out prompts are "
-                "answered then, and how much is accepted shows on the target's own answers."
-            )
-        return distill
-
-    @field_validator("distill")
-    @classmethod
-    def _batch_size_is_read(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
-        data = info.data.get("data")
-        default = DataConfig.model_fields["batch_size"].default
-        if data is None or data.answers == "written" or distill.teacher.source == "cache":
-            return distill
-        if data.batch_size != default:
-            raise ValueError(
-                f"must have teacher.source cache when data.answers is given and data.batch_size is {data.batch_size}, "
-                f"got {distill.teacher.source}. Nothing else reads data.batch_size: leave it out."
-            )
-        return distill
-
 
 class Scoring(Section):
     """What the command line may set where a target and a draft are scored without a recipe."""

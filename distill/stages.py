@@ -149,10 +149,9 @@ def make_answers(recipe: Recipe, target: Path, data: Path) -> dict[str, Any]:
     from distill.generate import generate_answers
     from distill.given import collect_given
 
-    if recipe.data.answers == "given":
-        return collect_given(target, recipe.data, data, seed=recipe.seed)
-    settings = {"seed": recipe.seed, "dtype": recipe.target.dtype, "to_train_on": recipe.distill.train_on == "answers"}
-    return generate_answers(target, recipe.data, data, **settings)
+    answered = collect_given if recipe.data.answers == "given" else generate_answers
+    to_train_on = recipe.distill.train_on == "answers"
+    return answered(target, recipe.data, data, seed=recipe.seed, dtype=recipe.target.dtype, to_train_on=to_train_on)
 
 
 def cache_if_asked(recipe: Recipe) -> None:

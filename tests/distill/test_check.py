@@ -261,7 +261,7 @@ def test_finished_answers_are_counted_and_others_are_not(checked, tiny_target):
     assert row(checked()[1], "answer tokens ").startswith("at most")
 
 
-GIVEN = ("data.answers=given", "data.max_new_tokens=256")
+GIVEN = ("data.answers=given", "data.max_new_tokens=50")
 
 
 def test_given_conversations_are_counted_whole(checked, tiny_target):
@@ -272,6 +272,8 @@ def test_given_conversations_are_counted_whole(checked, tiny_target):
     assert row(lines, "steps") == "2 of 4 answers each (1ep)"
     assert row(lines, "answer tokens") == "at most 792; known once run/data exists"
     assert memory(lines, "logits and loss: 99 tokens x 264 entries x 24 bytes")
+    cached = checked(*GIVEN, "distill.teacher.source=cache")[1]
+    assert row(cached, "teacher cache, hidden, at most") == size((8 * 99 + 2 * 50) * 128).strip()
     train = {"prompts": 8, "answers": 20, "answer_tokens": 90, "sequences": 9, "split": 1}
     counts = {"prompts": 10, "train": train}
     inputs = generate_inputs(recipe, tiny_target)

@@ -167,6 +167,7 @@ def test_given_answers_stay_given(tmp_path, monkeypatch):
     Path("r.yaml").write_text(json.dumps(make({"layers": 4}, data=data).model_dump(mode="json")))
     small = load_recipe(begin_debug(Path("r.yaml"), [], weights=False))
     assert (small.data.answers, small.data.max_seq_len, small.data.shard_size) == ("given", 128, 16)
+    assert (small.data.max_new_tokens, small.data.self_written_prompts) == (16, 0)
     conversations = load_conversations(small.data.prompts)
     assert [each.messages[0]["content"] for each in conversations] == prompts()
     tokenizer = byte_tokenizer()

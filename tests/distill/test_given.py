@@ -13,6 +13,7 @@ from architectures.errors import UserError
 from architectures.manifest import read_manifest
 from distill.conversations import Conversation, load_conversations
 from distill.data_config import DataConfig
+from distill.generate import decoding_settings
 from distill.given import collect_given
 from distill.recipe import Recipe
 from distill.stages import generate_stage
@@ -20,8 +21,8 @@ from distill.teacher_cache.stage import cache_stage
 from distill.train import read_answers, train
 from eval.config import PromptSource
 from eval.models import load_tokenizer
-from eval.tasks import render_prompt
-from eval.traces import Trace, read_traces
+from eval.tasks import Prompt, render_prompt
+from eval.traces import Trace, read_traces, write_traces
 
 LOSS_RTOL = 1e-6  # float32, a cached hidden state was computed in another batch
 
@@ -48,7 +49,8 @@ def row_file(tmp_path):
 
 
 def config(*paths: str, **changes: Any) -> DataConfig:
-    settings: dict[str, Any] = {"answers": "given", "max_seq_len": 200, "shard_size": 3, "num_eval_prompts": 2}
+    settings: dict[str, Any] = {"answers": "given", "max_seq_len": 200, "max_new_tokens": 5, "shard_size": 3}
+    settings["num_eval_prompts"] = 2
     return DataConfig(prompts=tuple(PromptSource(path=path) for path in paths), **{**settings, **changes})
 
 
@@ -134,24 +136,22 @@ def test_what_is_written_and_counted(tiny_target, row_file, tmp_path, capsys):
     extra = [{"prompt": "q3.0", "answer": "a3.0"}, {"prompt": "x" * 200, "answer": "y"}]  # a duplicate, a long one
     longer = {"messages": [ask("long?"), answer("l"), ask("x" * 200), answer("never"), ask("then"), answer("nor this")]}
     path = row_file(*rows(), *extra, longer)
-    counts = collect_given(tiny_target, config(path), tmp_path / "data", seed=3)
+    counts = collect_given(tiny_target, config(path), tmp_path / "data", seed=3, dtype="float32")
     train_set, held_out = (read_traces(tmp_path / "data", name) for name in ("train", "eval"))
-    assert len({trace.source.split("#")[0] for trace in held_out}) == 2
+    places, asked = ({trace.source.split("#")[0] for trace in traces} for traces in (train_set, held_out))
+    assert len(asked) == 2
     for name, traces in (("train", train_set), ("eval", held_out)):
-        places = [trace.source.split("#")[0] for trace in traces]
-        assert counts[name] == {
-            "prompts": len(set(places)),
-            "answers": len(traces),
-            "answer_tokens": sum(len(trace.answer_ids) for trace in traces),
-            "sequences": len(set(places)),
-            "split": 0,
-        }
+        assert counts[name]["answers"] == len(traces)
+        assert counts[name]["answer_tokens"] == sum(len(trace.answer_ids) for trace in traces)
         assert [trace.id for trace in traces] == sorted({trace.id for trace in traces})
+    assert {name: counts["train"][name] for name in ("prompts", "sequences", "split")} == {
+        "prompts": len(places), "sequences": len(places), "split": 0,
+    }  # fmt: skip
     assert {name: counts[name] for name in ("prompts", "duplicates", "too_long", "asked_in_eval")} == {
         "prompts": 13, "duplicates": 1, "too_long": 1 + 2, "asked_in_eval": 0,
     }  # fmt: skip
-    assert counts["train"]["prompts"] + counts["eval"]["prompts"] == 11
-    second = next(trace for trace in (*train_set, *held_out) if trace.answer == "a1.1")
+    assert len(places | asked) == counts["train"]["prompts"] + 2 == 11
+    second = next(trace for trace in train_set if trace.answer == "a1.1")
     assert second == Trace(
         second.id, f"{path}:2#2", (ask("q1.0"), answer("a1.0"), ask("q1.1")), second.prompt_ids, second.answer_ids,
         "a1.1", "stop",
@@ -164,7 +164,7 @@ def test_what_is_written_and_counted(tiny_target, row_file, tmp_path, capsys):
 
 def test_a_question_is_not_both_held_out_and_trained_on(tiny_target, row_file, tmp_path, capsys):
     path = row_file(*({"prompt": f"q{i % 4}", "answer": f"a{i}"} for i in range(12)))
-    counts = collect_given(tiny_target, config(path, num_eval_prompts=1), tmp_path / "data", seed=3)
+    counts = collect_given(tiny_target, config(path, num_eval_prompts=1), tmp_path / "data", seed=3, dtype="float32")
     (held_out,) = read_traces(tmp_path / "data", "eval")
     trained = read_traces(tmp_path / "data", "train")
     assert (len(trained), counts["asked_in_eval"], counts["train"]["prompts"]) == (9, 2, 9)
@@ -172,7 +172,37 @@ def test_a_question_is_not_both_held_out_and_trained_on(tiny_target, row_file, t
     assert "2 of 11 conversations begin with the question of a held-out one and are left out" in capsys.readouterr().err
     same = row_file(*({"prompt": "q", "answer": f"a{i}"} for i in range(3)), name="same.jsonl")
     with pytest.raises(UserError, match=r"^All 1 conversations to train on begin with the question of a held-out one"):
-        collect_given(tiny_target, config(same), tmp_path / "other", seed=3)
+        collect_given(tiny_target, config(same), tmp_path / "other", seed=3, dtype="float32")
+
+
+def test_held_out_questions_are_answered_by_the_target(tiny_target, row_file, tmp_path):
+    path, settings = row_file(*rows()), {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 7}
+    collect_given(tiny_target, config(path, **settings), tmp_path / "data", seed=3, dtype="float32")
+    held_out = read_traces(tmp_path / "data", "eval")
+    prompts = [Prompt(trace.source, trace.messages) for trace in held_out]
+    decoding = decoding_settings(config(path, **settings), seed=3, dtype="float32")
+    write_traces(tiny_target, prompts, tmp_path / "written", decoding, name="eval")
+    assert [trace.answer_ids for trace in read_traces(tmp_path / "written", "eval")] == [
+        trace.answer_ids for trace in held_out
+    ]
+    by_source = {trace.source: trace for trace in held_out}
+    later = next(trace for trace in held_out if trace.source.endswith("#2"))
+    first = by_source[later.source.removesuffix("#2")]
+    assert later.messages[: len(first.messages)] == first.messages
+    assert later.messages[1]["content"].startswith("a")  # what was given, not what the target now says
+    assert all(len(trace.answer_ids) <= 7 for trace in held_out)
+
+
+def test_where_text_is_trained_on_only_held_out_questions_are_answered(tiny_target, row_file, tmp_path):
+    path = row_file(*rows(2))
+    counts = collect_given(
+        tiny_target, config(path), tmp_path / "data", seed=3, dtype="float32", to_train_on=False
+    )  # all may be held out
+    assert {name: counts["train"][name] for name in ("prompts", "answers", "sequences")} == dict.fromkeys(
+        ("prompts", "answers", "sequences"), 0
+    )
+    assert counts["eval"]["answers"] == 3
+    assert not list((tmp_path / "data").glob("train-*"))
 
 
 def test_a_template_that_drops_history_is_counted(make_checkpoint, row_file, tmp_path, capsys):
@@ -181,11 +211,11 @@ def test_a_template_that_drops_history_is_counted(make_checkpoint, row_file, tmp
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text().replace("message['content']", shouted))
     path = row_file(*rows(3), {"prompt": "q", "answer": "a"})  # of 1, 2, 3 and 1 answers
-    counts = collect_given(folder, config(path, num_eval_prompts=1), tmp_path / "data", seed=3)
+    counts = collect_given(folder, config(path, num_eval_prompts=1), tmp_path / "data", seed=3, dtype="float32")
     (held_out,) = {trace.source.split("#")[0] for trace in read_traces(tmp_path / "data", "eval")}
     number = int(held_out.rsplit(":", 1)[1]) - 1
     of_each = [1, 2, 3, 1]
-    assert counts["eval"]["sequences"] == of_each.pop(number)
+    assert counts["eval"]["answers"] == of_each.pop(number)
     assert (counts["train"]["sequences"], counts["train"]["split"]) == (sum(of_each), sum(n > 1 for n in of_each))
     num_split, of_split = counts["train"]["split"], sum(n for n in of_each if n > 1)
     assert f"train: in {num_split} of 3 conversations the chat template shows earlier turns otherwise" in (
@@ -196,42 +226,42 @@ def test_a_template_that_drops_history_is_counted(make_checkpoint, row_file, tmp
 
 def test_rerun_finishes_what_is_missing(tiny_target, row_file, tmp_path):
     path, out = row_file(*rows(12)), tmp_path / "data"
-    counts = collect_given(tiny_target, config(path), out, seed=3)
+    counts = collect_given(tiny_target, config(path), out, seed=3, dtype="float32")
     before = {file.name: file.read_bytes() for file in out.glob("*.jsonl")}
     assert len(before) == 1 + 4
     times_ns = {name: (out / name).stat().st_mtime_ns for name in before}
     (out / "train-00001.jsonl").unlink()
-    assert collect_given(tiny_target, config(path), out, seed=3) == counts
+    assert collect_given(tiny_target, config(path), out, seed=3, dtype="float32") == counts
     assert {file.name: file.read_bytes() for file in out.glob("*.jsonl")} == before
     kept = {name for name in before if (out / name).stat().st_mtime_ns == times_ns[name]}
     assert kept == before.keys() - {"train-00001.jsonl"}
     with pytest.raises(UserError, match="max_prompt_len was 199, is 99"):
-        collect_given(tiny_target, config(path, max_seq_len=100), out, seed=3)
+        collect_given(tiny_target, config(path, max_seq_len=100), out, seed=3, dtype="float32")
 
 
 def test_a_question_may_leave_room_for_one_token(tiny_target, row_file, tmp_path, capsys):
     around = len(render_prompt(load_tokenizer(tiny_target), [ask("")]))
     long = [{"prompt": "x" * (length - around), "answer": "y"} for length in (199, 200)]
     counts = collect_given(
-        tiny_target, config(row_file(*rows(3), *long, name="chat#2.jsonl")), tmp_path / "data", seed=3
+        tiny_target, config(row_file(*rows(3), *long, name="chat#2.jsonl")), tmp_path / "data", seed=3, dtype="float32"
     )
     assert counts["too_long"] == 1
-    assert counts["train"]["prompts"] + counts["eval"]["prompts"] == 4
-    assert [counts[name]["split"] for name in ("train", "eval")] == [0, 0]
+    assert counts["train"]["prompts"] == 4 - 2
+    assert counts["train"]["split"] == 0
     assert "1 of 5 conversations begin with more than 199 tokens" in capsys.readouterr().err
 
 
 def test_another_template_or_stop_token_is_another_set_of_answers(make_checkpoint, row_file, tmp_path):
     folder, data = make_checkpoint(seed=1), config(row_file(*rows(3)))
-    collect_given(folder, data, tmp_path / "data", seed=3)
+    collect_given(folder, data, tmp_path / "data", seed=3, dtype="float32")
     GenerationConfig(eos_token_id=[2, 5]).save_pretrained(folder)
     with pytest.raises(UserError, match=r"stop_ids was \[2\], is \[2, 5\]\."):
-        collect_given(folder, data, tmp_path / "data", seed=3)
+        collect_given(folder, data, tmp_path / "data", seed=3, dtype="float32")
     GenerationConfig(eos_token_id=2).save_pretrained(folder)
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text() + "\n")
-    with pytest.raises(UserError, match="eval answers were made with other settings: chat template was "):
-        collect_given(folder, data, tmp_path / "data", seed=3)
+    with pytest.raises(UserError, match=r"eval answers were made with other settings: target was .*; template was "):
+        collect_given(folder, data, tmp_path / "data", seed=3, dtype="float32")
 
 
 def test_refusals_leave_nothing_behind(tiny_target, row_file, tmp_path):
@@ -244,7 +274,7 @@ def test_refusals_leave_nothing_behind(tiny_target, row_file, tmp_path):
         (row_file(name="e.jsonl"), r"e\.jsonl: no prompts in it"),
     ):
         with pytest.raises(UserError, match=message):
-            collect_given(tiny_target, config(path), tmp_path / "data", seed=3)
+            collect_given(tiny_target, config(path), tmp_path / "data", seed=3, dtype="float32")
     assert not (tmp_path / "data").exists()
 
 
