@@ -16,9 +16,8 @@ from pydantic import (
     model_validator,
 )
 
+from architectures.number_types import DtypeOrAuto, PrecisionOrAuto
 from architectures.shapes import NAMED_SHAPES
-
-Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 def named_shape(name: str) -> str:
@@ -78,8 +77,10 @@ class TargetConfig(Section):
 
     path: str = Field(min_length=1, description="A local Hugging Face folder, a hub id, or a *.gguf file.")
     revision: str = Field(default="main", min_length=1, description="Branch, tag or commit of a hub id.")
-    dtype: Dtype = Field(
-        default="bfloat16", description="Number type of the target's weights while it writes answers and teaches."
+    dtype: DtypeOrAuto = Field(
+        default="bfloat16",
+        description="Number type of the target's weights while it writes answers and teaches; auto is bfloat16 on a "
+        "GPU and on processors that compute in it, else float32.",
     )
 
 
@@ -142,8 +143,9 @@ class MasksConfig(Section):
     kl_weight: float = Field(
         default=1.0, ge=0, allow_inf_nan=False, description="Weight of KL(target || masked); 0 leaves the target out."
     )
-    precision: Literal["amp_bf16", "fp32"] = Field(
-        default="amp_bf16", description="Arithmetic of forward and backward; weights, masks and moments stay float32."
+    precision: PrecisionOrAuto = Field(
+        default="amp_bf16",
+        description="Arithmetic of forward and backward; weights, masks and moments stay float32. auto as for distill.",
     )
     save_interval: MaskTime = Field(
         default="0.25dur",

@@ -35,6 +35,7 @@ from distill.trainer import build_model, build_trainer
 from eval.acceptance import Estimate, Resampling, paired_ratio_difference, pooled_ratio
 from eval.traces import read_traces
 
+DTYPES = {"amp_bf16": "bfloat16", "fp32": "float32"}  # of the target, also where it answers
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
 HIDDEN, TOP_64, SAMPLES_12 = {}, {"contents": "top_k", "k": 64}, {"contents": "samples", "num_samples": 12}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", choices=DTYPES, default="amp_bf16")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
@@ -111,7 +113,7 @@ def recipe_of(options: argparse.Namespace, data: str, teacher: dict[str, Any], *
         {
             "run_name": "distillation",
             "run_dir": str(options.work / f"{data}-{contents}"),
-            "target": {"path": str(options.target)},
+            "target": {"path": str(options.target), "dtype": DTYPES[options.precision]},
             "architecture": {"layers": layers, "scores": str(options.work / "scores")},
             "data": {
                 "prompts": [{"path": str(path), "num_prompts": options.num_prompts} for path in options.prompts],
@@ -123,6 +125,7 @@ def recipe_of(options: argparse.Namespace, data: str, teacher: dict[str, Any], *
             "distill": {
                 "teacher": {"source": "cache", **teacher},
                 "global_train_batch_size": 4,
+                "precision": options.precision,
                 "eval_first": False,
                 "eval_interval": "1dur",
                 "save_interval": "1dur",
@@ -175,6 +178,7 @@ def train_and_score(options: argparse.Namespace, *, layers: int, data: str, vari
         "tokens": sets["train"].answers.counts.answer_tokens,
         "lookahead": LOOKAHEAD,
         "train_s": round(train_s, 1),
+        "precision": options.precision,
         "commit": git_commit(),
         "hardware": hardware(),
     }

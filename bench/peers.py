@@ -4,7 +4,8 @@
     PYTHONPATH=.:PEERS python bench/peers.py --target models/SmolLM2-135M-Instruct --prompts FILE... --out FILE
 
 All train one and the same cut draft on the target's own greedy answers of bench/distillation.py (--work is shared),
-token for token, 4 answers a step, AdamW at 1e-3 with the same schedule, products in bfloat16, the teacher in bfloat16.
+token for token, 4 answers a step, AdamW at 1e-3 with the same schedule, products and teacher in bfloat16 or, with
+--precision fp32, in float32.
 
 First --rounds times --steps steps of each in turns: seconds a step. Then each trains for as long as an epoch of
 `widedraft, live` takes by these figures, and is scored by exact replay on held-out answers, at lookahead 4.
@@ -21,7 +22,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from distillation import HIDDEN, TEMPERATURES, answers_of, cut_draft, recipe_of, score, taus_of
+from distillation import DTYPES, HIDDEN, TEMPERATURES, answers_of, cut_draft, recipe_of, score, taus_of
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import AutoTokenizer
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", choices=DTYPES, default="amp_bf16")
     options = parser.parse_args()
     restore_signals()
     torch.set_num_threads(options.threads)
@@ -147,7 +149,7 @@ def trl(options: argparse.Namespace, steps: int, folder: Path, **settings: float
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr_rate": END},
         max_grad_norm=1.0,
-        bf16=True,
+        bf16=options.precision == "amp_bf16",
         use_cpu=True,
         seed=options.seed,
         gradient_checkpointing=False,
@@ -160,7 +162,7 @@ def trl(options: argparse.Namespace, steps: int, folder: Path, **settings: float
     )
     trainer = GKDTrainer(
         model=student,
-        teacher_model=load_model(options.target, dtype="bfloat16", device="cpu"),
+        teacher_model=load_model(options.target, dtype=DTYPES[options.precision], device="cpu"),
         args=config,
         data_collator=labelled,
         train_dataset=Examples(answers_of(options, "greedy", HIDDEN)["train"].answers.examples),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from architectures.errors import UserError
+from architectures.number_types import has_bfloat16
 from architectures.plan import load_plan, needed_scores, plan_pruning
 from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.sizes import WIDTHS, draft_shape, masked_shape
@@ -68,7 +69,7 @@ def check_recipe(recipe: Recipe) -> str:
         f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut),
         **{memory_title(training): memory_rows(training) for training in trainings(recipe, cut.target, cut.draft)},
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
-        "work": work_rows(recipe, work),
+        "work": [*work_rows(recipe, work), *slow_rows(recipe)],
     }
     return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in blocks.items())
 
@@ -211,6 +212,19 @@ def cache_bytes(recipe: Recipe, target: Shape, work: Work) -> int:
         tokens["train"] = (work.answers or 0) * longest
     sizes = {"hidden": target.hidden, "vocab": target.vocab, "dtype": teacher_dtype(recipe, recipe.distill.precision)}
     return sum((count or 0) * bytes_per_token(recipe.distill.teacher, name, **sizes) for name, count in tokens.items())
+
+
+def slow_rows(recipe: Recipe) -> list[Row]:
+    """What this machine would compute in a number type that it must convert, with the remedy."""
+    named = {
+        "target.dtype": recipe.target.dtype,
+        "distill.precision": recipe.distill.precision,
+        "eval.dtype": recipe.eval.dtype,
+    }
+    slow = [f"{key}={value}" for key, value in named.items() if value in ("bfloat16", "amp_bf16")]
+    if has_bfloat16() or not slow:
+        return []
+    return [("slow here", f"{', '.join(slow)}: this machine has no bfloat16 instructions; `auto` takes float32 here")]
 
 
 def sizes(parts: dict[str, int]) -> list[Row]:

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from architectures.config import Dtype, Section
+from architectures.config import Section
+from architectures.number_types import Dtype, PrecisionOrAuto
 from distill.logger_config import Loggers
 from distill.loss_config import Loss, TokenSelection, loss_terms
 from distill.teacher_config import TeacherConfig, refuse_selection, refuse_unserved
@@ -95,8 +96,10 @@ class DistillConfig(Section):
         default=False,
         description="Whether the sequences of a forward pass share rows where that computes less padding.",
     )
-    precision: Literal["amp_bf16", "fp32"] = Field(
-        default="amp_bf16", description="Arithmetic of forward and backward; weights and moments stay float32."
+    precision: PrecisionOrAuto = Field(
+        default="amp_bf16",
+        description="Arithmetic of forward and backward; weights and moments stay float32. auto is amp_bf16 on a GPU "
+        "and on processors that compute in bfloat16, else fp32.",
     )
     optimizer: OptimizerConfig = Field(default=OptimizerConfig())
     scheduler: SchedulerConfig = Field(default=SchedulerConfig())

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from architectures.config import Dtype
 from architectures.errors import UserError
 from architectures.manifest import (
     fingerprint_checkpoint,
@@ -13,6 +12,7 @@ from architectures.manifest import (
     fingerprint_value,
     read_manifest,
 )
+from architectures.number_types import Dtype
 from architectures.plan import needed_scores
 from architectures.shapes import Shape
 from architectures.target import read_config, resolve_checkpoint

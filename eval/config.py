@@ -4,7 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from architectures.config import Dtype, Section
+from architectures.config import Section
+from architectures.number_types import DtypeOrAuto
 
 
 class PromptSource(Section):
@@ -51,7 +52,9 @@ class EvalConfig(Section):
     temperature: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = Field(
         default=(0.0, 1.0), strict=False, min_length=1, description="Sampling temperatures to report; 0 is greedy."
     )
-    dtype: Dtype = Field(default="float32", description="Number type of target and draft while scoring.")
+    dtype: DtypeOrAuto = Field(
+        default="float32", description="Number type of target and draft while scoring; auto as for the target."
+    )
     batch_size: int = Field(default=32, ge=1, description="Rows decoded together while the target writes its answers.")
     confidence: float = Field(default=0.95, gt=0, lt=1, description="Coverage of every interval, a fraction.")
     num_resamples: int = Field(default=2000, ge=1, description="Bootstrap resamples of the prompts.")
