@@ -8,25 +8,13 @@ Shape suffixes used in this file:
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen.
-
-    Attributes:
-        temperature: Divides the logits; 0 takes the most likely token.
-        top_p: Probability mass of the most likely tokens that are sampled from, in (0, 1].
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
+from eval.sampling import Sampling, distribution, invert_cumulative, uniform_draws
 
 
 @torch.inference_mode()
@@ -118,22 +106,4 @@ def choose(logits_BV: Tensor, draws_B: Tensor | None, sampling: Sampling) -> Ten
     """One token id a row: the most likely, or the one on which a uniform draw in [0, 1) falls."""
     if draws_B is None:
         return logits_BV.argmax(dim=-1)
-    probs_BV = (logits_BV.float() / sampling.temperature).softmax(dim=-1)
-    if sampling.top_p == 1:
-        return invert_cumulative(probs_BV, draws_B)
-    sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
-    mass_before_BV = sorted_BV.cumsum(dim=-1) - sorted_BV
-    places_B = invert_cumulative(sorted_BV.where(mass_before_BV < sampling.top_p, 0.0), draws_B)
-    return order_BV.gather(1, places_B[:, None])[:, 0]
-
-
-def invert_cumulative(weights_BV: Tensor, draws_B: Tensor) -> Tensor:
-    """Per row the first index at which the cumulative weight exceeds draw x total: index i with probability w_i."""
-    cumulative_BV = weights_BV.cumsum(dim=-1)
-    reached_B1 = draws_B[:, None] * cumulative_BV[:, -1:]
-    return torch.searchsorted(cumulative_BV, reached_B1, right=True)[:, 0]
-
-
-def uniform_draws(seeds: Sequence[int], count: int) -> Tensor:
-    """draws_BD in [0, 1): each row from its own generator, on the processor so that every device draws the same."""
-    return torch.stack([torch.rand(count, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+    return invert_cumulative(distribution(logits_BV, sampling), draws_B)

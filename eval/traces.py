@@ -18,8 +18,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value
 from architectures.progress import track
-from eval.decoding import Sampling, continue_prompts
+from eval.decoding import continue_prompts
 from eval.models import load_model, load_tokenizer, stop_token_ids
+from eval.sampling import Sampling
 from eval.shards import claim_shards, read_shards, write_shard
 from eval.tasks import Message, Prompt, render_prompt, template_hash
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from eval.decoding import Sampling, choose, continue_prompts, uniform_draws
+from eval.decoding import choose, continue_prompts
 from eval.models import load_model
+from eval.sampling import Sampling, uniform_draws
 
 GREEDY = Sampling()
 SAMPLED = Sampling(temperature=0.8, top_p=0.9)
@@ -119,7 +120,8 @@ def test_sampled_frequencies_match_the_probabilities(temperature, top_p):
 
 def test_tokens_after_the_one_that_reaches_top_p_are_left_out():
     draws_B = torch.linspace(0, 1 - 2**-24, 40)
-    assert set(choose(torch.zeros(40, 4), draws_B, Sampling(1.0, top_p=0.5)).tolist()) == {0, 1}
+    logits_BV = torch.tensor([0.3, 0.2, 0.1, 0.0]).expand(40, -1)  # chances 0.29, 0.26, 0.24, 0.21
+    assert set(choose(logits_BV, draws_B, Sampling(1.0, top_p=0.5)).tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])

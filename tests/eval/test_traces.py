@@ -13,8 +13,9 @@ import pytest
 
 from architectures.errors import UserError
 from eval import traces
-from eval.decoding import Sampling, continue_prompts
+from eval.decoding import continue_prompts
 from eval.models import load_model, load_tokenizer
+from eval.sampling import Sampling
 from eval.tasks import Prompt, render_prompt
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
