@@ -1,7 +1,10 @@
 """A pair of tiny models that agree on some tokens and not on others, and prompts for them."""
 
+from copy import deepcopy
+
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from eval.models import load_model, load_tokenizer
 
@@ -48,3 +51,54 @@ def prompts():
     lengths = (1, 2, 7, 19, 40)
     drawn = [torch.randint(3, 259, (length,), generator=generator).tolist() for length in lengths]
     return [*drawn, [0], [0, 5, 0, 0]]
+
+
+@pytest.fixture(scope="session")
+def target_tokenizer(target_folder):
+    return load_tokenizer(target_folder)
+
+
+@pytest.fixture(scope="session")
+def small_pair():
+    """Two models of four tokens that disagree strongly: all 256 texts of four tokens can be enumerated."""
+    models = []
+    for seed in (15, 16):
+        config = LlamaConfig(
+            vocab_size=4,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            initializer_range=0.3,
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            models.append(LlamaForCausalLM(config).eval())
+    return models
+
+
+@pytest.fixture(scope="session")
+def translators():
+    """A tiny random T5 and one with noise on its weights, which agrees with it on some tokens."""
+    config = T5Config(
+        vocab_size=264,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        initializer_factor=3.0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        target = T5ForConditionalGeneration(config).double().eval()  # its logits are in the hundreds
+        draft = deepcopy(target)
+        with torch.no_grad():
+            for parameter in draft.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.02 * parameter.std().item())
+    return target, draft

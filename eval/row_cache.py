@@ -1,0 +1,58 @@
+"""Keys and values of several texts at once, each row with a length of its own, in tensors that are made once.
+
+A token is written at its position in its row. Nothing is ever moved or cut off: what stands behind a row's last token
+is written over later, and until then no token looks there, since it looks at its own position and before only. Taking
+back rejected tokens is therefore no work at all, and rows of one batch need not agree on how many they keep.
+
+Shape suffixes used in this file:
+    B = rows, H = key/value heads, T = tokens fed, S = slots, D = head dimension
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class RowCache:
+    """What a decoder-only model of transformers takes as past_key_values, together with positions and a mask.
+
+    Args:
+        capacity: Tokens a row can hold. One slot more takes what only fills a batch's gaps.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.slots_BT = torch.empty(0)
+        self.width = 0
+
+    def write_at(self, slots_BT: Tensor, *, width: int) -> None:
+        """Say where the next tokens go, and that the first `width` slots are to be looked at."""
+        self.slots_BT, self.width = slots_BT, width
+
+    def update(
+        self, keys_BHTD: Tensor, values_BHTD: Tensor, layer_idx: int, *_args: object, **_kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Called by every layer: writes the keys and values of the tokens fed; returns those to attend to."""
+        if layer_idx == len(self.keys):
+            self.keys.append(self.room_for(keys_BHTD))
+            self.values.append(self.room_for(values_BHTD))
+        for room_BHSD, new_BHTD in ((self.keys[layer_idx], keys_BHTD), (self.values[layer_idx], values_BHTD)):
+            room_BHSD.scatter_(2, self.slots_BT[:, None, :, None].expand_as(new_BHTD), new_BHTD)
+        return self.keys[layer_idx][:, :, : self.width], self.values[layer_idx][:, :, : self.width]
+
+    def room_for(self, new_BHTD: Tensor) -> Tensor:
+        """Zeros, for a slot that is not looked at must still be a number."""
+        rows, heads, _, head_dim = new_BHTD.shape
+        return new_BHTD.new_zeros(rows, heads, self.capacity + 1, head_dim)
+
+    def get_seq_length(self, _layer_idx: int = 0) -> int:
+        """Asked by models that were given no positions; these are always given."""
+        raise AssertionError("the lengths of the rows differ: give position_ids and a mask")
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Let go of every row but those at the given places."""
+        for room in (self.keys, self.values):
+            room[:] = [room_BHSD[torch.tensor(places, device=room_BHSD.device)] for room_BHSD in room]

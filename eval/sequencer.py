@@ -1,0 +1,195 @@
+"""A model in the middle of one or several texts: it is fed tokens at positions, and says what comes after them.
+
+Feeding a token at a position forgets whatever stood there and behind it in that row, so a loop that goes back simply
+feeds at an earlier position.
+
+    RowSequencer             many rows at once, each with a length of its own (eval/row_cache.py)
+    TextSequencer            one row, by the cache of transformers: any decoder-only model whose layers see everything
+    TranslationSequencer     one row of an encoder-decoder model: the prompt is encoded once
+
+Shape suffixes used in this file:
+    B = rows, T = tokens fed to the longest row, S = slots, V = vocabulary
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from eval.cache import new_cache, roll_back
+from eval.row_cache import RowCache
+
+Span = tuple[int, int]  # the position of a row's first token among those fed, and how many tokens it is fed
+WINDOWED = "sliding_attention"
+BY_ROWS = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "gpt2"})
+MASK_PER_KIND_OF_LAYER = frozenset({"qwen2", "qwen3", "gemma2", "gemma3_text"})
+
+
+class Sequencer(Protocol):
+    """What decoding needs of a model."""
+
+    model: PreTrainedModel
+
+    def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
+        """Feed tokens; returns logits after each of them, or after the last alone.
+
+        Args:
+            ids_BT: Tokens. Rows fed fewer are filled, on the right if `whole`, else on the left.
+            spans: Of each row.
+            whole: Whether logits are wanted after every token.
+
+        Returns:
+            logits [B, T, V] if `whole`, else [B, 1, V]; those of filling are without meaning.
+        """
+        ...
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Let go of every row but those at the given places."""
+        ...
+
+
+def open_sequencer(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, capacity: int, vocab_size: int
+) -> Sequencer:
+    """The sequencer for some prompts, none of which has been read yet.
+
+    Args:
+        model: Any causal or encoder-decoder model.
+        prompts: One per row.
+        capacity: Tokens a row comes to at most.
+        vocab_size: Only so many ids are spoken of.
+
+    Raises:
+        UserError: If the model's past cannot be taken back, see `new_cache`.
+        ValueError: If it takes one row at a time and there are more.
+    """
+    if takes_rows(model):
+        return RowSequencer(model, capacity=capacity, vocab_size=vocab_size)
+    if len(prompts) != 1:
+        raise ValueError(f"a model of type {model.config.model_type} decodes one prompt at a time, got {len(prompts)}.")
+    if model.config.is_encoder_decoder:
+        return TranslationSequencer(model, prompts[0], vocab_size=vocab_size)
+    return TextSequencer(model, vocab_size=vocab_size)
+
+
+def takes_rows(model: PreTrainedModel) -> bool:
+    """Whether a model's rows may have different lengths; others read one text at a time."""
+    return model.config.get_text_config(decoder=True).model_type in BY_ROWS
+
+
+class RowSequencer:
+    """Rows of one model, each with its own length."""
+
+    def __init__(self, model: PreTrainedModel, *, capacity: int, vocab_size: int) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.cache = RowCache(capacity)
+
+    def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
+        """See Sequencer."""
+        device = ids_BT.device
+        positions_BT = positions_of(spans, ids_BT.shape[1], left=whole).to(device)
+        width = max(1, *(start + count for start, count in spans))
+        self.cache.write_at(positions_BT.where(positions_BT >= 0, self.cache.capacity), width=width)
+        output = self.model(
+            input_ids=ids_BT,
+            attention_mask=masks(self.model, positions_BT.clamp(min=0), width),
+            position_ids=positions_BT.clamp(min=0),
+            past_key_values=self.cache,  # pyright: ignore[reportArgumentType]  # all that a model asks of a Cache
+            use_cache=True,
+            logits_to_keep=0 if whole else 1,
+        )
+        return output.logits[..., : self.vocab_size]
+
+    def keep(self, places: Sequence[int]) -> None:
+        """See Sequencer."""
+        self.cache.keep(places)
+
+
+class TextSequencer:
+    """One text of a decoder-only model, with the cache of transformers."""
+
+    def __init__(self, model: PreTrainedModel, *, vocab_size: int) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.cache = new_cache(model)
+
+    def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
+        """See Sequencer; of one row, which nothing fills."""
+        [(start, count)] = spans
+        assert ids_BT.shape == (1, count), f"one row of {count} tokens, got {tuple(ids_BT.shape)}"
+        roll_back(self.cache, start)
+        output = self.model(
+            input_ids=ids_BT, past_key_values=self.cache, use_cache=True, logits_to_keep=0 if whole else 1
+        )
+        return output.logits[..., : self.vocab_size]
+
+    def keep(self, places: Sequence[int]) -> None:
+        """See Sequencer."""
+        assert list(places) == [0]
+
+
+class TranslationSequencer:
+    """One output of an encoder-decoder model: positions are those of the decoder."""
+
+    def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[int], *, vocab_size: int) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.own_past = DynamicCache()
+        self.cache = EncoderDecoderCache(self.own_past, DynamicCache())
+        ids_1T = torch.tensor([prompt_ids], device=model.device)
+        self.encoded: BaseModelOutput = model.get_encoder()(input_ids=ids_1T, return_dict=True)
+
+    def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
+        """See Sequencer; of one row, which nothing fills."""
+        [(start, count)] = spans
+        assert ids_BT.shape == (1, count), f"one row of {count} tokens, got {tuple(ids_BT.shape)}"
+        roll_back(self.own_past, start)
+        output = self.model(
+            encoder_outputs=self.encoded, decoder_input_ids=ids_BT, past_key_values=self.cache, use_cache=True
+        )
+        logits = output.logits if whole else output.logits[:, -1:]
+        return logits[..., : self.vocab_size]
+
+    def keep(self, places: Sequence[int]) -> None:
+        """See Sequencer."""
+        assert list(places) == [0]
+
+
+def positions_of(spans: Sequence[Span], width: int, *, left: bool) -> Tensor:
+    """positions_BT of the tokens fed, -1 for filling.
+
+    Args:
+        spans: Of each row.
+        width: Tokens of the longest row.
+        left: Whether tokens stand on the left and filling on the right.
+    """
+    steps_T = torch.arange(width)
+    starts_B1 = torch.tensor([[start] for start, _ in spans])
+    counts_B1 = torch.tensor([[count] for _, count in spans])
+    steps_BT = steps_T[None] if left else steps_T[None] - (width - counts_B1)
+    return (starts_B1 + steps_BT).where((steps_BT >= 0) & (steps_BT < counts_B1), -1)
+
+
+def masks(model: PreTrainedModel, positions_BT: Tensor, width: int) -> Any:
+    """Which slots each token looks at: a mask [B, 1, T, S], or one for each kind of layer where the model has kinds."""
+    config = model.config.get_text_config(decoder=True)
+    slots_S = torch.arange(width, device=positions_BT.device)
+    seen_BTS = slots_S <= positions_BT[:, :, None]
+    window = getattr(config, "sliding_window", None)
+    near_BTS = seen_BTS if window is None else seen_BTS & (slots_S > positions_BT[:, :, None] - window)
+    if config.model_type not in MASK_PER_KIND_OF_LAYER:
+        return as_attention_takes_it(near_BTS, model)
+    kinds = {"full_attention": seen_BTS, WINDOWED: near_BTS}
+    return {kind: as_attention_takes_it(kinds[kind], model) for kind in set(config.layer_types)}
+
+
+def as_attention_takes_it(seen_BTS: Tensor, model: PreTrainedModel) -> Tensor:
+    """Booleans for torch's attention; for transformers' own, numbers to add."""
+    if model.config._attn_implementation != "eager":  # noqa: SLF001  # there is no other way to know
+        return seen_BTS[:, None]
+    lowest = torch.finfo(model.dtype).min
+    return torch.zeros_like(seen_BTS, dtype=model.dtype).masked_fill(~seen_BTS, lowest)[:, None]
