@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from architectures.progress import track
 from eval.acceptance import Resampling
-from eval.speculative import Sequencer, clock_s
+from eval.clock import clock_s
+from eval.sequencer import Sequencer, open_sequencer
 from eval.speedup import StepTimes
 
 CHAIN_LENGTH = 8  # draft steps timed together, each fed the argmax of the one before
@@ -122,50 +123,61 @@ def build_steps(
     lookaheads: Sequence[int],
 ) -> dict[Kind, Step]:
     """A timer for every kind of step, each on a cache that holds the context before and after."""
-    verifier = hold_context(target, context_ids)
+    verifier = hold_context(target, context_ids, room=max(lookaheads, default=0) + 1)
     steps: dict[Kind, Step] = {
         ("target", num_tokens): partial(time_step, verifier, tokens_to_feed(verifier, context_ids, num_tokens))
         for num_tokens in sorted({1, *(lookahead + 1 for lookahead in lookaheads)})
     }
     for name, draft in drafts.items():
-        drafter = hold_context(draft, context_ids)
+        drafter = hold_context(draft, context_ids, room=max(CHAIN_LENGTH, 2))
         steps[f"draft {name}", 1] = partial(time_chain, drafter, tokens_to_feed(drafter, context_ids, 1))
-        steps[f"draft {name}", 2] = partial(time_step, drafter, tokens_to_feed(drafter, context_ids, 2), num_choices=1)
+        steps[f"draft {name}", 2] = partial(time_step, drafter, tokens_to_feed(drafter, context_ids, 2), whole=False)
     return steps
 
 
-def hold_context(model: PreTrainedModel, context_ids: Sequence[int]) -> Sequencer:
-    """A model that has read the context."""
-    sequencer = Sequencer(model)
-    sequencer.feed(torch.tensor(context_ids, device=model.device))
-    return sequencer
+@dataclass
+class Held:
+    """A model that has read a text, and the text's length."""
+
+    sequencer: Sequencer
+    length: int
+
+    def feed(self, ids_1T: Tensor, *, after: int = 0, whole: bool) -> Tensor:
+        """The most likely next tokens when some are fed behind the text and so many more."""
+        span = (self.length + after, ids_1T.shape[1])
+        return self.sequencer.feed(ids_1T, [span], whole=whole).argmax(dim=-1)
 
 
-def tokens_to_feed(sequencer: Sequencer, context_ids: Sequence[int], num_tokens: int) -> Tensor:
+def hold_context(model: PreTrainedModel, context_ids: Sequence[int], *, room: int) -> Held:
+    """A model that has read the context, with room for some more tokens."""
+    length = len(context_ids)
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    sequencer = open_sequencer(model, [context_ids], capacity=length + room, vocab_size=vocab_size)
+    sequencer.feed(torch.tensor([context_ids], device=model.device), [(0, length)], whole=False)
+    return Held(sequencer, length)
+
+
+def tokens_to_feed(held: Held, context_ids: Sequence[int], num_tokens: int) -> Tensor:
     """Tokens from the context, again and again if it is short; which ones makes no difference to the time."""
-    ids_T = torch.tensor(context_ids, device=sequencer.model.device)
-    return ids_T.repeat(-(-num_tokens // len(ids_T)))[:num_tokens]
+    ids_T = torch.tensor(context_ids, device=held.sequencer.model.device)
+    return ids_T.repeat(-(-num_tokens // len(ids_T)))[None, :num_tokens]
 
 
-def time_step(sequencer: Sequencer, token_ids_T: Tensor, num_choices: int | None = None) -> float:
-    """Seconds to feed some tokens at once and know the most likely next token after each, or after the last ones."""
-    length = sequencer.length
-    start_s = clock_s(sequencer.model.device)
-    sequencer.feed(token_ids_T, num_choices=num_choices or len(token_ids_T)).tolist()
-    elapsed_s = clock_s(sequencer.model.device) - start_s
-    sequencer.roll_back(length)
-    return elapsed_s
+def time_step(held: Held, ids_1T: Tensor, *, whole: bool = True) -> float:
+    """Seconds to feed some tokens at once and know the most likely next token after each, or after the last."""
+    device = held.sequencer.model.device
+    start_s = clock_s(device)
+    held.feed(ids_1T, whole=whole).tolist()
+    return clock_s(device) - start_s
 
 
-def time_chain(sequencer: Sequencer, token_ids_T: Tensor) -> float:
+def time_chain(held: Held, ids_1T: Tensor) -> float:
     """Seconds per step of a chain in which each token is the model's own choice after the one before."""
-    length = sequencer.length
-    start_s = clock_s(sequencer.model.device)
-    for _ in range(CHAIN_LENGTH):
-        token_ids_T = sequencer.feed(token_ids_T)
-    elapsed_s = clock_s(sequencer.model.device) - start_s
-    sequencer.roll_back(length)
-    return elapsed_s / CHAIN_LENGTH
+    device = held.sequencer.model.device
+    start_s = clock_s(device)
+    for step in range(CHAIN_LENGTH):
+        ids_1T = held.feed(ids_1T, after=step, whole=False)
+    return (clock_s(device) - start_s) / CHAIN_LENGTH
 
 
 def run_once(steps: Mapping[Kind, Step], rng: np.random.Generator) -> dict[Kind, float]:

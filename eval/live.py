@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from architectures.progress import track
 from eval.acceptance import Counts, Estimate, Resampling, count_trace, paired_ratio_quotient, pool
-from eval.speculative import Decoded, greedy_decode, speculative_decode
+from eval.speculative import plain_decode, speculative_decode
+from eval.texts import Decoded, Limits, Speculation
 from eval.traces import Trace
 
 
@@ -58,13 +59,14 @@ def decode_live(
         seed: Of the order.
     """
     rng = np.random.default_rng(seed)
-    limits = {"max_new_tokens": max_new_tokens, "stop_ids": stop_ids}
+    limits, speculation = Limits(max_new_tokens, stop_ids), Speculation(lookahead)
     decoded = []
     for answer in track(answers, description="live decoding", total=len(answers)):
         plain_first = rng.random() < 0.5
-        early = greedy_decode(target, answer.prompt_ids, **limits) if plain_first else None
-        speculative = speculative_decode(target, draft, answer.prompt_ids, lookahead=lookahead, **limits)
-        plain = early or greedy_decode(target, answer.prompt_ids, **limits)
+        prompts = [answer.prompt_ids]
+        early = plain_decode(target, prompts, limits=limits) if plain_first else None
+        [speculative] = speculative_decode(target, draft, prompts, limits=limits, speculation=speculation)
+        [plain] = early or plain_decode(target, prompts, limits=limits)
         decoded.append(LiveAnswer(answer.answer_ids, plain, speculative, lookahead))
     return decoded
 

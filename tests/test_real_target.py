@@ -63,12 +63,13 @@ def test_live_loop_replay_and_plain_decoding_agree_in_float32(target, cut, promp
     from eval.acceptance import count_trace
     from eval.models import load_model, stop_token_ids
     from eval.replay import answer_logits, replay_answer, replay_counts
-    from eval.speculative import greedy_decode, speculative_decode
+    from eval.speculative import plain_decode, speculative_decode
+    from eval.texts import Limits, Speculation
 
     model, draft = load_model(target, dtype="float32"), load_model(cut(26), dtype="float32")
-    limits = {"max_new_tokens": NEW_TOKENS, "stop_ids": stop_token_ids(model)}
-    plain = greedy_decode(model, prompt_ids, **limits)
-    decoded = speculative_decode(model, draft, prompt_ids, lookahead=LOOKAHEAD, **limits)
+    limits = Limits(NEW_TOKENS, stop_token_ids(model))
+    [plain] = plain_decode(model, [prompt_ids], limits=limits)
+    [decoded] = speculative_decode(model, draft, [prompt_ids], limits=limits, speculation=Speculation(LOOKAHEAD))
     assert decoded.token_ids == plain.token_ids
     loop = count_trace(
         [(one.start, one.accepted) for one in decoded.rounds], num_tokens=len(decoded.token_ids), lookahead=LOOKAHEAD

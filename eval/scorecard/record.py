@@ -20,8 +20,8 @@ from eval.acceptance import (
 from eval.latency import Latency, StepTime
 from eval.live import Agreement, LiveAnswer, decoding_speedup, whole_speedup
 from eval.replay import Replay, replay_counts, rule_name
-from eval.speculative import Decoded
 from eval.speedup import StepTimes, best_lookahead, break_even_alpha, ideal_times, iid_speedup, predicted_speedup
+from eval.texts import Decoded
 
 Record = dict[str, Any]
 

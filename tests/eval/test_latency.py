@@ -111,7 +111,7 @@ def test_medians_of_one_draft_become_step_times():
 
 
 class Recorder:
-    """Notes what a model is fed, and how long its cache is before."""
+    """Notes what a model is fed, at which position it begins, and after how many of the tokens it is asked."""
 
     def __init__(self, model):
         self.calls = []
@@ -119,7 +119,7 @@ class Recorder:
 
     def note(self, _module, _args, kwargs):
         ids = kwargs["input_ids"][0].tolist()
-        self.calls.append((ids, kwargs["past_key_values"].get_seq_length(), kwargs["logits_to_keep"]))
+        self.calls.append((ids, kwargs["position_ids"][0, 0].item(), kwargs["logits_to_keep"] or len(ids)))
 
 
 def test_steps_feed_what_decoding_feeds_on_top_of_the_same_context(target, noisy_draft):

@@ -6,7 +6,7 @@ import pytest
 
 from eval.acceptance import Resampling, count_trace
 from eval.live import Agreement, LiveAnswer, compare_with_replay, decode_live, decoding_speedup, whole_speedup
-from eval.speculative import Decoded, Round
+from eval.texts import Decoded, Round
 from eval.traces import Trace
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
@@ -26,7 +26,7 @@ def decode(target, noisy_draft):
         begun = []
 
         def note(model, _args, kwargs):
-            if kwargs["past_key_values"].get_seq_length() == 0:
+            if kwargs["position_ids"][0, 0] == 0:
                 begun.append(names[model])
 
         names = {target: "target", noisy_draft: "draft"}

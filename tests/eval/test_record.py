@@ -20,8 +20,8 @@ from eval.scorecard.record import (
     speedup_record,
     step_record,
 )
-from eval.speculative import Decoded, Round
 from eval.speedup import StepTimes, break_even_alpha
+from eval.texts import Decoded, Round
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
 TIMES = StepTimes(target_s=20.0, draft_s=4.0, draft_two_s=5.0, verify_s={2: 22.0})

@@ -15,8 +15,9 @@ from eval.config import EvalConfig
 from eval.models import load_model
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.score import Answers, Pair, replay_drafts, typical_context
-from eval.speculative import greedy_decode, speculative_decode
+from eval.speculative import plain_decode, speculative_decode
 from eval.tasks import Prompt
+from eval.texts import Limits, Speculation
 from eval.traces import Trace, read_traces
 
 TIMED = ("latency", "speedup", "live", "verdict", "warnings", "provenance")
@@ -335,7 +336,7 @@ def test_padding_of_one_vocabulary_changes_nothing(make_checkpoint, padded_one):
     untied["draft"] = make_checkpoint(seed=2, num_hidden_layers=2, tie_word_embeddings=False)
     models = {name: load_model(folder, dtype="float32", device="cpu") for name, folder in untied.items()}
     prompt = (1, 70, 80, 90)
-    answer = greedy_decode(models["target"], prompt, max_new_tokens=12, stop_ids=set()).token_ids
+    answer = plain_decode(models["target"], [prompt], limits=Limits(12))[0].token_ids
     found = []
     for padded in (False, True):
         if padded:
@@ -346,7 +347,7 @@ def test_padding_of_one_vocabulary_changes_nothing(make_checkpoint, padded_one):
         pair = Pair(models["target"], {"draft": models["draft"]})
         answers = Answers([Trace(0, "t", (), prompt, tuple(answer), "", "length")], [0])
         [score] = replay_drafts(pair, answers, [4], temperature=1.0)
-        live = speculative_decode(*models.values(), prompt, lookahead=4, max_new_tokens=12, stop_ids=set())
+        live = speculative_decode(*models.values(), [prompt], limits=Limits(12), speculation=Speculation(4))[0]
         found.append((score.answers[0].counts[4], live.token_ids, [each.accepted for each in live.rounds]))
     assert found[0][1] == found[1][1] == answer
     assert found[0][2] == found[1][2]

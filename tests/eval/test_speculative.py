@@ -6,7 +6,8 @@ import torch
 from eval.acceptance import count_trace, tau
 from eval.models import load_model
 from eval.replay import answer_logits, replay_answer, replay_counts
-from eval.speculative import greedy_decode, speculative_decode
+from eval.speculative import plain_decode, speculative_decode
+from eval.texts import Limits, Speculation
 
 LENGTH = 32
 NEVER = frozenset()
@@ -17,13 +18,15 @@ def trace_of(decoded):
 
 
 def speculate(target, draft, prompt, lookahead, stop_ids=NEVER, max_new_tokens=LENGTH):
-    return speculative_decode(
-        target, draft, prompt, lookahead=lookahead, max_new_tokens=max_new_tokens, stop_ids=stop_ids
+    [decoded] = speculative_decode(
+        target, draft, [prompt], limits=Limits(max_new_tokens, stop_ids), speculation=Speculation(lookahead)
     )
+    return decoded
 
 
 def plain(target, prompt, stop_ids=NEVER, max_new_tokens=LENGTH):
-    return greedy_decode(target, prompt, max_new_tokens=max_new_tokens, stop_ids=stop_ids).token_ids
+    [decoded] = plain_decode(target, [prompt], limits=Limits(max_new_tokens, stop_ids))
+    return decoded.token_ids
 
 
 def generated(target, prompt, **options):
