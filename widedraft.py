@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.manifest import package_version
 from distill.exits import report_user_errors
+from eval import pair_commands
 
 if TYPE_CHECKING:
     from distill.recipe import Recipe
@@ -273,6 +274,16 @@ STAGES = {
     "distill": Stage(distill, "train the draft on this machine and export it, into <run>/draft", recipe_arguments),
     "export": Stage(export, "write <run>/draft from the newest intact checkpoint", recipe_arguments),
     "eval": Stage(score, "score a draft against its target, into <run>/eval", eval_arguments),
+    "verify": Stage(
+        pair_commands.verify,
+        "prove that a draft leaves the target's text as it is; exit code 1 if not",
+        pair_commands.verify_arguments,
+    ),
+    "compare": Stage(
+        pair_commands.compare,
+        "answer prompts with and without a draft, side by side, each token coloured by its writer",
+        pair_commands.compare_arguments,
+    ),
     "run": Stage(run_everything, "all of it; continues where a stopped run left off", recipe_arguments),
 }
 

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -38,7 +39,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def load_model(folder: Path, *, dtype: str, device: str | None = None) -> PreTrainedModel:
-    """The causal language model of a checkpoint folder, in eval mode, every tensor read from its safetensors files.
+    """The language model of a checkpoint folder, in eval mode, every tensor read from its safetensors files.
+
+    It is causal, or an encoder-decoder where config.json says so.
 
     Args:
         folder: A local Hugging Face folder.
@@ -51,7 +54,9 @@ def load_model(folder: Path, *, dtype: str, device: str | None = None) -> PreTra
     require_checkpoint(folder)
     show_progress_only_in_a_terminal()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        loaded: Any = kind.from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
             local_files_only=True,

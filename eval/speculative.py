@@ -21,7 +21,6 @@ from eval.texts import Decoded, Limits, Seeds, Speculation
 GREEDY, LOOKAHEAD_4, SEEDS = Sampling(), Speculation(), Seeds()  # defaults
 
 
-@torch.inference_mode()
 def speculative_decode(
     target: PreTrainedModel,
     draft: PreTrainedModel,
@@ -52,7 +51,6 @@ def speculative_decode(
     return collected(decode_steps([target, draft], wanted, seeds=seeds, row_seeds=row_seeds), len(prompts))
 
 
-@torch.inference_mode()
 def plain_decode(
     target: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
@@ -67,6 +65,7 @@ def plain_decode(
     return collected(steps, len(prompts))
 
 
+@torch.inference_mode()
 def decode_steps(
     models: Sequence[PreTrainedModel], wanted: Wanted, *, seeds: Seeds = SEEDS, row_seeds: Sequence[int] | None = None
 ) -> Iterator[Emitted | tuple[int, Decoded]]:

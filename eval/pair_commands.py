@@ -1,0 +1,103 @@
+"""`widedraft verify` and `widedraft compare`: their arguments, and what they do. Imports torch only when they run."""
+
+import argparse
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.number_types import dtype_here
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def pair_arguments(parser: argparse.ArgumentParser) -> None:
+    """What both commands take."""
+    parser.add_argument("--target", required=True, metavar="A", help="folder or hub id of the model to draft for")
+    parser.add_argument("--draft", required=True, metavar="B", help="folder or hub id of the draft")
+    parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file of prompts")
+    parser.add_argument("--lookahead", type=int, default=4, metavar="N", help="tokens proposed per round (default: 4)")
+    parser.add_argument("--seed", type=int, default=17, help="of every random number (default: 17)")
+
+
+def verify_arguments(parser: argparse.ArgumentParser) -> None:
+    """--target A --draft B and more."""
+    pair_arguments(parser)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="number type (default: float32)")
+    parser.add_argument("--num-prompts", type=int, default=8, metavar="N", help="prompts used at most (default: 8)")
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (default: 64)")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="of the distribution checks (default: 1)"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=4, metavar="N", help="texts drawn for each prompt and rule (default: 4)"
+    )
+
+
+def verify(options: argparse.Namespace) -> None:
+    """Print every finding; exit code 1 where a law does not hold."""
+    require_positive(options, "lookahead", "num_prompts", "max_new_tokens", "temperature", "samples")
+    from eval.pair import open_pair, prompts_of
+    from eval.sampling import Sampling
+    from eval.verify import Verification, verify_pair
+
+    prompts = prompts_of(options.prompts, options.num_prompts)
+    pair = open_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
+    ids = [pair.rendered(prompt) for prompt in prompts]
+    pair.require_room(ids, options.max_new_tokens)
+    wanted = Verification(
+        max_new_tokens=options.max_new_tokens,
+        stop_ids=pair.stop_ids,
+        lookahead=options.lookahead,
+        sampling=Sampling(options.temperature),
+        samples=options.samples,
+        seed=options.seed,
+    )
+    holds = True
+    for finding in verify_pair(pair.target, pair.draft, ids, wanted):
+        holds &= finding.holds
+        print(f"{'holds' if finding.holds else 'FAILS':6} {finding.name}: {finding.detail}", flush=True)
+    print(f"{options.draft} drafts losslessly for {options.target}: {'yes' if holds else 'NO'}")
+    if not holds:
+        raise SystemExit(1)
+
+
+def compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """--target A --draft B and more."""
+    pair_arguments(parser)
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default: 128)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
+    parser.add_argument("--num-threads", type=int, default=None, metavar="N", help="of the processor (default: all)")
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Answer prompts from a file, or from the keyboard, with and without the draft."""
+    require_positive(options, "lookahead", "max_new_tokens")
+    if options.temperature < 0:
+        raise UserError(f"--temperature must be 0 or more, got {options.temperature:g}.")
+    from rich.console import Console
+
+    from eval.compare import Comparison, compare, typed_prompts
+    from eval.latency import torch_threads
+    from eval.pair import open_pair, prompts_of
+    from eval.sampling import Sampling
+    from eval.texts import Limits, Seeds, Speculation
+
+    console = Console()
+    from_file = prompts_of(options.prompts, count=None) if options.prompts else None
+    pair = open_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
+    wanted: dict[str, Any] = {
+        "limits": Limits(options.max_new_tokens, pair.stop_ids),
+        "speculation": Speculation(options.lookahead),
+        "sampling": Sampling(options.temperature),
+        "seeds": Seeds(3 * options.seed, 3 * options.seed + 1, 3 * options.seed + 2),
+    }
+    with torch_threads(options.num_threads):
+        compare(pair, from_file or typed_prompts(console), Comparison(**wanted), console)
+
+
+def require_positive(options: argparse.Namespace, *names: str) -> None:
+    """Raise UserError for a number that is not above 0."""
+    for name in names:
+        value = getattr(options, name)
+        if value <= 0:
+            raise UserError(f"--{name.replace('_', '-')} must be above 0, got {value:g}.")
