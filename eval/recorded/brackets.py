@@ -23,7 +23,6 @@ class Bracketed:
         number: Which piece of the file it is, from 1.
         line: The line of the file it begins in, from 1.
         body: What the innermost brackets hold.
-        body_line: The line of the file the body begins in.
     """
 
     path: Path
@@ -31,7 +30,6 @@ class Bracketed:
     number: int
     line: int
     body: str
-    body_line: int
 
     def mistake(self, fact: str, remedy: str, *, line: int | None = None) -> UserError:
         """An error about this piece, at its first line unless another is given."""
@@ -49,7 +47,7 @@ class Bracketed:
         """
         if not self.body.strip():
             raise self.mistake("is empty", "Give it at least one number.")
-        found, line = [], self.body_line
+        found, line = [], self.line
         for piece in self.body.split(","):
             at = line + piece[: len(piece) - len(piece.lstrip())].count("\n")
             found.append(self.checked(piece.strip(), at))
@@ -80,7 +78,7 @@ def read_bracketed(path: Path, pattern: re.Pattern[str], *, noun: str, example: 
 
     Args:
         path: A UTF-8 text file.
-        pattern: Matches one piece; its group "body" is what the innermost brackets hold.
+        pattern: Matches one piece; its group "body" is what the innermost brackets hold, and begins in its first line.
         noun: What a piece is called in messages.
         example: What one looks like, for messages.
 
@@ -96,8 +94,7 @@ def read_bracketed(path: Path, pattern: re.Pattern[str], *, noun: str, example: 
         if found is None:
             wrong = what_is_wrong(text, start, pattern)
             raise UserError(f"{path}:{line}: {noun} {number} {wrong}. Write it as {example}.")
-        body_line = line + text.count("\n", start, found.start("body"))
-        yield Bracketed(path, noun, number, line, found["body"], body_line)
+        yield Bracketed(path, noun, number, line, found["body"])
         line += text.count("\n", start, found.end())
         place = found.end()
     if number == 0:

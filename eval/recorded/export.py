@@ -46,14 +46,12 @@ def export_recorded(traces: Path, tokenizer_folder: Path, out: Path) -> int:
 
 
 def prompt_as_text(tokenizer: PreTrainedTokenizerBase, answer: RecordedAnswer) -> str:
-    """A text that becomes the prompt's tokens, without those special tokens in front that the tokenizer adds itself."""
+    """A text that becomes the prompt's tokens, without those in front that the tokenizer adds itself."""
     for num_added in range(len(answer.prompt_ids)):
         text = tokenizer.decode(list(answer.prompt_ids[num_added:]), clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         if text.strip() and tuple(tokenizer(text)["input_ids"]) == answer.prompt_ids:
             return text
-        if answer.prompt_ids[num_added] not in tokenizer.all_special_ids:
-            break
     raise UserError(
         f"{answer.source}: the tokens of this prompt are those of no text, so the text form cannot hold it. Leave its "
         "row out of the prompts, and answer them again."

@@ -184,11 +184,14 @@ def batch_length(lengths: Sequence[int], first: int, batch: Round) -> int:
 
 def end_of_batch(rounds: Sequence[Round], start: int, *, enough: int, prompt: int) -> int:
     """The place after the first round at which every row has enough tokens."""
+    goes_on = f"but prompt {prompt}, begun at line {rounds[start].place.line}, goes on until {enough} tokens"
     for place in range(start, len(rounds)):
+        if place > start and not rises(rounds[place - 1], rounds[place]):
+            raise rounds[place].place.mistake(f"begins a prompt, {goes_on}", REMEDY)
         if min(rounds[place].totals) >= enough:
             return place + 1
     raise rounds[-1].place.mistake(
-        f"is the last, but prompt {prompt}, begun at line {rounds[start].place.line}, goes on until {enough} tokens",
+        f"is the last, {goes_on}",
         "If the file was cut short, delete the lines of this prompt, else give this file's lookahead and answers.",
     )
 

@@ -84,6 +84,7 @@ def test_blocks_may_share_a_line_or_leave_some_empty(text_file):
         ("tensor([[1, 2,]])", 1, "block 1 holds '', which is no whole number >= 0"),
         ("tensor([[1]])\ntensor([[1, 2,  ..., 8, 9]])", 2, "block 2 is elided ('...')"),
         ("tensor([[1]])\ntensor([[ ]])", 2, "block 2 is empty"),
+        ("tensor([[1,\n 2,\n 3]])\ntensor([[]])", 4, "block 2 is empty"),
         ("tensor([[1, 2], [3, 4]])", 1, "block 1 has another form: 'tensor([[1, 2], [3, 4]])'"),
         ("tensor([1, 2])", 1, "block 1 has another form: 'tensor([1, 2])'"),
         ("tensor([[1]])\nloading weights\ntensor([[2]])", 2, "block 2 has another form: 'loading weights'"),

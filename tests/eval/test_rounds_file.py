@@ -186,6 +186,8 @@ def test_fewer_prompts_than_answers_are_told(rounds_of):
 def test_answers_that_fill_no_batch_are_never_decoded(rounds_in):
     rounds = rounds_in("[3, 4]\n")
     assert match_with_answers(rounds, [9, 9, 9], lookahead=LOOKAHEAD).prompts == ((3,), (4,))
+    with pytest.raises(UserError, match="round 2 begins a prompt behind the last that is decoded of 3 answers"):
+        match_with_answers(rounds_in("[3, 4]\n[3, 3]\n"), [9, 9, 9], lookahead=LOOKAHEAD)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,8 @@ def test_answers_that_fill_no_batch_are_never_decoded(rounds_in):
         (BY_HAND[:2], [16, 20], "7: round 7 is the last, but prompt 2, begun at line 5, goes on until 14 tokens"),
         ([(3, 6, 2)], [16], r"2: round 2 goes from \[3\] to \[9\], but a round matches 1 to lookahead \+ 1 = 5 tokens"),
         ([(6,)], [12], r"1: round 1 goes from \[0\] to \[6\]"),
-        ([(1,), (1, 1)], [8], r"2: round 2 goes from \[1\] to \[1\]"),
+        (BY_HAND, [17, 14, 13], "5: round 5 begins a prompt, but prompt 1, begun at line 1, goes on until 11 tokens"),
+        ([(1,), (1, 1)], [8], "2: round 2 begins a prompt, but prompt 1, begun at line 1, goes on until 2 tokens"),
     ],
 )
 def test_rounds_of_other_answers_are_refused_by_line(rounds_of, prompts, lengths, message):
