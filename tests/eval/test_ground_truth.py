@@ -1,20 +1,12 @@
 """Answers as text of tensors: written as torch does, read as torch and people write them, and what is refused."""
 
-import random
-
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from eval.recorded.ground_truth import block_text, read_ground_truth, write_ground_truth
-
-
-def random_answers(seed):
-    drawn = random.Random(seed)
-    return [
-        tuple(drawn.randrange(drawn.choice([10, 300, 151936])) for _ in range(drawn.choice([1, 2, 8, 9, 40, 1500])))
-        for _ in range(6)
-    ]
 
 
 @pytest.fixture
@@ -28,11 +20,16 @@ def text_file(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_what_is_written_is_read_back(tmp_path, seed):
-    answers = random_answers(seed)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(answers=st.lists(st.lists(st.integers(0, 151935), min_size=1, max_size=60).map(tuple), min_size=1, max_size=5))
+def test_what_is_written_is_read_back(tmp_path, answers):
     write_ground_truth(answers, tmp_path / "truth.txt")
     assert read_ground_truth(tmp_path / "truth.txt") == answers
+
+
+def test_more_tokens_than_torch_prints_are_written_whole(tmp_path):
+    write_ground_truth([range(5000)], tmp_path / "truth.txt")
+    assert read_ground_truth(tmp_path / "truth.txt") == [tuple(range(5000))]
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 10, 11, 12, 13, 24, 25, 1000])

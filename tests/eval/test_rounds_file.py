@@ -4,6 +4,8 @@ import random
 from itertools import product
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from eval.recorded.rounds_file import (
@@ -119,10 +121,9 @@ def possible_averages(totals, lookahead):
     return found
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_the_bounds_are_those_of_all_ways_to_read_the_file(rounds_of, seed):
-    drawn = random.Random(seed)
-    prompts = [[drawn.randint(1, 3) for _ in range(drawn.randint(1, 3))] for _ in range(5)]
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(prompts=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=4))
+def test_the_bounds_are_those_of_all_ways_to_read_the_file(rounds_of, prompts):
     rounds = rounds_of(prompts)
     averages = possible_averages([one.totals[0] for one in rounds], lookahead=2)
     matched = match_by_totals(rounds, lookahead=2)
