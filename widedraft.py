@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from architectures.errors import UserError
 from architectures.manifest import package_version
+from distill import scoring
 from distill.exits import report_user_errors
 from eval import pair_commands
 
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="widedraft",
         description="Makes shallow-and-wide draft models for speculative decoding.",
-        epilog="\n".join(["stages:", *(f"  {name:12} {stage.help}" for name, stage in STAGES.items()), "", EXITS]),
+        epilog="\n".join(["stages:", *(f"  {name:15} {stage.help}" for name, stage in STAGES.items()), "", EXITS]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -102,20 +104,8 @@ def import_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE, or a target, a draft and prompts."""
-    parser.usage = (
-        "widedraft eval RECIPE [key=value ...]\n"
-        "       widedraft eval --target A --draft B --prompts FILE [--out DIR] [eval.key=value ...]"
-    )
-    parser.add_argument(
-        "words", nargs="*", metavar="RECIPE | key=value", help="a recipe first, unless --target is given"
-    )
-    parser.add_argument("--target", metavar="A", help="folder or hub id of the model to draft for")
-    parser.add_argument("--draft", metavar="B", help="folder or hub id of the draft")
-    parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file of prompts")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where the scorecard goes (default: eval-<draft's name>)"
-    )
+    """RECIPE, or what is scored without one, and perhaps --debug."""
+    scoring.eval_arguments(parser)
     debug_argument(parser)
 
 
@@ -213,44 +203,20 @@ def run_everything(options: argparse.Namespace) -> None:
 
 
 def score(options: argparse.Namespace) -> None:
-    """Score a recipe's draft, or any draft against any target."""
-    from architectures.errors import UserError
+    """Score a recipe's draft, any draft against any target, or any draft on recorded answers."""
     from distill.stages import eval_stage
 
-    pair = {"--target": options.target, "--draft": options.draft, "--prompts": options.prompts}
-    missing = [name for name, value in pair.items() if value is None]
-    if not missing:
-        if options.debug:
-            raise UserError("--debug shrinks a recipe, and --target, --draft and --prompts name none. Leave it out.")
-        score_pair(options)
-    elif len(missing) < len(pair):
-        raise UserError(f"{' and '.join(missing)} must be given too. A draft is scored against its target on prompts.")
+    named = (options.target, options.draft, options.prompts, options.recorded)
+    if any(value is not None for value in named):
+        scoring.score_without_recipe(options)
     elif not options.words or options.out is not None:
-        raise UserError("widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, then perhaps --out.")
+        raise UserError(
+            "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, or --recorded and --draft, then "
+            "perhaps --out."
+        )
     else:
         options.recipe, *options.overrides = options.words
         eval_stage(recipe_of(options))
-
-
-def score_pair(options: argparse.Namespace) -> None:
-    """Score one draft against one target without a recipe."""
-    from architectures.errors import UserError
-    from architectures.target import resolve_checkpoint
-    from distill.recipe import load_scoring
-    from eval.config import PromptSource
-    from eval.scorecard import headline, score_drafts
-    from eval.tasks import load_prompts
-
-    settings = load_scoring(options.words)
-    if settings.eval.tasks:
-        raise UserError("eval.tasks must be left out beside --prompts. Name the prompts once.")
-    out = options.out or Path(f"eval-{Path(options.draft).name}")
-    prompts = load_prompts([PromptSource(path=options.prompts)])
-    drafts = {"draft": resolve_checkpoint(options.draft)}
-    scorecard = score_drafts(
-        resolve_checkpoint(options.target), drafts, prompts, settings.eval, out, seed=settings.seed
-    )
-    print(f"scorecard: {out / 'scorecard.md'}\n\n{headline(scorecard)}")
 
 
 STAGES = {
@@ -283,6 +249,16 @@ STAGES = {
         pair_commands.compare,
         "answer prompts with and without a draft, side by side, each token coloured by its writer",
         pair_commands.compare_arguments,
+    ),
+    "export-recorded": Stage(
+        scoring.export_recorded,
+        "write recorded answers as text: blocks of tensors, and prompts as JSON lines",
+        scoring.export_recorded_arguments,
+    ),
+    "rounds": Stage(
+        scoring.rounds,
+        "print what rounds matched, from a file with a line [total per row] each",
+        scoring.rounds_arguments,
     ),
     "run": Stage(run_everything, "all of it; continues where a stopped run left off", recipe_arguments),
 }

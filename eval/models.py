@@ -18,8 +18,10 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from architectures.errors import UserError
+from architectures.manifest import fingerprint_value
 
 MAX_NAMES_SHOWN = 5
+BOUNDARY_IDS = ("bos_token_id", "eos_token_id")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -87,7 +89,7 @@ def require_same_tokenizer(target: Path, draft: Path) -> None:
             f"{draft}: its tokenizer is not that of the target {target}: {difference}. "
             "Speculative decoding compares token ids: use a draft made from this target."
         )
-    for name in ("bos_token_id", "eos_token_id"):
+    for name in BOUNDARY_IDS:
         ours, theirs = getattr(draft_tokenizer, name), getattr(target_tokenizer, name)
         if ours != theirs:
             raise UserError(
@@ -96,6 +98,14 @@ def require_same_tokenizer(target: Path, draft: Path) -> None:
             )
     for folder in (target, draft):
         require_rows(folder, last_id=max(target_tokenizer.get_vocab().values()))
+
+
+def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What token ids mean: a hash of the vocabulary, and the BOS and EOS ids, as `require_same_tokenizer` asks."""
+    return {
+        "vocabulary": fingerprint_value(tokenizer.get_vocab()),
+        **{name: getattr(tokenizer, name) for name in BOUNDARY_IDS},
+    }
 
 
 def shared_vocab_size(*models: PreTrainedModel) -> int:

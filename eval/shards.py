@@ -15,7 +15,9 @@ from architectures.manifest import provenance
 SETTINGS_NAME = "settings.json"
 
 
-def claim_shards(folder: Path, name: str, settings: Mapping[str, Any], *, num_shards: int) -> list[Path]:
+def claim_shards(
+    folder: Path, name: str, settings: Mapping[str, Any], *, num_shards: int, tokenizer: Mapping[str, Any] | None = None
+) -> list[Path]:
     """Record how the shards of one name are made; returns the paths of all of them, made or not.
 
     Args:
@@ -23,6 +25,7 @@ def claim_shards(folder: Path, name: str, settings: Mapping[str, Any], *, num_sh
         name: First part of their file names.
         settings: Everything that decides their contents, as JSON values.
         num_shards: How many there will be.
+        tokenizer: What their token ids mean, from eval.models.tokenizer_identity, for readers that have no target.
 
     Raises:
         UserError: If shards of this name were begun with other settings.
@@ -31,7 +34,10 @@ def claim_shards(folder: Path, name: str, settings: Mapping[str, Any], *, num_sh
     if name in claims:
         refuse_changes(folder, name, claims[name]["settings"], settings)
     else:
-        claim = {"settings": dict(settings), "num_shards": num_shards, "versions": provenance()["versions"]}
+        claim: dict[str, Any] = {"settings": dict(settings), "num_shards": num_shards}
+        if tokenizer is not None:
+            claim["tokenizer"] = dict(tokenizer)
+        claim["versions"] = provenance()["versions"]
         write_json({**claims, name: claim}, folder / SETTINGS_NAME)
     return shard_paths(folder, name, num_shards)
 

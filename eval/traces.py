@@ -19,7 +19,7 @@ from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value
 from architectures.progress import track
 from eval.decoding import continue_prompts
-from eval.models import load_model, load_tokenizer, stop_token_ids
+from eval.models import load_model, load_tokenizer, stop_token_ids, tokenizer_identity
 from eval.sampling import Sampling
 from eval.shards import claim_shards, read_shards, write_shard
 from eval.tasks import Message, Prompt, render_prompt, template_hash
@@ -115,7 +115,7 @@ def write_traces(
         "prompts": fingerprint_value([asdict(prompt) for prompt in prompts]),
         **asdict(settings),
     }
-    paths = claim_shards(out, name, record, num_shards=len(chunks))
+    paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=tokenizer_identity(tokenizer))
     missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not path.is_file()]
     write_missing(missing, Answerer(target, tokenizer, settings, name=name), name=name)
 

@@ -94,7 +94,7 @@ def test_wrong_usage_exits_with_2(words, message, capsys):
 
 
 def test_version_and_help(capsys):
-    for word, shown in (("--version", "widedraft "), ("--help", "import-gguf  make a Hugging Face folder")):
+    for word, shown in (("--version", "widedraft "), ("--help", "import-gguf     make a Hugging Face folder")):
         with pytest.raises(SystemExit) as stopped:
             widedraft.main([word])
         assert stopped.value.code == 0
@@ -183,7 +183,7 @@ def test_eval_of_any_pair_on_any_prompts(recipe, tiny_target, tiny_draft, scored
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, then perhaps --out."),
+        ([], "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, or --recorded and --draft"),
         (["demo.yaml", "--out", "x"], "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts"),
         (["--draft", "x"], "--target and --prompts must be given too."),
         (

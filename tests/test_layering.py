@@ -24,6 +24,7 @@ LIGHT_MODULES = (
     "distill.loss_config",
     "distill.packing_rules",
     "distill.recipe",
+    "distill.scoring",
     "distill.stages",
     "distill.teacher_cache.record",
     "distill.teacher_cache.stage",

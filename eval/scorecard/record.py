@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -112,7 +112,19 @@ def acceptance_record(score: DraftScore, resampling: Resampling) -> Record:
     }
 
 
-def lookahead_record(score: DraftScore, lookahead: int, resampling: Resampling) -> Record:
+class PerPromptRounds(Protocol):
+    """Rounds of some prompts by lookahead: what `lookahead_record` asks of a score."""
+
+    def tau_columns(self, lookahead: int) -> tuple[list[float], list[float]]:
+        """Per prompt: tokens emitted, and rounds."""
+        ...
+
+    def pooled(self, lookahead: int) -> Counts:
+        """Counts over all prompts."""
+        ...
+
+
+def lookahead_record(score: PerPromptRounds, lookahead: int, resampling: Resampling) -> Record:
     """Counts and rates of the rounds at one lookahead."""
     emitted, rounds = score.tau_columns(lookahead)
     counts = score.pooled(lookahead)

@@ -7,6 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from eval.models import load_model, load_tokenizer
+from eval.tasks import Prompt
+from eval.traces import DecodingSettings, write_traces
 
 
 @pytest.fixture(scope="session")
@@ -102,3 +104,44 @@ def translators():
             for parameter in draft.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.02 * parameter.std().item())
     return target, draft
+
+
+@pytest.fixture(scope="session")
+def asked():
+    """Prompts of one turn each, and a conversation of three."""
+    texts = ("why", "how many", "say hello", "x", "2+2?")
+    single = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(texts, start=1)]
+    return [*single, Prompt("p.jsonl:6", ({"role": "user", "content": "first"},), ("second", "third"))]
+
+
+@pytest.fixture(scope="session")
+def record(asked):
+    """Let a target answer the first of the prompts."""
+
+    def write(target, folder, *, num_prompts=6, temperature=0.0):
+        settings = DecodingSettings(
+            max_new_tokens=24,
+            temperature=temperature,
+            top_p=1.0,
+            batch_size=3,
+            shard_size=2,
+            max_prompt_len=200,
+            seed=5,
+            dtype="float32",
+        )
+        write_traces(target, asked[:num_prompts], folder, settings, name="eval")
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def greedy_traces(record, target_folder, tmp_path_factory):
+    """A folder of the target's greedy answers."""
+    return record(target_folder, tmp_path_factory.mktemp("greedy"))
+
+
+@pytest.fixture(scope="session")
+def sampled_traces(record, target_folder, tmp_path_factory):
+    """A folder of answers the target sampled at temperature 0.7."""
+    return record(target_folder, tmp_path_factory.mktemp("sampled"), temperature=0.7)

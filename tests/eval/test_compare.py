@@ -129,16 +129,7 @@ def test_verify_exits_with_1_where_a_law_does_not_hold(monkeypatch, capsys, targ
     from widedraft import main
 
     test_mutants.cache_one_long(monkeypatch.setattr)
-    words = [
-        "--target",
-        str(target_folder),
-        "--draft",
-        str(noisy_folder),
-        "--max-new-tokens",
-        "8",
-        "--num-prompts",
-        "2",
-    ]
+    pair = ["--target", str(target_folder), "--draft", str(noisy_folder)]
     with pytest.raises(SystemExit) as ended:
         main(["verify", *pair, "--max-new-tokens", "8", "--num-prompts", "2"])
     assert ended.value.code == 1

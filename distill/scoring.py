@@ -1,0 +1,173 @@
+"""What `widedraft eval` scores where no recipe says it: a pair of models, or a draft on recorded answers. No torch."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import OmegaConf
+
+from architectures.errors import UserError
+from architectures.target import resolve_checkpoint
+from distill.recipe import load_scoring
+from eval.config import PromptSource
+
+if TYPE_CHECKING:
+    from eval.recorded.answers import Recording
+
+
+def eval_arguments(parser: argparse.ArgumentParser) -> None:
+    """RECIPE, or a target, a draft and prompts, or recorded answers and a draft."""
+    parser.usage = (
+        "widedraft eval RECIPE [key=value ...]\n"
+        "       widedraft eval --target A --draft B --prompts FILE [--out DIR] [eval.key=value ...]\n"
+        "       widedraft eval --recorded PATH --draft B [--prompts FILE] [--out DIR] [eval.key=value ...]"
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="RECIPE | key=value", help="a recipe first, unless --draft is given"
+    )
+    parser.add_argument("--target", metavar="A", help="folder or hub id of the model to draft for")
+    parser.add_argument(
+        "--recorded", type=Path, metavar="PATH", help="the target's answers in its place: traces, or text of tensors"
+    )
+    parser.add_argument("--draft", metavar="B", help="folder or hub id of the draft")
+    parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file of prompts")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where the scorecard goes (default: eval-<draft's name>)"
+    )
+
+
+def export_recorded_arguments(parser: argparse.ArgumentParser) -> None:
+    """PATH --tokenizer B --to DIR."""
+    parser.add_argument("traces", type=Path, metavar="PATH", help="folder of traces: <run>/data, or answers/T0 of eval")
+    parser.add_argument(
+        "--tokenizer", required=True, metavar="B", help="folder or hub id of a model with their tokenizer"
+    )
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to write")
+
+
+def rounds_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE, and perhaps --recorded PATH and --lookahead N."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="a line [total per row] after each round")
+    parser.add_argument("--recorded", type=Path, metavar="PATH", help="its answers, which say where prompts end")
+    parser.add_argument("--lookahead", type=int, metavar="N", help="draft tokens a round proposed")
+
+
+def score_without_recipe(options: argparse.Namespace) -> None:
+    """Score a draft against a target, or on recorded answers.
+
+    Raises:
+        UserError: If the options are not those of either.
+    """
+    if options.debug:
+        raise UserError("--debug shrinks a recipe, and a draft named by itself has none. Leave it out.")
+    if options.recorded is not None:
+        score_recorded(options)
+        return
+    pair = {"--target": options.target, "--draft": options.draft, "--prompts": options.prompts}
+    missing = [name for name, value in pair.items() if value is None]
+    if missing:
+        raise UserError(
+            f"{' and '.join(missing)} must be given too. A draft is scored against its target on prompts, or on "
+            "answers recorded from it (--recorded)."
+        )
+    score_pair(options)
+
+
+def score_pair(options: argparse.Namespace) -> None:
+    """Score one draft against one target."""
+    from eval.scorecard import headline, score_drafts
+    from eval.tasks import load_prompts
+
+    settings = load_scoring(options.words)
+    if settings.eval.tasks:
+        raise UserError("eval.tasks must be left out beside --prompts. Name the prompts once.")
+    out = output_folder(options)
+    prompts = load_prompts([PromptSource(path=options.prompts)])
+    drafts = {"draft": resolve_checkpoint(options.draft)}
+    scorecard = score_drafts(
+        resolve_checkpoint(options.target), drafts, prompts, settings.eval, out, seed=settings.seed
+    )
+    print(f"scorecard: {out / 'scorecard.md'}\n\n{headline(scorecard)}")
+
+
+def score_recorded(options: argparse.Namespace) -> None:
+    """Score one draft on recorded answers of a target."""
+    from eval.recorded.page import headline
+    from eval.recorded.score import USED_KEYS, score_recording
+
+    require_recorded_words(options)
+    settings = load_scoring(options.words)
+    require_used(options.words, USED_KEYS)
+    draft, out = resolve_checkpoint(options.draft), output_folder(options)
+    scorecard = score_recording(read_recording(options, draft), draft, settings.eval, out, seed=settings.seed)
+    print(f"scorecard: {out / 'scorecard.md'}\n\n{headline(scorecard)}")
+
+
+def read_recording(options: argparse.Namespace, draft: Path) -> "Recording":
+    """The answers in a folder of traces, or in a text file beside its prompts."""
+    from eval.recorded.answers import read_recorded_text, read_recorded_traces
+
+    if options.recorded.is_dir():
+        return read_recorded_traces(options.recorded, draft)
+    return read_recorded_text(options.recorded, options.prompts, draft)
+
+
+def require_recorded_words(options: argparse.Namespace) -> None:
+    """Raise UserError unless the options are those of recorded answers."""
+    if options.target is not None:
+        raise UserError(
+            "--target must be left out beside --recorded: its answers stand in its place. Give one of them."
+        )
+    if options.draft is None:
+        raise UserError("--draft must be given too. Recorded answers score a draft.")
+    if not options.recorded.exists():
+        raise UserError(f"{options.recorded}: is not there. Give a folder of traces, or a text file of tensors.")
+    if options.recorded.is_dir() and options.prompts is not None:
+        raise UserError(f"--prompts must be left out: the traces in {options.recorded} hold theirs.")
+    if not options.recorded.is_dir() and options.prompts is None:
+        raise UserError(f"--prompts must be given too: {options.recorded} holds answers without their prompts.")
+
+
+def require_used(words: Sequence[str], used: set[str]) -> None:
+    """Raise UserError if words that were read as settings set a key that scoring without a target would ignore."""
+    ignored = sorted(str(key) for key in OmegaConf.from_dotlist(list(words)).get("eval", {}) if key not in used)
+    if ignored:
+        names, counted = (", ".join(f"eval.{key}" for key in keys) for keys in (ignored, sorted(used)))
+        raise UserError(
+            f"{names} must be left out beside --recorded: answers and temperature are the recorded ones, nothing is "
+            f"timed. What counts is {counted}."
+        )
+
+
+def output_folder(options: argparse.Namespace) -> Path:
+    """Where a scorecard goes."""
+    return options.out or Path(f"eval-{Path(options.draft).name}")
+
+
+def export_recorded(options: argparse.Namespace) -> None:
+    """Write recorded answers as text."""
+    from eval.recorded.export import export_recorded
+
+    count = export_recorded(options.traces, resolve_checkpoint(options.tokenizer), options.to)
+    print(f"{options.to}: {count} answers as ground_truth.txt and prompts.jsonl")
+
+
+def rounds(options: argparse.Namespace) -> None:
+    """Print what the rounds in a file matched."""
+    from eval.recorded.rounds_file import match_by_totals, match_with_answers, matched_table, read_rounds
+
+    if options.lookahead is not None and options.lookahead < 1:
+        raise UserError(f"--lookahead must be at least 1, got {options.lookahead}.")
+    if options.recorded is None:
+        print(matched_table(match_by_totals(read_rounds(options.file), lookahead=options.lookahead)))
+        return
+    if options.lookahead is None:
+        raise UserError(
+            "--lookahead must be given beside --recorded: prompts end lookahead + 2 tokens before their answer."
+        )
+    from eval.recorded.answers import answer_lengths
+
+    lengths = answer_lengths(options.recorded)
+    matched = match_with_answers(read_rounds(options.file), lengths, lookahead=options.lookahead)
+    print(matched_table(matched, num_answers=len(lengths)))

@@ -1,0 +1,189 @@
+"""Answers of a target that is not here, read for a draft that has its tokenizer.
+
+They are traces as `widedraft generate` and `widedraft eval` write them, or the text of eval.recorded.ground_truth.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from architectures.errors import UserError
+from eval.config import PromptSource
+from eval.models import load_tokenizer, require_rows, text_config, tokenizer_identity
+from eval.recorded.ground_truth import read_ground_truth
+from eval.shards import read_claims, shorten
+from eval.tasks import checked_text, first_field, load_rows
+from eval.traces import Trace, read_traces
+
+TRACES_NAME = "eval"  # held out of training, so never the text the draft has learned
+LATER_TURN = re.compile(r"#[0-9]+$")
+
+
+@dataclass(frozen=True)
+class RecordedAnswer:
+    """One answer of the target.
+
+    Attributes:
+        source: The row its prompt came from.
+        prompt: The number of its prompt, from 0; the turns of one conversation are one prompt.
+        prompt_ids: What the target continued.
+        answer_ids: The continuation, at least one token.
+    """
+
+    source: str
+    prompt: int
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Recorded answers, and what is known of them.
+
+    Attributes:
+        path: A folder of traces, or a text file.
+        temperature: They were decoded at; text is greedy.
+        target: Fingerprint of the target, or None where the form does not carry it.
+        answers: In the order of the prompts.
+    """
+
+    path: Path
+    temperature: float
+    target: str | None
+    answers: tuple[RecordedAnswer, ...]
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts, conversations counted once."""
+        return self.answers[-1].prompt + 1
+
+    def first(self, num_prompts: int) -> list[RecordedAnswer]:
+        """The answers to the first prompts."""
+        return [answer for answer in self.answers if answer.prompt < num_prompts]
+
+
+def read_recorded_traces(folder: Path, tokenizer_folder: Path) -> Recording:
+    """The held-out answers in a folder of traces, made with the tokenizer of another folder.
+
+    Raises:
+        UserError: If there are none, they were made with another tokenizer, or at a top_p that cannot be replayed.
+    """
+    traces = read_held_out(folder)
+    claim = read_claims(folder)[TRACES_NAME]
+    require_recorded_tokenizer(claim, folder, tokenizer_folder)
+    settings = claim["settings"]
+    if settings["temperature"] > 0 and settings["top_p"] < 1:
+        raise UserError(
+            f"{folder}: its answers were sampled with top_p={settings['top_p']}, and replay knows temperature alone. "
+            "Give answers that were sampled with top_p=1, or greedily."
+        )
+    return Recording(folder, settings["temperature"], settings["target"], tuple(number_prompts(traces)))
+
+
+def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
+    """Greedy answers in a text file, to prompts in another: their text as it is, with the tokenizer's special tokens.
+
+    No chat template is used: the form knows none. What a target was really asked, template included, is in the text.
+
+    Args:
+        path: As eval.recorded.ground_truth reads it.
+        prompts: JSON lines {"prompt": text}, one a block.
+        draft: The folder of the draft, whose tokenizer must be that of the answers.
+
+    Raises:
+        UserError: If the counts differ, a prompt has no token, or an id is beyond the draft's vocabulary.
+    """
+    blocks = read_ground_truth(path, vocab_size=text_config(draft).vocab_size)
+    rows = load_rows(PromptSource(path=prompts), lambda row, where: (where, prompt_text(row, where)))
+    if len(blocks) != len(rows):
+        raise UserError(
+            f"{path}: holds {len(blocks)} blocks, but {prompts} {len(rows)} prompts. Give one block to each prompt."
+        )
+    tokenizer = load_tokenizer(draft)
+    return Recording(
+        path,
+        0.0,
+        None,
+        tuple(
+            RecordedAnswer(where, number, prompt_ids(tokenizer, text, where), answer_ids)
+            for number, ((where, text), answer_ids) in enumerate(zip(rows, blocks, strict=True))
+        ),
+    )
+
+
+def answer_lengths(path: Path) -> list[int]:
+    """Tokens of every recorded answer, of either form."""
+    answers = [trace.answer_ids for trace in read_held_out(path)] if path.is_dir() else read_ground_truth(path)
+    return [len(answer) for answer in answers]
+
+
+def read_held_out(folder: Path) -> list[Trace]:
+    """The held-out answers in a folder of traces, at least one.
+
+    Raises:
+        UserError: If there are none.
+    """
+    claims = read_claims(folder)
+    if TRACES_NAME not in claims:
+        found = f"{', '.join(claims)} answers alone" if claims else "no answers"
+        raise UserError(
+            f"{folder}: holds {found}, and a draft is scored on {TRACES_NAME} answers, held out of its training. Give "
+            "the data folder of a run with data.num_eval_prompts above 0, or the folder answers/T0 of a scorecard."
+        )
+    traces = read_traces(folder, TRACES_NAME)
+    if not traces:
+        raise UserError(f"{folder}: its {TRACES_NAME} answers are none. Make some: raise data.num_eval_prompts.")
+    return traces
+
+
+def require_recorded_tokenizer(claim: dict[str, Any], folder: Path, tokenizer_folder: Path) -> None:
+    """Raise UserError unless a folder's tokenizer gives token ids the meaning they have in recorded answers."""
+    recorded = claim.get("tokenizer")
+    if recorded is None:
+        raise UserError(
+            f"{folder}: does not say which tokenizer its answers are of; an earlier widedraft wrote it. Let the target "
+            "answer again, into another folder."
+        )
+    tokenizer = load_tokenizer(tokenizer_folder)
+    own = tokenizer_identity(tokenizer)
+    changes = [
+        f"{name} is {shorten(own[name])}, but {shorten(recorded[name])} there"
+        for name in own
+        if own[name] != recorded[name]
+    ]
+    if changes:
+        raise UserError(
+            f"{tokenizer_folder}: its tokenizer is not that of the answers in {folder}: {'; '.join(changes)}. Token "
+            "ids are compared: use a draft made from the target that wrote them."
+        )
+    require_rows(tokenizer_folder, last_id=max(tokenizer.get_vocab().values()))
+
+
+def number_prompts(traces: Sequence[Trace]) -> list[RecordedAnswer]:
+    """The answers, each with the number of its prompt: a later turn follows another turn of its row."""
+    answers: list[RecordedAnswer] = []
+    number, row = -1, ""
+    for trace in traces:
+        is_later_turn = LATER_TURN.sub("", trace.source) == row != trace.source
+        number += not is_later_turn
+        row = LATER_TURN.sub("", trace.source)
+        answers.append(RecordedAnswer(trace.source, number, trace.prompt_ids, trace.answer_ids))
+    return answers
+
+
+def prompt_text(row: Any, where: str) -> str:
+    """The text of a {"prompt": text} row."""
+    field = first_field(row, ("prompt",), where, example='{"prompt": "Two girls are sailing on a lake. they"}')
+    return checked_text(row[field], field, where)
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> tuple[int, ...]:
+    """A text as token ids, with the tokenizer's own special tokens and without its chat template."""
+    ids = tuple(tokenizer(text)["input_ids"])
+    if not ids:
+        raise UserError(f"{where}: the tokenizer makes no token of this prompt. Delete its row and block.")
+    return ids

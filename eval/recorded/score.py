@@ -1,0 +1,238 @@
+"""Score a draft on recorded answers of a target that is not here: scorecard.json, scorecard.md and files of rounds.
+
+The answers say at which contexts the draft is asked, and which token it must have proposed to be kept. That decides the
+rules of exact match, for every lookahead, from one pass of the draft. What needs the target is left out, and is named.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from architectures.atomic import write_json, write_text
+from architectures.manifest import fingerprint_value, provenance
+from architectures.progress import track
+from eval.acceptance import Array, Counts, Resampling, pool, pooled_ratio
+from eval.config import EvalConfig
+from eval.latency import torch_threads
+from eval.models import load_model, require_positions
+from eval.recorded.answers import RecordedAnswer, Recording
+from eval.recorded.page import find_warnings, recorded_page, verdict
+from eval.recorded.rounds_file import write_rounds
+from eval.replay import (
+    GREEDY_RULE,
+    acceptance_tails,
+    answer_logits,
+    as_array,
+    log_probabilities,
+    replay_counts,
+    round_starts,
+)
+from eval.scorecard.record import Record, estimate_record, lookahead_record
+from eval.scorecard.score import model_record
+
+SCHEMA = "widedraft.recorded/1"
+SAMPLED_RULE = "exact_sampled_draft"
+USED_KEYS = {"max_prompts", "lookahead", "dtype", "confidence", "num_resamples", "num_threads"}
+NEEDS_PROBABILITIES = {"tau of the rule rejection": "it needs the target's log-probability of every answer token"}
+NEEDS_TARGET = {
+    "alpha as the sum of min(p, q)": (
+        "it needs the target's probability of every token; at temperature 0 alpha is the accept rate, as far as the "
+        "answers are the target's argmax"
+    ),
+    "argmax agreement": "the answers say which tokens were written, not which were the likeliest",
+    "other temperatures": "they need answers sampled at them",
+    "step times and cost ratio": "the target's weights decide them",
+    "predicted and measured speed-up, best lookahead, break-even alpha": "they follow from step times",
+    "live decoding, and its agreement with the replay": "the loop asks the target",
+    "target_changed_tokens": "only the target can read its answers again",
+}
+
+
+@dataclass(frozen=True)
+class RecordedScore:
+    """What a draft does along recorded answers under one rule.
+
+    Attributes:
+        rule: How a proposal is kept.
+        accept: Of each answer, [T]: the chance that the draft proposes its token t.
+        prompts: Of each answer, the number of its prompt.
+        counts: Of each prompt, the counts of its rounds by lookahead.
+    """
+
+    rule: str
+    accept: Sequence[Array]
+    prompts: Sequence[int]
+    counts: Sequence[dict[int, Counts]]
+
+    def accept_columns(self) -> tuple[list[float], list[float]]:
+        """Per prompt: sum of the chances, and tokens."""
+        sums, tokens = [0.0] * len(self.counts), [0.0] * len(self.counts)
+        for prompt, accept_T in zip(self.prompts, self.accept, strict=True):
+            sums[prompt] += float(accept_T.sum())
+            tokens[prompt] += len(accept_T)
+        return sums, tokens
+
+    def tau_columns(self, lookahead: int) -> tuple[list[float], list[float]]:
+        """Per prompt: tokens emitted, and rounds."""
+        of_prompt = [counts[lookahead] for counts in self.counts]
+        return [counts.emitted_tokens for counts in of_prompt], [counts.rounds for counts in of_prompt]
+
+    def pooled(self, lookahead: int) -> Counts:
+        """Counts over all prompts."""
+        return pool([counts[lookahead] for counts in self.counts])
+
+
+def score_recording(recording: Recording, draft: Path, config: EvalConfig, out: Path, *, seed: int) -> Record:
+    """Score one draft on recorded answers; write out/scorecard.json, out/scorecard.md and greedy out/rounds/.
+
+    Args:
+        recording: Answers made with the draft's tokenizer.
+        draft: Its folder.
+        config: How to score; of its keys only USED_KEYS matter.
+        out: Folder of what is written.
+        seed: Of the resampling.
+
+    Returns:
+        What scorecard.json holds.
+
+    Raises:
+        UserError: If an answer is longer than the draft's positions.
+    """
+    answers = recording.first(config.max_prompts)
+    require_positions(draft, max(len(each.prompt_ids) + len(each.answer_ids) for each in answers))
+    lookaheads = range(config.lookahead[0], config.lookahead[1] + 1)
+    with torch_threads(config.num_threads) as num_threads:
+        model = load_model(draft, dtype=config.dtype)
+        scores = replay_recording(model, answers, lookaheads, temperature=recording.temperature)
+    settings = {**config.model_dump(mode="json", include=USED_KEYS), "seed": seed, "threads": num_threads}
+    scorecard = {
+        "schema": SCHEMA,
+        "verdict": "",
+        "warnings": [],
+        "left_out": left_out(recording.temperature),
+        "drafts": [{"draft": "draft", **model_record(draft, model)}],
+        "recording": recording_record(recording, answers),
+        "settings": {**settings, "device": str(model.device)},
+        "acceptance": acceptance_records(scores, recording.temperature, config, seed=seed),
+        "provenance": provenance(),
+    }
+    scorecard["warnings"] = find_warnings(scorecard)
+    scorecard["verdict"] = verdict(scorecard)
+    if recording.temperature == 0:
+        write_greedy_rounds(scores[0].accept, lookaheads, out / "rounds")
+    write_text(recorded_page(scorecard), out / "scorecard.md")
+    write_json(scorecard, out / "scorecard.json")
+    return scorecard
+
+
+def rules_at(temperature: float) -> list[str]:
+    """The rules that answers of a temperature decide without the target, the one of the headline first."""
+    return [GREEDY_RULE] if temperature == 0 else [GREEDY_RULE, SAMPLED_RULE]
+
+
+def replay_recording(
+    draft: PreTrainedModel, answers: Sequence[RecordedAnswer], lookaheads: Iterable[int], *, temperature: float
+) -> list[RecordedScore]:
+    """The draft along every answer, one pass for all rules and lookaheads."""
+    accept: dict[str, list[Array]] = {rule: [] for rule in rules_at(temperature)}
+    for answer in track(answers, description=f"replay at T={temperature:g}", total=len(answers)):
+        logits_TV = answer_logits(draft, answer.prompt_ids, answer.answer_ids)
+        for rule, rows in accept.items():
+            rows.append(accept_chances(logits_TV, answer.answer_ids, rule=rule, temperature=temperature))
+    prompts = [answer.prompt for answer in answers]
+    return [count_rounds(rule, rows, prompts, lookaheads) for rule, rows in accept.items()]
+
+
+def accept_chances(draft_logits_TV: Tensor, answer_ids: Sequence[int], *, rule: str, temperature: float) -> Array:
+    """[T]: the chance that the draft proposes each answer token, which is then kept: rules of exact match.
+
+    A greedy draft proposes its argmax, a sampled one draws from q at the temperature.
+    """
+    logp_TV = log_probabilities(draft_logits_TV, 0.0 if rule == GREEDY_RULE else temperature)
+    answer_T1 = torch.tensor(answer_ids, device=logp_TV.device)[:, None]
+    return as_array(logp_TV.gather(-1, answer_T1)[:, 0].exp())
+
+
+def count_rounds(
+    rule: str, accept: Sequence[Array], prompts: Sequence[int], lookaheads: Iterable[int]
+) -> RecordedScore:
+    """Chances along every answer, and the rounds they make, prompt by prompt."""
+    counts = {g: [replay_counts(accept_T, lookahead=g) for accept_T in accept] for g in lookaheads}
+    of_prompt: dict[int, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        of_prompt.setdefault(prompt, []).append(place)
+    return RecordedScore(
+        rule=rule,
+        accept=accept,
+        prompts=prompts,
+        counts=[{g: pool([counts[g][place] for place in places]) for g in counts} for places in of_prompt.values()],
+    )
+
+
+def write_greedy_rounds(accept: Sequence[Array], lookaheads: Iterable[int], folder: Path) -> None:
+    """Write folder/lookahead-<g>.txt: the rounds along every answer, as eval.recorded.rounds_file reads them."""
+    for lookahead in lookaheads:
+        totals = [round_totals(accept_T, lookahead=lookahead) for accept_T in accept]
+        write_rounds(totals, folder / f"lookahead-{lookahead}.txt")
+
+
+def round_totals(accept_T: Array, *, lookahead: int) -> list[int]:
+    """Tokens after each round of a greedy answer, as eval.recorded.rounds_file has them: the last are not run."""
+    num_tokens = len(accept_T)
+    starts = [int(start) for start in round_starts(acceptance_tails(accept_T, lookahead)).nonzero()[0]]
+    ends = [*starts[1:], num_tokens]
+    return [end for start, end in zip(starts, ends, strict=True) if start < num_tokens - lookahead - 2]
+
+
+def acceptance_records(
+    scores: Sequence[RecordedScore], temperature: float, config: EvalConfig, *, seed: int
+) -> list[Record]:
+    """Acceptance under every rule."""
+    resampling = Resampling(config.confidence, config.num_resamples, seed)
+    return [rule_record(score, temperature, resampling) for score in scores]
+
+
+def rule_record(score: RecordedScore, temperature: float, resampling: Resampling) -> Record:
+    """Acceptance under one rule."""
+    sums, tokens = score.accept_columns()
+    return {
+        "draft": "draft",
+        "temperature": temperature,
+        "rule": score.rule,
+        "prompts": len(score.counts),
+        "answers": len(score.accept),
+        "accept_rate": {
+            **estimate_record(pooled_ratio(sums, tokens, resampling)),
+            "sum": sum(sums),
+            "tokens": sum(tokens),
+        },
+        "lookahead": [lookahead_record(score, lookahead, resampling) for lookahead in sorted(score.counts[0])],
+    }
+
+
+def left_out(temperature: float) -> list[Record]:
+    """What a scorecard holds when the target is there, and why this one cannot."""
+    missing = {**(NEEDS_PROBABILITIES if temperature > 0 else {}), **NEEDS_TARGET}
+    return [{"figure": figure, "reason": reason} for figure, reason in missing.items()]
+
+
+def recording_record(recording: Recording, answers: Sequence[RecordedAnswer]) -> Record:
+    """Which answers they were."""
+    firsts = {answer.prompt: answer for answer in reversed(answers)}
+    return {
+        "path": str(recording.path),
+        "form": "text" if recording.target is None else "traces",
+        "target_fingerprint": recording.target,
+        "temperature": recording.temperature,
+        "given": recording.num_prompts,
+        "scored": len(firsts),
+        "answers": len(answers),
+        "tokens": sum(len(answer.answer_ids) for answer in answers),
+        "sources": [firsts[prompt].source for prompt in sorted(firsts)],
+        "prompt_ids_sha256": fingerprint_value([list(answer.prompt_ids) for answer in answers]),
+        "answer_ids_sha256": fingerprint_value([list(answer.answer_ids) for answer in answers]),
+    }

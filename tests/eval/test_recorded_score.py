@@ -1,0 +1,225 @@
+"""A draft on recorded answers: what the scorecard with the target says, without it, and what it must not say."""
+
+import json
+
+import pytest
+import torch
+
+from architectures.errors import UserError
+from architectures.manifest import fingerprint_checkpoint
+from eval.config import EvalConfig
+from eval.recorded.answers import answer_lengths, read_recorded_text, read_recorded_traces
+from eval.recorded.export import export_recorded
+from eval.recorded.page import headline
+from eval.recorded.rounds_file import match_with_answers, read_rounds
+from eval.recorded.score import accept_chances, score_recording
+from eval.replay import answer_logits, replay_counts
+from eval.scorecard import score_drafts
+from eval.traces import read_traces
+
+
+def config(**changes):
+    return EvalConfig(**{"lookahead": (1, 5), "num_resamples": 100, "num_threads": 1, **changes})
+
+
+@pytest.fixture(scope="module")
+def greedy_score(greedy_traces, noisy_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("score") / "card"
+    return out, score(greedy_traces, noisy_folder, out)
+
+
+def score(traces, draft, out, **changes):
+    return score_recording(read_recorded_traces(traces, draft), draft, config(**changes), out, seed=17)
+
+
+def keys_in(value):
+    if isinstance(value, dict):
+        return set(value) | {key for child in value.values() for key in keys_in(child)}
+    return {key for child in value for key in keys_in(child)} if isinstance(value, list) else set()
+
+
+def test_greedy_acceptance_is_that_of_the_scorecard_with_the_target(
+    asked, greedy_score, target_folder, noisy_folder, tmp_path
+):
+    whole_config = EvalConfig(
+        lookahead=(1, 5),
+        num_resamples=100,
+        num_threads=1,
+        max_new_tokens=24,
+        temperature=(0.0,),
+        batch_size=3,
+        latency_repeats=3,
+        live_prompts=1,
+    )
+    whole = score_drafts(target_folder, {"draft": noisy_folder}, asked, whole_config, tmp_path, seed=17)
+    [expected], [found] = whole["acceptance"], greedy_score[1]["acceptance"]
+    assert found["lookahead"] == expected["lookahead"]
+    assert found["accept_rate"] == expected["alpha"]
+    assert (found["prompts"], found["answers"], found["rule"]) == (6, 8, "exact_greedy_draft")
+    assert 0.1 < found["accept_rate"]["value"] < 0.9
+
+
+def test_the_target_as_its_own_draft_is_always_right(greedy_traces, target_folder, tmp_path):
+    [row] = score(greedy_traces, target_folder, tmp_path)["acceptance"]
+    assert row["accept_rate"]["value"] == 1
+    for entry in row["lookahead"]:
+        assert entry["accepted"] == entry["proposed"]
+
+
+def test_what_needs_the_target_is_left_out_and_named(greedy_score):
+    out, scorecard = greedy_score
+    assert not keys_in(scorecard) & {
+        "alpha",
+        "greedy_match",
+        "latency",
+        "live",
+        "speedup",
+        "target",
+        "differences",
+        "target_changed_tokens",
+        "predicted",
+    }
+    page, lines = (out / "scorecard.md").read_text(), headline(scorecard)
+    figures = [entry["figure"] for entry in scorecard["left_out"]]
+    assert any("alpha" in figure for figure in figures)
+    assert any("live" in figure for figure in figures)
+    assert any("speed-up" in figure for figure in figures)
+    assert any("step times" in figure for figure in figures)
+    for figure in figures:
+        assert f"| {figure} |" in page
+        assert figure in lines
+
+
+def test_the_file_is_what_was_returned_and_says_where_it_came_from(asked, greedy_score, greedy_traces, target_folder):
+    out, scorecard = greedy_score
+    assert json.loads((out / "scorecard.json").read_text()) == scorecard
+    recording = scorecard["recording"]
+    assert recording["target_fingerprint"] == fingerprint_checkpoint(target_folder)
+    assert recording["tokens"] == sum(len(trace.answer_ids) for trace in read_traces(greedy_traces, "eval"))
+    assert recording["sources"] == [prompt.source for prompt in asked]
+    assert set(scorecard["settings"]) == {
+        "max_prompts",
+        "lookahead",
+        "dtype",
+        "confidence",
+        "num_resamples",
+        "num_threads",
+        "seed",
+        "threads",
+        "device",
+    }
+
+
+def test_the_first_prompts_alone_are_scored(greedy_traces, noisy_folder, tmp_path):
+    scorecard = score(greedy_traces, noisy_folder, tmp_path, max_prompts=2)
+    assert (scorecard["recording"]["given"], scorecard["recording"]["scored"]) == (6, 2)
+    assert scorecard["acceptance"][0]["prompts"] == 2
+
+
+def test_one_prompt_has_no_interval_and_the_page_says_so(greedy_traces, noisy_folder, tmp_path):
+    scorecard = score(greedy_traces, noisy_folder, tmp_path, max_prompts=1)
+    assert scorecard["acceptance"][0]["accept_rate"]["interval"] is None
+    assert "nothing here has an interval" in (tmp_path / "scorecard.md").read_text()
+
+
+def test_sampled_answers_decide_the_rules_of_exact_match_alone(sampled_traces, noisy_folder, tmp_path):
+    scorecard = score(sampled_traces, noisy_folder, tmp_path)
+    assert [row["rule"] for row in scorecard["acceptance"]] == ["exact_greedy_draft", "exact_sampled_draft"]
+    assert {row["temperature"] for row in scorecard["acceptance"]} == {0.7}
+    assert any("rejection" in entry["figure"] for entry in scorecard["left_out"])
+    assert not (tmp_path / "rounds").exists()  # no rounds happened that could be written down
+
+
+def test_accept_chances_are_those_of_each_rule(sampled_traces, noisy_draft):
+    trace = read_traces(sampled_traces, "eval")[0]
+    logits_TV = answer_logits(noisy_draft, trace.prompt_ids, trace.answer_ids)
+    for rule, expected_T in {
+        "exact_sampled_draft": torch.softmax(logits_TV.double() / 0.7, dim=-1)[
+            range(len(trace.answer_ids)), list(trace.answer_ids)
+        ],
+        "exact_greedy_draft": logits_TV.argmax(-1) == torch.tensor(trace.answer_ids),
+    }.items():
+        found = accept_chances(logits_TV, trace.answer_ids, rule=rule, temperature=0.7)
+        assert found.tolist() == pytest.approx(expected_T.double().tolist(), rel=1e-4)
+
+
+def test_a_sampled_draft_is_as_good_as_its_simulation(sampled_traces, noisy_draft, noisy_folder, tmp_path):
+    """Expected rounds against rounds played: the draft draws from q, and keeps what equals the recorded token."""
+    trace = read_traces(sampled_traces, "eval")[0]
+    logits_TV = answer_logits(noisy_draft, trace.prompt_ids, trace.answer_ids)
+    q_TV = torch.softmax(logits_TV / 0.7, dim=-1)
+    drawn_NT = torch.multinomial(q_TV, 4000, replacement=True, generator=torch.Generator().manual_seed(1)).T
+    accept_T = accept_chances(logits_TV, trace.answer_ids, rule="exact_sampled_draft", temperature=0.7)
+    expected = replay_counts(accept_T, lookahead=3).rounds
+    played = torch.tensor([rounds_played(row.tolist(), trace.answer_ids, lookahead=3) for row in drawn_NT]).double()
+    assert abs(played.mean() - expected) < 4 * played.std() / len(played) ** 0.5
+    assert played.std() > 0
+
+
+def rounds_played(proposed, answer, *, lookahead):
+    """Rounds of one play; a position is proposed at most once, so one draw a position is enough."""
+    start = rounds = 0
+    while start < len(answer):
+        room = min(lookahead, len(answer) - start - 1)
+        accepted = next((k for k in range(room) if proposed[start + k] != answer[start + k]), room)
+        start, rounds = start + accepted + 1, rounds + 1
+    return rounds
+
+
+def drafted(model, ids, count):
+    """The argmax, one token after another, without a cache."""
+    with torch.inference_mode():
+        for _ in range(count):
+            ids = [*ids, int(model(torch.tensor([ids])).logits[0, -1].argmax())]
+    return ids[-count:]
+
+
+@pytest.mark.parametrize("lookahead", [1, 3, 5])
+def test_written_rounds_are_those_of_redrafting(greedy_score, greedy_traces, noisy_draft, lookahead):
+    """The loop the format comes from: draft again each round, compare with the recorded answer, stop before its end."""
+    expected = []
+    for trace in read_traces(greedy_traces, "eval"):
+        total, answer = 0, list(trace.answer_ids)
+        while total < len(answer) - lookahead - 2:
+            prefix = [*trace.prompt_ids, *answer[:total]]
+            proposed = drafted(noisy_draft, prefix, lookahead)
+            accepted = next((k for k in range(lookahead) if proposed[k] != answer[total + k]), lookahead)
+            total += accepted + 1
+            expected.append(f"[{total}]\n")
+    assert (greedy_score[0] / "rounds" / f"lookahead-{lookahead}.txt").read_text() == "".join(expected)
+    assert expected
+
+
+def test_written_rounds_are_read_with_their_answers(greedy_score, greedy_traces):
+    rounds = read_rounds(greedy_score[0] / "rounds" / "lookahead-2.txt")
+    matched = match_with_answers(rounds, answer_lengths(greedy_traces), lookahead=2)
+    assert len(matched.prompts) == len(read_traces(greedy_traces, "eval"))
+    assert matched.num_rounds == len(rounds)
+
+
+def test_exported_text_scores_as_the_traces_do(greedy_score, greedy_traces, target_folder, noisy_folder, tmp_path):
+    assert export_recorded(greedy_traces, target_folder, tmp_path / "text") == 8
+    recording = read_recorded_text(
+        tmp_path / "text" / "ground_truth.txt", str(tmp_path / "text" / "prompts.jsonl"), noisy_folder
+    )
+    traces = read_traces(greedy_traces, "eval")
+    assert [(a.prompt_ids, a.answer_ids) for a in recording.answers] == [(t.prompt_ids, t.answer_ids) for t in traces]
+    scorecard = score_recording(recording, noisy_folder, config(), tmp_path / "card", seed=17)
+    [found], [expected] = scorecard["acceptance"], greedy_score[1]["acceptance"]
+    for ours, theirs in zip(found["lookahead"], expected["lookahead"], strict=True):
+        assert (ours["rounds"], ours["accepted"], ours["positions"]) == (
+            theirs["rounds"],
+            theirs["accepted"],
+            theirs["positions"],
+        )
+    assert found["prompts"] == 8  # the text does not say which prompts were one conversation
+    for lookahead in range(1, 6):
+        name = f"rounds/lookahead-{lookahead}.txt"
+        assert (tmp_path / "card" / name).read_bytes() == (greedy_score[0] / name).read_bytes()
+    assert "does not say which tokenizer" in scorecard["warnings"][0]
+    assert scorecard["recording"]["target_fingerprint"] is None
+
+
+def test_a_draft_too_short_for_the_answers_is_refused(greedy_traces, make_checkpoint, tmp_path):
+    with pytest.raises(UserError, match="max_position_embeddings is 64, but the longest text to score has"):
+        score(greedy_traces, make_checkpoint(seed=2, max_position_embeddings=64), tmp_path)

@@ -1,0 +1,118 @@
+"""The command line where the target is not there: recorded answers, their export, and files of rounds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import widedraft
+from eval.tasks import Prompt
+from eval.traces import DecodingSettings, write_traces
+
+GREEDY = DecodingSettings(
+    max_new_tokens=20,
+    temperature=0.0,
+    top_p=1.0,
+    batch_size=4,
+    shard_size=4,
+    max_prompt_len=200,
+    seed=5,
+    dtype="float32",
+)
+PROMPTS = [Prompt(f"p:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "how many", "x"))]
+FAST = ["eval.num_threads=1", "eval.num_resamples=50", "eval.lookahead=[1,4]"]
+BY_HAND = "[3]\n[5]\n[9]\n[10]\n[2]\n[4]\n[9]\n[1]\n[6]\n[7]\n"
+
+
+@pytest.fixture(scope="module")
+def traces(tiny_target, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traces")
+    write_traces(tiny_target, PROMPTS, folder, GREEDY, name="eval")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_traces_are_scored_exported_scored_again_and_their_rounds_read(traces, tiny_target, tiny_draft, capsys):
+    assert widedraft.main(["eval", "--recorded", str(traces), "--draft", str(tiny_draft), *FAST, "seed=3"]) == 0
+    out = Path(f"eval-{tiny_draft.name}")
+    assert f"scorecard: {out / 'scorecard.md'}" in capsys.readouterr().out
+    first = json.loads((out / "scorecard.json").read_text())
+    assert first["settings"]["seed"] == 3
+    assert [entry["lookahead"] for entry in first["acceptance"][0]["lookahead"]] == [1, 2, 3, 4]
+
+    assert widedraft.main(["export-recorded", str(traces), "--tokenizer", str(tiny_target), "--to", "text"]) == 0
+    assert "text: 3 answers as ground_truth.txt and prompts.jsonl" in capsys.readouterr().out
+    words = ["--recorded", "text/ground_truth.txt", "--prompts", "text/prompts.jsonl", "--draft", str(tiny_draft)]
+    assert widedraft.main(["eval", *words, "--out", "card", *FAST]) == 0
+    assert "WARNING: The text does not say which tokenizer" in capsys.readouterr().out
+    second = json.loads(Path("card/scorecard.json").read_text())
+    assert second["acceptance"][0]["accept_rate"]["sum"] == first["acceptance"][0]["accept_rate"]["sum"]
+
+    rounds = "card/rounds/lookahead-2.txt"
+    for answers in (str(traces), "text/ground_truth.txt"):
+        assert widedraft.main(["rounds", rounds, "--recorded", answers, "--lookahead", "2"]) == 0
+        assert f"{len(Path(rounds).read_text().split())} rounds, 3 of 3 prompts)" in capsys.readouterr().out
+
+
+def test_rounds_of_a_file_alone(capsys):
+    Path("r.txt").write_text(BY_HAND)
+    assert widedraft.main(["rounds", "r.txt"]) == 0
+    alone = capsys.readouterr().out
+    assert "prompt 2: 3.00 (9 tokens, 3 rounds)" in alone
+    assert "data set: 2.60 (26 tokens, 10 rounds, 3 prompts)" in alone
+    assert "NOT CERTAIN" in alone
+    assert widedraft.main(["rounds", "r.txt", "--lookahead", "4"]) == 0
+    assert "(at most 3.10)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--recorded", "TRACES"], "--draft must be given too."),
+        (["--recorded", "TRACES", "--draft", "x", "--target", "y"], "--target must be left out beside --recorded"),
+        (["--recorded", "TRACES", "--draft", "x", "--prompts", "p"], "--prompts must be left out: the traces in"),
+        (["--recorded", "r.txt", "--draft", "x"], "--prompts must be given too: r.txt holds answers without"),
+        (["--recorded", "none", "--draft", "x"], "none: is not there. Give a folder of traces, or a text file"),
+        (["--recorded", "TRACES", "--draft", "x", "--debug"], "--debug shrinks a recipe"),
+        (
+            ["--recorded", "TRACES", "--draft", "x", "eval.temperature=[1.0]", "eval.live_prompts=4"],
+            "eval.live_prompts, eval.temperature must be left out beside --recorded",
+        ),
+        (
+            ["--recorded", "TRACES", "--draft", "x", "eval={batch_size: 4, max_prompts: 2}"],
+            "eval.batch_size must be left out beside --recorded",
+        ),
+        (["--recorded", "TRACES", "--draft", "x", "a.yaml"], "command line: a.yaml: a.yaml must be key=value"),
+        (["a.yaml", "--out", "x"], "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, or --rec"),
+    ],
+)
+def test_eval_of_recorded_answers_says_what_it_needs(words, message, traces, capsys):
+    Path("r.txt").write_text("tensor([[1]])")
+    words = [str(traces) if word == "TRACES" else word for word in words]
+    assert widedraft.main(["eval", *words]) == 2
+    assert capsys.readouterr().err.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--recorded", "truth.txt"], "--lookahead must be given beside --recorded"),
+        (["--lookahead", "0"], "--lookahead must be at least 1, got 0."),
+        (["--lookahead", "3"], "r.txt:7: round 7 goes from [4] to [9], but a round matches 1 to lookahead + 1 = 4"),
+    ],
+)
+def test_rounds_say_what_they_need(words, message, capsys):
+    Path("r.txt").write_text(BY_HAND)
+    assert widedraft.main(["rounds", "r.txt", *words]) == 2
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_every_key_that_counts_may_be_set(traces, tiny_draft):
+    counted = ["eval.max_prompts=2", "eval.dtype=float32", "eval.confidence=0.9"]
+    assert widedraft.main(["eval", "--recorded", str(traces), "--draft", str(tiny_draft), *FAST, *counted]) == 0
+    settings = json.loads(Path(f"eval-{tiny_draft.name}/scorecard.json").read_text())["settings"]
+    assert (settings["max_prompts"], settings["confidence"]) == (2, 0.9)
