@@ -83,15 +83,16 @@ class DraftScore:
         return pool([answer.counts[lookahead] for answer in self.answers])
 
 
-def score_answer(replay: Replay, *, prompt: int, lookaheads: Sequence[int]) -> AnswerScore:
-    """Sums and counts of one replayed answer."""
+def score_answer(replay: Replay, *, rule: str, prompt: int, lookaheads: Sequence[int]) -> AnswerScore:
+    """Sums and counts of one answer, replayed under one rule."""
+    accepts = replay.rules[rule]
     return AnswerScore(
         prompt=prompt,
         num_tokens=replay.num_tokens,
-        alpha_sum=float(replay.alpha.sum()),
+        alpha_sum=float(accepts.alpha.sum()),
         num_matches=int(replay.match.sum()),
         num_changed=int(np.isneginf(replay.target_logp).sum()),
-        counts={lookahead: replay_counts(replay.accept, lookahead=lookahead) for lookahead in lookaheads},
+        counts={lookahead: replay_counts(accepts.accept, lookahead=lookahead) for lookahead in lookaheads},
     )
 
 

@@ -26,7 +26,7 @@ from eval.models import (
     shared_vocab_size,
     stop_token_ids,
 )
-from eval.replay import answer_logits, replay_answer
+from eval.replay import answer_logits, replay_answer, rule_name
 from eval.scorecard.page import scorecard_page
 from eval.scorecard.record import (
     AnswerScore,
@@ -192,7 +192,7 @@ def replay_drafts(pair: Pair, answers: Answers, lookaheads: Sequence[int], *, te
                 trace.answer_ids,
                 temperature=temperature,
             )
-            scores[name].append(score_answer(replay, prompt=prompt, lookaheads=lookaheads))
+            scores[name].append(score_answer(replay, rule=rule_name(temperature), prompt=prompt, lookaheads=lookaheads))
     return [DraftScore(name, temperature, rows) for name, rows in scores.items()]
 
 

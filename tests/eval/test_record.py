@@ -8,7 +8,7 @@ import pytest
 from eval.acceptance import Resampling, count_trace
 from eval.latency import StepTime
 from eval.live import LiveAnswer, compare_with_replay
-from eval.replay import Replay
+from eval.replay import Accepts, Replay
 from eval.scorecard.record import (
     AnswerScore,
     DraftScore,
@@ -105,8 +105,10 @@ def test_the_best_lookahead_is_chosen_by_measured_terms():
 
 def test_tokens_the_target_would_not_choose_again_are_counted():
     accept = np.array([1.0, 0.0, 1.0])
-    replay = Replay(accept, accept, accept, np.array([0.0, -np.inf, -np.inf]), np.zeros(3))
-    score = score_answer(replay, prompt=4, lookaheads=[1, 2])
+    zeros = np.zeros(3)
+    rules = {"rejection": Accepts(zeros, zeros), "exact_greedy_draft": Accepts(accept, accept)}
+    replay = Replay(rules, accept, np.array([0.0, -np.inf, -np.inf]), zeros, zeros)
+    score = score_answer(replay, rule="exact_greedy_draft", prompt=4, lookaheads=[1, 2])
     assert (score.prompt, score.num_tokens, score.alpha_sum, score.num_matches, score.num_changed) == (4, 3, 2, 2, 2)
     assert list(score.counts) == [1, 2]
 
