@@ -141,8 +141,15 @@ def record_answers(
     )
     write_traces(target, prompts, folder, settings, name=TRACES_NAME)
     traces = read_traces(folder, TRACES_NAME)
-    first_ids = list(accumulate((1 + len(prompt.later_turns) for prompt in prompts[:-1]), initial=0))
-    return Answers(traces, [bisect_right(first_ids, trace.id) - 1 for trace in traces])
+    return Answers(traces, prompt_numbers(traces, prompts))
+
+
+def prompt_numbers(traces: Sequence[Trace], prompts: Sequence[Prompt]) -> list[int]:
+    """Which prompt each answer belongs to, counted among those that were not too long to be asked."""
+    sources = {trace.source for trace in traces}
+    num_turns = (1 + len(prompt.later_turns) for prompt in prompts if prompt.source in sources)
+    first_ids = list(accumulate(num_turns, initial=0))
+    return [bisect_right(first_ids, trace.id) - 1 for trace in traces]
 
 
 def measure(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, resampling: Resampling) -> Record:

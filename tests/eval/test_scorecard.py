@@ -286,6 +286,15 @@ def test_turns_of_one_conversation_are_one_prompt(target_folder, noisy_folder, t
     assert scorecard["live"]["agreement"]["exact"] is True
 
 
+def test_turns_stay_with_their_conversation_behind_a_prompt_that_is_too_long(target_folder, noisy_folder, tmp_path):
+    prompts = [ask("a" * 400), ask("why", "and then", source="p.jsonl:2"), ask("how", source="p.jsonl:3")]
+    settings = config(max_prompt_len=300, temperature=(0.0,))
+    scorecard = score_drafts(target_folder, {"draft": noisy_folder}, prompts, settings, tmp_path, seed=1)
+    row = acceptance(scorecard, "draft", 0.0)
+    assert (row["prompts"], row["answers"]) == (2, 3)
+    assert scorecard["prompts"]["sources"] == ["p.jsonl:2", "p.jsonl:3"]
+
+
 def test_a_draft_with_another_tokenizer_is_refused_before_any_work(target_folder, make_checkpoint, tmp_path):
     with pytest.raises(UserError, match="vocab_size is 200"):
         score_drafts(target_folder, {"draft": make_checkpoint(vocab_size=200)}, PROMPTS, config(), tmp_path, seed=1)
