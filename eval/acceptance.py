@@ -49,7 +49,12 @@ class Counts:
 
     @property
     def decided_tokens(self) -> float:
-        """Draft tokens kept plus those the target said no to; what stands behind a rejected one was never decided."""
+        """Draft tokens kept plus those the target said no to.
+
+        Tokens behind a rejected one were never decided, nor were those that a cut round had no room for; kept over
+        decided tokens is therefore the maximum-likelihood estimate of alpha if accepts are independent with one chance.
+        With room for all in every round it is sum A / (sum A + rounds with A < lookahead).
+        """
         return sum(self.reached)
 
     @property
@@ -120,24 +125,6 @@ def tau(counts: Counts) -> float:
     sec. 3.1 (arXiv 2211.17192), counted as in vLLM's `vllm/v1/spec_decode/metrics.py`.
     """
     return counts.emitted_tokens / counts.rounds
-
-
-def utilisation(counts: Counts) -> float | None:
-    """Kept share of the proposed tokens; None if none was proposed.
-
-    Not alpha: tokens after a rejected one count as proposed, though nothing was decided about them.
-    """
-    return ratio(counts.accepted_tokens, counts.proposed_tokens)
-
-
-def alpha_of_rounds(counts: Counts) -> float | None:
-    """Kept share of the decided tokens; None if none was decided.
-
-    The maximum-likelihood estimate of alpha if accepts are independent with one chance: rounds are then geometric,
-    truncated where proposals or text end, and a round that was cut off has no failure. With the same room in every
-    round it is sum A / (sum A + rounds with A < lookahead).
-    """
-    return ratio(counts.accepted_tokens, counts.decided_tokens)
 
 
 def ratio(numerator: float, denominator: float) -> float | None:

@@ -7,7 +7,6 @@ from scipy.stats import bootstrap
 from eval.acceptance import (
     Counts,
     Resampling,
-    alpha_of_rounds,
     count_trace,
     mean_of_ratios,
     paired_ratio_difference,
@@ -16,7 +15,6 @@ from eval.acceptance import (
     ratio,
     resampling_weights,
     tau,
-    utilisation,
 )
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
@@ -34,7 +32,7 @@ def test_counts_by_hand():
 def test_the_targets_own_token_counts_in_tau_and_nowhere_else():
     counts = count_trace(TRACE, num_tokens=10, lookahead=3)
     assert tau(counts) == 10 / 4
-    assert utilisation(counts) == 6 / 11
+    assert (counts.accepted_tokens, counts.proposed_tokens) == (6, 11)
 
 
 def test_the_histogram_counts_rounds_by_what_they_kept():
@@ -48,8 +46,8 @@ def test_a_round_that_the_text_cut_off_rejected_nothing():
     """Decided are 3 + 1 + 2 + 2 tokens: the first round had no fourth, and the last had room for two."""
     counts = count_trace(TRACE, num_tokens=10, lookahead=3)
     assert counts.decided_tokens == 8
-    assert alpha_of_rounds(counts) == 6 / 8
-    assert alpha_of_rounds(count_trace([(0, 0)], num_tokens=1, lookahead=4)) is None
+    assert counts.accepted_tokens / counts.decided_tokens == 6 / 8
+    assert count_trace([(0, 0)], num_tokens=1, lookahead=4).decided_tokens == 0
 
 
 def test_golden_alpha_of_independent_rounds():
@@ -57,23 +55,23 @@ def test_golden_alpha_of_independent_rounds():
     kept = np.minimum(np.random.default_rng(0).geometric(0.3, 100_000) - 1, 4)
     starts = np.concatenate([[0], np.cumsum(kept + 1)])
     counts = count_trace(zip(starts, kept, strict=False), num_tokens=int(starts[-1]) + 4, lookahead=4)
-    assert alpha_of_rounds(counts) == pytest.approx(kept.sum() / (kept.sum() + (kept < 4).sum()))
-    assert alpha_of_rounds(counts) == pytest.approx(0.7, abs=4 * (0.7 * 0.3 / counts.decided_tokens) ** 0.5)
-    assert utilisation(counts) == pytest.approx(0.4433, abs=0.005)
+    alpha = counts.accepted_tokens / counts.decided_tokens
+    assert alpha == pytest.approx(kept.sum() / (kept.sum() + (kept < 4).sum()))
+    assert alpha == pytest.approx(0.7, abs=4 * (0.7 * 0.3 / counts.decided_tokens) ** 0.5)
+    assert counts.accepted_tokens / counts.proposed_tokens == pytest.approx(0.4433, abs=0.005)
 
 
-def test_nothing_accepted_gives_tau_one_and_utilisation_zero():
+def test_nothing_accepted_gives_tau_one():
     counts = count_trace([(t, 0) for t in range(5)], num_tokens=5, lookahead=2)
     assert counts == Counts(rounds=5, possible=(4, 3), reached=(4, 0), accepted=(0, 0))
     assert tau(counts) == 1
-    assert utilisation(counts) == 0
 
 
 def test_a_text_of_one_token_has_a_round_but_no_proposal():
     counts = count_trace([(0, 0)], num_tokens=1, lookahead=4)
     assert counts == Counts(rounds=1, possible=(0,) * 4, reached=(0,) * 4, accepted=(0,) * 4)
     assert tau(counts) == 1
-    assert utilisation(counts) is None
+    assert counts.proposed_tokens == 0
 
 
 def test_pooled_tau_weights_rounds_and_not_prompts():
