@@ -104,7 +104,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE, or a target, a draft and prompts."""
     parser.usage = (
         "widedraft eval RECIPE [key=value ...]\n"
-        "       widedraft eval --target A --draft B --prompts FILE [--out DIR] [eval.key=value ...]"
+        "       widedraft eval --target A --draft B --prompts FILE [--baseline C] [--out DIR] [eval.key=value ...]"
     )
     parser.add_argument(
         "words", nargs="*", metavar="RECIPE | key=value", help="a recipe first, unless --target is given"
@@ -112,6 +112,9 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="A", help="folder or hub id of the model to draft for")
     parser.add_argument("--draft", metavar="B", help="folder or hub id of the draft")
     parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file of prompts")
+    parser.add_argument(
+        "--baseline", metavar="C", help="folder or hub id of a draft to compare B with, prompt by prompt"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where the scorecard goes (default: eval-<draft's name>)"
     )
@@ -224,8 +227,10 @@ def score(options: argparse.Namespace) -> None:
         score_pair(options)
     elif len(missing) < len(pair):
         raise UserError(f"{' and '.join(missing)} must be given too. A draft is scored against its target on prompts.")
-    elif not options.words or options.out is not None:
-        raise UserError("widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, then perhaps --out.")
+    elif not options.words or options.out is not None or options.baseline is not None:
+        raise UserError(
+            "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, then perhaps --baseline, --out."
+        )
     else:
         options.recipe, *options.overrides = options.words
         eval_stage(recipe_of(options))
@@ -245,7 +250,8 @@ def score_pair(options: argparse.Namespace) -> None:
         raise UserError("eval.tasks must be left out beside --prompts. Name the prompts once.")
     out = options.out or Path(f"eval-{Path(options.draft).name}")
     prompts = load_prompts([PromptSource(path=options.prompts)])
-    drafts = {"draft": resolve_checkpoint(options.draft)}
+    named = {"baseline": options.baseline, "draft": options.draft}  # the last is the one the verdict is about
+    drafts = {name: resolve_checkpoint(folder) for name, folder in named.items() if folder is not None}
     scorecard = score_drafts(
         resolve_checkpoint(options.target), drafts, prompts, settings.eval, out, seed=settings.seed
     )

@@ -130,7 +130,7 @@ def histogram_table(entry: Record) -> str:
     """How many rounds kept how many tokens."""
     counts = [f"{rounds:.1f}" for rounds in entry["histogram"]]
     shares = [f"{share['value']:.3f}" for share in entry["histogram_share"]]
-    return table(("tokens kept", *range(len(counts))), [("rounds", *counts), ("share", *shares)])
+    return table(("tokens kept", *map(str, range(len(counts)))), [("rounds", *counts), ("share", *shares)])
 
 
 def bins_part(scorecard: Record, rows: Sequence[Record], by: str) -> list[str]:
