@@ -84,7 +84,7 @@ def sign_flip_p(gain_P: Array, resampling: Resampling) -> float:
     Source: Pitman 1937, "Significance tests which may be applied to samples from any populations", Supplement to the
     Journal of the Royal Statistical Society 4.
     """
-    if len(gain_P) < 2 or not gain_P.any():
+    if len(gain_P) < 2:
         return 1.0
     test = permutation_test(
         (gain_P,),

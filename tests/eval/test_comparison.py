@@ -37,6 +37,8 @@ def test_many_prompts_are_flipped_at_random_and_repeatably():
     p = sign_flip_p(gains, RESAMPLING)
     assert p == sign_flip_p(gains, RESAMPLING)
     assert p != sign_flip_p(gains, Resampling(confidence=0.95, num_resamples=2000, seed=18))
+    few = sign_flip_p(gains, Resampling(confidence=0.95, num_resamples=10, seed=17))
+    assert few * 11 == pytest.approx(round(few * 11))  # a share of ten flips and the data themselves
     flips = np.random.default_rng(1).choice((-1, 1), (100_000, 40)) @ gains
     assert p == pytest.approx(np.mean(np.abs(flips) >= gains.sum()), abs=0.03)
 

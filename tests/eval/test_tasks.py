@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from architectures.errors import UserError
 from eval.config import PromptSource
 from eval.models import load_tokenizer
 from eval.tasks import Prompt, load_prompts, render_prompt, template_hash
+from eval.traces import asked
 
 KNOWN = "messages, turns, prompt, question, instruction"
 ROLE = "one of system, user, assistant"
@@ -74,6 +76,13 @@ def test_row_forms(write_rows, row, messages, later_turns):
 def test_rows_of_every_form_may_have_a_category(write_rows, form, fields, category):
     [prompt] = load(write_rows({**form, **fields}))
     assert prompt.category == category
+
+
+def test_answers_claim_a_category_only_where_there_is_one():
+    """Folders written before prompts had categories stay valid, and none passes for answers with them."""
+    prompt = Prompt("f:1", (user("a"),))
+    assert list(asked(prompt)) == ["source", "messages", "later_turns"]
+    assert asked(replace(prompt, category="a"))["category"] == "a"
 
 
 @pytest.mark.parametrize("value", [["a"], True, " "])

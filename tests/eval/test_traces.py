@@ -129,12 +129,6 @@ def test_every_turn_has_the_category_of_its_prompt(chatty_target, tmp_path):
     assert [trace.category for trace in read_traces(tmp_path, "train")] == ["travel", "travel", None]
 
 
-def test_answers_claim_a_category_only_where_there_is_one():
-    """Folders written before prompts had categories stay valid, and none passes for answers with them."""
-    assert list(traces.asked(PROMPTS[0])) == ["source", "messages", "later_turns"]
-    assert traces.asked(dataclasses.replace(PROMPTS[0], category="a"))["category"] == "a"
-
-
 def test_prompts_that_are_too_long_are_left_out_and_counted(chatty_target, tmp_path, capsys):
     prompts = ask("short", "x" * 160, "y" * 161, "short too")  # the template adds 39 tokens of one byte, or special
     num_framing = len(render_prompt(load_tokenizer(chatty_target), prompts[0].messages)) - len("short")
