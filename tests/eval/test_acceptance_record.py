@@ -121,7 +121,7 @@ def test_differences_are_draft_minus_baseline_under_every_rule():
 
 
 def test_matches_of_a_conversation_are_one_prompts():
-    """Token by token 3 are won and 1 is lost; of the prompts the first, with two answers, is even."""
+    """Token by token 2 are won and 1 is lost; of the prompts the first, with two answers, is even."""
     rows = [(0, [1, 1]), (0, [0, 0]), (1, [1, 0])], [(0, [1, 0]), (0, [1, 0]), (1, [0, 0])]
     first, second = (
         replace(GOOD, answers=[answer(n, [(0, 0), (1, 0)], num_tokens=2, alpha_sum=1.0, matches=m) for n, m in one])
