@@ -209,10 +209,10 @@ def score(options: argparse.Namespace) -> None:
     named = (options.target, options.draft, options.prompts, options.recorded)
     if any(value is not None for value in named):
         scoring.score_without_recipe(options)
-    elif not options.words or options.out is not None:
+    elif not options.words or options.out is not None or options.baseline is not None:
         raise UserError(
             "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, or --recorded and --draft, then "
-            "perhaps --out."
+            "perhaps --baseline and --out."
         )
     else:
         options.recipe, *options.overrides = options.words

@@ -20,7 +20,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE, or a target, a draft and prompts, or recorded answers and a draft."""
     parser.usage = (
         "widedraft eval RECIPE [key=value ...]\n"
-        "       widedraft eval --target A --draft B --prompts FILE [--out DIR] [eval.key=value ...]\n"
+        "       widedraft eval --target A --draft B --prompts FILE [--baseline C] [--out DIR] [eval.key=value ...]\n"
         "       widedraft eval --recorded PATH --draft B [--prompts FILE] [--out DIR] [eval.key=value ...]"
     )
     parser.add_argument(
@@ -32,6 +32,9 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--draft", metavar="B", help="folder or hub id of the draft")
     parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file of prompts")
+    parser.add_argument(
+        "--baseline", metavar="C", help="folder or hub id of a draft to compare B with, prompt by prompt"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where the scorecard goes (default: eval-<draft's name>)"
     )
@@ -84,7 +87,8 @@ def score_pair(options: argparse.Namespace) -> None:
         raise UserError("eval.tasks must be left out beside --prompts. Name the prompts once.")
     out = output_folder(options)
     prompts = load_prompts([PromptSource(path=options.prompts)])
-    drafts = {"draft": resolve_checkpoint(options.draft)}
+    named = {"baseline": options.baseline, "draft": options.draft}  # the last is the one the verdict is about
+    drafts = {name: resolve_checkpoint(folder) for name, folder in named.items() if folder is not None}
     scorecard = score_drafts(
         resolve_checkpoint(options.target), drafts, prompts, settings.eval, out, seed=settings.seed
     )
@@ -119,6 +123,8 @@ def require_recorded_words(options: argparse.Namespace) -> None:
         raise UserError(
             "--target must be left out beside --recorded: its answers stand in its place. Give one of them."
         )
+    if options.baseline is not None:
+        raise UserError("--baseline must be left out beside --recorded: one draft is scored at a time.")
     if options.draft is None:
         raise UserError("--draft must be given too. Recorded answers score a draft.")
     if not options.recorded.exists():

@@ -5,17 +5,18 @@ min(lookahead, num_tokens - start - 1) tokens and emits the accepted ones plus o
 token of a text (its stop token, if it has one) is always the target's and never counts as accepted.
 
 Shape suffixes used in this file:
-    T = tokens of one answer, K = position in a round (1..lookahead at index 0..lookahead-1)
+    T = tokens of one answer, K = position in a round (1..lookahead at index 0..lookahead-1),
+    P = prompts, C = columns of one number per prompt, R = resamples
 """
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import bootstrap
 
 Array = NDArray[np.float64]
 
@@ -47,6 +48,16 @@ class Counts:
         return sum(self.accepted)
 
     @property
+    def decided_tokens(self) -> float:
+        """Draft tokens kept plus those the target said no to.
+
+        Tokens behind a rejected one were never decided, nor were those that a cut round had no room for; kept over
+        decided tokens is therefore the maximum-likelihood estimate of alpha if accepts are independent with one chance.
+        With room for all in every round it is sum A / (sum A + rounds with A < lookahead).
+        """
+        return sum(self.reached)
+
+    @property
     def emitted_tokens(self) -> float:
         """Draft tokens kept plus the target's own, one a round: the length of the text."""
         return self.accepted_tokens + self.rounds
@@ -55,6 +66,12 @@ class Counts:
     def fully_accepted_rounds(self) -> float:
         """Rounds that kept all `lookahead` tokens."""
         return self.accepted[-1]
+
+    @property
+    def histogram(self) -> tuple[float, ...]:
+        """Rounds that kept exactly 0, 1, ... lookahead tokens; their sum is `rounds`."""
+        at_least = (self.rounds, *self.accepted, 0.0)
+        return tuple(more - fewer for more, fewer in pairwise(at_least))
 
 
 def count_visits(visits_T: Array, tail_TK: Array) -> Counts:
@@ -110,14 +127,6 @@ def tau(counts: Counts) -> float:
     return counts.emitted_tokens / counts.rounds
 
 
-def utilisation(counts: Counts) -> float | None:
-    """Kept share of the proposed tokens; None if none was proposed.
-
-    Not alpha: tokens after a rejected one count as proposed, though nothing was decided about them.
-    """
-    return ratio(counts.accepted_tokens, counts.proposed_tokens)
-
-
 def ratio(numerator: float, denominator: float) -> float | None:
     """A rate, or None where nothing was counted."""
     return numerator / denominator if denominator else None
@@ -157,7 +166,7 @@ class Estimate:
 
 def pooled_ratio(numerators: Sequence[float], denominators: Sequence[float], resampling: Resampling) -> Estimate:
     """Sum of the numerators over sum of the denominators, one of each per prompt, with its interval."""
-    return bootstrap_over_prompts((numerators, denominators), ratio_of_sums, resampling)
+    return bootstrap_over_prompts((numerators, denominators), operator.truediv, resampling)
 
 
 def paired_ratio_difference(
@@ -184,41 +193,50 @@ def paired_ratio_quotient(
     return bootstrap_over_prompts((*first, *second), partial(compare_ratios, compare=operator.truediv), resampling)
 
 
-def ratio_of_sums(numerators: Array, denominators: Array, axis: int = -1) -> Array:
-    """Pooled ratio along an axis of prompts."""
-    return numerators.sum(axis=axis) / denominators.sum(axis=axis)
+def mean_of_ratios(numerators: Sequence[float], denominators: Sequence[float], resampling: Resampling) -> Estimate:
+    """Unweighted mean of the prompts' own ratios, with its interval; prompts whose denominator is 0 have no say."""
+    counted = [(above, below) for above, below in zip(numerators, denominators, strict=True) if below]
+    ratios = [above / below for above, below in counted]
+    return pooled_ratio(ratios, [1.0] * len(ratios), resampling)
 
 
 def compare_ratios(
-    first_numerators: Array,
-    first_denominators: Array,
-    second_numerators: Array,
-    second_denominators: Array,
-    axis: int = -1,
+    first_numerator: Array,
+    first_denominator: Array,
+    second_numerator: Array,
+    second_denominator: Array,
     *,
     compare: Callable[[Array, Array], Array],
 ) -> Array:
-    """Two pooled ratios along an axis of prompts, made into one number: their difference, say."""
-    first = ratio_of_sums(first_numerators, first_denominators, axis=axis)
-    return compare(first, ratio_of_sums(second_numerators, second_denominators, axis=axis))
+    """Two pooled ratios made into one number: their difference, say."""
+    return compare(first_numerator / first_denominator, second_numerator / second_denominator)
 
 
 def bootstrap_over_prompts(
     columns: Sequence[Sequence[float]], statistic: Callable[..., Array], resampling: Resampling
 ) -> Estimate:
-    """A statistic of columns with one entry per prompt, with its percentile interval."""
-    data = tuple(np.asarray(column, dtype=np.float64) for column in columns)
-    value = float(statistic(*data))
-    if len(data[0]) < 2:
+    """A statistic of the sums of some columns with one entry per prompt, with its percentile interval.
+
+    Resamples that leave the statistic without a value, as where a denominator is 0, are left out of the interval.
+    """
+    columns_CP = np.asarray(columns, dtype=np.float64)
+    value = float(statistic(*columns_CP.sum(axis=1)))
+    if columns_CP.shape[1] < 2:
         return Estimate(value=value, low=None, high=None)
-    interval = bootstrap(
-        data,
-        statistic,
-        n_resamples=resampling.num_resamples,
-        paired=True,
-        vectorized=True,
-        confidence_level=resampling.confidence,
-        method="percentile",
-        rng=np.random.default_rng(resampling.seed),
-    ).confidence_interval
-    return Estimate(value=value, low=float(interval.low), high=float(interval.high))
+    weights_RP = resampling_weights(columns_CP.shape[1], resampling)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values_R = statistic(*(columns_CP @ weights_RP.T))
+    values_R = values_R[np.isfinite(values_R)]
+    if not len(values_R):
+        return Estimate(value=value, low=None, high=None)
+    tail = (1 - resampling.confidence) / 2
+    low, high = np.quantile(values_R, (tail, 1 - tail))
+    return Estimate(value=value, low=float(low), high=float(high))
+
+
+@lru_cache(maxsize=4)
+def resampling_weights(num_prompts: int, resampling: Resampling) -> Array:
+    """weights_RP: how often each prompt is drawn, in each resample of as many prompts as there are."""
+    rng = np.random.default_rng(resampling.seed)
+    weights_RP = rng.multinomial(num_prompts, [1 / num_prompts] * num_prompts, size=resampling.num_resamples)
+    return weights_RP.astype(np.float64)

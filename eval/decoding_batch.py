@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from eval.clock import clock_s
 from eval.models import shared_vocab_size
-from eval.rules import RULES, Draws, Proposal, Verdict, follow
+from eval.rules import EXACT_GREEDY_DRAFT, REJECTION, RULES, Draws, Proposal, Verdict, follow
 from eval.sampling import Sampling, distribution, invert_cumulative, penalised
 from eval.sequencer import Sequencer, open_sequencer
 from eval.texts import Decoded, Limits, Round, Seeds, Speculation, Text, stream, window
@@ -199,10 +199,10 @@ class Batch:
     ) -> tuple[Tensor, Tensor | None]:
         """One token a row, and what it was drawn from where the rule asks for that."""
         sampling, rule = self.wanted.sampling, self.wanted.speculation.rule if self.wanted.speculation else None
-        if sampling.is_greedy or (drafting and rule == "exact_greedy_draft"):
+        if sampling.is_greedy or (drafting and rule == EXACT_GREEDY_DRAFT):
             return penalised(logits_BV, sampling, seen_BV).argmax(dim=-1), None
         probs_BV = distribution(logits_BV, sampling, seen_BV)
-        return invert_cumulative(probs_BV, draws_B), probs_BV if rule == "rejection" else None
+        return invert_cumulative(probs_BV, draws_B), probs_BV if rule == REJECTION else None
 
     def seen_along(self, proposal: Proposal) -> Tensor | None:
         """Which tokens stand before each token to be judged, as [B x J, V]; None where no penalty asks."""

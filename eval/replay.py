@@ -1,9 +1,14 @@
 """Exact acceptance for every lookahead from one teacher-forced pass of each model over the target's own text.
 
 Speculative decoding emits the target's text whatever the draft proposes, so the text fixes every context in which a
-round can start. At temperature 0 the token y_t is accepted iff it is the draft's argmax. Under the rejection rule
-P(accept and emit x) = min(p, q)(x) and P(emit x) = p(x); given the text, the accepts are therefore independent draws
-with chance min(1, q / p)(y_t). Counts at temperature > 0 are expected values over these draws, not samples of them.
+round can start. Given the text y, each rule accepts position t with a chance of its own, independently of the others:
+
+    rejection             min(1, q / p)(y_t)   since P(accept and emit x) = min(p, q)(x) and P(emit x) = p(x)
+    exact_greedy_draft    [argmax q = y_t]     the draft proposes its argmax; kept if the target sampled the same
+    exact_sampled_draft   q(y_t)               the draft proposes a sample; kept if the target sampled the same
+
+At temperature 0 all three are the second. Counts at temperature > 0 are expected values over these draws, not samples
+of them.
 
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", sec. 2.3 and theorem 3.5
 (arXiv 2211.17192); the conditioning on the text is ours.
@@ -13,23 +18,40 @@ Shape suffixes used in this file:
     K = position in a round (1..lookahead), A = accepted tokens of a round (0..lookahead)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from eval.acceptance import Array, Counts, count_visits
+from eval.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
 
-GREEDY_RULE = "exact_greedy_draft"
-SAMPLING_RULE = "rejection"
+
+def rule_names(temperature: float) -> tuple[str, ...]:
+    """How acceptance may be decided without changing the target's text; the first is the one a scorecard leads with."""
+    return (EXACT_GREEDY_DRAFT,) if temperature == 0 else LOSSLESS
 
 
 def rule_name(temperature: float) -> str:
-    """How acceptance is decided: a draft token must equal the target's at temperature 0, else rejection sampling."""
-    return GREEDY_RULE if temperature == 0 else SAMPLING_RULE
+    """The rule a scorecard leads with: an equal token at temperature 0, else rejection sampling."""
+    return rule_names(temperature)[0]
+
+
+@dataclass(frozen=True)
+class Accepts:
+    """How one rule decides along one answer. Both arrays are [T].
+
+    Attributes:
+        accept: Chance that y_t comes from the draft if a round proposes there.
+        alpha: Chance that a proposal at t is kept, whichever token the target emits: the mean of accept over y_t ~ p.
+    """
+
+    accept: Array
+    alpha: Array
 
 
 @dataclass(frozen=True)
@@ -37,23 +59,23 @@ class Replay:
     """What a draft would do along one answer of the target. Every array is [T].
 
     Attributes:
-        accept: Chance that y_t comes from the draft if a round proposes there; 0 or 1 at temperature 0.
-        alpha: Chance that a proposal at t is kept, whichever token it is.
+        rules: By name, those of rule_names.
         match: 1 where the argmax of the draft is that of the target, else 0.
         target_logp: log p(y_t) at the temperature, in nats; 0 or -inf at temperature 0.
         draft_logp: The same for the draft.
+        target_entropy: Of the target's own distribution, at temperature 1 whatever the answer's, in nats.
     """
 
-    accept: Array
-    alpha: Array
+    rules: Mapping[str, Accepts]
     match: Array
     target_logp: Array
     draft_logp: Array
+    target_entropy: Array
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the answer."""
-        return len(self.accept)
+        return len(self.match)
 
 
 @torch.inference_mode()
@@ -90,24 +112,53 @@ def replay_answer(
         )
     target_logp_TV = log_probabilities(target_logits_TV, temperature)
     draft_logp_TV = log_probabilities(draft_logits_TV, temperature)
-    answer_T1 = torch.tensor(answer_ids, device=target_logits_TV.device)[:, None]
-    target_logp_T = target_logp_TV.gather(-1, answer_T1)[:, 0]
-    draft_logp_T = draft_logp_TV.gather(-1, answer_T1)[:, 0]
-    # At temperature 0 the text is the target's, even where rounding makes this pass disagree with it.
-    accept_T = draft_logp_T.exp() if temperature == 0 else (draft_logp_T - target_logp_T).clamp(max=0).exp()
+    answer_T = torch.tensor(answer_ids, device=target_logits_TV.device)
     return Replay(
-        accept=as_array(accept_T),
-        alpha=as_array(torch.minimum(target_logp_TV, draft_logp_TV).exp().sum(dim=-1)),
+        rules={
+            rule: Accepts(*map(as_array, ACCEPTS[rule](target_logp_TV, draft_logp_TV, answer_T)))
+            for rule in rule_names(temperature)
+        },
         match=as_array(target_logits_TV.argmax(dim=-1) == draft_logits_TV.argmax(dim=-1)),
-        target_logp=as_array(target_logp_T),
-        draft_logp=as_array(draft_logp_T),
+        target_logp=as_array(value_at(answer_T, target_logp_TV)),
+        draft_logp=as_array(value_at(answer_T, draft_logp_TV)),
+        target_entropy=as_array(torch.special.entr(target_logits_TV.softmax(dim=-1)).sum(dim=-1)),
     )
+
+
+def rejection(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T: Tensor) -> tuple[Tensor, Tensor]:
+    """accept_T and alpha_T = sum_x min(p, q)(x) where a draft token is kept with chance min(1, p / q)."""
+    accept_T = (value_at(answer_T, draft_logp_TV) - value_at(answer_T, target_logp_TV)).clamp(max=0).exp()
+    return accept_T, torch.minimum(target_logp_TV, draft_logp_TV).exp().sum(dim=-1)
+
+
+def exact_greedy_draft(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T: Tensor) -> tuple[Tensor, Tensor]:
+    """accept_T and alpha_T = p(argmax q) where the draft's argmax is kept if it is the target's token.
+
+    At temperature 0 the text is the target's, even where rounding makes this pass disagree with it.
+    """
+    proposed_T = draft_logp_TV.argmax(dim=-1)
+    return proposed_T == answer_T, value_at(proposed_T, target_logp_TV).exp()
+
+
+def exact_sampled_draft(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T: Tensor) -> tuple[Tensor, Tensor]:
+    """accept_T and alpha_T = sum_x p(x) q(x) where a sample of the draft is kept if it is the target's token."""
+    return value_at(answer_T, draft_logp_TV).exp(), (target_logp_TV + draft_logp_TV).exp().sum(dim=-1)
+
+
+ACCEPTS = {REJECTION: rejection, EXACT_GREEDY_DRAFT: exact_greedy_draft, EXACT_SAMPLED_DRAFT: exact_sampled_draft}
 
 
 def replay_counts(accept_T: Array, *, lookahead: int) -> Counts:
     """Exact expected counts of the rounds that emit one answer; whole numbers where every chance is 0 or 1."""
     tail_TK = acceptance_tails(accept_T, lookahead)
     return count_visits(round_starts(tail_TK), tail_TK)
+
+
+def binned_counts(accept_T: Array, bin_T: NDArray[np.int64], *, lookahead: int) -> dict[int, Counts]:
+    """The same counts, parted by the bin of the position in which a round starts; pooled they are the whole."""
+    tail_TK = acceptance_tails(accept_T, lookahead)
+    visits_T = round_starts(tail_TK)
+    return {int(number): count_visits(visits_T * (bin_T == number), tail_TK) for number in np.unique(bin_T)}
 
 
 def acceptance_tails(accept_T: Array, lookahead: int) -> Array:
@@ -141,6 +192,11 @@ def log_probabilities(logits_TV: Tensor, temperature: float) -> Tensor:
         one_hot_TV = torch.nn.functional.one_hot(logits_TV.argmax(dim=-1), logits_TV.shape[-1])
         return one_hot_TV.float().log()
     return torch.log_softmax(logits_TV / temperature, dim=-1)
+
+
+def value_at(ids_T: Tensor, values_TV: Tensor) -> Tensor:
+    """values_T: of one vocabulary entry per token."""
+    return values_TV.gather(-1, ids_T[:, None])[:, 0]
 
 
 def as_array(values_T: Tensor) -> Array:

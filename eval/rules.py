@@ -27,8 +27,8 @@ from torch import Tensor
 
 from eval.sampling import invert_cumulative
 
-LOSSLESS = ("rejection", "exact_sampled_draft", "exact_greedy_draft")
-LOSSY = ("typical",)
+REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT = "rejection", "exact_greedy_draft", "exact_sampled_draft"
+LOSSLESS = (REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT)
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.3, 0.6
 
 
@@ -108,9 +108,9 @@ def judge_typical(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Verdi
 
 
 RULES: dict[str, Rule] = {
-    "rejection": judge_rejection,
-    "exact_sampled_draft": judge_exact,
-    "exact_greedy_draft": judge_exact,
+    REJECTION: judge_rejection,
+    EXACT_GREEDY_DRAFT: judge_exact,
+    EXACT_SAMPLED_DRAFT: judge_exact,
     "typical": judge_typical,
 }
 

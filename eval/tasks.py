@@ -1,7 +1,7 @@
 """Prompt sets by file or dataset name, and how a prompt becomes token ids.
 
 A row may have any of five forms; where it has several, the first of this order counts:
-`messages`, `turns`, `prompt`, `question`, `instruction` (with an optional `input`).
+`messages`, `turns`, `prompt`, `question`, `instruction` (with an optional `input`). Any of them may have a `category`.
 """
 
 import hashlib
@@ -34,11 +34,13 @@ class Prompt:
         source: The row it came from, as "file.jsonl:12".
         messages: The conversation so far, oldest first; the last one is the user's.
         later_turns: User turns to ask afterwards, each once the target has answered the one before.
+        category: What kind of prompt it is, for figures by kind; nothing else depends on it.
     """
 
     source: str
     messages: tuple[Message, ...]
     later_turns: tuple[str, ...] = ()
+    category: str | None = None
 
 
 def load_prompts(sources: Sequence[PromptSource]) -> list[Prompt]:
@@ -147,12 +149,22 @@ def dataset_rows(source: PromptSource) -> Iterator[tuple[str, Any]]:
 def parse_row(row: Any, where: str) -> Prompt:
     """One row of any known form as a prompt; UserErrors name the row."""
     field = first_field(row, FIELDS, where, example=EXAMPLE)
+    category = parse_category(row.get("category"), where)
     if field == "messages":
-        return Prompt(where, parse_messages(row[field], where))
+        return Prompt(where, parse_messages(row[field], where), category=category)
     if field == "turns":
         first, *later = parse_turns(row[field], where)
-        return Prompt(where, (user_turn(first),), tuple(later))
-    return Prompt(where, (user_turn(single_text(row, field, where)),))
+        return Prompt(where, (user_turn(first),), tuple(later), category)
+    return Prompt(where, (user_turn(single_text(row, field, where)),), category=category)
+
+
+def parse_category(value: Any, where: str) -> str | None:
+    """A row's category: a text, or a number as `datasets` stores class labels; None where it is absent or empty."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return checked_text(value, "category", where)
 
 
 def first_field(row: Any, fields: Sequence[str], where: str, *, example: str) -> str:

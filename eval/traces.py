@@ -6,7 +6,7 @@ A killed run continues at its first missing shard and ends in the same bytes as 
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate
@@ -37,6 +37,7 @@ class Trace:
         answer_ids: The continuation; ends with the stop token if finish_reason is "stop".
         answer: The same as text, without special tokens.
         finish_reason: "stop" if the target ended it, "length" if the limit did.
+        category: The prompt's, if it has one.
     """
 
     id: int
@@ -46,6 +47,7 @@ class Trace:
     answer_ids: tuple[int, ...]
     answer: str
     finish_reason: Literal["stop", "length"]
+    category: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Turn:
     number: int
     messages: tuple[Message, ...]
     later_turns: tuple[str, ...]
+    category: str | None
 
     @property
     def source(self) -> str:
@@ -92,7 +95,13 @@ class Turn:
         """The next turn of the conversation, once this one is answered."""
         question, *later_turns = self.later_turns
         said = ({"role": "assistant", "content": answer}, {"role": "user", "content": question})
-        return Turn(self.id + 1, self.row, self.number + 1, (*self.messages, *said), tuple(later_turns))
+        return replace(
+            self,
+            id=self.id + 1,
+            number=self.number + 1,
+            messages=(*self.messages, *said),
+            later_turns=tuple(later_turns),
+        )
 
 
 def write_traces(
@@ -112,12 +121,17 @@ def write_traces(
     record = {
         "target": fingerprint_checkpoint(target),
         "template": template_hash(tokenizer),
-        "prompts": fingerprint_value([asdict(prompt) for prompt in prompts]),
+        "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
         **asdict(settings),
     }
     paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=tokenizer_identity(tokenizer))
     missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not path.is_file()]
     write_missing(missing, Answerer(target, tokenizer, settings, name=name), name=name)
+
+
+def asked(prompt: Prompt) -> dict[str, Any]:
+    """What a folder of answers claims of a prompt; the category only where there is one."""
+    return {name: value for name, value in asdict(prompt).items() if name != "category" or value is not None}
 
 
 def read_traces(out: Path, name: str) -> list[Trace]:
@@ -214,6 +228,7 @@ class Answerer:
             answer_ids=tuple(answer_ids),
             answer=cast("str", text),
             finish_reason="stop" if stopped else "length",
+            category=turn.category,
         )
 
 
@@ -247,7 +262,7 @@ def first_turns(prompts: Sequence[Prompt]) -> list[Turn]:
     """The first turn of each prompt; ids leave room for its later ones."""
     ids = accumulate((1 + len(prompt.later_turns) for prompt in prompts), initial=0)
     return [
-        Turn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns)
+        Turn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns, prompt.category)
         for first_id, prompt in zip(ids, prompts, strict=False)  # the last sum is the number of all turns
     ]
 

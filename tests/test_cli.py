@@ -180,10 +180,19 @@ def test_eval_of_any_pair_on_any_prompts(recipe, tiny_target, tiny_draft, scored
     assert str(out / "scorecard.md") in capsys.readouterr().out
 
 
+def test_a_baseline_is_scored_first_and_the_draft_decoded_live(recipe, tiny_target, tiny_draft, scored):
+    Path("prompts.jsonl").write_text('{"prompt": "Hello"}\n', encoding="utf-8")
+    pair = ["--target", str(tiny_target), "--draft", str(tiny_draft), "--prompts", "prompts.jsonl"]
+    assert widedraft.main(["eval", *pair, "--baseline", str(tiny_target)]) == 0
+    [(_, drafts, *_)] = scored
+    assert list(drafts.items()) == [("baseline", tiny_target), ("draft", tiny_draft)]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, or --recorded and --draft"),
+        (["demo.yaml", "--baseline", "x"], "widedraft eval needs a RECIPE alone"),
         (["demo.yaml", "--out", "x"], "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts"),
         (["--draft", "x"], "--target and --prompts must be given too."),
         (

@@ -76,5 +76,5 @@ def test_live_loop_replay_and_plain_decoding_agree_in_float32(target, cut, promp
     )
     logits = [answer_logits(each, prompt_ids, plain.token_ids) for each in (model, draft)]
     replay = replay_answer(*logits, plain.token_ids, temperature=0)
-    assert loop == replay_counts(replay.accept, lookahead=LOOKAHEAD)
+    assert loop == replay_counts(replay.rules["exact_greedy_draft"].accept, lookahead=LOOKAHEAD)
     assert 0 < loop.accepted_tokens < loop.proposed_tokens  # neither nothing nor everything: not a vacuous pass

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from eval.scorecard.page import position_part, table, tau_table
+from eval.scorecard.acceptance_page import position_part, tau_table
+from eval.scorecard.tables import table
 from eval.scorecard.verdict import machine, with_interval
 
 Record = dict[str, Any]

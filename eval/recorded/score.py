@@ -4,7 +4,7 @@ The answers say at which contexts the draft is asked, and which token it must ha
 rules of exact match, for every lookahead, from one pass of the draft. What needs the target is left out, and is named.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from architectures.atomic import write_json, write_text
 from architectures.manifest import fingerprint_value, provenance
 from architectures.progress import track
-from eval.acceptance import Array, Counts, Resampling, pool, pooled_ratio
+from eval.acceptance import Array, Counts, Resampling, pool
 from eval.config import EvalConfig
 from eval.latency import torch_threads
 from eval.models import load_model, require_positions
@@ -23,7 +23,6 @@ from eval.recorded.answers import RecordedAnswer, Recording
 from eval.recorded.page import find_warnings, recorded_page, verdict
 from eval.recorded.rounds_file import write_rounds
 from eval.replay import (
-    GREEDY_RULE,
     acceptance_tails,
     answer_logits,
     as_array,
@@ -31,11 +30,12 @@ from eval.replay import (
     replay_counts,
     round_starts,
 )
-from eval.scorecard.record import Record, estimate_record, lookahead_record
+from eval.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
+from eval.scorecard.acceptance_record import lookahead_record, mean_record
+from eval.scorecard.record import Record
 from eval.scorecard.score import model_record
 
 SCHEMA = "widedraft.recorded/1"
-SAMPLED_RULE = "exact_sampled_draft"
 USED_KEYS = {"max_prompts", "lookahead", "dtype", "confidence", "num_resamples", "num_threads"}
 NEEDS_PROBABILITIES = {"tau of the rule rejection": "it needs the target's log-probability of every answer token"}
 NEEDS_TARGET = {
@@ -78,8 +78,14 @@ class RecordedScore:
 
     def tau_columns(self, lookahead: int) -> tuple[list[float], list[float]]:
         """Per prompt: tokens emitted, and rounds."""
-        of_prompt = [counts[lookahead] for counts in self.counts]
-        return [counts.emitted_tokens for counts in of_prompt], [counts.rounds for counts in of_prompt]
+        return (
+            self.count_column(lookahead, lambda counts: counts.emitted_tokens),
+            self.count_column(lookahead, lambda counts: counts.rounds),
+        )
+
+    def count_column(self, lookahead: int, count: Callable[[Counts], float]) -> list[float]:
+        """Per prompt: one of the counts at a lookahead."""
+        return [count(counts[lookahead]) for counts in self.counts]
 
     def pooled(self, lookahead: int) -> Counts:
         """Counts over all prompts."""
@@ -131,7 +137,7 @@ def score_recording(recording: Recording, draft: Path, config: EvalConfig, out: 
 
 def rules_at(temperature: float) -> list[str]:
     """The rules that answers of a temperature decide without the target, the one of the headline first."""
-    return [GREEDY_RULE] if temperature == 0 else [GREEDY_RULE, SAMPLED_RULE]
+    return [EXACT_GREEDY_DRAFT] if temperature == 0 else [EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT]
 
 
 def replay_recording(
@@ -152,7 +158,7 @@ def accept_chances(draft_logits_TV: Tensor, answer_ids: Sequence[int], *, rule: 
 
     A greedy draft proposes its argmax, a sampled one draws from q at the temperature.
     """
-    logp_TV = log_probabilities(draft_logits_TV, 0.0 if rule == GREEDY_RULE else temperature)
+    logp_TV = log_probabilities(draft_logits_TV, 0.0 if rule == EXACT_GREEDY_DRAFT else temperature)
     answer_T1 = torch.tensor(answer_ids, device=logp_TV.device)[:, None]
     return as_array(logp_TV.gather(-1, answer_T1)[:, 0].exp())
 
@@ -198,18 +204,13 @@ def acceptance_records(
 
 def rule_record(score: RecordedScore, temperature: float, resampling: Resampling) -> Record:
     """Acceptance under one rule."""
-    sums, tokens = score.accept_columns()
     return {
         "draft": "draft",
         "temperature": temperature,
         "rule": score.rule,
         "prompts": len(score.counts),
         "answers": len(score.accept),
-        "accept_rate": {
-            **estimate_record(pooled_ratio(sums, tokens, resampling)),
-            "sum": sum(sums),
-            "tokens": sum(tokens),
-        },
+        "accept_rate": mean_record(score.accept_columns(), resampling),
         "lookahead": [lookahead_record(score, lookahead, resampling) for lookahead in sorted(score.counts[0])],
     }
 

@@ -1,18 +1,10 @@
 """scorecard.md: the verdict first, then the tables behind it. Pure text from the record."""
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-from eval.scorecard.verdict import (
-    agreement_sentence,
-    alpha_words,
-    machine,
-    primary,
-    rows_at,
-    speedup_of,
-    temperatures,
-    with_interval,
-)
+from eval.scorecard.acceptance_page import acceptance_section
+from eval.scorecard.tables import table
+from eval.scorecard.verdict import agreement_sentence, alpha_words, machine, primary, with_interval
 
 Record = dict[str, Any]
 
@@ -41,88 +33,6 @@ def models_section(scorecard: Record) -> list[str]:
         for row in rows
     ]
     return ["## Models", table(("model", "folder", "layers", "hidden", "parameters", "fingerprint"), cells)]
-
-
-def acceptance_section(scorecard: Record) -> list[str]:
-    """Acceptance of every draft: alpha, tau by lookahead, differences, positions."""
-    parts = ["## Acceptance", alpha_table(scorecard)]
-    for temperature in temperatures(scorecard):
-        rows = rows_at(scorecard["acceptance"], temperature)
-        parts += [f"### Tokens per round (tau) at temperature {temperature:g}, rule {rows[0]['rule']}", tau_table(rows)]
-    if scorecard["differences"]:
-        parts += ["### Paired differences, same prompts and answers", difference_table(scorecard)]
-    for row in scorecard["acceptance"]:
-        if row["draft"] == primary(scorecard):
-            parts += position_part(row)
-    return parts
-
-
-def alpha_table(scorecard: Record) -> str:
-    """Alpha of every draft and temperature."""
-    cells = [
-        (
-            row["draft"],
-            f"{row['temperature']:g}",
-            row["rule"],
-            with_interval(row["alpha"]),
-            f"{row['greedy_match']['value']:.3f}",
-            f"{row['prompts']} prompts, {row['alpha']['tokens']:g} tokens",
-        )
-        for row in scorecard["acceptance"]
-    ]
-    return table(("draft", "temperature", "rule", "alpha", "argmax agreement", "measured on"), cells)
-
-
-def tau_table(rows: Sequence[Record]) -> str:
-    """Tau by lookahead, one pair of columns per draft."""
-    columns = ["lookahead"]
-    for row in rows:
-        columns += [f"tau, {row['draft']}", "mean per prompt", "accepted / proposed", "rounds"]
-    cells = []
-    for entries in zip(*(row["lookahead"] for row in rows), strict=True):
-        line = [entries[0]["lookahead"]]
-        for entry in entries:
-            line += [
-                with_interval(entry["tau"]),
-                f"{entry['tau_per_prompt']:.3f}",
-                rate(entry["accepted"], entry["proposed"], entry["utilisation"]),
-                f"{entry['rounds']:.1f}",
-            ]
-        cells.append(line)
-    return table(columns, cells)
-
-
-def difference_table(scorecard: Record) -> str:
-    """What the last draft gains over the others."""
-    cells = []
-    for row in scorecard["differences"]:
-        best = speedup_of(scorecard, row["draft"], row["temperature"])["best_lookahead"]
-        [entry] = [entry for entry in row["lookahead"] if entry["lookahead"] == best]
-        cells.append(
-            (
-                f"{row['draft']} - {row['baseline']}",
-                f"{row['temperature']:g}",
-                with_interval(row["alpha"]),
-                f"{with_interval(entry['tau'])} at lookahead {best}",
-            )
-        )
-    return table(("difference", "temperature", "alpha", "tau"), cells)
-
-
-def position_part(row: Record) -> list[str]:
-    """Acceptance by position in the round, at the largest lookahead."""
-    entry = row["lookahead"][-1]
-    cells = [
-        (
-            p["position"],
-            rate(p["accepted"], p["possible"], p["unconditional"]),
-            rate(p["accepted"], p["reached"], p["conditional"]),
-        )
-        for p in entry["positions"]
-    ]
-    title = f"### By position: {row['draft']}, temperature {row['temperature']:g}, lookahead {entry['lookahead']}"
-    columns = ("position", "accepted / rounds with room", "accepted / rounds that came so far")
-    return [title, table(columns, cells)]
 
 
 def speed_section(scorecard: Record) -> list[str]:
@@ -217,15 +127,3 @@ def step_words(step: Record) -> str:
         return f"{step['median_ms']:.2f}"
     low, high = step["interval_ms"]
     return f"{step['median_ms']:.2f} [{low:.2f}, {high:.2f}]"
-
-
-def rate(numerator: float, denominator: float, value: float | None) -> str:
-    """A rate beside its counts."""
-    shown = "none" if value is None else f"{value:.3f}"
-    return f"{shown} ({numerator:.1f} / {denominator:.1f})"
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A markdown table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,174 +1,17 @@
-"""Sections of scorecard.json: raw counts beside every rate. Pure; docs/scoring.md explains every field."""
+"""What scorecard.json says of time: steps, what they promise, and the live loop. Pure; docs/scoring.md explains it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-
-from eval.acceptance import (
-    Counts,
-    Estimate,
-    Resampling,
-    paired_ratio_difference,
-    pool,
-    pooled_ratio,
-    ratio,
-    tau,
-    utilisation,
-)
+from eval.acceptance import Counts, Resampling, ratio, tau
 from eval.latency import Latency, StepTime
 from eval.live import Agreement, LiveAnswer, decoding_speedup, whole_speedup
-from eval.replay import Replay, replay_counts, rule_name
+from eval.scorecard.acceptance_record import estimate_record
+from eval.scorecard.scores import DraftScore
 from eval.speedup import StepTimes, best_lookahead, break_even_alpha, ideal_times, iid_speedup, predicted_speedup
 from eval.texts import Decoded
 
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class AnswerScore:
-    """What a draft does along one answer of the target.
-
-    Attributes:
-        prompt: Which prompt it answers; a conversation of several turns is one prompt.
-        num_tokens: Tokens of the answer.
-        alpha_sum: Sum over them of the chance that a proposal is kept.
-        num_matches: Of them, those at which draft and target have one argmax.
-        num_changed: At temperature 0, those the teacher-forced target would not choose again.
-        counts: Expected counts of its rounds, by lookahead.
-    """
-
-    prompt: int
-    num_tokens: int
-    alpha_sum: float
-    num_matches: int
-    num_changed: int
-    counts: Mapping[int, Counts]
-
-
-@dataclass(frozen=True)
-class DraftScore:
-    """What a draft does along all answers at one temperature."""
-
-    draft: str
-    temperature: float
-    answers: Sequence[AnswerScore]
-
-    @property
-    def lookaheads(self) -> list[int]:
-        """Those that were replayed, ascending."""
-        return sorted(self.answers[0].counts)
-
-    def per_prompt(self, value: Callable[[AnswerScore], float]) -> list[float]:
-        """Sums of a value over the answers of each prompt."""
-        sums: dict[int, float] = {}
-        for answer in self.answers:
-            sums[answer.prompt] = sums.get(answer.prompt, 0) + value(answer)
-        return list(sums.values())
-
-    def alpha_columns(self) -> tuple[list[float], list[float]]:
-        """Per prompt: sum of the chances, and tokens."""
-        return self.per_prompt(lambda answer: answer.alpha_sum), self.per_prompt(lambda answer: answer.num_tokens)
-
-    def tau_columns(self, lookahead: int) -> tuple[list[float], list[float]]:
-        """Per prompt: tokens emitted, and rounds."""
-        return (
-            self.per_prompt(lambda answer: answer.counts[lookahead].emitted_tokens),
-            self.per_prompt(lambda answer: answer.counts[lookahead].rounds),
-        )
-
-    def pooled(self, lookahead: int) -> Counts:
-        """Counts over all answers."""
-        return pool([answer.counts[lookahead] for answer in self.answers])
-
-
-def score_answer(replay: Replay, *, prompt: int, lookaheads: Sequence[int]) -> AnswerScore:
-    """Sums and counts of one replayed answer."""
-    return AnswerScore(
-        prompt=prompt,
-        num_tokens=replay.num_tokens,
-        alpha_sum=float(replay.alpha.sum()),
-        num_matches=int(replay.match.sum()),
-        num_changed=int(np.isneginf(replay.target_logp).sum()),
-        counts={lookahead: replay_counts(replay.accept, lookahead=lookahead) for lookahead in lookaheads},
-    )
-
-
-def acceptance_record(score: DraftScore, resampling: Resampling) -> Record:
-    """Acceptance of one draft at one temperature."""
-    sums, tokens = score.alpha_columns()
-    num_matches = sum(answer.num_matches for answer in score.answers)
-    return {
-        "draft": score.draft,
-        "temperature": score.temperature,
-        "rule": rule_name(score.temperature),
-        "prompts": len(tokens),
-        "answers": len(score.answers),
-        "alpha": {**estimate_record(pooled_ratio(sums, tokens, resampling)), "sum": sum(sums), "tokens": sum(tokens)},
-        "greedy_match": {"value": num_matches / sum(tokens), "sum": num_matches, "tokens": sum(tokens)},
-        "target_changed_tokens": sum(answer.num_changed for answer in score.answers),
-        "lookahead": [lookahead_record(score, lookahead, resampling) for lookahead in score.lookaheads],
-    }
-
-
-class PerPromptRounds(Protocol):
-    """Rounds of some prompts by lookahead: what `lookahead_record` asks of a score."""
-
-    def tau_columns(self, lookahead: int) -> tuple[list[float], list[float]]:
-        """Per prompt: tokens emitted, and rounds."""
-        ...
-
-    def pooled(self, lookahead: int) -> Counts:
-        """Counts over all prompts."""
-        ...
-
-
-def lookahead_record(score: PerPromptRounds, lookahead: int, resampling: Resampling) -> Record:
-    """Counts and rates of the rounds at one lookahead."""
-    emitted, rounds = score.tau_columns(lookahead)
-    counts = score.pooled(lookahead)
-    return {
-        "lookahead": lookahead,
-        "rounds": counts.rounds,
-        "proposed": counts.proposed_tokens,
-        "accepted": counts.accepted_tokens,
-        "emitted": counts.emitted_tokens,
-        "fully_accepted": counts.fully_accepted_rounds,
-        "tau": estimate_record(pooled_ratio(emitted, rounds, resampling)),
-        "tau_per_prompt": float(np.mean(np.divide(emitted, rounds))),
-        "utilisation": utilisation(counts),
-        "positions": [
-            {
-                "position": position,
-                "possible": possible,
-                "reached": reached,
-                "accepted": accepted,
-                "unconditional": ratio(accepted, possible),
-                "conditional": ratio(accepted, reached),
-            }
-            for position, (possible, reached, accepted) in enumerate(
-                zip(counts.possible, counts.reached, counts.accepted, strict=True), start=1
-            )
-        ],
-    }
-
-
-def difference_record(draft: DraftScore, baseline: DraftScore, resampling: Resampling) -> Record:
-    """Draft minus baseline on the same answers."""
-    alpha = paired_ratio_difference(draft.alpha_columns(), baseline.alpha_columns(), resampling)
-    taus = {
-        lookahead: paired_ratio_difference(draft.tau_columns(lookahead), baseline.tau_columns(lookahead), resampling)
-        for lookahead in draft.lookaheads
-    }
-    return {
-        "draft": draft.draft,
-        "baseline": baseline.draft,
-        "temperature": draft.temperature,
-        "rule": rule_name(draft.temperature),
-        "alpha": estimate_record(alpha),
-        "lookahead": [{"lookahead": lookahead, "tau": estimate_record(tau)} for lookahead, tau in taus.items()],
-    }
 
 
 def latency_record(latency: Latency) -> Record:
@@ -203,7 +46,7 @@ def speedup_record(score: DraftScore, times: StepTimes) -> Record:
     return {
         "draft": score.draft,
         "temperature": score.temperature,
-        "rule": rule_name(score.temperature),
+        "rule": score.rule,
         "cost_ratio": times.cost_ratio,
         "best_lookahead": best,
         "predicted": best_row["predicted"],
@@ -270,11 +113,6 @@ def spent_record(texts: Sequence[Decoded]) -> Record:
 def counts_record(counts: Counts) -> Record:
     """The counts that loop and replay must share."""
     return {"rounds": counts.rounds, "accepted": counts.accepted_tokens, "proposed": counts.proposed_tokens}
-
-
-def estimate_record(estimate: Estimate) -> Record:
-    """A value and its interval, null where there is none."""
-    return {"value": estimate.value, "interval": estimate.interval}
 
 
 def step_record(time: StepTime) -> Record:

@@ -1,6 +1,6 @@
 """Score drafts against their target: record the target's answers, replay the drafts, time the steps, decode live.
 
-Writes scorecard.json (schema widedraft.scorecard/1, every field explained in docs/scoring.md) and scorecard.md.
+Writes scorecard.json (schema widedraft.scorecard/2, every field explained in docs/scoring.md) and scorecard.md.
 """
 
 from bisect import bisect_right
@@ -16,6 +16,7 @@ from architectures.atomic import write_json, write_text
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value, provenance
 from architectures.progress import track
 from eval.acceptance import Resampling
+from eval.bins import ReplayedAnswer
 from eval.config import EvalConfig
 from eval.latency import Latency, measure_latency, torch_threads
 from eval.live import compare_with_replay, decode_live
@@ -27,23 +28,15 @@ from eval.models import (
     stop_token_ids,
 )
 from eval.replay import answer_logits, replay_answer
+from eval.scorecard.acceptance_record import acceptance_record, comparison_record
 from eval.scorecard.page import scorecard_page
-from eval.scorecard.record import (
-    AnswerScore,
-    DraftScore,
-    Record,
-    acceptance_record,
-    difference_record,
-    latency_record,
-    live_record,
-    score_answer,
-    speedup_record,
-)
+from eval.scorecard.record import Record, latency_record, live_record, speedup_record
+from eval.scorecard.scores import DraftScore, ReplayedDraft
 from eval.scorecard.verdict import find_warnings, verdict
 from eval.tasks import Prompt
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
-SCHEMA = "widedraft.scorecard/1"
+SCHEMA = "widedraft.scorecard/2"
 TRACES_NAME = "eval"
 
 
@@ -141,15 +134,24 @@ def record_answers(
     )
     write_traces(target, prompts, folder, settings, name=TRACES_NAME)
     traces = read_traces(folder, TRACES_NAME)
-    first_ids = list(accumulate((1 + len(prompt.later_turns) for prompt in prompts[:-1]), initial=0))
-    return Answers(traces, [bisect_right(first_ids, trace.id) - 1 for trace in traces])
+    return Answers(traces, prompt_numbers(traces, prompts))
+
+
+def prompt_numbers(traces: Sequence[Trace], prompts: Sequence[Prompt]) -> list[int]:
+    """Which prompt each answer belongs to, counted among those that were not too long to be asked."""
+    sources = {trace.source for trace in traces}
+    num_turns = (1 + len(prompt.later_turns) for prompt in prompts if prompt.source in sources)
+    first_ids = list(accumulate(num_turns, initial=0))
+    return [bisect_right(first_ids, trace.id) - 1 for trace in traces]
 
 
 def measure(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, resampling: Resampling) -> Record:
     """The measured sections of a scorecard."""
     first, last = config.lookahead
     lookaheads = range(first, last + 1)
-    scores = [score for t in answers for score in replay_drafts(pair, answers[t], lookaheads, temperature=t)]
+    replayed = [draft for t in answers for draft in replay_drafts(pair, answers[t], temperature=t)]
+    by_rule = [draft.scores(lookaheads) for draft in replayed]
+    scores = [leading for leading, *_ in by_rule]
     latency = measure_latency(
         pair.target,
         pair.drafts,
@@ -164,12 +166,15 @@ def measure(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, re
         [greedy] = [score for score in scores if score.draft == primary and score.temperature == 0]
         live = measure_live(pair, answers[0.0], greedy, latency=latency, config=config, resampling=resampling)
     return {
-        "acceptance": [acceptance_record(score, resampling) for score in scores],
+        "acceptance": [
+            acceptance_record(rules, draft.parted_scores(lookaheads), resampling)
+            for draft, rules in zip(replayed, by_rule, strict=True)
+        ],
         "differences": [
-            difference_record(draft, baseline, resampling)
-            for draft in scores
-            for baseline in scores
-            if draft.temperature == baseline.temperature and draft.draft == primary != baseline.draft
+            comparison_record(draft, baseline, resampling)
+            for draft in by_rule
+            for baseline in by_rule
+            if draft[0].temperature == baseline[0].temperature and draft[0].draft == primary != baseline[0].draft
         ],
         "latency": latency_record(latency),
         "speedup": [speedup_record(score, latency.step_times(score.draft)) for score in scores],
@@ -177,9 +182,9 @@ def measure(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, re
     }
 
 
-def replay_drafts(pair: Pair, answers: Answers, lookaheads: Sequence[int], *, temperature: float) -> list[DraftScore]:
+def replay_drafts(pair: Pair, answers: Answers, *, temperature: float) -> list[ReplayedDraft]:
     """Every draft along every answer; the target's pass over an answer serves all of them."""
-    scores: dict[str, list[AnswerScore]] = {name: [] for name in pair.drafts}
+    replayed: dict[str, list[ReplayedAnswer]] = {name: [] for name in pair.drafts}
     numbered = list(zip(answers.prompt_numbers, answers.traces, strict=True))
     for prompt, trace in track(numbered, description=f"replay at T={temperature:g}", total=len(numbered)):
         target_logits_TV = answer_logits(pair.target, trace.prompt_ids, trace.answer_ids)
@@ -192,8 +197,8 @@ def replay_drafts(pair: Pair, answers: Answers, lookaheads: Sequence[int], *, te
                 trace.answer_ids,
                 temperature=temperature,
             )
-            scores[name].append(score_answer(replay, prompt=prompt, lookaheads=lookaheads))
-    return [DraftScore(name, temperature, rows) for name, rows in scores.items()]
+            replayed[name].append(ReplayedAnswer(prompt, trace.category, replay))
+    return [ReplayedDraft(name, temperature, rows) for name, rows in replayed.items()]
 
 
 def measure_live(

@@ -150,7 +150,9 @@ def machine(scorecard: Record) -> str:
 
 
 def with_interval(estimate: Record, *, times: bool = False) -> str:
-    """A value with its interval: 0.512 [0.480, 0.544], or 1.12x [1.05, 1.20]."""
+    """A value with its interval: 0.512 [0.480, 0.544], or 1.12x [1.05, 1.20]; "none" where nothing was counted."""
+    if estimate["value"] is None:
+        return "none"
     digits, unit = (2, "x") if times else (3, "")
     value = f"{estimate['value']:.{digits}f}{unit}"
     if estimate["interval"] is None:

@@ -70,7 +70,7 @@ def test_draft_manifest_names_its_target_and_checkpoint(run, tiny_target):
 
 def test_scorecard_compares_the_undistilled_draft(run):
     scorecard = json.loads((run[1] / "eval" / "scorecard.json").read_text())
-    assert scorecard["schema"] == "widedraft.scorecard/1"
+    assert scorecard["schema"] == "widedraft.scorecard/2"
     assert [draft["draft"] for draft in scorecard["drafts"]] == ["undistilled", "draft"]
 
 
@@ -133,3 +133,20 @@ def test_stages_ask_for_the_one_before(run, tmp_path, capfd):
     for stage, missing in {"distill": "widedraft prune", "eval": "widedraft prune", "export": "distill"}.items():
         assert widedraft.main([stage, *elsewhere]) == 2
         assert missing in capfd.readouterr().err
+
+
+def test_held_out_prompts_keep_their_categories(tmp_path):
+    from types import SimpleNamespace
+
+    from distill.stages import eval_prompts
+    from eval.shards import claim_shards, write_shard
+
+    row = {"messages": [{"role": "user", "content": "a"}], "prompt_ids": [1], "answer_ids": [2], "answer": "b"}
+    rows = [
+        {"id": number, "source": f"p:{number}", **row, "finish_reason": "stop", **label}
+        for number, label in enumerate(({"category": "math"}, {}))  # the second as written before there were any
+    ]
+    [path] = claim_shards(tmp_path / "data", "eval", {}, num_shards=1)
+    write_shard(path, rows)
+    recipe = SimpleNamespace(eval=SimpleNamespace(tasks=()), run_dir=str(tmp_path))
+    assert [prompt.category for prompt in eval_prompts(recipe)] == ["math", None]

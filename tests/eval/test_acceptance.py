@@ -2,17 +2,19 @@
 
 import numpy as np
 import pytest
+from scipy.stats import bootstrap
 
 from eval.acceptance import (
     Counts,
     Resampling,
     count_trace,
+    mean_of_ratios,
     paired_ratio_difference,
     pool,
     pooled_ratio,
     ratio,
+    resampling_weights,
     tau,
-    utilisation,
 )
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
@@ -30,21 +32,46 @@ def test_counts_by_hand():
 def test_the_targets_own_token_counts_in_tau_and_nowhere_else():
     counts = count_trace(TRACE, num_tokens=10, lookahead=3)
     assert tau(counts) == 10 / 4
-    assert utilisation(counts) == 6 / 11
+    assert (counts.accepted_tokens, counts.proposed_tokens) == (6, 11)
 
 
-def test_nothing_accepted_gives_tau_one_and_utilisation_zero():
+def test_the_histogram_counts_rounds_by_what_they_kept():
+    counts = count_trace(TRACE, num_tokens=10, lookahead=3)
+    assert counts.histogram == (1, 1, 1, 1)
+    assert count_trace([(0, 2), (3, 2), (6, 0)], num_tokens=7, lookahead=2).histogram == (1, 0, 2)
+    assert sum(k * n for k, n in enumerate(counts.histogram)) == counts.accepted_tokens
+
+
+def test_a_round_that_the_text_cut_off_rejected_nothing():
+    """Decided are 3 + 1 + 2 + 2 tokens: the first round had no fourth, and the last had room for two."""
+    counts = count_trace(TRACE, num_tokens=10, lookahead=3)
+    assert counts.decided_tokens == 8
+    assert counts.accepted_tokens / counts.decided_tokens == 6 / 8
+    assert count_trace([(0, 0)], num_tokens=1, lookahead=4).decided_tokens == 0
+
+
+def test_golden_alpha_of_independent_rounds():
+    """reference/evaluation.md 1.1: at alpha .7 and lookahead 4 this estimate finds .70, utilisation .44."""
+    kept = np.minimum(np.random.default_rng(0).geometric(0.3, 100_000) - 1, 4)
+    starts = np.concatenate([[0], np.cumsum(kept + 1)])
+    counts = count_trace(zip(starts, kept, strict=False), num_tokens=int(starts[-1]) + 4, lookahead=4)
+    alpha = counts.accepted_tokens / counts.decided_tokens
+    assert alpha == pytest.approx(kept.sum() / (kept.sum() + (kept < 4).sum()))
+    assert alpha == pytest.approx(0.7, abs=4 * (0.7 * 0.3 / counts.decided_tokens) ** 0.5)
+    assert counts.accepted_tokens / counts.proposed_tokens == pytest.approx(0.4433, abs=0.005)
+
+
+def test_nothing_accepted_gives_tau_one():
     counts = count_trace([(t, 0) for t in range(5)], num_tokens=5, lookahead=2)
     assert counts == Counts(rounds=5, possible=(4, 3), reached=(4, 0), accepted=(0, 0))
     assert tau(counts) == 1
-    assert utilisation(counts) == 0
 
 
 def test_a_text_of_one_token_has_a_round_but_no_proposal():
     counts = count_trace([(0, 0)], num_tokens=1, lookahead=4)
     assert counts == Counts(rounds=1, possible=(0,) * 4, reached=(0,) * 4, accepted=(0,) * 4)
     assert tau(counts) == 1
-    assert utilisation(counts) is None
+    assert counts.proposed_tokens == 0
 
 
 def test_pooled_tau_weights_rounds_and_not_prompts():
@@ -67,6 +94,41 @@ def test_pooled_ratio_is_the_ratio_of_sums():
 def test_equal_prompts_give_an_interval_without_width():
     estimate = pooled_ratio([3, 3, 3], [4, 4, 4], RESAMPLING)
     assert (estimate.value, estimate.interval) == (0.75, [0.75, 0.75])
+
+
+def test_the_mean_of_ratios_weights_prompts_and_not_tokens():
+    estimate = mean_of_ratios([12, 2, 0], [12, 1, 0], RESAMPLING)  # the third has nothing to say
+    assert estimate.value == (1 + 2) / 2
+    assert estimate.interval == [1, 2]
+
+
+def test_the_interval_is_scipys():
+    rng = np.random.default_rng(3)
+    columns = rng.gamma(2, size=25), rng.gamma(5, size=25)
+    settings = Resampling(confidence=0.8, num_resamples=20000, seed=2)
+    theirs = bootstrap(
+        columns,
+        lambda above, below, axis: above.sum(axis) / below.sum(axis),
+        n_resamples=20000,
+        paired=True,
+        confidence_level=0.8,
+        method="percentile",
+        rng=rng,
+    ).confidence_interval
+    ours = pooled_ratio(*columns, settings).interval
+    assert ours == pytest.approx(list(theirs), abs=4e-3)  # 4 times the error of 20,000 draws each
+
+
+def test_resamples_in_which_nothing_was_counted_are_left_out_of_the_interval():
+    """One prompt of two was counted: a quarter of the resamples lack it, and the rest all give its own ratio."""
+    assert pooled_ratio([1, 0], [4, 0], RESAMPLING).interval == [0.25, 0.25]
+
+
+def test_no_interval_where_no_resample_counted_anything():
+    single = (Resampling(confidence=0.95, num_resamples=1, seed=seed) for seed in range(100))
+    unlucky = next(one for one in single if resampling_weights(2, one)[0, 0] == 0)
+    estimate = pooled_ratio([1, 0], [4, 0], unlucky)
+    assert (estimate.value, estimate.interval) == (0.25, None)
 
 
 def test_one_prompt_has_no_interval():

@@ -6,7 +6,8 @@ import pytest
 
 from eval.config import EvalConfig
 from eval.scorecard import score_drafts
-from eval.scorecard.page import rate, scorecard_page, table
+from eval.scorecard.page import scorecard_page
+from eval.scorecard.tables import rate, table
 from eval.scorecard.verdict import with_interval
 from eval.tasks import Prompt
 
@@ -73,12 +74,15 @@ def test_alpha_and_argmax_agreement_stand_beside_what_they_were_measured_on(reco
         [
             row["draft"],
             f"{row['temperature']:g}",
-            row["rule"],
-            with_interval(row["alpha"]),
+            rule["rule"],
+            with_interval(rule["alpha"]),
+            with_interval(rule["alpha_of_text"]),
+            with_interval(rule["lookahead"][-1]["alpha_of_rounds"]),
             f"{row['greedy_match']['value']:.3f}",
             f"2 prompts, {row['alpha']['tokens']} tokens",
         ]
         for row in record["acceptance"]
+        for rule in (row, *row["other_rules"])
     ]
 
 
@@ -92,8 +96,8 @@ def test_tau_of_every_draft_stands_beside_its_counts(record):
                 for entry in entries
                 for cell in (
                     with_interval(entry["tau"]),
-                    f"{entry['tau_per_prompt']:.3f}",
-                    f"{entry['utilisation']:.3f} ({entry['accepted']:.1f} / {entry['proposed']:.1f})",
+                    with_interval(entry["tau_per_prompt"]),
+                    f"{entry['utilisation']['value']:.3f} ({entry['accepted']:.1f} / {entry['proposed']:.1f})",
                     f"{entry['rounds']:.1f}",
                 )
             ),
@@ -106,25 +110,80 @@ def test_tau_of_every_draft_stands_beside_its_counts(record):
 
 def test_rates_by_position_stand_beside_their_counts(record):
     [entry] = [row for row in record["acceptance"] if (row["draft"], row["temperature"]) == ("draft", 1.0)]
+    entry = entry["lookahead"][-1]
     expected = [
         [
             str(p["position"]),
-            f"{p['unconditional']:.3f} ({p['accepted']:.1f} / {p['possible']:.1f})",
-            f"{p['conditional']:.3f} ({p['accepted']:.1f} / {p['reached']:.1f})",
+            f"{p['joint']['value']:.3f} ({p['accepted']:.1f} / {entry['rounds']:.1f})",
+            f"{p['unconditional']['value']:.3f} ({p['accepted']:.1f} / {p['possible']:.1f})",
+            f"{p['conditional']['value']:.3f} ({p['accepted']:.1f} / {p['reached']:.1f})",
         ]
-        for p in entry["lookahead"][-1]["positions"]
+        for p in entry["positions"]
     ]
-    assert rows(sections(record)["By position: draft, temperature 1, lookahead 3"][0]) == expected
+    positions, histogram = sections(record)["By position: draft, temperature 1, lookahead 3"]
+    assert rows(positions) == expected
     assert len(expected) == 3
+    assert rows(histogram) == [
+        ["rounds", *(f"{rounds:.1f}" for rounds in entry["histogram"])],
+        ["share", *(f"{share['value']:.3f}" for share in entry["histogram_share"])],
+    ]
+
+
+def test_tau_under_the_other_rules_is_told_where_there_are_any(record):
+    found = sections(record)
+    assert "Under other rules at temperature 0" not in found
+    [part] = found["Under other rules at temperature 1"]
+    assert part.splitlines()[0] == (
+        "| lookahead | tau, undistilled, exact_greedy_draft | tau, undistilled, exact_sampled_draft "
+        "| tau, draft, exact_greedy_draft | tau, draft, exact_sampled_draft |"
+    )
+    others = [rule for row in record["acceptance"] for rule in row["other_rules"]]
+    assert rows(part) == [
+        [str(place + 1), *(with_interval(rule["lookahead"][place]["tau"]) for rule in others)] for place in range(3)
+    ]
+
+
+@pytest.fixture
+def binned(record):
+    """The draft's tokens parted by category at temperature 1 alone."""
+    for row in record["acceptance"]:
+        row["bins"] = []
+    last = record["acceptance"][-1]
+    lookahead = [{"lookahead": n, "tau": {"value": 1 + n, "interval": None}, "rounds": 10.0 * n} for n in (1, 2, 3)]
+    one = {key: last[key] for key in ("prompts", "alpha", "greedy_match")} | {"lookahead": lookahead}
+    last["bins"] = [{"by": "category", "bins": [{"bin": "code", **one}, {"bin": "talk", **one}]}]
+    return record
+
+
+def test_bins_are_told_at_the_best_lookahead_and_only_where_there_are_several(binned):
+    found = {title: parts for title, parts in sections(binned).items() if title.startswith("By ")}
+    assert [title for title in found if not title.startswith("By position")] == ["By category of the prompt: draft"]
+    alpha, matches = (binned["acceptance"][-1][name] for name in ("alpha", "greedy_match"))
+    tokens = f"2 prompts, {alpha['tokens']} tokens"
+    cells = [tokens, with_interval(alpha), f"{matches['value']:.3f}", "3.000 at lookahead 2", "20.0"]
+    assert rows(found["By category of the prompt: draft"][0]) == [["1", "code", *cells], ["1", "talk", *cells]]
+
+
+def test_positions_and_entropies_have_titles_of_their_own(binned):
+    for by, title in (
+        ("output_position", "By output position (tokens before): draft"),
+        ("entropy", "By entropy of the target (nats): draft"),
+    ):
+        binned["acceptance"][-1]["bins"][0]["by"] = by
+        assert title in sections(binned)
 
 
 def test_gains_in_tau_are_told_at_the_best_lookahead(record):
-    cells = rows(sections(record)["Paired differences, same prompts and answers"][0])
+    differences, note = sections(record)["Paired differences, same prompts and answers"]
+    assert note.startswith("p over tokens is McNemar's exact test. It takes tokens for independent")
+    cells = rows(differences)
     assert [cell[0] for cell in cells] == ["draft - undistilled"] * 2
     for cell, difference in zip(cells, record["differences"], strict=True):
         tau = difference["lookahead"][1]["tau"]
         assert cell[3].startswith(f"{tau['value']:.3f} [")
         assert cell[3].endswith("] at lookahead 2")
+        matches = difference["greedy_match"]
+        assert cell[4:] == [with_interval(matches), f"{matches['mcnemar_p']:.2g}", f"{matches['sign_flip_p']:.2g}"]
 
 
 def test_every_step_is_named_with_its_tokens(record):
@@ -180,4 +239,4 @@ def test_a_bar_in_a_cell_does_not_end_it():
 
 
 def test_a_rate_of_nothing_is_none():
-    assert rate(0.0, 0.0, None) == "none (0.0 / 0.0)"
+    assert rate(0.0, 0.0, {"value": None, "interval": None}) == "none (0.0 / 0.0)"

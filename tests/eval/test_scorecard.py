@@ -13,6 +13,7 @@ from architectures.errors import UserError
 from architectures.manifest import fingerprint_value
 from eval.config import EvalConfig
 from eval.models import load_model
+from eval.replay import rule_names
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.score import Answers, Pair, replay_drafts, typical_context
 from eval.speculative import plain_decode, speculative_decode
@@ -42,6 +43,7 @@ def ask(text, *later_turns, source="p.jsonl:1"):
 
 
 PROMPTS = [ask(text, source=f"p.jsonl:{i}") for i, text in enumerate(("why", "how many", "say hello", "x", "2+2?"), 1)]
+PROMPTS[-1] = replace(PROMPTS[-1], category="arithmetic")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def acceptance(scorecard, draft, temperature):
 def test_the_file_is_what_was_returned(scored):
     out, scorecard = scored
     assert json.loads((out / "scorecard.json").read_text()) == scorecard
-    assert scorecard["schema"] == "widedraft.scorecard/1"
+    assert scorecard["schema"] == "widedraft.scorecard/2"
     assert sorted(path.name for path in out.iterdir()) == ["answers", "scorecard.json", "scorecard.md"]
 
 
@@ -86,13 +88,56 @@ def test_raw_counts_stand_beside_every_rate(scorecard):
             assert entry["emitted"] == pytest.approx(entry["accepted"] + entry["rounds"])
             assert entry["emitted"] == pytest.approx(row["alpha"]["tokens"])
             assert entry["tau"]["value"] == pytest.approx(1 + entry["accepted"] / entry["rounds"])
-            assert entry["utilisation"] == pytest.approx(entry["accepted"] / entry["proposed"])
+            assert entry["utilisation"]["value"] == pytest.approx(entry["accepted"] / entry["proposed"])
             positions = entry["positions"]
             assert sum(p["accepted"] for p in positions) == pytest.approx(entry["accepted"])
             assert sum(p["possible"] for p in positions) == pytest.approx(entry["proposed"])
             assert positions[-1]["accepted"] == entry["fully_accepted"]
             low, high = entry["tau"]["interval"]
             assert low <= entry["tau"]["value"] <= high
+
+
+def test_at_temperature_one_tau_is_told_under_all_three_rules(scorecard):
+    for draft in ("undistilled", "draft"):
+        row = acceptance(scorecard, draft, 1.0)
+        assert [row["rule"], *(other["rule"] for other in row["other_rules"])] == list(rule_names(1.0))
+        for other in row["other_rules"]:
+            assert other["alpha"]["value"] < row["alpha"]["value"]
+            assert other["alpha"]["tokens"] == row["alpha"]["tokens"]
+            for theirs, ours in zip(other["lookahead"], row["lookahead"], strict=True):
+                assert theirs["lookahead"] == ours["lookahead"]
+                assert 1 <= theirs["tau"]["value"] < ours["tau"]["value"]  # less than rejection at every token
+        assert acceptance(scorecard, draft, 0.0)["other_rules"] == []
+    for row in scorecard["differences"]:
+        assert [other["rule"] for other in row["other_rules"]] == list(rule_names(row["temperature"])[1:])
+
+
+def test_bins_share_out_all_tokens_and_rounds(scorecard):
+    for row in scorecard["acceptance"]:
+        assert {part["by"] for part in row["bins"]} >= {"category", "output_position"}
+        for part in row["bins"]:
+            bins = part["bins"]
+            assert len(bins) > 1
+            assert sum(one["alpha"]["tokens"] for one in bins) == row["alpha"]["tokens"]
+            assert sum(one["alpha"]["sum"] for one in bins) == pytest.approx(row["alpha"]["sum"])
+            for place, entry in enumerate(row["lookahead"]):
+                rounds = sum(one["lookahead"][place]["rounds"] for one in bins)
+                assert rounds == pytest.approx(entry["rounds"])
+        assert [one["bin"] for one in row["bins"][0]["bins"]] == ["arithmetic", "without a category"]
+
+
+def test_every_lookahead_up_to_sixteen_comes_from_the_one_pass(target_folder, noisy_folder, tmp_path):
+    settings = config(lookahead=(1, 16), temperature=(0.0,), live_prompts=2)
+    scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS[:2], settings, tmp_path, seed=1)
+    entries = acceptance(scorecard, "draft", 0.0)["lookahead"]
+    assert [entry["lookahead"] for entry in entries] == list(range(1, 17))
+    models = [load_model(folder, dtype="float32") for folder in (target_folder, noisy_folder)]
+    for entry in entries[8:]:
+        prompts = [trace.prompt_ids for trace in read_traces(tmp_path / "answers" / "T0", "eval")]
+        speculation = Speculation(entry["lookahead"])
+        decoded = speculative_decode(*models, prompts, limits=Limits(24, {2}), speculation=speculation)
+        rounds = [one for text in decoded for one in text.rounds]
+        assert (entry["rounds"], entry["accepted"]) == (len(rounds), sum(one.accepted for one in rounds))
 
 
 def test_the_better_draft_scores_better_by_the_paired_difference(scorecard):
@@ -287,6 +332,15 @@ def test_turns_of_one_conversation_are_one_prompt(target_folder, noisy_folder, t
     assert scorecard["live"]["agreement"]["exact"] is True
 
 
+def test_turns_stay_with_their_conversation_behind_a_prompt_that_is_too_long(target_folder, noisy_folder, tmp_path):
+    prompts = [ask("a" * 400), ask("why", "and then", source="p.jsonl:2"), ask("how", source="p.jsonl:3")]
+    settings = config(max_prompt_len=300, temperature=(0.0,))
+    scorecard = score_drafts(target_folder, {"draft": noisy_folder}, prompts, settings, tmp_path, seed=1)
+    row = acceptance(scorecard, "draft", 0.0)
+    assert (row["prompts"], row["answers"]) == (2, 3)
+    assert scorecard["prompts"]["sources"] == ["p.jsonl:2", "p.jsonl:3"]
+
+
 def test_a_draft_with_another_tokenizer_is_refused_before_any_work(target_folder, make_checkpoint, tmp_path):
     with pytest.raises(UserError, match="vocab_size is 200"):
         score_drafts(target_folder, {"draft": make_checkpoint(vocab_size=200)}, PROMPTS, config(), tmp_path, seed=1)
@@ -346,7 +400,8 @@ def test_padding_of_one_vocabulary_changes_nothing(make_checkpoint, padded_one):
             assert (wide.argmax(-1) >= 264).any()
         pair = Pair(models["target"], {"draft": models["draft"]})
         answers = Answers([Trace(0, "t", (), prompt, tuple(answer), "", "length")], [0])
-        [score] = replay_drafts(pair, answers, [4], temperature=1.0)
+        [replayed] = replay_drafts(pair, answers, temperature=1.0)
+        score, *_ = replayed.scores([4])
         live = speculative_decode(*models.values(), [prompt], limits=Limits(12), speculation=Speculation(4))[0]
         found.append((score.answers[0].counts[4], live.token_ids, [each.accepted for each in live.rounds]))
     assert found[0][1] == found[1][1] == answer

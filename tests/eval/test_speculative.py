@@ -41,7 +41,7 @@ def generated(target, prompt, **options):
 def replayed_counts(target, draft, prompt, answer, lookahead):
     logits = [answer_logits(model, prompt, answer) for model in (target, draft)]
     replay = replay_answer(*logits, answer, temperature=0)
-    return replay_counts(replay.accept, lookahead=lookahead)
+    return replay_counts(replay.rules["exact_greedy_draft"].accept, lookahead=lookahead)
 
 
 def test_plain_greedy_text_is_that_of_generate(target, prompts):

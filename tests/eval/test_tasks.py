@@ -1,6 +1,8 @@
 """Prompts from files and data sets, and what the target reads of them."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from architectures.errors import UserError
 from eval.config import PromptSource
 from eval.models import load_tokenizer
 from eval.tasks import Prompt, load_prompts, render_prompt, template_hash
+from eval.traces import asked
 
 KNOWN = "messages, turns, prompt, question, instruction"
 ROLE = "one of system, user, assistant"
@@ -63,6 +66,30 @@ def load(path: str, **settings: Any) -> list[Prompt]:
 def test_row_forms(write_rows, row, messages, later_turns):
     path = write_rows(row)
     assert load(path) == [Prompt(f"{path}:1", messages, later_turns)]
+
+
+@pytest.mark.parametrize("form", [{"prompt": "a"}, {"turns": ["a", "b"]}, {"messages": [user("a")]}])
+@pytest.mark.parametrize(
+    ("fields", "category"),
+    [({"category": "math"}, "math"), ({"category": 3}, "3"), ({"category": None}, None), ({"category": ""}, None)],
+)
+def test_rows_of_every_form_may_have_a_category(write_rows, form, fields, category):
+    [prompt] = load(write_rows({**form, **fields}))
+    assert prompt.category == category
+
+
+def test_answers_claim_a_category_only_where_there_is_one():
+    """Folders written before prompts had categories stay valid, and none passes for answers with them."""
+    prompt = Prompt("f:1", (user("a"),))
+    assert list(asked(prompt)) == ["source", "messages", "later_turns"]
+    assert asked(replace(prompt, category="a"))["category"] == "a"
+
+
+@pytest.mark.parametrize("value", [["a"], True, " "])
+def test_a_category_is_a_text(write_rows, value):
+    path = write_rows({"prompt": "a", "category": value})
+    with pytest.raises(UserError, match=rf"^{re.escape(path)}:1: category must be a non-empty text, got "):
+        load(path)
 
 
 def test_first_form_of_the_documented_order_counts(write_rows):

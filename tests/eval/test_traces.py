@@ -124,6 +124,12 @@ def test_turns_are_answered_one_after_another(chatty_target, tmp_path):
     assert [trace.source for trace in others] == ["file.jsonl:1", "file.jsonl:2"]
 
 
+def test_every_turn_has_the_category_of_its_prompt(chatty_target, tmp_path):
+    conversation = dataclasses.replace(PROMPTS[0], later_turns=("second",), category="travel")
+    write_traces(chatty_target, [conversation, PROMPTS[1]], tmp_path, GREEDY)
+    assert [trace.category for trace in read_traces(tmp_path, "train")] == ["travel", "travel", None]
+
+
 def test_prompts_that_are_too_long_are_left_out_and_counted(chatty_target, tmp_path, capsys):
     prompts = ask("short", "x" * 160, "y" * 161, "short too")  # the template adds 39 tokens of one byte, or special
     num_framing = len(render_prompt(load_tokenizer(chatty_target), prompts[0].messages)) - len("short")

@@ -1,0 +1,162 @@
+"""Sums and counts of replayed answers, whole or parted into bins: what every figure of acceptance is made from. Pure.
+
+Shape suffixes used in this file:
+    T = tokens of one answer
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eval.acceptance import Array, Counts, pool
+from eval.bins import Binning, ReplayedAnswer, binnings
+from eval.replay import binned_counts, rule_name, rule_names
+
+
+@dataclass(frozen=True)
+class AnswerScore:
+    """What a draft does along one answer of the target, or along the tokens of one bin of it.
+
+    Attributes:
+        prompt: Which prompt it answers; a conversation of several turns is one prompt.
+        matches: 1 where draft and target have one argmax, else 0; one for each token.
+        alpha_sum: Sum over the tokens of the chance that a proposal is kept.
+        accept_sum: Sum over them of the chance that the target's own token comes from the draft.
+        num_changed: At temperature 0, those the teacher-forced target would not choose again.
+        counts: Expected counts of the rounds that start at these tokens, by lookahead.
+    """
+
+    prompt: int
+    matches: Array
+    alpha_sum: float
+    accept_sum: float
+    num_changed: int
+    counts: Mapping[int, Counts]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answer, or of the bin."""
+        return len(self.matches)
+
+
+@dataclass(frozen=True)
+class DraftScore:
+    """What a draft does along all answers at one temperature, under one rule."""
+
+    draft: str
+    temperature: float
+    rule: str
+    answers: Sequence[AnswerScore]
+
+    @property
+    def lookaheads(self) -> list[int]:
+        """Those that were replayed, ascending."""
+        return sorted(self.answers[0].counts)
+
+    def per_prompt(self, value: Callable[[AnswerScore], float]) -> list[float]:
+        """Sums of a value over the answers of each prompt."""
+        sums: dict[int, float] = {}
+        for answer in self.answers:
+            sums[answer.prompt] = sums.get(answer.prompt, 0) + value(answer)
+        return list(sums.values())
+
+    def matches_by_prompt(self) -> list[Array]:
+        """Per prompt: where draft and target have one argmax."""
+        matches: dict[int, list[Array]] = {}
+        for answer in self.answers:
+            matches.setdefault(answer.prompt, []).append(answer.matches)
+        return [np.concatenate(parts) for parts in matches.values()]
+
+    def alpha_columns(self) -> tuple[list[float], list[float]]:
+        """Per prompt: sum of the chances, and tokens."""
+        return self.per_prompt(lambda answer: answer.alpha_sum), self.per_prompt(lambda answer: answer.num_tokens)
+
+    def accept_columns(self) -> tuple[list[float], list[float]]:
+        """Per prompt: sum of the chances that the target's own tokens come from the draft, and tokens."""
+        return self.per_prompt(lambda answer: answer.accept_sum), self.per_prompt(lambda answer: answer.num_tokens)
+
+    def match_columns(self) -> tuple[list[float], list[float]]:
+        """Per prompt: tokens at which draft and target have one argmax, and tokens."""
+        return self.per_prompt(lambda answer: answer.matches.sum()), self.per_prompt(lambda answer: answer.num_tokens)
+
+    def tau_columns(self, lookahead: int) -> tuple[list[float], list[float]]:
+        """Per prompt: tokens emitted, and rounds."""
+        return (
+            self.count_column(lookahead, lambda counts: counts.emitted_tokens),
+            self.count_column(lookahead, lambda counts: counts.rounds),
+        )
+
+    def count_column(self, lookahead: int, count: Callable[[Counts], float]) -> list[float]:
+        """Per prompt: one of the counts at a lookahead."""
+        return self.per_prompt(lambda answer: count(answer.counts[lookahead]))
+
+    def pooled(self, lookahead: int) -> Counts:
+        """Counts over all answers."""
+        return pool([answer.counts[lookahead] for answer in self.answers])
+
+
+PartedScores = Mapping[str, Mapping[str, DraftScore]]  # by what tokens are parted by, by bin
+
+
+@dataclass(frozen=True)
+class ReplayedDraft:
+    """A draft along every answer of the target at one temperature."""
+
+    draft: str
+    temperature: float
+    answers: Sequence[ReplayedAnswer]
+
+    def scores(self, lookaheads: Sequence[int]) -> list[DraftScore]:
+        """Sums and counts of whole answers, one score for each rule; the one a scorecard leads with is the first."""
+        return [
+            DraftScore(
+                self.draft,
+                self.temperature,
+                rule,
+                [score_answer(answer, rule=rule, lookaheads=lookaheads) for answer in self.answers],
+            )
+            for rule in rule_names(self.temperature)
+        ]
+
+    def parted_scores(self, lookaheads: Sequence[int]) -> PartedScores:
+        """The same under the leading rule, of every bin that holds a token."""
+        return {binning.by: self.score_bins(binning, lookaheads) for binning in binnings(self.answers)}
+
+    def score_bins(self, binning: Binning, lookaheads: Sequence[int]) -> dict[str, DraftScore]:
+        """Scores of the bins that hold a token, in the order of their labels."""
+        rule = rule_name(self.temperature)
+        rows: dict[int, list[AnswerScore]] = {}
+        for answer in self.answers:
+            for number, part in score_parts(answer, binning.bins(answer), rule=rule, lookaheads=lookaheads).items():
+                rows.setdefault(number, []).append(part)
+        return {
+            binning.labels[number]: DraftScore(self.draft, self.temperature, rule, rows[number])
+            for number in sorted(rows)
+        }
+
+
+def score_answer(answer: ReplayedAnswer, *, rule: str, lookaheads: Sequence[int]) -> AnswerScore:
+    """Sums and counts of one answer under one rule."""
+    one_bin_T = np.zeros(answer.replay.num_tokens, dtype=np.int64)
+    return score_parts(answer, one_bin_T, rule=rule, lookaheads=lookaheads)[0]
+
+
+def score_parts(
+    answer: ReplayedAnswer, bin_T: NDArray[np.int64], *, rule: str, lookaheads: Sequence[int]
+) -> dict[int, AnswerScore]:
+    """Sums over the tokens of each bin of one answer, and counts of the rounds that start at them."""
+    replay, accepts = answer.replay, answer.replay.rules[rule]
+    counts = {lookahead: binned_counts(accepts.accept, bin_T, lookahead=lookahead) for lookahead in lookaheads}
+    return {
+        int(number): AnswerScore(
+            prompt=answer.prompt,
+            matches=replay.match[bin_T == number],
+            alpha_sum=float(accepts.alpha[bin_T == number].sum()),
+            accept_sum=float(accepts.accept[bin_T == number].sum()),
+            num_changed=int(np.isneginf(replay.target_logp[bin_T == number]).sum()),
+            counts={lookahead: by_bin[int(number)] for lookahead, by_bin in counts.items()},
+        )
+        for number in np.unique(bin_T)
+    }

@@ -1,0 +1,51 @@
+"""Bins hold every token once, and say which."""
+
+import numpy as np
+import pytest
+
+from eval.bins import (
+    ENTROPY_EDGES_NATS,
+    NO_CATEGORY,
+    POSITION_EDGES,
+    ReplayedAnswer,
+    binnings,
+    nats_labels,
+    position_bins,
+    token_labels,
+)
+from eval.replay import Replay
+
+
+def replayed(num_tokens, *, entropy=0.0, category=None):
+    ones = np.ones(num_tokens)
+    return ReplayedAnswer(0, category, Replay({}, ones, ones, ones, np.full(num_tokens, entropy)))
+
+
+def bin_labels(answers, by, answer):
+    [binning] = [one for one in binnings(answers) if one.by == by]
+    return [binning.labels[number] for number in binning.bins(answer)]
+
+
+@pytest.mark.parametrize(
+    ("position", "label"),
+    [(0, "0-15"), (15, "0-15"), (16, "16-31"), (4095, "2048-4095"), (4096, "4096 and more"), (4999, "4096 and more")],
+)
+def test_positions_and_their_labels(position, label):
+    assert token_labels(POSITION_EDGES)[position_bins(5000)[position]] == label
+    assert bin_labels([], "output_position", replayed(5000))[position] == label
+
+
+@pytest.mark.parametrize(
+    ("entropy", "label"),
+    [(0.0, "below 0.1"), (0.1, "0.1 to 0.5"), (1.99, "1 to 2"), (2.0, "2 to 4"), (10.0, "4 and more")],
+)
+def test_entropies_and_their_labels(entropy, label):
+    assert bin_labels([], "entropy", replayed(1, entropy=entropy)) == [label]
+    assert len(nats_labels(ENTROPY_EDGES_NATS)) == len(ENTROPY_EDGES_NATS) + 1
+
+
+def test_categories_stand_in_their_order_and_the_rest_last():
+    answers = [replayed(2), replayed(3, category="talk"), replayed(1, category="code")]
+    [binning] = [one for one in binnings(answers) if one.by == "category"]
+    assert binning.labels == ["code", "talk", NO_CATEGORY]
+    assert [bin_labels(answers, "category", one) for one in answers] == [[NO_CATEGORY] * 2, ["talk"] * 3, ["code"]]
