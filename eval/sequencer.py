@@ -92,7 +92,7 @@ class RowSequencer:
         """See Sequencer."""
         device = ids_BT.device
         positions_BT = positions_of(spans, ids_BT.shape[1], left=whole).to(device)
-        width = max(1, *(start + count for start, count in spans))
+        width = max((start + count for start, count in spans if count), default=1)
         self.cache.write_at(positions_BT.where(positions_BT >= 0, self.cache.capacity), width=width)
         output = self.model(
             input_ids=ids_BT,

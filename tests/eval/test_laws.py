@@ -95,7 +95,7 @@ def test_greedy_text_is_the_targets_in_any_batch(target, noisy_draft, data):
     length = data.draw(st.integers(1, 24))
     [written] = plain_decode(target, prompts[:1], limits=Limits(length))
     stops = data.draw(st.sets(st.sampled_from([2, 260, *written.token_ids]), max_size=3))
-    lookahead = data.draw(st.integers(1, 9))
+    lookahead = data.draw(st.integers(1, 20))
     law_greedy_text_is_the_targets(target, noisy_draft, prompts, Limits(length, frozenset(stops)), lookahead)
 
 
