@@ -40,25 +40,25 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def load_model(folder: Path, *, dtype: str, device: str | None = None) -> PreTrainedModel:
+def load_model(
+    folder: Path, *, dtype: str, device: str | None = None, encoder_decoder: bool = False
+) -> PreTrainedModel:
     """The language model of a checkpoint folder, in eval mode, every tensor read from its safetensors files.
-
-    It is causal, or an encoder-decoder where config.json says so.
 
     Args:
         folder: A local Hugging Face folder.
         dtype: A floating torch dtype by name: "float32", "bfloat16" or "float16".
         device: A torch device; None takes "cuda" where there is one, else "cpu".
+        encoder_decoder: Whether the caller can do with an encoder-decoder model too.
 
     Raises:
-        UserError: If weights are missing, damaged, or do not fit config.json.
+        UserError: If it is an encoder-decoder model and must not be, or weights are missing, damaged, or do not fit
+            config.json.
     """
     require_checkpoint(folder)
     show_progress_only_in_a_terminal()
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        loaded: Any = kind.from_pretrained(
+        loaded: Any = model_class(folder, encoder_decoder=encoder_decoder).from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
             local_files_only=True,
@@ -74,6 +74,18 @@ def load_model(folder: Path, *, dtype: str, device: str | None = None) -> PreTra
     model, report = loaded
     refuse_incomplete(folder, report)
     return model.to(device or default_device())  # transformers leaves it in eval mode
+
+
+def model_class(folder: Path, *, encoder_decoder: bool) -> Any:
+    """What opens a checkpoint; refuses an encoder-decoder model unless it is welcome."""
+    if not AutoConfig.from_pretrained(folder, local_files_only=True).is_encoder_decoder:
+        return AutoModelForCausalLM
+    if not encoder_decoder:
+        raise UserError(
+            f"{folder}: an encoder-decoder model. `widedraft verify` and `widedraft compare` decode with those; "
+            "cutting, distilling and scoring are for decoder-only models."
+        )
+    return AutoModelForSeq2SeqLM
 
 
 def require_same_tokenizer(target: Path, draft: Path) -> None:

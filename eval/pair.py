@@ -57,7 +57,7 @@ def open_pair(target: str, draft: str, *, dtype: str) -> OpenPair:
     """
     folders = (resolve_checkpoint(target), resolve_checkpoint(draft))
     require_same_tokenizer(*folders)
-    models = [load_model(folder, dtype=dtype) for folder in folders]
+    models = [load_model(folder, dtype=dtype, encoder_decoder=True) for folder in folders]
     return OpenPair(models[0], models[1], load_tokenizer(folders[0]), folders)
 
 

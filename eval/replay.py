@@ -84,12 +84,16 @@ def answer_logits(model: PreTrainedModel, prompt_ids: Sequence[int], answer_ids:
 
     Args:
         model: Either model of a pair.
-        prompt_ids: At least one token.
+        prompt_ids: At least one token; of an encoder-decoder model its input.
         answer_ids: The target's own continuation, at least one token.
 
     Returns:
         Logits [T, V] in float32, row t for answer token t.
     """
+    if model.config.is_encoder_decoder:
+        inputs_BT = torch.tensor([list(prompt_ids)], device=model.device)
+        ids_BT = torch.tensor([[model.config.decoder_start_token_id, *answer_ids[:-1]]], device=model.device)
+        return model(input_ids=inputs_BT, decoder_input_ids=ids_BT, use_cache=False).logits[0].float()
     ids_BT = torch.tensor([[*prompt_ids, *answer_ids[:-1]]], device=model.device)
     return model(input_ids=ids_BT, use_cache=False, logits_to_keep=len(answer_ids)).logits[0].float()
 

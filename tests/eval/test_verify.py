@@ -2,7 +2,9 @@
 
 import pytest
 
-from eval.models import load_model
+from architectures.errors import UserError
+from eval.models import load_model, load_tokenizer
+from eval.pair import open_pair
 from eval.sampling import Sampling
 from eval.verify import LEAST_P, Verification, check_distribution, check_greedy_text, check_own_draft, verify_pair
 from tests.eval import test_mutants
@@ -88,3 +90,18 @@ def test_half_precision_does_not_allow_other_tokens(monkeypatch, target_folder, 
 
 def test_a_text_of_one_token_proves_nothing_of_its_own_draft(target):
     assert not check_own_draft(target, [[5]], Verification(max_new_tokens=1)).holds
+
+
+def test_an_encoder_decoder_pair_is_verified(translators, prompts):
+    wanted = Verification(max_new_tokens=16, sampling=Sampling(8.0), samples=4)
+    assert all(finding.holds for finding in verify_pair(*translators, prompts[SOME], wanted))
+
+
+def test_an_encoder_decoder_checkpoint_is_opened_where_it_can_be_used(translators, target_folder, tmp_path):
+    folder = tmp_path / "t5"
+    translators[0].float().save_pretrained(folder)
+    translators[0].double()
+    load_tokenizer(target_folder).save_pretrained(folder)
+    assert open_pair(str(folder), str(folder), dtype="float32").target.config.is_encoder_decoder
+    with pytest.raises(UserError, match="an encoder-decoder model"):
+        load_model(folder, dtype="float32")

@@ -1,0 +1,149 @@
+"""Our decoding loop beside transformers' own: tokens per second, plain and speculative, alone and in a batch.
+
+    python bench/decode.py --target models/SmolLM2-135M-Instruct --draft runs/quickstart/draft --prompts FILE --out FILE
+
+Everything runs in turns in one process, each round in another order, greedily and without stop tokens, so that all
+write as many:
+
+    plain               ours against `generate`, batch 1
+    speculative         ours against `generate(assistant_model=...)` at the same lookahead, batch 1
+    batch               ours, plain and speculative, all prompts at once, against batch 1 of each
+
+transformers' assistant proposes `lookahead` tokens a round, whatever it thinks of them. Reported are seconds a token of
+each way and round, and ratios of medians.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from architectures.manifest import git_commit, hardware
+from eval.pair import open_pair, prompts_of
+from eval.speculative import plain_decode, speculative_decode
+from eval.texts import Limits, Speculation
+
+Way = Callable[[], int]  # decodes everything, and returns the tokens written
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--prompts", help="JSON lines; built-in prompts if left out")
+    parser.add_argument("--num-prompts", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--lookahead", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=17)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    seconds = measure(options)
+    result = {
+        "seconds_per_token": seconds,
+        "ratios": ratios({name: median(values) for name, values in seconds.items()}),
+        "settings": {key: str(value) for key, value in vars(options).items()},
+        "commit": git_commit(),
+        "hardware": hardware(),
+    }
+    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    for name, value in result["ratios"].items():
+        print(f"{name}: {value:.2f}x")
+
+
+def measure(options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds a token of every way, of each round after one to warm up."""
+    pair = open_pair(options.target, options.draft, dtype=options.dtype)
+    prompts = [pair.rendered(prompt) for prompt in prompts_of(options.prompts, options.num_prompts)]
+    ways = ways_to_decode(pair.target, pair.draft, prompts, options)
+    rng, seconds = np.random.default_rng(options.seed), {name: [] for name in ways}
+    for turn in range(options.rounds + 1):
+        for place in rng.permutation(len(ways)):
+            name = list(ways)[place]
+            start_s = time.perf_counter()
+            tokens = ways[name]()
+            each_s = (time.perf_counter() - start_s) / tokens
+            if turn > 0:
+                seconds[name].append(each_s)
+            print(f"round {turn}: {name} {each_s * 1e3:.2f} ms a token", flush=True)
+    return seconds
+
+
+def ways_to_decode(
+    target: PreTrainedModel, draft: PreTrainedModel, prompts: Sequence[list[int]], options: argparse.Namespace
+) -> dict[str, Way]:
+    """All of them, by name."""
+    limits, speculation = Limits(options.new_tokens), Speculation(options.lookahead)
+    configure_assistant(draft, options.lookahead)
+
+    def ours(groups: Sequence[Sequence[list[int]]], *, speculative: bool) -> int:
+        texts: list[Any] = []
+        for group in groups:
+            if speculative:
+                texts += speculative_decode(target, draft, group, limits=limits, speculation=speculation)
+            else:
+                texts += plain_decode(target, group, limits=limits)
+        return sum(len(text.token_ids) for text in texts)
+
+    def theirs(**assistance: Any) -> int:
+        return sum(generated(target, ids, options.new_tokens, **assistance) for ids in prompts)
+
+    alone = [[ids] for ids in prompts]
+    return {
+        "plain, ours": lambda: ours(alone, speculative=False),
+        "plain, transformers": theirs,
+        "speculative, ours": lambda: ours(alone, speculative=True),
+        "speculative, transformers": lambda: theirs(assistant_model=draft),
+        "plain batch, ours": lambda: ours([prompts], speculative=False),
+        "speculative batch, ours": lambda: ours([prompts], speculative=True),
+    }
+
+
+def configure_assistant(draft: PreTrainedModel, lookahead: int) -> None:
+    """Have transformers propose so many tokens a round, always."""
+    config = draft.generation_config
+    assert config is not None
+    config.num_assistant_tokens = lookahead
+    config.num_assistant_tokens_schedule = "constant"
+    config.assistant_confidence_threshold = 0.0
+
+
+def generated(target: PreTrainedModel, ids: Sequence[int], new_tokens: int, **assistance: Any) -> int:
+    """Tokens that `generate` writes."""
+    ids_1T = torch.tensor([list(ids)])
+    output = target.generate(
+        ids_1T,
+        attention_mask=torch.ones_like(ids_1T),
+        do_sample=False,
+        max_new_tokens=new_tokens,
+        eos_token_id=-1,
+        pad_token_id=0,
+        **assistance,
+    )
+    return output.shape[1] - ids_1T.shape[1]
+
+
+def ratios(seconds: dict[str, float]) -> dict[str, float]:
+    """How many times as fast."""
+    return {
+        "plain, ours over transformers": seconds["plain, transformers"] / seconds["plain, ours"],
+        "speculative, ours over transformers": seconds["speculative, transformers"] / seconds["speculative, ours"],
+        "ours, speculative over plain": seconds["plain, ours"] / seconds["speculative, ours"],
+        "plain, batch over batch 1": seconds["plain, ours"] / seconds["plain batch, ours"],
+        "speculative, batch over batch 1": seconds["speculative, ours"] / seconds["speculative batch, ours"],
+    }
+
+
+if __name__ == "__main__":
+    main()
