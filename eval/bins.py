@@ -1,6 +1,6 @@
 """Bins of answer tokens: by the prompt's category, by position in the answer, by how sure the target is.
 
-Edges are fixed, so that bins of two scorecards are the same bins. Pure; no torch.
+Edges are fixed, so that bins of two scorecards are the same bins. Pure.
 
 Shape suffixes used in this file:
     T = tokens of one answer
