@@ -22,9 +22,9 @@ from statistics import median
 from typing import Any
 
 import torch
+from datasets import Dataset
 from distillation import DTYPES, HIDDEN, TEMPERATURES, answers_of, cut_draft, recipe_of, score, taus_of
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 from transformers import AutoTokenizer
 
 from architectures.manifest import git_commit, hardware
@@ -164,8 +164,8 @@ def trl(options: argparse.Namespace, steps: int, folder: Path, **settings: float
         model=student,
         teacher_model=load_model(options.target, dtype=DTYPES[options.precision], device="cpu"),
         args=config,
-        data_collator=labelled,
-        train_dataset=Examples(answers_of(options, "greedy", HIDDEN)["train"].answers.examples),
+        data_collator=collated,
+        train_dataset=labelled(answers_of(options, "greedy", HIDDEN)["train"].answers.examples),
         processing_class=AutoTokenizer.from_pretrained(options.target),
     )
     start_s = time.perf_counter()
@@ -173,41 +173,26 @@ def trl(options: argparse.Namespace, steps: int, folder: Path, **settings: float
     return Trained(time.perf_counter() - start_s, written(student, folder / "trained" / "init"))
 
 
-class Examples(Dataset[Example]):
-    """Our examples, which TRL's trainer takes as they are."""
-
-    column_names = ("input_ids", "labels")  # TRL asks for them
-
-    def __init__(self, examples: Sequence[Example]):
-        self.examples = examples
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, place: int) -> Example:
-        return self.examples[place]
-
-
-def labelled(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-    """A batch as GKDTrainer wants it: whole texts, labels at the answer's tokens, and the prompts by themselves."""
-    texts = [torch.tensor([*example.input_ids, example.last_id]) for example in examples]
+def labelled(examples: Sequence[Example]) -> Dataset:
+    """Whole texts, with labels at the answers' tokens alone."""
+    texts = [[*example.input_ids, example.last_id] for example in examples]
     prompt_lens = [len(text) - example.num_kept for text, example in zip(texts, examples, strict=True)]
-    labels = [
-        torch.cat([torch.full((length,), IGNORED), text[length:]])
-        for text, length in zip(texts, prompt_lens, strict=True)
-    ]
-    longest = max(prompt_lens)
-    prompts = [
-        torch.cat([torch.zeros(longest - length, dtype=torch.int64), text[:length]])  # on the left, to be continued
-        for text, length in zip(texts, prompt_lens, strict=True)
-    ]
+    labels = [[IGNORED] * length + text[length:] for text, length in zip(texts, prompt_lens, strict=True)]
+    return Dataset.from_dict({"input_ids": texts, "labels": labels})
+
+
+def collated(rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """A batch as GKDTrainer wants it, with the prompts by themselves, to be continued."""
+    texts = [torch.tensor(row["input_ids"]) for row in rows]
+    labels = [torch.tensor(row["labels"]) for row in rows]
+    prompts = [text[label == IGNORED] for text, label in zip(texts, labels, strict=True)]
     return {
         "input_ids": pad_sequence(texts, batch_first=True),
         "attention_mask": pad_sequence([torch.ones_like(text) for text in texts], batch_first=True),
         "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
-        "prompts": torch.stack(prompts),
-        "prompt_attention_mask": torch.stack(
-            [(torch.arange(longest) >= longest - length).long() for length in prompt_lens]
+        "prompts": pad_sequence(prompts, batch_first=True, padding_side="left"),
+        "prompt_attention_mask": pad_sequence(
+            [torch.ones_like(prompt) for prompt in prompts], batch_first=True, padding_side="left"
         ),
     }
 
