@@ -15,6 +15,8 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,6 @@ def main() -> None:
         print(table(finished(options.out)))
         return
     restore_signals()
-    torch.set_num_threads(options.threads)
     fill(options)
 
 
@@ -94,11 +95,24 @@ def fill(options: argparse.Namespace) -> None:
                     cell = {"layers": layers, "data": data, "variant": variant, "seed": seed}
                     if key_of(cell) in done:
                         continue
-                    line = cell | train_and_score(options, **cell)
+                    line = cell | in_its_own_process(options, cell)
                     with options.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")
                     taus = {name: round(taus_of([line], name).value, 3) for name in TEMPERATURES}
                     print(cell, taus, f"{line['train_s']:.0f} s", flush=True)
+
+
+def in_its_own_process(options: argparse.Namespace, cell: Line) -> Line:
+    """What a cell gives; a process that trained a dozen of them would hold ten times the memory of one."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(prepared, options, cell).result()
+
+
+def prepared(options: argparse.Namespace, cell: Line) -> Line:
+    """The same, in the process made for it."""
+    restore_signals()
+    torch.set_num_threads(options.threads)
+    return train_and_score(options, **cell)
 
 
 def key_of(line: Line) -> tuple[Any, ...]:
