@@ -7,6 +7,7 @@ write as many:
 
     plain               ours against `generate`, batch 1
     speculative         ours against `generate(assistant_model=...)` at the same lookahead, batch 1
+    compiled            both of ours with compiled steps (eval/compiled.py), batch 1
     batch               ours, plain and speculative, all prompts at once, against batch 1 of each
 
 transformers' assistant proposes `lookahead` tokens a round, whatever it thinks of them. Reported are seconds a token of
@@ -26,7 +27,9 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.manifest import git_commit, hardware
+from eval.compiled import CompiledSteps
 from eval.pair import open_pair, prompts_of
+from eval.sequencer import Opener, open_sequencer
 from eval.speculative import plain_decode, speculative_decode
 from eval.texts import Limits, Speculation
 
@@ -85,33 +88,39 @@ def ways_to_decode(
 ) -> dict[str, Way]:
     """All of them, by name."""
     limits, speculation = Limits(options.new_tokens), Speculation(options.lookahead)
-    configure_assistant(draft, options.lookahead)
+    configure(target, draft, options.lookahead)
 
-    def ours(groups: Sequence[Sequence[list[int]]], *, speculative: bool) -> int:
+    def ours(groups: Sequence[Sequence[list[int]]], *, speculative: bool, opener: Opener = open_sequencer) -> int:
         texts: list[Any] = []
         for group in groups:
+            how: dict[str, Any] = {"limits": limits, "opener": opener}
             if speculative:
-                texts += speculative_decode(target, draft, group, limits=limits, speculation=speculation)
+                texts += speculative_decode(target, draft, group, speculation=speculation, **how)
             else:
-                texts += plain_decode(target, group, limits=limits)
+                texts += plain_decode(target, group, **how)
         return sum(len(text.token_ids) for text in texts)
 
     def theirs(**assistance: Any) -> int:
         return sum(generated(target, ids, options.new_tokens, **assistance) for ids in prompts)
 
-    alone = [[ids] for ids in prompts]
+    alone, steps = [[ids] for ids in prompts], CompiledSteps()
     return {
         "plain, ours": lambda: ours(alone, speculative=False),
         "plain, transformers": theirs,
         "speculative, ours": lambda: ours(alone, speculative=True),
         "speculative, transformers": lambda: theirs(assistant_model=draft),
+        "plain, compiled": lambda: ours(alone, speculative=False, opener=steps),
+        "speculative, compiled": lambda: ours(alone, speculative=True, opener=steps),
         "plain batch, ours": lambda: ours([prompts], speculative=False),
         "speculative batch, ours": lambda: ours([prompts], speculative=True),
     }
 
 
-def configure_assistant(draft: PreTrainedModel, lookahead: int) -> None:
-    """Have transformers propose so many tokens a round, always."""
+def configure(target: PreTrainedModel, draft: PreTrainedModel, lookahead: int) -> None:
+    """Have transformers stop at no token, and propose so many tokens a round, always."""
+    for model in (target, draft):
+        assert model.generation_config is not None
+        model.generation_config.eos_token_id = None
     config = draft.generation_config
     assert config is not None
     config.num_assistant_tokens = lookahead
@@ -127,7 +136,6 @@ def generated(target: PreTrainedModel, ids: Sequence[int], new_tokens: int, **as
         attention_mask=torch.ones_like(ids_1T),
         do_sample=False,
         max_new_tokens=new_tokens,
-        eos_token_id=-1,
         pad_token_id=0,
         **assistance,
     )
@@ -139,6 +147,11 @@ def ratios(seconds: dict[str, float]) -> dict[str, float]:
     return {
         "plain, ours over transformers": seconds["plain, transformers"] / seconds["plain, ours"],
         "speculative, ours over transformers": seconds["speculative, transformers"] / seconds["speculative, ours"],
+        "plain, compiled over transformers": seconds["plain, transformers"] / seconds["plain, compiled"],
+        "speculative, compiled over transformers": (
+            seconds["speculative, transformers"] / seconds["speculative, compiled"]
+        ),
+        "compiled, speculative over plain": seconds["plain, compiled"] / seconds["speculative, compiled"],
         "ours, speculative over plain": seconds["plain, ours"] / seconds["speculative, ours"],
         "plain, batch over batch 1": seconds["plain, ours"] / seconds["plain batch, ours"],
         "speculative, batch over batch 1": seconds["speculative, ours"] / seconds["speculative batch, ours"],

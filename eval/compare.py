@@ -8,6 +8,7 @@ draft's.
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,6 +20,7 @@ from eval.decoding_batch import Wanted
 from eval.pair import OpenPair
 from eval.race import Runner, Writer, race, spans
 from eval.sampling import Sampling
+from eval.sequencer import Opener, open_sequencer
 from eval.speculative import decode_steps
 from eval.tasks import Prompt, user_turn
 from eval.texts import Limits, Seeds, Speculation
@@ -47,12 +49,14 @@ class Comparison:
         speculation: How the draft is used.
         sampling: How tokens are chosen.
         seeds: Of random numbers.
+        opener: How the models are run.
     """
 
     limits: Limits
     speculation: Speculation
     sampling: Sampling
     seeds: Seeds
+    opener: Opener = open_sequencer
 
 
 def compare(pair: OpenPair, prompts: Iterable[Prompt], wanted: Comparison, console: Console) -> None:
@@ -67,6 +71,8 @@ def compare(pair: OpenPair, prompts: Iterable[Prompt], wanted: Comparison, conso
     for prompt in prompts:
         ids = pair.rendered(prompt)
         pair.require_room([ids], wanted.limits.max_new_tokens)
+        if wanted.opener is not open_sequencer:
+            compile_steps(pair, ids, wanted)
         plain, speculative = runners(pair, ids, wanted)
         console.print(Text(f"> {prompt.messages[-1]['content']}", style="bold"))
         if console.is_terminal:
@@ -79,13 +85,20 @@ def compare(pair: OpenPair, prompts: Iterable[Prompt], wanted: Comparison, conso
             console.print(one_below_the_other(pair, plain, speculative))
 
 
+def compile_steps(pair: OpenPair, ids: Sequence[int], wanted: Comparison) -> None:
+    """Decode the first tokens of a prompt unseen, so that no answer's clock counts the compiling."""
+    for runner in runners(pair, ids, wanted):
+        runner.advance()
+
+
 def runners(pair: OpenPair, ids: Sequence[int], wanted: Comparison) -> tuple[Runner, Runner]:
     """Plain and speculative decoding of one prompt, neither begun."""
     alone = Wanted([ids], wanted.limits, wanted.sampling)
     together = Wanted([ids], wanted.limits, wanted.sampling, wanted.speculation)
+    how: dict[str, Any] = {"seeds": wanted.seeds, "opener": wanted.opener}
     return (
-        Runner(decode_steps([pair.target], alone, seeds=wanted.seeds), drafts=False),
-        Runner(decode_steps([pair.target, pair.draft], together, seeds=wanted.seeds), drafts=True),
+        Runner(decode_steps([pair.target], alone, **how), drafts=False),
+        Runner(decode_steps([pair.target, pair.draft], together, **how), drafts=True),
     )
 
 

@@ -15,7 +15,7 @@ from eval.clock import clock_s
 from eval.models import shared_vocab_size
 from eval.rules import EXACT_GREEDY_DRAFT, REJECTION, RULES, Draws, Proposal, Verdict, follow
 from eval.sampling import Sampling, distribution, invert_cumulative, penalised
-from eval.sequencer import Sequencer, open_sequencer
+from eval.sequencer import Feed, Opener, Sequencer, open_sequencer
 from eval.texts import Decoded, Limits, Round, Seeds, Speculation, Text, stream, window
 
 
@@ -81,31 +81,44 @@ class Batch:
         wanted: What to decode.
         streams: Of random numbers, for all prompts.
         places: Of the prompts of this batch; they are read at once.
+        opener: Makes the models' sequencers, before the clock of the batch starts.
     """
 
     def __init__(
-        self, models: Sequence[PreTrainedModel], wanted: Wanted, streams: Streams, places: Sequence[int]
+        self,
+        models: Sequence[PreTrainedModel],
+        wanted: Wanted,
+        streams: Streams,
+        places: Sequence[int],
+        opener: Opener = open_sequencer,
     ) -> None:
         self.wanted, self.streams, self.device = wanted, streams, models[0].device
         self.vocab_size = shared_vocab_size(*models)
-        start_s = clock_s(self.device)
         lookahead = wanted.speculation.lookahead if wanted.speculation else 0
         self.texts = [Text(place, first_tokens(models[0], wanted.prompts[place]), lookahead) for place in places]
-        self.verifier, *drafters = [self.opened(model) for model in models]
-        self.drafter = drafters[0] if drafters else None
+        sequencers = [
+            self.opened(opener, model, feeds)
+            for model, feeds in zip(models, feeds_of(wanted.speculation), strict=False)  # alone: no draft
+        ]
+        self.verifier, self.drafter = sequencers[0], sequencers[1] if len(models) > 1 else None
+        start_s = clock_s(self.device)
+        for sequencer in sequencers:
+            self.read_contexts(sequencer)
         self.seen_BV = self.seen_at_first()
         self.prefilled_s = clock_s(self.device)
         self.prefill_s = self.prefilled_s - start_s
 
-    def opened(self, model: PreTrainedModel) -> Sequencer:
-        """A model that has read every context but its last token."""
+    def opened(self, opener: Opener, model: PreTrainedModel, feeds: Sequence[Feed]) -> Sequencer:
+        """A model that has read nothing yet."""
         capacity = max(len(text.context) for text in self.texts) + self.wanted.limits.max_new_tokens
         prompts = [self.wanted.prompts[text.place] for text in self.texts]
-        sequencer = open_sequencer(model, prompts, capacity=capacity, vocab_size=self.vocab_size)
+        return opener(model, prompts, capacity=capacity, vocab_size=self.vocab_size, feeds=feeds)
+
+    def read_contexts(self, sequencer: Sequencer) -> None:
+        """Have a model read every context but its last token."""
         contexts = [text.context[:-1] for text in self.texts]
         if any(contexts):
             sequencer.feed(self.filled(contexts), [(0, len(context)) for context in contexts], whole=False)
-        return sequencer
 
     def seen_at_first(self) -> Tensor | None:
         """Which tokens stand in each text, as a repetition penalty asks."""
@@ -239,6 +252,13 @@ class Batch:
                     sequencer.keep(unfinished)
             self.seen_BV = None if self.seen_BV is None else self.seen_BV[unfinished]
         self.texts = [self.texts[row] for row in unfinished]
+
+
+def feeds_of(speculation: Speculation | None) -> tuple[Sequence[Feed], ...]:
+    """What the target is fed again and again, and what the draft is."""
+    if speculation is None:
+        return ([(1, False)],)
+    return sorted({(speculation.lookahead + 1, True), (speculation.most + 1, True)}), [(1, False), (2, False)]
 
 
 def first_tokens(target: PreTrainedModel, prompt_ids: Sequence[int]) -> tuple[int, ...]:

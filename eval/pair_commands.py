@@ -1,10 +1,14 @@
 """`widedraft verify` and `widedraft compare`: their arguments, and what they do. Imports torch only when they run."""
 
 import argparse
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
+
+if TYPE_CHECKING:
+    from eval.sequencer import Opener
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -16,6 +20,9 @@ def pair_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file of prompts")
     parser.add_argument("--lookahead", type=int, default=4, metavar="N", help="tokens proposed per round (default: 4)")
     parser.add_argument("--seed", type=int, default=17, help="of every random number (default: 17)")
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the models' steps first: minutes, then faster steps"
+    )
 
 
 def verify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +57,7 @@ def verify(options: argparse.Namespace) -> None:
         sampling=Sampling(options.temperature),
         samples=options.samples,
         seed=options.seed,
+        opener=opener_of(options),
     )
     holds = True
     for finding in verify_pair(pair.target, pair.draft, ids, wanted):
@@ -90,9 +98,21 @@ def compare(options: argparse.Namespace) -> None:
         "speculation": Speculation(options.lookahead),
         "sampling": Sampling(options.temperature),
         "seeds": Seeds(3 * options.seed, 3 * options.seed + 1, 3 * options.seed + 2),
+        "opener": opener_of(options),
     }
     with torch_threads(options.num_threads):
         compare(pair, from_file or typed_prompts(console), Comparison(**wanted), console)
+
+
+def opener_of(options: argparse.Namespace) -> "Opener":
+    """How the models are run."""
+    from eval.compiled import CompiledSteps
+    from eval.sequencer import open_sequencer
+
+    if not options.compile:
+        return open_sequencer
+    print("compiling the models' steps, half a minute or so for each shape ...", file=sys.stderr, flush=True)
+    return CompiledSteps()
 
 
 def require_positive(options: argparse.Namespace, *names: str) -> None:

@@ -4,6 +4,7 @@ Feeding a token at a position forgets whatever stood there and behind it in that
 feeds at an earlier position.
 
     RowSequencer             many rows at once, each with a length of its own (eval/row_cache.py)
+    CompiledSequencer        the same with compiled steps (eval/compiled.py)
     TextSequencer            one row, by the cache of transformers: any decoder-only model whose layers see everything
     TranslationSequencer     one row of an encoder-decoder model: the prompt is encoded once
 
@@ -12,6 +13,7 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from eval.cache import new_cache, roll_back
 from eval.row_cache import RowCache
 
+Feed = tuple[int, bool]  # tokens fed at once to the longest row, and whether logits are wanted after all of them
 Span = tuple[int, int]  # the position of a row's first token among those fed, and how many tokens it is fed
 WINDOWED = "sliding_attention"
 BY_ROWS = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "gpt2"})
@@ -51,8 +54,29 @@ class Sequencer(Protocol):
         ...
 
 
+class Opener(Protocol):
+    """Makes sequencers: `open_sequencer`, or eval.compiled.CompiledSteps."""
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        *,
+        capacity: int,
+        vocab_size: int,
+        feeds: Sequence[Feed] = (),
+    ) -> Sequencer:
+        """See open_sequencer."""
+        ...
+
+
 def open_sequencer(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, capacity: int, vocab_size: int
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    capacity: int,
+    vocab_size: int,
+    feeds: Sequence[Feed] = (),  # noqa: ARG001  # of use where steps are compiled
 ) -> Sequencer:
     """The sequencer for some prompts, none of which has been read yet.
 
@@ -61,6 +85,7 @@ def open_sequencer(
         prompts: One per row.
         capacity: Tokens a row comes to at most.
         vocab_size: Only so many ids are spoken of.
+        feeds: What it will be fed after the prompts, again and again.
 
     Raises:
         UserError: If the model's past cannot be taken back, see `new_cache`.
@@ -87,22 +112,14 @@ class RowSequencer:
         self.model = model
         self.vocab_size = vocab_size
         self.cache = RowCache(capacity)
+        self.sight = Sight.of(model)
 
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
         """See Sequencer."""
-        device = ids_BT.device
-        positions_BT = positions_of(spans, ids_BT.shape[1], left=whole).to(device)
+        positions_BT = positions_of(spans, ids_BT.shape[1], left=whole).to(ids_BT.device)
         width = max((start + count for start, count in spans if count), default=1)
-        self.cache.write_at(positions_BT.where(positions_BT >= 0, self.cache.capacity), width=width)
-        output = self.model(
-            input_ids=ids_BT,
-            attention_mask=masks(self.model, positions_BT.clamp(min=0), width),
-            position_ids=positions_BT.clamp(min=0),
-            past_key_values=self.cache,  # pyright: ignore[reportArgumentType]  # all that a model asks of a Cache
-            use_cache=True,
-            logits_to_keep=0 if whole else 1,
-        )
-        return output.logits[..., : self.vocab_size]
+        logits_BTV = forward(self.model, ids_BT, positions_BT, self.cache, self.sight, width=width, whole=whole)
+        return logits_BTV[..., : self.vocab_size]
 
     def keep(self, places: Sequence[int]) -> None:
         """See Sequencer."""
@@ -159,6 +176,30 @@ class TranslationSequencer:
         assert list(places) == [0]
 
 
+def forward(
+    model: PreTrainedModel,
+    ids_BT: Tensor,
+    positions_BT: Tensor,
+    cache: RowCache,
+    sight: "Sight",
+    *,
+    width: int,
+    whole: bool,
+) -> Tensor:
+    """Logits of tokens at positions of their rows, -1 for filling; `width` slots of the cache are looked at."""
+    cache.write_at(positions_BT.where(positions_BT >= 0, cache.capacity), width=width)
+    positions_BT = positions_BT.clamp(min=0)
+    output = model(
+        input_ids=ids_BT,
+        attention_mask=sight.masks(positions_BT, width),
+        position_ids=positions_BT,
+        past_key_values=cache,  # pyright: ignore[reportArgumentType]  # all that a model asks of a Cache
+        use_cache=True,
+        logits_to_keep=0 if whole else 1,
+    )
+    return output.logits
+
+
 def positions_of(spans: Sequence[Span], width: int, *, left: bool) -> Tensor:
     """positions_BT of the tokens fed, -1 for filling.
 
@@ -174,22 +215,40 @@ def positions_of(spans: Sequence[Span], width: int, *, left: bool) -> Tensor:
     return (starts_B1 + steps_BT).where((steps_BT >= 0) & (steps_BT < counts_B1), -1)
 
 
-def masks(model: PreTrainedModel, positions_BT: Tensor, width: int) -> Any:
-    """Which slots each token looks at: a mask [B, 1, T, S], or one for each kind of layer where the model has kinds."""
-    config = model.config.get_text_config(decoder=True)
-    slots_S = torch.arange(width, device=positions_BT.device)
-    seen_BTS = slots_S <= positions_BT[:, :, None]
-    window = getattr(config, "sliding_window", None)
-    near_BTS = seen_BTS if window is None else seen_BTS & (slots_S > positions_BT[:, :, None] - window)
-    if config.model_type not in MASK_PER_KIND_OF_LAYER:
-        return as_attention_takes_it(near_BTS, model)
-    kinds = {"full_attention": seen_BTS, WINDOWED: near_BTS}
-    return {kind: as_attention_takes_it(kinds[kind], model) for kind in set(config.layer_types)}
+@dataclass(frozen=True)
+class Sight:
+    """Which slots a model's tokens look at.
 
+    Attributes:
+        window: Tokens a layer with a sliding window sees, itself included; None without one.
+        kinds: Kinds of layer where the model asks for a mask of each, else empty.
+        added: The number type of masks that are added, as transformers' own attention takes them; None for booleans.
+    """
 
-def as_attention_takes_it(seen_BTS: Tensor, model: PreTrainedModel) -> Tensor:
-    """Booleans for torch's attention; for transformers' own, numbers to add."""
-    if model.config._attn_implementation != "eager":  # noqa: SLF001  # there is no other way to know
-        return seen_BTS[:, None]
-    lowest = torch.finfo(model.dtype).min
-    return torch.zeros_like(seen_BTS, dtype=model.dtype).masked_fill(~seen_BTS, lowest)[:, None]
+    window: int | None
+    kinds: tuple[str, ...]
+    added: torch.dtype | None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "Sight":
+        """What a model's config says."""
+        config = model.config.get_text_config(decoder=True)
+        eager = config._attn_implementation == "eager"  # noqa: SLF001  # there is no other way to know
+        kinds = tuple(sorted(set(config.layer_types))) if config.model_type in MASK_PER_KIND_OF_LAYER else ()
+        return cls(getattr(config, "sliding_window", None), kinds, model.dtype if eager else None)
+
+    def masks(self, positions_BT: Tensor, width: int) -> Any:
+        """A mask [B, 1, T, S] over the first `width` slots, or one for each kind of layer."""
+        slots_S = torch.arange(width, device=positions_BT.device)
+        seen_BTS = slots_S <= positions_BT[:, :, None]
+        near_BTS = seen_BTS if self.window is None else seen_BTS & (slots_S > positions_BT[:, :, None] - self.window)
+        if not self.kinds:
+            return self.as_attention_takes_it(near_BTS)
+        return {kind: self.as_attention_takes_it(near_BTS if kind == WINDOWED else seen_BTS) for kind in self.kinds}
+
+    def as_attention_takes_it(self, seen_BTS: Tensor) -> Tensor:
+        """Booleans, or numbers to add."""
+        if self.added is None:
+            return seen_BTS[:, None]
+        lowest = torch.finfo(self.added).min
+        return torch.zeros_like(seen_BTS, dtype=self.added).masked_fill(~seen_BTS, lowest)[:, None]

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from eval.decoding_batch import Batch, Emitted, Streams, Wanted
 from eval.sampling import Sampling
-from eval.sequencer import takes_rows
+from eval.sequencer import Opener, open_sequencer, takes_rows
 from eval.texts import Decoded, Limits, Seeds, Speculation
 
 GREEDY, LOOKAHEAD_4, SEEDS = Sampling(), Speculation(), Seeds()  # defaults
@@ -31,6 +31,7 @@ def speculative_decode(
     sampling: Sampling = GREEDY,
     seeds: Seeds = SEEDS,
     row_seeds: Sequence[int] | None = None,
+    opener: Opener = open_sequencer,
 ) -> list[Decoded]:
     """Continuations as the target writes them, found with the help of a draft.
 
@@ -43,12 +44,14 @@ def speculative_decode(
         sampling: How tokens are chosen, on both sides.
         seeds: Of the three streams of random numbers.
         row_seeds: One per prompt; its draws depend on this and the seeds alone. Its place if None.
+        opener: How the models are run: `open_sequencer`, or an eval.compiled.CompiledSteps.
 
     Returns:
         One for each prompt, in their order.
     """
     wanted = Wanted(prompts, limits, sampling, speculation)
-    return collected(decode_steps([target, draft], wanted, seeds=seeds, row_seeds=row_seeds), len(prompts))
+    steps = decode_steps([target, draft], wanted, seeds=seeds, row_seeds=row_seeds, opener=opener)
+    return collected(steps, len(prompts))
 
 
 def plain_decode(
@@ -59,15 +62,22 @@ def plain_decode(
     sampling: Sampling = GREEDY,
     seeds: Seeds = SEEDS,
     row_seeds: Sequence[int] | None = None,
+    opener: Opener = open_sequencer,
 ) -> list[Decoded]:
     """The target's continuations, one token at a time, by the same machinery as with a draft; see there."""
-    steps = decode_steps([target], Wanted(prompts, limits, sampling), seeds=seeds, row_seeds=row_seeds)
+    wanted = Wanted(prompts, limits, sampling)
+    steps = decode_steps([target], wanted, seeds=seeds, row_seeds=row_seeds, opener=opener)
     return collected(steps, len(prompts))
 
 
 @torch.inference_mode()
 def decode_steps(
-    models: Sequence[PreTrainedModel], wanted: Wanted, *, seeds: Seeds = SEEDS, row_seeds: Sequence[int] | None = None
+    models: Sequence[PreTrainedModel],
+    wanted: Wanted,
+    *,
+    seeds: Seeds = SEEDS,
+    row_seeds: Sequence[int] | None = None,
+    opener: Opener = open_sequencer,
 ) -> Iterator[Emitted | tuple[int, Decoded]]:
     """Decode, and tell what is added to every text as it happens; see speculative_decode.
 
@@ -78,6 +88,7 @@ def decode_steps(
         wanted: What to decode.
         seeds: Of the three streams of random numbers.
         row_seeds: One per prompt.
+        opener: How the models are run.
 
     Yields:
         What a step added to a text; after its last, (its place among the prompts, the text).
@@ -86,7 +97,7 @@ def decode_steps(
     draws = Streams.of(wanted, seeds, everything if row_seeds is None else row_seeds, models[0].device)
     together = all(takes_rows(model) for model in models)
     for places in [everything] if together else [[place] for place in everything]:
-        batch = Batch(models, wanted, draws, places)
+        batch = Batch(models, wanted, draws, places, opener)
         while batch.texts:
             yield from batch.plain_step() if batch.drafter is None else batch.round()
             yield from batch.retire()

@@ -31,6 +31,7 @@ from eval.models import shared_vocab_size
 from eval.replay import answer_logits
 from eval.rules import LOSSLESS
 from eval.sampling import Sampling, distribution
+from eval.sequencer import Opener, open_sequencer
 from eval.speculative import plain_decode, speculative_decode
 from eval.texts import Decoded, Limits, Seeds, Speculation
 
@@ -50,6 +51,7 @@ class Verification:
         sampling: Of the distribution checks; its temperature is above 0 and it has no repetition penalty.
         samples: Texts drawn for each prompt and rule.
         seed: Of every random number.
+        opener: How the models are run.
     """
 
     max_new_tokens: int = 64
@@ -58,6 +60,7 @@ class Verification:
     sampling: Sampling = Sampling(1.0)  # noqa: RUF009  # never changes
     samples: int = 4
     seed: int = 17
+    opener: Opener = open_sequencer
 
     @property
     def limits(self) -> Limits:
@@ -96,8 +99,8 @@ def check_greedy_text(
 ) -> Finding:
     """Whether the draft leaves the greedy text as it is."""
     limits, speculation = wanted.limits, Speculation(wanted.lookahead)
-    decoded = speculative_decode(target, draft, prompts, limits=limits, speculation=speculation)
-    plain = plain_decode(target, prompts, limits=limits)
+    decoded = speculative_decode(target, draft, prompts, limits=limits, speculation=speculation, opener=wanted.opener)
+    plain = plain_decode(target, prompts, limits=limits, opener=wanted.opener)
     same = sum(one.token_ids == own.token_ids for one, own in zip(decoded, plain, strict=True))
     detail = f"{same} of {len(prompts)} texts are those of plain decoding; {kept_of(decoded)}"
     ties, others, count = 0, 0, sum(len(one.token_ids) for one in decoded)
@@ -120,7 +123,12 @@ def shortfalls(target: PreTrainedModel, prompt: Sequence[int], token_ids: Sequen
 def check_own_draft(target: PreTrainedModel, prompts: Sequence[Sequence[int]], wanted: Verification) -> Finding:
     """Whether the target keeps what it proposes itself."""
     decoded = speculative_decode(
-        target, target, prompts, limits=wanted.limits, speculation=Speculation(wanted.lookahead)
+        target,
+        target,
+        prompts,
+        limits=wanted.limits,
+        speculation=Speculation(wanted.lookahead),
+        opener=wanted.opener,
     )
     accepted, proposed = counted(decoded)
     least = 1.0 if target.dtype == torch.float32 else LEAST_OWN
@@ -146,6 +154,7 @@ def check_distribution(
         speculation=Speculation(wanted.lookahead, rule=rule),
         sampling=wanted.sampling,
         seeds=seeds,
+        opener=wanted.opener,
     )
     rng = np.random.default_rng(wanted.seed)
     places = np.concatenate(

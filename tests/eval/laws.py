@@ -6,6 +6,7 @@ import torch
 from scipy.stats import chisquare
 
 from eval.sampling import Sampling, distribution
+from eval.sequencer import open_sequencer
 from eval.speculative import plain_decode, speculative_decode
 from eval.texts import Limits, Seeds, Speculation
 
@@ -67,10 +68,11 @@ def law_sampled_texts_are_the_targets(target, draft, rule="rejection", sampling=
     require_same_law([text.token_ids for text in decoded], text_chances(target, sampling))
 
 
-def law_greedy_text_is_the_targets(target, draft, prompts, limits, lookahead=4):
+def law_greedy_text_is_the_targets(target, draft, prompts, limits, lookahead=4, opener=open_sequencer):
     """Batch or not, the text is that of plain decoding of each prompt alone, and counts add up to it."""
     plain = [plain_decode(target, [prompt], limits=limits)[0] for prompt in prompts]
-    decoded = speculative_decode(target, draft, prompts, limits=limits, speculation=Speculation(lookahead))
+    speculation = Speculation(lookahead)
+    decoded = speculative_decode(target, draft, prompts, limits=limits, speculation=speculation, opener=opener)
     for one, own in zip(decoded, plain, strict=True):
         assert one.token_ids == own.token_ids
         assert one.stopped == own.stopped
@@ -105,12 +107,13 @@ def law_exact_rules_write_what_plain_sampling_writes(target, draft, prompts, rul
     assert any(one.accepted for text in decoded for one in text.rounds)
 
 
-def law_rows_do_not_feel_each_other(target, draft, prompts, sampling, rule="rejection", lookahead=4, length=24):
+def law_rows_do_not_feel_each_other(target, draft, prompts, sampling, rule="rejection", opener=open_sequencer):
     """A row of a batch is what it is alone: same text, same rounds."""
     arguments = {
-        "limits": Limits(length, frozenset({2})),
-        "speculation": Speculation(lookahead, rule=rule),
+        "limits": Limits(24, frozenset({2})),
+        "speculation": Speculation(4, rule=rule),
         "sampling": sampling,
+        "opener": opener,
     }
     together = speculative_decode(target, draft, prompts, **arguments)
     for place, (prompt, row) in enumerate(zip(prompts, together, strict=True)):
