@@ -15,7 +15,7 @@ from eval.decoding_batch import Wanted
 from eval.models import load_model
 from eval.pair import open_pair
 from eval.sampling import Sampling
-from eval.sequencer import forward
+from eval.sequencer import RowSequencer, forward
 from eval.speculative import decode_steps, plain_decode, speculative_decode
 from eval.tasks import Prompt, user_turn
 from eval.texts import Limits, Seeds, Speculation
@@ -55,6 +55,20 @@ def test_a_batch_is_fed_the_shapes_it_was_opened_for(target, noisy_draft, prompt
     law_greedy_text_is_the_targets(target, noisy_draft, prompts, Limits(17, frozenset({2})), lookahead, opener)
     rows = len(prompts)
     assert set(fed) == {(rows, 1, False), (rows, 2, False), (rows, lookahead + 1, True)}
+
+
+def test_fewer_tokens_than_a_step_takes_are_filled_up(target, prompts, fed):
+    """On the left where the logits after the last token are asked for, on the right where all are."""
+    text = torch.tensor(prompts[3][:9])
+    with torch.inference_mode():
+        expected_TV = target(text[None], use_cache=False).logits[0]
+        feeds = [(4, False), (4, True)]
+        sequencer = CompiledSteps()(target, [prompts[3]], capacity=20, vocab_size=264, feeds=feeds)
+        last_1V = sequencer.feed(text[None, :3], [(0, 3)], whole=False)[0]
+        all_TV = sequencer.feed(text[None, 3:5], [(3, 2)], whole=True)[0]
+    torch.testing.assert_close(last_1V, expected_TV[2:3], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(all_TV, expected_TV[3:5], rtol=1e-4, atol=1e-4)
+    assert {shape[1] for shape in fed} == {4}
 
 
 def test_an_adaptive_lookahead_has_two_widths(target, noisy_draft, prompts, fed):
@@ -121,15 +135,21 @@ def test_without_a_compiler_the_user_is_told(target, prompts, monkeypatch):
         plain_decode(target, prompts[:1], limits=Limits(2), opener=CompiledSteps())
 
 
-@pytest.mark.parametrize("command", ["verify", "compare"])
-def test_commands_compile_where_they_are_told_to(command, target_folder, noisy_folder, tmp_path, fed, capsys):
+@pytest.fixture
+def pair_words(target_folder, noisy_folder, tmp_path):
+    """Words that name two models and a prompt."""
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"prompt": "why"}\n', encoding="utf-8")
-    models = ["--target", str(target_folder), "--draft", str(noisy_folder), "--prompts", str(questions)]
-    words = [command, *models, "--max-new-tokens", "8", "--lookahead", "2"]
+    return ["--target", str(target_folder), "--draft", str(noisy_folder), "--prompts", str(questions)]
+
+
+@pytest.mark.parametrize("command", ["verify", "compare"])
+def test_commands_compile_where_they_are_told_to(command, pair_words, fed, capsys, monkeypatch):
+    words = [command, *pair_words, "--max-new-tokens", "8", "--lookahead", "2"]
     assert main(words) == 0
     assert fed == []
     assert "compiling" not in capsys.readouterr().err
+    monkeypatch.delattr(RowSequencer, "feed")
     assert main([*words, "--compile"]) == 0
     assert {(1, False), (2, False), (3, True)} == {shape[1:] for shape in fed}
     assert "compiling the models' steps" in capsys.readouterr().err
