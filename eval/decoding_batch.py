@@ -64,13 +64,13 @@ class Emitted:
         place: Of the text among the prompts.
         token_ids: What was added.
         accepted: How many of them the draft wrote; the last one is always the target's.
-        full: Whether everything proposed was kept, so that the last token is a bonus and not a correction.
+        corrected: Whether the last token stands in the place of a proposed one that was not kept.
     """
 
     place: int
     token_ids: tuple[int, ...]
     accepted: int = 0
-    full: bool = False
+    corrected: bool = False
 
 
 class Batch:
@@ -158,7 +158,8 @@ class Batch:
         full = proposed > 0 and one.accepted == proposed
         text.rounds.append(one)
         text.missing, text.lookahead = int(full), speculation.after(one, text.lookahead)
-        return Emitted(text.place, tuple(token_ids[:kept]), one.accepted, full)
+        corrected = kept == len(token_ids) <= proposed  # not so where a proposed stop token was kept
+        return Emitted(text.place, tuple(token_ids[:kept]), one.accepted, corrected)
 
     def propose(self, counts: Sequence[int]) -> Proposal:
         """The draft's own continuation of every text, kept on the device."""

@@ -76,11 +76,11 @@ def race(*runners: Runner) -> Iterator[None]:
 
 
 def writers_of(step: Emitted, *, drafts: bool) -> list[Writer]:
-    """Who wrote each token of a step: the target's own is a bonus after everything was kept, else a correction.
+    """Who wrote each token of a step: the target's own corrects a proposed one, or is a bonus.
 
-    The stop token of a text that ends inside what was kept counts as the target's.
+    The stop token of a text that ends inside what was kept counts as the target's, and as no correction.
     """
-    last: Writer = "target" if not drafts else "bonus" if step.full else "corrected"
+    last: Writer = "target" if not drafts else "corrected" if step.corrected else "bonus"
     accepted: list[Writer] = ["accepted"] * step.accepted
     return [*accepted, last]
 

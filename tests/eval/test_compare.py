@@ -65,8 +65,9 @@ def test_a_terminal_without_colour_has_the_marks(pair):
 
 def test_every_token_has_its_writer():
     assert writers_of(Emitted(0, (5,)), drafts=False) == ["target"]
-    assert writers_of(Emitted(0, (5, 6, 7), accepted=2), drafts=True) == ["accepted", "accepted", "corrected"]
-    assert writers_of(Emitted(0, (5, 6, 7), accepted=2, full=True), drafts=True) == ["accepted", "accepted", "bonus"]
+    corrected = Emitted(0, (5, 6, 7), accepted=2, corrected=True)
+    assert writers_of(corrected, drafts=True) == ["accepted", "accepted", "corrected"]
+    assert writers_of(Emitted(0, (5, 6, 7), accepted=2), drafts=True) == ["accepted", "accepted", "bonus"]
 
 
 def test_pieces_make_up_the_text_and_no_character_is_torn(target_tokenizer):
