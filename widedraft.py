@@ -257,7 +257,7 @@ STAGES = {
     ),
     "rounds": Stage(
         scoring.rounds,
-        "print what rounds matched, from a file with a line [total per row] each",
+        "print the figures of rounds: tau, positions, times of a trace; or of a file of totals what they matched",
         scoring.rounds_arguments,
     ),
     "run": Stage(run_everything, "all of it; continues where a stopped run left off", recipe_arguments),

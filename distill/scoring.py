@@ -51,9 +51,17 @@ def export_recorded_arguments(parser: argparse.ArgumentParser) -> None:
 
 def rounds_arguments(parser: argparse.ArgumentParser) -> None:
     """FILE, and perhaps --recorded PATH and --lookahead N."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="a line [total per row] after each round")
-    parser.add_argument("--recorded", type=Path, metavar="PATH", help="its answers, which say where prompts end")
-    parser.add_argument("--lookahead", type=int, metavar="N", help="draft tokens a round proposed")
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="a trace: rounds.jsonl beside a scorecard, or what --rounds of verify and compare wrote; or a line "
+        "[total per row] after each round",
+    )
+    parser.add_argument(
+        "--recorded", type=Path, metavar="PATH", help="of totals: the answers, which say where prompts end"
+    )
+    parser.add_argument("--lookahead", type=int, metavar="N", help="of totals: draft tokens a round proposed")
 
 
 def score_without_recipe(options: argparse.Namespace) -> None:
@@ -160,7 +168,31 @@ def export_recorded(options: argparse.Namespace) -> None:
 
 
 def rounds(options: argparse.Namespace) -> None:
-    """Print what the rounds in a file matched."""
+    """Print the figures of the rounds in a file, of either form."""
+    from eval.recorded.brackets import read_text
+
+    if read_text(options.file).lstrip().startswith("{"):
+        traced_rounds(options)
+    else:
+        matched_rounds(options)
+
+
+def traced_rounds(options: argparse.Namespace) -> None:
+    """Print the figures of a trace."""
+    given = [f"--{name}" for name in ("recorded", "lookahead") if getattr(options, name) is not None]
+    if given:
+        raise UserError(
+            f"{' and '.join(given)} must be left out: {options.file} is a trace, which says where texts end and what "
+            "was proposed. They are for lines of totals."
+        )
+    from eval.round_figures import rounds_page
+    from eval.round_trace import read_round_trace
+
+    print(rounds_page(read_round_trace(options.file)), end="")
+
+
+def matched_rounds(options: argparse.Namespace) -> None:
+    """Print what rounds matched that a file tells by their totals."""
     from eval.recorded.rounds_file import match_by_totals, match_with_answers, matched_table, read_rounds
 
     if options.lookahead is not None and options.lookahead < 1:

@@ -74,15 +74,15 @@ class Counts:
         return tuple(more - fewer for more, fewer in pairwise(at_least))
 
 
-def count_visits(visits_T: Array, tail_TK: Array) -> Counts:
+def count_visits(visits_T: Array, tail_TK: Array, room_T: Array) -> Counts:
     """The one counting function.
 
     Args:
         visits_T: Rounds that start at each position of the text: 0 or 1 in a trace, a probability in a replay.
         tail_TK: Chance that a round starting at T accepts at least k tokens: 0 or 1 in a trace.
+        room_T: Tokens that a round starting at T may accept, from `room_after` or fewer.
     """
     num_tokens, lookahead = tail_TK.shape
-    room_T = num_tokens - 1 - np.arange(num_tokens)
     possible_TK = visits_T[:, None] * (np.arange(1, lookahead + 1) <= room_T[:, None])
     tail_before_TK = np.concatenate([np.ones((num_tokens, 1)), tail_TK[:, :-1]], axis=1)
     return Counts(
@@ -101,11 +101,30 @@ def count_trace(rounds: Iterable[tuple[int, int]], *, num_tokens: int, lookahead
         num_tokens: Length of the text they emitted.
         lookahead: Tokens a round proposes where the text has room.
     """
-    visits_T, tail_TK = np.zeros(num_tokens), np.zeros((num_tokens, lookahead))
-    for start, accepted in rounds:
+    asked = ((start, lookahead, accepted) for start, accepted in rounds)
+    return count_proposals(asked, num_tokens=num_tokens, most=lookahead)
+
+
+def count_proposals(rounds: Iterable[tuple[int, int, int]], *, num_tokens: int, most: int) -> Counts:
+    """Counts of rounds that happened and differ in how many tokens they proposed, as with an adaptive lookahead.
+
+    Args:
+        rounds: Start, number of proposed and number of accepted tokens of each round. What was proposed behind the end
+            of the text does not count.
+        num_tokens: Length of the text they emitted.
+        most: Positions to count, at least as many as any round proposed.
+    """
+    visits_T, tail_TK, room_T = np.zeros(num_tokens), np.zeros((num_tokens, most)), room_after(num_tokens)
+    for start, proposed, accepted in rounds:
         visits_T[start] += 1
         tail_TK[start, :accepted] = 1
-    return count_visits(visits_T, tail_TK)
+        room_T[start] = min(room_T[start], proposed)
+    return count_visits(visits_T, tail_TK, room_T)
+
+
+def room_after(num_tokens: int) -> Array:
+    """[T]: tokens that a round starting at T may accept in a text of so many; the last is never among them."""
+    return np.arange(num_tokens - 1, -1, -1, dtype=np.float64)
 
 
 def pool(counts: Sequence[Counts]) -> Counts:

@@ -19,11 +19,12 @@ from rich.text import Text
 from eval.decoding_batch import Wanted
 from eval.pair import OpenPair
 from eval.race import Runner, Writer, race, spans
+from eval.round_trace import Run
 from eval.sampling import Sampling
 from eval.sequencer import Opener, open_sequencer
 from eval.speculative import decode_steps
 from eval.tasks import Prompt, user_turn
-from eval.texts import Limits, Seeds, Speculation
+from eval.texts import Decoded, Limits, Seeds, Speculation
 
 STYLES: dict[Writer, str] = {"target": "", "accepted": "cyan", "corrected": "bold yellow", "bonus": "underline magenta"}
 MARKS: dict[Writer, tuple[str, str]] = {
@@ -59,7 +60,9 @@ class Comparison:
     opener: Opener = open_sequencer
 
 
-def compare(pair: OpenPair, prompts: Iterable[Prompt], wanted: Comparison, console: Console) -> None:
+def compare(
+    pair: OpenPair, prompts: Iterable[Prompt], wanted: Comparison, console: Console
+) -> list[tuple[str, Decoded]]:
     """Answer each prompt twice and show it.
 
     Args:
@@ -67,7 +70,11 @@ def compare(pair: OpenPair, prompts: Iterable[Prompt], wanted: Comparison, conso
         prompts: As they come.
         wanted: How to decode.
         console: Where to show it.
+
+    Returns:
+        The source of each prompt, and its answer with the draft.
     """
+    answered = []
     for prompt in prompts:
         ids = pair.rendered(prompt)
         pair.require_room([ids], wanted.limits.max_new_tokens)
@@ -83,6 +90,22 @@ def compare(pair: OpenPair, prompts: Iterable[Prompt], wanted: Comparison, conso
             for _ in race(plain, speculative):
                 pass
             console.print(one_below_the_other(pair, plain, speculative))
+        assert speculative.decoded is not None
+        answered.append((prompt.source, speculative.decoded))
+    return answered
+
+
+def compared_run(wanted: Comparison, decoded: Sequence[Decoded]) -> Run:
+    """What was decoded with the draft, for the trace of its rounds; one text of each prompt, in their order."""
+    return Run(
+        label="compare",
+        places=range(len(decoded)),
+        decoded=decoded,
+        max_new_tokens=wanted.limits.max_new_tokens,
+        speculation=wanted.speculation,
+        sampling=wanted.sampling,
+        seeds=wanted.seeds,
+    )
 
 
 def compile_steps(pair: OpenPair, ids: Sequence[int], wanted: Comparison) -> None:

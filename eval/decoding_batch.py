@@ -64,13 +64,13 @@ class Emitted:
         place: Of the text among the prompts.
         token_ids: What was added.
         accepted: How many of them the draft wrote; the last one is always the target's.
-        full: Whether everything proposed was kept, so that the last token is a bonus and not a correction.
+        corrected: Whether the last token stands in the place of a proposed one that was not kept.
     """
 
     place: int
     token_ids: tuple[int, ...]
     accepted: int = 0
-    full: bool = False
+    corrected: bool = False
 
 
 class Batch:
@@ -107,6 +107,13 @@ class Batch:
         self.seen_BV = self.seen_at_first()
         self.prefilled_s = clock_s(self.device)
         self.prefill_s = self.prefilled_s - start_s
+
+    @property
+    def rule(self) -> str | None:
+        """How tokens are accepted; None without a draft."""
+        if self.wanted.speculation is None:
+            return None
+        return EXACT_GREEDY_DRAFT if self.wanted.sampling.is_greedy else self.wanted.speculation.rule
 
     def opened(self, opener: Opener, model: PreTrainedModel, feeds: Sequence[Feed]) -> Sequencer:
         """A model that has read nothing yet."""
@@ -160,11 +167,12 @@ class Batch:
         speculation, start = self.wanted.speculation, len(text.emitted)
         assert speculation is not None
         kept = text.extend(token_ids, self.wanted.limits)
-        one = Round(start, proposed, kept - 1, *seconds)
+        one = Round(start, text.lookahead, proposed, kept - 1, len(self.texts), *seconds)
         full = proposed > 0 and one.accepted == proposed
         text.rounds.append(one)
         text.missing, text.lookahead = int(full), speculation.after(one, text.lookahead)
-        return Emitted(text.place, tuple(token_ids[:kept]), one.accepted, full)
+        corrected = kept == len(token_ids) <= proposed  # not so where a proposed stop token was kept
+        return Emitted(text.place, tuple(token_ids[:kept]), one.accepted, corrected)
 
     def propose(self, counts: Sequence[int]) -> Proposal:
         """The draft's own continuation of every text, kept on the device."""
@@ -200,22 +208,22 @@ class Batch:
         sampling, rows, steps = self.wanted.sampling, len(counts), logits_BJV.shape[1]
         if sampling.is_greedy:
             return follow(penalised(flat_NV, sampling, seen_NV).argmax(dim=-1).view(rows, steps), proposal)
-        assert self.wanted.speculation is not None
+        assert self.rule is not None
         draws = Draws(
             window(self.streams.accept_BD, self.texts, steps - 1), window(self.streams.target_BD, self.texts, steps)
         )
         target_BJV = distribution(flat_NV, sampling, seen_NV).view(rows, steps, -1)
-        return RULES[self.wanted.speculation.rule](target_BJV, proposal, draws)
+        return RULES[self.rule](target_BJV, proposal, draws)
 
     def pick(
         self, logits_BV: Tensor, seen_BV: Tensor | None, draws_B: Tensor, *, drafting: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """One token a row, and what it was drawn from where the rule asks for that."""
-        sampling, rule = self.wanted.sampling, self.wanted.speculation.rule if self.wanted.speculation else None
-        if sampling.is_greedy or (drafting and rule == EXACT_GREEDY_DRAFT):
+        sampling = self.wanted.sampling
+        if sampling.is_greedy or (drafting and self.rule == EXACT_GREEDY_DRAFT):
             return penalised(logits_BV, sampling, seen_BV).argmax(dim=-1), None
         probs_BV = distribution(logits_BV, sampling, seen_BV)
-        return invert_cumulative(probs_BV, draws_B), probs_BV if rule == REJECTION else None
+        return invert_cumulative(probs_BV, draws_B), probs_BV if self.rule == REJECTION else None
 
     def seen_along(self, proposal: Proposal) -> Tensor | None:
         """Which tokens stand before each token to be judged, as [B x J, V]; None where no penalty asks."""
@@ -240,12 +248,11 @@ class Batch:
     def retire(self) -> Iterator[tuple[int, Decoded]]:
         """Hand out the texts that are finished and let go of their rows."""
         elapsed_s, limits = clock_s(self.device) - self.prefilled_s, self.wanted.limits
-        rule = self.wanted.speculation.rule if self.wanted.speculation else None
         unfinished = [row for row, text in enumerate(self.texts) if not text.is_finished(limits)]
         for text in self.texts:
             if text.is_finished(limits):
                 ids, rounds = tuple(text.emitted), tuple(text.rounds)
-                yield text.place, Decoded(ids, rounds, self.prefill_s, elapsed_s, rule, text.stopped)
+                yield text.place, Decoded(ids, rounds, self.prefill_s, elapsed_s, self.rule, text.stopped)
         if unfinished and len(unfinished) < len(self.texts):
             for sequencer in (self.verifier, self.drafter):
                 if sequencer is not None:

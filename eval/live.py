@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from architectures.progress import track
 from eval.acceptance import Counts, Estimate, Resampling, count_trace, paired_ratio_quotient, pool
-from eval.speculative import plain_decode, speculative_decode
+from eval.round_trace import Run
+from eval.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
 from eval.texts import Decoded, Limits, Speculation
 from eval.traces import Trace
 
@@ -69,6 +70,19 @@ def decode_live(
         [plain] = early or plain_decode(target, prompts, limits=limits)
         decoded.append(LiveAnswer(answer.answer_ids, plain, speculative, lookahead))
     return decoded
+
+
+def live_run(answers: Sequence[LiveAnswer], *, max_new_tokens: int) -> Run:
+    """What was decoded with the draft, for the trace of its rounds; texts stand in the order of the answers."""
+    return Run(
+        label="live decoding",
+        places=range(len(answers)),
+        decoded=[one.speculative for one in answers],
+        max_new_tokens=max_new_tokens,
+        speculation=Speculation(answers[0].lookahead),
+        sampling=GREEDY,
+        seeds=SEEDS,
+    )
 
 
 def decoding_speedup(answers: Sequence[LiveAnswer], resampling: Resampling) -> Estimate:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from architectures.manifest import fingerprint_checkpoint
 from architectures.target import resolve_checkpoint
 from eval.config import PromptSource
 from eval.models import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
+from eval.round_trace import ModelIdentity
 from eval.tasks import Prompt, load_prompts, render_prompt, user_turn
 
 PROMPTS = (  # where a user names none
@@ -37,6 +39,14 @@ class OpenPair:
     def stop_ids(self) -> AbstractSet[int]:
         """Tokens at which the target ends a text."""
         return stop_token_ids(self.target)
+
+    def identities(self) -> tuple[ModelIdentity, ModelIdentity]:
+        """Which models these are, target first."""
+        target, draft = (
+            ModelIdentity(str(folder), fingerprint_checkpoint(folder), str(model.dtype).removeprefix("torch."))
+            for folder, model in zip(self.folders, (self.target, self.draft), strict=True)
+        )
+        return target, draft
 
     def rendered(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt's first turn."""

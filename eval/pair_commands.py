@@ -2,12 +2,16 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
 
 if TYPE_CHECKING:
+    from eval.pair import OpenPair
+    from eval.round_trace import Run
     from eval.sequencer import Opener
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -22,6 +26,12 @@ def pair_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=17, help="of every random number (default: 17)")
     parser.add_argument(
         "--compile", action="store_true", help="compile the models' steps first: minutes, then faster steps"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=Path,
+        metavar="FILE",
+        help="write every round decoded with the draft as JSON lines; `widedraft rounds FILE` prints their figures",
     )
 
 
@@ -42,6 +52,7 @@ def verify_arguments(parser: argparse.ArgumentParser) -> None:
 def verify(options: argparse.Namespace) -> None:
     """Print every finding; exit code 1 where a law does not hold."""
     require_positive(options, "lookahead", "num_prompts", "max_new_tokens", "temperature", "samples")
+    require_file_name(options.rounds)
     from eval.pair import open_pair, prompts_of
     from eval.sampling import Sampling
     from eval.verify import Verification, verify_pair
@@ -59,10 +70,12 @@ def verify(options: argparse.Namespace) -> None:
         seed=options.seed,
         opener=opener_of(options),
     )
-    holds = True
+    holds, runs = True, []
     for finding in verify_pair(pair.target, pair.draft, ids, wanted):
         holds &= finding.holds
+        runs.append(finding.run)
         print(f"{'holds' if finding.holds else 'FAILS':6} {finding.name}: {finding.detail}", flush=True)
+    write_rounds(options.rounds, pair, runs, [prompt.source for prompt in prompts])
     print(f"{options.draft} drafts losslessly for {options.target}: {'yes' if holds else 'NO'}")
     if not holds:
         raise SystemExit(1)
@@ -80,11 +93,12 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
 def compare(options: argparse.Namespace) -> None:
     """Answer prompts from a file, or from the keyboard, with and without the draft."""
     require_positive(options, "lookahead", "max_new_tokens")
+    require_file_name(options.rounds)
     if options.temperature < 0:
         raise UserError(f"--temperature must be 0 or more, got {options.temperature:g}.")
     from rich.console import Console
 
-    from eval.compare import Comparison, compare, typed_prompts
+    from eval.compare import Comparison, compare, compared_run, typed_prompts
     from eval.latency import torch_threads
     from eval.pair import open_pair, prompts_of
     from eval.sampling import Sampling
@@ -93,15 +107,34 @@ def compare(options: argparse.Namespace) -> None:
     console = Console()
     from_file = prompts_of(options.prompts, count=None) if options.prompts else None
     pair = open_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
-    wanted: dict[str, Any] = {
-        "limits": Limits(options.max_new_tokens, pair.stop_ids),
-        "speculation": Speculation(options.lookahead),
-        "sampling": Sampling(options.temperature),
-        "seeds": Seeds(3 * options.seed, 3 * options.seed + 1, 3 * options.seed + 2),
-        "opener": opener_of(options),
-    }
+    wanted = Comparison(
+        Limits(options.max_new_tokens, pair.stop_ids),
+        Speculation(options.lookahead),
+        Sampling(options.temperature),
+        Seeds.of(options.seed),
+        opener_of(options),
+    )
     with torch_threads(options.num_threads):
-        compare(pair, from_file or typed_prompts(console), Comparison(**wanted), console)
+        answered = compare(pair, from_file or typed_prompts(console), wanted, console)
+        run = compared_run(wanted, [text for _, text in answered])
+        write_rounds(options.rounds, pair, [run], [source for source, _ in answered])
+
+
+def write_rounds(path: Path | None, pair: "OpenPair", runs: Sequence["Run"], prompts: Sequence[str]) -> None:
+    """Write the trace of some runs if a file is named, and say so."""
+    if path is None:
+        return
+    from eval.round_trace import write_round_trace
+
+    target, draft = pair.identities()
+    write_round_trace(path, runs, prompts, target=target, draft=draft, device=str(pair.target.device))
+    print(f"{path}: {sum(len(text.rounds) for run in runs for text in run.decoded)} rounds")
+
+
+def require_file_name(path: Path | None) -> None:
+    """Raise UserError where a file cannot be written, before anything is decoded."""
+    if path is not None and path.is_dir():
+        raise UserError(f"--rounds {path}: is a folder. Name a file in it.")
 
 
 def opener_of(options: argparse.Namespace) -> "Opener":

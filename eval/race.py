@@ -29,6 +29,7 @@ class Runner:
         writers: Of each token.
         rounds: Rounds so far.
         spent_s: Seconds it worked.
+        decoded: The text, once it is done.
     """
 
     steps: Iterator[Emitted | tuple[int, Decoded]]
@@ -37,7 +38,12 @@ class Runner:
     writers: list[Writer] = field(default_factory=list)
     rounds: int = 0
     spent_s: float = 0.0
-    is_done: bool = False
+    decoded: Decoded | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the text is finished."""
+        return self.decoded is not None
 
     @property
     def rate(self) -> float:
@@ -52,10 +58,10 @@ class Runner:
     def advance(self) -> None:
         """Do one step, and note what it added."""
         start_s = time.perf_counter()
-        step = next(self.steps, None)
+        step = next(self.steps)
         self.spent_s += time.perf_counter() - start_s
         if not isinstance(step, Emitted):
-            self.is_done = True
+            _, self.decoded = step
             return
         self.rounds += 1
         self.token_ids += step.token_ids
@@ -70,11 +76,11 @@ def race(*runners: Runner) -> Iterator[None]:
 
 
 def writers_of(step: Emitted, *, drafts: bool) -> list[Writer]:
-    """Who wrote each token of a step: the target's own is a bonus after everything was kept, else a correction.
+    """Who wrote each token of a step: the target's own corrects a proposed one, or is a bonus.
 
-    The stop token of a text that ends inside what was kept counts as the target's.
+    The stop token of a text that ends inside what was kept counts as the target's, and as no correction.
     """
-    last: Writer = "target" if not drafts else "bonus" if step.full else "corrected"
+    last: Writer = "target" if not drafts else "corrected" if step.corrected else "bonus"
     accepted: list[Writer] = ["accepted"] * step.accepted
     return [*accepted, last]
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from eval.acceptance import Array, Counts, count_visits
+from eval.acceptance import Array, Counts, count_visits, room_after
 from eval.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
 
 
@@ -155,14 +155,14 @@ ACCEPTS = {REJECTION: rejection, EXACT_GREEDY_DRAFT: exact_greedy_draft, EXACT_S
 def replay_counts(accept_T: Array, *, lookahead: int) -> Counts:
     """Exact expected counts of the rounds that emit one answer; whole numbers where every chance is 0 or 1."""
     tail_TK = acceptance_tails(accept_T, lookahead)
-    return count_visits(round_starts(tail_TK), tail_TK)
+    return count_visits(round_starts(tail_TK), tail_TK, room_after(len(tail_TK)))
 
 
 def binned_counts(accept_T: Array, bin_T: NDArray[np.int64], *, lookahead: int) -> dict[int, Counts]:
     """The same counts, parted by the bin of the position in which a round starts; pooled they are the whole."""
     tail_TK = acceptance_tails(accept_T, lookahead)
-    visits_T = round_starts(tail_TK)
-    return {int(number): count_visits(visits_T * (bin_T == number), tail_TK) for number in np.unique(bin_T)}
+    visits_T, room_T = round_starts(tail_TK), room_after(len(tail_TK))
+    return {int(number): count_visits(visits_T * (bin_T == number), tail_TK, room_T) for number in np.unique(bin_T)}
 
 
 def acceptance_tails(accept_T: Array, lookahead: int) -> Array:

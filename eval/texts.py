@@ -56,6 +56,11 @@ class Seeds:
     accept: int = 1
     target: int = 2
 
+    @classmethod
+    def of(cls, seed: int) -> "Seeds":
+        """Three seeds that no other seed makes any of."""
+        return cls(3 * seed, 3 * seed + 1, 3 * seed + 2)
+
 
 MOST_LOOKAHEAD = 16  # tokens an adaptive lookahead grows to
 
@@ -66,15 +71,19 @@ class Round:
 
     Attributes:
         start: Tokens emitted before it.
-        proposed: Tokens the draft proposed.
+        lookahead: Tokens the draft was asked for.
+        proposed: Tokens it proposed: fewer where the text had no room for as many.
         accepted: Proposed tokens kept; a stop token is the target's own and not among them.
-        draft_s: Seconds the draft took, for all rows of the batch together.
+        rows: Texts that were decoded together and share the seconds.
+        draft_s: Seconds the draft took, for all rows.
         verify_s: Seconds the target took, likewise.
     """
 
     start: int
+    lookahead: int
     proposed: int
     accepted: int
+    rows: int
     draft_s: float
     verify_s: float
 
@@ -121,7 +130,7 @@ class Decoded:
         rounds: The trace; empty for plain decoding.
         prefill_s: Seconds to read the prompts of the batch, with both models if there are two.
         decode_s: Seconds from then to the last token.
-        rule: How tokens were accepted; None for plain decoding.
+        rule: How tokens were accepted, at temperature 0 by equality whatever was asked for; None for plain decoding.
         stopped: Whether a stop token or string ended it, and not its length.
     """
 

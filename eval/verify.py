@@ -29,10 +29,11 @@ from transformers import PreTrainedModel
 
 from eval.models import shared_vocab_size
 from eval.replay import answer_logits
+from eval.round_trace import Run
 from eval.rules import LOSSLESS
 from eval.sampling import Sampling, distribution
 from eval.sequencer import Opener, open_sequencer
-from eval.speculative import plain_decode, speculative_decode
+from eval.speculative import GREEDY, plain_decode, speculative_decode
 from eval.texts import Decoded, Limits, Seeds, Speculation
 
 LEAST_P = 1e-3  # a sound pair fails a distribution check once in a thousand times
@@ -67,14 +68,20 @@ class Verification:
         """When a text ends."""
         return Limits(self.max_new_tokens, self.stop_ids)
 
+    @property
+    def seeds(self) -> Seeds:
+        """Of the three streams of random numbers."""
+        return Seeds.of(self.seed)
+
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found, in words, and whether the law holds."""
+    """What one check found, in words, whether the law holds, and what was decoded with a draft to find it."""
 
     name: str
     holds: bool
     detail: str
+    run: Run
 
 
 def verify_pair(
@@ -98,9 +105,8 @@ def check_greedy_text(
     target: PreTrainedModel, draft: PreTrainedModel, prompts: Sequence[Sequence[int]], wanted: Verification
 ) -> Finding:
     """Whether the draft leaves the greedy text as it is."""
-    limits, speculation = wanted.limits, Speculation(wanted.lookahead)
-    decoded = speculative_decode(target, draft, prompts, limits=limits, speculation=speculation, opener=wanted.opener)
-    plain = plain_decode(target, prompts, limits=limits, opener=wanted.opener)
+    run = decode_run("greedy text", (target, draft), prompts, wanted)
+    decoded, plain = run.decoded, plain_decode(target, prompts, limits=wanted.limits, opener=wanted.opener)
     same = sum(one.token_ids == own.token_ids for one, own in zip(decoded, plain, strict=True))
     detail = f"{same} of {len(prompts)} texts are those of plain decoding; {kept_of(decoded)}"
     ties, others, count = 0, 0, sum(len(one.token_ids) for one in decoded)
@@ -109,7 +115,34 @@ def check_greedy_text(
         ties += int(((short_T > 0) & (short_T <= tolerance_T)).sum())
         others += int((short_T > tolerance_T).sum())
     detail += f"; of {count} tokens {ties} ({ties / count:.2%}) are near ties of the argmax and {others} are neither"
-    return Finding("greedy text", others == 0 and (same == len(prompts) or target.dtype != torch.float32), detail)
+    holds = others == 0 and (same == len(prompts) or target.dtype != torch.float32)
+    return Finding(run.label, holds, detail, run)
+
+
+def decode_run(
+    label: str,
+    pair: tuple[PreTrainedModel, PreTrainedModel],
+    prompts: Sequence[Sequence[int]],
+    wanted: Verification,
+    *,
+    sampling: Sampling = GREEDY,
+    rule: str = LOSSLESS[0],
+) -> Run:
+    """Texts decoded with a draft: one of each prompt at temperature 0, else as many as are wanted."""
+    samples = 1 if sampling.is_greedy else wanted.samples
+    places = [place for place in range(len(prompts)) for _ in range(samples)]
+    speculation, seeds = Speculation(wanted.lookahead, rule=rule), wanted.seeds
+    decoded = speculative_decode(
+        *pair,
+        [prompts[place] for place in places],
+        limits=wanted.limits,
+        speculation=speculation,
+        sampling=sampling,
+        seeds=seeds,
+        opener=wanted.opener,
+    )
+    drafter = "target" if pair[0] is pair[1] else "draft"
+    return Run(label, places, decoded, wanted.max_new_tokens, speculation, sampling, seeds, drafter)
 
 
 def shortfalls(target: PreTrainedModel, prompt: Sequence[int], token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -122,18 +155,11 @@ def shortfalls(target: PreTrainedModel, prompt: Sequence[int], token_ids: Sequen
 
 def check_own_draft(target: PreTrainedModel, prompts: Sequence[Sequence[int]], wanted: Verification) -> Finding:
     """Whether the target keeps what it proposes itself."""
-    decoded = speculative_decode(
-        target,
-        target,
-        prompts,
-        limits=wanted.limits,
-        speculation=Speculation(wanted.lookahead),
-        opener=wanted.opener,
-    )
-    accepted, proposed = counted(decoded)
+    run = decode_run("target as its own draft", (target, target), prompts, wanted)
+    accepted, proposed = counted(run.decoded)
     least = 1.0 if target.dtype == torch.float32 else LEAST_OWN
-    detail = f"{kept_of(decoded)}; asked: {least:.0%}"
-    return Finding("target as its own draft", proposed > 0 and accepted >= least * proposed, detail)
+    detail = f"{kept_of(run.decoded)}; asked: {least:.0%}"
+    return Finding(run.label, proposed > 0 and accepted >= least * proposed, detail, run)
 
 
 def check_distribution(
@@ -144,29 +170,19 @@ def check_distribution(
     rule: str,
 ) -> Finding:
     """Whether sampled texts are the target's own by one rule."""
-    many = [prompt for prompt in prompts for _ in range(wanted.samples)]
-    seeds = Seeds(3 * wanted.seed, 3 * wanted.seed + 1, 3 * wanted.seed + 2)
-    decoded = speculative_decode(
-        target,
-        draft,
-        many,
-        limits=wanted.limits,
-        speculation=Speculation(wanted.lookahead, rule=rule),
-        sampling=wanted.sampling,
-        seeds=seeds,
-        opener=wanted.opener,
-    )
+    label = f"distribution, {rule}, T={wanted.sampling.temperature:g}"
+    run = decode_run(label, (target, draft), prompts, wanted, sampling=wanted.sampling, rule=rule)
     rng = np.random.default_rng(wanted.seed)
     places = np.concatenate(
         [
-            places_in_order((target, draft), prompt, one.token_ids, wanted.sampling, rng)
-            for prompt, one in zip(many, decoded, strict=True)
+            places_in_order((target, draft), prompts[place], one.token_ids, wanted.sampling, rng)
+            for place, one in zip(run.places, run.decoded, strict=True)
         ],
         axis=1,
     )
     p_value = min(1.0, 2 * min(float(kstest(each, "uniform").pvalue) for each in places))
-    detail = f"p = {p_value:.3g} from {places.shape[1]} tokens, asked: {LEAST_P:g}; {kept_of(decoded)}"
-    return Finding(f"distribution, {rule}, T={wanted.sampling.temperature:g}", p_value >= LEAST_P, detail)
+    detail = f"p = {p_value:.3g} from {places.shape[1]} tokens, asked: {LEAST_P:g}; {kept_of(run.decoded)}"
+    return Finding(label, p_value >= LEAST_P, detail, run)
 
 
 @torch.inference_mode()

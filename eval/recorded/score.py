@@ -4,7 +4,7 @@ The answers say at which contexts the draft is asked, and which token it must ha
 rules of exact match, for every lookahead, from one pass of the draft. What needs the target is left out, and is named.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from eval.replay import (
     round_starts,
 )
 from eval.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
-from eval.scorecard.acceptance_record import lookahead_record, mean_record
+from eval.scorecard.acceptance_record import RoundsByPrompt, lookahead_record, mean_record
 from eval.scorecard.record import Record
 from eval.scorecard.score import model_record
 
@@ -75,21 +75,6 @@ class RecordedScore:
             sums[prompt] += float(accept_T.sum())
             tokens[prompt] += len(accept_T)
         return sums, tokens
-
-    def tau_columns(self, lookahead: int) -> tuple[list[float], list[float]]:
-        """Per prompt: tokens emitted, and rounds."""
-        return (
-            self.count_column(lookahead, lambda counts: counts.emitted_tokens),
-            self.count_column(lookahead, lambda counts: counts.rounds),
-        )
-
-    def count_column(self, lookahead: int, count: Callable[[Counts], float]) -> list[float]:
-        """Per prompt: one of the counts at a lookahead."""
-        return [count(counts[lookahead]) for counts in self.counts]
-
-    def pooled(self, lookahead: int) -> Counts:
-        """Counts over all prompts."""
-        return pool([counts[lookahead] for counts in self.counts])
 
 
 def score_recording(recording: Recording, draft: Path, config: EvalConfig, out: Path, *, seed: int) -> Record:
@@ -204,6 +189,7 @@ def acceptance_records(
 
 def rule_record(score: RecordedScore, temperature: float, resampling: Resampling) -> Record:
     """Acceptance under one rule."""
+    rounds = RoundsByPrompt(score.counts)
     return {
         "draft": "draft",
         "temperature": temperature,
@@ -211,7 +197,7 @@ def rule_record(score: RecordedScore, temperature: float, resampling: Resampling
         "prompts": len(score.counts),
         "answers": len(score.accept),
         "accept_rate": mean_record(score.accept_columns(), resampling),
-        "lookahead": [lookahead_record(score, lookahead, resampling) for lookahead in sorted(score.counts[0])],
+        "lookahead": [lookahead_record(rounds, lookahead, resampling) for lookahead in sorted(score.counts[0])],
     }
 
 

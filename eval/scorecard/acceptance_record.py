@@ -1,6 +1,7 @@
 """What scorecard.json says of acceptance: raw counts beside every rate. Pure; docs/scoring.md explains every field."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from eval.acceptance import (
@@ -9,6 +10,7 @@ from eval.acceptance import (
     Resampling,
     mean_of_ratios,
     paired_ratio_difference,
+    pool,
     pooled_ratio,
 )
 from eval.comparison import compare_matches
@@ -32,6 +34,28 @@ class PerPromptRounds(Protocol):
     def pooled(self, lookahead: int) -> Counts:
         """Counts over all prompts."""
         ...
+
+
+@dataclass(frozen=True)
+class RoundsByPrompt:
+    """Counts of the rounds of each prompt, by lookahead."""
+
+    counts: Sequence[Mapping[int, Counts]]
+
+    def tau_columns(self, lookahead: int) -> tuple[list[float], list[float]]:
+        """Per prompt: tokens emitted, and rounds."""
+        return (
+            self.count_column(lookahead, lambda counts: counts.emitted_tokens),
+            self.count_column(lookahead, lambda counts: counts.rounds),
+        )
+
+    def count_column(self, lookahead: int, count: Callable[[Counts], float]) -> list[float]:
+        """Per prompt: one of the counts at a lookahead."""
+        return [count(counts[lookahead]) for counts in self.counts]
+
+    def pooled(self, lookahead: int) -> Counts:
+        """Counts over all prompts."""
+        return pool([counts[lookahead] for counts in self.counts])
 
 
 def acceptance_record(scores: Sequence[DraftScore], parted: PartedScores, resampling: Resampling) -> Record:

@@ -95,6 +95,7 @@ def live_section(scorecard: Record) -> list[str]:
             f"{live['predicted_decoding_speedup']:.2f}x."
         ),
         agreement_sentence(live),
+        "Every round of the draft: rounds.jsonl, whose figures `widedraft rounds` prints.",
     ]
 
 

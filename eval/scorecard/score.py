@@ -19,7 +19,7 @@ from eval.acceptance import Resampling
 from eval.bins import ReplayedAnswer
 from eval.config import EvalConfig
 from eval.latency import Latency, measure_latency, torch_threads
-from eval.live import compare_with_replay, decode_live
+from eval.live import compare_with_replay, decode_live, live_run
 from eval.models import (
     load_model,
     require_positions,
@@ -28,6 +28,7 @@ from eval.models import (
     stop_token_ids,
 )
 from eval.replay import answer_logits, replay_answer
+from eval.round_trace import ModelIdentity, Run, write_round_trace
 from eval.scorecard.acceptance_record import acceptance_record, comparison_record
 from eval.scorecard.page import scorecard_page
 from eval.scorecard.record import Record, latency_record, live_record, speedup_record
@@ -37,20 +38,20 @@ from eval.tasks import Prompt
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
 SCHEMA = "widedraft.scorecard/2"
-TRACES_NAME = "eval"
+TRACES_NAME, ROUNDS_NAME = "eval", "rounds.jsonl"
 
 
 def score_drafts(
     target: Path, drafts: Mapping[str, Path], prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, seed: int
 ) -> dict[str, Any]:
-    """Score drafts of one target on the same prompts; write out/scorecard.json and out/scorecard.md.
+    """Score drafts of one target on the same prompts; write out/scorecard.json, its page and out/rounds.jsonl.
 
     Args:
         target: Folder of the model that decides every token.
         drafts: Folders of its drafts by name. The last one is decoded live, and every other is compared with it.
         prompts: What the target is asked; the first config.max_prompts of them are used.
         config: How to score.
-        out: Folder for the two files, and for the target's answers, which a rerun reads again.
+        out: Folder for these files, and for the target's answers, which a rerun reads again.
         seed: Of sampled answers, resampling, and the order of what is timed.
 
     Returns:
@@ -70,6 +71,7 @@ def score_drafts(
             load_model(target, dtype=config.dtype),
             {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()},
         )
+        measured, run = measure(pair, answers, config, Resampling(config.confidence, config.num_resamples, seed))
         scorecard = {
             "schema": SCHEMA,
             "verdict": "",
@@ -78,14 +80,28 @@ def score_drafts(
             "drafts": [{"draft": name, **model_record(drafts[name], pair.drafts[name])} for name in drafts],
             "prompts": prompts_record(prompts, answers, config),
             "settings": {**config.model_dump(mode="json"), "seed": seed, "threads": num_threads, "device": pair.device},
-            **measure(pair, answers, config, Resampling(config.confidence, config.num_resamples, seed)),
+            **measured,
             "provenance": provenance(),
         }
+        write_rounds(run, scorecard, out / ROUNDS_NAME)
     scorecard["warnings"] = find_warnings(scorecard)
     scorecard["verdict"] = verdict(scorecard)
     write_text(scorecard_page(scorecard), out / "scorecard.md")
     write_json(scorecard, out / "scorecard.json")
     return scorecard
+
+
+def write_rounds(run: Run | None, scorecard: Record, path: Path) -> None:
+    """Write the trace of live decoding, or take away that of an earlier scoring."""
+    if run is None:
+        path.unlink(missing_ok=True)
+        return
+    target, draft = (
+        ModelIdentity(model["path"], model["fingerprint"], model["dtype"])
+        for model in (scorecard["target"], scorecard["drafts"][-1])
+    )
+    sources, device = scorecard["prompts"]["sources"], scorecard["settings"]["device"]
+    write_round_trace(path, [run], sources, target=target, draft=draft, device=device)
 
 
 @dataclass(frozen=True)
@@ -145,8 +161,10 @@ def prompt_numbers(traces: Sequence[Trace], prompts: Sequence[Prompt]) -> list[i
     return [bisect_right(first_ids, trace.id) - 1 for trace in traces]
 
 
-def measure(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, resampling: Resampling) -> Record:
-    """The measured sections of a scorecard."""
+def measure(
+    pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, resampling: Resampling
+) -> tuple[Record, Run | None]:
+    """The measured sections of a scorecard, and what was decoded live."""
     first, last = config.lookahead
     lookaheads = range(first, last + 1)
     replayed = [draft for t in answers for draft in replay_drafts(pair, answers[t], temperature=t)]
@@ -161,11 +179,11 @@ def measure(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, re
         resampling=resampling,
     )
     primary = list(pair.drafts)[-1]
-    live = None
+    live = run = None
     if 0.0 in answers:
         [greedy] = [score for score in scores if score.draft == primary and score.temperature == 0]
-        live = measure_live(pair, answers[0.0], greedy, latency=latency, config=config, resampling=resampling)
-    return {
+        live, run = measure_live(pair, answers[0.0], greedy, latency=latency, config=config, resampling=resampling)
+    record = {
         "acceptance": [
             acceptance_record(rules, draft.parted_scores(lookaheads), resampling)
             for draft, rules in zip(replayed, by_rule, strict=True)
@@ -180,6 +198,7 @@ def measure(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, re
         "speedup": [speedup_record(score, latency.step_times(score.draft)) for score in scores],
         "live": live,
     }
+    return record, run
 
 
 def replay_drafts(pair: Pair, answers: Answers, *, temperature: float) -> list[ReplayedDraft]:
@@ -209,7 +228,7 @@ def measure_live(
     latency: Latency,
     config: EvalConfig,
     resampling: Resampling,
-) -> Record:
+) -> tuple[Record, Run]:
     """Decode some prompts with the last draft at the lookahead that promises most."""
     forecast = speedup_record(score, latency.step_times(score.draft))
     lookahead = forecast["best_lookahead"]
@@ -224,7 +243,8 @@ def measure_live(
         seed=resampling.seed,
     )
     agreement = compare_with_replay(live, [score.answers[place].counts[lookahead] for place, _ in chosen])
-    return live_record(score.draft, live, agreement, forecast["predicted"], resampling)
+    record = live_record(score.draft, live, agreement, forecast["predicted"], resampling)
+    return record, live_run(live, max_new_tokens=config.max_new_tokens)
 
 
 def typical_context(traces: Sequence[Trace]) -> list[int]:

@@ -44,6 +44,13 @@ def test_entropies_and_their_labels(entropy, label):
     assert len(nats_labels(ENTROPY_EDGES_NATS)) == len(ENTROPY_EDGES_NATS) + 1
 
 
+def test_no_category_overwrites_the_one_before():
+    """Of languages that take turns every answer stays with its own."""
+    languages = ("fr", "de", "fr", "en", "de", "fr")
+    answers = [replayed(1, category=language) for language in languages]
+    assert [bin_labels(answers, "category", answer) for answer in answers] == [[language] for language in languages]
+
+
 def test_categories_stand_in_their_order_and_the_rest_last():
     answers = [replayed(2), replayed(3, category="talk"), replayed(1, category="code")]
     [binning] = [one for one in binnings(answers) if one.by == "category"]

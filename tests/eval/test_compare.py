@@ -16,10 +16,11 @@ from eval.race import Runner, race, spans, writers_of
 from eval.sampling import Sampling
 from eval.speculative import plain_decode
 from eval.tasks import Prompt, user_turn
-from eval.texts import Limits, Seeds, Speculation
+from eval.texts import Decoded, Limits, Seeds, Speculation
 
 ROOT = Path(__file__).parents[2]
 WANTED = Comparison(Limits(30), Speculation(3), Sampling(), Seeds())
+DONE = Decoded((), (), prefill_s=0.0, decode_s=0.0)
 PROMPT = Prompt("here", (user_turn("Add 2 and 3, please."),))
 
 
@@ -64,8 +65,9 @@ def test_a_terminal_without_colour_has_the_marks(pair):
 
 def test_every_token_has_its_writer():
     assert writers_of(Emitted(0, (5,)), drafts=False) == ["target"]
-    assert writers_of(Emitted(0, (5, 6, 7), accepted=2), drafts=True) == ["accepted", "accepted", "corrected"]
-    assert writers_of(Emitted(0, (5, 6, 7), accepted=2, full=True), drafts=True) == ["accepted", "accepted", "bonus"]
+    corrected = Emitted(0, (5, 6, 7), accepted=2, corrected=True)
+    assert writers_of(corrected, drafts=True) == ["accepted", "accepted", "corrected"]
+    assert writers_of(Emitted(0, (5, 6, 7), accepted=2), drafts=True) == ["accepted", "accepted", "bonus"]
 
 
 def test_pieces_make_up_the_text_and_no_character_is_torn(target_tokenizer):
@@ -81,6 +83,7 @@ def test_the_runner_that_is_behind_goes_on():
         for step in range(count):
             log.append(name)
             yield Emitted(0, (step,))
+        yield 0, DONE
 
     log = []
     runners = [Runner(slow("a", 3, log), drafts=False), Runner(slow("b", 3, log), drafts=False)]
@@ -92,12 +95,13 @@ def test_the_runner_that_is_behind_goes_on():
 
 
 def test_a_runner_counts_rounds_and_rates():
-    runner = Runner(iter([Emitted(0, (1, 2, 3), 2), Emitted(0, (4,))]), drafts=True)
+    runner = Runner(iter([Emitted(0, (1, 2, 3), 2), Emitted(0, (4,)), (0, DONE)]), drafts=True)
     assert (runner.rate, runner.tau) == (0.0, 0.0)
     for _ in race(runner):
         pass
     assert (runner.rounds, runner.tau) == (2, 2.0)
     assert runner.rate == 4 / runner.spent_s
+    assert runner.decoded is DONE
 
 
 def test_prompts_are_read_from_a_file_or_built_in(tmp_path):

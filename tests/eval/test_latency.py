@@ -53,9 +53,9 @@ def test_every_kind_of_step_has_a_time(measured):
 
 @pytest.fixture
 def measure_by_tokens(monkeypatch, target, random_draft, noisy_draft):
-    """Measure with a clock that runs only while a model is fed, a second a token; returns what was fed, too."""
+    """Measure with a clock that runs only while a model is fed, by each token; returns what was fed, too."""
 
-    def measure(seed=17):
+    def measure(seed=17, repeats=4, token_s=None):
         fed = []
         models = {"target": target, "small": random_draft, "large": noisy_draft}
         hooks = [
@@ -65,10 +65,13 @@ def measure_by_tokens(monkeypatch, target, random_draft, noisy_draft):
             )
             for name, model in models.items()
         ]
-        monkeypatch.setattr(latency_module, "clock_s", lambda _device: sum(count for _, count in fed))
+        by_model = token_s or dict.fromkeys(models, 1)
+        monkeypatch.setattr(
+            latency_module, "clock_s", lambda _device: sum(count * by_model[name] for name, count in fed)
+        )
         drafts = {name: models[name] for name in ("small", "large")}
         resampling = replace(RESAMPLING, seed=seed)
-        latency = measure_latency(target, drafts, CONTEXT, lookaheads=[2, 3], repeats=4, resampling=resampling)
+        latency = measure_latency(target, drafts, CONTEXT, lookaheads=[2, 3], repeats=repeats, resampling=resampling)
         for hook in hooks:
             hook.remove()
         return latency, fed[3:]  # the context of each model comes first
@@ -85,6 +88,21 @@ def test_every_time_is_that_of_its_own_step(measure_by_tokens):
     for step in (("target", 1), ("target", 3), ("target", 4), ("small", 2), ("large", 2)):
         assert fed.count(step) == 10 + 4
     assert fed.count(("small", 1)) == fed.count(("large", 1)) == (10 + 4) * CHAIN_LENGTH
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 9])
+def test_a_time_is_not_divided_by_the_repetitions(measure_by_tokens, repeats):
+    latency, _ = measure_by_tokens(repeats=repeats)
+    assert latency.repeats == repeats
+    assert (latency.target.median_s, latency.draft["small"].median_s, latency.verify[3].median_s) == (1, 1, 4)
+
+
+def test_times_of_target_and_drafts_are_not_swapped(measure_by_tokens):
+    latency, _ = measure_by_tokens(token_s={"target": 5, "small": 2, "large": 3})
+    assert (latency.target.median_s, latency.verify[2].median_s) == (5, 15)
+    assert {name: time.median_s for name, time in latency.draft.items()} == {"small": 2, "large": 3}
+    assert {name: time.median_s for name, time in latency.draft_two.items()} == {"small": 4, "large": 6}
+    assert latency.step_times("small").cost_ratio == 2 / 5
 
 
 def test_the_seed_draws_the_order_of_the_steps(measure_by_tokens):

@@ -217,12 +217,13 @@ def test_only_the_last_drafts_speed_up_is_forecast(record):
 def test_live_decoding_is_told_with_and_without_the_draft(record):
     live = record["live"]
     title = f"Live decoding of 2 prompts at batch 1, temperature 0, lookahead {live['lookahead']}"
-    spent, words, _ = sections(record)[title]
+    spent, words, _, trace = sections(record)[title]
     assert rows(spent) == [
         [name, str(one["tokens"]), *(f"{one[key]:.2f}" for key in ("prefill_s", "decode_s", "ms_per_token"))]
         for name, one in (("target alone", live["plain"]), ("with draft", live["speculative"]))
     ]
     assert words.startswith("Speed-up 1.25x [1.12, 1.50] with the reading of the prompt, 2.50x [2.25, 2.75] without it")
+    assert trace == "Every round of the draft: rounds.jsonl, whose figures `widedraft rounds` prints."
 
 
 def test_the_method_is_told_in_numbers(record):

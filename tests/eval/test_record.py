@@ -57,7 +57,7 @@ def test_the_best_lookahead_is_chosen_by_measured_terms():
 
 
 def test_time_of_the_live_loop_is_told_by_part_and_per_token():
-    rounds = (Round(0, 2, 1, draft_s=0.25, verify_s=0.5), Round(2, 1, 1, draft_s=0.25, verify_s=1.0))
+    rounds = (Round(0, 2, 2, 1, 1, draft_s=0.25, verify_s=0.5), Round(2, 2, 1, 1, 1, draft_s=0.25, verify_s=1.0))
     text = Decoded((7, 8, 9, 10), rounds, prefill_s=0.125, decode_s=2.0)
     live = [LiveAnswer(text.token_ids, replace(text, rounds=(), decode_s=3.0), text, lookahead=2)] * 2
     agreement = compare_with_replay(live, [one.counts for one in live])

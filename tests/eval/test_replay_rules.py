@@ -89,6 +89,15 @@ def test_golden_alphas_of_the_three_rules():
     )
 
 
+def test_alpha_is_not_min_p_q_at_the_drafted_token():
+    """The mean of min(p, q)(x) over drafted x is .465 where the draft is right with chance .90."""
+    target, draft = (torch.tensor([row]).log() for row in ((0.6, 0.2, 0.1, 0.1), (0.7, 0.2, 0.05, 0.05)))
+    alpha = replay_answer(target, draft, [0], temperature=1.0).rules[REJECTION].alpha.item()
+    p, q = target.exp(), draft.exp()
+    assert (q * torch.minimum(p, q)).sum().item() == pytest.approx(0.465)
+    assert alpha == pytest.approx((q * (p / q).clamp(max=1)).sum().item()) == pytest.approx(0.90)
+
+
 def test_the_targets_entropy_is_that_of_its_own_distribution_at_any_temperature(pair_logits):
     p, _ = plain_distributions(pair_logits, 1.0)
     for temperature in (0.0, 0.3, 1.0):

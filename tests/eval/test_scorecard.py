@@ -67,7 +67,7 @@ def test_the_file_is_what_was_returned(scored):
     out, scorecard = scored
     assert json.loads((out / "scorecard.json").read_text()) == scorecard
     assert scorecard["schema"] == "widedraft.scorecard/2"
-    assert sorted(path.name for path in out.iterdir()) == ["answers", "scorecard.json", "scorecard.md"]
+    assert sorted(path.name for path in out.iterdir()) == ["answers", "rounds.jsonl", "scorecard.json", "scorecard.md"]
 
 
 def test_loop_and_replay_agree_in_float32(scorecard):
@@ -209,11 +209,11 @@ def test_everything_but_times_is_repeatable(scored, target_folder, noisy_folder,
 def test_a_rerun_reads_the_recorded_answers(scored, target_folder, noisy_folder, tmp_path):
     first_out, scorecard = scored
     out = Path(shutil.copytree(first_out, tmp_path / "eval"))
-    shards = {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")}
+    shards = {path: path.stat().st_mtime_ns for path in out.rglob("eval-*.jsonl")}
     assert len(shards) == 4  # five prompts in shards of three, at two temperatures
     settings = config(confidence=0.5)
     again = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, settings, out, seed=17)
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")} == shards
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("eval-*.jsonl")} == shards
     assert again["prompts"] == scorecard["prompts"]
     assert again["differences"] == []
     (low, high), (new_low, new_high) = (

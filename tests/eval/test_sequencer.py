@@ -96,7 +96,7 @@ def test_a_window_in_a_family_that_reads_one_text_is_refused(model_of):
         open_sequencer(model, [[5]], capacity=20, vocab_size=VOCAB)
 
 
-def test_an_encoder_decoder_reads_its_prompt_once(translators):
+def test_taking_tokens_back_leaves_cross_attention_whole(translators):
     translator, _ = translators
     prompt, output = texts(9, 12)
     sequencer = open_sequencer(translator, [prompt], capacity=20, vocab_size=VOCAB)

@@ -78,7 +78,7 @@ def test_the_target_as_its_own_draft_accepts_everything(target, prompts, lookahe
         assert decoded.token_ids == plain(target, prompt)
 
 
-def test_a_draft_that_shifts_its_argmax_is_never_right(target_folder, target, prompts):
+def test_nothing_of_a_draft_that_is_always_wrong_counts_as_accepted(target_folder, target, prompts):
     def shift(_module, _inputs, output):
         output.logits = output.logits.roll(1, dims=-1)
         return output
@@ -129,6 +129,7 @@ def test_the_length_limit_holds_in_the_middle_of_a_round(target, noisy_draft, pr
 def test_token_id_zero_is_a_token_like_any_other(target, noisy_draft):
     prompt = [0, 5, 0, 0]
     answer = plain(target, prompt)
+    assert answer == generated(target, prompt, eos_token_id=-1)
     assert 0 in answer
     decoded = speculate(target, noisy_draft, prompt, 4, {0})
     assert decoded.token_ids == answer[: answer.index(0) + 1]
@@ -140,7 +141,7 @@ def test_a_pad_token_equal_to_the_stop_token_may_stand_in_the_prompt(target, noi
         assert speculate(target, noisy_draft, prompt, 4, {2}).token_ids == generated(target, prompt)
 
 
-def test_after_a_full_round_the_draft_is_fed_two_tokens_and_otherwise_one(target, noisy_draft, prompts):
+def test_the_draft_reads_no_token_twice_one_a_step_and_two_after_a_full_round(target, noisy_draft, prompts):
     fed = []
     hook = noisy_draft.register_forward_pre_hook(
         lambda _module, _args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
@@ -162,7 +163,7 @@ def test_the_lookahead_is_really_passed_on(target, noisy_draft, prompts):
     assert proposed == {1: {1}, 2: {2}, 6: {6}}
 
 
-def test_the_trace_covers_the_text_and_holds_times(target, noisy_draft, prompts):
+def test_rounds_go_on_to_the_end_of_the_text_and_hold_their_times(target, noisy_draft, prompts):
     decoded = speculate(target, noisy_draft, prompts[1], 4)
     ends = [one.start + one.accepted + 1 for one in decoded.rounds]
     assert [one.start for one in decoded.rounds] == [0, *ends[:-1]]

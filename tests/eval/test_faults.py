@@ -1,0 +1,313 @@
+"""Faults found in other tools for speculative decoding, each with a test that its name tells; docs/faults.md lists all.
+
+Those that only training can have are in tests/distill/test_training_faults.py; some have stood elsewhere before.
+"""
+
+import argparse
+import re
+
+import pytest
+import torch
+
+import widedraft
+from eval import compare, pair, pair_commands
+from eval.decoding import continue_prompts
+from eval.decoding_batch import Emitted, Streams, Wanted
+from eval.models import load_model
+from eval.pair import PROMPTS
+from eval.race import Runner, race, writers_of
+from eval.round_figures import rounds_record
+from eval.round_trace import Run, read_round_trace, traced_rounds
+from eval.sampling import Sampling, distribution
+from eval.scorecard.record import spent_record
+from eval.speculative import decode_steps, plain_decode, speculative_decode
+from eval.tasks import render_prompt
+from eval.texts import Decoded, Limits, Seeds, Speculation
+
+GREEDY = Sampling()
+
+
+def rounds_of(decoded, speculation):
+    """Their rounds as lines of a trace, each text a prompt."""
+    run = Run("run", range(len(decoded)), decoded, 99, speculation, GREEDY, Seeds())
+    return traced_rounds(run, [str(place) for place in range(len(decoded))])
+
+
+@pytest.mark.parametrize("length", range(1, 10))
+def test_the_bonus_token_of_a_full_round_is_not_counted_as_wrong(target, prompts, length):
+    """The target as its own draft: nothing is wrong, whatever room the last round has."""
+    [prompt] = prompts[2:3]
+    wanted = Wanted([prompt], Limits(length), GREEDY, Speculation(3))
+    steps = list(decode_steps([target, target], wanted))
+    writers = [writer for step in steps if isinstance(step, Emitted) for writer in writers_of(step, drafts=True)]
+    assert len(writers) == length
+    assert set(writers) <= {"accepted", "bonus"}
+    _, decoded = steps[-1]
+    [entry] = rounds_record(rounds_of([decoded], wanted.speculation))["lookahead"]
+    assert entry["decided"] == entry["accepted"] == entry["proposed"]
+
+
+@pytest.mark.parametrize("lookahead", [1, 3, 8])
+def test_no_bonus_token_follows_a_stop_token_at_the_end_of_a_full_round(target, prompts, lookahead):
+    """The last token of the first round's proposal is the stop token, and the target agrees with all of them."""
+    for prompt in prompts:
+        [plain] = plain_decode(target, [prompt], limits=Limits(lookahead))
+        *before, stop = plain.token_ids
+        if stop in before:
+            continue
+        wanted = Wanted([prompt], Limits(24, frozenset({stop})), GREEDY, Speculation(lookahead))
+        step, (_, decoded) = decode_steps([target, target], wanted)
+        assert decoded.token_ids == plain.token_ids == step.token_ids
+        assert decoded.rounds[-1].accepted == lookahead - 1
+        assert "corrected" not in writers_of(step, drafts=True)
+        break
+    else:
+        pytest.fail("no prompt whose text has a token of its own at that place")
+
+
+def test_acceptance_draws_of_a_seeded_text_are_not_all_equal():
+    wanted = Wanted([[5], [6]], Limits(50), Sampling(1.0), Speculation(4))
+    for seed in (0, 17):
+        first, again = (Streams.of(wanted, Seeds.of(seed), [0, 1], torch.device("cpu")).accept_BD for _ in range(2))
+        assert first.equal(again)
+        assert len(first.unique()) == first.numel()
+
+
+def test_token_id_zero_can_be_sampled_and_goes_on(small_pair):
+    """Of four tokens every eighth text or so has no zero; one that has is as long as any other."""
+    decoded = speculative_decode(*small_pair, [(1,)] * 60, limits=Limits(8), sampling=Sampling(1.5))
+    assert sum(0 in text.token_ids[:-1] for text in decoded) > 30
+    assert {len(text.token_ids) for text in decoded} == {8}
+    assert not any(text.stopped for text in decoded)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e38])
+def test_temperature_zero_divides_by_nothing_and_takes_the_argmax(size):
+    logits = size * torch.tensor([[1.0, 3.0, 2.0, 3.0], [-3.0, -1.0, -2.0, -1.5]])
+    assert distribution(logits, GREEDY).tolist() == [[0, 1, 0, 0], [0, 1, 0, 0]]  # of equals the first, and it alone
+
+
+@pytest.fixture(scope="module")
+def untied_pairs(make_checkpoint):
+    """A target, and itself with noise for a draft; and both again with another embedding of id 0, but not its logit."""
+    folder = make_checkpoint(seed=5, tie_word_embeddings=False, pad_token_id=None)
+    pairs = [[load_model(folder, dtype="float32", device="cpu") for _ in range(2)] for _ in range(2)]
+    for number, (target, draft) in enumerate(pairs):
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in draft.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.005)
+            for model in (target, draft):
+                model.get_input_embeddings().weight[0] += 3.0 * number
+    return pairs
+
+
+def written(models, prompts, sampling):
+    """Texts of a batch by both decoders, each with what its rounds kept."""
+    decoded = speculative_decode(*models, prompts, limits=Limits(12), sampling=sampling)
+    settings = {"max_new_tokens": 12, "stop_ids": frozenset(), "sampling": sampling, "seeds": range(len(prompts))}
+    plain = sorted(continue_prompts(models[0], prompts, **settings))
+    kept = [(list(text.token_ids), [one.accepted for one in text.rounds]) for text in decoded]
+    return [*kept, *((ids, []) for _, ids in plain)]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8)], ids=["greedy", "sampled"])
+def test_the_id_that_fills_rows_on_the_left_is_not_read(untied_pairs, prompts, sampling):
+    """Its embedding may be anything, as long as no text has it."""
+    first, second = (written(models, prompts[:5], sampling) for models in untied_pairs)
+    same = [one == other for one, other in zip(first, second, strict=True) if 0 not in one[0]]
+    assert len(same) >= 8
+    assert all(same)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8)], ids=["greedy", "sampled"])
+def test_id_0_on_the_left_of_a_prompt_is_not_taken_for_filling(untied_pairs, sampling):
+    together = [[0, 0, 9], [9], [0, 9], [7] * 9]
+    zeros_read, others = (written(models, together, sampling) for models in untied_pairs)
+    for place in (0, 2, 4, 6):  # another embedding of id 0 makes other texts of the prompts that have it
+        assert zeros_read[place][0] != others[place][0]
+    for models in untied_pairs:
+        alone = [written(models, [prompt], GREEDY) for prompt in together]
+        assert written(models, together, GREEDY) == [each[kind] for kind in (0, 1) for each in alone]
+
+
+def test_tokens_of_the_prompt_do_not_count_as_new_ones(target, noisy_draft, prompts):
+    decoded = speculative_decode(target, noisy_draft, prompts, limits=Limits(9))
+    assert {len(prompt) for prompt in prompts} >= {1, 40}
+    assert [len(text.token_ids) for text in decoded] == [9] * len(prompts)
+    assert spent_record(decoded)["tokens"] == 9 * len(prompts)
+    for prompt in (prompts[0], prompts[4]):
+        runner = Runner(decode_steps([target], Wanted([prompt], Limits(9), GREEDY)), drafts=False)
+        for _ in race(runner):
+            pass
+        assert runner.rate == 9 / runner.spent_s
+
+
+def test_a_rate_counts_tokens_and_not_characters(target_tokenizer):
+    """One character of three tokens, and four characters of four."""
+    for text, count in (("漢", 3), ("abcd", 4)):
+        ids = tuple(target_tokenizer.encode(text, add_special_tokens=False))
+        decoded = Decoded(ids, (), prefill_s=0.0, decode_s=1.0)
+        runner = Runner(iter([Emitted(0, ids), (0, decoded)]), drafts=False)
+        for _ in race(runner):
+            pass
+        assert runner.rate == count / runner.spent_s
+        assert compare.words(runner).startswith(f"target alone: {count} tokens, ")
+        assert spent_record([decoded])["ms_per_token"] == 1000 / count
+
+
+def test_no_two_built_in_prompts_are_joined_by_a_missing_comma():
+    assert len(PROMPTS) == 8
+    assert not [prompt for prompt in PROMPTS if re.search(r"[.?!][A-Z]", prompt)]
+
+
+def test_no_row_is_left_out_for_the_data_set_it_names(tmp_path):
+    names = ("gsm8k", "finance", "spider", "gsm8k")
+    path = tmp_path / "prompts.jsonl"
+    lines = [f'{{"prompt": "{i}", "dataset": "{name}", "language": "en"}}' for i, name in enumerate(names)]
+    path.write_text("\n".join(lines))
+    assert [prompt.messages[0]["content"] for prompt in pair.prompts_of(str(path), count=None)] == [*"0123"]
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    path = tmp_path_factory.mktemp("asked") / "questions.jsonl"
+    path.write_text("\n".join(f'{{"prompt": "say {word}"}}' for word in ("one", "two", "three")))
+    return path
+
+
+@pytest.fixture(scope="module")
+def from_the_command_line(target_folder, noisy_folder, tmp_path_factory):
+    """Run verify or compare on the pair in float32; returns the trace, and which folders were loaded."""
+
+    def command(name, *words):
+        path, loaded = tmp_path_factory.mktemp(name) / "rounds.jsonl", []
+
+        def load(folder, **settings):
+            loaded.append(folder)
+            return load_model(folder, **settings)
+
+        given = ["--target", str(target_folder), "--draft", str(noisy_folder), "--dtype", "float32"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pair, "load_model", load)
+            assert widedraft.main([name, *given, "--rounds", str(path), *map(str, words)]) == 0
+        return read_round_trace(path), loaded
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def compared(from_the_command_line, questions):
+    return from_the_command_line("compare", "--prompts", questions, "--lookahead", 3, "--max-new-tokens", 12)
+
+
+def test_the_target_is_not_replaced_by_the_draft_after_the_first_prompt(
+    compared, target, noisy_draft, target_tokenizer, questions
+):
+    """By the draft in the target's place everything would be kept."""
+    trace, _ = compared
+    asked = pair.prompts_of(str(questions), count=None)
+    ids = [render_prompt(target_tokenizer, prompt.messages) for prompt in asked]
+    expected = speculative_decode(target, noisy_draft, ids, limits=Limits(12, {2}), speculation=Speculation(3))
+    for prompt, text in zip(asked, expected, strict=True):
+        found = [one for one in trace.rounds if one.prompt == prompt.source]
+        assert [(one.proposed, one.accepted) for one in found] == [(one.proposed, one.accepted) for one in text.rounds]
+        assert any(one.accepted < one.proposed for one in found)
+
+
+def test_both_models_are_loaded_once_and_not_for_every_prompt(compared, target_folder, noisy_folder):
+    assert compared[1] == [target_folder, noisy_folder]
+
+
+def test_neither_the_first_nor_the_last_prompt_is_skipped(compared, questions):
+    assert list(dict.fromkeys(one.prompt for one in compared[0].rounds)) == [f"{questions}:{n}" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_as_many_prompts_as_asked_for_are_decoded_and_none_more(from_the_command_line, questions, count):
+    words = ("--prompts", questions, "--num-prompts", count, "--max-new-tokens", 4, "--samples", 1)
+    trace, _ = from_the_command_line("verify", *words)
+    assert {run.texts for run in trace.header.runs} == {count}
+    assert {one.prompt for one in trace.rounds} == {f"{questions}:{n + 1}" for n in range(count)}
+
+
+@pytest.mark.parametrize("lookahead", [1, 5])
+@pytest.mark.parametrize("command", ["verify", "compare"])
+def test_the_lookahead_flag_is_really_passed_on(from_the_command_line, questions, command, lookahead):
+    words = ("--prompts", questions, "--max-new-tokens", 8)
+    trace, _ = from_the_command_line(command, *words, "--lookahead", lookahead)
+    for run in trace.header.runs:
+        assert max(one.proposed for one in trace.rounds_of(run.label)) == lookahead
+        assert {one.lookahead for one in trace.rounds_of(run.label)} == {lookahead}
+
+
+OPTIONS = {  # each with a value that must change what is decoded
+    "verify": {
+        "target": "NOISY",
+        "draft": "TARGET",
+        "prompts": "QUESTIONS",
+        "lookahead": 2,
+        "seed": 4,
+        "dtype": "bfloat16",
+        "num-prompts": 1,
+        "max-new-tokens": 5,
+        "temperature": 0.3,
+        "samples": 1,
+    },
+    "compare": {
+        "target": "NOISY",
+        "draft": "TARGET",
+        "prompts": "OTHER QUESTIONS",
+        "lookahead": 2,
+        "seed": 4,
+        "dtype": "bfloat16",
+        "max-new-tokens": 5,
+        "temperature": 0.3,
+        "num-threads": 2,
+    },
+}
+USUAL = {
+    "verify": ("--max-new-tokens", 8, "--num-prompts", 2, "--samples", 2),
+    "compare": ("--max-new-tokens", 8, "--temperature", 1, "--num-threads", 1),
+}
+
+
+def what_was_decoded(trace):
+    """Everything of a trace that its options decide: no times, and nothing that only repeats an option."""
+    rounds = [(one.prompt, one.sample, one.start, one.proposed, one.accepted, one.stopped) for one in trace.rounds]
+    return rounds, trace.header.target.dtype, trace.header.threads
+
+
+@pytest.fixture(scope="module")
+def usual(from_the_command_line, questions):
+    """What each command decodes when one of its options is left as it is."""
+    found = {}
+    for name in OPTIONS:
+        words = ("--prompts", questions) if name == "compare" else ()
+        found[name] = what_was_decoded(from_the_command_line(name, *USUAL[name], *words)[0])
+    return found
+
+
+@pytest.mark.parametrize(("command", "option"), [(name, option) for name, given in OPTIONS.items() for option in given])
+def test_no_option_is_accepted_and_ignored(
+    from_the_command_line, usual, questions, target_folder, noisy_folder, tmp_path, command, option
+):
+    (tmp_path / "other.jsonl").write_text('{"prompt": "another question"}\n')
+    values = {
+        "NOISY": noisy_folder,
+        "TARGET": target_folder,
+        "QUESTIONS": questions,
+        "OTHER QUESTIONS": tmp_path / "other.jsonl",
+    }
+    value = OPTIONS[command][option]
+    prompts = ("--prompts", questions) if command == "compare" else ()
+    words = (*USUAL[command], *prompts, f"--{option}", values.get(value, value))
+    assert what_was_decoded(from_the_command_line(command, *words)[0]) != usual[command]
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_every_option_is_among_those_tried(command):
+    parser = argparse.ArgumentParser()
+    getattr(pair_commands, f"{command}_arguments")(parser)
+    known = {action.option_strings[-1].removeprefix("--") for action in parser._actions} - {"help"}
+    assert known == {*OPTIONS[command], "rounds"}
