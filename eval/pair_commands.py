@@ -75,7 +75,7 @@ def verify(options: argparse.Namespace) -> None:
         holds &= finding.holds
         runs.append(finding.run)
         print(f"{'holds' if finding.holds else 'FAILS':6} {finding.name}: {finding.detail}", flush=True)
-    write_rounds(options.rounds, pair, runs, [prompt.source for prompt in prompts])
+    write_rounds(options, pair, runs, [prompt.source for prompt in prompts])
     print(f"{options.draft} drafts losslessly for {options.target}: {'yes' if holds else 'NO'}")
     if not holds:
         raise SystemExit(1)
@@ -117,17 +117,19 @@ def compare(options: argparse.Namespace) -> None:
     with torch_threads(options.num_threads):
         answered = compare(pair, from_file or typed_prompts(console), wanted, console)
         run = compared_run(wanted, [text for _, text in answered])
-        write_rounds(options.rounds, pair, [run], [source for source, _ in answered])
+        write_rounds(options, pair, [run], [source for source, _ in answered])
 
 
-def write_rounds(path: Path | None, pair: "OpenPair", runs: Sequence["Run"], prompts: Sequence[str]) -> None:
+def write_rounds(options: argparse.Namespace, pair: "OpenPair", runs: Sequence["Run"], prompts: Sequence[str]) -> None:
     """Write the trace of some runs if a file is named, and say so."""
+    path: Path | None = options.rounds
     if path is None:
         return
     from eval.round_trace import write_round_trace
 
     target, draft = pair.identities()
-    write_round_trace(path, runs, prompts, target=target, draft=draft, device=str(pair.target.device))
+    device = str(pair.target.device)
+    write_round_trace(path, runs, prompts, target=target, draft=draft, device=device, compiled=options.compile)
     print(f"{path}: {sum(len(text.rounds) for run in runs for text in run.decoded)} rounds")
 
 

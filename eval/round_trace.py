@@ -119,6 +119,7 @@ class Header:
     draft: ModelIdentity
     device: str
     threads: Positive
+    compiled: bool
     runs: tuple[RunSettings, ...]
     provenance: dict[str, Any]
 
@@ -146,6 +147,7 @@ def write_round_trace(
     target: ModelIdentity,
     draft: ModelIdentity,
     device: str,
+    compiled: bool = False,
 ) -> None:
     """Write every round of some runs, whole or not at all.
 
@@ -156,10 +158,11 @@ def write_round_trace(
         target: The model that decided.
         draft: The model that proposed, unless a run says otherwise.
         device: Where both were.
+        compiled: Whether their steps were, see eval/compiled.py.
     """
     rounds = [traced_rounds(run, prompts) for run in runs]
     settings = tuple(settings_of(run, len(lines)) for run, lines in zip(runs, rounds, strict=True))
-    header = Header(SCHEMA, target, draft, device, torch.get_num_threads(), settings, provenance())
+    header = Header(SCHEMA, target, draft, device, torch.get_num_threads(), compiled, settings, provenance())
     write_shard(path, [asdict(header), *(asdict(one) for lines in rounds for one in lines)])
 
 

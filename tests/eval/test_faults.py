@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import widedraft
-from eval import compare, pair, pair_commands
+from eval import compare, compiled, pair, pair_commands
 from eval.decoding import continue_prompts
 from eval.decoding_batch import Emitted, Streams, Wanted
 from eval.models import load_model
@@ -20,6 +20,7 @@ from eval.round_figures import rounds_record
 from eval.round_trace import Run, read_round_trace, traced_rounds
 from eval.sampling import Sampling, distribution
 from eval.scorecard.record import spent_record
+from eval.sequencer import forward
 from eval.speculative import decode_steps, plain_decode, speculative_decode
 from eval.tasks import render_prompt
 from eval.texts import Decoded, Limits, Seeds, Speculation
@@ -241,7 +242,7 @@ def test_the_lookahead_flag_is_really_passed_on(from_the_command_line, questions
         assert {one.lookahead for one in trace.rounds_of(run.label)} == {lookahead}
 
 
-OPTIONS = {  # each with a value that must change what is decoded
+OPTIONS = {  # each with a value that must change what is decoded, or how; None for a flag
     "verify": {
         "target": "NOISY",
         "draft": "TARGET",
@@ -253,6 +254,7 @@ OPTIONS = {  # each with a value that must change what is decoded
         "max-new-tokens": 5,
         "temperature": 0.3,
         "samples": 1,
+        "compile": None,
     },
     "compare": {
         "target": "NOISY",
@@ -264,6 +266,7 @@ OPTIONS = {  # each with a value that must change what is decoded
         "max-new-tokens": 5,
         "temperature": 0.3,
         "num-threads": 2,
+        "compile": None,
     },
 }
 USUAL = {
@@ -275,7 +278,7 @@ USUAL = {
 def what_was_decoded(trace):
     """Everything of a trace that its options decide: no times, and nothing that only repeats an option."""
     rounds = [(one.prompt, one.sample, one.start, one.proposed, one.accepted, one.stopped) for one in trace.rounds]
-    return rounds, trace.header.target.dtype, trace.header.threads
+    return rounds, trace.header.target.dtype, trace.header.threads, trace.header.compiled
 
 
 @pytest.fixture(scope="module")
@@ -290,8 +293,10 @@ def usual(from_the_command_line, questions):
 
 @pytest.mark.parametrize(("command", "option"), [(name, option) for name, given in OPTIONS.items() for option in given])
 def test_no_option_is_accepted_and_ignored(
-    from_the_command_line, usual, questions, target_folder, noisy_folder, tmp_path, command, option
+    from_the_command_line, usual, questions, target_folder, noisy_folder, tmp_path, monkeypatch, command, option
 ):
+    monkeypatch.setattr(compiled, "compiled_forward", lambda _model: forward)  # compiling takes minutes
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: name)
     (tmp_path / "other.jsonl").write_text('{"prompt": "another question"}\n')
     values = {
         "NOISY": noisy_folder,
@@ -301,7 +306,8 @@ def test_no_option_is_accepted_and_ignored(
     }
     value = OPTIONS[command][option]
     prompts = ("--prompts", questions) if command == "compare" else ()
-    words = (*USUAL[command], *prompts, f"--{option}", values.get(value, value))
+    given = () if value is None else (values.get(value, value),)
+    words = (*USUAL[command], *prompts, f"--{option}", *given)
     assert what_was_decoded(from_the_command_line(command, *words)[0]) != usual[command]
 
 
