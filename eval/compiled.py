@@ -34,8 +34,8 @@ class CompiledSteps:
 
     def __init__(self) -> None:
         self.compiled: dict[int, tuple[PreTrainedModel, Step]] = {}  # by the model's id, which it keeps taken
-        self.free: dict[tuple[int, int, int], list[RowCache]] = {}  # by model, rows and capacity
-        self.seen: set[tuple[int, int, int, Feed]] = set()  # shapes that have been compiled
+        self.free: dict[tuple[int, int, int], list[RowCache]] = {}  # by model, rows and capacity; the oldest first
+        self.seen: dict[int, set[Feed]] = {}  # what has been compiled, by the id of a cache, which is never let go
 
     def __call__(
         self,
@@ -53,16 +53,14 @@ class CompiledSteps:
         """
         require_compilable(model)
         capacity = max(SHORTEST, 1 << (capacity - 1).bit_length())
-        shape = (id(model), len(prompts), capacity)
         _, step = self.compiled.setdefault(id(model), (model, compiled_forward(model)))
-        caches = self.free.setdefault(shape, [])
-        cache = caches.pop() if caches else new_row_cache(model, rows=len(prompts), capacity=capacity)
+        caches = self.free.setdefault((id(model), len(prompts), capacity), [])
+        cache = caches.pop(0) if caches else new_row_cache(model, rows=len(prompts), capacity=capacity)
         sequencer = CompiledSequencer(model, step, cache, rows=len(prompts), vocab_size=vocab_size, feeds=feeds)
         weakref.finalize(sequencer, caches.append, cache)
-        for feed in feeds:
-            if (*shape, feed) not in self.seen:
-                sequencer.compile(feed)
-                self.seen.add((*shape, feed))
+        for feed in set(feeds) - self.seen.setdefault(id(cache), set()):
+            sequencer.compile(feed)  # a CUDA graph reads and writes one cache and no other
+            self.seen[id(cache)].add(feed)
         return sequencer
 
 

@@ -10,10 +10,11 @@ from rich.console import Console
 from architectures.errors import UserError
 from eval import compiled
 from eval.compare import Comparison, compare
-from eval.compiled import CompiledSteps
+from eval.compiled import CompiledSequencer, CompiledSteps
 from eval.decoding_batch import Wanted
 from eval.models import load_model
 from eval.pair import open_pair
+from eval.race import race
 from eval.sampling import Sampling
 from eval.sequencer import RowSequencer, forward
 from eval.speculative import decode_steps, plain_decode, speculative_decode
@@ -156,13 +157,23 @@ def test_commands_compile_where_they_are_told_to(command, pair_words, fed, capsy
 
 
 def test_the_clocks_of_an_answer_do_not_count_compiling(target_folder, noisy_folder, fed, monkeypatch):
-    """Every shape was met before the race begins."""
-    begun = []
-    monkeypatch.setattr("eval.compare.race", lambda *_runners: begun.append(set(fed)) or iter(()))
+    """Every shape was met by every cache before the race begins."""
+    compiling = []
+    monkeypatch.setattr(CompiledSequencer, "compile", lambda _self, feed: compiling.append(feed))
+    raced = []
+
+    def watched(*runners):
+        raced.append(len(compiling))
+        yield from race(*runners)
+        raced.append(len(compiling))
+
+    monkeypatch.setattr("eval.compare.race", watched)
     pair = open_pair(str(target_folder), str(noisy_folder), dtype="float32")
     wanted = Comparison(Limits(8), Speculation(2), Sampling(), Seeds(), CompiledSteps())
     compare(pair, [Prompt("p.jsonl:1", (user_turn("why"),))], wanted, Console(file=io.StringIO()))
-    assert begun == [{(1, 1, False), (1, 2, False), (1, 3, True)}]
+    assert sorted(compiling) == [(1, False), (1, False), (2, False), (3, True)]  # of the target alone, and of both
+    assert raced == [4, 4]
+    assert fed
 
 
 @pytest.mark.gpu
