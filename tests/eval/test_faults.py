@@ -1,28 +1,25 @@
 """Faults found in other tools for speculative decoding, each with a test that its name tells; docs/faults.md lists all.
 
-Those that only training can have are in tests/distill/test_training_faults.py; some have stood elsewhere before.
+Those of training are in tests/distill/test_training_faults.py, of commands in test_command_faults.py; some have stood
+elsewhere before.
 """
 
-import argparse
 import re
 
 import pytest
 import torch
 
-import widedraft
-from eval import compare, compiled, pair, pair_commands
+from eval import compare, pair
 from eval.decoding import continue_prompts
 from eval.decoding_batch import Emitted, Streams, Wanted
 from eval.models import load_model
 from eval.pair import PROMPTS
 from eval.race import Runner, race, writers_of
 from eval.round_figures import rounds_record
-from eval.round_trace import Run, read_round_trace, traced_rounds
+from eval.round_trace import Run, traced_rounds
 from eval.sampling import Sampling, distribution
 from eval.scorecard.record import spent_record
-from eval.sequencer import forward
 from eval.speculative import decode_steps, plain_decode, speculative_decode
-from eval.tasks import render_prompt
 from eval.texts import Decoded, Limits, Seeds, Speculation
 
 GREEDY = Sampling()
@@ -168,152 +165,3 @@ def test_no_row_is_left_out_for_the_data_set_it_names(tmp_path):
     lines = [f'{{"prompt": "{i}", "dataset": "{name}", "language": "en"}}' for i, name in enumerate(names)]
     path.write_text("\n".join(lines))
     assert [prompt.messages[0]["content"] for prompt in pair.prompts_of(str(path), count=None)] == [*"0123"]
-
-
-@pytest.fixture(scope="module")
-def questions(tmp_path_factory):
-    path = tmp_path_factory.mktemp("asked") / "questions.jsonl"
-    path.write_text("\n".join(f'{{"prompt": "say {word}"}}' for word in ("one", "two", "three")))
-    return path
-
-
-@pytest.fixture(scope="module")
-def from_the_command_line(target_folder, noisy_folder, tmp_path_factory):
-    """Run verify or compare on the pair in float32; returns the trace, and which folders were loaded."""
-
-    def command(name, *words):
-        path, loaded = tmp_path_factory.mktemp(name) / "rounds.jsonl", []
-
-        def load(folder, **settings):
-            loaded.append(folder)
-            return load_model(folder, **settings)
-
-        given = ["--target", str(target_folder), "--draft", str(noisy_folder), "--dtype", "float32"]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pair, "load_model", load)
-            assert widedraft.main([name, *given, "--rounds", str(path), *map(str, words)]) == 0
-        return read_round_trace(path), loaded
-
-    return command
-
-
-@pytest.fixture(scope="module")
-def compared(from_the_command_line, questions):
-    return from_the_command_line("compare", "--prompts", questions, "--lookahead", 3, "--max-new-tokens", 12)
-
-
-def test_the_target_is_not_replaced_by_the_draft_after_the_first_prompt(
-    compared, target, noisy_draft, target_tokenizer, questions
-):
-    """By the draft in the target's place everything would be kept."""
-    trace, _ = compared
-    asked = pair.prompts_of(str(questions), count=None)
-    ids = [render_prompt(target_tokenizer, prompt.messages) for prompt in asked]
-    expected = speculative_decode(target, noisy_draft, ids, limits=Limits(12, {2}), speculation=Speculation(3))
-    for prompt, text in zip(asked, expected, strict=True):
-        found = [one for one in trace.rounds if one.prompt == prompt.source]
-        assert [(one.proposed, one.accepted) for one in found] == [(one.proposed, one.accepted) for one in text.rounds]
-        assert any(one.accepted < one.proposed for one in found)
-
-
-def test_both_models_are_loaded_once_and_not_for_every_prompt(compared, target_folder, noisy_folder):
-    assert compared[1] == [target_folder, noisy_folder]
-
-
-def test_neither_the_first_nor_the_last_prompt_is_skipped(compared, questions):
-    assert list(dict.fromkeys(one.prompt for one in compared[0].rounds)) == [f"{questions}:{n}" for n in (1, 2, 3)]
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_as_many_prompts_as_asked_for_are_decoded_and_none_more(from_the_command_line, questions, count):
-    words = ("--prompts", questions, "--num-prompts", count, "--max-new-tokens", 4, "--samples", 1)
-    trace, _ = from_the_command_line("verify", *words)
-    assert {run.texts for run in trace.header.runs} == {count}
-    assert {one.prompt for one in trace.rounds} == {f"{questions}:{n + 1}" for n in range(count)}
-
-
-@pytest.mark.parametrize("lookahead", [1, 5])
-@pytest.mark.parametrize("command", ["verify", "compare"])
-def test_the_lookahead_flag_is_really_passed_on(from_the_command_line, questions, command, lookahead):
-    words = ("--prompts", questions, "--max-new-tokens", 8)
-    trace, _ = from_the_command_line(command, *words, "--lookahead", lookahead)
-    for run in trace.header.runs:
-        assert max(one.proposed for one in trace.rounds_of(run.label)) == lookahead
-        assert {one.lookahead for one in trace.rounds_of(run.label)} == {lookahead}
-
-
-OPTIONS = {  # each with a value that must change what is decoded, or how; None for a flag
-    "verify": {
-        "target": "NOISY",
-        "draft": "TARGET",
-        "prompts": "QUESTIONS",
-        "lookahead": 2,
-        "seed": 4,
-        "dtype": "bfloat16",
-        "num-prompts": 1,
-        "max-new-tokens": 5,
-        "temperature": 0.3,
-        "samples": 1,
-        "compile": None,
-    },
-    "compare": {
-        "target": "NOISY",
-        "draft": "TARGET",
-        "prompts": "OTHER QUESTIONS",
-        "lookahead": 2,
-        "seed": 4,
-        "dtype": "bfloat16",
-        "max-new-tokens": 5,
-        "temperature": 0.3,
-        "num-threads": 2,
-        "compile": None,
-    },
-}
-USUAL = {
-    "verify": ("--max-new-tokens", 8, "--num-prompts", 2, "--samples", 2),
-    "compare": ("--max-new-tokens", 8, "--temperature", 1, "--num-threads", 1),
-}
-
-
-def what_was_decoded(trace):
-    """Everything of a trace that its options decide: no times, and nothing that only repeats an option."""
-    rounds = [(one.prompt, one.sample, one.start, one.proposed, one.accepted, one.stopped) for one in trace.rounds]
-    return rounds, trace.header.target.dtype, trace.header.threads, trace.header.compiled
-
-
-@pytest.fixture(scope="module")
-def usual(from_the_command_line, questions):
-    """What each command decodes when one of its options is left as it is."""
-    found = {}
-    for name in OPTIONS:
-        words = ("--prompts", questions) if name == "compare" else ()
-        found[name] = what_was_decoded(from_the_command_line(name, *USUAL[name], *words)[0])
-    return found
-
-
-@pytest.mark.parametrize(("command", "option"), [(name, option) for name, given in OPTIONS.items() for option in given])
-def test_no_option_is_accepted_and_ignored(
-    from_the_command_line, usual, questions, target_folder, noisy_folder, tmp_path, monkeypatch, command, option
-):
-    monkeypatch.setattr(compiled, "compiled_forward", lambda _model: forward)  # compiling takes minutes
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: name)
-    (tmp_path / "other.jsonl").write_text('{"prompt": "another question"}\n')
-    values = {
-        "NOISY": noisy_folder,
-        "TARGET": target_folder,
-        "QUESTIONS": questions,
-        "OTHER QUESTIONS": tmp_path / "other.jsonl",
-    }
-    value = OPTIONS[command][option]
-    prompts = ("--prompts", questions) if command == "compare" else ()
-    given = () if value is None else (values.get(value, value),)
-    words = (*USUAL[command], *prompts, f"--{option}", *given)
-    assert what_was_decoded(from_the_command_line(command, *words)[0]) != usual[command]
-
-
-@pytest.mark.parametrize("command", OPTIONS)
-def test_every_option_is_among_those_tried(command):
-    parser = argparse.ArgumentParser()
-    getattr(pair_commands, f"{command}_arguments")(parser)
-    known = {action.option_strings[-1].removeprefix("--") for action in parser._actions} - {"help"}
-    assert known == {*OPTIONS[command], "rounds"}

@@ -17,6 +17,7 @@ from eval.scorecard import score_drafts
 from eval.speculative import speculative_decode
 from eval.tasks import Prompt
 from eval.texts import Decoded, Limits, Round, Seeds, Speculation
+from eval.traces import read_traces
 
 MODEL = ModelIdentity("folder", "1" * 64, "float32")
 STOPS = frozenset(range(0, 264, 9))
@@ -189,6 +190,19 @@ def test_a_scorecards_live_figures_are_those_of_its_rounds(scored):
     assert {one.prompt for one in trace.rounds} == set(scorecard["prompts"]["sources"][:2])
     for model, told in ((trace.header.target, scorecard["target"]), (trace.header.draft, scorecard["drafts"][0])):
         assert (model.path, model.fingerprint, model.dtype) == (told["path"], told["fingerprint"], told["dtype"])
+
+
+def test_live_rounds_stand_under_the_name_of_their_prompt(scored, target, noisy_draft):
+    out, _, _, scorecard = scored
+    rounds, limits = read_round_trace(out / "rounds.jsonl").rounds, Limits(16, {2})
+    answers = {trace.source: trace.prompt_ids for trace in read_traces(out / "answers" / "T0", "eval")}
+    found = {}
+    for source in scorecard["prompts"]["sources"][:2]:
+        speculation = Speculation(scorecard["live"]["lookahead"])
+        [text] = speculative_decode(target, noisy_draft, [answers[source]], limits=limits, speculation=speculation)
+        found[source] = [one.accepted for one in rounds if one.prompt == source]
+        assert found[source] == [one.accepted for one in text.rounds]
+    assert len(set(map(tuple, found.values()))) == 2
 
 
 def test_without_live_decoding_no_older_rounds_stay(scored, target_folder, noisy_folder, tmp_path):
