@@ -1,24 +1,25 @@
-"""Keys and values of several texts at once, each row with a length of its own, in tensors that are made once.
+"""Keys and values of several texts at once, each row with a length of its own, in tensors with room for more.
 
-A token is written at its position in its row. Nothing is ever moved or cut off: what stands behind a row's last token
-is written over later, and until then no token looks there, since it looks at its own position and before only. Taking
-back rejected tokens is therefore no work at all, and rows of one batch need not agree on how many they keep.
+A token is written at its position in its row. Nothing is ever cut off: what stands behind a row's last token is written
+over later, and until then no token looks there, since it looks at its own position and before only. Taking back
+rejected tokens is therefore no work at all, and rows of one batch need not agree on how many they keep.
 
 Shape suffixes used in this file:
     B = rows, H = key/value heads, T = tokens fed, S = slots, D = head dimension
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 class RowCache:
     """What a decoder-only model of transformers takes as past_key_values, together with positions and a mask.
 
     Args:
-        capacity: Tokens a row can hold. One slot more takes what only fills a batch's gaps.
+        capacity: Tokens a row can hold, until it is widened. One slot more takes what only fills a batch's gaps.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -52,7 +53,18 @@ class RowCache:
         """Asked by models that were given no positions; these are always given."""
         raise AssertionError("the lengths of the rows differ: give position_ids and a mask")
 
+    def widen(self, capacity: int) -> None:
+        """Make room for rows of so many tokens, more than before."""
+        missing, self.capacity = capacity - self.capacity, capacity
+        self.replace(lambda room_BHSD: pad(room_BHSD, (0, 0, 0, missing)))
+
     def keep(self, places: Sequence[int]) -> None:
         """Let go of every row but those at the given places."""
-        for room in (self.keys, self.values):
-            room[:] = [room_BHSD[torch.tensor(places, device=room_BHSD.device)] for room_BHSD in room]
+        places_B = torch.tensor(places, device=self.slots_BT.device)
+        self.replace(lambda room_BHSD: room_BHSD[places_B])
+
+    def replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Change every tensor, one after another: there may be no memory for two of each."""
+        for rooms in (self.keys, self.values):
+            for layer_idx, room_BHSD in enumerate(rooms):
+                rooms[layer_idx] = change(room_BHSD)

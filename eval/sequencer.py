@@ -106,18 +106,25 @@ def takes_rows(model: PreTrainedModel) -> bool:
 
 
 class RowSequencer:
-    """Rows of one model, each with its own length."""
+    """Rows of one model, each with its own length.
+
+    Its cache grows by an eighth when it runs out of room. Texts that stop early never take what a limit of thousands of
+    tokens would, and each token is moved some nine times, where the cache of transformers moves it at every step.
+    """
 
     def __init__(self, model: PreTrainedModel, *, capacity: int, vocab_size: int) -> None:
         self.model = model
         self.vocab_size = vocab_size
-        self.cache = RowCache(capacity)
+        self.most = capacity
+        self.cache = RowCache(0)
         self.sight = Sight.of(model)
 
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
         """See Sequencer."""
         positions_BT = positions_of(spans, ids_BT.shape[1], left=whole).to(ids_BT.device)
         width = max((start + count for start, count in spans if count), default=1)
+        if width > self.cache.capacity:
+            self.cache.widen(min(self.most, width + width // 8))
         logits_BTV = forward(self.model, ids_BT, positions_BT, self.cache, self.sight, width=width, whole=whole)
         return logits_BTV[..., : self.vocab_size]
 

@@ -116,6 +116,16 @@ def test_ids_behind_the_shared_vocabulary_are_not_spoken_of(model_of):
         assert fed(sequencer, [[5, 6]], [0], left=True)[0].shape == (2, 260)
 
 
+def test_rows_take_an_eighth_more_room_than_they_fill_and_none_beyond_their_limit(model_of):
+    sequencer, sizes = open_sequencer(model_of("llama"), [[5], [6]], capacity=150, vocab_size=VOCAB), []
+    for position in range(150):
+        fed(sequencer, [[5], [6]], [position, 0], left=False)
+        size = sequencer.cache.keys[0].shape[2] - 1  # a slot takes filling
+        assert position + 1 <= size <= min(150, (position + 1) * 9 // 8)
+        sizes.append(size)
+    assert sum(set(sizes)) < 10 * 150  # slots moved in all, by a cache that grew 150 times 11,325
+
+
 def test_positions_stand_where_the_tokens_do():
     spans = [(7, 3), (0, 1), (4, 0)]
     assert positions_of(spans, 3, left=True).tolist() == [[7, 8, 9], [0, -1, -1], [-1, -1, -1]]
