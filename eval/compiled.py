@@ -45,6 +45,7 @@ class CompiledSteps:
         capacity: int,
         vocab_size: int,
         feeds: Sequence[Feed] = (),
+        goes_back: bool = True,  # noqa: ARG002  # these always can
     ) -> "CompiledSequencer":
         """A sequencer with every step compiled; see eval.sequencer.open_sequencer.
 

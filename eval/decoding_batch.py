@@ -35,6 +35,11 @@ class Wanted:
     sampling: Sampling
     speculation: Speculation | None = None
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether tokens are read that may be taken back."""
+        return self.speculation is not None
+
     def __post_init__(self) -> None:
         if not all(self.prompts):
             raise ValueError("every prompt needs at least one token, got one of 0 prompt tokens.")
@@ -119,7 +124,8 @@ class Batch:
         """A model that has read nothing yet."""
         capacity = max(len(text.context) for text in self.texts) + self.wanted.limits.max_new_tokens
         prompts = [self.wanted.prompts[text.place] for text in self.texts]
-        return opener(model, prompts, capacity=capacity, vocab_size=self.vocab_size, feeds=feeds)
+        goes_back = self.wanted.goes_back
+        return opener(model, prompts, capacity=capacity, vocab_size=self.vocab_size, feeds=feeds, goes_back=goes_back)
 
     def read_contexts(self, sequencer: Sequencer) -> None:
         """Have a model read every context but its last token."""

@@ -6,6 +6,7 @@ feeds at an earlier position.
     RowSequencer             many rows at once, each with a length of its own (eval/row_cache.py)
     CompiledSequencer        the same with compiled steps (eval/compiled.py)
     TextSequencer            one row, by the cache of transformers: any decoder-only model whose layers see everything
+    ForwardSequencer         many rows, by the same: any decoder-only model, but nothing can be taken back
     TranslationSequencer     one row of an encoder-decoder model: the prompt is encoded once
 
 Shape suffixes used in this file:
@@ -65,6 +66,7 @@ class Opener(Protocol):
         capacity: int,
         vocab_size: int,
         feeds: Sequence[Feed] = (),
+        goes_back: bool = True,
     ) -> Sequencer:
         """See open_sequencer."""
         ...
@@ -77,6 +79,7 @@ def open_sequencer(
     capacity: int,
     vocab_size: int,
     feeds: Sequence[Feed] = (),  # noqa: ARG001  # of use where steps are compiled
+    goes_back: bool = True,
 ) -> Sequencer:
     """The sequencer for some prompts, none of which has been read yet.
 
@@ -86,13 +89,16 @@ def open_sequencer(
         capacity: Tokens a row comes to at most.
         vocab_size: Only so many ids are spoken of.
         feeds: What it will be fed after the prompts, again and again.
+        goes_back: Whether tokens will be taken back.
 
     Raises:
-        UserError: If the model's past cannot be taken back, see `new_cache`.
+        UserError: If they will be, and the model's past cannot be, see `new_cache`.
         ValueError: If it takes one row at a time and there are more.
     """
-    if takes_rows(model):
+    if by_rows(model) and (goes_back or sees_all(model, capacity)):
         return RowSequencer(model, capacity=capacity, vocab_size=vocab_size)
+    if not goes_back and not model.config.is_encoder_decoder:
+        return ForwardSequencer(model, num_rows=len(prompts), vocab_size=vocab_size)
     if len(prompts) != 1:
         raise ValueError(f"a model of type {model.config.model_type} decodes one prompt at a time, got {len(prompts)}.")
     if model.config.is_encoder_decoder:
@@ -100,9 +106,20 @@ def open_sequencer(
     return TextSequencer(model, vocab_size=vocab_size)
 
 
-def takes_rows(model: PreTrainedModel) -> bool:
-    """Whether a model's rows may have different lengths; others read one text at a time."""
+def takes_rows(model: PreTrainedModel, *, goes_back: bool = True) -> bool:
+    """Whether a model reads many texts of different lengths at a time, and whether even if tokens are taken back."""
+    return by_rows(model) or not (goes_back or model.config.is_encoder_decoder)
+
+
+def by_rows(model: PreTrainedModel) -> bool:
+    """Whether a model follows the positions and masks that a RowSequencer gives it."""
     return model.config.get_text_config(decoder=True).model_type in BY_ROWS
+
+
+def sees_all(model: PreTrainedModel, length: int) -> bool:
+    """Whether no layer's window is shorter than a text; a RowCache would keep what leaves the window."""
+    window = getattr(model.config.get_text_config(decoder=True), "sliding_window", None)
+    return window is None or length <= window
 
 
 class RowSequencer:
@@ -154,6 +171,50 @@ class TextSequencer:
     def keep(self, places: Sequence[int]) -> None:
         """See Sequencer."""
         assert list(places) == [0]
+
+
+class ForwardSequencer:
+    """Rows of a decoder-only model that only ever go on, with the cache of transformers, whatever its layers keep.
+
+    The first tokens fed are filled on the left; from then on all rows are fed as many, since layers that see a window
+    measure it with all that stands between two tokens.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, num_rows: int, vocab_size: int) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.cache = DynamicCache(config=model.config)
+        self.lengths = [0] * num_rows
+        self.is_filled = False
+        self.real_BT = torch.ones(num_rows, 0, dtype=torch.long, device=model.device)
+
+    def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
+        """See Sequencer; each row goes on where it stands, and logits are wanted after its last token alone."""
+        starts, counts = zip(*spans, strict=True)
+        filling = min(counts) < ids_BT.shape[1]
+        assert not whole, "logits after the last token of every row, and no others"
+        assert list(starts) == self.lengths, f"rows of {self.lengths} tokens, told to go on at {starts}"
+        assert not (filling and any(starts)), f"rows fed {counts} tokens each, and only the first may be filled"
+        self.lengths = [start + count for start, count in spans]
+        self.is_filled = self.is_filled or filling
+        positions_BT = positions_of(spans, ids_BT.shape[1], left=False).to(ids_BT.device)
+        self.real_BT = torch.cat([self.real_BT, (positions_BT >= 0).long()], dim=1)
+        output = self.model(
+            input_ids=ids_BT,
+            attention_mask=self.real_BT if self.is_filled else None,
+            position_ids=positions_BT.clamp(min=0),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[..., : self.vocab_size]
+
+    def keep(self, places: Sequence[int]) -> None:
+        """See Sequencer."""
+        places_B = torch.tensor(places, device=self.real_BT.device)
+        self.cache.batch_select_indices(places_B)
+        self.real_BT = self.real_BT[places_B]
+        self.lengths = [self.lengths[place] for place in places]
 
 
 class TranslationSequencer:

@@ -81,7 +81,7 @@ def decode_steps(
 ) -> Iterator[Emitted | tuple[int, Decoded]]:
     """Decode, and tell what is added to every text as it happens; see speculative_decode.
 
-    All prompts are one batch where every model takes rows (eval.sequencer.takes_rows), else each is one.
+    All prompts are one batch where every model takes them so (eval.sequencer.takes_rows), else each is one.
 
     Args:
         models: The target, and perhaps a draft.
@@ -95,7 +95,7 @@ def decode_steps(
     """
     everything = range(len(wanted.prompts))
     draws = Streams.of(wanted, seeds, everything if row_seeds is None else row_seeds, models[0].device)
-    together = all(takes_rows(model) for model in models)
+    together = all(takes_rows(model, goes_back=wanted.goes_back) for model in models)
     for places in [everything] if together else [[place] for place in everything]:
         batch = Batch(models, wanted, draws, places, opener)
         while batch.texts:
@@ -105,5 +105,10 @@ def decode_steps(
 
 def collected(steps: Iterator[Emitted | tuple[int, Decoded]], count: int) -> list[Decoded]:
     """The texts in the order of their prompts."""
-    finished = dict(step for step in steps if isinstance(step, tuple))
-    return [finished[place] for place in range(count)]
+    texts = dict(finished(steps))
+    return [texts[place] for place in range(count)]
+
+
+def finished(steps: Iterator[Emitted | tuple[int, Decoded]]) -> Iterator[tuple[int, Decoded]]:
+    """The texts with their places among the prompts, as they end."""
+    return (step for step in steps if isinstance(step, tuple))

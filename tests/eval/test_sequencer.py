@@ -5,7 +5,15 @@ import torch
 
 from architectures.errors import UserError
 from eval.models import load_model
-from eval.sequencer import TextSequencer, TranslationSequencer, open_sequencer, positions_of, takes_rows
+from eval.sequencer import (
+    ForwardSequencer,
+    RowSequencer,
+    TextSequencer,
+    TranslationSequencer,
+    open_sequencer,
+    positions_of,
+    takes_rows,
+)
 
 VOCAB = 264
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -21,6 +29,11 @@ BY_ROWS = {
     "gpt2": {},
 }
 ONE_BY_ONE = {"opt": {"ffn_dim": 128, "word_embed_proj_dim": 64}, "bloom": {}}
+GO_ON = {
+    **ONE_BY_ONE,
+    "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},  # positions have embeddings
+    **{family: {"sliding_window": 6} for family in ("mistral", "gemma3_text", "cohere2")},
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +99,63 @@ def test_other_families_read_one_text(model_of, family):
     torch.testing.assert_close(fed(sequencer, [text[8:]], [8], left=True)[0], expected[8:], **CLOSE)
     with pytest.raises(ValueError, match=f"type {family} decodes one prompt at a time, got 2"):
         open_sequencer(model, [text, text], capacity=20, vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize("family", GO_ON)
+def test_rows_that_only_go_on_read_as_each_alone(model_of, family):
+    """Of any decoder-only family, though its layers forget what left a window of 6."""
+    model = model_of(family, **GO_ON[family])
+    rows = texts(20, 13, 11)
+    expected = [whole(model, text) for text in rows]
+    sequencer = open_sequencer(model, rows, capacity=24, vocab_size=VOCAB, goes_back=False)
+    assert isinstance(sequencer, ForwardSequencer)
+    fed(sequencer, [rows[0][:11], rows[1][:4], []], [0, 0, 0], left=False)
+    starts = [11, 4, 0]
+    for count in (2, 1, 1):
+        pieces = [text[start : start + count] for text, start in zip(rows, starts, strict=True)]
+        logits = fed(sequencer, pieces, starts, left=False)
+        starts = [start + count for start in starts]
+        for row, start in enumerate(starts):
+            torch.testing.assert_close(logits[row][0], expected[row][start - 1], **CLOSE)
+    sequencer.keep([2, 0])
+    for row, logits in zip((2, 0), fed(sequencer, [rows[2][4:9], rows[0][15:]], [4, 15], left=False), strict=True):
+        torch.testing.assert_close(logits[0], expected[row][[19, 0, 8][row]], **CLOSE)
+
+
+def test_rows_that_only_go_on_do_not_go_back(model_of):
+    sequencer = open_sequencer(model_of("bloom"), [[5, 6], [7]], capacity=4, vocab_size=VOCAB, goes_back=False)
+    fed(sequencer, [[5, 6], [7]], [0, 0], left=False)
+    with pytest.raises(AssertionError, match=r"rows of \[2, 1\] tokens, told to go on at \(1, 1\)"):
+        fed(sequencer, [[6], [8]], [1, 1], left=False)
+    with pytest.raises(AssertionError, match=r"rows fed \(2, 1\) tokens each, and only the first may be filled"):
+        fed(sequencer, [[6, 7], [8]], [2, 1], left=False)
+
+
+def test_rows_without_filling_need_no_mask(model_of):
+    """So that one text alone is decoded as fast as without rows."""
+    model, masks = model_of("opt", **ONE_BY_ONE["opt"]), []
+    model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: masks.append(kwargs["attention_mask"]), with_kwargs=True
+    )
+    for prompts in ([[5, 6, 7]], [[5, 6, 7], [8]]):
+        sequencer = open_sequencer(model, prompts, capacity=8, vocab_size=VOCAB, goes_back=False)
+        fed(sequencer, prompts, [0] * len(prompts), left=False)
+        fed(sequencer, [[9]] * len(prompts), [len(ids) for ids in prompts], left=False)
+    assert masks[:2] == [None, None]
+    assert [mask.tolist() for mask in masks[2:]] == [[[1, 1, 1], [0, 0, 1]], [[1, 1, 1, 1], [0, 0, 1, 1]]]
+
+
+@pytest.mark.parametrize(("capacity", "kind"), [(6, RowSequencer), (7, ForwardSequencer)])
+def test_what_a_window_forgets_is_not_kept_where_nothing_goes_back(model_of, capacity, kind):
+    model = model_of("mistral", sliding_window=6)
+    assert isinstance(open_sequencer(model, [[5]], capacity=capacity, vocab_size=VOCAB, goes_back=False), kind)
+    assert isinstance(open_sequencer(model, [[5]], capacity=capacity, vocab_size=VOCAB), RowSequencer)
+
+
+def test_who_reads_many_texts_at_a_time(model_of, translators):
+    models = [model_of("llama"), model_of("bloom"), translators[0]]
+    assert [takes_rows(model) for model in models] == [True, False, False]
+    assert [takes_rows(model, goes_back=False) for model in models] == [True, True, False]
 
 
 def test_a_window_in_a_family_that_reads_one_text_is_refused(model_of):
