@@ -17,12 +17,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint
 from architectures.progress import track
-from eval.decoding import continue_prompts
 from eval.models import load_model, load_tokenizer, stop_token_ids
 from eval.sampling import Sampling
 from eval.shards import claim_shards, read_shard, write_shard
+from eval.speculative import plain_decode
 from eval.tasks import Prompt, template_hash, user_turn
-from eval.traces import derive_seed
+from eval.texts import Limits
+from eval.traces import claimed_draws, derive_seed
 
 NAME = "self-written"
 SENTINEL = "widedraftusertext"
@@ -76,7 +77,12 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
     """
     tokenizer = load_tokenizer(target)
     writer = Writer(target, tokenizer, find_user_turn(tokenizer, target), settings)
-    record = {"target": fingerprint_checkpoint(target), "template": template_hash(tokenizer), **asdict(settings)}
+    record = {
+        "target": fingerprint_checkpoint(target),
+        "template": template_hash(tokenizer),
+        **asdict(settings),
+        **claimed_draws(settings.temperature),
+    }
     num_candidates = count * CANDIDATES_PER_PROMPT
     paths = claim_shards(out, NAME, record, num_shards=-(-num_candidates // settings.shard_size))
     texts = islice(distinct_texts(writer, paths), count)
@@ -155,21 +161,22 @@ class Writer:
 
     def write_batch(self, candidates: range) -> dict[int, str]:
         """Sample some candidates together; the usable texts by number."""
-        stop_ids = self.user_turn.stop_ids | stop_token_ids(self.model)
-        continuations = continue_prompts(
+        decoded = plain_decode(
             self.model,
             [self.user_turn.opening_ids] * len(candidates),
-            max_new_tokens=self.settings.max_new_tokens,
-            stop_ids=stop_ids,
+            limits=Limits(self.settings.max_new_tokens, self.user_turn.stop_ids | stop_token_ids(self.model)),
             sampling=Sampling(self.settings.temperature, self.settings.top_p),
-            seeds=[derive_seed(self.settings.seed, NAME, number) for number in candidates],
+            row_seeds=[derive_seed(self.settings.seed, NAME, number) for number in candidates],
         )
-        read = {candidates[place]: self.read(ids, stopped=ids[-1] in stop_ids) for place, ids in continuations}
+        read = {
+            number: self.read(one.token_ids, stopped=one.stopped)
+            for number, one in zip(candidates, decoded, strict=True)
+        }
         return {number: text for number, text in read.items() if text is not None}
 
-    def read(self, ids: list[int], *, stopped: bool) -> str | None:
+    def read(self, ids: Sequence[int], *, stopped: bool) -> str | None:
         """The text of a candidate; None unless it is finished, clean and long enough to ask something."""
-        said = ids[:-1] if stopped else ids
+        said = list(ids[:-1] if stopped else ids)
         text = str(self.tokenizer.decode(said, clean_up_tokenization_spaces=False))
         text, turn_end, _ = text.partition(self.user_turn.stop_text)
         text = text.strip()

@@ -63,6 +63,7 @@ class Seeds:
 
 
 MOST_LOOKAHEAD = 16  # tokens an adaptive lookahead grows to
+DRAWS = "torch.rand by SeedSequence((stream, row))"  # how `stream` draws; folders of sampled texts claim it
 
 
 @dataclass(frozen=True)
@@ -170,8 +171,10 @@ class Text:
         return len(self.context) + len(self.emitted)
 
     def last(self, count: int) -> list[int]:
-        """The last tokens of context and text."""
-        return [*self.context, *self.emitted][-count:] if count else []
+        """The last tokens of context and text, at least one."""
+        if count <= len(self.emitted):  # mostly so, and what follows takes time with the length of the text
+            return self.emitted[-count:]
+        return [*self.context, *self.emitted][-count:]
 
     def room(self, limits: Limits) -> int:
         """Tokens that may still be emitted."""
@@ -201,8 +204,16 @@ def completes_a_stop_string(token_ids: Sequence[int], limits: Limits) -> bool:
 
 
 def stream(seed: int, row_seeds: Sequence[int], count: int, device: torch.device) -> Tensor:
-    """draws_BD of one stream: a row's depend on the stream's seed and its own alone, not on its neighbours."""
-    seeds = [int(np.random.SeedSequence((seed, row)).generate_state(1, np.uint64)[0] >> 1) for row in row_seeds]
+    """draws_BD of one stream: a row's depend on the stream's seed and its own alone, not on its neighbours.
+
+    Args:
+        seed: Of the stream, >= 0.
+        row_seeds: Of each row, from -2**63 to 2**64 - 1.
+        count: Draws a row.
+        device: Where they are wanted.
+    """
+    pairs = [(seed, row % 2**64) for row in row_seeds]
+    seeds = [int(np.random.SeedSequence(pair).generate_state(1, np.uint64)[0] >> 1) for pair in pairs]
     return uniform_draws(seeds, count).to(device)
 
 

@@ -18,11 +18,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value
 from architectures.progress import track
-from eval.decoding import continue_prompts
+from eval.decoding_batch import Wanted
 from eval.models import load_model, load_tokenizer, stop_token_ids, tokenizer_identity
 from eval.sampling import Sampling
 from eval.shards import claim_shards, read_shards, write_shard
+from eval.speculative import decode_steps, finished
 from eval.tasks import Message, Prompt, render_prompt, template_hash
+from eval.texts import DRAWS, Decoded, Limits
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ def write_traces(
         "template": template_hash(tokenizer),
         "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
         **asdict(settings),
+        **claimed_draws(settings.temperature),
     }
     paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=tokenizer_identity(tokenizer))
     missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not path.is_file()]
@@ -132,6 +135,11 @@ def write_traces(
 def asked(prompt: Prompt) -> dict[str, Any]:
     """What a folder of answers claims of a prompt; the category only where there is one."""
     return {name: value for name, value in asdict(prompt).items() if name != "category" or value is not None}
+
+
+def claimed_draws(temperature: float) -> dict[str, str]:
+    """What a folder of texts claims of its random numbers; nothing where none decided."""
+    return {} if temperature == 0 else {"draws": DRAWS}
 
 
 def read_traces(out: Path, name: str) -> list[Trace]:
@@ -204,30 +212,29 @@ class Answerer:
 
     def answer_batch(self, batch: Sequence[tuple[list[int], Turn]]) -> Iterator[tuple[Turn, Trace]]:
         """Decode some turns together."""
-        stop_ids = stop_token_ids(self.model)
-        continuations = continue_prompts(
-            self.model,
+        wanted = Wanted(
             [ids for ids, _ in batch],
-            max_new_tokens=self.settings.max_new_tokens,
-            stop_ids=stop_ids,
-            sampling=Sampling(self.settings.temperature, self.settings.top_p),
-            seeds=[derive_seed(self.settings.seed, self.name, turn.id) for _, turn in batch],
+            Limits(self.settings.max_new_tokens, stop_token_ids(self.model)),
+            Sampling(self.settings.temperature, self.settings.top_p),
         )
-        for place, answer_ids in continuations:
+        seeds = [derive_seed(self.settings.seed, self.name, turn.id) for _, turn in batch]
+        for place, decoded in finished(decode_steps([self.model], wanted, row_seeds=seeds)):
             prompt_ids, turn = batch[place]
-            yield turn, self.trace(turn, prompt_ids, answer_ids, stopped=answer_ids[-1] in stop_ids)
+            yield turn, self.trace(turn, prompt_ids, decoded)
 
-    def trace(self, turn: Turn, prompt_ids: list[int], answer_ids: list[int], *, stopped: bool) -> Trace:
+    def trace(self, turn: Turn, prompt_ids: Sequence[int], decoded: Decoded) -> Trace:
         """One answered turn, in ids and in words."""
-        text = self.tokenizer.decode(answer_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text = self.tokenizer.decode(
+            list(decoded.token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         return Trace(
             id=turn.id,
             source=turn.source,
             messages=turn.messages,
             prompt_ids=tuple(prompt_ids),
-            answer_ids=tuple(answer_ids),
+            answer_ids=decoded.token_ids,
             answer=cast("str", text),
-            finish_reason="stop" if stopped else "length",
+            finish_reason="stop" if decoded.stopped else "length",
             category=turn.category,
         )
 

@@ -13,6 +13,7 @@ from architectures.errors import UserError
 from distill import self_written
 from distill.self_written import NAME, SelfWriting, UserTurn, Writer, find_user_turn, special_ids, write_own_prompts
 from eval.models import load_tokenizer
+from eval.texts import DRAWS
 
 KNOWN = (
     "Why is the sky blue?",
@@ -98,6 +99,16 @@ def test_changed_settings_are_refused(asking_target, tmp_path):
         write_own_prompts(asking_target, 2, tmp_path, dataclasses.replace(SETTINGS, seed=4))
 
 
+def test_prompts_drawn_otherwise_are_refused(asking_target, tmp_path):
+    write_own_prompts(asking_target, 2, tmp_path, SETTINGS)
+    path = tmp_path / "settings.json"
+    claims = json.loads(path.read_text())
+    assert claims[NAME]["settings"].pop("draws") == DRAWS
+    path.write_text(json.dumps(claims))
+    with pytest.raises(UserError, match="its self-written answers were made with other settings: draws was null, is "):
+        write_own_prompts(asking_target, 2, tmp_path, SETTINGS)
+
+
 def test_another_target_or_template_is_refused(asking_target, tmp_path):
     write_own_prompts(asking_target, 2, tmp_path / "data", SETTINGS)
     other = shutil.copytree(asking_target, tmp_path / "other")
@@ -124,6 +135,11 @@ def test_candidates_stay_in_order_whichever_ends_first(writer):
     numbers = [row["candidate"] for row in writer.write(range(10, 18))]
     assert len(numbers) > 4
     assert numbers == sorted(numbers)
+
+
+def test_a_candidate_that_the_limit_cut_off_is_not_used(writer):
+    writer.settings = dataclasses.replace(SETTINGS, max_new_tokens=12)  # what it knows has 13 characters or more
+    assert writer.write(range(8)) == []
 
 
 def test_the_target_writes_in_the_dtype_asked_for(writer):

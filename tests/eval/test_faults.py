@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from eval import compare, pair
-from eval.decoding import continue_prompts
 from eval.decoding_batch import Emitted, Streams, Wanted
 from eval.models import load_model
 from eval.pair import PROMPTS
@@ -101,12 +100,10 @@ def untied_pairs(make_checkpoint):
 
 
 def written(models, prompts, sampling):
-    """Texts of a batch by both decoders, each with what its rounds kept."""
-    decoded = speculative_decode(*models, prompts, limits=Limits(12), sampling=sampling)
-    settings = {"max_new_tokens": 12, "stop_ids": frozenset(), "sampling": sampling, "seeds": range(len(prompts))}
-    plain = sorted(continue_prompts(models[0], prompts, **settings))
-    kept = [(list(text.token_ids), [one.accepted for one in text.rounds]) for text in decoded]
-    return [*kept, *((ids, []) for _, ids in plain)]
+    """Texts of a batch with a draft and without, each with what its rounds kept."""
+    drafted = speculative_decode(*models, prompts, limits=Limits(12), sampling=sampling)
+    plain = plain_decode(models[0], prompts, limits=Limits(12), sampling=sampling)
+    return [(text.token_ids, [one.accepted for one in text.rounds]) for text in [*drafted, *plain]]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8)], ids=["greedy", "sampled"])

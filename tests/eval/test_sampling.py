@@ -1,9 +1,11 @@
-"""From logits to a distribution as transformers' generate does it, for every combination of settings."""
+"""From logits to a distribution as transformers' generate does it, for every combination of settings, and to tokens."""
 
 import itertools
+from collections import Counter
 
 import pytest
 import torch
+from scipy.stats import chisquare
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -13,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from eval.sampling import Sampling, distribution, penalised
+from eval.sampling import Sampling, distribution, invert_cumulative, penalised, uniform_draws
 
 VOCAB = 12
 IDS_NT = torch.tensor([[3, 5, 5], [0, 1, 2], [11, 11, 11]])
@@ -60,3 +62,54 @@ def test_half_precision_logits_become_float32(logits):
 def test_a_penalty_needs_the_text(logits):
     with pytest.raises(AssertionError, match="needs the tokens seen"):
         penalised(logits, Sampling(repetition_penalty=1.1), None)
+
+
+def drawn(logits_NV, draws_N, sampling):
+    """One token a row of logits."""
+    return invert_cumulative(distribution(logits_NV, sampling), draws_N)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (2.0, 1.0), (1.0, 0.8), (0.7, 0.5)])
+def test_sampled_frequencies_match_the_probabilities(temperature, top_p):
+    torch.manual_seed(0)
+    logits_V = torch.randn(12)
+    num_draws = 20_000
+    tokens = drawn(logits_V.expand(num_draws, -1), torch.rand(num_draws), Sampling(temperature, top_p))
+    probs_V = (logits_V.double() / temperature).softmax(dim=-1)
+    order_V = probs_V.argsort(descending=True)
+    num_kept = 1 + int((probs_V[order_V].cumsum(0) < top_p).sum())  # the fewest whose mass reaches top_p
+    kept = order_V[:num_kept].tolist()
+    counts = Counter(tokens.tolist())
+    assert set(counts) == set(kept)
+    expected = probs_V[kept] / probs_V[kept].sum() * num_draws
+    assert chisquare([counts[token] for token in kept], expected.numpy()).pvalue > 0.01
+    assert (num_kept < 12) == (top_p < 1)
+
+
+def test_tokens_after_the_one_that_reaches_top_p_are_left_out():
+    draws_B = torch.linspace(0, 1 - 2**-24, 40)
+    logits_BV = torch.tensor([0.3, 0.2, 0.1, 0.0]).expand(40, -1)  # chances 0.29, 0.26, 0.24, 0.21
+    assert set(drawn(logits_BV, draws_B, Sampling(1.0, top_p=0.5)).tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_half_precision_logits_are_sampled_in_float32(top_p):
+    logits_BV = torch.randn(500, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    draws_B = uniform_draws([0], 500)[0]
+    sampling = Sampling(1.0, top_p)
+    assert drawn(logits_BV, draws_B, sampling).equal(drawn(logits_BV.float(), draws_B, sampling))
+
+
+def test_the_least_and_the_greatest_draw_fall_on_possible_tokens():
+    logits_BV = torch.tensor([[-torch.inf, 1.0, 2.0, -torch.inf]] * 2)
+    draws_B = torch.tensor([0.0, 1 - 2**-24])
+    for top_p in (1.0, 0.999):
+        assert set(drawn(logits_BV, draws_B, Sampling(1.0, top_p)).tolist()) == {1, 2}
+
+
+def test_draws_are_uniform_and_apart():
+    draws_BD = uniform_draws(range(50), 40)
+    assert draws_BD.min() >= 0
+    assert draws_BD.max() < 1
+    assert draws_BD.mean().item() == pytest.approx(0.5, abs=0.02)  # standard error 0.0065
+    assert len(draws_BD[:, 0].unique()) == 50

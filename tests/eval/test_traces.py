@@ -13,10 +13,11 @@ import pytest
 
 from architectures.errors import UserError
 from eval import traces
-from eval.decoding import continue_prompts
 from eval.models import load_model, load_tokenizer
 from eval.sampling import Sampling
+from eval.speculative import plain_decode
 from eval.tasks import Prompt, render_prompt
+from eval.texts import DRAWS, Decoded, Limits
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
 ROOT = Path(__file__).parents[2]
@@ -67,16 +68,16 @@ def test_traces_hold_the_targets_own_answers(chatty_target, tmp_path, settings):
     for prompt, trace in zip(PROMPTS, answers, strict=True):
         assert trace.messages == prompt.messages
         assert list(trace.prompt_ids) == render_prompt(tokenizer, prompt.messages)
-        [(_, alone)] = continue_prompts(
+        [decoded] = plain_decode(
             model,
             [trace.prompt_ids],
-            max_new_tokens=24,
-            stop_ids=stop_ids,
+            limits=Limits(24, stop_ids),
             sampling=Sampling(settings.temperature, settings.top_p),
-            seeds=[traces.derive_seed(5, "train", trace.id)],
+            row_seeds=[traces.derive_seed(5, "train", trace.id)],
         )
-        assert list(trace.answer_ids) == alone
-        assert trace.answer == tokenizer.decode(alone, skip_special_tokens=True)
+        alone = decoded.token_ids
+        assert trace.answer_ids == alone
+        assert trace.answer == tokenizer.decode(list(alone), skip_special_tokens=True)
         assert trace.finish_reason == ("stop" if alone[-1] in stop_ids else "length")
         assert len(alone) == 24 or trace.finish_reason == "stop"
     assert {trace.finish_reason for trace in answers} == {"stop", "length"}
@@ -88,9 +89,10 @@ def test_text_of_an_answer_leaves_out_special_tokens(chatty_target):
     tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
     answerer = traces.Answerer(chatty_target, tokenizer, GREEDY, name="train")
     [turn] = traces.first_turns(ask("hi"))
-    answer_ids = [*tokenizer("it 's  done .")["input_ids"], 2]
-    assert answerer.trace(turn, [1], answer_ids, stopped=True) == Trace(
-        0, "file.jsonl:1", turn.messages, (1,), tuple(answer_ids), "it 's  done .", "stop"
+    answer_ids = (*tokenizer("it 's  done .")["input_ids"], 2)
+    decoded = Decoded(answer_ids, rounds=(), prefill_s=0.0, decode_s=0.0, stopped=True)
+    assert answerer.trace(turn, [1], decoded) == Trace(
+        0, "file.jsonl:1", turn.messages, (1,), answer_ids, "it 's  done .", "stop"
     )
 
 
@@ -102,7 +104,7 @@ def test_prompts_of_like_length_are_answered_together(chatty_target):
     )
     answers = list(answerer.answer(traces.first_turns(ask("x" * 40, "a", "x" * 41, "b", "x" * 42, "c"))))
     shortest = min(len(trace.prompt_ids) for trace in answers)
-    assert [tuple(shape) for shape in read if shape[1] > 1] == [(3, shortest), (3, shortest + 41)]
+    assert [tuple(shape) for shape in read if shape[1] > 1] == [(3, shortest - 1), (3, shortest + 40)]
 
 
 def test_seeds_differ_by_prompt_name_and_seed():
@@ -242,10 +244,10 @@ def settings_changes() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "value"), settings_changes())
 def test_changed_setting_is_refused_with_both_values(chatty_target, tmp_path, name, value):
-    write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY)
-    old = json.dumps(getattr(GREEDY, name))
+    write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED)
+    old = json.dumps(getattr(SAMPLED, name))
     with pytest.raises(UserError) as refusal:
-        write_traces(chatty_target, PROMPTS[:2], tmp_path, dataclasses.replace(GREEDY, **{name: value}))
+        write_traces(chatty_target, PROMPTS[:2], tmp_path, dataclasses.replace(SAMPLED, **{name: value}))
     assert str(refusal.value) == (
         f"{tmp_path}: its train answers were made with other settings: {name} was {old}, is {json.dumps(value)}. "
         "Choose another run_name, or delete this folder to make them again."
@@ -272,7 +274,9 @@ def test_names_in_one_folder_have_their_own_settings(chatty_target, tmp_path):
     write_traces(chatty_target, PROMPTS[2:5], tmp_path, SAMPLED, name="train")
     assert len(read_traces(tmp_path, "eval")) == 2
     assert len(read_traces(tmp_path, "train")) == 3
-    with pytest.raises(UserError, match="its eval answers were made with other settings: temperature"):
+    with pytest.raises(
+        UserError, match="eval answers were made with other settings: draws was null, is .*; temperature was"
+    ):
         write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED, name="eval")
 
 
@@ -283,6 +287,19 @@ def test_settings_say_what_the_answers_came_from(chatty_target, tmp_path):
     assert record["versions"]["transformers"]
     assert record["settings"].items() >= dataclasses.asdict(GREEDY).items()
     assert {"target", "template", "prompts"} < set(record["settings"])
+
+
+def test_sampled_answers_say_how_random_numbers_were_drawn(chatty_target, tmp_path):
+    """So that no folder mixes those of two ways; greedy answers know none."""
+    write_traces(chatty_target, PROMPTS[:2], tmp_path, GREEDY, name="eval")
+    write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED)
+    path = tmp_path / "settings.json"
+    claims = json.loads(path.read_text())
+    assert "draws" not in claims["eval"]["settings"]
+    assert claims["train"]["settings"].pop("draws") == DRAWS
+    path.write_text(json.dumps(claims))
+    with pytest.raises(UserError, match="train answers were made with other settings: draws was null, is "):
+        write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED)
 
 
 def test_damaged_files_are_named(chatty_target, tmp_path):
