@@ -274,9 +274,7 @@ def test_names_in_one_folder_have_their_own_settings(chatty_target, tmp_path):
     write_traces(chatty_target, PROMPTS[2:5], tmp_path, SAMPLED, name="train")
     assert len(read_traces(tmp_path, "eval")) == 2
     assert len(read_traces(tmp_path, "train")) == 3
-    with pytest.raises(
-        UserError, match="eval answers were made with other settings: draws was null, is .*; temperature was"
-    ):
+    with pytest.raises(UserError, match=r"made with other settings: draws was null, is .*; temperature was"):
         write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED, name="eval")
 
 
