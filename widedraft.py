@@ -11,6 +11,7 @@ from architectures.manifest import package_version
 from distill import scoring
 from distill.exits import report_user_errors
 from eval import pair_commands
+from eval.latency.command import latency, latency_arguments
 
 if TYPE_CHECKING:
     from distill.recipe import Recipe
@@ -249,6 +250,11 @@ STAGES = {
         pair_commands.compare,
         "answer prompts with and without a draft, side by side, each token coloured by its writer",
         pair_commands.compare_arguments,
+    ),
+    "latency": Stage(
+        latency,
+        "time the steps of a target and its drafts on a grid of batches and contexts, beside the least they can take",
+        latency_arguments,
     ),
     "export-recorded": Stage(
         scoring.export_recorded,

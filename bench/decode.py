@@ -52,11 +52,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    seconds = measure(options)
+    seconds, named = measure(options), {key: value for key, value in vars(options).items() if key != "out"}
     result = {
         "seconds_per_token": seconds,
         "ratios": ratios({name: median(values) for name, values in seconds.items()}),
-        "settings": {key: str(value) for key, value in vars(options).items()},
+        "settings": {key: Path(value).name if isinstance(value, str) else value for key, value in named.items()},
         "commit": git_commit(),
         "hardware": hardware(),
     }

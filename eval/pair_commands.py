@@ -99,7 +99,7 @@ def compare(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from eval.compare import Comparison, compare, compared_run, typed_prompts
-    from eval.latency import torch_threads
+    from eval.latency.machine import torch_threads
     from eval.pair import open_pair, prompts_of
     from eval.sampling import Sampling
     from eval.texts import Limits, Seeds, Speculation

@@ -17,7 +17,7 @@ from architectures.manifest import fingerprint_value, provenance
 from architectures.progress import track
 from eval.acceptance import Array, Counts, Resampling, pool
 from eval.config import EvalConfig
-from eval.latency import torch_threads
+from eval.latency.machine import torch_threads
 from eval.models import load_model, require_positions
 from eval.recorded.answers import RecordedAnswer, Recording
 from eval.recorded.page import find_warnings, recorded_page, verdict

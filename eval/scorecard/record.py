@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval.acceptance import Counts, Resampling, ratio, tau
-from eval.latency import Latency, StepTime
+from eval.latency.measure import Latency
+from eval.latency.timing import StepTime
 from eval.live import Agreement, LiveAnswer, decoding_speedup, whole_speedup
 from eval.scorecard.acceptance_record import estimate_record
 from eval.scorecard.scores import DraftScore
@@ -28,10 +29,10 @@ def latency_record(latency: Latency) -> Record:
             {
                 "draft": name,
                 "cost_ratio": latency.step_times(name).cost_ratio,
-                "one_token": step_record(latency.draft[name]),
-                "two_tokens": step_record(latency.draft_two[name]),
+                "one_token": step_record(latency.draft(name)),
+                "two_tokens": step_record(latency.draft_two(name)),
             }
-            for name in latency.draft
+            for name in latency.drafts
         ],
     }
 
@@ -120,6 +121,6 @@ def step_record(time: StepTime) -> Record:
     return {
         "median_ms": 1000 * time.median_s,
         "interval_ms": None if time.interval_s is None else [1000 * bound for bound in time.interval_s],
-        "p10_ms": 1000 * time.p10_s,
-        "p90_ms": 1000 * time.p90_s,
+        "p10_ms": 1000 * time.percentiles_s[10],
+        "p90_ms": 1000 * time.percentiles_s[90],
     }

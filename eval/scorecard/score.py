@@ -18,7 +18,8 @@ from architectures.progress import track
 from eval.acceptance import Resampling
 from eval.bins import ReplayedAnswer
 from eval.config import EvalConfig
-from eval.latency import Latency, measure_latency, torch_threads
+from eval.latency.machine import torch_threads
+from eval.latency.measure import Latency, measure_latency
 from eval.live import compare_with_replay, decode_live, live_run
 from eval.models import (
     load_model,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eval.acceptance import Resampling, count_trace
-from eval.latency import StepTime
+from eval.latency.timing import StepTime
 from eval.live import LiveAnswer, compare_with_replay
 from eval.scorecard.record import live_record, predicted_record, speedup_record, step_record
 from eval.scorecard.scores import AnswerScore, DraftScore
@@ -69,6 +69,6 @@ def test_time_of_the_live_loop_is_told_by_part_and_per_token():
 
 
 def test_steps_are_told_in_milliseconds():
-    record = step_record(StepTime(median_s=0.25, interval_s=(0.125, 0.5), p10_s=0.0625, p90_s=1.0))
+    record = step_record(StepTime({10: 0.0625, 50: 0.25, 90: 1.0, 99: 2.0}, {50: (0.125, 0.5)}))
     assert record == {"median_ms": 250, "interval_ms": [125, 500], "p10_ms": 62.5, "p90_ms": 1000}
-    assert step_record(StepTime(0.25, None, 0.25, 0.25))["interval_ms"] is None
+    assert step_record(StepTime({10: 0.25, 50: 0.25, 90: 0.25}, {}))["interval_ms"] is None

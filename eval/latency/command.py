@@ -1,0 +1,119 @@
+"""`widedraft latency`: its arguments, and what it does. Imports torch only when it runs."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from architectures.errors import UserError
+from architectures.number_types import dtype_here
+from eval.pair_commands import DTYPES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NUM_RESAMPLES = 2000
+
+
+def latency_arguments(parser: argparse.ArgumentParser) -> None:
+    """--target A and perhaps --draft B and more."""
+    parser.add_argument("--target", required=True, metavar="A", help="folder or hub id of a model")
+    parser.add_argument("--draft", nargs="+", default=[], metavar="B", help="folders or hub ids of its drafts")
+    parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file whose prompts fill the caches")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], metavar="N", help="rows (default: 1 4)")
+    parser.add_argument(
+        "--context",
+        type=int,
+        nargs="+",
+        default=[128, 1024],
+        metavar="N",
+        help="tokens before it (default: 128 1024)",
+    )
+    parser.add_argument(
+        "--lookahead", type=int, nargs="+", default=[1, 4], metavar="N", help="draft tokens verified (default: 1 4)"
+    )
+    parser.add_argument("--repeats", type=int, default=30, metavar="N", help="of every step (default: 30)")
+    parser.add_argument("--compile", action="store_true", help="measure compiled steps too: half a minute a shape")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
+    parser.add_argument("--num-threads", type=int, default=None, metavar="N", help="of the processor (default: all)")
+    parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of intervals (default: 0.95)")
+    parser.add_argument("--seed", type=int, default=17, help="of the order of steps (default: 17)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write everything as JSON")
+
+
+def latency(options: argparse.Namespace) -> None:
+    """Measure, print and perhaps write."""
+    require_sensible(options)
+    from architectures.atomic import write_json
+    from architectures.manifest import provenance
+    from eval.acceptance import Resampling
+    from eval.latency.grid import Grid, measure_grid
+    from eval.latency.machine import torch_threads
+    from eval.latency.page import grid_page
+    from eval.latency.room import require_room
+
+    models, text_ids = opened(options)
+    for batch in options.batch:
+        for context in options.context:
+            require_room(models, batch=batch, context=context)
+    grid = Grid(options.batch, options.context, options.lookahead, options.repeats, options.compile)
+    resampling = Resampling(options.confidence, NUM_RESAMPLES, options.seed)
+    with torch_threads(options.num_threads):
+        record = measure_grid(models, text_ids, grid, resampling)
+    print(grid_page(record))
+    if options.out is not None:
+        described = {name: described_model(model) for name, model in models.items()}
+        write_json({"models": described, **record, "provenance": provenance()}, options.out)
+        print(f"\n{options.out}: the figures")
+
+
+def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
+    """The target and its drafts by name, and the text that fills their caches."""
+    from architectures.target import resolve_checkpoint
+    from eval.latency.steps import TARGET
+    from eval.models import load_model, load_tokenizer, require_same_tokenizer
+    from eval.pair import prompts_of
+    from eval.tasks import render_prompt
+
+    folder = resolve_checkpoint(options.target)
+    drafts = [resolve_checkpoint(name) for name in options.draft]
+    for draft in drafts:
+        require_same_tokenizer(folder, draft)
+    tokenizer, dtype = load_tokenizer(folder), dtype_here(options.dtype)
+    text_ids = [
+        token for prompt in prompts_of(options.prompts, None) for token in render_prompt(tokenizer, prompt.messages)
+    ]
+    names = ["draft"] if len(drafts) == 1 else [f"draft {number}" for number in range(1, len(drafts) + 1)]
+    folders = {TARGET: folder, **dict(zip(names, drafts, strict=True))}
+    return {name: load_model(path, dtype=dtype) for name, path in folders.items()}, text_ids
+
+
+def described_model(model: "PreTrainedModel") -> dict[str, Any]:
+    """Which model it was."""
+    from architectures.manifest import fingerprint_checkpoint
+
+    config = model.config.get_text_config(decoder=True)
+    return {
+        "path": model.name_or_path,
+        "fingerprint": fingerprint_checkpoint(Path(str(model.name_or_path))),
+        "layers": config.num_hidden_layers,
+        "hidden": config.hidden_size,
+        "parameters": model.num_parameters(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+    }
+
+
+def require_sensible(options: argparse.Namespace) -> None:
+    """Raise UserError for numbers nothing can be measured with."""
+    for name in ("batch", "context", "lookahead"):
+        for value in getattr(options, name):
+            if value < 1:
+                raise UserError(f"--{name} must be above 0, got {value}.")
+    if options.repeats < 2:
+        raise UserError(f"--repeats must be at least 2, or nothing has an interval; got {options.repeats}.")
+    if not 0 < options.confidence < 1:
+        raise UserError(f"--confidence must be between 0 and 1, got {options.confidence:g}.")
+    if options.num_threads is not None and options.num_threads < 1:
+        raise UserError(f"--num-threads must be above 0, got {options.num_threads}.")
+    if options.out is not None and options.out.is_dir():
+        raise UserError(f"--out {options.out}: is a folder. Name a file in it.")

@@ -1,0 +1,155 @@
+"""Step times on a grid of batches and contexts, by eager and by compiled steps, beside what the machine was doing."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from architectures.errors import UserError
+from architectures.progress import track
+from eval.acceptance import Resampling
+from eval.compiled import CompiledSteps
+from eval.latency.floor import step_bytes
+from eval.latency.machine import machine_state, memory_bandwidth
+from eval.latency.measure import Latency, measure_both_ways
+from eval.latency.steps import TARGET, Setting
+from eval.latency.timing import StepTime
+from eval.sequencer import Opener, open_sequencer, takes_rows
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is measured.
+
+    Attributes:
+        batches: Numbers of rows.
+        contexts: Tokens in every row before a step.
+        lookaheads: Numbers of draft tokens whose verification is timed.
+        repeats: Timed repetitions of every step, in turn with the others and once more by itself.
+        compiled: Whether everything is measured with compiled steps too.
+    """
+
+    batches: Sequence[int]
+    contexts: Sequence[int]
+    lookaheads: Sequence[int]
+    repeats: int
+    compiled: bool = False
+
+    def cells(self) -> list[tuple[bool, int, int]]:
+        """Whether compiled, batch and context of each; those with the same steps to compile follow each other."""
+        return list(product([False, True] if self.compiled else [False], self.batches, self.contexts))
+
+
+def measure_grid(
+    models: Mapping[str, PreTrainedModel], text_ids: Sequence[int], grid: Grid, resampling: Resampling
+) -> Record:
+    """Measure every cell.
+
+    Args:
+        models: TARGET and perhaps drafts, by name, on one device.
+        text_ids: What the caches are filled with, again and again where a context is longer.
+        grid: Which cells.
+        resampling: How intervals are made; the seed also draws the order of the steps.
+
+    Returns:
+        A record of plain values, in milliseconds, bytes and GB/s.
+
+    Raises:
+        UserError: If a model reads one text at a time and the grid has larger batches.
+    """
+    require_rows(models, grid)
+    device, cells = models[TARGET].device, grid.cells()
+    bandwidth, before = memory_bandwidth(device), machine_state(device)
+    total = grid.repeats * len(cells)
+    ticks = track(range(total), description="timing steps", total=total)
+    openers: dict[bool, Opener] = {False: open_sequencer, True: CompiledSteps()}
+    rows = []
+    for compiled, batch, context in cells:
+        setting = Setting(repeated(text_ids, context), batch, openers[compiled])
+        rows.append(cell_record(models, setting, grid, ticks, resampling) | {"compiled": compiled})
+    assert next(ticks, None) is None  # and the bar ends
+    return {
+        "lookaheads": list(grid.lookaheads),
+        "bandwidth_gb_s": {name: value / 1e9 for name, value in bandwidth.items()},
+        "machine": {"before": before, "after": machine_state(device), "threads": torch.get_num_threads()},
+        "cells": [row | {"floor": floors(models, row, max(bandwidth.values()))} for row in rows],
+    }
+
+
+def cell_record(
+    models: Mapping[str, PreTrainedModel],
+    setting: Setting,
+    grid: Grid,
+    ticks: Iterator[int],
+    resampling: Resampling,
+) -> Record:
+    """Every step of one cell, in turn with the others and by itself."""
+    together, alone = measure_both_ways(
+        models,
+        setting,
+        lookaheads=grid.lookaheads,
+        with_prefill=setting.opener is open_sequencer,  # prompts are read by eager steps, whatever follows
+        repeats=grid.repeats,
+        ticks=ticks,
+        resampling=resampling,
+    )
+    return {
+        "batch": setting.batch,
+        "context_tokens": len(setting.context_ids),
+        "together": latency_record(together),
+        "alone": latency_record(alone),
+    }
+
+
+def latency_record(latency: Latency) -> Record:
+    """Step times of the target and every draft."""
+    return {
+        "repeats": latency.repeats,
+        "warm_up_repeats": latency.warm_up_repeats,
+        "settled": latency.is_settled,
+        "steps": [
+            {"model": kind.model, "tokens": kind.tokens, "prefill": kind.is_prefill, **step_record(time)}
+            for kind, time in latency.times.items()
+        ],
+    }
+
+
+def step_record(time: StepTime) -> Record:
+    """Percentiles of one kind of step, in milliseconds, each with its interval."""
+    return {
+        f"p{percentile}_ms": {
+            "value": 1000 * seconds,
+            "interval": [1000 * bound for bound in time.intervals_s[percentile]] if time.intervals_s else None,
+        }
+        for percentile, seconds in time.percentiles_s.items()
+    }
+
+
+def floors(models: Mapping[str, PreTrainedModel], row: Record, bytes_per_s: float) -> dict[str, float | None]:
+    """Milliseconds a step of each model must take, however few tokens it reads; None where its bytes are not known."""
+    least: dict[str, float | None] = {}
+    for name, model in models.items():
+        count = step_bytes(model, batch=row["batch"], context=row["context_tokens"])
+        least[name] = None if count is None else 1000 * count / bytes_per_s
+    return least
+
+
+def require_rows(models: Mapping[str, PreTrainedModel], grid: Grid) -> None:
+    """Raise UserError where a model cannot take the batches asked for."""
+    largest = max(grid.batches)
+    for model in models.values():
+        if largest > 1 and not takes_rows(model):
+            raise UserError(
+                f"--batch {largest}: models of type {model.config.model_type} ({model.name_or_path}) are decoded one "
+                "text at a time here. Use --batch 1."
+            )
+
+
+def repeated(text_ids: Sequence[int], length: int) -> list[int]:
+    """The first tokens of a text that is said again and again."""
+    return (list(text_ids) * -(-length // len(text_ids)))[:length]

@@ -1,0 +1,105 @@
+"""What the machine is doing while times are taken: threads, clocks, other load, throttling, and how fast memory is."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eval.clock import clock_s
+
+BANDWIDTH_BYTES = 2**29
+BANDWIDTH_REPEATS = 12
+ROW_LENGTH = 2**14
+GPU_QUESTIONS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@contextmanager
+def torch_threads(num_threads: int | None) -> Iterator[int]:
+    """Run the block with this number of torch threads, None meaning every usable core; yields the number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or usable_cores())
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def usable_cores(cgroup_limit: Path = CGROUP / "cpu.max") -> int:
+    """Cores this process may use: its affinity, and the quota of its container where there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cgroup_limit.is_file():
+        quota, period = cgroup_limit.read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def machine_state(device: torch.device) -> dict[str, Any]:
+    """Load, clocks and throttling at this moment; null where the system does not tell."""
+    return {
+        "load_average": round(os.getloadavg()[0], 2),
+        "processor_mhz": processor_mhz(),
+        "throttled_periods": throttled_periods(),
+        "gpu": gpu_state() if device.type == "cuda" else None,
+    }
+
+
+def processor_mhz(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[float] | None:
+    """The lowest and the highest clock of the cores."""
+    if not cpuinfo.is_file():
+        return None
+    clocks = [float(line.split(":")[1]) for line in cpuinfo.read_text().splitlines() if line.startswith("cpu MHz")]
+    return [min(clocks), max(clocks)] if clocks else None
+
+
+def throttled_periods(statistics: Path = CGROUP / "cpu.stat") -> int | None:
+    """How often this container has been stopped for having used up its share of the processor."""
+    if not statistics.is_file():
+        return None
+    counts = dict(line.split() for line in statistics.read_text().splitlines())
+    return int(counts["nr_throttled"]) if "nr_throttled" in counts else None
+
+
+def gpu_state() -> list[dict[str, str]] | None:
+    """Clocks, temperature, power and throttle reasons of every GPU, as nvidia-smi prints them."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, f"--query-gpu={','.join(GPU_QUESTIONS)}", "--format=csv,noheader"]
+    answered = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answered.returncode != 0:
+        return None
+    rows = (line.split(", ") for line in answered.stdout.splitlines())
+    return [dict(zip(GPU_QUESTIONS, row, strict=True)) for row in rows]
+
+
+def memory_bandwidth(device: torch.device, *, num_bytes: int = BANDWIDTH_BYTES) -> dict[str, float]:
+    """Bytes a second that memory moves: the best of some runs of copying, and of a product of matrix and vector.
+
+    A copy counts what it reads and what it writes. A processor also reads what it is about to write over, which nobody
+    counts; so the product, which only reads, as a decoding step does, may come out faster.
+
+    Args:
+        device: Whose memory.
+        num_bytes: Of the tensor copied, and of the matrix; far more than any cache holds.
+    """
+    matrix = torch.ones(num_bytes // 4 // ROW_LENGTH, ROW_LENGTH, device=device)
+    vector, target = torch.ones(ROW_LENGTH, device=device), torch.empty_like(matrix)
+    copied_s, read_s = (
+        min(seconds(work, device) for _ in range(BANDWIDTH_REPEATS))
+        for work in (lambda: target.copy_(matrix), lambda: matrix @ vector)
+    )
+    return {"copy": 2 * matrix.nbytes / copied_s, "read": matrix.nbytes / read_s}
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """What some work takes."""
+    start_s = clock_s(device)
+    work()
+    return clock_s(device) - start_s

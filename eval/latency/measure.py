@@ -1,0 +1,131 @@
+"""Step times of one target and some drafts, in one place: a batch, a context, a way to run the models."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from architectures.progress import track
+from eval.acceptance import Resampling
+from eval.latency.steps import TARGET, Kind, Setting, decoding_steps, prefill_steps
+from eval.latency.timing import StepTime, Timed, time_alone, time_together
+from eval.speedup import StepTimes
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Step times of one target and several drafts, measured together.
+
+    Attributes:
+        context: Tokens in every row of the caches before each step.
+        repeats: Timed repetitions of every step.
+        warm_up_repeats: Untimed ones before them.
+        is_settled: Whether warm-up ended because the times had settled.
+        times: Of every kind of step.
+    """
+
+    context: int
+    repeats: int
+    warm_up_repeats: int
+    is_settled: bool
+    times: Mapping[Kind, StepTime]
+
+    @property
+    def target(self) -> StepTime:
+        """The target, one token."""
+        return self.times[Kind(TARGET, 1)]
+
+    @property
+    def verify(self) -> dict[int, StepTime]:
+        """The target, lookahead + 1 tokens, by lookahead."""
+        steps = (kind for kind in self.times if kind.model == TARGET and not kind.is_prefill)
+        return {kind.tokens - 1: self.times[kind] for kind in steps if kind.tokens > 1}
+
+    @property
+    def drafts(self) -> list[str]:
+        """The drafts' names, in the order they were given."""
+        return list(dict.fromkeys(kind.model for kind in self.times if kind.model != TARGET))
+
+    def draft(self, name: str) -> StepTime:
+        """A draft, one token within a chain."""
+        return self.times[Kind(name, 1)]
+
+    def draft_two(self, name: str) -> StepTime:
+        """A draft, two tokens at once."""
+        return self.times[Kind(name, 2)]
+
+    def step_times(self, draft: str) -> StepTimes:
+        """The medians of the target and one draft."""
+        return StepTimes(
+            target_s=self.target.median_s,
+            draft_s=self.draft(draft).median_s,
+            draft_two_s=self.draft_two(draft).median_s,
+            verify_s={lookahead: time.median_s for lookahead, time in self.verify.items()},
+        )
+
+
+@torch.inference_mode()
+def measure_latency(
+    target: PreTrainedModel,
+    drafts: Mapping[str, PreTrainedModel],
+    context_ids: Sequence[int],
+    *,
+    lookaheads: Sequence[int],
+    repeats: int,
+    resampling: Resampling,
+) -> Latency:
+    """Time every kind of step that decoding with these drafts takes, at batch 1 and in turn.
+
+    Args:
+        target: Verifies.
+        drafts: Propose; by name, none of which is TARGET.
+        context_ids: Tokens to hold in every cache; its length is the context.
+        lookaheads: Numbers of draft tokens whose verification is timed.
+        repeats: Timed repetitions of every step.
+        resampling: How the intervals of percentiles are made; the seed also draws the order of the steps.
+    """
+    steps = decoding_steps(target, drafts, Setting(context_ids), lookaheads)
+    ticks = track(range(repeats), description="timing steps", total=repeats)
+    timed = time_together(steps, np.random.default_rng(resampling.seed), ticks)
+    return latency_of(timed, len(context_ids), resampling)
+
+
+@torch.inference_mode()
+def measure_both_ways(
+    models: Mapping[str, PreTrainedModel],
+    setting: Setting,
+    *,
+    lookaheads: Sequence[int],
+    with_prefill: bool,
+    repeats: int,
+    ticks: Iterator[int],
+    resampling: Resampling,
+) -> tuple[Latency, Latency]:
+    """Time every kind of step in turn with the others, and again by itself.
+
+    Args:
+        models: TARGET and the drafts, by name.
+        setting: Where.
+        lookaheads: Numbers of draft tokens whose verification is timed.
+        with_prefill: Whether the reading of the context is timed too.
+        repeats: Timed repetitions of every step, each of the two ways.
+        ticks: So many are taken, one for each repetition of the steps in turn.
+        resampling: As for `measure_latency`.
+    """
+    drafts = {name: model for name, model in models.items() if name != TARGET}
+    steps = decoding_steps(models[TARGET], drafts, setting, lookaheads)
+    if with_prefill:
+        steps |= prefill_steps(models, setting)
+    rng = np.random.default_rng(resampling.seed)
+    together, alone = time_together(steps, rng, islice(ticks, repeats)), time_alone(steps, rng, repeats)
+    context = len(setting.context_ids)
+    return latency_of(together, context, resampling), latency_of(alone, context, resampling)
+
+
+def latency_of(timed: Timed[Kind], context: int, resampling: Resampling) -> Latency:
+    """What was measured, in percentiles."""
+    repeats = len(next(iter(timed.seconds.values())))
+    return Latency(context, repeats, timed.warm_up_repeats, timed.is_settled, timed.times(resampling))

@@ -1,0 +1,52 @@
+"""Whether the caches of a grid fit: asked before anything is measured, so that no process is killed an hour later."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from architectures.errors import UserError
+from eval.latency.floor import dtype_name, shape_of
+from eval.latency.steps import CHAIN_LENGTH
+
+
+def require_room(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> None:
+    """Raise UserError unless every model was made for so long a text, and the caches of all fit into memory.
+
+    Args:
+        models: By name, on one device.
+        batch: Rows.
+        context: Tokens in each row before a step.
+    """
+    for name, model in models.items():
+        limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if limit is not None and context + CHAIN_LENGTH > limit:
+            raise UserError(
+                f"--context {context}: the {name} ({model.name_or_path}) was made for texts of {limit} tokens "
+                f"(max_position_embeddings), and steps go {CHAIN_LENGTH} tokens further. Use a shorter context."
+            )
+    [device] = {model.device for model in models.values()}
+    needed = sum(cache_bytes(model, batch=batch, context=context) for model in models.values())
+    free = free_bytes(device)
+    if free is not None and needed > free:
+        raise UserError(
+            f"--batch {batch} with --context {context}: the caches take {needed / 2**30:.1f} GiB, and {device} has "
+            f"{free / 2**30:.1f} GiB free. Use a smaller batch or a shorter context."
+        )
+
+
+def cache_bytes(model: PreTrainedModel, *, batch: int, context: int) -> int:
+    """Bytes of the keys and values of some rows; 0 where only transformers knows the model's shape."""
+    shape = shape_of(model)
+    return 0 if shape is None else batch * (context + CHAIN_LENGTH) * shape.kv_bytes_per_token(dtype_name(model))
+
+
+def free_bytes(device: torch.device, meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Memory that can still be taken; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if not meminfo.is_file():
+        return None
+    lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024

@@ -1,0 +1,142 @@
+"""Timing of many kinds of step together, so that a drift of the machine meets all of them alike.
+
+One repetition runs every kind of step once, in an order drawn anew. Those before the times settle do not count.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import bootstrap
+
+from eval.acceptance import Resampling
+
+Kind = TypeVar("Kind", bound=Hashable)
+Step = Callable[[], float]  # does its work once and returns the seconds it took
+
+WARM_UP_WINDOW = 5  # repetitions whose median is compared with that of as many before
+WARM_UP_LIMIT = 20  # repetitions after which timing starts, stable or not
+STABLE_CHANGE = 0.02  # relative change of the median below which warm-up ends
+PERCENTILES: tuple[int, ...] = (10, 50, 90, 99)
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one kind of step over all repetitions.
+
+    Attributes:
+        percentiles_s: Each of PERCENTILES.
+        intervals_s: Of each, by bootstrap over repetitions; empty where there was one repetition only.
+    """
+
+    percentiles_s: Mapping[int, float]
+    intervals_s: Mapping[int, Interval]
+
+    @property
+    def median_s(self) -> float:
+        """The 50th percentile."""
+        return self.percentiles_s[50]
+
+    @property
+    def interval_s(self) -> Interval | None:
+        """Of the median."""
+        return self.intervals_s.get(50)
+
+
+@dataclass(frozen=True)
+class Timed(Generic[Kind]):
+    """What was measured together.
+
+    Attributes:
+        seconds: Of every kind of step, one for each repetition.
+        warm_up_repeats: Untimed repetitions before them.
+        is_settled: Whether warm-up ended because the times had settled.
+    """
+
+    seconds: Mapping[Kind, Sequence[float]]
+    warm_up_repeats: int
+    is_settled: bool
+
+    def times(self, resampling: Resampling) -> dict[Kind, StepTime]:
+        """Percentiles and intervals of every kind."""
+        return {kind: summarise(values, resampling) for kind, values in self.seconds.items()}
+
+
+def time_together(steps: Mapping[Kind, Step], rng: np.random.Generator, repetitions: Iterable[int]) -> Timed[Kind]:
+    """Time steps in turn, as decoding takes them: no model finds its weights warmer than it would there.
+
+    Args:
+        steps: By kind.
+        rng: Draws the order of every repetition.
+        repetitions: One item for each that counts.
+    """
+    warm_up_repeats, is_settled = warm_up(lambda: sum(run_once(steps, rng).values()))
+    seconds: dict[Kind, list[float]] = {kind: [] for kind in steps}
+    for _ in repetitions:
+        for kind, elapsed_s in run_once(steps, rng).items():
+            seconds[kind].append(elapsed_s)
+    return Timed(seconds, warm_up_repeats, is_settled)
+
+
+def time_alone(steps: Mapping[Kind, Step], rng: np.random.Generator, repeats: int) -> Timed[Kind]:
+    """Time each kind of step by itself, again and again: what a cache of the processor holds stays there."""
+    seconds: dict[Kind, list[float]] = {kind: [] for kind in steps}
+    warm_ups = []
+    for kind in shuffled(steps, rng):
+        warm_ups.append(warm_up(steps[kind]))
+        seconds[kind] = [steps[kind]() for _ in range(repeats)]
+    return Timed(seconds, max(count for count, _ in warm_ups), all(is_settled for _, is_settled in warm_ups))
+
+
+def run_once(steps: Mapping[Kind, Step], rng: np.random.Generator) -> dict[Kind, float]:
+    """Seconds of every kind of step, run in random order."""
+    return {kind: steps[kind]() for kind in shuffled(steps, rng)}
+
+
+def shuffled(steps: Mapping[Kind, Step], rng: np.random.Generator) -> list[Kind]:
+    """The kinds in an order of their own."""
+    kinds = list(steps)
+    return [kinds[place] for place in rng.permutation(len(kinds))]
+
+
+def warm_up(run: Step) -> tuple[int, bool]:
+    """Run until the time it takes settles; returns how often, and whether it did."""
+    totals_s: list[float] = []
+    while len(totals_s) < WARM_UP_LIMIT:
+        totals_s.append(run())
+        if has_settled(totals_s):
+            return len(totals_s), True
+    return len(totals_s), False
+
+
+def has_settled(totals_s: Sequence[float]) -> bool:
+    """Whether the median of the last window differs by little from that of the window before."""
+    if len(totals_s) < 2 * WARM_UP_WINDOW:
+        return False
+    before = np.median(totals_s[-2 * WARM_UP_WINDOW : -WARM_UP_WINDOW])
+    return bool(abs(np.median(totals_s[-WARM_UP_WINDOW:]) / before - 1) < STABLE_CHANGE)
+
+
+def summarise(values_s: Sequence[float], resampling: Resampling) -> StepTime:
+    """Percentiles with bootstrap intervals; no intervals of a single value."""
+    percentiles: dict[int, float] = dict(zip(PERCENTILES, percentiles_of(values_s).tolist(), strict=True))
+    if len(values_s) < 2:
+        return StepTime(percentiles, {})
+    interval = bootstrap(
+        (values_s,),
+        percentiles_of,
+        n_resamples=resampling.num_resamples,
+        confidence_level=resampling.confidence,
+        method="percentile",
+        rng=np.random.default_rng(resampling.seed),
+    ).confidence_interval
+    bounds = zip(PERCENTILES, interval.low.tolist(), interval.high.tolist(), strict=True)
+    return StepTime(percentiles, {percentile: (low, high) for percentile, low, high in bounds})
+
+
+def percentiles_of(values: Sequence[float] | NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    """PERCENTILES along an axis, as the first one of the result."""
+    return np.percentile(values, PERCENTILES, axis=axis)

@@ -1,0 +1,189 @@
+"""The grid has every cell that was asked for, its floor is what must be read, and its page says what it holds."""
+
+import json
+import re
+
+import pytest
+
+import widedraft
+from architectures.errors import UserError
+from eval.acceptance import Resampling
+from eval.latency.floor import shape_of, step_bytes, weight_bytes_read
+from eval.latency.grid import Grid, measure_grid, repeated
+from eval.latency.page import grid_page
+from eval.latency.room import free_bytes, require_room
+from eval.models import load_model
+
+RESAMPLING = Resampling(confidence=0.95, num_resamples=50, seed=17)
+TEXT = list(range(3, 23))
+
+
+@pytest.fixture(scope="module")
+def record(target, noisy_draft):
+    grid = Grid(batches=[1, 2], contexts=[8, 30], lookaheads=[1, 3], repeats=3)
+    return measure_grid({"target": target, "draft": noisy_draft}, TEXT, grid, RESAMPLING)
+
+
+def test_every_cell_has_every_step(record):
+    cells = record["cells"]
+    assert [(cell["batch"], cell["context_tokens"]) for cell in cells] == [(1, 8), (1, 30), (2, 8), (2, 30)]
+    for cell in cells:
+        assert not cell["compiled"]
+        length = cell["context_tokens"]
+        decoding = [("target", 1), ("target", 2), ("target", 4), ("draft", 1), ("draft", 2)]
+        prefill = [("target", length, True), ("draft", length, True)]
+        for way in (cell["together"], cell["alone"]):  # in one order, for the page sets them side by side
+            steps = [(step["model"], step["tokens"], step["prefill"]) for step in way["steps"]]
+            assert steps == [*((*one, False) for one in decoding), *prefill]
+            assert way["repeats"] == 3
+            assert all(step["p50_ms"]["value"] > 0 for step in way["steps"])
+
+
+def test_the_record_is_plain_json(record):
+    assert json.loads(json.dumps(record)) == record
+    assert record["machine"]["threads"] >= 1
+    assert record["lookaheads"] == [1, 3]
+
+
+def test_the_floor_is_the_bytes_over_the_faster_bandwidth(record, target):
+    cell = record["cells"][3]
+    seconds = step_bytes(target, batch=2, context=30) / (1e9 * max(record["bandwidth_gb_s"].values()))
+    assert cell["floor"]["target"] == pytest.approx(1000 * seconds)
+
+
+def test_a_step_reads_all_weights_but_embeddings_that_are_no_head(make_checkpoint):
+    tied, untied = (
+        load_model(make_checkpoint(seed=1, tie_word_embeddings=is_tied), dtype="float32", device="cpu")
+        for is_tied in (True, False)
+    )
+    assert weight_bytes_read(tied) == 4 * tied.num_parameters() == weight_bytes_read(untied)
+    shape = shape_of(tied)
+    of_cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
+    assert step_bytes(tied, batch=3, context=11) == 4 * tied.num_parameters() + 3 * 11 * of_cache
+
+
+def test_a_bfloat16_model_reads_half(target_folder, target):
+    half = load_model(target_folder, dtype="bfloat16", device="cpu")
+    assert 2 * step_bytes(half, batch=2, context=9) == step_bytes(target, batch=2, context=9)
+
+
+def test_a_family_of_unknown_shape_has_no_floor(make_checkpoint):
+    model = load_model(make_checkpoint(seed=1, model_type="cohere2", sliding_window=9), dtype="float32", device="cpu")
+    assert step_bytes(model, batch=1, context=5) is None
+
+
+def test_compiled_cells_follow_the_eager_ones():
+    grid = Grid(batches=[1, 2], contexts=[8], lookaheads=[1], repeats=2, compiled=True)
+    assert grid.cells() == [(False, 1, 8), (False, 2, 8), (True, 1, 8), (True, 2, 8)]
+
+
+def test_a_model_of_one_text_at_a_time_is_measured_alone(make_checkpoint):
+    folder = make_checkpoint(seed=1, model_type="opt", ffn_dim=128, word_embed_proj_dim=64)
+    models = {"target": load_model(folder, dtype="float32", device="cpu")}
+    alone = Grid(batches=[1], contexts=[8], lookaheads=[1], repeats=2)
+    assert len(measure_grid(models, TEXT, alone, RESAMPLING)["cells"]) == 1
+    with pytest.raises(UserError, match=r"--batch 2: models of type opt .* one text at a time.*Use --batch 1"):
+        measure_grid(models, TEXT, Grid([1, 2], [8], [1], 2), RESAMPLING)
+
+
+def test_a_text_is_said_again_until_it_is_long_enough():
+    assert repeated([1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert repeated([1, 2, 3], 2) == [1, 2]
+
+
+def test_what_does_not_fit_is_refused_before_it_is_measured(target, monkeypatch):
+    require_room({"target": target}, batch=1, context=100)
+    with pytest.raises(UserError, match=r"--context 99999: the target .* made for texts of \d+ tokens.*shorter"):
+        require_room({"target": target}, batch=1, context=99999)
+    monkeypatch.setattr("eval.latency.room.free_bytes", lambda _device: 10**6)
+    with pytest.raises(UserError, match=r"--batch 4096 with --context 100: the caches take .* GiB.*smaller batch"):
+        require_room({"target": target}, batch=4096, context=100)
+
+
+def test_memory_that_can_still_be_taken(tmp_path, target):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    7 kB\n")
+    assert free_bytes(target.device, meminfo) == 7 * 1024
+    assert free_bytes(target.device, tmp_path / "absent") is None
+
+
+def a_step(model, tokens, median, *, prefill=False):
+    estimate = {"value": median, "interval": [median - 1, median + 1]}
+    percentiles = {f"p{percentile}_ms": estimate for percentile in (10, 50, 90, 99)}
+    return {"model": model, "tokens": tokens, "prefill": prefill, **percentiles}
+
+
+def page_of(draft_ms, *, settled=True):
+    steps = [a_step("target", 1, 40.0), a_step("target", 5, 60.0), a_step("draft", 1, draft_ms)]
+    steps.append(a_step("target", 9, 80.0, prefill=True))
+    way = {"steps": steps, "settled": settled, "repeats": 2}
+    cell = {"batch": 2, "context_tokens": 9, "compiled": True, "together": way, "alone": way}
+    state = {"load_average": 0.5}
+    return grid_page(
+        {
+            "bandwidth_gb_s": {"copy": 20.0, "read": 25.0},
+            "machine": {"before": state, "after": state, "threads": 1},
+            "cells": [cell | {"floor": {"target": 10.0, "draft": None}}],
+        }
+    )
+
+
+def test_the_page_has_a_line_for_each_step():
+    page = page_of(10.0)
+    assert "## Batch 2, 9 tokens of context, compiled steps" in page
+    assert "| target, 1 token | 40.00 [39.00, 41.00] | 40.00 | 40.00 | 40.00 | 40.00 | 10.00 | 25% |" in page
+    assert "| target, 5 tokens (verify) | 60.00" in page
+    assert "| draft, 1 token | 10.00 [9.00, 11.00] | 10.00 | 10.00 | 10.00 | 10.00 |  |  |" in page
+    assert "| target, prefill of 9 tokens | 80.00 [79.00, 81.00] | 80.00 | 80.00 | 80.00 | 80.00 |  |  |" in page
+    assert "A step of draft costs 0.250 of a target step." in page
+    assert "not settled" not in page
+
+
+def test_the_page_says_that_a_slow_draft_cannot_pay():
+    assert "costs 1.025 of a target step: it takes no less than the target itself, and cannot pay" in page_of(41.0)
+
+
+def test_the_page_says_that_the_machine_was_busy():
+    assert "Times had not settled: the machine was doing other work." in page_of(10.0, settled=False)
+
+
+def run_latency(*words):
+    return widedraft.main(["latency", *map(str, words)])
+
+
+def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, capsys):
+    out = tmp_path / "latency.json"
+    words = ("--batch", 1, "--context", 8, "--lookahead", 2, "--repeats", 2, "--dtype", "float32", "--num-threads", 1)
+    assert run_latency("--target", target_folder, "--draft", noisy_folder, *words, "--out", out) == 0
+    record = json.loads(out.read_text())
+    printed = capsys.readouterr().out
+    assert grid_page(record) in printed
+    assert f"{out}: the figures" in printed
+    assert record["models"]["draft"]["path"] == str(noisy_folder)
+    assert record["models"]["draft"]["fingerprint"] != record["models"]["target"]["fingerprint"]
+    assert record["machine"]["threads"] == 1
+    assert record["provenance"]["hardware"]
+
+
+def test_a_target_alone_has_its_own_time(target_folder, capsys):
+    assert run_latency("--target", target_folder, "--batch", 1, "--context", 8, "--repeats", 2) == 0
+    printed = capsys.readouterr().out
+    assert "target, 1 token" in printed
+    assert "draft" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--batch", 0), "--batch must be above 0, got 0"),
+        (("--context", -1), "--context must be above 0, got -1"),
+        (("--lookahead", 0), "--lookahead must be above 0, got 0"),
+        (("--repeats", 1), "--repeats must be at least 2, .* got 1"),
+        (("--confidence", 1.5), "--confidence must be between 0 and 1, got 1.5"),
+        (("--num-threads", 0), "--num-threads must be above 0, got 0"),
+        (("--out", "."), "--out .: is a folder"),
+    ],
+)
+def test_numbers_nothing_can_be_measured_with(target_folder, capsys, words, message):
+    assert run_latency("--target", target_folder, *words) == 2
+    assert re.search(message, capsys.readouterr().err)
