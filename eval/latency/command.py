@@ -1,6 +1,9 @@
 """`widedraft latency`: its arguments, and what it does. Imports torch only when it runs."""
 
 import argparse
+import re
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +14,34 @@ from eval.pair_commands import DTYPES
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from eval.acceptance import Resampling
+
+Record = dict[str, Any]
+
 NUM_RESAMPLES = 2000
+LEAST_DEPTHS = 3  # a line through fewer says nothing
 
 
 def latency_arguments(parser: argparse.ArgumentParser) -> None:
     """--target A and perhaps --draft B and more."""
     parser.add_argument("--target", required=True, metavar="A", help="folder or hub id of a model")
     parser.add_argument("--draft", nargs="+", default=[], metavar="B", help="folders or hub ids of its drafts")
+    parser.add_argument(
+        "--shapes",
+        type=int,
+        nargs="*",
+        metavar="LAYERS",
+        help="measure untrained drafts of equal size in place of --draft, one for each number of layers "
+        "(default: 1 2 4 ...)",
+    )
+    parser.add_argument(
+        "--parameters",
+        type=parameter_count,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="sizes of --shapes, as 290M or 1.3B (default: a quarter and an eighth of the target's)",
+    )
     parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file whose prompts fill the caches")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], metavar="N", help="rows (default: 1 4)")
     parser.add_argument(
@@ -40,30 +64,66 @@ def latency_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything as JSON")
 
 
+def parameter_count(text: str) -> int:
+    """290M -> 290,000,000."""
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)([MB])", text)
+    if number is None or float(number[1]) == 0:
+        raise argparse.ArgumentTypeError(f"must be a number above 0 of M or B, as 290M or 1.3B, got {text!r}")
+    return round(float(number[1]) * {"M": 1e6, "B": 1e9}[number[2]])
+
+
 def latency(options: argparse.Namespace) -> None:
     """Measure, print and perhaps write."""
     require_sensible(options)
     from architectures.atomic import write_json
     from architectures.manifest import provenance
-    from eval.acceptance import Resampling
-    from eval.latency.grid import Grid, measure_grid
-    from eval.latency.machine import torch_threads
     from eval.latency.page import grid_page
-    from eval.latency.room import require_room
+    from eval.latency.steps import TARGET
 
     models, text_ids = opened(options)
-    for batch in options.batch:
-        for context in options.context:
-            require_room(models, batch=batch, context=context)
-    grid = Grid(options.batch, options.context, options.lookahead, options.repeats, options.compile)
-    resampling = Resampling(options.confidence, NUM_RESAMPLES, options.seed)
-    with torch_threads(options.num_threads):
-        record = measure_grid(models, text_ids, grid, resampling)
+    described = {name: described_model(model) for name, model in models.items()}
+    if options.shapes is None:
+        record = measured(options, models, text_ids)
+    else:
+        record = measured_shapes(options, models[TARGET], text_ids)
     print(grid_page(record))
     if options.out is not None:
-        described = {name: described_model(model) for name, model in models.items()}
         write_json({"models": described, **record, "provenance": provenance()}, options.out)
         print(f"\n{options.out}: the figures")
+
+
+def measured(options: argparse.Namespace, models: Mapping[str, "PreTrainedModel"], text_ids: Sequence[int]) -> Record:
+    """The record of the grid."""
+    from eval.latency.grid import Grid, measure_grid
+    from eval.latency.machine import torch_threads
+    from eval.latency.room import require_room
+
+    for batch, context in product(options.batch, options.context):
+        require_room(models, batch=batch, context=context)
+    grid = Grid(options.batch, options.context, options.lookahead, options.repeats, options.compile)
+    with torch_threads(options.num_threads):
+        return measure_grid(models, text_ids, grid, resampling_of(options))
+
+
+def measured_shapes(options: argparse.Namespace, target: "PreTrainedModel", text_ids: Sequence[int]) -> Record:
+    """The record of the grid of a target and untrained drafts, with what it says of depth and width."""
+    from architectures.equal_shapes import equal_shapes
+    from eval.latency.depth_and_width import with_depth_and_width
+    from eval.latency.steps import TARGET
+    from eval.latency.untrained import source_shape, untrained_models
+
+    source = source_shape(target)
+    shapes = equal_shapes(source, options.shapes, options.parameters)
+    drafts = untrained_models(target, [one.shape for one in shapes])
+    models = {TARGET: target, **{one.name: draft for one, draft in zip(shapes, drafts, strict=True)}}
+    return with_depth_and_width(measured(options, models, text_ids), shapes, source, resampling_of(options))
+
+
+def resampling_of(options: argparse.Namespace) -> "Resampling":
+    """How intervals are made."""
+    from eval.acceptance import Resampling
+
+    return Resampling(options.confidence, NUM_RESAMPLES, options.seed)
 
 
 def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
@@ -109,6 +169,7 @@ def require_sensible(options: argparse.Namespace) -> None:
         for value in getattr(options, name):
             if value < 1:
                 raise UserError(f"--{name} must be above 0, got {value}.")
+    require_sensible_shapes(options)
     if options.repeats < 2:
         raise UserError(f"--repeats must be at least 2, or nothing has an interval; got {options.repeats}.")
     if not 0 < options.confidence < 1:
@@ -117,3 +178,16 @@ def require_sensible(options: argparse.Namespace) -> None:
         raise UserError(f"--num-threads must be above 0, got {options.num_threads}.")
     if options.out is not None and options.out.is_dir():
         raise UserError(f"--out {options.out}: is a folder. Name a file in it.")
+
+
+def require_sensible_shapes(options: argparse.Namespace) -> None:
+    """Raise UserError for shapes that say nothing of depth."""
+    if options.shapes is None and options.parameters:
+        raise UserError("--parameters are the sizes of --shapes: give --shapes too.")
+    if options.shapes is not None and options.draft:
+        raise UserError("--shapes measures untrained drafts: leave --draft away, or leave --shapes away.")
+    if options.shapes and len(set(options.shapes)) < max(LEAST_DEPTHS, len(options.shapes)):
+        named = " ".join(map(str, options.shapes))
+        raise UserError(f"--shapes {named}: name at least {LEAST_DEPTHS} numbers of layers, each once.")
+    if len(set(options.parameters)) < len(options.parameters):
+        raise UserError(f"--parameters {' '.join(map(str, options.parameters))}: name each size once.")

@@ -113,7 +113,13 @@ def latency_record(latency: Latency) -> Record:
         "warm_up_repeats": latency.warm_up_repeats,
         "settled": latency.is_settled,
         "steps": [
-            {"model": kind.model, "tokens": kind.tokens, "prefill": kind.is_prefill, **step_record(time)}
+            {
+                "model": kind.model,
+                "tokens": kind.tokens,
+                "prefill": kind.is_prefill,
+                **step_record(time),
+                "each_ms": [1000 * seconds for seconds in latency.seconds[kind]],
+            }
             for kind, time in latency.times.items()
         ],
     }

@@ -25,6 +25,7 @@ class Latency:
         warm_up_repeats: Untimed ones before them.
         is_settled: Whether warm-up ended because the times had settled.
         times: Of every kind of step.
+        seconds: The same, one for each repetition.
     """
 
     context: int
@@ -32,6 +33,7 @@ class Latency:
     warm_up_repeats: int
     is_settled: bool
     times: Mapping[Kind, StepTime]
+    seconds: Mapping[Kind, Sequence[float]]
 
     @property
     def target(self) -> StepTime:
@@ -128,4 +130,4 @@ def measure_both_ways(
 def latency_of(timed: Timed[Kind], context: int, resampling: Resampling) -> Latency:
     """What was measured, in percentiles."""
     repeats = len(next(iter(timed.seconds.values())))
-    return Latency(context, repeats, timed.warm_up_repeats, timed.is_settled, timed.times(resampling))
+    return Latency(context, repeats, timed.warm_up_repeats, timed.is_settled, timed.times(resampling), timed.seconds)

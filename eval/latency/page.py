@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from eval.latency.shapes_page import depth_sentences, shapes_table
 from eval.latency.steps import TARGET
 from eval.scorecard.tables import table
 
@@ -20,7 +21,8 @@ def grid_page(record: Record) -> str:
         f"{bandwidth['copy']:.1f} GB/s; load {record['machine']['before']['load_average']} before, "
         f"{record['machine']['after']['load_average']} after"
     )
-    return "\n\n".join([head, *(cell_part(cell) for cell in record["cells"])])
+    shapes = [shapes_table(record["shapes"])] if "shapes" in record else []
+    return "\n\n".join([head, *shapes, *(cell_part(cell) for cell in record["cells"])])
 
 
 def cell_part(cell: Record) -> str:
@@ -30,7 +32,8 @@ def cell_part(cell: Record) -> str:
     both = zip(cell["together"]["steps"], cell["alone"]["steps"], strict=True)
     rows = [step_cells(step, alone, cell) for step, alone in both]
     unsettled = [] if cell["together"]["settled"] else ["Times had not settled: the machine was doing other work."]
-    return "\n\n".join([title, table(COLUMNS, rows), *unsettled, *draft_sentences(cell)])
+    depth = depth_sentences(cell["depth_and_width"]) if "depth_and_width" in cell else []
+    return "\n\n".join([title, table(COLUMNS, rows), *unsettled, *draft_sentences(cell), *depth])
 
 
 def step_cells(step: Record, alone: Record, cell: Record) -> Sequence[str]:

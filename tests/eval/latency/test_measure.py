@@ -106,7 +106,7 @@ def test_medians_of_one_draft_become_step_times():
     kinds = [("target", 1), ("target", 2), ("target", 3), ("x", 1), ("x", 2), ("y", 1), ("y", 2)]
     times = {Kind(*kind): step_time(value) for value, kind in enumerate(kinds, start=1)}
     prefill = {Kind(name, 5, is_prefill=True): step_time(99) for name in ("target", "x")}
-    latency = Latency(context=5, repeats=1, warm_up_repeats=10, is_settled=True, times=prefill | times)
+    latency = Latency(context=5, repeats=1, warm_up_repeats=10, is_settled=True, times=prefill | times, seconds={})
     of_y = latency.step_times("y")
     assert (of_y.target_s, of_y.draft_s, of_y.draft_two_s, dict(of_y.verify_s)) == (1, 6, 7, {1: 2, 2: 3})
     assert latency.drafts == ["x", "y"]

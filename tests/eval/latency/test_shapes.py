@@ -1,0 +1,183 @@
+"""What depth and width cost is read off step times rightly, and the drafts timed have the shapes that were planned."""
+
+import json
+import re
+
+import pytest
+
+import widedraft
+from architectures.equal_shapes import EqualShape, equal_shape, equal_shapes
+from architectures.errors import UserError
+from eval.acceptance import Resampling
+from eval.latency.depth_and_width import with_depth_and_width
+from eval.latency.floor import shape_of
+from eval.latency.page import grid_page
+from eval.latency.shapes_page import depth_sentences, shapes_table, verdict
+from eval.latency.untrained import source_shape, untrained_models
+from eval.models import load_model
+
+RESAMPLING = Resampling(confidence=0.9, num_resamples=400, seed=17)
+REPEATS = 9
+
+
+@pytest.fixture(scope="module")
+def shapes(target):
+    source = shape_of(target)
+    return equal_shapes(source, range(1, source.layers + 1), [source.parameters() // 2, source.parameters()])
+
+
+def timed(shapes, time_ms, noise=lambda _repeat: 0.0):
+    """A record of a grid in which a step of a shape takes so long."""
+    steps = [
+        {
+            "model": one.name,
+            "tokens": tokens,
+            "prefill": False,
+            "each_ms": [tokens * time_ms(one.shape) * (1 + noise(repeat)) for repeat in range(REPEATS)],
+        }
+        for one in shapes
+        for tokens in (1, 2)
+    ]
+    return {"cells": [{"together": {"steps": steps}}]}
+
+
+def found_in(shapes, target, time_ms, **noise):
+    record = with_depth_and_width(timed(shapes, time_ms, **noise), shapes, shape_of(target), RESAMPLING)
+    return record["cells"][0]["depth_and_width"]
+
+
+def test_a_straight_line_is_found_again(shapes, target):
+    fit = found_in(shapes, target, lambda shape: 3 + 0.5 * shape.layers + 0.02 * shape.hidden)["fit"]
+    assert fit["constant_ms"]["value"] == pytest.approx(3)
+    assert fit["layer_ms"]["value"] == pytest.approx(0.5)
+    assert fit["hundred_channels_ms"]["value"] == pytest.approx(2)
+    assert fit["layer_ms"]["interval"] == pytest.approx([0.5, 0.5])
+    assert fit["largest_residual"] == pytest.approx(0, abs=1e-9)
+
+
+def test_what_no_line_explains_is_the_residual(shapes, target):
+    assert found_in(shapes, target, lambda shape: shape.layers**3)["fit"]["largest_residual"] > 0.5
+
+
+def test_a_drift_that_meets_all_shapes_alike_leaves_ratios_alone(shapes, target):
+    found = found_in(shapes, target, lambda shape: 4 + shape.layers, noise=lambda repeat: repeat / 4)
+    low, high = found["fit"]["layer_ms"]["interval"]
+    assert low < found["fit"]["layer_ms"]["value"] == pytest.approx(2) < high
+    for size in found["sizes"]:
+        ratio = size["deepest_over_shallowest"]
+        deepest = int(size["deepest"].split()[0])
+        assert ratio["value"] == pytest.approx((4 + deepest) / 5)
+        assert ratio["interval"] == pytest.approx([ratio["value"], ratio["value"]])
+
+
+def test_each_size_has_its_ends_and_its_fastest(shapes, target):
+    found = found_in(shapes, target, lambda shape: abs(shape.layers - 2) + 1)["sizes"]
+    assert [size["size"] for size in found] == list(dict.fromkeys(one.size for one in shapes))
+    for size in found:
+        named = [one.name for one in shapes if one.size == size["size"]]
+        assert (size["shallowest"], size["fastest"], size["deepest"]) == (named[0], named[1], named[-1])
+        assert (
+            f"The fastest is {named[1]}."
+            in depth_sentences({**found_in(shapes, target, one_second), "sizes": [size]})[0]
+        )
+
+
+def one_second(_shape):
+    return 1000.0
+
+
+@pytest.mark.parametrize(
+    ("intervals", "words"),
+    [
+        ([(1.1, 1.2), (1.01, 3)], "So depth costs here"),
+        ([(0.1, 0.2), (0.5, 0.9)], "So depth does not cost here"),
+        ([(1.1, 1.2), (0.99, 3)], "not decided"),
+        ([(1.1, 1.2), (0.5, 0.9)], "not decided"),
+        ([(0.9, 1.2)], "not decided"),
+    ],
+)
+def test_the_claim_holds_where_every_interval_says_so(intervals, words):
+    assert words in verdict([{"deepest_over_shallowest": {"interval": interval}} for interval in intervals])
+
+
+def test_untrained_drafts_have_the_planned_shapes(target, shapes):
+    drafts = untrained_models(target, [one.shape for one in shapes])
+    for one, draft in zip(shapes, drafts, strict=True):
+        assert shape_of(draft) == one.shape
+        assert draft.num_parameters() == one.shape.parameters()
+        assert (draft.dtype, draft.device, draft.training) == (target.dtype, target.device, False)
+
+
+def test_untrained_drafts_are_of_the_targets_number_type(target_folder, shapes):
+    half = load_model(target_folder, dtype="bfloat16", device="cpu")
+    [draft] = untrained_models(half, [shapes[0].shape])
+    assert {parameter.dtype for parameter in draft.parameters()} == {half.dtype}
+
+
+def test_drafts_that_do_not_fit_are_refused(target, shapes, monkeypatch):
+    needed = 4 * sum(one.shape.parameters() for one in shapes)
+    monkeypatch.setattr("eval.latency.untrained.free_bytes", lambda _device: needed)
+    assert len(untrained_models(target, [one.shape for one in shapes])) == len(shapes)
+    monkeypatch.setattr("eval.latency.untrained.free_bytes", lambda _device: needed - 1)
+    with pytest.raises(UserError, match=r"--shapes: the drafts take .* GiB together.*smaller --parameters"):
+        untrained_models(target, [one.shape for one in shapes])
+
+
+def test_a_target_of_unknown_shape_is_refused(make_checkpoint):
+    model = load_model(make_checkpoint(seed=1, model_type="cohere2", sliding_window=9), dtype="float32", device="cpu")
+    with pytest.raises(UserError, match=r"no drafts are cut from models of type cohere2.*Leave --shapes away"):
+        source_shape(model)
+
+
+def test_shapes_that_cannot_be_cut_are_marked(target):
+    source = shape_of(target)
+    wide = EqualShape(1, equal_shape(source, layers=1, parameters=4 * source.parameters()))
+    record = with_depth_and_width({"cells": []}, [wide, EqualShape(1, source)], source, RESAMPLING)
+    assert record["shapes"][0]["larger"] == ["hidden", "intermediate", "heads", "kv_heads"]
+    assert record["shapes"][1]["larger"] == []
+    assert "| hidden, intermediate, heads, kv_heads |" in shapes_table(record["shapes"])
+
+
+def run_latency(*words):
+    return widedraft.main(["latency", *map(str, words)])
+
+
+def test_the_command_measures_every_shape(target_folder, target, tmp_path, capsys):
+    out, size = tmp_path / "shapes.json", f"{target.num_parameters() / 1e6:.2f}M"
+    words = ("--batch", 1, "--context", 8, "--lookahead", 2, "--repeats", 2, "--dtype", "float32")
+    asked = ("--shapes", 1, 2, 3, "--parameters", size)
+    assert run_latency("--target", target_folder, *words, *asked, "--out", out) == 0
+    record, printed = json.loads(out.read_text()), capsys.readouterr().out
+    assert grid_page(record) in printed
+    assert [one["layers"] for one in record["shapes"]] == [1, 2, 3]
+    assert list(record["models"]) == ["target"]
+    [cell] = record["cells"]
+    assert {step["model"] for step in cell["together"]["steps"]} == {
+        "target",
+        *(one["name"] for one in record["shapes"]),
+    }
+    assert re.search(r"Fitted: .* more for each layer", printed)
+    assert "depth costs here" in printed or "depth does not cost here" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--parameters", "290M"), "--parameters are the sizes of --shapes: give --shapes too"),
+        (("--shapes", "--draft", "B"), "--shapes measures untrained drafts: leave --draft away"),
+        (("--shapes", 1, 2), "--shapes 1 2: name at least 3 numbers of layers"),
+        (("--shapes", 1, 2, 4, 4), "--shapes 1 2 4 4: name at least 3 numbers of layers, each once"),
+        (("--shapes", "--parameters", "2M", "2M"), "--parameters 2000000 2000000: name each size once"),
+        (("--shapes", 1, 2, 99), "99 layers: a draft has 1 to"),
+    ],
+)
+def test_shapes_nothing_can_be_learned_from(target_folder, capsys, words, message):
+    assert run_latency("--target", target_folder, *words) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("text", ["290", "0M", "M", "-1M", "1.5.2B", "290K"])
+def test_a_size_is_a_number_of_millions_or_billions(target_folder, capsys, text):
+    with pytest.raises(SystemExit, match="2"):
+        run_latency("--target", target_folder, "--shapes", f"--parameters={text}")
+    assert "must be a number above 0 of M or B" in capsys.readouterr().err
