@@ -16,7 +16,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from eval.decoding_batch import Wanted
 from eval.pair import OpenPair
 from eval.race import Runner, Writer, race, spans
 from eval.round_trace import Run
@@ -25,6 +24,7 @@ from eval.sequencer import Opener, open_sequencer
 from eval.speculative import decode_steps
 from eval.tasks import Prompt, user_turn
 from eval.texts import Decoded, Limits, Seeds, Speculation
+from eval.wanted import Wanted
 
 STYLES: dict[Writer, str] = {"target": "", "accepted": "cyan", "corrected": "bold yellow", "bonus": "underline magenta"}
 MARKS: dict[Writer, tuple[str, str]] = {

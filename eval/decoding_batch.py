@@ -13,52 +13,12 @@ from transformers import PreTrainedModel
 
 from eval.clock import clock_s
 from eval.models import shared_vocab_size
+from eval.ngram import NgramLookup
 from eval.rules import EXACT_GREEDY_DRAFT, REJECTION, RULES, Draws, Proposal, Verdict, follow
-from eval.sampling import Sampling, distribution, invert_cumulative, penalised
+from eval.sampling import distribution, invert_cumulative, penalised
 from eval.sequencer import Feed, Opener, Sequencer, open_sequencer
-from eval.texts import Decoded, Limits, Round, Seeds, Speculation, Text, stream, window
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What to decode.
-
-    Attributes:
-        prompts: Token ids, each at least one; of an encoder-decoder model its inputs.
-        limits: When a text ends.
-        sampling: How tokens are chosen, on both sides.
-        speculation: How a draft is used; None without one.
-    """
-
-    prompts: Sequence[Sequence[int]]
-    limits: Limits
-    sampling: Sampling
-    speculation: Speculation | None = None
-
-    @property
-    def goes_back(self) -> bool:
-        """Whether tokens are read that may be taken back."""
-        return self.speculation is not None
-
-    def __post_init__(self) -> None:
-        if not all(self.prompts):
-            raise ValueError("every prompt needs at least one token, got one of 0 prompt tokens.")
-
-
-@dataclass(frozen=True)
-class Streams:
-    """Uniform numbers for every token of every text: what a draft proposes, whether it is kept, what a target draws."""
-
-    draft_BD: Tensor
-    accept_BD: Tensor
-    target_BD: Tensor
-
-    @classmethod
-    def of(cls, wanted: Wanted, seeds: Seeds, row_seeds: Sequence[int], device: torch.device) -> "Streams":
-        """Each text's numbers depend on the stream's seed and its own alone."""
-        most = wanted.speculation.most if wanted.speculation else 0
-        count = wanted.limits.max_new_tokens + most + 1
-        return cls(*(stream(seed, row_seeds, count, device) for seed in (seeds.draft, seeds.accept, seeds.target)))
+from eval.texts import Decoded, Round, Speculation, Text, window
+from eval.wanted import Streams, Wanted
 
 
 @dataclass(frozen=True)
@@ -113,13 +73,6 @@ class Batch:
         self.prefilled_s = clock_s(self.device)
         self.prefill_s = self.prefilled_s - start_s
 
-    @property
-    def rule(self) -> str | None:
-        """How tokens are accepted; None without a draft."""
-        if self.wanted.speculation is None:
-            return None
-        return EXACT_GREEDY_DRAFT if self.wanted.sampling.is_greedy else self.wanted.speculation.rule
-
     def opened(self, opener: Opener, model: PreTrainedModel, feeds: Sequence[Feed]) -> Sequencer:
         """A model that has read nothing yet."""
         capacity = max(len(text.context) for text in self.texts) + self.wanted.limits.max_new_tokens
@@ -159,7 +112,10 @@ class Batch:
         """Draft, verify, and emit what was kept and the target's next token."""
         counts = [min(text.lookahead, text.room(self.wanted.limits) - 1) for text in self.texts]
         start_s = clock_s(self.device)
-        proposal = self.propose(counts)
+        if self.wanted.lookup is None:
+            proposal = self.propose(counts)
+        else:
+            proposal, counts = self.look_up(self.wanted.lookup, counts)
         drafted_s = clock_s(self.device)
         verdict = self.verify(proposal, counts)
         found = torch.cat([verdict.accepted_B[:, None], verdict.next_B[:, None], proposal.tokens_BK], dim=1).tolist()
@@ -205,6 +161,14 @@ class Batch:
             torch.stack(tokens, dim=1), torch.stack(probs, dim=1) if probs[0] is not None else None, counts_B
         )
 
+    def look_up(self, lookup: NgramLookup, counts: Sequence[int]) -> tuple[Proposal, list[int]]:
+        """What followed the last tokens of every text where they stood before, and how many tokens were found."""
+        found = [lookup.continuation(text.everything(), count) for text, count in zip(self.texts, counts, strict=True)]
+        lengths = [len(ids) for ids in found]
+        rows = [ids + [0] * (max(lengths) - len(ids)) for ids in found]
+        tokens_BK = torch.tensor(rows, dtype=torch.long, device=self.device)
+        return Proposal(tokens_BK, None, torch.tensor(lengths, device=self.device)), lengths
+
     def verify(self, proposal: Proposal, counts: Sequence[int]) -> Verdict:
         """What the target says of the proposed tokens, by the rule."""
         last_B1 = self.filled([text.last(1) for text in self.texts])
@@ -214,22 +178,22 @@ class Batch:
         sampling, rows, steps = self.wanted.sampling, len(counts), logits_BJV.shape[1]
         if sampling.is_greedy:
             return follow(penalised(flat_NV, sampling, seen_NV).argmax(dim=-1).view(rows, steps), proposal)
-        assert self.rule is not None
+        assert self.wanted.rule is not None
         draws = Draws(
             window(self.streams.accept_BD, self.texts, steps - 1), window(self.streams.target_BD, self.texts, steps)
         )
         target_BJV = distribution(flat_NV, sampling, seen_NV).view(rows, steps, -1)
-        return RULES[self.rule](target_BJV, proposal, draws)
+        return RULES[self.wanted.rule](target_BJV, proposal, draws)
 
     def pick(
         self, logits_BV: Tensor, seen_BV: Tensor | None, draws_B: Tensor, *, drafting: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """One token a row, and what it was drawn from where the rule asks for that."""
         sampling = self.wanted.sampling
-        if sampling.is_greedy or (drafting and self.rule == EXACT_GREEDY_DRAFT):
+        if sampling.is_greedy or (drafting and self.wanted.rule == EXACT_GREEDY_DRAFT):
             return penalised(logits_BV, sampling, seen_BV).argmax(dim=-1), None
         probs_BV = distribution(logits_BV, sampling, seen_BV)
-        return invert_cumulative(probs_BV, draws_B), probs_BV if self.rule == REJECTION else None
+        return invert_cumulative(probs_BV, draws_B), probs_BV if self.wanted.rule == REJECTION else None
 
     def seen_along(self, proposal: Proposal) -> Tensor | None:
         """Which tokens stand before each token to be judged, as [B x J, V]; None where no penalty asks."""
@@ -258,7 +222,7 @@ class Batch:
         for text in self.texts:
             if text.is_finished(limits):
                 ids, rounds = tuple(text.emitted), tuple(text.rounds)
-                yield text.place, Decoded(ids, rounds, self.prefill_s, elapsed_s, self.rule, text.stopped)
+                yield text.place, Decoded(ids, rounds, self.prefill_s, elapsed_s, self.wanted.rule, text.stopped)
         if unfinished and len(unfinished) < len(self.texts):
             for sequencer in (self.verifier, self.drafter):
                 if sequencer is not None:

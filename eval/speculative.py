@@ -13,17 +13,19 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from eval.decoding_batch import Batch, Emitted, Streams, Wanted
+from eval.decoding_batch import Batch, Emitted
+from eval.ngram import NgramLookup
 from eval.sampling import Sampling
 from eval.sequencer import Opener, open_sequencer, takes_rows
 from eval.texts import Decoded, Limits, Seeds, Speculation
+from eval.wanted import Streams, Wanted
 
 GREEDY, LOOKAHEAD_4, SEEDS = Sampling(), Speculation(), Seeds()  # defaults
 
 
 def speculative_decode(
     target: PreTrainedModel,
-    draft: PreTrainedModel,
+    draft: PreTrainedModel | NgramLookup,
     prompts: Sequence[Sequence[int]],
     *,
     limits: Limits,
@@ -37,7 +39,7 @@ def speculative_decode(
 
     Args:
         target: Decides every token.
-        draft: Proposes tokens; shares the target's tokenizer and device.
+        draft: Proposes tokens; a model shares the target's tokenizer and device.
         prompts: Token ids, each at least one; of an encoder-decoder model its inputs.
         limits: When a text ends.
         speculation: How the draft is used.
@@ -49,8 +51,9 @@ def speculative_decode(
     Returns:
         One for each prompt, in their order.
     """
-    wanted = Wanted(prompts, limits, sampling, speculation)
-    steps = decode_steps([target, draft], wanted, seeds=seeds, row_seeds=row_seeds, opener=opener)
+    models, lookup = ([target], draft) if isinstance(draft, NgramLookup) else ([target, draft], None)
+    wanted = Wanted(prompts, limits, sampling, speculation, lookup)
+    steps = decode_steps(models, wanted, seeds=seeds, row_seeds=row_seeds, opener=opener)
     return collected(steps, len(prompts))
 
 
@@ -84,7 +87,7 @@ def decode_steps(
     All prompts are one batch where every model takes them so (eval.sequencer.takes_rows), else each is one.
 
     Args:
-        models: The target, and perhaps a draft.
+        models: The target, and a draft if one is wanted that is a model.
         wanted: What to decode.
         seeds: Of the three streams of random numbers.
         row_seeds: One per prompt.
@@ -99,7 +102,7 @@ def decode_steps(
     for places in [everything] if together else [[place] for place in everything]:
         batch = Batch(models, wanted, draws, places, opener)
         while batch.texts:
-            yield from batch.plain_step() if batch.drafter is None else batch.round()
+            yield from batch.plain_step() if wanted.speculation is None else batch.round()
             yield from batch.retire()
 
 

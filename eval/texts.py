@@ -174,7 +174,11 @@ class Text:
         """The last tokens of context and text, at least one."""
         if count <= len(self.emitted):  # mostly so, and what follows takes time with the length of the text
             return self.emitted[-count:]
-        return [*self.context, *self.emitted][-count:]
+        return self.everything()[-count:]
+
+    def everything(self) -> list[int]:
+        """Context and text."""
+        return [*self.context, *self.emitted]
 
     def room(self, limits: Limits) -> int:
         """Tokens that may still be emitted."""

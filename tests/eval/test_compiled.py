@@ -11,7 +11,6 @@ from architectures.errors import UserError
 from eval import compiled
 from eval.compare import Comparison, compare
 from eval.compiled import CompiledSequencer, CompiledSteps
-from eval.decoding_batch import Wanted
 from eval.models import load_model
 from eval.pair import open_pair
 from eval.race import race
@@ -20,6 +19,7 @@ from eval.sequencer import RowSequencer, forward
 from eval.speculative import decode_steps, plain_decode, speculative_decode
 from eval.tasks import Prompt, user_turn
 from eval.texts import Limits, Seeds, Speculation
+from eval.wanted import Wanted
 from tests.eval.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
 from widedraft import main
 

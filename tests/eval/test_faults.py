@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eval import compare, pair
-from eval.decoding_batch import Emitted, Streams, Wanted
+from eval.decoding_batch import Emitted
 from eval.models import load_model
 from eval.pair import PROMPTS
 from eval.race import Runner, race, writers_of
@@ -20,6 +20,7 @@ from eval.sampling import Sampling, distribution
 from eval.scorecard.record import spent_record
 from eval.speculative import decode_steps, plain_decode, speculative_decode
 from eval.texts import Decoded, Limits, Seeds, Speculation
+from eval.wanted import Streams, Wanted
 
 GREEDY = Sampling()
 

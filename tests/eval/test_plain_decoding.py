@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from eval.decoding_batch import Wanted
 from eval.models import load_model
 from eval.sampling import Sampling, distribution, invert_cumulative
 from eval.speculative import decode_steps, finished, plain_decode
 from eval.texts import DRAWS, Limits, Seeds, stream
+from eval.wanted import Wanted
 
 GREEDY = Sampling()
 SAMPLED = Sampling(temperature=0.8, top_p=0.9)
