@@ -12,6 +12,7 @@ from distill import scoring
 from distill.exits import report_user_errors
 from eval import pair_commands
 from eval.latency.command import latency, latency_arguments
+from eval.speed.command import speed, speed_arguments
 
 if TYPE_CHECKING:
     from distill.recipe import Recipe
@@ -250,6 +251,11 @@ STAGES = {
         pair_commands.compare,
         "answer prompts with and without a draft, side by side, each token coloured by its writer",
         pair_commands.compare_arguments,
+    ),
+    "speed": Stage(
+        speed,
+        "decode prompts with and without a draft, in turns: tokens per second, and how far prediction is from it",
+        speed_arguments,
     ),
     "latency": Stage(
         latency,

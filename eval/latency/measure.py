@@ -73,26 +73,26 @@ class Latency:
 def measure_latency(
     target: PreTrainedModel,
     drafts: Mapping[str, PreTrainedModel],
-    context_ids: Sequence[int],
+    setting: Setting,
     *,
     lookaheads: Sequence[int],
     repeats: int,
     resampling: Resampling,
 ) -> Latency:
-    """Time every kind of step that decoding with these drafts takes, at batch 1 and in turn.
+    """Time every kind of step that decoding with these drafts takes, in turn.
 
     Args:
         target: Verifies.
         drafts: Propose; by name, none of which is TARGET.
-        context_ids: Tokens to hold in every cache; its length is the context.
+        setting: Where.
         lookaheads: Numbers of draft tokens whose verification is timed.
         repeats: Timed repetitions of every step.
         resampling: How the intervals of percentiles are made; the seed also draws the order of the steps.
     """
-    steps = decoding_steps(target, drafts, Setting(context_ids), lookaheads)
+    steps = decoding_steps(target, drafts, setting, lookaheads)
     ticks = track(range(repeats), description="timing steps", total=repeats)
     timed = time_together(steps, np.random.default_rng(resampling.seed), ticks)
-    return latency_of(timed, len(context_ids), resampling)
+    return latency_of(timed, len(setting.context_ids), resampling)
 
 
 @torch.inference_mode()

@@ -20,6 +20,7 @@ from eval.bins import ReplayedAnswer
 from eval.config import EvalConfig
 from eval.latency.machine import torch_threads
 from eval.latency.measure import Latency, measure_latency
+from eval.latency.steps import Setting
 from eval.live import compare_with_replay, decode_live, live_run
 from eval.models import (
     load_model,
@@ -174,7 +175,7 @@ def measure(
     latency = measure_latency(
         pair.target,
         pair.drafts,
-        typical_context(next(iter(answers.values())).traces),
+        Setting(typical_context(next(iter(answers.values())).traces)),
         lookaheads=lookaheads,
         repeats=config.latency_repeats,
         resampling=resampling,

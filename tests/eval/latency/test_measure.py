@@ -25,7 +25,7 @@ def measured(target, noisy_draft, random_draft):
     return measure_latency(
         target,
         {"small": random_draft, "large": noisy_draft},
-        CONTEXT,
+        Setting(CONTEXT),
         lookaheads=[2, 3],
         repeats=4,
         resampling=RESAMPLING,
@@ -62,7 +62,9 @@ def measure_by_tokens(monkeypatch, target, random_draft, noisy_draft):
         monkeypatch.setattr(steps_module, "clock_s", lambda _device: sum(count * by_model[name] for name, count in fed))
         drafts = {name: models[name] for name in ("small", "large")}
         resampling = replace(RESAMPLING, seed=seed)
-        latency = measure_latency(target, drafts, CONTEXT, lookaheads=[2, 3], repeats=repeats, resampling=resampling)
+        latency = measure_latency(
+            target, drafts, Setting(CONTEXT), lookaheads=[2, 3], repeats=repeats, resampling=resampling
+        )
         for hook in hooks:
             hook.remove()
         return latency, fed[3:]  # the context of each model comes first
@@ -221,5 +223,7 @@ def test_both_ways_time_the_same_steps(target, noisy_draft):
 def test_steps_are_timed_on_a_gpu(target_folder, noisy_folder):
     """bfloat16; only that times are positive and finite."""
     target, draft = (load_model(folder, dtype="bfloat16", device="cuda") for folder in (target_folder, noisy_folder))
-    measured = measure_latency(target, {"draft": draft}, CONTEXT, lookaheads=[1, 4], repeats=3, resampling=RESAMPLING)
+    measured = measure_latency(
+        target, {"draft": draft}, Setting(CONTEXT), lookaheads=[1, 4], repeats=3, resampling=RESAMPLING
+    )
     assert 0 < measured.draft("draft").median_s < 1

@@ -1,0 +1,1 @@
+"""Tokens per second with and without a draft: the same prompts, in turns."""

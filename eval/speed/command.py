@@ -1,0 +1,176 @@
+"""`widedraft speed`: its arguments, and what it does. Imports torch only when it runs."""
+
+import argparse
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from architectures.errors import UserError
+from architectures.number_types import dtype_here
+from eval.pair_commands import DTYPES, opener_of, require_positive
+
+if TYPE_CHECKING:
+    from eval.acceptance import Resampling
+    from eval.latency.measure import Latency
+    from eval.pair import OpenPair
+    from eval.speed.measure import Prompts
+    from eval.speed.ways import Setup
+
+NUM_RESAMPLES = 2000
+STEP_REPEATS = 20
+
+
+def speed_arguments(parser: argparse.ArgumentParser) -> None:
+    """--target A --draft B and more."""
+    parser.add_argument("--target", required=True, metavar="A", help="folder or hub id of the model to draft for")
+    parser.add_argument("--draft", required=True, metavar="B", help="folder or hub id of the draft")
+    parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file of prompts")
+    parser.add_argument("--num-prompts", type=int, default=8, metavar="N", help="prompts used at most (default: 8)")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of a text (default: 128)")
+    parser.add_argument(
+        "--lookahead",
+        type=int,
+        nargs="+",
+        default=[1, 2, 3, 4, 5, 6],
+        metavar="N",
+        help="tokens proposed per round, one or several (default: 1 2 3 4 5 6)",
+    )
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="prompts decoded together (default: 1)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of the texts (default: 0)")
+    parser.add_argument("--repeats", type=int, default=2, metavar="N", help="of everything (default: 2)")
+    parser.add_argument("--assisted", action="store_true", help="measure transformers' assisted generation too")
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the models' steps first: minutes, then faster steps"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
+    parser.add_argument("--num-threads", type=int, default=None, metavar="N", help="of the processor (default: all)")
+    parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of intervals (default: 0.95)")
+    parser.add_argument("--seed", type=int, default=17, help="of every random number (default: 17)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write everything as JSON")
+
+
+def speed(options: argparse.Namespace) -> None:
+    """Measure, print and perhaps write."""
+    require_sensible(options)
+    from architectures.atomic import write_json
+    from architectures.manifest import provenance
+    from eval.acceptance import Resampling
+    from eval.latency.machine import torch_threads
+    from eval.pair import open_pair, prompts_of
+    from eval.speed.page import speed_page
+
+    asked = prompts_of(options.prompts, options.num_prompts)
+    pair = open_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
+    prompts = [pair.rendered(prompt) for prompt in asked]
+    pair.require_room(prompts, options.max_new_tokens)
+    with torch_threads(options.num_threads):
+        record = measured(options, pair, prompts, Resampling(options.confidence, NUM_RESAMPLES, options.seed))
+    print(speed_page(record))
+    if options.out is not None:
+        write_json({**record, "provenance": provenance()}, options.out)
+        print(f"\n{options.out}: the figures")
+
+
+def measured(
+    options: argparse.Namespace, pair: "OpenPair", prompts: "Prompts", resampling: "Resampling"
+) -> dict[str, Any]:
+    """The record of all ways."""
+    import numpy as np
+    import torch
+
+    from architectures.progress import track
+    from eval.latency.machine import machine_state
+    from eval.speed.measure import groups_of, take_turns, warm_up
+    from eval.speed.record import speed_record_of_all
+    from eval.speed.ways import ways_to_decode
+
+    setup = setup_of(options, pair)
+    ways, groups = (
+        ways_to_decode(setup, options.lookahead, assisted=options.assisted),
+        groups_of(prompts, options.batch),
+    )
+    before = machine_state(pair.target.device)
+    warm_up(ways, groups if options.compile else groups[:1])  # each capacity is compiled for before clocks run
+    turns = list(product(range(options.repeats), range(len(groups))))
+    rng = np.random.default_rng(options.seed)
+    times = take_turns(ways, groups, track(turns, description="decoding by every way", total=len(turns)), rng)
+    latency = step_times(options, setup, groups[0], resampling)
+    target, draft = pair.identities()
+    return {
+        "target": vars(target),
+        "draft": vars(draft),
+        "settings": settings_of(options, len(prompts)),
+        "machine": {
+            "before": before,
+            "after": machine_state(pair.target.device),
+            "threads": torch.get_num_threads(),
+        },
+        **speed_record_of_all(times, latency, resampling),
+    }
+
+
+def setup_of(options: argparse.Namespace, pair: "OpenPair") -> "Setup":
+    """What all ways share."""
+    from eval.sampling import Sampling
+    from eval.speed.ways import Setup
+    from eval.texts import Limits, Seeds
+
+    return Setup(
+        pair.target,
+        pair.draft,
+        Limits(options.max_new_tokens, pair.stop_ids),
+        Sampling(options.temperature),
+        Seeds.of(options.seed),
+        opener_of(options),
+    )
+
+
+def step_times(options: argparse.Namespace, setup: "Setup", group: "Prompts", resampling: "Resampling") -> "Latency":
+    """Step times in the middle of the texts, at this batch and by these steps."""
+    from eval.latency.grid import repeated
+    from eval.latency.measure import measure_latency
+    from eval.latency.steps import Setting
+    from eval.speed.ways import DRAFT
+
+    context = repeated(group[0], len(group[0]) + options.max_new_tokens // 2)
+    return measure_latency(
+        setup.target,
+        {DRAFT: setup.draft},
+        Setting(context, len(group), setup.opener),
+        lookaheads=options.lookahead,
+        repeats=STEP_REPEATS,
+        resampling=resampling,
+    )
+
+
+def settings_of(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]:
+    """What was asked for."""
+    return {
+        "prompts": num_prompts,
+        "max_new_tokens": options.max_new_tokens,
+        "batch": options.batch,
+        "temperature": options.temperature,
+        "repeats": options.repeats,
+        "compiled": options.compile,
+        "confidence": options.confidence,
+        "seed": options.seed,
+    }
+
+
+def require_sensible(options: argparse.Namespace) -> None:
+    """Raise UserError for numbers nothing can be measured with."""
+    require_positive(options, "num_prompts", "max_new_tokens", "batch", "repeats")
+    for lookahead in options.lookahead:
+        if lookahead < 1 or options.lookahead.count(lookahead) > 1:
+            named = " ".join(map(str, options.lookahead))
+            raise UserError(f"--lookahead {named}: numbers above 0, each once.")
+    if options.temperature < 0:
+        raise UserError(f"--temperature must be 0 or more, got {options.temperature:g}.")
+    if not 0 < options.confidence < 1:
+        raise UserError(f"--confidence must be between 0 and 1, got {options.confidence:g}.")
+    if options.num_threads is not None and options.num_threads < 1:
+        raise UserError(f"--num-threads must be above 0, got {options.num_threads}.")
+    if options.assisted and options.batch > 1:
+        raise UserError("--assisted: transformers' assisted generation decodes one prompt at a time. Use --batch 1.")
+    if options.out is not None and options.out.is_dir():
+        raise UserError(f"--out {options.out}: is a folder. Name a file in it.")

@@ -1,0 +1,46 @@
+"""Decoding in turns: every group of prompts by every way, in an order drawn anew, again and again."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from eval.speed.ways import Run, Taken, Way
+
+Prompts = Sequence[Sequence[int]]
+Times = dict[Way, list[dict[int, Taken]]]  # by way, for each repetition, by the place of the group
+
+
+def groups_of(prompts: Prompts, batch: int) -> list[Prompts]:
+    """The prompts in groups that are decoded together; the last one may be smaller."""
+    return [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
+
+
+def warm_up(ways: Mapping[Way, Run], groups: Sequence[Prompts]) -> None:
+    """Decode some groups by every way, untimed."""
+    for group in groups:
+        for run in ways.values():
+            run(group)
+
+
+def take_turns(
+    ways: Mapping[Way, Run],
+    groups: Sequence[Prompts],
+    turns: Iterable[tuple[int, int]],
+    rng: np.random.Generator,
+) -> Times:
+    """What every way took for every group, in every repetition.
+
+    Args:
+        ways: How to decode.
+        groups: Prompts that are decoded together.
+        turns: Repetition and place of the group, of each turn; every way decodes the group then.
+        rng: Draws the order of the ways, for each turn.
+    """
+    names, found = list(ways), {way: [] for way in ways}
+    for repeat, place in turns:
+        for chosen in rng.permutation(len(names)):
+            way = names[chosen]
+            if len(found[way]) <= repeat:
+                found[way].append({})
+            found[way][repeat][place] = ways[way](groups[place])
+    return found

@@ -1,0 +1,89 @@
+"""Tokens per second as a table and sentences. Pure text from the record."""
+
+from typing import Any
+
+from eval.scorecard.tables import table
+from eval.scorecard.verdict import with_interval
+from eval.speed.ways import DRAFT, LOOKUP
+
+Record = dict[str, Any]
+
+COLUMNS = (
+    "way",
+    "lookahead",
+    "tau",
+    "tokens/s",
+    "speed of decoding",
+    "predicted",
+    "with the prompt",
+    "ms of a round: draft + verify + rest",
+)
+CLOSE = 0.1  # a prediction farther away than this misses a term
+PARTS = {"draft": "drafting", "verify": "verification", "rest": "the loop around the models"}
+
+
+def speed_page(record: Record) -> str:
+    """The table, then what it says."""
+    rows = [way_cells(row) for row in record["ways"]]
+    settings = record["settings"]
+    title = (
+        f"## Batch {settings['batch']}, temperature {settings['temperature']:g}, {settings['prompts']} prompts, "
+        f"{settings['repeats']} repetitions, {'compiled' if settings['compiled'] else 'eager'} steps"
+    )
+    return "\n\n".join([title, table(COLUMNS, rows), *best_sentences(record), error_sentence(record)])
+
+
+def way_cells(row: Record) -> tuple[str, ...]:
+    """One way."""
+    decode = row["decode"] or row["whole"]
+    return (
+        row["way"],
+        str(row["lookahead"] or ""),
+        "" if row["tau"] is None else f"{row['tau']:.2f}",
+        f"{decode['tokens_per_s']:.1f}",
+        with_interval(row["decode"]["speedup"], times=True) if row["decode"] else "not told apart",
+        "" if row["predicted"] is None else f"{row['predicted']:.2f}x",
+        with_interval(row["whole"]["speedup"], times=True),
+        "" if row["round_ms"] is None else " + ".join(f"{ms:.1f}" for ms in row["round_ms"].values()),
+    )
+
+
+def row_of(record: Record, kind: str, lookahead: int) -> Record:
+    """The row of a way."""
+    [row] = [row for row in record["ways"] if (row["way"], row["lookahead"]) == (kind, lookahead)]
+    return row
+
+
+def best_sentences(record: Record) -> list[str]:
+    """The draft at its best, and whether anything is gained by having one."""
+    best = {kind: row_of(record, kind, record["best"][kind]) for kind in (DRAFT, LOOKUP)}
+    return [best_sentence(kind, row) for kind, row in best.items()]
+
+
+def best_sentence(kind: str, row: Record) -> str:
+    """Whether a way is faster than the target alone, where it is fastest."""
+    speedup = row["whole"]["speedup"]
+    return (
+        f"With {'the draft' if kind == DRAFT else kind}: {decided(speedup)}, {with_interval(speedup, times=True)} at "
+        f"lookahead {row['lookahead']}, its best of those measured, the reading of the prompt included."
+    )
+
+
+def decided(speedup: Record) -> str:
+    """Which way an interval lies."""
+    if speedup["interval"] is None:
+        return "not decided"
+    low, high = speedup["interval"]
+    return "faster" if low > 1 else "slower" if high < 1 else "not decided"
+
+
+def error_sentence(record: Record) -> str:
+    """How far prediction is from measurement, and where the time is that it misses."""
+    error = record["largest_error"]
+    told = f"Predicted and measured differ by at most {abs(error['share']):.0%}, at lookahead {error['lookahead']}"
+    if abs(error["share"]) <= CLOSE:
+        return f"{told}."
+    row = row_of(record, DRAFT, error["lookahead"])
+    missing = {name: row["round_ms"][name] - row["predicted_round_ms"][name] for name in row["round_ms"]}
+    name = max(missing, key=lambda each: abs(missing[each]))
+    return f"{told}: a measured round has {missing[name]:+.1f} ms of {PARTS[name]}."

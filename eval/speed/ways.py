@@ -1,0 +1,165 @@
+"""Ways to decode the same prompts: the target alone, a draft, no draft but the text itself, transformers' own loop."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from eval.clock import clock_s
+from eval.ngram import NgramLookup
+from eval.sampling import Sampling
+from eval.sequencer import Opener, open_sequencer
+from eval.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
+from eval.texts import Decoded, Limits, Round, Seeds, Speculation
+
+PLAIN, DRAFT, LOOKUP, TRANSFORMERS = "target alone", "draft", "n-gram lookup", "transformers"
+
+
+class Way(NamedTuple):
+    """One way to decode.
+
+    Attributes:
+        kind: PLAIN, DRAFT, LOOKUP, or TRANSFORMERS, which is its assisted generation with the draft.
+        lookahead: Tokens proposed a round; 0 for PLAIN.
+    """
+
+    kind: str
+    lookahead: int = 0
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What decoding some prompts together took.
+
+    Attributes:
+        tokens: Written, over all rows.
+        prefill_s: Seconds to read the prompts; None where it is not told apart.
+        decode_s: Seconds from then to the last token of the last row; None likewise.
+        whole_s: Seconds of everything.
+        texts: The rounds of every row; empty where there are none to be seen.
+    """
+
+    tokens: int
+    prefill_s: float | None
+    decode_s: float | None
+    whole_s: float
+    texts: tuple[tuple[Round, ...], ...] = ()
+
+
+Run = Callable[[Sequence[Sequence[int]]], Taken]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all ways share.
+
+    Attributes:
+        target: Decides every token.
+        draft: A model.
+        limits: When a text ends.
+        sampling: How tokens are chosen.
+        seeds: Of all draws.
+        opener: How models are run, but by transformers.
+    """
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    limits: Limits
+    sampling: Sampling = GREEDY
+    seeds: Seeds = SEEDS
+    opener: Opener = open_sequencer
+
+
+def ways_to_decode(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = False) -> dict[Way, Run]:
+    """Every way at every lookahead.
+
+    Args:
+        setup: What they share.
+        lookaheads: Tokens proposed a round.
+        assisted: Whether transformers' assisted generation is among them; it decodes one prompt at a time.
+    """
+    ways: dict[Way, Run] = {Way(PLAIN): partial(run_plain, setup)}
+    for lookahead in lookaheads:
+        ways[Way(DRAFT, lookahead)] = partial(run_drafted, setup, setup.draft, lookahead)
+        ways[Way(LOOKUP, lookahead)] = partial(run_drafted, setup, NgramLookup(), lookahead)
+        if assisted:
+            ways[Way(TRANSFORMERS, lookahead)] = partial(run_assisted, setup, lookahead)
+    return ways
+
+
+def run_plain(setup: Setup, prompts: Sequence[Sequence[int]]) -> Taken:
+    """The target alone."""
+    return taken(
+        plain_decode(
+            setup.target,
+            prompts,
+            limits=setup.limits,
+            sampling=setup.sampling,
+            seeds=setup.seeds,
+            opener=setup.opener,
+        )
+    )
+
+
+def run_drafted(
+    setup: Setup, draft: PreTrainedModel | NgramLookup, lookahead: int, prompts: Sequence[Sequence[int]]
+) -> Taken:
+    """The target with something that proposes tokens."""
+    return taken(
+        speculative_decode(
+            setup.target,
+            draft,
+            prompts,
+            limits=setup.limits,
+            speculation=Speculation(lookahead),
+            sampling=setup.sampling,
+            seeds=setup.seeds,
+            opener=setup.opener,
+        )
+    )
+
+
+def taken(texts: Sequence[Decoded]) -> Taken:
+    """What texts of one batch took together."""
+    prefill_s, decode_s = texts[0].prefill_s, max(text.decode_s for text in texts)
+    tokens = sum(len(text.token_ids) for text in texts)
+    return Taken(tokens, prefill_s, decode_s, prefill_s + decode_s, tuple(text.rounds for text in texts))
+
+
+def run_assisted(setup: Setup, lookahead: int, prompts: Sequence[Sequence[int]]) -> Taken:
+    """The loop of transformers with the same draft, which proposes as many tokens whatever it thinks of them."""
+    [prompt] = prompts
+    ids_1T = torch.tensor([list(prompt)], device=setup.target.device)
+    propose_always(setup.draft, lookahead)
+    torch.manual_seed(setup.seeds.target)
+    start_s = clock_s(ids_1T.device)
+    output_1T: Any = setup.target.generate(
+        ids_1T,
+        attention_mask=torch.ones_like(ids_1T),
+        assistant_model=setup.draft,
+        max_new_tokens=setup.limits.max_new_tokens,
+        eos_token_id=sorted(setup.limits.stop_ids) or None,
+        pad_token_id=0,
+        **chosen_by(setup.sampling),
+    )
+    whole_s = clock_s(ids_1T.device) - start_s
+    return Taken(output_1T.shape[1] - ids_1T.shape[1], None, None, whole_s)
+
+
+def propose_always(draft: PreTrainedModel, lookahead: int) -> None:
+    """Have transformers take so many tokens of a draft each round."""
+    config = draft.generation_config
+    assert config is not None
+    config.num_assistant_tokens = lookahead
+    config.num_assistant_tokens_schedule = "constant"
+    config.assistant_confidence_threshold = 0.0
+
+
+def chosen_by(sampling: Sampling) -> dict[str, Any]:
+    """How transformers is told to choose tokens; only temperature is spoken of here."""
+    if sampling.is_greedy:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}

@@ -1,0 +1,255 @@
+"""Every way writes the target's text, takes its turns, and is counted by the clock that ran while it did."""
+
+import json
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+
+import widedraft
+from eval.acceptance import Resampling
+from eval.latency.measure import measure_latency
+from eval.latency.steps import Setting
+from eval.speculative import plain_decode
+from eval.speed.measure import groups_of, take_turns, warm_up
+from eval.speed.page import error_sentence, speed_page
+from eval.speed.record import speed_record_of_all, way_record
+from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Setup, Taken, Way, ways_to_decode
+from eval.speedup import StepTimes
+from eval.texts import Limits, Round
+
+RESAMPLING = Resampling(confidence=0.9, num_resamples=300, seed=17)
+STEPS = StepTimes(target_s=0.040, draft_s=0.004, draft_two_s=0.006, verify_s={1: 0.044, 4: 0.050})
+LIMITS = Limits(24)
+
+
+@pytest.fixture
+def setup(target, noisy_draft):
+    return Setup(target, noisy_draft, LIMITS)
+
+
+def test_there_is_a_way_for_every_lookahead(setup):
+    assert list(ways_to_decode(setup, [1, 4])) == [
+        Way(PLAIN),
+        Way(DRAFT, 1),
+        Way(LOOKUP, 1),
+        Way(DRAFT, 4),
+        Way(LOOKUP, 4),
+    ]
+    assert Way(TRANSFORMERS, 4) in ways_to_decode(setup, [4], assisted=True)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_way_writes_as_many_tokens_as_the_target(setup, target, prompts, batch):
+    setup = Setup(target, setup.draft, Limits(24, frozenset({2, 7, 40, 99})))
+    ways = ways_to_decode(setup, [3], assisted=batch == 1)
+    for group in groups_of(prompts, batch):
+        written = sum(len(text.token_ids) for text in plain_decode(target, group, limits=setup.limits))
+        for way, run in ways.items():
+            assert run(group).tokens == written, way
+
+
+def test_the_seconds_are_those_of_the_whole_batch(setup, prompts):
+    for way, run in ways_to_decode(setup, [3]).items():
+        taken = run(prompts[:3])
+        assert taken.whole_s == taken.prefill_s + taken.decode_s
+        assert (
+            0 < sum(one.draft_s + one.verify_s for one in max(taken.texts, key=len)) < taken.decode_s
+            or way.kind == PLAIN
+        )
+        assert [sum(one.accepted + 1 for one in text) for text in taken.texts] == (
+            [24] * 3 if way.kind != PLAIN else [0] * 3
+        )
+
+
+def test_transformers_proposes_as_many_tokens_each_round(target, prompts, monkeypatch):
+    """Draft = target: each round of lookahead 4 emits five tokens, so 20 tokens take four passes of the verifier."""
+    run = ways_to_decode(Setup(target, target, Limits(20)), [4], assisted=True)[Way(TRANSFORMERS, 4)]
+    fed = []
+    hook = target.register_forward_pre_hook(
+        lambda _module, _args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    run([prompts[2]])
+    hook.remove()
+    assert sum(count >= 5 for count in fed) >= 3
+
+
+def test_prompts_are_grouped_in_their_order():
+    assert groups_of([[1], [2], [3], [4], [5]], 2) == [[[1], [2]], [[3], [4]], [[5]]]
+
+
+def test_every_way_takes_every_turn_in_another_order():
+    log = []
+    ways = {Way(name): lambda group, name=name: log.append((name, group)) or (name, group) for name in "abc"}
+    found = take_turns(ways, ["x", "y"], product(range(40), range(2)), np.random.default_rng(1))
+    assert len(log) == 3 * 2 * 40
+    assert all({name for name, _ in log[start : start + 3]} == set("abc") for start in range(0, len(log), 3))
+    assert len({tuple(log[start : start + 3]) for start in range(0, len(log), 3)}) == 12  # all orders, of both groups
+    assert found[Way("b")] == [{0: ("b", "x"), 1: ("b", "y")}] * 40
+
+
+def test_warm_up_decodes_every_group_by_every_way():
+    log = []
+    ways = {Way(name): lambda group, name=name: log.append(name + group) for name in "ab"}
+    warm_up(ways, ["x", "y"])
+    assert log == ["ax", "bx", "ay", "by"]
+
+
+def taken(tokens, decode_s, prefill_s=0.0, rounds=()):
+    return Taken(tokens, prefill_s, decode_s, prefill_s + decode_s, (tuple(rounds),) if rounds else ())
+
+
+def rounds_of(lookahead, accepted, steps=STEPS, rest_s=0.0):
+    """Rounds that take what the step times say, and the seconds of all with a rest in each."""
+    found, caught_up = [], 0.0
+    for kept in accepted:
+        draft_s = lookahead * steps.draft_s + caught_up
+        found.append(Round(0, lookahead, lookahead, kept, 1, draft_s, steps.verify_s[lookahead]))
+        caught_up = steps.draft_two_s - steps.draft_s if kept == lookahead else 0.0
+    return found, sum(one.draft_s + one.verify_s + rest_s for one in found)
+
+
+def test_the_ratio_is_seconds_per_token_over_seconds_per_token():
+    times = {
+        Way(PLAIN): [{0: taken(10, 1.0, 1.0), 1: taken(10, 1.0, 1.0)}],
+        Way(LOOKUP, 1): [{0: taken(20, 1.0, 1.0), 1: taken(10, 0.5, 1.0)}],
+    }
+    row = way_record(Way(LOOKUP, 1), times, STEPS, RESAMPLING)
+    assert row["decode"] == {"tokens_per_s": 20, "speedup": {"value": 2.0, "interval": [2.0, 2.0]}}
+    assert row["whole"]["speedup"]["value"] == pytest.approx((4 / 20) / (3.5 / 30))
+    own = way_record(Way(PLAIN), times, STEPS, RESAMPLING)
+    assert own["whole"]["speedup"] == {"value": 1.0, "interval": [1.0, 1.0]}
+
+
+def test_of_one_group_repetitions_are_resampled_and_of_several_the_groups():
+    fast, slow, alone = taken(10, 0.5), taken(10, 2.0), taken(10, 1.0)
+    one_group = {Way(PLAIN): [{0: alone}, {0: alone}], Way(LOOKUP, 1): [{0: fast}, {0: slow}]}
+    low, high = way_record(Way(LOOKUP, 1), one_group, STEPS, RESAMPLING)["decode"]["speedup"]["interval"]
+    assert (low, high) == pytest.approx((0.5, 2.0))
+    noise_within_groups = {
+        Way(PLAIN): [{0: alone, 1: alone}] * 2,
+        Way(LOOKUP, 1): [{0: fast, 1: slow}, {0: slow, 1: fast}],
+    }
+    interval = way_record(Way(LOOKUP, 1), noise_within_groups, STEPS, RESAMPLING)["decode"]["speedup"]["interval"]
+    assert interval == pytest.approx([0.8, 0.8])
+
+
+@pytest.mark.parametrize("lookahead", [1, 4])
+def test_a_loop_of_nothing_but_steps_is_predicted_exactly(lookahead):
+    rounds, seconds = rounds_of(lookahead, [lookahead, 0, lookahead, 0])
+    tokens = sum(one.accepted + 1 for one in rounds)
+    times = {
+        Way(PLAIN): [{0: taken(100, 100 * STEPS.target_s)}],
+        Way(DRAFT, lookahead): [{0: taken(tokens, seconds, rounds=rounds)}],
+    }
+    row = way_record(Way(DRAFT, lookahead), times, STEPS, RESAMPLING)
+    assert row["tau"] == tokens / 4
+    assert row["predicted"] == pytest.approx(row["decode"]["speedup"]["value"])
+    assert row["round_ms"] == pytest.approx(row["predicted_round_ms"])
+
+
+def all_ways(rest_s):
+    rounds, seconds = rounds_of(4, [4, 0, 2, 0], rest_s=rest_s)
+    found = [Round(0, 4, 0, 0, 1, 0.0, 0.04), Round(1, 4, 1, 1, 1, 0.0, 0.04)]
+    return {
+        Way(PLAIN): [{0: taken(10, 0.4), 1: taken(10, 0.4)}],
+        Way(DRAFT, 4): [{0: taken(10, seconds, rounds=rounds), 1: taken(10, seconds, rounds=rounds)}],
+        Way(LOOKUP, 4): [{0: taken(3, 0.08, rounds=found), 1: taken(3, 0.08, rounds=found)}],
+        Way(TRANSFORMERS, 4): [{0: Taken(10, None, None, 0.8), 1: Taken(10, None, None, 0.8)}],
+    }
+
+
+class Steps:
+    """Measured steps, as far as a record asks."""
+
+    def step_times(self, draft):
+        assert draft == DRAFT
+        return STEPS
+
+
+def record_of(rest_s):
+    settings = {"batch": 1, "temperature": 0.0, "prompts": 2, "repeats": 1, "compiled": False}
+    return {"settings": settings, **speed_record_of_all(all_ways(rest_s), Steps(), RESAMPLING)}
+
+
+def test_prediction_names_the_term_it_misses():
+    assert record_of(0.0)["largest_error"]["share"] == pytest.approx(0)
+    assert error_sentence(record_of(0.0)) == "Predicted and measured differ by at most 0%, at lookahead 4."
+    told = error_sentence(record_of(0.030))
+    assert re.search(
+        r"differ by at most \d\d%, at lookahead 4: a measured round has \+30\.0 ms of the loop around", told
+    )
+
+
+def test_the_page_has_every_way_and_says_what_is_faster():
+    page = speed_page(record_of(0.0))
+    assert "## Batch 1, temperature 0, 2 prompts, 1 repetitions, eager steps" in page
+    assert "| target alone |  |  | 25.0 | 1.00x [1.00, 1.00] |  | 1.00x [1.00, 1.00] |  |" in page
+    assert re.search(r"\| draft \| 4 \| 2\.50 \| \d+\.\d \| 1\.50x \[1\.50, 1\.50\] \| 1\.50x \|", page)
+    assert "| n-gram lookup | 4 | 1.50 | 37.5 | 1.50x [1.50, 1.50] |  | 1.50x [1.50, 1.50] | 0.0 + 40.0 + 0.0 |" in page
+    assert "| transformers | 4 |  | 12.5 | not told apart |  | 0.50x [0.50, 0.50] |  |" in page
+    assert "With the draft: faster, 1.50x" in page
+    assert "With n-gram lookup: faster, 1.50x [1.50, 1.50] at lookahead 4" in page
+
+
+def page_of_lookups(*decode_s):
+    """The page where looking up took so long, for each group."""
+    times = all_ways(0.0)
+    rounds = times[Way(LOOKUP, 4)][0][0].texts[0]
+    times[Way(LOOKUP, 4)] = [{place: taken(10, each_s, rounds=rounds) for place, each_s in enumerate(decode_s)}]
+    return speed_page({"settings": record_of(0.0)["settings"], **speed_record_of_all(times, Steps(), RESAMPLING)})
+
+
+def test_what_is_said_of_a_way_is_what_its_interval_says():
+    assert "With n-gram lookup: faster, 4.00x [4.00, 4.00]" in page_of_lookups(0.1, 0.1)
+    assert "With n-gram lookup: slower, 0.13x [0.13, 0.13]" in page_of_lookups(3.0, 3.0)
+    assert "With n-gram lookup: not decided, 0.80x [0.50, 2.00]" in page_of_lookups(0.2, 0.8)
+
+
+def test_steps_are_measured_at_the_batch(target, noisy_draft):
+    latency = measure_latency(
+        target, {DRAFT: noisy_draft}, Setting([5, 6, 7], 3), lookaheads=[2], repeats=2, resampling=RESAMPLING
+    )
+    assert latency.step_times(DRAFT).verify_s[2] > 0
+
+
+def run_speed(*words):
+    return widedraft.main(["speed", *map(str, words)])
+
+
+@pytest.mark.parametrize("more", [("--assisted",), ("--batch", 2), ("--temperature", 0.8)])
+def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, capsys, more):
+    out = tmp_path / "speed.json"
+    few = ("--num-prompts", 3, "--max-new-tokens", 8, "--lookahead", 1, 3, "--repeats", 2, "--num-threads", 1)
+    assert run_speed("--target", target_folder, "--draft", noisy_folder, *few, *more, "--out", out) == 0
+    record, printed = json.loads(out.read_text()), capsys.readouterr().out
+    assert speed_page(record) in printed
+    assert f"{out}: the figures" in printed
+    kinds = {row["way"] for row in record["ways"]}
+    assert kinds == {PLAIN, DRAFT, LOOKUP, *([TRANSFORMERS] if more == ("--assisted",) else [])}
+    assert record["settings"]["prompts"] == 3
+    assert record["target"]["fingerprint"] != record["draft"]["fingerprint"]
+    if more != ("--temperature", 0.8):
+        assert len({row["tokens"] for row in record["ways"]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--lookahead", 0), "--lookahead 0: numbers above 0, each once"),
+        (("--lookahead", 2, 2), "--lookahead 2 2: numbers above 0, each once"),
+        (("--batch", 0), "--batch must be above 0, got 0"),
+        (("--repeats", 0), "--repeats must be above 0, got 0"),
+        (("--num-prompts", -1), "--num-prompts must be above 0, got -1"),
+        (("--temperature", -1), "--temperature must be 0 or more, got -1"),
+        (("--confidence", 1), "--confidence must be between 0 and 1, got 1"),
+        (("--num-threads", 0), "--num-threads must be above 0, got 0"),
+        (("--assisted", "--batch", 2), "--assisted: .* one prompt at a time. Use --batch 1"),
+        (("--out", "."), "--out .: is a folder"),
+        (("--max-new-tokens", 99999), "max_position_embeddings is"),
+    ],
+)
+def test_what_nothing_can_be_measured_with(target_folder, noisy_folder, capsys, words, message):
+    assert run_speed("--target", target_folder, "--draft", noisy_folder, *words) == 2
+    assert re.search(message, capsys.readouterr().err)
