@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from architectures.errors import UserError
 from architectures.manifest import package_version
 from distill import scoring
+from distill.choose.command import choose_arguments
 from distill.exits import report_user_errors
 from eval import pair_commands
 from eval.latency.command import latency, latency_arguments
@@ -109,6 +110,19 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE, or what is scored without one, and perhaps --debug."""
     scoring.eval_arguments(parser)
     debug_argument(parser)
+
+
+def choosing_arguments(parser: argparse.ArgumentParser) -> None:
+    """RECIPE key=value ..., --debug and what only this stage takes."""
+    recipe_arguments(parser)
+    choose_arguments(parser)
+
+
+def choose(options: argparse.Namespace) -> None:
+    """Rank shapes by predicted speed; the winner becomes a recipe."""
+    from distill.choose.command import choose as choose_shape
+
+    choose_shape(*recipe_words(options), options)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -251,6 +265,11 @@ STAGES = {
         pair_commands.compare,
         "answer prompts with and without a draft, side by side, each token coloured by its writer",
         pair_commands.compare_arguments,
+    ),
+    "choose": Stage(
+        choose,
+        "find the shape of draft that will be the fastest here: step times, short trainings, then a recipe",
+        choosing_arguments,
     ),
     "speed": Stage(
         speed,

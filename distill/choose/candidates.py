@@ -1,0 +1,81 @@
+"""Shapes that may be chosen: the recipe's own architecture with other sizes. No torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from architectures.config import ArchitectureConfig
+from architectures.errors import UserError
+from architectures.shapes import Shape
+from architectures.sizes import draft_shape
+from distill.recipe import Recipe
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 12)
+REPLACED = ("shape", "layers", "hidden", "intermediate", "heads", "kv_heads", "stages", "plan")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shape that may be chosen.
+
+    Attributes:
+        name: Of its folder and in tables: "4-layers".
+        shape: What would be cut.
+        recipe: The recipe that makes it.
+    """
+
+    name: str
+    shape: Shape
+    recipe: Recipe
+
+
+def candidates_of(recipe: Recipe, target: Shape, layers: Sequence[int], most_parameters: int | None) -> list[Candidate]:
+    """The recipe with each number of layers, from shallow to deep, the widths as the recipe has them.
+
+    Args:
+        recipe: Says target, data, training, and widths other than the target's.
+        target: Its shape.
+        layers: Of the candidates; of none, those of DEPTHS that are fewer than the target's.
+        most_parameters: No candidate has more; None for no bound.
+
+    Raises:
+        UserError: If a shape cannot be cut, or none is left.
+    """
+    if recipe.architecture.method == "learned_masks":
+        raise UserError(
+            "architecture.method=learned_masks trains masks for every shape, which is no short training. Choose with "
+            "architecture.method=greedy, then set the shape here."
+        )
+    depths = sorted(set(layers)) or [depth for depth in DEPTHS if depth < target.layers]
+    found = [candidate(recipe, target, depth) for depth in depths]
+    kept = [one for one in found if most_parameters is None or one.shape.parameters() <= most_parameters]
+    if not kept:
+        raise UserError(
+            f"--most-parameters {most_parameters}: the smallest candidate, {found[0].name}, has "
+            f"{found[0].shape.parameters()}. Allow more, or set smaller widths in the recipe."
+        )
+    return kept
+
+
+def candidate(recipe: Recipe, target: Shape, layers: int) -> Candidate:
+    """One of them."""
+    name = f"{layers}-layers"
+    sizes = written_widths(recipe.architecture, target)
+    wanted = recipe.architecture.model_copy(update={**dict.fromkeys(REPLACED), **sizes, "layers": layers})
+    trial = recipe.model_copy(
+        update={
+            "run_name": f"{recipe.run_name}-{name}",
+            "run_dir": str(Path(recipe.run_dir) / "choose" / name),
+            "architecture": wanted,
+        }
+    )
+    return Candidate(name, draft_shape(target, wanted), trial)
+
+
+def written_widths(architecture: ArchitectureConfig, target: Shape) -> dict[str, int]:
+    """The recipe's widths where they are not the target's, in numbers."""
+    if architecture.plan is not None:
+        raise UserError("architecture.plan says one shape, so there is nothing to choose from. Write sizes instead.")
+    shape = draft_shape(target, architecture)
+    widths = ("hidden", "intermediate", "heads", "kv_heads")
+    return {name: getattr(shape, name) for name in widths if getattr(shape, name) != getattr(target, name)}

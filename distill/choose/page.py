@@ -1,0 +1,75 @@
+"""What was found of candidates, as tables and sentences. Pure text; no torch."""
+
+from collections.abc import Mapping, Sequence
+
+from distill.choose.candidates import Candidate
+from eval.choice import Prospect, Ranked
+from eval.scorecard.tables import table
+
+PROSPECT_COLUMNS = ("candidate", "layers × hidden", "parameters", "cost of a step", "most it can gain", "α it needs")
+RANKED_COLUMNS = ("candidate", "lookahead", "predicted speed", "tokens/s", "the fastest in")
+
+
+def prospects_page(candidates: Sequence[Candidate], prospects: Mapping[str, Prospect]) -> str:
+    """What each could do at most, by step times alone."""
+    rows = [prospect_cells(one, prospects[one.name]) for one in candidates]
+    return "\n\n".join(
+        ["## Step times of untrained drafts", table(PROSPECT_COLUMNS, rows), prospects_verdict(prospects)]
+    )
+
+
+def prospect_cells(one: Candidate, found: Prospect) -> tuple[str, ...]:
+    """One row."""
+    return (
+        one.name,
+        f"{one.shape.layers} × {one.shape.hidden}",
+        f"{one.shape.parameters() / 1e6:.1f}M",
+        f"{found.cost_ratio:.3f} of the target's",
+        f"{found.most:.2f}x",
+        "none suffices" if found.least_alpha is None else f"{found.least_alpha:.2f} at lookahead {found.lookahead}",
+    )
+
+
+def prospects_verdict(prospects: Mapping[str, Prospect]) -> str:
+    """Whether any shape can pay."""
+    hopeless = [name for name, found in prospects.items() if found.least_alpha is None]
+    if len(hopeless) == len(prospects):
+        return (
+            "No draft of these shapes can pay on this machine, whatever it learns: even if every token were kept, "
+            "drafting and verification would take longer than the target alone."
+        )
+    return f"Left out, for no acceptance makes them pay here: {', '.join(hopeless)}." if hopeless else "All can pay."
+
+
+def ranking_page(ranked: Sequence[Ranked], temperature: float, duration: str) -> str:
+    """The candidates, the fastest first, and how sure that is."""
+    title = f"## Predicted speed after {duration} of training, temperature {temperature:g}, batch 1"
+    return "\n\n".join([title, table(RANKED_COLUMNS, [ranked_cells(one) for one in ranked]), ranking_verdict(ranked)])
+
+
+def ranked_cells(one: Ranked) -> tuple[str, ...]:
+    """One row."""
+    low, high = one.interval
+    return (
+        one.draft,
+        str(one.lookahead),
+        f"{one.speedup:.2f}x [{low:.2f}, {high:.2f}]",
+        f"{one.tokens_per_s:.1f}",
+        f"{one.first_share:.0%} of draws",
+    )
+
+
+def ranking_verdict(ranked: Sequence[Ranked]) -> str:
+    """The winner, its rivals, and whether it pays at all."""
+    best, *others = ranked
+    low, high = best.interval
+    pays = (
+        "It pays already."
+        if low > 1
+        else "After so short a training it does not pay yet; longer training raises what is accepted."
+        if high < 1
+        else "Whether it pays already is not decided."
+    )
+    rivals = [one.draft for one in others if one.interval[1] >= low]
+    doubt = f" Its interval overlaps that of {', '.join(rivals)}." if rivals else ""
+    return f"{best.draft} promises most.{doubt} {pays}"

@@ -1,0 +1,166 @@
+"""Which of several drafts is the fastest, and how surely: step times and acceptance, with the doubt of both.
+
+Prompts are resampled, the same for all drafts, and step times drawn from the intervals of their medians; in each such
+draw every draft is worth its speed at the lookahead that is best for it. Pure: it reads a scorecard of all of them.
+
+Shape suffixes used in this file:
+    P = prompts, N = draws
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eval.acceptance import Resampling, resampling_weights
+from eval.speedup import StepTimes, best_lookahead, break_even_alpha, iid_speedup, predicted_speedup
+
+Record = dict[str, Any]
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One draft among others.
+
+    Attributes:
+        draft: Its name.
+        lookahead: At which it promises most.
+        speedup: Predicted, of decoding, against the target alone.
+        interval: Of it.
+        tokens_per_s: What that comes to here.
+        first_share: In how many of the draws it is the fastest.
+    """
+
+    draft: str
+    lookahead: int
+    speedup: float
+    interval: tuple[float, float]
+    tokens_per_s: float
+    first_share: float
+
+
+def ranking(scorecard: Record, temperature: float) -> list[Ranked]:
+    """Every draft of a scorecard, the fastest first.
+
+    Args:
+        scorecard: Of one target; every draft was replayed and timed.
+        temperature: Whose acceptance counts; one of the scorecard's.
+    """
+    settings = scorecard["settings"]
+    resampling = Resampling(settings["confidence"], settings["num_resamples"], settings["seed"])
+    rows = {row["draft"]: row for row in scorecard["acceptance"] if row["temperature"] == temperature}
+    steps, draws = step_times(scorecard["latency"]), drawn_times(scorecard["latency"], resampling)
+    chosen = {name: promise(row, steps[name]) for name, row in rows.items()}
+    drawn = {name: drawn_speedups(row, chosen[name][0], draws[name], resampling) for name, row in rows.items()}
+    firsts_N = np.array(list(drawn.values())).argmax(axis=0)
+    tail = 50 * (1 - resampling.confidence)
+    ranked = [
+        Ranked(
+            draft=name,
+            lookahead=lookahead,
+            speedup=speedup,
+            interval=(float(np.percentile(drawn[name], tail)), float(np.percentile(drawn[name], 100 - tail))),
+            tokens_per_s=speedup / steps[name].target_s,
+            first_share=float((firsts_N == place).mean()),
+        )
+        for place, (name, (lookahead, speedup)) in enumerate(chosen.items())
+    ]
+    return sorted(ranked, key=lambda one: -one.speedup)
+
+
+def promise(row: Record, steps: StepTimes) -> tuple[int, float]:
+    """The lookahead that promises most, and what."""
+    found = {
+        entry["lookahead"]: predicted_speedup(entry["tau"]["value"], full_rate(entry), entry["lookahead"], steps)
+        for entry in row["lookahead"]
+    }
+    lookahead = best_lookahead(found)
+    return lookahead, found[lookahead]
+
+
+def full_rate(entry: Record) -> float:
+    """The share of rounds that kept everything."""
+    return entry["fully_accepted"] / entry["rounds"]
+
+
+def drawn_speedups(row: Record, lookahead: int, times: Sequence[StepTimes], resampling: Resampling) -> Array:
+    """What a draft is worth in every draw of prompts and times, at one lookahead."""
+    [entry] = [entry for entry in row["lookahead"] if entry["lookahead"] == lookahead]
+    [rounds] = [one["counts"] for one in row["by_prompt"]["rounds"] if one["lookahead"] == lookahead]
+    tokens_P, rounds_P = np.array(row["by_prompt"]["tokens"]), np.array(rounds)
+    weights_NP = resampling_weights(len(tokens_P), resampling)
+    taus_N = (weights_NP @ tokens_P) / (weights_NP @ rounds_P)
+    return np.array(
+        [predicted_speedup(tau, full_rate(entry), lookahead, each) for tau, each in zip(taus_N, times, strict=True)]
+    )
+
+
+def step_times(latency: Record) -> dict[str, StepTimes]:
+    """Medians of the target and of each draft."""
+    return {one["draft"]: times_of(latency, one, lambda step: step["median_ms"]) for one in latency["drafts"]}
+
+
+def drawn_times(latency: Record, resampling: Resampling) -> dict[str, list[StepTimes]]:
+    """The same, drawn anew for every resample from a normal law as wide as the interval of each median.
+
+    A draw of a target's step is the same for all drafts.
+    """
+    rng, spread = np.random.default_rng(resampling.seed), NormalDist().inv_cdf((1 + resampling.confidence) / 2)
+    every = [latency["target"], *latency["verify"]]
+    every += [one[kind] for one in latency["drafts"] for kind in ("one_token", "two_tokens")]
+    drawn = {
+        id(step): step["median_ms"] + width(step) / (2 * spread) * rng.standard_normal(resampling.num_resamples)
+        for step in every
+    }
+    return {
+        one["draft"]: [
+            times_of(latency, one, lambda step, place=place: max(drawn[id(step)][place], 1e-9))
+            for place in range(resampling.num_resamples)
+        ]
+        for one in latency["drafts"]
+    }
+
+
+def width(step: Record) -> float:
+    """How wide the interval of a median is; none is known of a single repetition."""
+    return step["interval_ms"][1] - step["interval_ms"][0] if step["interval_ms"] else 0.0
+
+
+def times_of(latency: Record, draft: Record, milliseconds: Callable[[Record], float]) -> StepTimes:
+    """The steps of the target and one draft, in seconds."""
+    return StepTimes(
+        target_s=milliseconds(latency["target"]) / 1000,
+        draft_s=milliseconds(draft["one_token"]) / 1000,
+        draft_two_s=milliseconds(draft["two_tokens"]) / 1000,
+        verify_s={step["lookahead"]: milliseconds(step) / 1000 for step in latency["verify"]},
+    )
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a shape could do at most, known from its step times alone.
+
+    Attributes:
+        lookahead: At which the least acceptance suffices.
+        least_alpha: Acceptance of a token at which drafting begins to pay; None if even certain acceptance does not.
+        cost_ratio: A draft step over a target step.
+        most: Speed-up if everything were accepted, at the best of the lookaheads.
+    """
+
+    lookahead: int
+    least_alpha: float | None
+    cost_ratio: float
+    most: float
+
+
+def prospect(steps: StepTimes) -> Prospect:
+    """What step times alone allow, over all lookaheads whose verification was timed."""
+    needed = {lookahead: break_even_alpha(lookahead, steps) for lookahead in steps.verify_s}
+    paying = {lookahead: alpha for lookahead, alpha in needed.items() if alpha is not None}
+    lookahead = min(paying, key=lambda each: paying[each]) if paying else min(needed)
+    most = max(iid_speedup(1.0, each, steps) for each in needed)
+    return Prospect(lookahead, paying.get(lookahead), steps.cost_ratio, most)

@@ -1,0 +1,138 @@
+"""Drafts are ranked by what their acceptance is worth with their step times, and the doubt is that of both."""
+
+import pytest
+
+from eval.acceptance import Resampling
+from eval.choice import drawn_times, prospect, ranking
+from eval.speedup import StepTimes, ideal_times, iid_speedup, predicted_speedup
+
+RESAMPLING = Resampling(confidence=0.9, num_resamples=500, seed=17)
+SETTINGS = {"confidence": 0.9, "num_resamples": 500, "seed": 17}
+
+
+def step(median_ms, wide_ms=0.0):
+    return {"median_ms": median_ms, "interval_ms": [median_ms - wide_ms, median_ms + wide_ms]}
+
+
+def acceptance(name, rounds_by_lookahead, tokens, temperature=0.0):
+    """A row in which no round kept everything."""
+    entries = [
+        {
+            "lookahead": lookahead,
+            "rounds": sum(rounds),
+            "fully_accepted": 0,
+            "tau": {"value": sum(tokens) / sum(rounds)},
+        }
+        for lookahead, rounds in rounds_by_lookahead.items()
+    ]
+    counts = [{"lookahead": lookahead, "counts": rounds} for lookahead, rounds in rounds_by_lookahead.items()]
+    by_prompt = {"tokens": tokens, "rounds": counts}
+    return {"draft": name, "temperature": temperature, "lookahead": entries, "by_prompt": by_prompt}
+
+
+def scorecard_of(drafts, wide_ms=0.0, target_ms=40.0):
+    """Drafts by name: milliseconds of a step, and rounds of each prompt of 10 tokens, at lookahead 1 and 4."""
+    return {
+        "settings": SETTINGS,
+        "acceptance": [
+            row
+            for name, (_, rounds) in drafts.items()
+            for row in (
+                acceptance(name, {1: rounds, 4: rounds}, [10] * len(rounds)),
+                acceptance(name, {1: [10] * len(rounds), 4: [10] * len(rounds)}, [10] * len(rounds), 1.0),
+            )
+        ],
+        "latency": {
+            "target": step(target_ms, wide_ms),
+            "verify": [{"lookahead": 1, **step(44.0, wide_ms)}, {"lookahead": 4, **step(50.0, wide_ms)}],
+            "drafts": [
+                {"draft": name, "one_token": step(ms, wide_ms), "two_tokens": step(ms + 1, wide_ms)}
+                for name, (ms, _) in drafts.items()
+            ],
+        },
+    }
+
+
+def test_a_draft_is_worth_what_the_formula_says():
+    [only] = ranking(scorecard_of({"a": (4.0, [5, 5, 5])}), 0.0)
+    times = StepTimes(0.040, 0.004, 0.005, {1: 0.044, 4: 0.050})
+    assert only.lookahead == 1  # no more tokens for more drafting
+    assert only.speedup == pytest.approx(predicted_speedup(2.0, 0.0, 1, times))
+    assert only.interval == pytest.approx((only.speedup, only.speedup))
+    assert only.tokens_per_s == pytest.approx(only.speedup / 0.040)
+    assert only.first_share == 1.0
+
+
+def test_the_fastest_comes_first_whatever_the_order():
+    drafts = {"slow": (20.0, [5, 5]), "fast": (2.0, [5, 5]), "wrong": (2.0, [9, 9])}
+    for names in (("slow", "fast", "wrong"), ("wrong", "slow", "fast")):
+        ranked = ranking(scorecard_of({name: drafts[name] for name in names}), 0.0)
+        assert [one.draft for one in ranked] == ["fast", "slow", "wrong"]
+        assert [one.first_share for one in ranked] == [1.0, 0.0, 0.0]
+
+
+def test_the_acceptance_is_that_of_the_temperature():
+    [only] = ranking(scorecard_of({"a": (4.0, [5, 5])}), 1.0)
+    assert only.speedup == pytest.approx(40 / 48)
+
+
+def test_prompts_that_differ_leave_doubt_and_shares_are_those_of_draws():
+    """One draft is right on one half of the prompts, the other on the other half: neither is surely faster."""
+    ranked = ranking(scorecard_of({"a": (4.0, [3] * 6 + [9] * 6), "b": (4.0, [9] * 6 + [3] * 6)}), 0.0)
+    assert sum(one.first_share for one in ranked) == pytest.approx(1)
+    for one in ranked:
+        assert 0.3 < one.first_share < 0.7
+        assert one.interval[0] < one.speedup < one.interval[1]
+
+
+def test_the_same_prompts_are_drawn_for_all_drafts():
+    """However much prompts differ, a draft that needs fewer rounds on every one of them is always the faster."""
+    ranked = ranking(scorecard_of({"a": (4.0, [2, 9, 4, 7]), "b": (4.0, [1, 8, 3, 6])}), 0.0)
+    assert (ranked[0].draft, ranked[0].first_share) == ("b", 1.0)
+    assert ranked[1].interval[1] > ranked[0].interval[0]
+
+
+def test_times_that_are_not_known_well_leave_doubt():
+    sure = ranking(scorecard_of({"a": (4.0, [5, 5]), "b": (4.1, [5, 5])}), 0.0)
+    unsure = ranking(scorecard_of({"a": (4.0, [5, 5]), "b": (4.1, [5, 5])}, wide_ms=1.0), 0.0)
+    assert [one.first_share for one in sure] == [1.0, 0.0]
+    assert 0.3 < unsure[1].first_share < 0.6
+    assert unsure[0].speedup == sure[0].speedup
+
+
+def test_drawn_times_have_the_interval_of_their_median():
+    latency = scorecard_of({"a": (30.0, [5]), "b": (30.0, [5])}, wide_ms=2.0)["latency"]
+    drawn = drawn_times(latency, Resampling(confidence=0.9, num_resamples=4000, seed=1))
+    inside = [abs(1000 * each.draft_s - 30) < 2 for each in drawn["a"]]
+    assert 0.88 < sum(inside) / len(inside) < 0.92
+    assert [one.target_s for one in drawn["a"]] == [one.target_s for one in drawn["b"]]
+    assert [one.draft_s for one in drawn["a"]] != [one.draft_s for one in drawn["b"]]
+
+
+def test_a_single_repetition_has_no_interval_and_adds_no_doubt():
+    scorecard = scorecard_of({"a": (4.0, [5, 5])})
+    for one in (scorecard["latency"]["target"], *scorecard["latency"]["verify"]):
+        one["interval_ms"] = None
+    [only] = ranking(scorecard, 0.0)
+    assert only.interval[0] == pytest.approx(only.interval[1])
+
+
+@pytest.mark.parametrize("cost", [0.05, 0.3, 0.9])
+def test_a_prospect_is_the_least_alpha_that_pays(cost):
+    times = ideal_times(cost, 4)
+    found = prospect(times)
+    assert (found.lookahead, found.cost_ratio) == (4, cost)
+    assert iid_speedup(found.least_alpha, 4, times) == pytest.approx(1)
+    assert found.most == pytest.approx(5 / (4 * cost + 1))
+
+
+def test_of_several_lookaheads_the_one_that_needs_least():
+    times = StepTimes(1.0, 0.5, 0.5, {1: 1.0, 6: 1.0})
+    assert prospect(times).lookahead == 1
+    assert prospect(times).most == pytest.approx(7 / 4)
+
+
+def test_a_draft_as_slow_as_its_target_has_no_prospect():
+    found = prospect(StepTimes(1.0, 1.5, 1.5, {1: 1.0, 4: 1.0}))
+    assert found.least_alpha is None
+    assert found.most < 1
