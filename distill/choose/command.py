@@ -67,12 +67,14 @@ def choose(path: Path, overrides: Sequence[str], options: argparse.Namespace) ->
 
 
 def candidates_in(target: Path, recipe: Recipe, options: argparse.Namespace) -> list["Candidate"]:
-    """The shapes that were asked for, cut out of the target in a folder."""
+    """The shapes that were asked for, to be cut out of the target in a folder, or out of the recipe's own source."""
     from architectures.shapes import Shape
-    from architectures.target import read_config
+    from architectures.target import read_config, resolve_checkpoint
     from distill.choose.candidates import candidates_of
 
-    source = Shape.from_config(read_config(target), where=str(target / "config.json"))
+    cut_from = recipe.architecture.source
+    folder = target if cut_from is None else resolve_checkpoint(cut_from)
+    source = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
     return candidates_of(recipe, source, options.layers, options.most_parameters)
 
 

@@ -1,0 +1,185 @@
+"""Choosing a shape: candidates are the recipe at other depths, hopeless ones stay untrained, a recipe is the winner."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import widedraft
+from architectures.errors import UserError
+from architectures.shapes import NAMED_SHAPES, Shape
+from architectures.target import read_config
+from distill.choose import command
+from distill.choose.candidates import DEPTHS, candidates_of
+from distill.choose.page import prospects_page, ranking_verdict
+from distill.recipe import load_recipe, save_recipe
+from eval.choice import Prospect, Ranked
+from tests.distill.test_progressive import TINY
+
+LLAMA = NAMED_SHAPES["llama-7b"].shape
+HOPEFUL, HOPELESS = Prospect(4, 0.3, 0.2, 2.5), Prospect(1, None, 1.2, 0.8)
+
+
+@pytest.fixture
+def recipe_file(tiny_target, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(6)))
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        f"run_name: tiny\nrun_dir: {tmp_path / 'out'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
+        f"architecture: {{method: first_last, layers: 3, intermediate: 96, width_method: random}}\n"
+        f"data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 2}}\n"
+    )
+    return file
+
+
+@pytest.fixture
+def recipe(recipe_file):
+    return load_recipe(recipe_file)
+
+
+@pytest.fixture
+def source(tiny_target):
+    return Shape.from_config(read_config(tiny_target))
+
+
+def test_candidates_differ_in_depth_alone(recipe, source, tmp_path):
+    found = candidates_of(recipe, source, [3, 1, 1], None)
+    assert [one.name for one in found] == ["1-layers", "3-layers"]
+    for one in found:
+        assert one.shape.intermediate == 96
+        assert one.shape.hidden == source.hidden
+        assert one.recipe.run_dir == str(tmp_path / "out" / "choose" / one.name)
+        assert (one.recipe.data, one.recipe.distill, one.recipe.seed) == (recipe.data, recipe.distill, recipe.seed)
+        save_recipe(one.recipe, tmp_path / "one.yaml")
+        assert load_recipe(tmp_path / "one.yaml") == one.recipe
+
+
+def test_depths_by_default_are_fewer_than_the_targets(recipe, source):
+    assert [one.shape.layers for one in candidates_of(recipe, source, [], None)] == [
+        depth for depth in DEPTHS if depth < source.layers
+    ]
+
+
+@pytest.mark.parametrize("architecture", ["shape: wide-290m", "stages: [8, 4]", "layers: 2, heads: 16"])
+def test_a_named_shape_or_stages_become_widths(recipe_file, architecture):
+    text = recipe_file.read_text().replace("layers: 3, intermediate: 96, width_method: random", architecture)
+    recipe_file.write_text(text)
+    [one] = candidates_of(load_recipe(recipe_file), LLAMA, [2], None)
+    assert (one.shape.layers, one.shape.hidden) == (2, 4096)
+    assert one.shape.heads == (16 if "heads" in architecture else 32)
+    assert (one.recipe.architecture.shape, one.recipe.architecture.stages) == (None, None)
+
+
+def test_no_candidate_is_larger_than_allowed(recipe, source):
+    one, two = candidates_of(recipe, source, [1, 2], None)
+    bound = one.shape.parameters()
+    assert candidates_of(recipe, source, [1, 2], bound) == [one]
+    assert candidates_of(recipe, source, [1, 2], two.shape.parameters()) == [one, two]
+    with pytest.raises(
+        UserError, match=rf"--most-parameters {bound - 1}: the smallest candidate, 1-layers, has {bound}"
+    ):
+        candidates_of(recipe, source, [1, 2], bound - 1)
+
+
+def test_what_cannot_be_chosen_from(recipe, source):
+    masks = recipe.architecture.model_copy(update={"method": "learned_masks"})
+    with pytest.raises(UserError, match=r"no short training. Choose with architecture.method=greedy"):
+        candidates_of(recipe.model_copy(update={"architecture": masks}), source, [1], None)
+    plan = recipe.architecture.model_copy(update={"plan": "plan.json"})
+    with pytest.raises(UserError, match=r"architecture.plan says one shape"):
+        candidates_of(recipe.model_copy(update={"architecture": plan}), source, [1], None)
+    with pytest.raises(UserError, match="exceeds the target in layers 99"):
+        candidates_of(recipe, source, [99], None)
+
+
+def test_prospects_are_measured_for_every_candidate(recipe, source, tiny_target):
+    config = recipe.eval.model_copy(update={"num_threads": 1, "lookahead": (1, 2), "num_resamples": 20})
+    recipe = recipe.model_copy(update={"eval": config})
+    candidates = candidates_of(recipe, source, [1, 3], None)
+    found = command.measured_prospects(recipe, tiny_target, candidates)
+    assert list(found) == ["1-layers", "3-layers"]
+    assert 0 < found["1-layers"].cost_ratio < found["3-layers"].cost_ratio
+    assert all(one.lookahead in (1, 2) for one in found.values())
+
+
+def test_the_page_says_what_cannot_pay(recipe, source):
+    candidates = candidates_of(recipe, source, [1, 3], None)
+    some = prospects_page(candidates, {"1-layers": HOPEFUL, "3-layers": HOPELESS})
+    assert "| 1-layers | 1 × 64 |" in some
+    assert "| 0.200 of the target's | 2.50x | 0.30 at lookahead 4 |" in some
+    assert "| 1.200 of the target's | 0.80x | none suffices |" in some
+    assert "Left out, for no acceptance makes them pay here: 3-layers." in some
+    none = prospects_page(candidates, {"1-layers": HOPELESS, "3-layers": HOPELESS})
+    assert "No draft of these shapes can pay on this machine, whatever it learns" in none
+    assert "All can pay." in prospects_page(candidates, {"1-layers": HOPEFUL, "3-layers": HOPEFUL})
+
+
+@pytest.mark.parametrize(
+    ("intervals", "words"),
+    [
+        ([(1.1, 1.3), (0.8, 1.0)], "a promises most. It pays already."),
+        ([(1.1, 1.3), (0.8, 1.2)], "a promises most. Its interval overlaps that of b. It pays already."),
+        ([(0.9, 1.3), (0.5, 0.6)], "a promises most. Whether it pays already is not decided."),
+        ([(0.7, 0.9), (0.5, 0.6)], "a promises most. After so short a training it does not pay yet"),
+    ],
+)
+def test_the_verdict_says_how_sure_it_is(intervals, words):
+    ranked = [Ranked(name, 4, 1.0, interval, 20.0, 0.5) for name, interval in zip("ab", intervals, strict=True)]
+    assert ranking_verdict(ranked).startswith(words)
+
+
+def run_choose(recipe_file, *words):
+    return widedraft.main(["choose", str(recipe_file), *TINY, *map(str, words)])
+
+
+@pytest.fixture
+def prospects(monkeypatch):
+    """Step times of models so small say nothing; the candidates' prospects by name."""
+    known = {"1-layers": HOPEFUL, "2-layers": HOPEFUL, "3-layers": HOPELESS}
+    monkeypatch.setattr(command, "measured_prospects", lambda _recipe, _target, _candidates: known)
+    return known
+
+
+@pytest.mark.usefixtures("prospects")
+def test_hopeful_candidates_are_trained_ranked_and_the_winner_is_a_recipe(recipe_file, tmp_path, capfd):
+    assert run_choose(recipe_file, "--layers", 1, 2, 3, "--duration", "2ba") == 0
+    printed, run = capfd.readouterr().out, tmp_path / "out"
+    assert "Predicted speed after 2ba of training, temperature 0, batch 1" in printed
+    assert sorted(path.name for path in (run / "choose").iterdir() if path.is_dir()) == ["1-layers", "2-layers", "eval"]
+    assert not (run / "draft").exists()
+    chosen = load_recipe(run / "choose" / "recipe.yaml")
+    assert f"{chosen.architecture.layers}-layers promises most" in printed
+    given = load_recipe(recipe_file, TINY)
+    assert (chosen.architecture.intermediate, chosen.architecture.method) == (96, "first_last")
+    assert (chosen.distill, chosen.data, chosen.eval) == (given.distill, given.data, given.eval)
+    assert Path(chosen.run_dir) == run.with_name(chosen.run_name)
+    assert chosen.run_name == f"tiny-{chosen.architecture.layers}-layers"
+
+    assert run_choose(recipe_file, "--layers", 1, 2, "--duration", "2ba", "--out", tmp_path / "mine.yaml") == 0
+    printed = capfd.readouterr().out
+    for name in ("1-layers", "2-layers"):
+        assert f"{run / 'choose' / name / 'draft'}: up to date" in printed
+    assert load_recipe(tmp_path / "mine.yaml").architecture.intermediate == 96
+
+
+@pytest.mark.usefixtures("prospects")
+@pytest.mark.parametrize("words", [("--layers", 3), ("--layers", 1, 2, 3, "--untrained")])
+def test_nothing_is_trained_where_nothing_can_pay_or_nothing_was_asked(recipe_file, tmp_path, capsys, words):
+    assert run_choose(recipe_file, *words) == 0
+    assert "Step times of untrained drafts" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "choose").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--duration", "soon"), "distill.max_duration"),
+        (("--out", "."), "--out .: is a folder"),
+        (("--layers", 99), "exceeds the target in layers 99"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(recipe_file, tmp_path, capsys, words, message):
+    assert run_choose(recipe_file, *words) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "data").exists()
