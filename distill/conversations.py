@@ -11,7 +11,8 @@ from typing import Any
 
 from architectures.errors import UserError
 from eval.config import PromptSource
-from eval.tasks import Message, checked_text, first_field, load_rows, parse_each_message, single_text, user_turn
+from eval.tasks.forms import Message, parse_each_message, single_text, user_turn
+from eval.tasks.rows import checked_text, first_field, load_rows
 
 QUESTION_FIELDS = ("messages", "prompt", "question", "instruction")
 ANSWER_FIELDS = ("answer", "completion", "response", "output")

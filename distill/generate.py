@@ -16,7 +16,8 @@ from distill.conversations import Conversation
 from distill.data_config import DataConfig
 from distill.self_written import SelfWriting, write_own_prompts
 from eval.models import load_tokenizer
-from eval.tasks import Prompt, load_prompts
+from eval.tasks.forms import Prompt
+from eval.tasks.prompts import load_prompts
 from eval.traces import DecodingSettings, drop_too_long, read_traces, write_traces
 
 Row = TypeVar("Row", Prompt, Conversation)

@@ -88,7 +88,7 @@ def score_without_recipe(options: argparse.Namespace) -> None:
 def score_pair(options: argparse.Namespace) -> None:
     """Score one draft against one target."""
     from eval.scorecard import headline, score_drafts
-    from eval.tasks import load_prompts
+    from eval.tasks.prompts import load_prompts
 
     settings = load_scoring(options.words)
     if settings.eval.tasks:

@@ -33,7 +33,7 @@ from distill.stage_inputs import (
 )
 
 if TYPE_CHECKING:
-    from eval.tasks import Prompt
+    from eval.tasks.forms import Prompt
 
 
 def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
@@ -219,7 +219,8 @@ def eval_stage(recipe: Recipe) -> None:
 
 def eval_prompts(recipe: Recipe) -> list["Prompt"]:
     """The prompts the recipe scores on: its tasks, or the held-out prompts of its data."""
-    from eval.tasks import Prompt, load_prompts
+    from eval.tasks.forms import Prompt
+    from eval.tasks.prompts import load_prompts
     from eval.traces import read_traces
 
     if recipe.eval.tasks:

@@ -12,7 +12,9 @@ from architectures.target import resolve_checkpoint
 from eval.config import PromptSource
 from eval.models import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
 from eval.round_trace import ModelIdentity
-from eval.tasks import Prompt, load_prompts, render_prompt, user_turn
+from eval.tasks.forms import Prompt, user_turn
+from eval.tasks.prompts import load_prompts
+from eval.tasks.rendering import render_prompt
 
 PROMPTS = (  # where a user names none
     "Explain to a child why the sea is salty.",

@@ -23,7 +23,8 @@ from eval.models import load_model, load_tokenizer, stop_token_ids, tokenizer_id
 from eval.sampling import Sampling
 from eval.shards import claim_shards, read_shards, write_shard
 from eval.speculative import decode_steps, finished
-from eval.tasks import Message, Prompt, render_prompt, template_hash
+from eval.tasks.forms import Message, Prompt
+from eval.tasks.rendering import render_prompt, template_hash
 from eval.texts import DRAWS, Decoded, Limits
 
 

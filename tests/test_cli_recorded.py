@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 from eval.traces import DecodingSettings, write_traces
 
 GREEDY = DecodingSettings(

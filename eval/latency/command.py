@@ -72,7 +72,7 @@ def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], l
     from eval.latency.steps import TARGET
     from eval.models import load_model, load_tokenizer, require_same_tokenizer
     from eval.pair import prompts_of
-    from eval.tasks import render_prompt
+    from eval.tasks.rendering import render_prompt
 
     folder = resolve_checkpoint(options.target)
     drafts = [resolve_checkpoint(name) for name in options.draft]

@@ -35,7 +35,7 @@ from eval.scorecard.page import scorecard_page
 from eval.scorecard.record import Record, latency_record, live_record, speedup_record
 from eval.scorecard.scores import DraftScore, ReplayedDraft
 from eval.scorecard.verdict import find_warnings, verdict
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
 SCHEMA = "widedraft.scorecard/2"

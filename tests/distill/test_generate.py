@@ -12,7 +12,7 @@ from distill import generate
 from distill.data_config import DataConfig
 from distill.generate import drop_duplicates, generate_answers, hold_out
 from eval.config import PromptSource
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 from eval.traces import read_traces
 
 

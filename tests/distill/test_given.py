@@ -21,7 +21,8 @@ from distill.teacher_cache.stage import cache_stage
 from distill.train import read_answers, train
 from eval.config import PromptSource
 from eval.models import load_tokenizer
-from eval.tasks import Prompt, render_prompt
+from eval.tasks.forms import Prompt
+from eval.tasks.rendering import render_prompt
 from eval.traces import Trace, read_traces, write_traces
 
 LOSS_RTOL = 1e-6  # float32, a cached hidden state was computed in another batch

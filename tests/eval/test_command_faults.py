@@ -10,7 +10,7 @@ from eval.models import load_model
 from eval.round_trace import read_round_trace
 from eval.sequencer import forward
 from eval.speculative import speculative_decode
-from eval.tasks import render_prompt
+from eval.tasks.rendering import render_prompt
 from eval.texts import Limits, Speculation
 
 

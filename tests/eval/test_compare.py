@@ -15,7 +15,7 @@ from eval.pair import OpenPair, open_pair, prompts_of
 from eval.race import Runner, race, spans, writers_of
 from eval.sampling import Sampling
 from eval.speculative import plain_decode
-from eval.tasks import Prompt, user_turn
+from eval.tasks.forms import Prompt, user_turn
 from eval.texts import Decoded, Limits, Seeds, Speculation
 
 ROOT = Path(__file__).parents[2]

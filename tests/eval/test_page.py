@@ -9,7 +9,7 @@ from eval.scorecard import score_drafts
 from eval.scorecard.page import scorecard_page
 from eval.scorecard.tables import rate, table
 from eval.scorecard.verdict import with_interval
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 
 PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "2+2?"), 1)]
 CONFIG = EvalConfig(

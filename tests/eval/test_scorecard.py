@@ -17,7 +17,7 @@ from eval.replay import rule_names
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.score import Answers, Pair, replay_drafts, typical_context
 from eval.speculative import plain_decode, speculative_decode
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 from eval.texts import Limits, Speculation
 from eval.traces import Trace, read_traces
 

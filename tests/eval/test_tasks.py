@@ -11,7 +11,9 @@ import pytest
 from architectures.errors import UserError
 from eval.config import PromptSource
 from eval.models import load_tokenizer
-from eval.tasks import Prompt, load_prompts, render_prompt, template_hash
+from eval.tasks.forms import Prompt
+from eval.tasks.prompts import load_prompts
+from eval.tasks.rendering import render_prompt, template_hash
 from eval.traces import asked
 
 KNOWN = "messages, turns, prompt, question, instruction"

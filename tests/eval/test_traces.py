@@ -16,7 +16,8 @@ from eval import traces
 from eval.models import load_model, load_tokenizer
 from eval.sampling import Sampling
 from eval.speculative import plain_decode
-from eval.tasks import Prompt, render_prompt
+from eval.tasks.forms import Prompt
+from eval.tasks.rendering import render_prompt
 from eval.texts import DRAWS, Decoded, Limits
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
@@ -185,7 +186,7 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from eval import shards, traces
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 
 target, prompts, runs = json.loads(sys.argv[1])
 prompts = [Prompt(source, tuple(messages), tuple(later)) for source, messages, later in prompts]
