@@ -93,7 +93,7 @@ def drop_duplicates(prompts: Sequence[Row]) -> list[Row]:
     """The prompts that ask something new, so that none is both held out and trained on; says how many are not."""
     distinct: dict[str, Row] = {}
     for prompt in prompts:
-        content = {name: value for name, value in asdict(prompt).items() if name not in ("source", "category")}
+        content = {name: value for name, value in asdict(prompt).items() if name not in ("source", "category", "task")}
         distinct.setdefault(fingerprint_value(content), prompt)
     if len(distinct) < len(prompts):
         print(

@@ -31,6 +31,8 @@ LIGHT_MODULES = (
     "distill.teacher_config",
     "distill.text_config",
     "eval.config",
+    "eval.tasks.prompts",
+    "eval.tasks.rendering",
     "widedraft",
 )
 HEAVY_PACKAGES = ("torch", "transformers", "composer", "datasets", "scipy")

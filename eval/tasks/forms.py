@@ -15,6 +15,7 @@ Message = dict[str, str]
 
 FIELDS = ("messages", "turns", "prompt", "question", "instruction")
 ROLES = ("system", "user", "assistant")
+TEXT = "text"  # in place of a role: no turn, but what the target continues as it stands
 EXAMPLE = '{"prompt": "Why is the sky blue?"}'
 
 
@@ -24,15 +25,17 @@ class Prompt:
 
     Args:
         source: The row it came from, as "file.jsonl:12".
-        messages: The conversation so far, oldest first; the last one is the user's.
+        messages: The conversation so far, oldest first; the last one is the user's. Or a `raw_text` alone.
         later_turns: User turns to ask afterwards, each once the target has answered the one before.
         category: What kind of prompt it is, for figures by kind; nothing else depends on it.
+        task: Which named task it is of, and in which version, as "gsm8k/1"; for figures too.
     """
 
     source: str
     messages: tuple[Message, ...]
     later_turns: tuple[str, ...] = ()
     category: str | None = None
+    task: str | None = None
 
 
 def parse_row(row: Any, where: str) -> Prompt:
@@ -40,9 +43,9 @@ def parse_row(row: Any, where: str) -> Prompt:
     field = first_field(row, FIELDS, where, example=EXAMPLE)
     category = parse_category(row.get("category"), where)
     if field == "messages":
-        return Prompt(where, parse_messages(row[field], where), category=category)
+        return Prompt(where, parse_messages(row[field], field, where), category=category)
     if field == "turns":
-        first, *later = parse_turns(row[field], where)
+        first, *later = parse_turns(row[field], field, where)
         return Prompt(where, (user_turn(first),), tuple(later), category)
     return Prompt(where, (user_turn(single_text(row, field, where)),), category=category)
 
@@ -64,32 +67,32 @@ def single_text(row: Mapping[str, Any], field: str, where: str) -> str:
     return f"{text}\n\n{checked_text(row['input'], 'input', where)}"
 
 
-def parse_turns(value: Any, where: str) -> list[str]:
-    """The user turns of a `turns` row."""
+def parse_turns(value: Any, name: str, where: str) -> list[str]:
+    """The user turns in a field of a row."""
     if not isinstance(value, list) or not value:
-        raise UserError(f"{where}: turns must be a list of at least one text, got {describe(value)}. Mend this row.")
-    return [checked_text(turn, f"turns[{i}]", where) for i, turn in enumerate(value)]
+        raise UserError(f"{where}: {name} must be a list of at least one text, got {describe(value)}. Mend this row.")
+    return [checked_text(turn, f"{name}[{i}]", where) for i, turn in enumerate(value)]
 
 
-def parse_messages(value: Any, where: str) -> tuple[Message, ...]:
-    """The conversation of a `messages` row up to its last user turn."""
-    messages = parse_each_message(value, where)
+def parse_messages(value: Any, name: str, where: str) -> tuple[Message, ...]:
+    """The conversation in a field of a row, up to its last user turn."""
+    messages = parse_each_message(value, name, where)
     if messages[-1]["role"] == "assistant":  # the target writes this answer itself
         messages.pop()
     if not messages or messages[-1]["role"] != "user":
         raise UserError(
-            f"{where}: messages must end with a user turn, or a user turn and its answer. Mend or delete this row."
+            f"{where}: {name} must end with a user turn, or a user turn and its answer. Mend or delete this row."
         )
     return tuple(messages)
 
 
-def parse_each_message(value: Any, where: str) -> list[Message]:
-    """Every message of a `messages` row."""
+def parse_each_message(value: Any, name: str, where: str) -> list[Message]:
+    """Every message of the conversation in a field of a row."""
     if not isinstance(value, list) or not value:
         raise UserError(
-            f"{where}: messages must be a list of at least one message, got {describe(value)}. Mend this row."
+            f"{where}: {name} must be a list of at least one message, got {describe(value)}. Mend this row."
         )
-    return [parse_message(message, f"messages[{i}]", where) for i, message in enumerate(value)]
+    return [parse_message(message, f"{name}[{i}]", where) for i, message in enumerate(value)]
 
 
 def parse_message(message: Any, name: str, where: str) -> Message:
@@ -107,3 +110,8 @@ def parse_message(message: Any, name: str, where: str) -> Message:
 def user_turn(text: str) -> Message:
     """A message of the user."""
     return {"role": "user", "content": text}
+
+
+def raw_text(text: str) -> Message:
+    """A text that the target continues as it stands; it is alone in its conversation."""
+    return {"role": TEXT, "content": text}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from architectures.errors import UserError
-from eval.tasks.forms import Message
+from eval.tasks.forms import TEXT, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -16,12 +16,13 @@ def render_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Messa
     """Token ids the target continues with its answer.
 
     Through the chat template, opened for the assistant, where the tokenizer has one; the template alone then places
-    special tokens. Otherwise the messages' text, joined by blank lines, with the tokenizer's own special tokens.
+    special tokens. Otherwise, and where the prompt is raw text, the messages' text, joined by blank lines, with the
+    tokenizer's own special tokens.
 
     Raises:
         UserError: If the chat template refuses the conversation.
     """
-    if not tokenizer.chat_template:
+    if not tokenizer.chat_template or messages[0]["role"] == TEXT:
         return list(tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"])
     return render_chat(tokenizer, messages, add_generation_prompt=True)
 

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from architectures.errors import UserError
 from eval.config import PromptSource
+from eval.tasks.table import TASKS, HubRows
 
 Parsed = TypeVar("Parsed")
 
@@ -17,7 +19,8 @@ def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed]) -> list
     rows = file_rows(Path(source.path)) if source.path is not None else dataset_rows(source)
     parsed = [parse(row, where) for where, row in islice(rows, source.num_prompts)]
     if not parsed:
-        raise UserError(f"{source.path or source.name}: no prompts in it. Give a source with at least one row.")
+        named = source.path or source.name or source.task
+        raise UserError(f"{named}: no prompts in it. Give a source with at least one row.")
     return parsed
 
 
@@ -43,29 +46,51 @@ def parse_json(line: str, where: str) -> Any:
 
 
 def dataset_rows(source: PromptSource) -> Iterator[tuple[str, Any]]:
-    """(place, row) of each row of a `datasets` split: a hub name or a local folder."""
-    from datasets import Dataset, load_dataset
+    """(place, row) of each row of a `datasets` split: a hub name, a local folder, or where a named task's rows are."""
+    from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
-    name = str(source.name)
-    label = f"dataset {name}" + (f", config {source.config}" if source.config else "") + f", split {source.split}"
-    try:
-        rows = load_dataset(name, source.config, split=source.split)
-    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+    hub = hub_rows(source)
+    if hub.streaming and source.num_prompts is None:
         raise UserError(
-            f"{label}: cannot be loaded ({reason}). Check its name, config and split, and the network."
+            f"task {source.task}: its rows come one by one and are more than anyone waits for. "
+            "Say with num_prompts how many to read, or give a file of rows."
+        )
+    place = f"{source.name or source.task}/{source.config}" if source.config else f"{source.name or source.task}"
+    settings = {name: value for name, value in asdict(hub).items() if name not in ("name", "config")}
+    try:
+        for number, row in enumerate(load_dataset(hub.name, hub.config, **settings), start=1):
+            yield f"{place}[{hub.split}]:{number}", row
+    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{dataset_label(source, hub)}: cannot be loaded ({' '.join(str(error).split())}). {dataset_remedy(source)}"
         ) from error
-    assert isinstance(rows, Dataset)
-    place = f"{name}/{source.config}[{source.split}]" if source.config else f"{name}[{source.split}]"
-    for number, row in enumerate(rows, start=1):
-        yield f"{place}:{number}", row
+
+
+def hub_rows(source: PromptSource) -> HubRows:
+    """Where the rows of a source are that names no file: at its own name, or where its task has them."""
+    if source.name is not None:
+        return HubRows(name=source.name, config=source.config, split=str(source.split))
+    own = TASKS[str(source.task)].hub
+    return replace(own, config=source.config or own.config, split=source.split or own.split)
+
+
+def dataset_label(source: PromptSource, hub: HubRows) -> str:
+    """Which data set it is, for a message."""
+    named = ("" if source.task is None else f"task {source.task}, ") + f"dataset {hub.data_files or hub.name}"
+    return named + (f", config {hub.config}" if hub.config else "") + f", split {hub.split}"
+
+
+def dataset_remedy(source: PromptSource) -> str:
+    """What helps where a data set cannot be loaded."""
+    if source.task is None or source.name is not None:
+        return "Check its name, config and split, and the network."
+    return f"Check the network, and with a gated one your login, or give a file of its rows: task {source.task}, path."
 
 
 def first_field(row: Any, fields: Sequence[str], where: str, *, example: str) -> str:
     """The first of some fields that a row has; the example is shown to whoever has none."""
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: is {describe(row)}, not a JSON object. Write one object per row, e.g. {example}.")
+    require_object(row, where, example=example)
     field = next((name for name in fields if row.get(name) is not None), None)  # datasets fills absent fields with null
     if field is None:
         known = ", ".join(row) or "no fields"
@@ -74,6 +99,12 @@ def first_field(row: Any, fields: Sequence[str], where: str, *, example: str) ->
             f"Give each row one of them, e.g. {example}."
         )
     return field
+
+
+def require_object(row: Any, where: str, *, example: str) -> None:
+    """Raise UserError unless a row is a JSON object."""
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: is {describe(row)}, not a JSON object. Write one object per row, e.g. {example}.")
 
 
 def checked_text(value: Any, name: str, where: str) -> str:

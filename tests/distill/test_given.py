@@ -73,6 +73,15 @@ def test_row_forms(row_file, row, messages):
     assert load_conversations([PromptSource(path=path)]) == [Conversation(f"{path}:1", messages)]
 
 
+def test_rows_of_a_task_bring_the_answers_their_task_says(row_file):
+    path = row_file({"document": "News.", "summary": " N.", "answer": "no"})
+    [conversation] = load_conversations([PromptSource(task="xsum", path=path)])
+    assert conversation == Conversation(f"{path}:1", (ask("summarize: News."), answer("N.")))
+    path = row_file({"conversation_a": [ask("a"), answer("b"), ask("c"), answer("d "), ask("e")]})
+    [conversation] = load_conversations([PromptSource(task="arena", path=path)])
+    assert conversation.messages == (ask("a"), answer("b"), ask("c"), answer("d"))
+
+
 REFUSED = {
     "no answer": (
         {"prompt": "a"},

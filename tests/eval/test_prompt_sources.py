@@ -1,0 +1,124 @@
+"""Where prompts come from: data sets that tasks know."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from architectures.errors import UserError
+from eval.config import PromptSource
+from eval.tasks.prompts import load_prompts
+from eval.tasks.table import TASKS, HubRows
+
+
+@pytest.fixture
+def asked_of_datasets(monkeypatch):
+    """Every call of load_dataset, answered with three rows that any task can read."""
+    import datasets
+
+    calls: list[Any] = []
+    row = {"question": "q", "turns": ["a"], "content": "x", "prompt": "p", "docstring": "d"}
+
+    def load_dataset(*arguments: Any, **settings: Any) -> list[Any]:
+        calls.append((*arguments, {name: value for name, value in settings.items() if value}))
+        return [row] * 3
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("source", "call", "place"),
+    [
+        ({"task": "gsm8k"}, ("openai/gsm8k", "main", {"split": "test"}), "gsm8k[test]:1"),
+        ({"task": "gsm8k", "split": "train"}, ("openai/gsm8k", "main", {"split": "train"}), "gsm8k[train]:1"),
+        (
+            {"task": "gsm8k", "config": "socratic"},
+            ("openai/gsm8k", "socratic", {"split": "test"}),
+            "gsm8k/socratic[test]:1",
+        ),
+        ({"task": "gsm8k", "name": "my/copy"}, ("my/copy", None, {"split": "train"}), "my/copy[train]:1"),
+        ({"name": "my/copy", "split": "dev"}, ("my/copy", None, {"split": "dev"}), "my/copy[dev]:1"),
+        ({"name": "my/copy", "config": "c"}, ("my/copy", "c", {"split": "train"}), "my/copy/c[train]:1"),
+        (
+            {"task": "starcoder", "num_prompts": 2},
+            ("bigcode/starcoderdata", None, {"data_dir": "python", "split": "train", "streaming": True}),
+            "starcoder[train]:1",
+        ),
+        (
+            {"task": "csn_python"},
+            (
+                "code-search-net/code_search_net",
+                None,
+                {"revision": "refs/convert/parquet", "data_dir": "python", "split": "test"},
+            ),
+            "csn_python[test]:1",
+        ),
+        (
+            {"task": "spec_bench"},
+            ("json", None, {"data_files": TASKS["spec_bench"].hub.data_files, "split": "train"}),
+            "spec_bench[train]:1",
+        ),
+    ],
+)
+def test_a_task_alone_is_read_from_where_it_says(asked_of_datasets, source, call, place):
+    prompts = load_prompts([PromptSource(**source)])
+    assert asked_of_datasets == [call]
+    assert prompts[0].source == place
+    assert len(prompts) == source.get("num_prompts", 3)
+
+
+def test_the_hubs_own_copy_is_read_by_its_folder(tmp_path, monkeypatch):
+    """It has a folder for each configuration of the data set, and no page that says so: they are no configurations."""
+    from datasets import Dataset
+
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    for language in ("java", "python"):
+        for split in ("train", "test"):
+            path = tmp_path / "copy" / language / split / "0000.parquet"
+            path.parent.mkdir(parents=True)
+            Dataset.from_list([{"func_documentation_string": f"{language} {split}"}]).to_parquet(path)
+    task = TASKS["csn_python"]
+    at_hand = replace(task.hub, name=str(tmp_path / "copy"), revision=None)
+    monkeypatch.setitem(TASKS, "csn_python", replace(task, hub=at_hand))
+    [prompt] = load_prompts([PromptSource(task="csn_python")])
+    assert prompt.messages[0]["content"].endswith("doc:\npython test")
+
+
+def test_rows_without_an_end_need_a_number(asked_of_datasets):
+    with pytest.raises(UserError, match=r"^task starcoder: its rows come one by one .* Say with num_prompts how many"):
+        load_prompts([PromptSource(task="starcoder")])
+    assert asked_of_datasets == []
+
+
+def test_a_task_that_cannot_be_reached_offers_a_file():
+    """Tests run offline."""
+    with pytest.raises(
+        UserError,
+        match=r"^task gsm8k, dataset openai/gsm8k, config main, split test: cannot be loaded \(.*\)\. Check the "
+        r"network, and with a gated one your login, or give a file of its rows: task gsm8k, path\.$",
+    ):
+        load_prompts([PromptSource(task="gsm8k")])
+
+
+def test_rows_that_fail_while_they_are_read_are_a_mistake_to_mend(monkeypatch):
+    import datasets
+
+    def broken(*_: Any, **__: Any) -> Any:
+        yield {"content": "x"}
+        raise ConnectionError("line is cut")
+
+    monkeypatch.setattr(datasets, "load_dataset", broken)
+    with pytest.raises(UserError, match=r"split train: cannot be loaded \(line is cut\)"):
+        load_prompts([PromptSource(task="starcoder", num_prompts=2)])
+
+
+def test_hub_rows_are_arguments_of_load_dataset():
+    """Names that `datasets` does not know would be passed on to a builder, and fail there or not at all."""
+    import inspect
+    from dataclasses import fields
+
+    from datasets import load_dataset
+
+    known = set(inspect.signature(load_dataset).parameters)
+    assert {field.name for field in fields(HubRows)} - {"config"} <= known
