@@ -226,7 +226,7 @@ def eval_prompts(recipe: Recipe) -> list["Prompt"]:
     if recipe.eval.tasks:
         return load_prompts(recipe.eval.tasks)
     held_out = read_traces(Path(recipe.run_dir) / "data", "eval")
-    return [Prompt(trace.source, tuple(trace.messages), category=trace.category) for trace in held_out]
+    return [Prompt(trace.source, tuple(trace.messages), category=trace.category, task=trace.task) for trace in held_out]
 
 
 def run_training(recipe_path: Path, overrides: Sequence[str]) -> None:

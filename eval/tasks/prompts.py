@@ -1,9 +1,10 @@
-"""The prompts of any number of sources."""
+"""The prompts of any number of sources, and what a scorecard says of them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from architectures.manifest import fingerprint_value
 from eval.config import PromptSource
 from eval.tasks.forms import Prompt, parse_row
 from eval.tasks.reading import task_prompt
@@ -23,3 +24,24 @@ def load_prompts(sources: Sequence[PromptSource]) -> list[Prompt]:
 def parser_of(source: PromptSource) -> Callable[[Any, str], Prompt]:
     """What reads a row of a source: its task, or the five forms of plain rows."""
     return parse_row if source.task is None else partial(task_prompt, TASKS[source.task])
+
+
+def tasks_record(prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+    """Which tasks prompts are of, how many of each, and what they ask, as a hash; those of no task are one entry."""
+    by_task: dict[str | None, list[Prompt]] = {}
+    for prompt in prompts:
+        by_task.setdefault(prompt.task, []).append(prompt)
+    return [{**identity(task), "prompts": len(of), "sha256": asked_sha256(of)} for task, of in by_task.items()]
+
+
+def identity(label: str | None) -> dict[str, Any]:
+    """Name and version from a task's label."""
+    if label is None:
+        return {"task": None, "version": None}
+    name, version = label.split("/")
+    return {"task": name, "version": int(version)}
+
+
+def asked_sha256(prompts: Sequence[Prompt]) -> str:
+    """sha256 of every word that is asked, in order, before a chat template frames it."""
+    return fingerprint_value([[prompt.messages, prompt.later_turns] for prompt in prompts])

@@ -1,4 +1,4 @@
-"""Where prompts come from: data sets that tasks know."""
+"""Where prompts come from: data sets that tasks know; and what a scorecard says of them."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,8 @@ import pytest
 
 from architectures.errors import UserError
 from eval.config import PromptSource
-from eval.tasks.prompts import load_prompts
+from eval.tasks.forms import Prompt, raw_text, user_turn
+from eval.tasks.prompts import load_prompts, tasks_record
 from eval.tasks.table import TASKS, HubRows
 
 
@@ -111,6 +112,28 @@ def test_rows_that_fail_while_they_are_read_are_a_mistake_to_mend(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", broken)
     with pytest.raises(UserError, match=r"split train: cannot be loaded \(line is cut\)"):
         load_prompts([PromptSource(task="starcoder", num_prompts=2)])
+
+
+# What a scorecard says
+
+
+def test_the_record_of_tasks():
+    first = Prompt("f:1", (user_turn("a"),), task="gsm8k/1")
+    second, plain = replace(first, source="f:2", messages=(user_turn("b"),)), Prompt("p:1", (user_turn("a"),))
+    record = tasks_record([first, plain, second])
+    assert [(entry["task"], entry["version"], entry["prompts"]) for entry in record] == [
+        ("gsm8k", 1, 2),
+        (None, None, 1),
+    ]
+
+    def hashed(*prompts: Prompt) -> str:
+        [entry] = tasks_record(prompts)
+        return entry["sha256"]
+
+    assert record[0]["sha256"] == hashed(first, second) == hashed(replace(first, source="elsewhere"), second)
+    others = [hashed(first), hashed(second, first), hashed(first, replace(second, later_turns=("c",)))]
+    others.append(hashed(replace(first, messages=(raw_text("a"),)), second))
+    assert len({record[0]["sha256"], *others}) == 5
 
 
 def test_hub_rows_are_arguments_of_load_dataset():
