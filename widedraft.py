@@ -130,6 +130,13 @@ def shapes(options: argparse.Namespace) -> None:
         print(target_table(Shape.from_config(config, where=options.target), options.target))
 
 
+def tasks(_: argparse.Namespace) -> None:
+    """Print the named tasks."""
+    from eval.tasks.page import tasks_page
+
+    print(tasks_page())
+
+
 def import_gguf(options: argparse.Namespace) -> None:
     """Write a Hugging Face folder from a GGUF file."""
     from architectures.gguf_import import import_gguf
@@ -226,6 +233,9 @@ STAGES = {
     ),
     "shapes": Stage(
         shapes, "list the named shapes with their true sizes, or what a target can become", shapes_arguments
+    ),
+    "tasks": Stage(
+        tasks, "list the named tasks: what they ask, where their rows come from, licences", lambda parser: parser
     ),
     "import-gguf": Stage(import_gguf, "make a Hugging Face folder from a GGUF file", import_arguments),
     "masks": Stage(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
+from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
     from eval.pair import OpenPair
@@ -21,7 +22,7 @@ def pair_arguments(parser: argparse.ArgumentParser) -> None:
     """What both commands take."""
     parser.add_argument("--target", required=True, metavar="A", help="folder or hub id of the model to draft for")
     parser.add_argument("--draft", required=True, metavar="B", help="folder or hub id of the draft")
-    parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file of prompts")
+    prompts_argument(parser)
     parser.add_argument("--lookahead", type=int, default=4, metavar="N", help="tokens proposed per round (default: 4)")
     parser.add_argument("--seed", type=int, default=17, help="of every random number (default: 17)")
     parser.add_argument(

@@ -15,6 +15,7 @@ import widedraft
 from architectures.errors import UserError
 from distill import exits, stages
 from distill.exits import report_user_errors
+from eval.tasks.page import tasks_page
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\
@@ -148,6 +149,11 @@ def test_import_gguf_writes_where_it_is_told(tmp_path, monkeypatch, capsys):
     assert widedraft.main(["import-gguf", "--to", "folder", "m.gguf"]) == 0
     assert seen == [(Path("m.gguf"), Path("folder"))]
     assert "target.path" in capsys.readouterr().out
+
+
+def test_tasks_prints_the_table(capsys):
+    assert widedraft.main(["tasks"]) == 0
+    assert capsys.readouterr().out == f"{tasks_page()}\n"
 
 
 def raising(error: BaseException):

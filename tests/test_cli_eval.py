@@ -46,6 +46,27 @@ def test_eval_of_any_pair_on_any_prompts(prompts, tiny_target, tiny_draft, score
     assert str(out / "scorecard.md") in capsys.readouterr().out
 
 
+def test_eval_takes_prompts_of_several_tasks_and_files_in_turn(prompts, tiny_target, tiny_draft, scored):
+    Path("rows.jsonl").write_text('{"question": "2+2?"}\n{"question": "3+3?"}\n', encoding="utf-8")
+    words = ["--target", str(tiny_target), "--draft", str(tiny_draft), "--prompts", "gsm8k=rows.jsonl"]
+    assert widedraft.main(["eval", *words, "--prompts", "prompts.jsonl", "eval.max_prompts=3"]) == 0
+    [(_, _, sources, *_)] = scored
+    assert sources[:5] == [
+        *(f"{name}.jsonl:{row}" for row in (1, 2) for name in ("rows", "prompts")),
+        "prompts.jsonl:3",
+    ]
+    assert len(sources) == 12
+
+
+def test_a_row_of_another_schema_is_a_mistake_to_mend(prompts, tiny_target, tiny_draft, scored, capsys):
+    words = ["--target", str(tiny_target), "--draft", str(tiny_draft), "--prompts", "gsm8k=prompts.jsonl"]
+    assert widedraft.main(["eval", *words]) == 2
+    assert capsys.readouterr().err.startswith(
+        "prompts.jsonl:1: has no question, which task gsm8k reads; it has prompt."
+    )
+    assert scored == []
+
+
 def test_a_baseline_is_scored_first_and_the_draft_decoded_live(prompts, tiny_target, tiny_draft, scored):
     Path("prompts.jsonl").write_text('{"prompt": "Hello"}\n', encoding="utf-8")
     pair = ["--target", str(tiny_target), "--draft", str(tiny_draft), "--prompts", "prompts.jsonl"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from architectures.manifest import fingerprint_value
@@ -19,6 +20,24 @@ def load_prompts(sources: Sequence[PromptSource]) -> list[Prompt]:
         UserError: If a source is missing, cannot be read, holds no rows, or has a row that is no prompt.
     """
     return [prompt for source in sources for prompt in load_rows(source, parser_of(source))]
+
+
+def load_in_turn(sources: Sequence[PromptSource], *, most: int) -> list[Prompt]:
+    """The prompts of every source, one of each after the other, so that the first few are of all of them.
+
+    Args:
+        sources: Where prompts are.
+        most: Rows read of a data set that does not say itself how many; files are read whole.
+
+    Raises:
+        UserError: As `load_prompts`.
+    """
+    bounded = [
+        source if source.path or source.num_prompts else source.model_copy(update={"num_prompts": most})
+        for source in sources
+    ]
+    turns = zip_longest(*(load_prompts([source]) for source in bounded))
+    return [prompt for turn in turns for prompt in turn if prompt is not None]
 
 
 def parser_of(source: PromptSource) -> Callable[[Any, str], Prompt]:

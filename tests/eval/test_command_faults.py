@@ -51,7 +51,7 @@ def test_the_target_is_not_replaced_by_the_draft_after_the_first_prompt(
 ):
     """By the draft in the target's place everything would be kept."""
     trace, _ = compared
-    asked = pair.prompts_of(str(questions), count=None)
+    asked = pair.prompts_of([str(questions)], count=None)
     ids = [render_prompt(target_tokenizer, prompt.messages) for prompt in asked]
     expected = speculative_decode(target, noisy_draft, ids, limits=Limits(12, {2}), speculation=Speculation(3))
     for prompt, text in zip(asked, expected, strict=True):

@@ -107,8 +107,8 @@ def test_a_runner_counts_rounds_and_rates():
 def test_prompts_are_read_from_a_file_or_built_in(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(3)), encoding="utf-8")
-    assert [prompt.messages[0]["content"] for prompt in prompts_of(str(path), 2)] == ["say 0", "say 1"]
-    assert len(prompts_of(str(path), None)) == 3
+    assert [prompt.messages[0]["content"] for prompt in prompts_of([str(path)], 2)] == ["say 0", "say 1"]
+    assert len(prompts_of([str(path)], None)) == 3
     assert [prompt.source for prompt in prompts_of(None, 2)] == ["built-in:1", "built-in:2"]
 
 

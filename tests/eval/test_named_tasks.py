@@ -12,6 +12,7 @@ from architectures.manifest import fingerprint_value
 from eval.config import PromptSource
 from eval.models import load_tokenizer
 from eval.tasks.forms import Prompt, raw_text
+from eval.tasks.page import tasks_page
 from eval.tasks.prompts import load_prompts
 from eval.tasks.reading import FIELD_IN_TEMPLATE, task_answer, task_conversation, task_prompt, whole_lines
 from eval.tasks.rendering import render_prompt
@@ -191,6 +192,16 @@ def test_a_task_that_is_none_has_the_nearest_one_named():
     assert named_task("gsm8k") == "gsm8k"
     with pytest.raises(ValueError, match=r"must be a named task, got 'gsm8'\. Did you mean gsm8k\?"):
         named_task("gsm8")
+
+
+def test_the_page_tells_of_every_task_what_there_is_to_know():
+    blocks = tasks_page().split("\n\n")
+    assert len(blocks) == len(TASKS)
+    for block, task in zip(blocks, TASKS.values(), strict=True):
+        for told in (f"{task.name}, version {task.version}\n", task.licence, task.source, task.hub.split):
+            assert told in block
+        for places in (*task.fields.values(), task.category, task.answer):
+            assert all(place in block for place in places)
 
 
 # Answers

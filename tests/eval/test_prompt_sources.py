@@ -1,15 +1,20 @@
-"""Where prompts come from: data sets that tasks know; and what a scorecard says of them."""
+"""Where prompts come from: data sets that tasks know, several sources in turn, words of the command line."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from eval.config import PromptSource
+from eval.pair import prompts_of
 from eval.tasks.forms import Prompt, raw_text, user_turn
-from eval.tasks.prompts import load_prompts, tasks_record
+from eval.tasks.prompts import load_in_turn, load_prompts, tasks_record
 from eval.tasks.table import TASKS, HubRows
+from eval.tasks.words import prompt_sources
 
 
 @pytest.fixture
@@ -112,6 +117,82 @@ def test_rows_that_fail_while_they_are_read_are_a_mistake_to_mend(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", broken)
     with pytest.raises(UserError, match=r"split train: cannot be loaded \(line is cut\)"):
         load_prompts([PromptSource(task="starcoder", num_prompts=2)])
+
+
+@given(st.lists(st.lists(st.integers(), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_sources_take_turns(tmp_path_factory, rows_of_each):
+    folder = tmp_path_factory.mktemp("turns")
+    sources = []
+    for number, rows in enumerate(rows_of_each):
+        path = folder / f"{number}.jsonl"
+        path.write_text("".join(json.dumps({"prompt": f"say {row}"}) + "\n" for row in rows))
+        sources.append(PromptSource(path=str(path)))
+    found = load_in_turn(sources, most=1)  # files are read whole
+    assert sorted(prompt.source for prompt in found) == sorted(prompt.source for prompt in load_prompts(sources))
+    for count in range(len(found) + 1):
+        taken = [sum(one.source.startswith(f"{source.path}:") for one in found[:count]) for source in sources]
+        left = [num for num, rows in zip(taken, rows_of_each, strict=True) if num < len(rows)]
+        assert not left or max(taken) - min(left) <= 1
+    for source in sources:
+        own = [prompt for prompt in found if prompt.source.startswith(f"{source.path}:")]
+        assert own == load_prompts([source])
+
+
+def test_of_a_data_set_no_more_rows_are_read_than_can_be_taken(asked_of_datasets):
+    sources = [PromptSource(task="gsm8k"), PromptSource(task="starcoder"), PromptSource(name="a", num_prompts=3)]
+    assert [prompt.source for prompt in load_in_turn(sources, most=2)] == [
+        "gsm8k[test]:1",
+        "starcoder[train]:1",
+        "a[train]:1",
+        "gsm8k[test]:2",
+        "starcoder[train]:2",
+        "a[train]:2",
+        "a[train]:3",
+    ]
+
+
+def test_a_count_is_of_all_sources_in_turn_and_without_one_they_follow_each_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"question": "x"}\n' * 2)
+    words = ["a.jsonl", "gsm8k=b.jsonl"]
+    assert [prompt.source for prompt in prompts_of(words, 3)] == ["a.jsonl:1", "b.jsonl:1", "a.jsonl:2"]
+    assert [prompt.source for prompt in prompts_of(words, None)] == ["a.jsonl:1", "a.jsonl:2", "b.jsonl:1", "b.jsonl:2"]
+    assert prompts_of(words, 2)[1].task == "gsm8k/1"
+
+
+# On the command line
+
+
+def test_words_of_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").write_text("")
+    words = ["gsm8k", "mt_bench=own/rows.jsonl", "./gsm8k", "plain", "no/such=file", "a.jsonl", "gsm8k=a=b"]
+    assert prompt_sources(words) == [
+        PromptSource(task="gsm8k"),
+        PromptSource(task="mt_bench", path="own/rows.jsonl"),
+        PromptSource(path="./gsm8k"),
+        PromptSource(path="plain"),
+        PromptSource(path="no/such=file"),
+        PromptSource(path="a.jsonl"),
+        PromptSource(task="gsm8k", path="a=b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("gms8k", "--prompts gms8k: gms8k is no task, and there is no such file. Did you mean gsm8k?"),
+        ("gms8k=a.jsonl", "--prompts gms8k=a.jsonl: gms8k is no task, and there is no such file. Did you mean gsm8k?"),
+        ("zzz", "--prompts zzz: zzz is no task, and there is no such file. `widedraft tasks` lists the tasks."),
+        ("", "--prompts must name a file or a task, got an empty word."),
+        ("gsm8k=", "--prompts gsm8k=: no file stands after the =. Name one, or leave the = out."),
+    ],
+)
+def test_a_word_that_is_neither_a_task_nor_a_file(word, message):
+    with pytest.raises(UserError) as refusal:
+        prompt_sources([word])
+    assert str(refusal.value) == message
 
 
 # What a scorecard says
