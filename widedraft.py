@@ -256,6 +256,11 @@ STAGES = {
         "prove that a draft leaves the target's text as it is; exit code 1 if not",
         pair_commands.verify_arguments,
     ),
+    "quality": Stage(
+        pair_commands.quality,
+        "ask GSM8K or products with and without a draft: how many are right; exit code 1 if it changed a text",
+        pair_commands.quality_arguments,
+    ),
     "compare": Stage(
         pair_commands.compare,
         "answer prompts with and without a draft, side by side, each token coloured by its writer",
