@@ -23,7 +23,7 @@ from eval.round_trace import Run
 from eval.sampling import Sampling
 from eval.sequencer import Opener, open_sequencer
 from eval.speculative import decode_steps
-from eval.tasks import Prompt, user_turn
+from eval.tasks.forms import Prompt, user_turn
 from eval.texts import Decoded, Limits, Seeds, Speculation
 
 STYLES: dict[Writer, str] = {"target": "", "accepted": "cyan", "corrected": "bold yellow", "bonus": "underline magenta"}
