@@ -145,6 +145,13 @@ def shapes(options: argparse.Namespace) -> None:
         print(target_table(Shape.from_config(config, where=options.target), options.target))
 
 
+def tasks(_: argparse.Namespace) -> None:
+    """Print the named tasks."""
+    from eval.tasks.page import tasks_page
+
+    print(tasks_page())
+
+
 def import_gguf(options: argparse.Namespace) -> None:
     """Write a Hugging Face folder from a GGUF file."""
     from architectures.gguf_import import import_gguf
@@ -242,6 +249,9 @@ STAGES = {
     "shapes": Stage(
         shapes, "list the named shapes with their true sizes, or what a target can become", shapes_arguments
     ),
+    "tasks": Stage(
+        tasks, "list the named tasks: what they ask, where their rows come from, licences", lambda parser: parser
+    ),
     "import-gguf": Stage(import_gguf, "make a Hugging Face folder from a GGUF file", import_arguments),
     "masks": Stage(
         masks, "train learned masks, for a recipe with that method, into <run>/masks; then prune", recipe_arguments
@@ -260,6 +270,11 @@ STAGES = {
         pair_commands.verify,
         "prove that a draft leaves the target's text as it is; exit code 1 if not",
         pair_commands.verify_arguments,
+    ),
+    "quality": Stage(
+        pair_commands.quality,
+        "ask GSM8K or products with and without a draft: how many are right; exit code 1 if it changed a text",
+        pair_commands.quality_arguments,
     ),
     "compare": Stage(
         pair_commands.compare,

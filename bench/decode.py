@@ -68,7 +68,8 @@ def main() -> None:
 def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds a token of every way, of each round after one to warm up."""
     pair = open_pair(options.target, options.draft, dtype=options.dtype)
-    prompts = [pair.rendered(prompt) for prompt in prompts_of(options.prompts, options.num_prompts)]
+    words = None if options.prompts is None else [options.prompts]
+    prompts = [pair.rendered(prompt) for prompt in prompts_of(words, options.num_prompts)]
     ways = ways_to_decode(pair.target, pair.draft, prompts, options)
     rng, seconds = np.random.default_rng(options.seed), {name: [] for name in ways}
     for turn in range(options.rounds + 1):

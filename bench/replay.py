@@ -39,7 +39,8 @@ from eval.models import load_model, load_tokenizer, stop_token_ids
 from eval.replay import answer_logits, replay_answer, replay_counts
 from eval.rules import EXACT_GREEDY_DRAFT
 from eval.speculative import plain_decode, speculative_decode
-from eval.tasks import load_prompts, render_prompt
+from eval.tasks.prompts import load_prompts
+from eval.tasks.rendering import render_prompt
 from eval.texts import Limits, Speculation
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"

@@ -2,16 +2,19 @@
 
 A row has one of four forms; where it has several, the first of this order counts: `messages`, or a `prompt`, a
 `question` or an `instruction` (with an optional `input`) beside an answer, which is the first of `answer`,
-`completion`, `response` and `output`.
+`completion`, `response` and `output`. Rows of a named task are read as the task says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from architectures.errors import UserError
 from eval.config import PromptSource
-from eval.tasks import Message, checked_text, first_field, load_rows, parse_each_message, single_text, user_turn
+from eval.tasks.forms import Message, parse_each_message, single_text, user_turn
+from eval.tasks.reading import task_conversation
+from eval.tasks.rows import checked_text, first_field, load_rows
+from eval.tasks.table import TASKS
 
 QUESTION_FIELDS = ("messages", "prompt", "question", "instruction")
 ANSWER_FIELDS = ("answer", "completion", "response", "output")
@@ -48,16 +51,29 @@ def load_conversations(sources: Sequence[PromptSource]) -> list[Conversation]:
     Raises:
         UserError: If a source is missing, cannot be read, holds no rows, or has a row that is no conversation.
     """
-    return [conversation for source in sources for conversation in load_rows(source, parse_conversation)]
+    return [conversation for source in sources for conversation in load_rows(source, parser_of(source))]
+
+
+def parser_of(source: PromptSource) -> Callable[[Any, str], Conversation]:
+    """What reads a row of a source: its task, or the four forms of plain rows."""
+    if source.task is None:
+        return parse_conversation
+    task = TASKS[source.task]
+    return lambda row, where: conversation_of(task_conversation(task, row, where), where)
 
 
 def parse_conversation(row: Any, where: str) -> Conversation:
     """One row of any known form; UserErrors name the row."""
     field = first_field(row, QUESTION_FIELDS, where, example=EXAMPLE)
     if field == "messages":
-        messages = parse_each_message(row[field], where)
+        messages = parse_each_message(row[field], field, where)
     else:
         messages = [user_turn(single_text(row, field, where)), assistant_turn(answer_text(row, where))]
+    return conversation_of(messages, where)
+
+
+def conversation_of(messages: Sequence[Message], where: str) -> Conversation:
+    """The conversation of some messages up to its last answer, if that can be learned."""
     return Conversation(where, up_to_last_answer([trimmed(message) for message in messages], where))
 
 

@@ -16,7 +16,8 @@ from distill.recipe import Recipe
 from distill.stage_inputs import generate_inputs, target_record
 from distill.times import split_time
 from eval.config import PromptSource
-from eval.tasks import Prompt, load_prompts
+from eval.tasks.forms import Prompt
+from eval.tasks.prompts import load_prompts
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from distill.conversations import Conversation
 from distill.data_config import DataConfig
 from distill.self_written import SelfWriting, write_own_prompts
 from eval.models import load_tokenizer
-from eval.tasks import Prompt, load_prompts
+from eval.tasks.forms import Prompt
+from eval.tasks.prompts import load_prompts
 from eval.traces import DecodingSettings, drop_too_long, read_traces, write_traces
 
 Row = TypeVar("Row", Prompt, Conversation)
@@ -92,7 +93,7 @@ def drop_duplicates(prompts: Sequence[Row]) -> list[Row]:
     """The prompts that ask something new, so that none is both held out and trained on; says how many are not."""
     distinct: dict[str, Row] = {}
     for prompt in prompts:
-        content = {name: value for name, value in asdict(prompt).items() if name not in ("source", "category")}
+        content = {name: value for name, value in asdict(prompt).items() if name not in ("source", "category", "task")}
         distinct.setdefault(fingerprint_value(content), prompt)
     if len(distinct) < len(prompts):
         print(

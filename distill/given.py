@@ -23,7 +23,7 @@ from distill.data_config import DataConfig
 from distill.generate import count_answers, decoding_settings, drop_duplicates, hold_out
 from distill.turns import Renderer
 from eval.shards import claim_shards, write_shard
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 from eval.traces import Trace, continues, read_traces, write_traces
 
 

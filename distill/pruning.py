@@ -104,7 +104,8 @@ def calibration_texts(recipe: Recipe, target: Path, tokenizer: Any) -> Iterator[
     from architectures.calibration import read_text
     from distill.generate import write_own_prompts_if_asked
     from eval.config import PromptSource
-    from eval.tasks import load_prompts, render_prompt
+    from eval.tasks.prompts import load_prompts
+    from eval.tasks.rendering import render_prompt
 
     text = recipe.architecture.calibration.text
     if text is not None and not text.endswith(".jsonl"):

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from architectures.errors import UserError
 from architectures.target import resolve_checkpoint
 from distill.recipe import load_scoring
-from eval.config import PromptSource
+from eval.tasks.words import prompt_sources, prompts_argument
 
 if TYPE_CHECKING:
     from eval.recorded.answers import Recording
@@ -20,7 +20,8 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE, or a target, a draft and prompts, or recorded answers and a draft."""
     parser.usage = (
         "widedraft eval RECIPE [key=value ...]\n"
-        "       widedraft eval --target A --draft B --prompts FILE [--baseline C] [--out DIR] [eval.key=value ...]\n"
+        "       widedraft eval --target A --draft B --prompts FILE|TASK[=FILE] [--prompts ...] [--baseline C] "
+        "[--out DIR] [eval.key=value ...]\n"
         "       widedraft eval --recorded PATH --draft B [--prompts FILE] [--out DIR] [eval.key=value ...]"
     )
     parser.add_argument(
@@ -31,7 +32,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
         "--recorded", type=Path, metavar="PATH", help="the target's answers in its place: traces, or text of tensors"
     )
     parser.add_argument("--draft", metavar="B", help="folder or hub id of the draft")
-    parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file of prompts")
+    prompts_argument(parser)
     parser.add_argument(
         "--baseline", metavar="C", help="folder or hub id of a draft to compare B with, prompt by prompt"
     )
@@ -88,13 +89,13 @@ def score_without_recipe(options: argparse.Namespace) -> None:
 def score_pair(options: argparse.Namespace) -> None:
     """Score one draft against one target."""
     from eval.scorecard import headline, score_drafts
-    from eval.tasks import load_prompts
+    from eval.tasks.prompts import load_in_turn
 
     settings = load_scoring(options.words)
     if settings.eval.tasks:
         raise UserError("eval.tasks must be left out beside --prompts. Name the prompts once.")
     out = output_folder(options)
-    prompts = load_prompts([PromptSource(path=options.prompts)])
+    prompts = load_in_turn(prompt_sources(options.prompts), most=settings.eval.max_prompts)
     named = {"baseline": options.baseline, "draft": options.draft}  # the last is the one the verdict is about
     drafts = {name: resolve_checkpoint(folder) for name, folder in named.items() if folder is not None}
     scorecard = score_drafts(
@@ -122,7 +123,18 @@ def read_recording(options: argparse.Namespace, draft: Path) -> "Recording":
 
     if options.recorded.is_dir():
         return read_recorded_traces(options.recorded, draft)
-    return read_recorded_text(options.recorded, options.prompts, draft)
+    return read_recorded_text(options.recorded, recorded_prompts(options), draft)
+
+
+def recorded_prompts(options: argparse.Namespace) -> str:
+    """The one file of prompts that stands beside a text of answers."""
+    paths = [source.path for source in prompt_sources(options.prompts) if source.task is None]
+    if len(paths) != 1 or len(options.prompts) != 1:
+        raise UserError(
+            f"--prompts must name one file beside {options.recorded}, got {' and '.join(options.prompts)}. It holds a "
+            "plain row for each answer, in their order."
+        )
+    return str(paths[0])
 
 
 def require_recorded_words(options: argparse.Namespace) -> None:

@@ -21,7 +21,8 @@ from eval.models import load_model, load_tokenizer, stop_token_ids
 from eval.sampling import Sampling
 from eval.shards import claim_shards, read_shard, write_shard
 from eval.speculative import plain_decode
-from eval.tasks import Prompt, template_hash, user_turn
+from eval.tasks.forms import Prompt, user_turn
+from eval.tasks.rendering import template_hash
 from eval.texts import Limits
 from eval.traces import claimed_draws, derive_seed
 

@@ -19,6 +19,7 @@ from architectures.target import read_config, resolve_checkpoint
 from distill.recipe import Recipe
 from distill.stage_folders import refuse_changed, require_finished
 from eval.config import PromptSource
+from eval.tasks.table import TASKS
 
 RESUMABLE_KEYS = frozenset(  # a continued training may change these
     (
@@ -37,6 +38,8 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
         "console_log_interval",
     )
 )
+
+TASK = {"__all__": {"task"}}  # of sources, whose own fingerprint says it: one without a task stays what it was
 
 RESUMABLE = {**dict.fromkeys(RESUMABLE_KEYS, True), "teacher": {"parallelism"}}
 
@@ -134,7 +137,7 @@ def generate_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     return {
         "target": fingerprint_checkpoint(target),
         "target.dtype": recipe.target.dtype,
-        "data": fingerprint_value(recipe.data.model_dump(mode="json")),
+        "data": fingerprint_value(recipe.data.model_dump(mode="json", exclude={"prompts": TASK})),
         "prompts": fingerprint_sources(recipe.data.prompts),
         "seed": str(recipe.seed),
         **held_out_alone,
@@ -194,7 +197,7 @@ def eval_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
         "target": fingerprint_checkpoint(target),
         "undistilled": fingerprint_checkpoint(run / "init"),
         "draft": fingerprint_checkpoint(run / "draft"),
-        "eval": fingerprint_value(recipe.eval.model_dump(mode="json")),
+        "eval": fingerprint_value(recipe.eval.model_dump(mode="json", exclude={"tasks": TASK})),
         "prompts": fingerprint_sources(recipe.eval.tasks) if recipe.eval.tasks else training_inputs(recipe)["data"],
         "seed": str(recipe.seed),
     }
@@ -207,7 +210,8 @@ def fingerprint_sources(sources: Sequence[PromptSource]) -> str:
         content = None
         if source.path is not None and Path(source.path).is_file():
             content = fingerprint_file(Path(source.path))
-        parts.append([source.model_dump(mode="json"), content])
+        task = [] if source.task is None else [TASKS[source.task].label]
+        parts.append([source.model_dump(mode="json", exclude={"task"}), content, *task])
     return fingerprint_value(parts)
 
 

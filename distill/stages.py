@@ -33,7 +33,7 @@ from distill.stage_inputs import (
 )
 
 if TYPE_CHECKING:
-    from eval.tasks import Prompt
+    from eval.tasks.forms import Prompt
 
 
 def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
@@ -219,13 +219,14 @@ def eval_stage(recipe: Recipe) -> None:
 
 def eval_prompts(recipe: Recipe) -> list["Prompt"]:
     """The prompts the recipe scores on: its tasks, or the held-out prompts of its data."""
-    from eval.tasks import Prompt, load_prompts
+    from eval.tasks.forms import Prompt
+    from eval.tasks.prompts import load_in_turn
     from eval.traces import read_traces
 
     if recipe.eval.tasks:
-        return load_prompts(recipe.eval.tasks)
+        return load_in_turn(recipe.eval.tasks, most=recipe.eval.max_prompts)
     held_out = read_traces(Path(recipe.run_dir) / "data", "eval")
-    return [Prompt(trace.source, tuple(trace.messages), category=trace.category) for trace in held_out]
+    return [Prompt(trace.source, tuple(trace.messages), category=trace.category, task=trace.task) for trace in held_out]
 
 
 def run_training(recipe_path: Path, overrides: Sequence[str]) -> None:

@@ -14,7 +14,8 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 from architectures.errors import UserError
 from distill.conversations import WRITTEN_INSTEAD, assistant_turn
 from eval.models import load_tokenizer
-from eval.tasks import Message, render_chat, user_turn
+from eval.tasks.forms import Message, user_turn
+from eval.tasks.rendering import render_chat
 from eval.traces import continues
 
 SHOWN = 12  # last tokens of a rendering in messages

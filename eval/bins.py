@@ -1,4 +1,4 @@
-"""Bins of answer tokens: by the prompt's category, by position in the answer, by how sure the target is.
+"""Bins of answer tokens: by the prompt's task and category, by position in the answer, by how sure the target is.
 
 Edges are fixed, so that bins of two scorecards are the same bins. Pure.
 
@@ -17,7 +17,7 @@ from eval.replay import Replay
 
 POSITION_EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # tokens of the answer before this one
 ENTROPY_EDGES_NATS = (0.1, 0.5, 1.0, 2.0, 4.0)
-NO_CATEGORY = "without a category"
+NO_TASK, NO_CATEGORY = "without a task", "without a category"
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,13 @@ class ReplayedAnswer:
         prompt: Which prompt it answers; a conversation of several turns is one prompt.
         category: The prompt's, if it has one.
         replay: What the draft would do.
+        task: The prompt's, if it has one.
     """
 
     prompt: int
     category: str | None
     replay: Replay
+    task: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,9 @@ class Binning:
 
 def binnings(answers: Sequence[ReplayedAnswer]) -> list[Binning]:
     """Every way in which tokens of these answers are parted; a way may turn out to fill one bin alone."""
-    categories = sorted({answer.category for answer in answers if answer.category is not None})
-    places = {None: len(categories), **{category: place for place, category in enumerate(categories)}}
     return [
-        Binning(
-            "category",
-            [*categories, NO_CATEGORY],
-            lambda answer: np.full(answer.replay.num_tokens, places[answer.category]),
-        ),
+        labelled("task", lambda answer: answer.task, answers, without=NO_TASK),
+        labelled("category", lambda answer: answer.category, answers, without=NO_CATEGORY),
         Binning(
             "output_position", token_labels(POSITION_EDGES), lambda answer: position_bins(answer.replay.num_tokens)
         ),
@@ -69,6 +66,15 @@ def binnings(answers: Sequence[ReplayedAnswer]) -> list[Binning]:
             lambda answer: np.digitize(answer.replay.target_entropy, ENTROPY_EDGES_NATS),
         ),
     ]
+
+
+def labelled(
+    by: str, label: Callable[[ReplayedAnswer], str | None], answers: Sequence[ReplayedAnswer], *, without: str
+) -> Binning:
+    """Answers parted by a label of their prompt, in alphabetical order; those that have none come last."""
+    labels = sorted({name for name in map(label, answers) if name is not None})
+    places = {None: len(labels), **{name: place for place, name in enumerate(labels)}}
+    return Binning(by, [*labels, without], lambda answer: np.full(answer.replay.num_tokens, places[label(answer)]))
 
 
 def position_bins(num_tokens: int) -> NDArray[np.int64]:

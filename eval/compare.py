@@ -22,7 +22,7 @@ from eval.round_trace import Run
 from eval.sampling import Sampling
 from eval.sequencer import Opener, open_sequencer
 from eval.speculative import decode_steps
-from eval.tasks import Prompt, user_turn
+from eval.tasks.forms import Prompt, user_turn
 from eval.texts import Decoded, Limits, Seeds, Speculation
 from eval.wanted import Wanted
 

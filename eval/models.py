@@ -142,7 +142,7 @@ def require_positions(folder: Path, num_tokens: int) -> None:
     if limit is not None and num_tokens > limit:
         raise UserError(
             f"{folder}: max_position_embeddings is {limit}, but the longest text to score has {num_tokens} tokens. "
-            "Lower eval.max_prompt_len or eval.max_new_tokens."
+            "Lower max_new_tokens, or leave out prompts that are so long (eval.max_prompt_len)."
         )
 
 

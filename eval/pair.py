@@ -9,10 +9,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.manifest import fingerprint_checkpoint
 from architectures.target import resolve_checkpoint
-from eval.config import PromptSource
 from eval.models import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
 from eval.round_trace import ModelIdentity
-from eval.tasks import Prompt, load_prompts, render_prompt, user_turn
+from eval.tasks.forms import Prompt, user_turn
+from eval.tasks.prompts import load_in_turn, load_prompts
+from eval.tasks.rendering import render_prompt
+from eval.tasks.words import prompt_sources
 
 PROMPTS = (  # where a user names none
     "Explain to a child why the sea is salty.",
@@ -71,8 +73,12 @@ def open_pair(target: str, draft: str, *, dtype: str) -> OpenPair:
     return OpenPair(models[0], models[1], load_tokenizer(folders[0]), folders)
 
 
-def prompts_of(path: str | None, count: int | None) -> list[Prompt]:
-    """The first prompts of a JSON-lines file, or of PROMPTS where none is named."""
-    if path is not None:
-        return load_prompts([PromptSource(path=path, num_prompts=count)])
+def prompts_of(words: Sequence[str] | None, count: int | None) -> list[Prompt]:
+    """The prompts of the files and tasks that are named, or PROMPTS where none is.
+
+    With a count the first so many, one of each source after the other; without one all, source after source.
+    """
+    if words is not None:
+        sources = prompt_sources(words)
+        return load_prompts(sources) if count is None else load_in_turn(sources, most=count)[:count]
     return [Prompt(f"built-in:{place}", (user_turn(text),)) for place, text in enumerate(PROMPTS[:count], start=1)]

@@ -1,29 +1,30 @@
-"""`widedraft verify` and `widedraft compare`: their arguments, and what they do. Imports torch only when they run."""
+"""`widedraft verify`, `quality` and `compare`: their arguments, and what they do. Imports torch only when they run."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
+from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
     from eval.pair import OpenPair
     from eval.round_trace import Run
     from eval.sequencer import Opener
+    from eval.verify import Finding
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def pair_arguments(parser: argparse.ArgumentParser) -> None:
-    """What both commands take."""
+    """What every command takes."""
     parser.add_argument("--target", required=True, metavar="A", help="folder or hub id of the model to draft for")
     parser.add_argument("--draft", required=True, metavar="B", help="folder or hub id of the draft")
-    parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file of prompts")
     parser.add_argument("--lookahead", type=int, default=4, metavar="N", help="tokens proposed per round (default: 4)")
-    parser.add_argument("--seed", type=int, default=17, help="of every random number (default: 17)")
     parser.add_argument(
         "--compile", action="store_true", help="compile the models' steps first: minutes, then faster steps"
     )
@@ -35,9 +36,16 @@ def pair_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def asked_arguments(parser: argparse.ArgumentParser) -> None:
+    """--prompts FILE|TASK[=FILE] --seed N."""
+    prompts_argument(parser)
+    parser.add_argument("--seed", type=int, default=17, help="of every random number (default: 17)")
+
+
 def verify_arguments(parser: argparse.ArgumentParser) -> None:
     """--target A --draft B and more."""
     pair_arguments(parser)
+    asked_arguments(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="number type (default: float32)")
     parser.add_argument("--num-prompts", type=int, default=8, metavar="N", help="prompts used at most (default: 8)")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (default: 64)")
@@ -70,20 +78,81 @@ def verify(options: argparse.Namespace) -> None:
         seed=options.seed,
         opener=opener_of(options),
     )
-    holds, runs = True, []
-    for finding in verify_pair(pair.target, pair.draft, ids, wanted):
-        holds &= finding.holds
-        runs.append(finding.run)
-        print(f"{'holds' if finding.holds else 'FAILS':6} {finding.name}: {finding.detail}", flush=True)
+    holds, runs = tell(verify_pair(pair.target, pair.draft, ids, wanted))
     write_rounds(options, pair, runs, [prompt.source for prompt in prompts])
     print(f"{options.draft} drafts losslessly for {options.target}: {'yes' if holds else 'NO'}")
     if not holds:
         raise SystemExit(1)
 
 
+def quality_arguments(parser: argparse.ArgumentParser) -> None:
+    """--target A --draft B --check CHECK and more."""
+    pair_arguments(parser)
+    parser.add_argument(
+        "--check",
+        action="append",
+        required=True,
+        metavar="gsm8k[=FILE]|multiplication",
+        help="questions to ask; may be given for each kind",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="number type (default: float32)")
+    parser.add_argument("--num-prompts", type=int, default=100, metavar="N", help="of a kind at most (default: 100)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="of an answer (default: 256 of gsm8k, 8 of multiplication)"
+    )
+    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="answered together (default: 16)")
+    parser.add_argument("--seed", type=int, help="of the numbers to multiply (default: 17)")
+
+
+def quality(options: argparse.Namespace) -> None:
+    """Print how many answers are right alone and with the draft; exit code 1 where the draft changed a text."""
+    given = () if options.max_new_tokens is None else ("max_new_tokens",)
+    require_positive(options, "lookahead", "num_prompts", "batch_size", *given)
+    require_file_name(options.rounds)
+    require_checks(options)
+    from eval.pair import open_pair
+    from eval.quality.check import Asking, check_answers
+    from eval.quality.exams import open_exam
+
+    seed = 17 if options.seed is None else options.seed
+    exams = [open_exam(word, options.num_prompts, seed=seed) for word in options.check]
+    pair = open_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
+    asking = Asking(options.max_new_tokens, options.lookahead, options.batch_size, opener_of(options))
+    holds, found = tell(check_answers(pair, exam, asking) for exam in exams)
+    sources: list[str] = []
+    runs: list[Run] = []
+    for exam, run in zip(exams, found, strict=True):
+        runs.append(replace(run, places=[len(sources) + place for place in run.places]))
+        sources += [question.prompt.source for question in exam.questions]
+    write_rounds(options, pair, runs, sources)
+    print(f"{options.draft} leaves the answers of {options.target} as they are: {'yes' if holds else 'NO'}")
+    if not holds:
+        raise SystemExit(1)
+
+
+def require_checks(options: argparse.Namespace) -> None:
+    """Raise UserError for a kind of question that is named twice, and for a seed that nothing would use."""
+    kinds = [word.partition("=")[0] for word in options.check]
+    if len(set(kinds)) < len(kinds):
+        raise UserError(f"--check must name each kind once, got {' and '.join(options.check)}. Ask them one by one.")
+    if options.seed is not None and "multiplication" not in kinds:
+        raise UserError("--seed must be left out: it draws the numbers of multiplication, which is not asked.")
+
+
+def tell(findings: Iterable["Finding"]) -> tuple[bool, list["Run"]]:
+    """Print findings as they come; whether all hold, and what was decoded for them."""
+    holds, runs = True, []
+    for finding in findings:
+        holds &= finding.holds
+        runs.append(finding.run)
+        print(f"{'holds' if finding.holds else 'FAILS':6} {finding.name}: {finding.detail}", flush=True)
+    return holds, runs
+
+
 def compare_arguments(parser: argparse.ArgumentParser) -> None:
     """--target A --draft B and more."""
     pair_arguments(parser)
+    asked_arguments(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")

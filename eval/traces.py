@@ -22,7 +22,8 @@ from eval.models import load_model, load_tokenizer, stop_token_ids, tokenizer_id
 from eval.sampling import Sampling
 from eval.shards import claim_shards, read_shards, write_shard
 from eval.speculative import decode_steps, finished
-from eval.tasks import Message, Prompt, render_prompt, template_hash
+from eval.tasks.forms import Message, Prompt
+from eval.tasks.rendering import render_prompt, template_hash
 from eval.texts import DRAWS, Decoded, Limits
 from eval.wanted import Wanted
 
@@ -40,6 +41,7 @@ class Trace:
         answer: The same as text, without special tokens.
         finish_reason: "stop" if the target ended it, "length" if the limit did.
         category: The prompt's, if it has one.
+        task: The prompt's, likewise.
     """
 
     id: int
@@ -50,6 +52,7 @@ class Trace:
     answer: str
     finish_reason: Literal["stop", "length"]
     category: str | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Turn:
     messages: tuple[Message, ...]
     later_turns: tuple[str, ...]
     category: str | None
+    task: str | None
 
     @property
     def source(self) -> str:
@@ -133,8 +137,10 @@ def write_traces(
 
 
 def asked(prompt: Prompt) -> dict[str, Any]:
-    """What a folder of answers claims of a prompt; the category only where there is one."""
-    return {name: value for name, value in asdict(prompt).items() if name != "category" or value is not None}
+    """What a folder of answers claims of a prompt; category and task only where there is one."""
+    return {
+        name: value for name, value in asdict(prompt).items() if name not in ("category", "task") or value is not None
+    }
 
 
 def claimed_draws(temperature: float) -> dict[str, str]:
@@ -236,6 +242,7 @@ class Answerer:
             answer=cast("str", text),
             finish_reason="stop" if decoded.stopped else "length",
             category=turn.category,
+            task=turn.task,
         )
 
 
@@ -269,7 +276,7 @@ def first_turns(prompts: Sequence[Prompt]) -> list[Turn]:
     """The first turn of each prompt; ids leave room for its later ones."""
     ids = accumulate((1 + len(prompt.later_turns) for prompt in prompts), initial=0)
     return [
-        Turn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns, prompt.category)
+        Turn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns, prompt.category, prompt.task)
         for first_id, prompt in zip(ids, prompts, strict=False)  # the last sum is the number of all turns
     ]
 

@@ -15,6 +15,7 @@ import widedraft
 from architectures.errors import UserError
 from distill import exits, stages
 from distill.exits import report_user_errors
+from eval.tasks.page import tasks_page
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\
@@ -150,65 +151,9 @@ def test_import_gguf_writes_where_it_is_told(tmp_path, monkeypatch, capsys):
     assert "target.path" in capsys.readouterr().out
 
 
-@pytest.fixture
-def scored(monkeypatch):
-    """Every call of score_drafts."""
-    from eval import scorecard
-
-    calls = []
-
-    def score_drafts(target, drafts, prompts, config, out, *, seed):
-        calls.append((target, drafts, [prompt.source for prompt in prompts], config.max_prompts, out, seed))
-        return {}
-
-    monkeypatch.setattr(scorecard, "score_drafts", score_drafts)
-    monkeypatch.setattr(scorecard, "headline", lambda _: "headline")
-    return calls
-
-
-def test_eval_of_any_pair_on_any_prompts(recipe, tiny_target, tiny_draft, scored, capsys):
-    Path("prompts.jsonl").write_text('{"prompt": "Hello"}\n', encoding="utf-8")
-    pair = ["--target", str(tiny_target), "--draft", str(tiny_draft), "--prompts", "prompts.jsonl"]
-    assert widedraft.main(["eval", "eval.max_prompts=3", *pair, "seed=4"]) == 0
-    assert widedraft.main(["eval", *pair, "--out", "cards"]) == 0
-    out = Path(f"eval-{tiny_draft.name}")
-    drafts = {"draft": tiny_draft}
-    assert scored == [
-        (tiny_target, drafts, ["prompts.jsonl:1"], 3, out, 4),
-        (tiny_target, drafts, ["prompts.jsonl:1"], 64, Path("cards"), 17),
-    ]
-    assert str(out / "scorecard.md") in capsys.readouterr().out
-
-
-def test_a_baseline_is_scored_first_and_the_draft_decoded_live(recipe, tiny_target, tiny_draft, scored):
-    Path("prompts.jsonl").write_text('{"prompt": "Hello"}\n', encoding="utf-8")
-    pair = ["--target", str(tiny_target), "--draft", str(tiny_draft), "--prompts", "prompts.jsonl"]
-    assert widedraft.main(["eval", *pair, "--baseline", str(tiny_target)]) == 0
-    [(_, drafts, *_)] = scored
-    assert list(drafts.items()) == [("baseline", tiny_target), ("draft", tiny_draft)]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, or --recorded and --draft"),
-        (["demo.yaml", "--baseline", "x"], "widedraft eval needs a RECIPE alone"),
-        (["demo.yaml", "--out", "x"], "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts"),
-        (["--draft", "x"], "--target and --prompts must be given too."),
-        (
-            ["--draft", "x", "--target", "y", "--prompts", "z", "demo.yaml"],
-            "command line: demo.yaml: demo.yaml must be key=value",
-        ),
-        (
-            ["--draft", "x", "--target", "y", "--prompts", "z", "eval.tasks=[{path: a}]"],
-            "eval.tasks must be left out beside --prompts",
-        ),
-    ],
-)
-def test_eval_says_what_it_needs(words, message, recipe, scored, capsys):
-    assert widedraft.main(["eval", *words]) == 2
-    assert capsys.readouterr().err.startswith(message)
-    assert scored == []
+def test_tasks_prints_the_table(capsys):
+    assert widedraft.main(["tasks"]) == 0
+    assert capsys.readouterr().out == f"{tasks_page()}\n"
 
 
 def raising(error: BaseException):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 from eval.traces import DecodingSettings, write_traces
 
 GREEDY = DecodingSettings(
@@ -76,6 +76,14 @@ def test_rounds_of_a_file_alone(capsys):
         (["--recorded", "TRACES", "--draft", "x", "--target", "y"], "--target must be left out beside --recorded"),
         (["--recorded", "TRACES", "--draft", "x", "--prompts", "p"], "--prompts must be left out: the traces in"),
         (["--recorded", "r.txt", "--draft", "x"], "--prompts must be given too: r.txt holds answers without"),
+        (
+            ["--recorded", "r.txt", "--draft", "DRAFT", "--prompts", "a.jsonl", "--prompts", "b.jsonl"],
+            "--prompts must name one file beside r.txt, got a.jsonl and b.jsonl.",
+        ),
+        (
+            ["--recorded", "r.txt", "--draft", "DRAFT", "--prompts", "hellaswag=a.jsonl"],
+            "--prompts must name one file beside r.txt, got hellaswag=a.jsonl.",
+        ),
         (["--recorded", "none", "--draft", "x"], "none: is not there. Give a folder of traces, or a text file"),
         (["--recorded", "TRACES", "--draft", "x", "--debug"], "--debug shrinks a recipe"),
         (
@@ -90,9 +98,9 @@ def test_rounds_of_a_file_alone(capsys):
         (["a.yaml", "--out", "x"], "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, or --rec"),
     ],
 )
-def test_eval_of_recorded_answers_says_what_it_needs(words, message, traces, capsys):
+def test_eval_of_recorded_answers_says_what_it_needs(words, message, traces, tiny_draft, capsys):
     Path("r.txt").write_text("tensor([[1]])")
-    words = [str(traces) if word == "TRACES" else word for word in words]
+    words = [{"TRACES": str(traces), "DRAFT": str(tiny_draft)}.get(word, word) for word in words]
     assert widedraft.main(["eval", *words]) == 2
     assert capsys.readouterr().err.startswith(message)
 

@@ -1,7 +1,9 @@
-"""Pages that name tests name those there are."""
+"""Pages name tests there are, and show what commands print."""
 
 import re
 from pathlib import Path
+
+from eval.tasks.page import tasks_page
 
 ROOT = Path(__file__).parents[1]
 
@@ -13,3 +15,7 @@ def test_every_test_that_docs_name_is_there():
     named = set(re.findall(r"`(test_\w+)`", page)) | set(re.findall(r"\[`(\w+)`\]", page))
     assert len(named) > 40
     assert not named - defined
+
+
+def test_the_table_of_tasks_is_the_one_that_is_printed():
+    assert f"```\n{tasks_page()}\n```" in (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")

@@ -31,6 +31,11 @@ LIGHT_MODULES = (
     "distill.teacher_config",
     "distill.text_config",
     "eval.config",
+    "eval.quality.exams",
+    "eval.tasks.page",
+    "eval.tasks.prompts",
+    "eval.tasks.rendering",
+    "eval.tasks.words",
     "widedraft",
 )
 HEAVY_PACKAGES = ("torch", "transformers", "composer", "datasets", "scipy")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
 from eval.pair_commands import DTYPES
+from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,7 +43,7 @@ def latency_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sizes of --shapes, as 290M or 1.3B (default: a quarter and an eighth of the target's)",
     )
-    parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file whose prompts fill the caches")
+    prompts_argument(parser)  # they fill the caches
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], metavar="N", help="rows (default: 1 4)")
     parser.add_argument(
         "--context",
@@ -132,7 +133,7 @@ def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], l
     from eval.latency.steps import TARGET
     from eval.models import load_model, load_tokenizer, require_same_tokenizer
     from eval.pair import prompts_of
-    from eval.tasks import render_prompt
+    from eval.tasks.rendering import render_prompt
 
     folder = resolve_checkpoint(options.target)
     drafts = [resolve_checkpoint(name) for name in options.draft]

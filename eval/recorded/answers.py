@@ -16,7 +16,7 @@ from eval.config import PromptSource
 from eval.models import load_tokenizer, require_rows, text_config, tokenizer_identity
 from eval.recorded.ground_truth import read_ground_truth
 from eval.shards import read_claims, shorten
-from eval.tasks import checked_text, first_field, load_rows
+from eval.tasks.rows import checked_text, first_field, load_rows
 from eval.traces import Trace, read_traces
 
 TRACES_NAME = "eval"  # held out of training, so never the text the draft has learned

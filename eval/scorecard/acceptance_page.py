@@ -13,6 +13,7 @@ TESTS_NOTE = (
     "so finds differences too easily. p over prompts flips the sign of whole prompts, and is the one to believe."
 )
 BIN_TITLES = {
+    "task": "task of the prompt",
     "category": "category of the prompt",
     "output_position": "output position (tokens before)",
     "entropy": "entropy of the target (nats)",

@@ -101,7 +101,7 @@ def rule_record(score: DraftScore, resampling: Resampling) -> Record:
 
 
 def bins_record(parted: PartedScores, resampling: Resampling) -> list[Record]:
-    """Acceptance by category, position and entropy, where that fills more than one bin."""
+    """Acceptance by task, category, position and entropy, where that fills more than one bin."""
     return [
         {"by": by, "bins": [bin_record(label, score, resampling) for label, score in scores.items()]}
         for by, scores in parted.items()

@@ -108,6 +108,7 @@ def method_section(scorecard: Record) -> list[str]:
             f"Prompts: {prompts['given']} given, {prompts['taken']} taken, {prompts['too_long']} of them longer than "
             f"{settings['max_prompt_len']} tokens and left out, {prompts['scored']} scored."
         ),
+        f"Tasks: {', '.join(map(task_words, prompts['tasks']))}.",
         (
             f"Answers: at most {settings['max_new_tokens']} tokens, written by the target in batches of "
             f"{settings['batch_size']}; seed {settings['seed']}."
@@ -120,6 +121,12 @@ def method_section(scorecard: Record) -> list[str]:
         f"Versions: Python {origin['python']}, {versions}; commit {origin['git_commit']}; {origin['created']}.",
     ]
     return ["## How it was measured", "\n".join(f"- {fact}" for fact in facts)]
+
+
+def task_words(task: Record) -> str:
+    """A task with its version, how many prompts of it were taken, and the hash of what they ask."""
+    name = "prompts of no named task" if task["task"] is None else f"{task['task']} version {task['version']}"
+    return f"{name}: {task['prompts']} taken, sha256 {task['sha256'][:12]}"
 
 
 def step_words(step: Record) -> str:

@@ -22,13 +22,7 @@ from eval.latency.machine import torch_threads
 from eval.latency.measure import Latency, measure_latency
 from eval.latency.steps import Setting
 from eval.live import compare_with_replay, decode_live, live_run
-from eval.models import (
-    load_model,
-    require_positions,
-    require_same_tokenizer,
-    shared_vocab_size,
-    stop_token_ids,
-)
+from eval.models import load_model, require_positions, require_same_tokenizer, shared_vocab_size, stop_token_ids
 from eval.replay import answer_logits, replay_answer
 from eval.round_trace import ModelIdentity, Run, write_round_trace
 from eval.scorecard.acceptance_record import acceptance_record, comparison_record
@@ -36,7 +30,8 @@ from eval.scorecard.page import scorecard_page
 from eval.scorecard.record import Record, latency_record, live_record, speedup_record
 from eval.scorecard.scores import DraftScore, ReplayedDraft
 from eval.scorecard.verdict import find_warnings, verdict
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
+from eval.tasks.prompts import tasks_record
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
 SCHEMA = "widedraft.scorecard/2"
@@ -218,7 +213,7 @@ def replay_drafts(pair: Pair, answers: Answers, *, temperature: float) -> list[R
                 trace.answer_ids,
                 temperature=temperature,
             )
-            replayed[name].append(ReplayedAnswer(prompt, trace.category, replay))
+            replayed[name].append(ReplayedAnswer(prompt, trace.category, replay, trace.task))
     return [ReplayedDraft(name, temperature, rows) for name, rows in replayed.items()]
 
 
@@ -284,6 +279,7 @@ def prompts_record(prompts: Sequence[Prompt], answers: Mapping[float, Answers], 
         "taken": num_taken,
         "too_long": num_taken - num_scored,
         "scored": num_scored,
+        "tasks": tasks_record(prompts[:num_taken]),
         "sources": [trace.source for _, trace in first.first_turns()],
         "ids_sha256": fingerprint_value([list(trace.prompt_ids) for _, trace in first.first_turns()]),
         "answers": [

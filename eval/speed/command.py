@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
 from eval.pair_commands import DTYPES, opener_of, require_positive
+from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
     from eval.acceptance import Resampling
@@ -24,7 +25,7 @@ def speed_arguments(parser: argparse.ArgumentParser) -> None:
     """--target A --draft B and more."""
     parser.add_argument("--target", required=True, metavar="A", help="folder or hub id of the model to draft for")
     parser.add_argument("--draft", required=True, metavar="B", help="folder or hub id of the draft")
-    parser.add_argument("--prompts", metavar="FILE", help="JSON-lines file of prompts")
+    prompts_argument(parser)
     parser.add_argument("--num-prompts", type=int, default=8, metavar="N", help="prompts used at most (default: 8)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of a text (default: 128)")
     parser.add_argument(

@@ -15,7 +15,7 @@ from distill.debug_files import begin_debug, byte_tokenizer, prompts, write_tiny
 from distill.debug_recipe import debug_recipe, leaves, replaced, tiny_run
 from distill.loss_config import TokenSelection
 from distill.recipe import Recipe, load_recipe
-from eval.tasks import render_prompt
+from eval.tasks.rendering import render_prompt
 
 TARGET = "meta-llama/Llama-2-7b-hf"
 TEXT = {"domains": [{"name": "wiki", "dataset": "owner/wiki", "config": "en", "split": "test", "weight": 2.0}]}

@@ -12,7 +12,7 @@ from distill import generate
 from distill.data_config import DataConfig
 from distill.generate import drop_duplicates, generate_answers, hold_out
 from eval.config import PromptSource
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 from eval.traces import read_traces
 
 
@@ -181,7 +181,7 @@ def test_duplicates_are_conversations_that_are_equal(capsys):
     first, again, other = *ask("a", "a"), Prompt("f:9", ({"role": "user", "content": "a"},), ("and then?",))
     assert drop_duplicates([first, other, again]) == [first, other]
     assert "1 of 3 prompts are duplicates" in capsys.readouterr().err
-    labelled = Prompt("f:10", first.messages, category="cooking")
+    labelled = Prompt("f:10", first.messages, category="cooking", task="gsm8k/1")
     assert drop_duplicates([first, labelled]) == [first]  # else one could be held out and the other trained on
     capsys.readouterr()
     assert drop_duplicates([first, other]) == [first, other]

@@ -21,7 +21,8 @@ from distill.teacher_cache.stage import cache_stage
 from distill.train import read_answers, train
 from eval.config import PromptSource
 from eval.models import load_tokenizer
-from eval.tasks import Prompt, render_prompt
+from eval.tasks.forms import Prompt
+from eval.tasks.rendering import render_prompt
 from eval.traces import Trace, read_traces, write_traces
 
 LOSS_RTOL = 1e-6  # float32, a cached hidden state was computed in another batch
@@ -70,6 +71,15 @@ def config(*paths: str, **changes: Any) -> DataConfig:
 def test_row_forms(row_file, row, messages):
     path = row_file(row)
     assert load_conversations([PromptSource(path=path)]) == [Conversation(f"{path}:1", messages)]
+
+
+def test_rows_of_a_task_bring_the_answers_their_task_says(row_file):
+    path = row_file({"document": "News.", "summary": " N.", "answer": "no"})
+    [conversation] = load_conversations([PromptSource(task="xsum", path=path)])
+    assert conversation == Conversation(f"{path}:1", (ask("summarize: News."), answer("N.")))
+    path = row_file({"conversation_a": [ask("a"), answer("b"), ask("c"), answer("d "), ask("e")]})
+    [conversation] = load_conversations([PromptSource(task="arena", path=path)])
+    assert conversation.messages == (ask("a"), answer("b"), ask("c"), answer("d"))
 
 
 REFUSED = {

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +14,23 @@ import torch
 
 from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
-from architectures.manifest import changed_inputs, read_manifest, write_manifest
-from distill import stages
+from architectures.manifest import (
+    changed_inputs,
+    fingerprint_file,
+    fingerprint_value,
+    read_manifest,
+    write_manifest,
+)
+from distill import stage_inputs, stages
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.lineage import begin_training, refuse_orphaned_training, require_training_inputs, write_draft_manifest
 from distill.loss_config import TokenSelection
 from distill.recipe import save_recipe
-from distill.stage_inputs import eval_inputs, generate_inputs, prune_inputs
+from distill.stage_inputs import eval_inputs, fingerprint_sources, generate_inputs, prune_inputs
 from distill.stages import distill_stage, eval_prompts, export_stage
 from distill.train import train
 from eval.config import PromptSource
+from eval.tasks.table import TASKS
 from eval.traces import read_traces
 
 CHANGES_WEIGHTS: dict[str, Any] = {
@@ -138,6 +146,33 @@ def test_what_a_changed_key_makes_again(make_run, inputs_of, key, value, named):
     shutil.copytree(run / "init", run / "draft")
     manifest = {"inputs": inputs_of(recipe, target)}
     assert changed_inputs(manifest, inputs_of(changed(recipe, key, value), target)) == named
+
+
+def test_a_source_without_a_task_is_what_it_was_before_there_were_tasks(make_run, tmp_path):
+    """What an earlier widedraft generated or scored is not made again for a key it did not know."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "a"}')
+    before = {"path": str(path), "name": None, "config": None, "split": "train", "num_prompts": 5}
+    source = PromptSource(path=str(path), num_prompts=5)
+    assert fingerprint_sources([source]) == fingerprint_value([[before, fingerprint_file(path)]])
+    recipe = changed(make_run(), "data.prompts", (source,))
+    target = Path(recipe.target.path)
+    data = {**recipe.data.model_dump(mode="json"), "prompts": [before]}
+    assert generate_inputs(recipe, target)["data"] == fingerprint_value(data)
+    shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
+    settings = {**recipe.eval.model_dump(mode="json"), "tasks": [before]}
+    assert eval_inputs(changed(recipe, "eval.tasks", (source,)), target)["eval"] == fingerprint_value(settings)
+
+
+def test_a_task_and_its_version_are_part_of_what_something_is_made_from(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "a"}')
+    plain, named = PromptSource(path=str(path)), PromptSource(task="gsm8k", path=str(path))
+    found = {fingerprint_sources([source]) for source in (plain, named, PromptSource(task="gsm8k"))}
+    raised = replace(TASKS["gsm8k"], version=2)
+    monkeypatch.setattr(stage_inputs, "TASKS", {"gsm8k": raised})
+    assert len({*found, *(fingerprint_sources([source]) for source in (named, PromptSource(task="gsm8k")))}) == 5
+    assert fingerprint_sources([plain]) in found
 
 
 def test_a_scorecard_is_of_its_draft_its_init_and_its_target(make_run, make_checkpoint):

@@ -17,7 +17,7 @@ from distill.recipe import Recipe
 from distill.self_written import SelfWriting
 from distill.stage_inputs import prune_inputs
 from distill.stages import generate_stage, prune_stage
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 
 FIRST_LAST = {"method": "first_last"}  # looks at no text
 

@@ -171,7 +171,25 @@ IN_FILE = {
     ),
     "prompts from nowhere": (
         "eval: {tasks: [{}]}",
-        "r.yaml:5: eval.tasks[0].name must be given, or path. Prompts come from a file or from a `datasets` name.",
+        (
+            "r.yaml:5: eval.tasks[0].name must be given, or path, or task. "
+            "Prompts come from a file, a data set or a named task."
+        ),
+    ),
+    "task of no name": (
+        "eval: {tasks: [{task: gsm8}]}",
+        "r.yaml:5: eval.tasks[0].task must be a named task, got 'gsm8'. Did you mean gsm8k?",
+    ),
+    "task from two places": (
+        "eval: {tasks: [{task: gsm8k, path: a, name: b}]}",
+        "r.yaml:5: eval.tasks[0].name must be left out beside path, got 'b' and 'a'. Keep one.",
+    ),
+    "configuration of a task's file": (
+        "eval: {tasks: [{task: gsm8k, path: a, config: main}]}",
+        (
+            "r.yaml:5: eval.tasks[0].config must be left out beside path, got 'main'. "
+            "A JSON-lines file has no configurations or splits."
+        ),
     ),
     "split of a file": (
         "eval: {tasks: [{path: a, split: test}]}",

@@ -135,18 +135,20 @@ def test_stages_ask_for_the_one_before(run, tmp_path, capfd):
         assert missing in capfd.readouterr().err
 
 
-def test_held_out_prompts_keep_their_categories(tmp_path):
+def test_held_out_prompts_keep_their_categories_and_tasks(tmp_path):
     from types import SimpleNamespace
 
     from distill.stages import eval_prompts
     from eval.shards import claim_shards, write_shard
 
+    labels = ({"category": "math", "task": "gsm8k/1"}, {})  # the second as written before there were any
     row = {"messages": [{"role": "user", "content": "a"}], "prompt_ids": [1], "answer_ids": [2], "answer": "b"}
     rows = [
         {"id": number, "source": f"p:{number}", **row, "finish_reason": "stop", **label}
-        for number, label in enumerate(({"category": "math"}, {}))  # the second as written before there were any
+        for number, label in enumerate(labels)
     ]
     [path] = claim_shards(tmp_path / "data", "eval", {}, num_shards=1)
     write_shard(path, rows)
     recipe = SimpleNamespace(eval=SimpleNamespace(tasks=()), run_dir=str(tmp_path))
     assert [prompt.category for prompt in eval_prompts(recipe)] == ["math", None]
+    assert [prompt.task for prompt in eval_prompts(recipe)] == ["gsm8k/1", None]

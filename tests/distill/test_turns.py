@@ -18,7 +18,7 @@ from distill.data import AnswerDataset, Example
 from distill.given import traces_of
 from distill.turns import Renderer, stop_ids_of
 from eval.models import load_model, stop_token_ids
-from eval.tasks import render_prompt
+from eval.tasks.rendering import render_prompt
 from eval.traces import Trace
 
 EACH = "{% for message in messages %}"

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from eval.models import load_model, load_tokenizer
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 from eval.traces import DecodingSettings, write_traces
 
 

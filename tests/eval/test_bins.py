@@ -1,11 +1,14 @@
 """Bins hold every token once, and say which."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from eval.bins import (
     ENTROPY_EDGES_NATS,
     NO_CATEGORY,
+    NO_TASK,
     POSITION_EDGES,
     ReplayedAnswer,
     binnings,
@@ -56,3 +59,11 @@ def test_categories_stand_in_their_order_and_the_rest_last():
     [binning] = [one for one in binnings(answers) if one.by == "category"]
     assert binning.labels == ["code", "talk", NO_CATEGORY]
     assert [bin_labels(answers, "category", one) for one in answers] == [[NO_CATEGORY] * 2, ["talk"] * 3, ["code"]]
+
+
+def test_tasks_part_answers_as_categories_do():
+    answers = [replace(replayed(2, category="math"), task=task) for task in ("mt_bench/1", None, "gsm8k/1")]
+    [binning] = [one for one in binnings(answers) if one.by == "task"]
+    assert binning.labels == ["gsm8k/1", "mt_bench/1", NO_TASK]
+    assert [bin_labels(answers, "task", one)[0] for one in answers] == ["mt_bench/1", NO_TASK, "gsm8k/1"]
+    assert bin_labels(answers, "category", answers[0]) == ["math"] * 2

@@ -10,7 +10,7 @@ from eval.models import load_model
 from eval.round_trace import read_round_trace
 from eval.sequencer import forward
 from eval.speculative import speculative_decode
-from eval.tasks import render_prompt
+from eval.tasks.rendering import render_prompt
 from eval.texts import Limits, Speculation
 
 
@@ -23,7 +23,7 @@ def questions(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def from_the_command_line(target_folder, noisy_folder, tmp_path_factory):
-    """Run verify or compare on the pair in float32; returns the trace, and which folders were loaded."""
+    """Run verify, quality or compare on the pair in float32; returns the trace, and which folders were loaded."""
 
     def command(name, *words):
         path, loaded = tmp_path_factory.mktemp(name) / "rounds.jsonl", []
@@ -51,7 +51,7 @@ def test_the_target_is_not_replaced_by_the_draft_after_the_first_prompt(
 ):
     """By the draft in the target's place everything would be kept."""
     trace, _ = compared
-    asked = pair.prompts_of(str(questions), count=None)
+    asked = pair.prompts_of([str(questions)], count=None)
     ids = [render_prompt(target_tokenizer, prompt.messages) for prompt in asked]
     expected = speculative_decode(target, noisy_draft, ids, limits=Limits(12, {2}), speculation=Speculation(3))
     for prompt, text in zip(asked, expected, strict=True):
@@ -100,6 +100,18 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
         "samples": 1,
         "compile": None,
     },
+    "quality": {
+        "target": "NOISY",
+        "draft": "TARGET",
+        "check": "EXAM",
+        "lookahead": 2,
+        "seed": 4,
+        "dtype": "bfloat16",
+        "num-prompts": 1,
+        "max-new-tokens": 5,
+        "batch-size": 1,
+        "compile": None,
+    },
     "compare": {
         "target": "NOISY",
         "draft": "TARGET",
@@ -115,13 +127,16 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
 }
 USUAL = {
     "verify": ("--max-new-tokens", 8, "--num-prompts", 2, "--samples", 2),
+    "quality": ("--check", "multiplication", "--max-new-tokens", 8, "--num-prompts", 2),
     "compare": ("--max-new-tokens", 8, "--temperature", 1, "--num-threads", 1),
 }
 
 
 def what_was_decoded(trace):
     """Everything of a trace that its options decide: no times, and nothing that only repeats an option."""
-    rounds = [(one.prompt, one.sample, one.start, one.proposed, one.accepted, one.stopped) for one in trace.rounds]
+    rounds = [
+        (one.prompt, one.sample, one.start, one.proposed, one.accepted, one.stopped, one.rows) for one in trace.rounds
+    ]
     return rounds, trace.header.target.dtype, trace.header.threads, trace.header.compiled
 
 
@@ -142,11 +157,13 @@ def test_no_option_is_accepted_and_ignored(
     monkeypatch.setattr(compiled, "compiled_forward", lambda _model: forward)  # compiling takes minutes
     monkeypatch.setattr(compiled.shutil, "which", lambda name: name)
     (tmp_path / "other.jsonl").write_text('{"prompt": "another question"}\n')
+    (tmp_path / "exam.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n')
     values = {
         "NOISY": noisy_folder,
         "TARGET": target_folder,
         "QUESTIONS": questions,
         "OTHER QUESTIONS": tmp_path / "other.jsonl",
+        "EXAM": f"gsm8k={tmp_path / 'exam.jsonl'}",
     }
     value = OPTIONS[command][option]
     prompts = ("--prompts", questions) if command == "compare" else ()

@@ -15,7 +15,7 @@ from eval.pair import OpenPair, open_pair, prompts_of
 from eval.race import Runner, race, spans, writers_of
 from eval.sampling import Sampling
 from eval.speculative import plain_decode
-from eval.tasks import Prompt, user_turn
+from eval.tasks.forms import Prompt, user_turn
 from eval.texts import Decoded, Limits, Seeds, Speculation
 
 ROOT = Path(__file__).parents[2]
@@ -107,8 +107,8 @@ def test_a_runner_counts_rounds_and_rates():
 def test_prompts_are_read_from_a_file_or_built_in(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(3)), encoding="utf-8")
-    assert [prompt.messages[0]["content"] for prompt in prompts_of(str(path), 2)] == ["say 0", "say 1"]
-    assert len(prompts_of(str(path), None)) == 3
+    assert [prompt.messages[0]["content"] for prompt in prompts_of([str(path)], 2)] == ["say 0", "say 1"]
+    assert len(prompts_of([str(path)], None)) == 3
     assert [prompt.source for prompt in prompts_of(None, 2)] == ["built-in:1", "built-in:2"]
 
 

@@ -17,7 +17,7 @@ from eval.race import race
 from eval.sampling import Sampling
 from eval.sequencer import RowSequencer, forward
 from eval.speculative import decode_steps, plain_decode, speculative_decode
-from eval.tasks import Prompt, user_turn
+from eval.tasks.forms import Prompt, user_turn
 from eval.texts import Limits, Seeds, Speculation
 from eval.wanted import Wanted
 from tests.eval.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other

@@ -162,4 +162,4 @@ def test_no_row_is_left_out_for_the_data_set_it_names(tmp_path):
     path = tmp_path / "prompts.jsonl"
     lines = [f'{{"prompt": "{i}", "dataset": "{name}", "language": "en"}}' for i, name in enumerate(names)]
     path.write_text("\n".join(lines))
-    assert [prompt.messages[0]["content"] for prompt in pair.prompts_of(str(path), count=None)] == [*"0123"]
+    assert [prompt.messages[0]["content"] for prompt in pair.prompts_of([str(path)], count=None)] == [*"0123"]

@@ -9,7 +9,7 @@ from eval.scorecard import score_drafts
 from eval.scorecard.page import scorecard_page
 from eval.scorecard.tables import rate, table
 from eval.scorecard.verdict import with_interval
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 
 PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "2+2?"), 1)]
 CONFIG = EvalConfig(
@@ -151,13 +151,17 @@ def binned(record):
     last = record["acceptance"][-1]
     lookahead = [{"lookahead": n, "tau": {"value": 1 + n, "interval": None}, "rounds": 10.0 * n} for n in (1, 2, 3)]
     one = {key: last[key] for key in ("prompts", "alpha", "greedy_match")} | {"lookahead": lookahead}
-    last["bins"] = [{"by": "category", "bins": [{"bin": "code", **one}, {"bin": "talk", **one}]}]
+    bins = [{"bin": "code", **one}, {"bin": "talk", **one}]
+    last["bins"] = [{"by": "task", "bins": bins}, {"by": "category", "bins": bins}]
     return record
 
 
 def test_bins_are_told_at_the_best_lookahead_and_only_where_there_are_several(binned):
     found = {title: parts for title, parts in sections(binned).items() if title.startswith("By ")}
-    assert [title for title in found if not title.startswith("By position")] == ["By category of the prompt: draft"]
+    assert [title for title in found if not title.startswith("By position")] == [
+        "By task of the prompt: draft",
+        "By category of the prompt: draft",
+    ]
     alpha, matches = (binned["acceptance"][-1][name] for name in ("alpha", "greedy_match"))
     tokens = f"2 prompts, {alpha['tokens']} tokens"
     cells = [tokens, with_interval(alpha), f"{matches['value']:.3f}", "3.000 at lookahead 2", "20.0"]
@@ -231,6 +235,11 @@ def test_the_method_is_told_in_numbers(record):
     [facts] = sections(record)["How it was measured"]
     assert "number type bfloat16." in facts
     assert "Prompts: 2 given, 2 taken, 0 of them longer than 1024 tokens and left out, 2 scored." in facts
+    [entry] = record["prompts"]["tasks"]
+    assert f"Tasks: prompts of no named task: 2 taken, sha256 {entry['sha256'][:12]}." in facts
+    record["prompts"]["tasks"] = [entry, {**entry, "task": "gsm8k", "version": 3}]
+    assert "no named task: 2 taken" in sections(record)["How it was measured"][0]
+    assert f", gsm8k version 3: 2 taken, sha256 {entry['sha256'][:12]}." in sections(record)["How it was measured"][0]
     assert "Answers: at most 12 tokens, written by the target in batches of 2; seed 17." in facts
     assert "Intervals: 95 % percentile bootstrap over prompts, 50 resamples." in facts
 

@@ -15,7 +15,7 @@ from eval.round_trace import ModelIdentity, Run, read_round_trace, traced_rounds
 from eval.sampling import Sampling
 from eval.scorecard import score_drafts
 from eval.speculative import speculative_decode
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 from eval.texts import Decoded, Limits, Round, Seeds, Speculation
 from eval.traces import read_traces
 

@@ -12,7 +12,7 @@ from eval import round_trace
 from eval.round_trace import ModelIdentity, Run, read_round_trace, traced_rounds, write_round_trace
 from eval.sampling import Sampling
 from eval.speculative import speculative_decode
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 from eval.texts import Decoded, Limits, Round, Seeds, Speculation
 
 NAMES = ["p.jsonl:1", 'p "two"\u2028.jsonl:2']  # a line of JSON may hold what ends a line elsewhere

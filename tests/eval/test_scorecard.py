@@ -17,7 +17,8 @@ from eval.replay import rule_names
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.score import Answers, Pair, replay_drafts, typical_context
 from eval.speculative import plain_decode, speculative_decode
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
+from eval.tasks.prompts import tasks_record
 from eval.texts import Limits, Speculation
 from eval.traces import Trace, read_traces
 
@@ -43,7 +44,7 @@ def ask(text, *later_turns, source="p.jsonl:1"):
 
 
 PROMPTS = [ask(text, source=f"p.jsonl:{i}") for i, text in enumerate(("why", "how many", "say hello", "x", "2+2?"), 1)]
-PROMPTS[-1] = replace(PROMPTS[-1], category="arithmetic")
+PROMPTS[-1] = replace(PROMPTS[-1], category="arithmetic", task="gsm8k/1")
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_at_temperature_one_tau_is_told_under_all_three_rules(scorecard):
 
 def test_bins_share_out_all_tokens_and_rounds(scorecard):
     for row in scorecard["acceptance"]:
-        assert {part["by"] for part in row["bins"]} >= {"category", "output_position"}
+        assert {part["by"] for part in row["bins"]} >= {"task", "category", "output_position"}
         for part in row["bins"]:
             bins = part["bins"]
             assert len(bins) > 1
@@ -123,7 +124,17 @@ def test_bins_share_out_all_tokens_and_rounds(scorecard):
             for place, entry in enumerate(row["lookahead"]):
                 rounds = sum(one["lookahead"][place]["rounds"] for one in bins)
                 assert rounds == pytest.approx(entry["rounds"])
-        assert [one["bin"] for one in row["bins"][0]["bins"]] == ["arithmetic", "without a category"]
+        assert [one["bin"] for one in row["bins"][0]["bins"]] == ["gsm8k/1", "without a task"]
+        assert [one["bin"] for one in row["bins"][1]["bins"]] == ["arithmetic", "without a category"]
+
+
+def test_tasks_are_recorded_with_version_and_hash(scorecard):
+    recorded = scorecard["prompts"]["tasks"]
+    assert recorded == tasks_record(PROMPTS)
+    assert [(entry["task"], entry["version"], entry["prompts"]) for entry in recorded] == [
+        (None, None, 4),
+        ("gsm8k", 1, 1),
+    ]
 
 
 def test_every_lookahead_up_to_sixteen_comes_from_the_one_pass(target_folder, noisy_folder, tmp_path):

@@ -11,7 +11,9 @@ import pytest
 from architectures.errors import UserError
 from eval.config import PromptSource
 from eval.models import load_tokenizer
-from eval.tasks import Prompt, load_prompts, render_prompt, template_hash
+from eval.tasks.forms import Prompt
+from eval.tasks.prompts import load_prompts
+from eval.tasks.rendering import render_prompt, template_hash
 from eval.traces import asked
 
 KNOWN = "messages, turns, prompt, question, instruction"
@@ -78,11 +80,12 @@ def test_rows_of_every_form_may_have_a_category(write_rows, form, fields, catego
     assert prompt.category == category
 
 
-def test_answers_claim_a_category_only_where_there_is_one():
-    """Folders written before prompts had categories stay valid, and none passes for answers with them."""
+def test_answers_claim_a_category_and_a_task_only_where_there_is_one():
+    """Folders written before prompts had them stay valid, and none passes for answers with them."""
     prompt = Prompt("f:1", (user("a"),))
     assert list(asked(prompt)) == ["source", "messages", "later_turns"]
     assert asked(replace(prompt, category="a"))["category"] == "a"
+    assert asked(replace(prompt, task="a/1"))["task"] == "a/1"
 
 
 @pytest.mark.parametrize("value", [["a"], True, " "])

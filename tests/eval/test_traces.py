@@ -16,7 +16,8 @@ from eval import traces
 from eval.models import load_model, load_tokenizer
 from eval.sampling import Sampling
 from eval.speculative import plain_decode
-from eval.tasks import Prompt, render_prompt
+from eval.tasks.forms import Prompt
+from eval.tasks.rendering import render_prompt
 from eval.texts import DRAWS, Decoded, Limits
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
@@ -126,10 +127,12 @@ def test_turns_are_answered_one_after_another(chatty_target, tmp_path):
     assert [trace.source for trace in others] == ["file.jsonl:1", "file.jsonl:2"]
 
 
-def test_every_turn_has_the_category_of_its_prompt(chatty_target, tmp_path):
-    conversation = dataclasses.replace(PROMPTS[0], later_turns=("second",), category="travel")
+def test_every_turn_has_the_category_and_the_task_of_its_prompt(chatty_target, tmp_path):
+    conversation = dataclasses.replace(PROMPTS[0], later_turns=("second",), category="travel", task="trips/2")
     write_traces(chatty_target, [conversation, PROMPTS[1]], tmp_path, GREEDY)
-    assert [trace.category for trace in read_traces(tmp_path, "train")] == ["travel", "travel", None]
+    traces = read_traces(tmp_path, "train")
+    assert [trace.category for trace in traces] == ["travel", "travel", None]
+    assert [trace.task for trace in traces] == ["trips/2", "trips/2", None]
 
 
 def test_prompts_that_are_too_long_are_left_out_and_counted(chatty_target, tmp_path, capsys):
@@ -185,7 +188,7 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from eval import shards, traces
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 
 target, prompts, runs = json.loads(sys.argv[1])
 prompts = [Prompt(source, tuple(messages), tuple(later)) for source, messages, later in prompts]

@@ -1,5 +1,6 @@
 """The grid has every cell that was asked for, its floor is what must be read, and its page says what it holds."""
 
+import argparse
 import json
 import re
 
@@ -8,11 +9,14 @@ import pytest
 import widedraft
 from architectures.errors import UserError
 from eval.acceptance import Resampling
+from eval.latency.command import latency_arguments, opened
 from eval.latency.floor import shape_of, step_bytes, weight_bytes_read
 from eval.latency.grid import Grid, measure_grid, repeated
 from eval.latency.page import grid_page
 from eval.latency.room import free_bytes, require_room
-from eval.models import load_model
+from eval.models import load_model, load_tokenizer
+from eval.tasks.forms import user_turn
+from eval.tasks.rendering import render_prompt
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=50, seed=17)
 TEXT = list(range(3, 23))
@@ -170,6 +174,15 @@ def test_a_target_alone_has_its_own_time(target_folder, capsys):
     printed = capsys.readouterr().out
     assert "target, 1 token" in printed
     assert "draft" not in printed
+
+
+def test_caches_are_filled_with_the_prompts_that_are_named(target_folder, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "2+2?"}\n')
+    parser = argparse.ArgumentParser()
+    latency_arguments(parser)
+    _, text_ids = opened(parser.parse_args(["--target", str(target_folder), "--prompts", f"gsm8k={rows}"]))
+    assert text_ids == render_prompt(load_tokenizer(target_folder), [user_turn("2+2?")])
 
 
 @pytest.mark.parametrize(
