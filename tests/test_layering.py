@@ -31,9 +31,10 @@ LIGHT_MODULES = (
     "distill.teacher_config",
     "distill.text_config",
     "eval.config",
+    "eval.report.command",
     "widedraft",
 )
-HEAVY_PACKAGES = ("torch", "transformers", "composer", "datasets", "scipy")
+HEAVY_PACKAGES = ("torch", "transformers", "composer", "datasets", "scipy", "matplotlib", "jinja2")
 
 
 def python_files(*folders: str) -> list[Path]:

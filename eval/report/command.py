@@ -1,0 +1,40 @@
+"""`widedraft report`: what it is given, and what it prints. No torch until it runs."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+PAGE_NAME = "report.html"
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    """RUN [RUN ...] --out FILE."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="a run's folder, the folder of a scorecard, or a scorecard.json; each is compared with the first",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"the page; plots go beside it (default: {PAGE_NAME} beside the scorecard, of several in this folder)",
+    )
+
+
+def report(options: argparse.Namespace) -> None:
+    """Write the page and its plots, and say where they are."""
+    from eval.report.page import write_report
+
+    out = options.out or default_page(options.runs)
+    page, *plots = write_report(options.runs, out)
+    print(f"{page}: open it in a browser; {len(plots)} plots beside it")
+
+
+def default_page(runs: Sequence[Path]) -> Path:
+    """Where the page goes that no one named."""
+    from eval.report.cards import card_path
+
+    return card_path(runs[0]).with_name(PAGE_NAME) if len(runs) == 1 else Path(PAGE_NAME)

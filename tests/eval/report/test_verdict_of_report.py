@@ -1,0 +1,107 @@
+"""The first sentence of a report: what the interval decides, and which of several drafts is the fastest."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval.scorecard.verdict import decision
+
+
+def speedup(value, low, high):
+    return {"value": value, "interval": [low, high]}
+
+
+@pytest.mark.parametrize(
+    ("estimate", "words"),
+    [
+        (speedup(1.42, 1.36, 1.47), "Faster"),
+        (speedup(0.8, 0.75, 0.85), "Slower"),
+        (speedup(1.1, 0.99, 1.2), "Not decided, because the interval holds 1"),
+        (speedup(1.1, 1.0, 1.2), "Not decided, because the interval holds 1"),
+        (speedup(0.9, 0.85, 1.0), "Not decided, because the interval holds 1"),
+        (
+            speedup(1.12, 1.05, 1.2),
+            "Faster, but by how much is not decided, because the interval is wider than the effect",
+        ),
+        (
+            speedup(0.9, 0.8, 0.95),
+            "Slower, but by how much is not decided, because the interval is wider than the effect",
+        ),
+        (speedup(1.5, 1.25, 1.75), "Faster"),  # as wide as the effect, not wider
+        ({"value": 1.4, "interval": None}, "Not decided, because one prompt gives no interval"),
+    ],
+)
+def test_the_interval_decides(estimate, words):
+    assert decision(estimate) == words
+
+
+bounds = st.floats(min_value=0.01, max_value=10)
+
+
+@given(st.tuples(bounds, bounds, bounds).map(sorted))
+def test_a_direction_is_claimed_only_where_the_whole_interval_lies_there(numbers):
+    low, value, high = numbers
+    told = decision(speedup(value, low, high))
+    assert told.startswith("Faster") == (low > 1)
+    assert told.startswith("Slower") == (high < 1)
+    assert ("not decided" in told.lower()) == (low <= 1 <= high or high - low > abs(value - 1))
+
+
+def live(value, low, high):
+    def edit(record):
+        record["live"]["speedup"] = speedup(value, low, high)
+        record["live"]["lookahead"] = 2
+
+    return edit
+
+
+def test_of_one_draft_it_is_its_own(rewrite, page_of):
+    record = rewrite("deep", live(1.5, 1.4, 1.6))
+    processor = record["provenance"]["hardware"]["processor"]
+    [words] = page_of("deep").words["verdict"]
+    assert words == (
+        "Faster: 1.50x [1.40, 1.60] the speed of the target alone at batch 1, temperature 0, lookahead 2, on a CPU "
+        f"({processor}, 1 thread)."
+    )
+
+
+def test_of_several_it_is_the_fastest_one_s(rewrite, page_of):
+    rewrite("deep", live(0.7, 0.65, 0.75))
+    rewrite("shallow", live(1.5, 1.4, 1.6))
+    for names in (("deep", "shallow"), ("shallow", "deep")):
+        [words] = page_of(*names).words["verdict"]
+        assert words.startswith("Of 2 measured drafts shallow is the fastest. Faster: 1.50x [1.40, 1.60]")
+
+
+def test_the_fastest_is_not_decided_where_intervals_overlap(rewrite, page_of):
+    rewrite("deep", live(1.4, 1.3, 1.45))
+    rewrite("shallow", live(1.5, 1.4, 1.6))
+    [words] = page_of("deep", "shallow").words["verdict"]
+    assert "though this is not decided against deep, whose interval overlaps its own. Faster:" in words
+
+
+def test_different_machines_decide_nothing_between_drafts(rewrite, page_of):
+    def move(record):
+        live(0.7, 0.65, 0.75)(record)
+        record["provenance"]["hardware"]["processor"] = "Abacus 9"
+
+    rewrite("deep", move)
+    rewrite("shallow", live(1.5, 1.4, 1.6))
+    page = page_of("deep", "shallow")
+    assert "though on different machines, so that this decides nothing between them" in page.words["verdict"][0]
+    shown = "".join(page.shown)
+    assert "differ in their machine (deep CPU (Abacus 9, 1 thread), shallow CPU (" in shown
+    assert "the drafts were timed on different machines" in shown
+
+
+def test_without_live_decoding_nothing_is_measured(rewrite, page_of):
+    for name in ("deep", "shallow"):
+        rewrite(name, lambda record: record.update(live=None))
+    [words] = page_of("deep", "shallow").words["verdict"]
+    assert words == "Not measured for any of 2 drafts: temperature 0, at which texts are decoded, was not scored."
+
+
+def test_warnings_stand_below_it_with_the_run_s_name(rewrite, page_of):
+    rewrite("deep", lambda record: record.update(warnings=["Mind the gap."]))
+    assert " Mind the gap." in page_of("deep").words["warning"]
+    assert " deep: Mind the gap." in page_of("deep", "shallow").words["warning"]
