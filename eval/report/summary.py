@@ -1,6 +1,6 @@
 """The first words of a report, and its table of drafts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from eval.report.blocks import Block, Section, Sentence, Table
@@ -10,6 +10,13 @@ from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_
 from eval.scorecard.verdict import decision, machine, verdict, with_interval
 
 Record = dict[str, Any]
+
+# What scorecards should share to be compared: where it stands, and what follows where they do not share it.
+CONDITIONS: dict[str, tuple[Callable[[Record], str], str]] = {
+    "machine": (machine, "times and speeds of one say nothing of another."),
+    "number type": (lambda record: record["settings"]["dtype"], "times and speeds of one say nothing of another."),
+    "prompts": (lambda record: record["prompts"]["ids_sha256"][:12], "acceptance and speed may differ for that alone."),
+}
 
 
 def report_verdict(drafts: Sequence[ScoredDraft]) -> str:
@@ -22,8 +29,10 @@ def report_verdict(drafts: Sequence[ScoredDraft]) -> str:
         return (
             f"Not measured for any of {len(named)} drafts: temperature 0, at which texts are decoded, was not scored."
         )
+    if len(live) == 1:
+        return f"Of {len(named)} drafts only {live[0].label} was measured. {card_verdict(live[0].card)}"
     best = max(live, key=lambda one: speed_of(one)["value"])
-    return f"Of {len(live)} measured drafts {best.label} is the fastest{doubt(best, live)}. {card_verdict(best.card)}"
+    return f"Of {len(live)} measured drafts {best.label} {standing(best, live)}. {card_verdict(best.card)}"
 
 
 def card_verdict(card: Card) -> str:
@@ -37,15 +46,20 @@ def card_verdict(card: Card) -> str:
     )
 
 
-def doubt(best: ScoredDraft, live: Sequence[ScoredDraft]) -> str:
-    """What keeps the fastest from being surely the fastest."""
+def standing(best: ScoredDraft, live: Sequence[ScoredDraft]) -> str:
+    """Whether the fastest is surely the fastest, and what keeps it from that."""
+    if unlike := differing([one.card for one in live]):
+        return f"came out fastest, which decides nothing between them: they differ in their {' and '.join(unlike)}"
     others = [one for one in live if one is not best]
-    if len({machine(one.card.record) for one in live}) > 1:
-        return ", though on different machines, so that this decides nothing between them"
     close = [one.label for one in others if may_be_as_fast(speed_of(one), speed_of(best))]
-    return (
-        f", though this is not decided against {' and '.join(close)}, whose interval overlaps its own" if close else ""
-    )
+    if close:
+        return f"came out fastest, which is not decided: its interval overlaps that of {' and of '.join(close)}"
+    return "is the fastest"
+
+
+def differing(cards: Sequence[Card]) -> list[str]:
+    """The conditions that scorecards do not share."""
+    return [what for what, (found, _) in CONDITIONS.items() if len({found(card.record) for card in cards}) > 1]
 
 
 def may_be_as_fast(other: Record, best: Record) -> bool:
@@ -64,16 +78,10 @@ def speed_of(one: ScoredDraft) -> Record:
 def report_warnings(cards: Sequence[Card]) -> list[str]:
     """What must be known before believing the numbers: of each scorecard, and of putting them side by side."""
     told = [f"{card.name}: {text}" if len(cards) > 1 else text for card in cards for text in card.record["warnings"]]
-    first = cards[0].record
-    for what, value in (("machine", machine), ("number type", lambda record: record["settings"]["dtype"])):
-        values = {card.name: value(card.record) for card in cards}
-        if len(set(values.values())) > 1:
-            listed = ", ".join(f"{name} {found}" for name, found in values.items())
-            told.append(
-                f"The scorecards differ in their {what} ({listed}): times and speeds of one say nothing of another."
-            )
-    if any(card.record["prompts"]["ids_sha256"] != first["prompts"]["ids_sha256"] for card in cards):
-        told.append("The scorecards are of different prompts: their acceptance may differ for that alone.")
+    for what in differing(cards):
+        found, consequence = CONDITIONS[what]
+        listed = ", ".join(f"{card.name} {found(card.record)}" for card in cards)
+        told.append(f"The scorecards differ in their {what} ({listed}): {consequence}")
     return told
 
 

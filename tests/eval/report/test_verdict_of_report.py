@@ -77,7 +77,29 @@ def test_the_fastest_is_not_decided_where_intervals_overlap(rewrite, page_of):
     rewrite("deep", live(1.4, 1.3, 1.45))
     rewrite("shallow", live(1.5, 1.4, 1.6))
     [words] = page_of("deep", "shallow").words["verdict"]
-    assert "though this is not decided against deep, whose interval overlaps its own. Faster:" in words
+    assert words.startswith(
+        "Of 2 measured drafts shallow came out fastest, which is not decided: its interval overlaps that of deep. "
+    )
+
+
+def test_the_fastest_is_decided_where_intervals_do_not_meet(rewrite, page_of):
+    rewrite("shallow", live(1.5, 1.4, 1.6))
+    for high, told in ((1.39, "is the fastest"), (1.4, "came out fastest, which is not decided")):
+        rewrite("deep", live(1.3, 1.2, high))
+        assert told in page_of("deep", "shallow").words["verdict"][0]
+
+
+def test_without_an_interval_the_fastest_is_not_decided(rewrite, page_of):
+    rewrite("shallow", live(9.0, 8.9, 9.1))
+    rewrite("deep", lambda record: record["live"].update(speedup={"value": 1.4, "interval": None}))
+    assert "which is not decided: its interval overlaps" in page_of("deep", "shallow").words["verdict"][0]
+
+
+def test_where_one_draft_alone_was_measured_it_is_not_the_fastest(rewrite, page_of):
+    rewrite("deep", lambda record: record.update(live=None))
+    rewrite("shallow", live(1.5, 1.4, 1.6))
+    [words] = page_of("deep", "shallow").words["verdict"]
+    assert words.startswith("Of 2 drafts only shallow was measured. Faster: 1.50x")
 
 
 def test_different_machines_decide_nothing_between_drafts(rewrite, page_of):
@@ -88,10 +110,28 @@ def test_different_machines_decide_nothing_between_drafts(rewrite, page_of):
     rewrite("deep", move)
     rewrite("shallow", live(1.5, 1.4, 1.6))
     page = page_of("deep", "shallow")
-    assert "though on different machines, so that this decides nothing between them" in page.words["verdict"][0]
+    assert (
+        "shallow came out fastest, which decides nothing between them: they differ in their machine. Faster:"
+        in page.words["verdict"][0]
+    )
     shown = "".join(page.shown)
     assert "differ in their machine (deep CPU (Abacus 9, 1 thread), shallow CPU (" in shown
     assert "the drafts were timed on different machines" in shown
+
+
+@pytest.mark.parametrize(
+    ("edit", "what"),
+    [
+        (lambda record: record["settings"].update(dtype="bfloat16"), "number type"),
+        (lambda record: record["prompts"].update(ids_sha256="0" * 64), "prompts"),
+    ],
+)
+def test_different_number_types_or_prompts_decide_nothing_either(rewrite, page_of, edit, what):
+    rewrite("shallow", live(1.5, 1.4, 1.6))
+    rewrite("deep", lambda record: (live(0.7, 0.65, 0.75)(record), edit(record)))
+    page = page_of("deep", "shallow")
+    assert f"which decides nothing between them: they differ in their {what}. Faster:" in page.words["verdict"][0]
+    assert any(f"The scorecards differ in their {what} (deep " in words for words in page.words["warning"])
 
 
 def test_without_live_decoding_nothing_is_measured(rewrite, page_of):
