@@ -1,5 +1,6 @@
 """What a page is made of: sections of tables, figures, sentences and texts. Values only; page.py makes them HTML."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -8,6 +9,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from eval.examples import Example
+
+MOST_LETTERS = 24  # that a plot has room for beside its bars, or beside each other below it
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,11 @@ def table_by_draft(caption: str, columns: Sequence[str], rows: Sequence[Sequence
     if len(names) > 1:
         return Table(caption, ("draft", *columns), rows)
     return Table(f"{caption}: {names.pop()}", columns, [row[1:] for row in rows])
+
+
+def folded(name: str, most: int = MOST_LETTERS) -> str:
+    """A name on as many lines as a plot needs to show it."""
+    return textwrap.fill(name, most)
 
 
 Block = Table | Figure | Sentence | Absent | Facts | Texts

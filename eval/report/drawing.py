@@ -14,7 +14,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from eval.report.blocks import Figure
+from eval.report.blocks import MOST_LETTERS, Figure, folded
 
 Record = dict[str, Any]
 
@@ -79,7 +79,14 @@ def add_legend(canvas: Canvas, axes: Axes) -> None:
     """Name the series below the plot, where there is one to name."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        canvas.legend(handles, labels, loc="outside lower center", ncols=1 if max(map(len, labels)) > 24 else 2)
+        columns = 1 if max(map(len, labels)) > MOST_LETTERS else 2
+        shown = [folded(label.strip(), 2 * MOST_LETTERS) for label in labels]
+        canvas.legend(handles, shown, loc="outside lower center", ncols=columns)
+
+
+def in_legend(name: str) -> str:
+    """A name that matplotlib does not leave out of the legend, as it does with those that begin with _."""
+    return f" {name}"
 
 
 def inside(svg: str, name: str) -> tuple[str, str]:
@@ -107,7 +114,7 @@ def series_style(place: int) -> dict[str, Any]:
 
 def draw_points(axes: Axes, x: Sequence[float], estimates: Sequence[Record], place: int, label: str) -> None:
     """Measured values as a series, with a bar for each interval."""
-    axes.plot(x, [one["value"] for one in estimates], label=label, **series_style(place))
+    axes.plot(x, [one["value"] for one in estimates], label=in_legend(label), **series_style(place))
     for at, one in zip(x, estimates, strict=True):
         draw_interval(axes, at, one, place)
 
@@ -115,7 +122,7 @@ def draw_points(axes: Axes, x: Sequence[float], estimates: Sequence[Record], pla
 def draw_measured(axes: Axes, x: float, estimate: Record, place: int, label: str) -> None:
     """A single measured value, larger than the points of a series, with its interval."""
     style = series_style(place) | {"linestyle": "none", "markersize": 10, "zorder": 1.5}  # a point stays seen on it
-    axes.plot([x], [estimate["value"]], label=label, **style)
+    axes.plot([x], [estimate["value"]], label=in_legend(label), **style)
     draw_interval(axes, x, estimate, place)
 
 
@@ -127,12 +134,13 @@ def draw_interval(axes: Axes, x: float, estimate: Record, place: int) -> None:
 
 def draw_predicted(axes: Axes, x: Sequence[float], y: Sequence[float], place: int, label: str) -> None:
     """Predicted values as a series, with open markers: only what was measured is filled."""
-    axes.plot(x, y, label=label, markerfacecolor=PAPER, **series_style(place))
+    axes.plot(x, y, label=in_legend(label), markerfacecolor=PAPER, **series_style(place))
 
 
 def draw_curve(axes: Axes, x: Sequence[float], y: Sequence[float], place: int, label: str) -> None:
     """What a formula says beside measured values: thin, dotted, without markers."""
-    axes.plot(x, y, label=label, color=COLOURS[place % len(COLOURS)], linestyle=(0, (1, 2)), linewidth=1.2)
+    style = {"color": COLOURS[place % len(COLOURS)], "linestyle": (0, (1, 2)), "linewidth": 1.2}
+    axes.plot(x, y, label=in_legend(label), **style)
 
 
 def whole_ticks(axes: Axes, values: Iterable[int]) -> None:
@@ -160,6 +168,6 @@ def draw_parts(axes: Axes, rows: Sequence[str], parts: Sequence[str], values: Se
             edgecolor=PAPER,
         )
         starts = [start + width for start, width in zip(starts, widths, strict=True)]
-    axes.set_yticks(range(len(rows)), rows)
+    axes.set_yticks(range(len(rows)), [folded(row) for row in rows])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")

@@ -48,7 +48,7 @@ def tau_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
             x = [entry["lookahead"] for entry in row["lookahead"]]
             draw_points(axes, x, [entry["tau"] for entry in row["lookahead"]], place, one.label)
             draw_curve(axes, x, [iid_tau(row["alpha"]["value"], g) for g in x], place, f"{one.label}, independent")
-            whole_ticks(axes, x)
+        whole_ticks(axes, all_lookaheads(drafts, temperature))
         axes.set(xlabel="lookahead", ylabel="tokens per round (τ)")
 
     told = "; ".join(
@@ -79,7 +79,7 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
                 draw_measured(
                     axes, one.live["lookahead"], one.live["decoding_speedup"], place, f"{one.label}, measured"
                 )
-            whole_ticks(axes, x)
+        whole_ticks(axes, all_lookaheads(drafts, temperature))
         draw_one(axes)
         axes.set(xlabel="lookahead", ylabel="times the target alone")
 
@@ -90,6 +90,11 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
         caption=f"Speed, temperature {temperature:g}; above the line at 1 the draft pays",
         draw=draw,
     )
+
+
+def all_lookaheads(drafts: Sequence[ScoredDraft], temperature: float) -> list[int]:
+    """Those that any of the drafts was scored at."""
+    return [entry["lookahead"] for one in drafts for entry in one.row(temperature)["lookahead"]]
 
 
 def speed_words(one: ScoredDraft, temperature: float) -> str:

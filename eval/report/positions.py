@@ -44,7 +44,7 @@ def positions_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figur
             draw_points(axes, x, [position["joint"] for position in found], place, one.label)
             alpha = one.row(temperature)["alpha"]["value"]
             draw_curve(axes, x, [alpha**k for k in x], place, f"{one.label}, independent")
-            whole_ticks(axes, x)
+        whole_ticks(axes, [position["position"] for one in drafts for position in positions_of(one, temperature)])
         axes.set(xlabel="position in the round", ylabel="share of rounds that keep it", ylim=(0, None))
 
     told = "; ".join(

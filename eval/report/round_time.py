@@ -1,14 +1,17 @@
 """Where a round's time goes: drafting, the draft's catch-up, verification, and the loop around them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING
 
-from eval.report.blocks import Absent, Block, Figure, Section, Sentence, Table
+from eval.acceptance import Estimate, Resampling, paired_ratio_difference
+from eval.report.blocks import Absent, Block, Figure, Section, Sentence, Table, folded
+from eval.report.differences import resampling_of
 from eval.report.drafts import ScoredDraft
 from eval.round_figures import texts_of
 from eval.round_trace import TracedRound
+from eval.scorecard.acceptance_record import estimate_record
+from eval.scorecard.verdict import with_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,8 +89,8 @@ def measured_time(one: ScoredDraft) -> RoundTime:
     assert one.live is not None
     spent, rounds = one.live["speculative"], one.live["agreement"]["loop"]["rounds"]
     draft_ms, verify_ms, whole_ms = (1000 * spent[name] / rounds for name in ("draft_s", "verify_s", "decode_s"))
-    found = None if one.card.rounds is None else catch_up(one.card.rounds)
-    more_ms = None if found is None or found.more_ms <= 0 else found.more_ms * found.share
+    found = None if one.card.rounds is None else catch_up(one.card.rounds, resampling_of(one.card))
+    more_ms = found.more_ms.value * found.share if found is not None and found.is_shown else None
     return RoundTime(
         label=f"{one.label}, measured",
         draft_ms=draft_ms - (more_ms or 0),
@@ -110,43 +113,58 @@ class CatchUp:
 
     after_full: int
     others: int
-    more_ms: float
+    more_ms: Estimate
     share: float
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether it is more than noise: the whole interval lies above 0."""
+        return self.more_ms.low is not None and self.more_ms.low > 0
 
-def catch_up(rounds: Sequence[TracedRound]) -> CatchUp | None:
+
+def catch_up(rounds: Sequence[TracedRound], resampling: Resampling) -> CatchUp | None:
     """What catching up takes, by the seconds of every round; None where one kind of round is missing."""
-    followed = [
-        (before is not None and 0 < before.proposed == before.accepted, one)
-        for _, text in texts_of(rounds)
-        for before, one in zip([None, *text], text, strict=False)
-    ]
-    whole = [(full, one.draft_s) for full, one in followed if one.proposed == one.lookahead]
-    after_full, others = ([seconds for full, seconds in whole if full is kind] for kind in (True, False))
-    if not after_full or not others:
+    by_prompt: dict[str, list[tuple[bool, TracedRound]]] = {}
+    for prompt, text in texts_of(rounds):
+        by_prompt.setdefault(prompt, []).extend(
+            (before is not None and 0 < before.proposed == before.accepted, one)
+            for before, one in zip([None, *text], text, strict=False)
+        )
+    after_full, others = (
+        drafting_columns([one for full, one in followed if full is kind] for followed in by_prompt.values())
+        for kind in (True, False)
+    )
+    num_after_full, num_others = (sum(counts) for _, counts in (after_full, others))
+    if not num_after_full or not num_others:
         return None
     return CatchUp(
-        after_full=len(after_full),
-        others=len(others),
-        more_ms=1000 * (fmean(after_full) - fmean(others)),
-        share=sum(full for full, _ in followed) / len(followed),
+        after_full=num_after_full,
+        others=num_others,
+        more_ms=paired_ratio_difference(after_full, others, resampling),
+        share=sum(full for followed in by_prompt.values() for full, _ in followed) / len(rounds),
     )
+
+
+def drafting_columns(by_prompt: Iterable[Sequence[TracedRound]]) -> tuple[list[float], list[int]]:
+    """Per prompt: milliseconds of drafting in the rounds that proposed all they may, and their number."""
+    whole = [[one.draft_s for one in rounds if one.proposed == one.lookahead] for rounds in by_prompt]
+    return [1000 * sum(seconds) for seconds in whole], [len(seconds) for seconds in whole]
 
 
 def catch_up_notes(one: ScoredDraft) -> list[Block]:
     """Where the measured catch-up comes from, or why there is none."""
     if one.card.rounds is None:
         return [Absent(f"{one.label}, measured catch-up: no rounds.jsonl beside {one.card.path}; it is within draft.")]
-    found = catch_up(one.card.rounds)
+    found = catch_up(one.card.rounds, resampling_of(one.card))
     if found is None:
         return [
             Absent(f"{one.label}, measured catch-up: too few kinds of rounds to tell it apart; it is within draft.")
         ]
     told = (
-        f"{one.label}: drafting took {found.more_ms:.2f} ms more in {found.after_full} rounds after a wholly kept one "
-        f"than in {found.others} others."
+        f"{one.label}: drafting took {with_interval(estimate_record(found.more_ms))} ms more in {found.after_full} "
+        f"rounds after a wholly kept one than in {found.others} others."
     )
-    return [Sentence(told) if found.more_ms > 0 else Absent(f"{told} Noise hides the catch-up; it is within draft.")]
+    return [Sentence(told) if found.is_shown else Absent(f"{told} That is not decided; the catch-up is within draft.")]
 
 
 def round_figure(times: Sequence[RoundTime]) -> Figure:
@@ -158,13 +176,14 @@ def round_figure(times: Sequence[RoundTime]) -> Figure:
         draw_parts(axes, [time.label for time in times], PARTS, [time.parts for time in times])
         axes.set(xlabel="milliseconds")
 
+    lines = max(folded(time.label).count("\n") + 1 for time in times)
     told = "; ".join(f"{time.label} {time.total_ms:.2f} ms: {part_words(time)}" for time in times)
     return Figure(
         name="round",
         alt=f"Parts of a round in milliseconds: {told}.",
         caption="A mean round, by part",
         draw=draw,
-        height=1.6 + 0.45 * len(times),
+        height=1.6 + (0.27 + 0.18 * lines) * len(times),
     )
 
 
