@@ -10,6 +10,7 @@ from typing import Any
 from architectures.errors import UserError
 from eval.examples import Example, read_examples
 from eval.recorded.brackets import read_text
+from eval.report.consistency import require_consistent
 from eval.report.fields import require_fields
 from eval.round_trace import RoundTrace, TracedRound, read_round_trace
 from eval.scorecard.beside import EXAMPLES_NAME, ROUNDS_NAME
@@ -85,6 +86,7 @@ def read_card(path: Path) -> Card:
     """One scorecard and what stands beside it."""
     record = read_record(path)
     require_fields(record, path)
+    require_consistent(record, path)
     folder = path.resolve().parent
     card = Card(path, folder.parent.name if folder.name == "eval" else folder.name, record)
     if record["live"] is None:

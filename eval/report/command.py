@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from architectures.errors import UserError
+
 PAGE_NAME = "report.html"
 
 
@@ -26,11 +28,18 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def report(options: argparse.Namespace) -> None:
     """Write the page and its plots, and say where they are."""
+    require_page(options.out)
     from eval.report.page import write_report
 
     out = options.out or default_page(options.runs)
     page, *plots = write_report(options.runs, out)
     print(f"{page}: open it in a browser; {len(plots)} plots beside it")
+
+
+def require_page(out: Path | None) -> None:
+    """Raise UserError where no page can be written, or something else would be written over."""
+    if out is not None and (out.suffix != ".html" or out.is_dir()):
+        raise UserError(f"--out {out}: must name a file that ends in .html. The plots go beside it.")
 
 
 def default_page(runs: Sequence[Path]) -> Path:

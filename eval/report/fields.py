@@ -3,6 +3,7 @@
 docs/scoring.md explains the fields. `[]` stands for every entry of a list, `?` behind a name for what may be null.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from architectures.errors import UserError
 
 FIELDS = {
     **dict.fromkeys(("drafts", "acceptance", "speedup", "latency.verify", "latency.drafts"), "list"),
-    **dict.fromkeys(("acceptance[].lookahead", "speedup[].lookahead"), "list"),
+    **dict.fromkeys(("acceptance[].lookahead", "acceptance[].lookahead[].positions", "speedup[].lookahead"), "list"),
+    "prompts.sources": "list",
     "verdict": "text",
     "warnings[]": "text",
     **{f"{model}.{name}": "text" for model in ("target", "drafts[]") for name in ("path", "fingerprint", "dtype")},
@@ -30,13 +32,14 @@ FIELDS = {
     "acceptance[].rule": "text",
     "acceptance[].temperature": "number",
     "acceptance[].prompts": "number",
-    "acceptance[].alpha": "estimate",
+    "acceptance[].alpha": "measured",
     "acceptance[].alpha.tokens": "number",
     "acceptance[].greedy_match": "estimate",
     **{f"acceptance[].lookahead[].{name}": "number" for name in ("lookahead", "rounds", "fully_accepted")},
-    "acceptance[].lookahead[].tau": "estimate",
+    "acceptance[].lookahead[].tau": "measured",
     **{f"acceptance[].lookahead[].positions[].{name}": "number" for name in ("position", "reached", "accepted")},
-    **{f"acceptance[].lookahead[].positions[].{name}": "estimate" for name in ("joint", "conditional")},
+    "acceptance[].lookahead[].positions[].joint": "measured",
+    "acceptance[].lookahead[].positions[].conditional": "estimate",
     "acceptance[].bins[].by": "text",
     "acceptance[].bins[].bins[].bin": "text",
     "acceptance[].bins[].bins[].prompts": "number",
@@ -71,8 +74,8 @@ FIELDS = {
     "speedup[].lookahead[].break_even_alpha?": "number",
     "live?.draft": "text",
     **{f"live?.{name}": "number" for name in ("temperature", "lookahead", "prompts", "predicted_decoding_speedup")},
-    "live?.speedup": "estimate",
-    "live?.decoding_speedup": "estimate",
+    "live?.speedup": "measured",
+    "live?.decoding_speedup": "measured",
     **{
         f"live?.{how}.{name}": "number"
         for how in ("plain", "speculative")
@@ -95,8 +98,8 @@ FIELDS = {
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number, and not true or false."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it is a finite number, and not true or false."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_numbers(value: Any) -> bool:
@@ -116,6 +119,11 @@ def is_estimate(value: Any) -> bool:
     return (value["value"] is None or is_number(value["value"])) and is_interval(value["interval"])
 
 
+def is_measured(value: Any) -> bool:
+    """Whether it is an estimate with a value."""
+    return is_estimate(value) and value["value"] is not None
+
+
 def is_step(value: Any) -> bool:
     """Whether it is a step: median_ms, its interval, and percentiles."""
     names = ("median_ms", "p10_ms", "p90_ms")
@@ -133,6 +141,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "list": (lambda value: isinstance(value, list) and value != [], "a list of at least one entry"),
     "object": (lambda value: isinstance(value, dict), "an object"),
     "estimate": (is_estimate, "{value, interval}"),
+    "measured": (is_measured, "{value, interval} with a value"),
     "step": (is_step, "{median_ms, interval_ms, p10_ms, p90_ms}"),
 }
 

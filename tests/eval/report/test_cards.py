@@ -8,7 +8,9 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
+from eval.report import page
 from eval.report.cards import card_path, read_cards
+from eval.report.drawing import Drawing
 from eval.report.fields import FIELDS, require_fields
 
 
@@ -99,6 +101,8 @@ def test_no_field_that_a_report_reads_may_be_missing(scored, field):
         (lambda record: record["target"].update(layers=True), "target.layers must be a number, got True"),
         (lambda record: record["live"]["speedup"].update(interval=[1]), "live.speedup must be {value, interval}"),
         (lambda record: record["live"]["speedup"].update(value="1"), "live.speedup must be {value, interval}"),
+        (lambda record: record["live"]["speedup"].update(value=None), "live.speedup must be {value, interval} with a"),
+        (lambda record: record["latency"].update(repeats=float("nan")), "latency.repeats must be a number, got nan"),
         (lambda record: record["latency"]["target"].pop("p90_ms"), "latency.target must be {median_ms, interval_ms,"),
         (lambda record: record.update(drafts=[]), "drafts must be a list of at least one entry, got []"),
         (lambda record: record["drafts"][1].update(path=3), "drafts[1].path must be text, got 3"),
@@ -114,6 +118,46 @@ def test_a_damaged_field_is_named(runs, rewrite, edit, told):
     assert told in message
     assert message.startswith(str(runs / "deep" / "eval" / "scorecard.json"))
     assert "The file is damaged" in message
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (lambda record: record["drafts"][0].update(draft="draft"), "drafts must be ['draft'], "),
+        (lambda record: record["latency"]["drafts"].pop(), "drafts of latency must be ['draft', 'undistilled'], "),
+        (lambda record: record["acceptance"].pop(), "drafts and temperatures of acceptance must be [['draft', 0.0], "),
+        (lambda record: record["speedup"].pop(), "drafts and temperatures of speedup must be [['draft', 0.0], "),
+        (
+            lambda record: record["live"].update(draft="undistilled"),
+            "draft and temperature of live must be ['draft', 0]",
+        ),
+        (lambda record: record["latency"]["verify"].pop(), "lookaheads of acceptance[0] must be [1, 2], "),
+        (lambda record: record["speedup"][1]["lookahead"].pop(), "lookaheads of speedup[1] must be [1, 2, 3], "),
+        (
+            lambda record: record["differences"][1]["lookahead"].pop(),
+            "lookaheads of differences[1] must be [1, 2, 3], ",
+        ),
+        (
+            lambda record: record["acceptance"][0]["bins"][0]["bins"][0]["lookahead"].pop(),
+            "lookaheads of acceptance[0], arithmetic must be [1, 2, 3], ",
+        ),
+        (
+            lambda record: record["acceptance"][3]["by_prompt"]["rounds"].pop(),
+            "lookaheads of acceptance[3].by_prompt must be [1, 2, 3], as the rest of the file has it, got [1, 2]",
+        ),
+        (
+            lambda record: record["acceptance"][3]["by_prompt"]["alpha"].pop(),
+            "numbers of prompts of acceptance[3].by_prompt must be [5], as the rest of the file has it, got [4, 5]",
+        ),
+        (lambda record: record["speedup"][0].update(best_lookahead=7), "that were not scored must be [], as the rest"),
+        (lambda record: record["live"].update(lookahead=7), "that were not scored must be [], as the rest"),
+    ],
+)
+def test_parts_that_do_not_fit_each_other_are_named(runs, rewrite, edit, told):
+    rewrite("deep", edit)
+    message = refusal(runs / "deep")
+    assert message.startswith(str(runs / "deep" / "eval" / "scorecard.json"))
+    assert told in message
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "examples.json"])
@@ -146,6 +190,7 @@ def test_the_command_writes_beside_the_scorecard_or_where_it_is_told(runs, tmp_p
         capsys.readouterr().out
         == f"{runs / 'deep' / 'eval' / 'report.html'}: open it in a browser; 8 plots beside it\n"
     )
+    monkeypatch.setattr(page, "render", lambda _: Drawing("0 0 1 1", "", b""))  # plots take seconds
     assert widedraft.main(["report", str(runs / "deep"), str(runs / "shallow")]) == 0
     assert (tmp_path / "report.html").is_file()
     assert widedraft.main(["report", str(runs / "deep"), "--out", "x/y.html"]) == 0
@@ -158,3 +203,10 @@ def test_the_command_refuses_in_one_message(tmp_path, capsys):
     found = capsys.readouterr()
     assert found.out == ""
     assert found.err.startswith(f"{tmp_path}: no scorecard.json there")
+
+
+@pytest.mark.parametrize("name", ["page", "page.md", "folder.html"])
+def test_a_page_is_written_over_no_other_file(runs, tmp_path, capsys, name):
+    (tmp_path / "folder.html").mkdir()
+    assert widedraft.main(["report", str(runs / "deep"), "--out", str(tmp_path / name)]) == 2
+    assert capsys.readouterr().err.startswith(f"--out {tmp_path / name}: must name a file that ends in .html.")
