@@ -6,6 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from architectures.atomic import write_bytes, write_text
+from architectures.progress import track
 from eval.report.blocks import Figure, Section
 from eval.report.cards import Card, read_cards
 from eval.report.depth import depth_section
@@ -37,9 +38,9 @@ def write_report(runs: Sequence[Path], out: Path) -> list[Path]:
     """
     cards = read_cards(runs)
     sections = report_sections(cards)
-    drawings = {
-        block.name: render(block) for section in sections for block in section.blocks if isinstance(block, Figure)
-    }
+    figures = [block for section in sections for block in section.blocks if isinstance(block, Figure)]
+    ticks = track(figures, description="drawing plots", total=len(figures))
+    drawings = {figure.name: render(figure) for figure in ticks}
     plots = {out.with_name(f"{out.stem}-{name}.png"): drawing.png for name, drawing in drawings.items()}
     for path, png in plots.items():
         write_bytes(png, path)
