@@ -10,13 +10,19 @@ PAGE_NAME = "report.html"
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN [RUN ...] --out FILE."""
+    """RUN [RUN ...] --latency FILE --out FILE."""
     parser.add_argument(
         "runs",
         nargs="+",
         type=Path,
         metavar="RUN",
         help="a run's folder, the folder of a scorecard, or a scorecard.json; each is compared with the first",
+    )
+    parser.add_argument(
+        "--latency",
+        type=Path,
+        metavar="FILE",
+        help="step times of the same models that `widedraft latency --out` wrote: predicts speed at other batches",
     )
     parser.add_argument(
         "--out",
@@ -32,7 +38,7 @@ def report(options: argparse.Namespace) -> None:
     from eval.report.page import write_report
 
     out = options.out or default_page(options.runs)
-    page, *plots = write_report(options.runs, out)
+    page, *plots = write_report(options.runs, out, latency=options.latency)
     print(f"{page}: open it in a browser; {len(plots)} plots beside it")
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from eval.report.batches import batches_blocks
 from eval.report.blocks import Absent, Block, Figure, Section, Table
 from eval.report.cards import Card
 from eval.report.drafts import ScoredDraft
+from eval.report.grid_file import GridFile
 from eval.scorecard.page import step_words
 from eval.scorecard.verdict import machine
 
@@ -15,12 +17,11 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 
-def depth_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card]) -> Section:
-    """Plot where depths differ, and every step."""
+def depth_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card], grid: GridFile | None) -> Section:
+    """Plot where depths differ, and every step; and what steps at other batches promise."""
     blocks: list[Block] = [depth_block(drafts)]
     blocks += [steps_table(card, [one for one in drafts if one.card is card]) for card in cards]
-    blocks.append(Absent("Other batch sizes and contexts: a scorecard times one text at a time, at one length."))
-    return Section("latency", "Step times, and latency against depth", blocks)
+    return Section("latency", "Step times, and latency against depth", [*blocks, *batches_blocks(drafts, grid)])
 
 
 def depth_block(drafts: Sequence[ScoredDraft]) -> Block:

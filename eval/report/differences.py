@@ -18,7 +18,7 @@ Record = dict[str, Any]
 COLUMNS = ("difference", "temperature", "α", "τ", "at lookahead", "argmax agreement", "p over prompts")
 
 
-def difference_blocks(cards: Sequence[Card]) -> list[Block]:
+def difference_blocks(cards: Sequence[Card]) -> Sequence[Block]:
     """A table of all differences, and why others cannot be told."""
     found = [*within(cards), *between(cards)]
     rows = [one for one in found if isinstance(one, tuple)]
@@ -53,8 +53,8 @@ def between(cards: Sequence[Card]) -> Iterator[tuple[str, ...] | str]:
             if reason is not None:
                 yield f"Paired difference {names[0]} − {names[1]} at temperature {temperature:g}: {reason}"
                 continue
-            drafts = [ScoredDraft(one, one.draft, name) for one, name in zip((card, first), names, strict=True)]
-            yield paired_cells(drafts[0], drafts[1], temperature)
+            pair = (ScoredDraft(one, one.draft, name) for one, name in zip((card, first), names, strict=True))
+            yield paired_cells(*pair, temperature=temperature)
 
 
 def unpaired(card: Card, first: Card, temperature: float) -> str | None:
@@ -86,17 +86,16 @@ def shared_lookaheads(*cards: Card) -> set[int]:
     )
 
 
-def paired_cells(first: ScoredDraft, second: ScoredDraft, temperature: float) -> tuple[str, ...]:
+def paired_cells(first: ScoredDraft, second: ScoredDraft, *, temperature: float) -> tuple[str, ...]:
     """A row of two drafts of two scorecards; tau at the best lookahead of the first if both have it, or the largest."""
     shared, best = shared_lookaheads(first.card, second.card), first.forecast(temperature)["best_lookahead"]
     lookahead = best if best in shared else max(shared)
-    found = paired_difference(
-        *(one.row(temperature)["by_prompt"] for one in (first, second)), lookahead, resampling_of(first.card)
-    )
+    sums = (one.row(temperature)["by_prompt"] for one in (first, second))
+    found = paired_difference(*sums, lookahead=lookahead, resampling=resampling_of(first.card))
     return cells([first.label, second.label], temperature, found, found["tau"], lookahead)
 
 
-def paired_difference(first: Record, second: Record, lookahead: int, resampling: Resampling) -> Record:
+def paired_difference(first: Record, second: Record, *, lookahead: int, resampling: Resampling) -> Record:
     """First minus second: alpha, tau and argmax agreement, as a scorecard tells them of two of its own drafts.
 
     Args:
@@ -108,7 +107,9 @@ def paired_difference(first: Record, second: Record, lookahead: int, resampling:
     gain_P = np.array(first["greedy_match"]) - np.array(second["greedy_match"])
     columns = {name: [(one[name], one["tokens"]) for one in (first, second)] for name in ("alpha", "greedy_match")}
     columns["tau"] = [(one["tokens"], rounds_of(one, lookahead)) for one in (first, second)]
-    found = {name: estimate_record(paired_ratio_difference(*pair, resampling)) for name, pair in columns.items()}
+    found = {
+        name: estimate_record(paired_ratio_difference(one, other, resampling)) for name, (one, other) in columns.items()
+    }
     found["greedy_match"]["sign_flip_p"] = sign_flip_p(gain_P, resampling)
     return found
 

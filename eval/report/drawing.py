@@ -61,7 +61,8 @@ class Drawing:
 
 def render(figure: Figure) -> Drawing:
     """Draw a figure."""
-    with mpl.rc_context({**STYLE, "svg.hashsalt": figure.name}):
+    style: dict[Any, Any] = {**STYLE, "svg.hashsalt": figure.name}  # without a salt, ids are random
+    with mpl.rc_context(style):
         canvas = Canvas(figsize=(figure.width, figure.height), layout="constrained")
         axes = canvas.add_subplot()
         figure.draw(axes)

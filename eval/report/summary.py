@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from eval.report.batches import batch_words
 from eval.report.blocks import Block, Section, Sentence, Table
 from eval.report.cards import Card
 from eval.report.differences import difference_blocks
 from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
+from eval.report.grid_file import GridFile
 from eval.scorecard.verdict import decision, machine, verdict, with_interval
 
 Record = dict[str, Any]
@@ -19,30 +21,31 @@ CONDITIONS: dict[str, tuple[Callable[[Record], str], str]] = {
 }
 
 
-def report_verdict(drafts: Sequence[ScoredDraft]) -> str:
+def report_verdict(drafts: Sequence[ScoredDraft], grid: GridFile | None) -> str:
     """One sentence: is decoding faster with the draft, or with the fastest of several, and is that decided."""
     named = primaries(drafts)
     if len(named) == 1:
-        return card_verdict(named[0].card)
+        return draft_verdict(named[0], grid)
     live = [one for one in named if one.live is not None]
     if not live:
         return (
             f"Not measured for any of {len(named)} drafts: temperature 0, at which texts are decoded, was not scored."
         )
     if len(live) == 1:
-        return f"Of {len(named)} drafts only {live[0].label} was measured. {card_verdict(live[0].card)}"
+        return f"Of {len(named)} drafts only {live[0].label} was measured. {draft_verdict(live[0], grid)}"
     best = max(live, key=lambda one: speed_of(one)["value"])
-    return f"Of {len(live)} measured drafts {best.label} {standing(best, live)}. {card_verdict(best.card)}"
+    return f"Of {len(live)} measured drafts {best.label} {standing(best, live)}. {draft_verdict(best, grid)}"
 
 
-def card_verdict(card: Card) -> str:
-    """What the live decoding of a scorecard decides."""
-    live = card.record["live"]
+def draft_verdict(one: ScoredDraft, grid: GridFile | None) -> str:
+    """What live decoding with a draft decides, and up to which batch it promises to pay."""
+    live, record = one.live, one.card.record
     if live is None:
-        return verdict(card.record)
+        return verdict(record)
+    batches = "" if grid is None else batch_words(one, live["temperature"], grid)
     return (
         f"{decision(live['speedup'])}: {with_interval(live['speedup'], times=True)} the speed of the target alone at "
-        f"batch 1, temperature {live['temperature']:g}, lookahead {live['lookahead']}, on a {machine(card.record)}."
+        f"batch 1, temperature {live['temperature']:g}, lookahead {live['lookahead']}, on a {machine(record)}{batches}."
     )
 
 

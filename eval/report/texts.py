@@ -48,5 +48,10 @@ def texts_block(one: ScoredDraft) -> Block:
 
 def runs(example: Example) -> list[tuple[str, Writer]]:
     """The text of an example in pieces as long as one writer wrote."""
-    grouped = groupby(example.pieces, key=lambda piece: piece[1])
+    grouped = groupby(example.pieces, key=writer_of)
     return [("".join(text for text, _ in pieces), writer) for writer, pieces in grouped]
+
+
+def writer_of(piece: tuple[str, Writer]) -> Writer:
+    """Who wrote a piece."""
+    return piece[1]

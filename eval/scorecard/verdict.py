@@ -155,10 +155,14 @@ def draft_latency(scorecard: Record, draft: str) -> Record:
 
 def machine(scorecard: Record) -> str:
     """What the models ran on."""
-    hardware = scorecard["provenance"]["hardware"]
-    if scorecard["settings"]["device"].startswith("cuda"):
+    settings = scorecard["settings"]
+    return machine_words(scorecard["provenance"]["hardware"], settings["device"], settings["threads"])
+
+
+def machine_words(hardware: Record, device: str, num_threads: int) -> str:
+    """A GPU by its name, or a processor with its threads."""
+    if device.startswith("cuda"):
         return f"GPU ({hardware['accelerators'][0]})"
-    num_threads = scorecard["settings"]["threads"]
     return f"CPU ({hardware['processor']}, {num_threads} thread{'s' if num_threads > 1 else ''})"
 
 
