@@ -102,7 +102,9 @@ def writers_of_rounds(text: Decoded) -> list[Writer]:
     for number, one in enumerate(text.rounds, start=1):
         ends = text.stopped and number == len(text.rounds)
         own: Writer = "target" if ends else "corrected" if one.accepted < one.proposed else "bonus"
-        writers += [*["accepted"] * one.accepted, own]
+        accepted: list[Writer] = ["accepted"] * one.accepted
+        writers += accepted
+        writers.append(own)
     return writers
 
 
