@@ -42,6 +42,7 @@ STYLE: dict[str, Any] = {
     "hatch.color": PAPER,
 }
 PNG_DPI = 200
+LINE_INCHES = 0.2  # of a legend
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,13 @@ def render(figure: Figure) -> Drawing:
 
 
 def add_legend(canvas: Canvas, axes: Axes) -> None:
-    """Name the series below the plot, where there is one to name."""
+    """Name the series below the plot, where there is one to name; more lines than two make the canvas higher."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         columns = 1 if max(map(len, labels)) > MOST_LETTERS else 2
         shown = [folded(label.strip(), 2 * MOST_LETTERS) for label in labels]
+        lines = sum(name.count("\n") + 1 for name in shown) / columns
+        canvas.set_figheight(canvas.get_figheight() + LINE_INCHES * max(0.0, lines - 2))
         canvas.legend(handles, shown, loc="outside lower center", ncols=columns)
 
 

@@ -39,6 +39,20 @@ def test_every_series_has_its_name(name):
         assert max(len("".join(line.itertext())) for line in lines) <= 48
 
 
+def test_a_long_legend_takes_no_room_from_the_plot():
+    def drawn(names):
+        def draw(axes):
+            for place, name in enumerate(names):
+                draw_curve(axes, [1, 2], [2, 1], place, name)
+
+        return float(render(Figure("f", "", "", draw)).view_box.split()[3])
+
+    two_lines = drawn(["a", "b", "c", "d"])  # in two columns
+    assert drawn(["a"]) == two_lines
+    for names, lines in ((["a", "b", "c", "d", "e", "f"], 3), (["four-words-" * 8, "b", "c"], 4)):
+        assert drawn(names) - two_lines == pytest.approx((lines - 2) * 0.2 * 72, abs=0.1)
+
+
 def test_bars_have_room_for_the_lines_of_their_names():
     time = RoundTime("short", 1.0, None, 1.0, None)
     short, long = (round_figure([replace(time, label=name)] * 3).height for name in ("short", "four-words-" * 8))

@@ -73,7 +73,7 @@ def test_rounds_that_proposed_less_are_not_compared():
 def test_rounds_that_proposed_nothing_kept_nothing_wholly():
     rounds = text("p:1", [2, 0])
     empty = replace(rounds[0], proposed=0, accepted=0, emitted=1)
-    assert catch_up([empty, *text("p:1", [1])], RESAMPLING) is None
+    assert catch_up([empty, *text("p:1", [1, 0])], RESAMPLING) is None
 
 
 @pytest.fixture
