@@ -13,6 +13,7 @@ from distill.choose.command import choose_arguments
 from distill.exits import report_user_errors
 from eval import pair_commands
 from eval.latency.command import latency, latency_arguments
+from eval.report.command import report, report_arguments
 from eval.speed.command import speed, speed_arguments
 
 if TYPE_CHECKING:
@@ -305,6 +306,11 @@ STAGES = {
         scoring.rounds,
         "print the figures of rounds: tau, positions, times of a trace; or of a file of totals what they matched",
         scoring.rounds_arguments,
+    ),
+    "report": Stage(
+        report,
+        "make one page of the scorecards of one or several runs, with plots; it needs no network",
+        report_arguments,
     ),
     "run": Stage(run_everything, "all of it; continues where a stopped run left off", recipe_arguments),
 }

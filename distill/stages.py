@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
-    """Prune, generate, distil, export and score; skip what is current; end with the scorecard's headline.
+    """Prune, generate, distil, export, score and report; skip what is current; end with the scorecard's headline.
 
     Learned masks are trained first, where the recipe wants them.
     """
@@ -51,6 +51,7 @@ def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
     cache_if_asked(recipe)
     timed("distill", lambda: distill_stage(recipe_path, overrides))
     timed("eval", lambda: eval_stage(recipe))
+    timed("report", lambda: report_stage(recipe))
     print_outcome(recipe)
 
 
@@ -81,7 +82,10 @@ def print_outcome(recipe: Recipe) -> None:
 
     run = Path(recipe.run_dir)
     scorecard = json.loads((run / "eval" / "scorecard.json").read_text(encoding="utf-8"))
-    print(f"\ndraft:     {run / 'draft'}\nscorecard: {run / 'eval' / 'scorecard.md'}\n\n{headline(scorecard)}")
+    print(
+        f"\ndraft:     {run / 'draft'}\nscorecard: {run / 'eval' / 'scorecard.md'}\n"
+        f"report:    {run / 'eval' / 'report.html'}\n\n{headline(scorecard)}"
+    )
 
 
 def mask_stage(recipe_path: Path, overrides: Sequence[str]) -> None:
@@ -215,6 +219,14 @@ def eval_stage(recipe: Recipe) -> None:
     drafts = {"undistilled": run / "init", "draft": run / "draft"}
     score_drafts(target, drafts, eval_prompts(recipe), recipe.eval, run / "eval", seed=recipe.seed)
     write_manifest(run / "eval", stage="eval", inputs=inputs, recipe=recipe_hash(recipe))
+
+
+def report_stage(recipe: Recipe) -> None:
+    """Make the page of <run>/eval, anew each time: it takes seconds."""
+    from eval.report.page import write_report
+
+    folder = Path(recipe.run_dir) / "eval"
+    write_report([folder], folder / "report.html")
 
 
 def eval_prompts(recipe: Recipe) -> list["Prompt"]:

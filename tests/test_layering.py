@@ -36,9 +36,10 @@ LIGHT_MODULES = (
     "eval.tasks.prompts",
     "eval.tasks.rendering",
     "eval.tasks.words",
+    "eval.report.command",
     "widedraft",
 )
-HEAVY_PACKAGES = ("torch", "transformers", "composer", "datasets", "scipy")
+HEAVY_PACKAGES = ("torch", "transformers", "composer", "datasets", "scipy", "matplotlib", "jinja2")
 
 
 def python_files(*folders: str) -> list[Path]:

@@ -29,7 +29,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_the_packages_the_module_and_the_recipes(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    for part in ("architectures/shapes.py", "eval/replay.py", "distill/train.py", "widedraft.py"):
+    report = ("eval/report/page.html.jinja", "eval/report/page.css")
+    for part in ("architectures/shapes.py", "eval/replay.py", "distill/train.py", "widedraft.py", *report):
         assert part in names
     assert any(name.endswith("share/widedraft/recipes/quickstart.yaml") for name in names)
     assert any(name.endswith("recipes/recipe.schema.json") for name in names)

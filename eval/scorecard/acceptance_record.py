@@ -77,6 +77,19 @@ def acceptance_record(scores: Sequence[DraftScore], parted: PartedScores, resamp
         "lookahead": [lookahead_record(score, lookahead, resampling) for lookahead in score.lookaheads],
         "other_rules": [rule_record(other, resampling) for other in others],
         "bins": bins_record(parted, resampling),
+        "by_prompt": prompts_record(score),
+    }
+
+
+def prompts_record(score: DraftScore) -> Record:
+    """Sums of every prompt, in the order of the scorecard's sources: what pairs two scorecards of the same answers."""
+    alpha_sums, tokens = score.alpha_columns()
+    matches, _ = score.match_columns()
+    return {
+        "tokens": tokens,
+        "alpha": alpha_sums,
+        "greedy_match": matches,
+        "rounds": [{"lookahead": g, "counts": score.tau_columns(g)[1]} for g in score.lookaheads],
     }
 
 

@@ -24,8 +24,9 @@ from eval.latency.steps import Setting
 from eval.live import compare_with_replay, decode_live, live_run
 from eval.models import load_model, require_positions, require_same_tokenizer, shared_vocab_size, stop_token_ids
 from eval.replay import answer_logits, replay_answer
-from eval.round_trace import ModelIdentity, Run, write_round_trace
+from eval.round_trace import Run
 from eval.scorecard.acceptance_record import acceptance_record, comparison_record
+from eval.scorecard.beside import write_beside
 from eval.scorecard.page import scorecard_page
 from eval.scorecard.record import Record, latency_record, live_record, speedup_record
 from eval.scorecard.scores import DraftScore, ReplayedDraft
@@ -35,13 +36,13 @@ from eval.tasks.prompts import tasks_record
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
 SCHEMA = "widedraft.scorecard/2"
-TRACES_NAME, ROUNDS_NAME = "eval", "rounds.jsonl"
+TRACES_NAME = "eval"
 
 
 def score_drafts(
     target: Path, drafts: Mapping[str, Path], prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, seed: int
 ) -> dict[str, Any]:
-    """Score drafts of one target on the same prompts; write out/scorecard.json, its page and out/rounds.jsonl.
+    """Score drafts of one target on the same prompts; write out/scorecard.json, its page and what is beside it.
 
     Args:
         target: Folder of the model that decides every token.
@@ -80,25 +81,12 @@ def score_drafts(
             **measured,
             "provenance": provenance(),
         }
-        write_rounds(run, scorecard, out / ROUNDS_NAME)
+        write_beside(scorecard, run, answers[0.0].first_turns() if run else [], out)
     scorecard["warnings"] = find_warnings(scorecard)
     scorecard["verdict"] = verdict(scorecard)
     write_text(scorecard_page(scorecard), out / "scorecard.md")
     write_json(scorecard, out / "scorecard.json")
     return scorecard
-
-
-def write_rounds(run: Run | None, scorecard: Record, path: Path) -> None:
-    """Write the trace of live decoding, or take away that of an earlier scoring."""
-    if run is None:
-        path.unlink(missing_ok=True)
-        return
-    target, draft = (
-        ModelIdentity(model["path"], model["fingerprint"], model["dtype"])
-        for model in (scorecard["target"], scorecard["drafts"][-1])
-    )
-    sources, device = scorecard["prompts"]["sources"], scorecard["settings"]["device"]
-    write_round_trace(path, [run], sources, target=target, draft=draft, device=device)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,19 @@ def verdict(scorecard: Record) -> str:
     return f"No difference shown: {speed} the speed of the target alone {setting}; the interval holds 1."
 
 
+def decision(speedup: Record) -> str:
+    """What the interval of a measured speed-up decides: which way, and whether by how much."""
+    if speedup["interval"] is None:
+        return "Not decided, because one prompt gives no interval"
+    low, high = speedup["interval"]
+    if low <= 1 <= high:
+        return "Not decided, because the interval holds 1"
+    which_way = "Faster" if low > 1 else "Slower"
+    if high - low > abs(speedup["value"] - 1):
+        return f"{which_way}, but by how much is not decided, because the interval is wider than the effect"
+    return which_way
+
+
 def find_warnings(scorecard: Record) -> list[str]:
     """What a reader must know before believing the numbers."""
     warnings = []
@@ -142,10 +155,14 @@ def draft_latency(scorecard: Record, draft: str) -> Record:
 
 def machine(scorecard: Record) -> str:
     """What the models ran on."""
-    hardware = scorecard["provenance"]["hardware"]
-    if scorecard["settings"]["device"].startswith("cuda"):
+    settings = scorecard["settings"]
+    return machine_words(scorecard["provenance"]["hardware"], settings["device"], settings["threads"])
+
+
+def machine_words(hardware: Record, device: str, num_threads: int) -> str:
+    """A GPU by its name, or a processor with its threads."""
+    if device.startswith("cuda"):
         return f"GPU ({hardware['accelerators'][0]})"
-    num_threads = scorecard["settings"]["threads"]
     return f"CPU ({hardware['processor']}, {num_threads} thread{'s' if num_threads > 1 else ''})"
 
 

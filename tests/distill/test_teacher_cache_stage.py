@@ -179,13 +179,13 @@ def test_training_asks_for_the_cache(recipe):
 
 def test_a_run_caches_between_answers_and_training_where_the_recipe_wants_it(recipe, make_run, monkeypatch):
     seen = []
-    for name in ("prune_stage", "generate_stage", "distill_stage", "eval_stage", "print_outcome"):
+    for name in ("prune_stage", "generate_stage", "distill_stage", "eval_stage", "report_stage", "print_outcome"):
         monkeypatch.setattr(stages, name, lambda *_, name=name: seen.append(name))
     monkeypatch.setattr(stage, "cache_stage", lambda _: seen.append("cache_stage"))
     for wanted in (recipe, make_run("live")):
         monkeypatch.setattr(stages, "load_recipe", lambda *_, wanted=wanted: wanted)
         stages.run_all(Path("recipe.yaml"), [])
-    once = ["prune_stage", "generate_stage", "distill_stage", "eval_stage", "print_outcome"]
+    once = ["prune_stage", "generate_stage", "distill_stage", "eval_stage", "report_stage", "print_outcome"]
     assert seen == [*once[:2], "cache_stage", *once[2:], *once]
 
 

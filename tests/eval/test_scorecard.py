@@ -68,7 +68,13 @@ def test_the_file_is_what_was_returned(scored):
     out, scorecard = scored
     assert json.loads((out / "scorecard.json").read_text()) == scorecard
     assert scorecard["schema"] == "widedraft.scorecard/2"
-    assert sorted(path.name for path in out.iterdir()) == ["answers", "rounds.jsonl", "scorecard.json", "scorecard.md"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "answers",
+        "examples.json",
+        "rounds.jsonl",
+        "scorecard.json",
+        "scorecard.md",
+    ]
 
 
 def test_loop_and_replay_agree_in_float32(scorecard):
@@ -111,6 +117,20 @@ def test_at_temperature_one_tau_is_told_under_all_three_rules(scorecard):
         assert acceptance(scorecard, draft, 0.0)["other_rules"] == []
     for row in scorecard["differences"]:
         assert [other["rule"] for other in row["other_rules"]] == list(rule_names(row["temperature"])[1:])
+
+
+def test_sums_of_every_prompt_add_up(scorecard):
+    for row in scorecard["acceptance"]:
+        sums = row["by_prompt"]
+        assert all(
+            len(sums[name]) == len(scorecard["prompts"]["sources"]) for name in ("tokens", "alpha", "greedy_match")
+        )
+        assert sum(sums["tokens"]) == row["alpha"]["tokens"]
+        assert sum(sums["alpha"]) == pytest.approx(row["alpha"]["sum"])
+        assert sum(sums["greedy_match"]) == row["greedy_match"]["sum"]
+        for rounds, entry in zip(sums["rounds"], row["lookahead"], strict=True):
+            assert rounds["lookahead"] == entry["lookahead"]
+            assert sum(rounds["counts"]) == pytest.approx(entry["rounds"])
 
 
 def test_bins_share_out_all_tokens_and_rounds(scorecard):

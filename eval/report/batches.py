@@ -1,0 +1,123 @@
+"""Speed at larger batches, predicted: the acceptance of a scorecard with the step times of `widedraft latency --out`.
+
+A batch ends a round when all its rows have. Its draft catches up if any row kept everything, which happens to a share
+of 1 - (1 - f)^b of the rounds of b rows, if rows are independent and each keeps everything in a share f.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eval.report.blocks import Absent, Block, Sentence, table_by_draft
+from eval.report.drafts import ScoredDraft, all_temperatures, scored_at
+from eval.report.grid_file import Cell, GridFile
+from eval.scorecard.verdict import machine
+from eval.speedup import best_lookahead, predicted_speedup
+
+COLUMNS = ("batch", "context", "steps", "temperature", "lookahead", "predicted speed")
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a draft promises in a cell of the grid, at the lookahead that promises most."""
+
+    cell: Cell
+    lookahead: int
+    speed: float
+
+
+def promises(one: ScoredDraft, temperature: float, grid: GridFile) -> list[Promise]:
+    """One for each cell; none where the grid has no times of the draft, or of a lookahead that was scored."""
+    name = grid.name_of(one.model["fingerprint"])
+    entries = {entry["lookahead"]: entry for entry in one.row(temperature)["lookahead"]}
+    shared = [lookahead for lookahead in grid.lookaheads if lookahead in entries]
+    if name is None or not shared:
+        return []
+    found = []
+    for cell in grid.cells:
+        times = cell.step_times(name, grid.lookaheads)
+        speeds = {
+            g: predicted_speedup(entries[g]["tau"]["value"], any_full_rate(entries[g], cell.batch), g, times)
+            for g in shared
+        }
+        best = best_lookahead(speeds)
+        found.append(Promise(cell, best, speeds[best]))
+    return found
+
+
+def any_full_rate(entry: dict[str, float], batch: int) -> float:
+    """Share of a batch's rounds in which any row kept everything."""
+    return 1 - (1 - entry["fully_accepted"] / entry["rounds"]) ** batch
+
+
+def batch_words(one: ScoredDraft, temperature: float, grid: GridFile) -> str:
+    """Up to which batch a draft promises to pay, by eager steps at the context nearest to the scorecard's.
+
+    The machine and the number type are named where they are not the scorecard's.
+    """
+    eager = [promise for promise in promises(one, temperature, grid) if not promise.cell.compiled]
+    if not eager:
+        return ""
+    record = one.card.record
+    scored = record["latency"]["context_tokens"]
+    place = "" if grid.where == f"a {machine(record)} in {record['target']['dtype']}" else f" on {grid.where}"
+    context = min((promise.cell.context_tokens for promise in eager), key=lambda tokens: abs(tokens - scored))
+    pays = {promise.cell.batch: promise.speed > 1 for promise in eager if promise.cell.context_tokens == context}
+    return f"; at {context} tokens of context{place} predicted to pay {which_batches(pays)}"
+
+
+def which_batches(pays: dict[int, bool]) -> str:
+    """The batches at which a draft pays, out of those that were timed."""
+    timed = sorted(pays)
+    paying = [batch for batch in timed if pays[batch]]
+    if not paying:
+        return f"at no batch timed ({listed(timed)})"
+    if paying == timed:
+        return f"at every batch timed ({listed(timed)})"
+    if paying == timed[: len(paying)]:
+        return f"up to batch {paying[-1]}, not from batch {timed[len(paying)]} on"
+    return f"at batch {listed(paying)} alone, of {listed(timed)} timed"
+
+
+def listed(batches: Sequence[int]) -> str:
+    """Numbers with commas between."""
+    return ", ".join(map(str, batches))
+
+
+def batches_blocks(drafts: Sequence[ScoredDraft], grid: GridFile | None) -> list[Block]:
+    """The table of all cells, and what has no part in it."""
+    if grid is None:
+        return [
+            Absent(
+                "Other batches and contexts: a scorecard times one text at one length. Name step times with --latency."
+            )
+        ]
+    rows = [
+        cells(one, temperature, promise)
+        for temperature in all_temperatures(drafts)
+        for one in scored_at(drafts, temperature)
+        for promise in promises(one, temperature, grid)
+    ]
+    lacking = [one.label for one in drafts if one.label not in {row[0] for row in rows}]
+    note = Sentence(
+        f"Predicted for a batch whose rows are all at work, by the step times in {grid.path}, taken on {grid.where}. "
+        "1x is the target alone at the same batch."
+    )
+    absent = [
+        Absent(f"Speed by batch of {label}: {grid.path} has no steps of it at a lookahead that was scored.")
+        for label in lacking
+    ]
+    return [table_by_draft("Speed by batch and context, predicted", COLUMNS, rows), note, *absent]
+
+
+def cells(one: ScoredDraft, temperature: float, promise: Promise) -> tuple[str, ...]:
+    """One draft in one cell."""
+    cell = promise.cell
+    return (
+        one.label,
+        str(cell.batch),
+        str(cell.context_tokens),
+        "compiled" if cell.compiled else "eager",
+        f"{temperature:g}",
+        str(promise.lookahead),
+        f"{promise.speed:.2f}x",
+    )

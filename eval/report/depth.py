@@ -1,0 +1,93 @@
+"""Step times, and how they grow with the number of layers where several drafts have different ones."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from eval.report.batches import batches_blocks
+from eval.report.blocks import Absent, Block, Figure, Section, Table
+from eval.report.cards import Card
+from eval.report.drafts import ScoredDraft
+from eval.report.grid_file import GridFile
+from eval.scorecard.page import step_words
+from eval.scorecard.verdict import machine
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Record = dict[str, Any]
+
+
+def depth_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card], grid: GridFile | None) -> Section:
+    """Plot where depths differ, and every step; and what steps at other batches promise."""
+    blocks: list[Block] = [depth_block(drafts)]
+    blocks += [steps_table(card, [one for one in drafts if one.card is card]) for card in cards]
+    return Section("latency", "Step times, and latency against depth", [*blocks, *batches_blocks(drafts, grid)])
+
+
+def depth_block(drafts: Sequence[ScoredDraft]) -> Block:
+    """The plot, or why there is none."""
+    depths = sorted({one.model["layers"] for one in drafts})
+    if len(depths) == 1:
+        return Absent(
+            f"Latency against depth: every draft has {depths[0]} layers. Name runs of other depths beside it."
+        )
+    if len({machine(one.card.record) for one in drafts}) > 1:
+        return Absent("Latency against depth: the drafts were timed on different machines.")
+    return depth_figure(drafts)
+
+
+def depth_figure(drafts: Sequence[ScoredDraft]) -> Figure:
+    """A draft's step by its layers."""
+
+    def draw(axes: "Axes") -> None:
+        from eval.report.drawing import draw_measured, whole_ticks
+
+        for place, one in enumerate(drafts):
+            draw_measured(axes, one.model["layers"], step_estimate(one), place, one.label)
+        whole_ticks(axes, [one.model["layers"] for one in drafts])
+        axes.set(xlabel="layers of the draft", ylabel="milliseconds a token", ylim=(0, None))
+
+    told = "; ".join(
+        f"{one.label} {one.model['layers']} layers, {one.model['hidden']} wide, {step_words(one.steps['one_token'])} ms"
+        for one in drafts
+    )
+    return Figure(
+        name="depth",
+        alt=f"A draft's step by its number of layers: {told}.",
+        caption="A draft's step against its depth, within a chain of such steps",
+        draw=draw,
+    )
+
+
+def step_estimate(one: ScoredDraft) -> Record:
+    """The median step of a draft, as an estimate."""
+    step = one.steps["one_token"]
+    return {"value": step["median_ms"], "interval": step["interval_ms"]}
+
+
+def steps_table(card: Card, drafts: Sequence[ScoredDraft]) -> Table:
+    """Every kind of step of one scorecard."""
+    latency = card.record["latency"]
+    target_ms = latency["target"]["median_ms"]
+    steps = [("target, 1 token", latency["target"])]
+    for one in drafts:
+        steps += [
+            (f"{one.label}, 1 token", one.steps["one_token"]),
+            (f"{one.label}, 2 tokens", one.steps["two_tokens"]),
+        ]
+    steps += [(f"target verifies {step['lookahead'] + 1} tokens", step) for step in latency["verify"]]
+    rows = [
+        (
+            name,
+            step_words(step),
+            f"{step['p10_ms']:.2f}",
+            f"{step['p90_ms']:.2f}",
+            f"{step['median_ms'] / target_ms:.3f}",
+        )
+        for name, step in steps
+    ]
+    caption = (
+        f"Step times of {card.name} in milliseconds: batch 1, {latency['context_tokens']} tokens of context, "
+        f"{latency['repeats']} repetitions"
+    )
+    return Table(caption, ("step", "median", "10 %", "90 %", "of a target step"), rows)

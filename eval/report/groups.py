@@ -1,0 +1,96 @@
+"""Acceptance by task and by category of the prompts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from eval.acceptance import Resampling, pooled_ratio
+from eval.report.blocks import Absent, Block, Section, table_by_draft
+from eval.report.differences import resampling_of, rounds_of
+from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
+from eval.scorecard.acceptance_record import estimate_record
+from eval.scorecard.verdict import with_interval
+
+Record = dict[str, Any]
+
+COLUMNS = ("temperature", "prompts", "tokens", "α", "τ", "at lookahead")
+
+
+def groups_section(drafts: Sequence[ScoredDraft]) -> Section:
+    """A table by task and one by category, for the draft of every scorecard."""
+    shown = primaries(drafts)
+    return Section("groups", "Tasks and categories", [tasks_block(shown), categories_block(shown)])
+
+
+def tasks_block(drafts: Sequence[ScoredDraft]) -> Block:
+    """Acceptance by task, a task being the file or data set that a prompt is from."""
+    without = [one for one in drafts if by_prompt_of(one) is None]
+    if without:
+        return Absent(
+            f"By task: {without[0].card.path} does not hold the sums of every prompt. Score again with this version."
+        )
+    rows = [
+        cells
+        for temperature in all_temperatures(drafts)
+        for one in scored_at(drafts, temperature)
+        for cells in task_rows(one, temperature)
+    ]
+    return table_by_draft("By task", ("task", *COLUMNS), rows)
+
+
+def by_prompt_of(one: ScoredDraft) -> Record | None:
+    """Sums of every prompt, if the scorecard has them."""
+    return one.card.record["acceptance"][0].get("by_prompt")
+
+
+def task_rows(one: ScoredDraft, temperature: float) -> list[tuple[str, ...]]:
+    """Figures of every task, in the order of their first prompts."""
+    sums, lookahead = one.row(temperature)["by_prompt"], one.forecast(temperature)["best_lookahead"]
+    places: dict[str, list[int]] = {}
+    for place, source in enumerate(one.card.record["prompts"]["sources"]):
+        places.setdefault(source.rpartition(":")[0] or source, []).append(place)
+    return [
+        (one.label, task, f"{temperature:g}", *sums_cells(sums, lookahead, found, resampling_of(one.card)))
+        for task, found in places.items()
+    ]
+
+
+def sums_cells(sums: Record, lookahead: int, places: Sequence[int], resampling: Resampling) -> tuple[str, ...]:
+    """Figures of the prompts at some places, with intervals over them."""
+    tokens, alpha, rounds = (
+        [column[place] for place in places] for column in (sums["tokens"], sums["alpha"], rounds_of(sums, lookahead))
+    )
+    return (
+        str(len(places)),
+        f"{sum(tokens):g}",
+        with_interval(estimate_record(pooled_ratio(alpha, tokens, resampling))),
+        with_interval(estimate_record(pooled_ratio(tokens, rounds, resampling))),
+        str(lookahead),
+    )
+
+
+def categories_block(drafts: Sequence[ScoredDraft]) -> Block:
+    """Acceptance by category, as the scorecards hold it."""
+    rows = [
+        cells
+        for temperature in all_temperatures(drafts)
+        for one in scored_at(drafts, temperature)
+        for cells in category_rows(one, temperature)
+    ]
+    if not rows:
+        return Absent(
+            "By category: the prompts have one category, or none. Rows of a prompt file may have a `category`."
+        )
+    return table_by_draft("By category, rounds that start in it", ("category", *COLUMNS), rows)
+
+
+def category_rows(one: ScoredDraft, temperature: float) -> list[tuple[str, ...]]:
+    """Figures of every category."""
+    lookahead = one.forecast(temperature)["best_lookahead"]
+    found = []
+    for part in one.row(temperature)["bins"]:
+        for group in part["bins"] if part["by"] == "category" else ():
+            [entry] = [entry for entry in group["lookahead"] if entry["lookahead"] == lookahead]
+            counts = (str(group["prompts"]), f"{group['alpha']['tokens']:g}")
+            figures = (with_interval(group["alpha"]), with_interval(entry["tau"]))
+            found.append((one.label, group["bin"], f"{temperature:g}", *counts, *figures, str(lookahead)))
+    return found

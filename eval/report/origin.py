@@ -1,0 +1,85 @@
+"""Where the numbers come from: models, prompts, method, machine, code and command."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from eval.report.blocks import Block, Facts, Section, Sentence, Table
+from eval.report.cards import Card
+from eval.scorecard.verdict import agreement_sentence, machine
+
+Record = dict[str, Any]
+
+
+def origin_section(cards: Sequence[Card]) -> Section:
+    """Models of all scorecards, then the facts of each."""
+    blocks: list[Block] = [models_table(cards)]
+    for card in cards:
+        blocks += [Sentence(f"{card.name}: {card.path}"), Facts(facts(card))]
+    return Section("origin", "Where the numbers come from", blocks)
+
+
+def models_table(cards: Sequence[Card]) -> Table:
+    """The target once, and every scorecard's drafts."""
+    rows = [("target", cards[0].record["target"])]
+    for card in cards:
+        prefix = f"{card.name}: " if len(cards) > 1 else ""
+        rows += [(f"{prefix}{model['draft']}", model) for model in card.record["drafts"]]
+    cells = [
+        (
+            name,
+            model["path"],
+            str(model["layers"]),
+            str(model["hidden"]),
+            f"{model['parameters']:,}",
+            model["dtype"],
+            model["fingerprint"][:12],
+        )
+        for name, model in rows
+    ]
+    return Table("Models", ("model", "folder", "layers", "hidden", "parameters", "number type", "fingerprint"), cells)
+
+
+def facts(card: Card) -> list[tuple[str, str]]:
+    """One scorecard's prompts, method, machine, versions and command."""
+    record = card.record
+    origin, settings = record["provenance"], record["settings"]
+    hardware = origin["hardware"]
+    versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items() if version)
+    return [
+        ("prompts", prompts_words(record)),
+        (
+            "intervals",
+            (
+                f"{100 * settings['confidence']:g} % percentile bootstrap over prompts, {settings['num_resamples']} "
+                f"resamples, seed {settings['seed']}"
+            ),
+        ),
+        ("live decoding", "not run" if record["live"] is None else live_words(record)),
+        ("machine", f"{machine(record)}, {hardware['cores']} cores, {hardware['memory_gib']:g} GiB of memory"),
+        ("number type", settings["dtype"]),
+        ("versions", f"Python {origin['python']}, {versions}"),
+        ("commit", origin["git_commit"] or "unknown: git did not track the code"),
+        ("scored", origin["created"]),
+        ("command", shlex.join(origin["argv"])),
+    ]
+
+
+def prompts_words(record: Record) -> str:
+    """Which prompts were asked."""
+    prompts, settings = record["prompts"], record["settings"]
+    return (
+        f"{prompts['given']} given, {prompts['taken']} taken, {prompts['too_long']} too long, "
+        f"{prompts['scored']} scored (token ids {prompts['ids_sha256'][:12]}); "
+        f"answers of at most {settings['max_new_tokens']} tokens"
+    )
+
+
+def live_words(record: Record) -> str:
+    """What was decoded live, and whether it obeyed the replay."""
+    live = record["live"]
+    plain, ours = live["plain"], live["speculative"]
+    return (
+        f"{plain['ms_per_token']:.2f} ms a token by the target alone, {ours['ms_per_token']:.2f} with {live['draft']}, "
+        f"the reading of the prompt left out. {agreement_sentence(live)}"
+    )

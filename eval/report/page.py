@@ -1,0 +1,91 @@
+"""Scorecards -> the HTML of a report, and its plots as PNG. The template escapes every text that it is given."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from architectures.atomic import write_bytes, write_text
+from architectures.progress import track
+from eval.report.blocks import Figure, Section
+from eval.report.cards import Card, read_cards
+from eval.report.depth import depth_section
+from eval.report.drafts import scored_drafts
+from eval.report.drawing import Drawing, render
+from eval.report.grid_file import GridFile, read_grid
+from eval.report.groups import groups_section
+from eval.report.lookaheads import lookaheads_section
+from eval.report.origin import origin_section
+from eval.report.positions import positions_section
+from eval.report.round_time import round_time_section
+from eval.report.summary import report_verdict, report_warnings, summary_section
+from eval.report.texts import LEGEND, MARKS, runs, texts_section
+
+TEMPLATE = "page.html.jinja"
+
+
+def write_report(runs: Sequence[Path], out: Path, *, latency: Path | None = None) -> list[Path]:
+    """Write one page about the scorecards of some runs, and its plots beside it.
+
+    Args:
+        runs: Each a run's folder, the folder of a scorecard, or the file.
+        out: The page, replaced if it is there.
+        latency: Step times at other batches, that `widedraft latency` wrote of the same models.
+
+    Returns:
+        The files that were written, the page first.
+
+    Raises:
+        UserError: If a file cannot be read, or they are of different targets.
+    """
+    cards = read_cards(runs)
+    grid = None if latency is None else read_grid(latency, scored_drafts(cards))
+    sections = report_sections(cards, grid)
+    figures = [block for section in sections for block in section.blocks if isinstance(block, Figure)]
+    ticks = track(figures, description="drawing plots", total=len(figures))
+    drawings = {figure.name: render(figure) for figure in ticks}
+    plots = {out.with_name(f"{out.stem}-{name}.png"): drawing.png for name, drawing in drawings.items()}
+    for path, png in plots.items():
+        write_bytes(png, path)
+    write_text(report_page(cards, sections, drawings, grid), out)
+    return [out, *plots]
+
+
+def report_sections(cards: Sequence[Card], grid: GridFile | None = None) -> list[Section]:
+    """All sections in their order; what a scorecard lacks is named where it would stand."""
+    drafts = scored_drafts(cards)
+    return [
+        summary_section(drafts, cards),
+        positions_section(drafts),
+        lookaheads_section(drafts),
+        round_time_section(drafts),
+        depth_section(drafts, cards, grid),
+        groups_section(drafts),
+        texts_section(drafts),
+        origin_section(cards),
+    ]
+
+
+def report_page(
+    cards: Sequence[Card], sections: Sequence[Section], drawings: dict[str, Drawing], grid: GridFile | None = None
+) -> str:
+    """The HTML."""
+    environment = Environment(
+        loader=PackageLoader("eval.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    drafts = scored_drafts(cards)
+    return environment.get_template(TEMPLATE).render(
+        names=[card.name for card in cards],
+        target=cards[0].record["target"]["path"],
+        verdict=report_verdict(drafts, grid),
+        warnings=report_warnings(cards),
+        sections=sections,
+        drawings=drawings,
+        marks=MARKS,
+        legend=LEGEND,
+        runs=runs,
+    )

@@ -1,0 +1,83 @@
+"""Acceptance by position in the round: how far a draft gets before the target says no."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from eval.report.blocks import Block, Figure, Section, Sentence, Table, table_by_draft
+from eval.report.drafts import ScoredDraft, all_temperatures, plotted, primaries, scored_at
+from eval.scorecard.verdict import with_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Record = dict[str, Any]
+
+
+def positions_section(drafts: Sequence[ScoredDraft]) -> Section:
+    """A plot and a table for every temperature, at the largest lookahead."""
+    blocks: list[Block] = [
+        Sentence(
+            "A round keeps position k only if it kept every position before it. The thin curve is what independent "
+            "accepts with the draft's α would give; counts stand beside the rates."
+        )
+    ]
+    temperatures = all_temperatures(drafts)
+    blocks += [positions_figure(scored_at(plotted(drafts), temperature), temperature) for temperature in temperatures]
+    blocks += [positions_table(scored_at(primaries(drafts), temperature), temperature) for temperature in temperatures]
+    return Section("positions", "Acceptance by position in the round", blocks)
+
+
+def positions_of(one: ScoredDraft, temperature: float) -> list[Record]:
+    """The positions at the largest lookahead."""
+    return one.row(temperature)["lookahead"][-1]["positions"]
+
+
+def positions_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
+    """Share of rounds that keep each position, measured and as independent accepts would have it."""
+
+    def draw(axes: "Axes") -> None:
+        from eval.report.drawing import draw_curve, draw_points, whole_ticks
+
+        for place, one in enumerate(drafts):
+            found = positions_of(one, temperature)
+            x = [position["position"] for position in found]
+            draw_points(axes, x, [position["joint"] for position in found], place, one.label)
+            alpha = one.row(temperature)["alpha"]["value"]
+            draw_curve(axes, x, [alpha**k for k in x], place, f"{one.label}, independent")
+        whole_ticks(axes, [position["position"] for one in drafts for position in positions_of(one, temperature)])
+        axes.set(xlabel="position in the round", ylabel="share of rounds that keep it", ylim=(0, None))
+
+    told = "; ".join(
+        f"{one.label} "
+        + ", ".join(f"{p['joint']['value']:.3f} at position {p['position']}" for p in positions_of(one, temperature))
+        for one in drafts
+    )
+    return Figure(
+        name=f"positions-t{temperature:g}",
+        alt=f"Share of rounds that keep each position at temperature {temperature:g}: {told}.",
+        caption=f"Temperature {temperature:g}, rule {drafts[0].row(temperature)['rule']}",
+        draw=draw,
+    )
+
+
+def positions_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
+    """Counts and rates of every position."""
+    rows = [
+        (
+            one.label,
+            str(p["position"]),
+            with_interval(p["joint"]),
+            count_words(p["accepted"], one.row(temperature)["lookahead"][-1]["rounds"]),
+            with_interval(p["conditional"]),
+            count_words(p["accepted"], p["reached"]),
+        )
+        for one in drafts
+        for p in positions_of(one, temperature)
+    ]
+    columns = ("position", "of all rounds", "rounds", "of those that came so far", "rounds")
+    return table_by_draft(f"Rounds that keep each position, temperature {temperature:g}", columns, rows)
+
+
+def count_words(count: float, total: float) -> str:
+    """Counts of a rate: whole where no chance decided, expected values otherwise."""
+    return " of ".join(f"{number:.1f}".removesuffix(".0") for number in (count, total))

@@ -1,0 +1,205 @@
+"""Where a round's time goes: drafting, the draft's catch-up, verification, and the loop around them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from eval.acceptance import Estimate, Resampling, paired_ratio_difference
+from eval.report.blocks import Absent, Block, Figure, Section, Sentence, Table, folded
+from eval.report.differences import resampling_of
+from eval.report.drafts import ScoredDraft
+from eval.round_figures import texts_of
+from eval.round_trace import TracedRound
+from eval.scorecard.acceptance_record import estimate_record
+from eval.scorecard.verdict import with_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PARTS = ("draft", "catch-up", "verify", "rest")
+
+
+@dataclass(frozen=True)
+class RoundTime:
+    """Milliseconds of a mean round; None for a part that is not told apart.
+
+    Attributes:
+        label: The draft, and where the times are from.
+        draft_ms: One-token steps of the draft; with the catch-up where that is not told apart.
+        catch_up_ms: What rounds after a wholly kept one need more, spread over all rounds.
+        verify_ms: The target.
+        rest_ms: The loop around the models.
+    """
+
+    label: str
+    draft_ms: float
+    catch_up_ms: float | None
+    verify_ms: float
+    rest_ms: float | None
+
+    @property
+    def parts(self) -> tuple[float | None, ...]:
+        """In the order of PARTS."""
+        return self.draft_ms, self.catch_up_ms, self.verify_ms, self.rest_ms
+
+    @property
+    def total_ms(self) -> float:
+        """All parts together."""
+        return sum(part for part in self.parts if part is not None)
+
+
+def round_time_section(drafts: Sequence[ScoredDraft]) -> Section:
+    """Predicted and measured rounds of every draft that was decoded live."""
+    live = [one for one in drafts if one.live is not None]
+    title = "Where a round's time goes"
+    if not live:
+        return Section("round", title, [Absent("Live decoding: temperature 0 was not scored, so no round was timed.")])
+    times = [time for one in live for time in (predicted_time(one), measured_time(one))]
+    blocks: list[Block] = [
+        Sentence(
+            "Predicted from the median step times, and measured while decoding. Catch-up is what the draft needs more "
+            "after a round that kept everything: it reads two tokens then. The rest is the loop around the models, "
+            "which no prediction counts."
+        ),
+        round_figure(times),
+        round_table(times),
+    ]
+    return Section("round", title, [*blocks, *(told for one in live for told in catch_up_notes(one))])
+
+
+def predicted_time(one: ScoredDraft) -> RoundTime:
+    """A round by the step times, at the lookahead of live decoding."""
+    assert one.live is not None
+    lookahead = one.live["lookahead"]
+    entry = one.entry(one.live["temperature"], lookahead)
+    full_rate = entry["fully_accepted"] / entry["rounds"]
+    draft_ms, two_ms = (one.steps[kind]["median_ms"] for kind in ("one_token", "two_tokens"))
+    [verify] = [step for step in one.card.record["latency"]["verify"] if step["lookahead"] == lookahead]
+    return RoundTime(
+        label=f"{one.label}, predicted",
+        draft_ms=lookahead * draft_ms,
+        catch_up_ms=full_rate * (two_ms - draft_ms),
+        verify_ms=verify["median_ms"],
+        rest_ms=None,
+    )
+
+
+def measured_time(one: ScoredDraft) -> RoundTime:
+    """A round as live decoding took it."""
+    assert one.live is not None
+    spent, rounds = one.live["speculative"], one.live["agreement"]["loop"]["rounds"]
+    draft_ms, verify_ms, whole_ms = (1000 * spent[name] / rounds for name in ("draft_s", "verify_s", "decode_s"))
+    found = None if one.card.rounds is None else catch_up(one.card.rounds, resampling_of(one.card))
+    more_ms = found.more_ms.value * found.share if found is not None and found.is_shown else None
+    return RoundTime(
+        label=f"{one.label}, measured",
+        draft_ms=draft_ms - (more_ms or 0),
+        catch_up_ms=more_ms,
+        verify_ms=verify_ms,
+        rest_ms=whole_ms - draft_ms - verify_ms,
+    )
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """Drafting in rounds that follow a wholly kept one, against all others that proposed as many tokens.
+
+    Attributes:
+        after_full: Rounds of the first kind.
+        others: Rounds of the second.
+        more_ms: What one of the first takes more, in the mean; noise may make it negative.
+        share: Of all rounds, those that follow a wholly kept one.
+    """
+
+    after_full: int
+    others: int
+    more_ms: Estimate
+    share: float
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it is more than noise: the whole interval lies above 0."""
+        return self.more_ms.low is not None and self.more_ms.low > 0
+
+
+def catch_up(rounds: Sequence[TracedRound], resampling: Resampling) -> CatchUp | None:
+    """What catching up takes, by the seconds of every round; None where one kind of round is missing."""
+    by_prompt: dict[str, list[tuple[bool, TracedRound]]] = {}
+    for prompt, text in texts_of(rounds):
+        by_prompt.setdefault(prompt, []).extend(
+            (before is not None and 0 < before.proposed == before.accepted, one)
+            for before, one in zip([None, *text], text, strict=False)
+        )
+    after_full, others = (
+        drafting_columns([one for full, one in followed if full is kind] for followed in by_prompt.values())
+        for kind in (True, False)
+    )
+    num_after_full, num_others = (sum(counts) for _, counts in (after_full, others))
+    if not num_after_full or not num_others:
+        return None
+    return CatchUp(
+        after_full=num_after_full,
+        others=num_others,
+        more_ms=paired_ratio_difference(after_full, others, resampling),
+        share=sum(full for followed in by_prompt.values() for full, _ in followed) / len(rounds),
+    )
+
+
+def drafting_columns(by_prompt: Iterable[Sequence[TracedRound]]) -> tuple[list[float], list[int]]:
+    """Per prompt: milliseconds of drafting in the rounds that proposed all they may, and their number."""
+    whole = [[one.draft_s for one in rounds if one.proposed == one.lookahead] for rounds in by_prompt]
+    return [1000 * sum(seconds) for seconds in whole], [len(seconds) for seconds in whole]
+
+
+def catch_up_notes(one: ScoredDraft) -> list[Block]:
+    """Where the measured catch-up comes from, or why there is none."""
+    if one.card.rounds is None:
+        return [Absent(f"{one.label}, measured catch-up: no rounds.jsonl beside {one.card.path}; it is within draft.")]
+    found = catch_up(one.card.rounds, resampling_of(one.card))
+    if found is None:
+        return [
+            Absent(f"{one.label}, measured catch-up: too few kinds of rounds to tell it apart; it is within draft.")
+        ]
+    told = (
+        f"{one.label}: drafting took {with_interval(estimate_record(found.more_ms))} ms more in {found.after_full} "
+        f"rounds after a wholly kept one than in {found.others} others."
+    )
+    return [Sentence(told) if found.is_shown else Absent(f"{told} That is not decided; the catch-up is within draft.")]
+
+
+def round_figure(times: Sequence[RoundTime]) -> Figure:
+    """A bar for every kind of round, parted."""
+
+    def draw(axes: "Axes") -> None:
+        from eval.report.drawing import draw_parts
+
+        draw_parts(axes, [time.label for time in times], PARTS, [time.parts for time in times])
+        axes.set(xlabel="milliseconds")
+
+    lines = max(folded(time.label).count("\n") + 1 for time in times)
+    told = "; ".join(f"{time.label} {time.total_ms:.2f} ms: {part_words(time)}" for time in times)
+    return Figure(
+        name="round",
+        alt=f"Parts of a round in milliseconds: {told}.",
+        caption="A mean round, by part",
+        draw=draw,
+        height=1.6 + (0.27 + 0.18 * lines) * len(times),
+    )
+
+
+def part_words(time: RoundTime) -> str:
+    """The parts that are told apart."""
+    return ", ".join(f"{name} {ms:.2f}" for name, ms in zip(PARTS, time.parts, strict=True) if ms is not None)
+
+
+def round_table(times: Sequence[RoundTime]) -> Table:
+    """Milliseconds and shares of every part."""
+    rows = [
+        (time.label, *(part_cell(part, time.total_ms) for part in time.parts), f"{time.total_ms:.2f}") for time in times
+    ]
+    return Table("Milliseconds of a round", ("round", *PARTS, "all"), rows)
+
+
+def part_cell(part_ms: float | None, total_ms: float) -> str:
+    """Milliseconds of a part and its share."""
+    return "not told" if part_ms is None else f"{part_ms:.2f} ({part_ms / total_ms:.0%})"

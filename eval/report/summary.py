@@ -1,0 +1,126 @@
+"""The first words of a report, and its table of drafts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eval.report.batches import batch_words
+from eval.report.blocks import Block, Section, Sentence, Table
+from eval.report.cards import Card
+from eval.report.differences import difference_blocks
+from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
+from eval.report.grid_file import GridFile
+from eval.scorecard.verdict import decision, machine, verdict, with_interval
+
+Record = dict[str, Any]
+
+# What scorecards should share to be compared: where it stands, and what follows where they do not share it.
+CONDITIONS: dict[str, tuple[Callable[[Record], str], str]] = {
+    "machine": (machine, "times and speeds of one say nothing of another."),
+    "number type": (lambda record: record["settings"]["dtype"], "times and speeds of one say nothing of another."),
+    "prompts": (lambda record: record["prompts"]["ids_sha256"][:12], "acceptance and speed may differ for that alone."),
+}
+
+
+def report_verdict(drafts: Sequence[ScoredDraft], grid: GridFile | None) -> str:
+    """One sentence: is decoding faster with the draft, or with the fastest of several, and is that decided."""
+    named = primaries(drafts)
+    if len(named) == 1:
+        return draft_verdict(named[0], grid)
+    live = [one for one in named if one.live is not None]
+    if not live:
+        return (
+            f"Not measured for any of {len(named)} drafts: temperature 0, at which texts are decoded, was not scored."
+        )
+    if len(live) == 1:
+        return f"Of {len(named)} drafts only {live[0].label} was measured. {draft_verdict(live[0], grid)}"
+    best = max(live, key=lambda one: speed_of(one)["value"])
+    return f"Of {len(live)} measured drafts {best.label} {standing(best, live)}. {draft_verdict(best, grid)}"
+
+
+def draft_verdict(one: ScoredDraft, grid: GridFile | None) -> str:
+    """What live decoding with a draft decides, and up to which batch it promises to pay."""
+    live, record = one.live, one.card.record
+    if live is None:
+        return verdict(record)
+    batches = "" if grid is None else batch_words(one, live["temperature"], grid)
+    return (
+        f"{decision(live['speedup'])}: {with_interval(live['speedup'], times=True)} the speed of the target alone at "
+        f"batch 1, temperature {live['temperature']:g}, lookahead {live['lookahead']}, on a {machine(record)}{batches}."
+    )
+
+
+def standing(best: ScoredDraft, live: Sequence[ScoredDraft]) -> str:
+    """Whether the fastest is surely the fastest, and what keeps it from that."""
+    if unlike := differing([one.card for one in live]):
+        return f"came out fastest, which decides nothing between them: they differ in their {' and '.join(unlike)}"
+    others = [one for one in live if one is not best]
+    close = [one.label for one in others if may_be_as_fast(speed_of(one), speed_of(best))]
+    if close:
+        return f"came out fastest, which is not decided: its interval overlaps that of {' and of '.join(close)}"
+    return "is the fastest"
+
+
+def differing(cards: Sequence[Card]) -> list[str]:
+    """The conditions that scorecards do not share."""
+    return [what for what, (found, _) in CONDITIONS.items() if len({found(card.record) for card in cards}) > 1]
+
+
+def may_be_as_fast(other: Record, best: Record) -> bool:
+    """Whether two intervals of a speed-up overlap; where one is missing nothing says that they do not."""
+    if other["interval"] is None or best["interval"] is None:
+        return True
+    return other["interval"][1] >= best["interval"][0]
+
+
+def speed_of(one: ScoredDraft) -> Record:
+    """The measured speed-up of a draft that was decoded live."""
+    assert one.live is not None
+    return one.live["speedup"]
+
+
+def report_warnings(cards: Sequence[Card]) -> list[str]:
+    """What must be known before believing the numbers: of each scorecard, and of putting them side by side."""
+    told = [f"{card.name}: {text}" if len(cards) > 1 else text for card in cards for text in card.record["warnings"]]
+    for what in differing(cards):
+        found, consequence = CONDITIONS[what]
+        listed = ", ".join(f"{card.name} {found(card.record)}" for card in cards)
+        told.append(f"The scorecards differ in their {what} ({listed}): {consequence}")
+    return told
+
+
+def summary_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card]) -> Section:
+    """Every draft in a line for each temperature, and what the last gains over the others."""
+    blocks: list[Block] = [drafts_table(drafts), *difference_blocks(cards)]
+    if len(cards) > 1:
+        blocks.insert(
+            1, Sentence("Speeds were measured in separate sessions: they are compared by their intervals, not paired.")
+        )
+    return Section("drafts", "The drafts", blocks)
+
+
+def drafts_table(drafts: Sequence[ScoredDraft]) -> Table:
+    """Acceptance and speed of every draft."""
+    columns = ("draft", "temperature", "measured speed", "predicted speed", "α", "τ", "at lookahead", "layers × hidden")
+    rows = [
+        draft_cells(one, temperature)
+        for temperature in all_temperatures(drafts)
+        for one in scored_at(drafts, temperature)
+    ]
+    return Table("Acceptance and speed, 1x being the target alone", columns, rows)
+
+
+def draft_cells(one: ScoredDraft, temperature: float) -> tuple[str, ...]:
+    """One draft at one temperature; tau at the lookahead that promises most."""
+    row, forecast = one.row(temperature), one.forecast(temperature)
+    entry = one.entry(temperature, forecast["best_lookahead"])
+    is_live = one.live is not None and one.live["temperature"] == temperature
+    return (
+        one.label,
+        f"{temperature:g}",
+        with_interval(speed_of(one), times=True) if is_live else "not measured",
+        f"{forecast['predicted']:.2f}x",
+        with_interval(row["alpha"]),
+        with_interval(entry["tau"]),
+        str(forecast["best_lookahead"]),
+        f"{one.model['layers']} × {one.model['hidden']}",
+    )

@@ -1,0 +1,57 @@
+"""Texts that were decoded with the draft, each token told apart by who wrote it: by a mark, and by a colour."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import get_args
+
+from eval.examples import Example
+from eval.race import Writer
+from eval.report.blocks import Absent, Block, Section, Sentence, Texts
+from eval.report.drafts import ScoredDraft, primaries
+
+MARKS: dict[Writer, tuple[str, str]] = {
+    "accepted": ("", ""),
+    "corrected": ("[", "]"),
+    "bonus": ("{", "}"),
+    "target": ("«", "»"),
+}
+LEGEND: dict[Writer, str] = {
+    "accepted": "the draft's, accepted",
+    "corrected": "the target's correction",
+    "bonus": "the target's bonus",
+    "target": "the target's end of the text",
+}
+assert set(MARKS) == set(LEGEND) == set(get_args(Writer))
+
+
+def texts_section(drafts: Sequence[ScoredDraft]) -> Section:
+    """A few texts of every draft that was decoded live."""
+    blocks: list[Block] = [
+        Sentence(
+            "Every token is the target's choice, whoever wrote it. A bonus follows when all that was proposed "
+            "was kept, or when nothing was. Tokens that follow each other from one writer share their marks."
+        )
+    ]
+    blocks += [texts_block(one) for one in primaries(drafts)]
+    return Section("texts", "Who wrote which token", blocks)
+
+
+def texts_block(one: ScoredDraft) -> Block:
+    """The texts of one draft, or why there are none."""
+    if one.live is None:
+        return Absent(f"Texts of {one.label}: temperature 0 was not scored, so nothing was decoded live.")
+    if one.card.examples is None:
+        return Absent(f"Texts of {one.label}: no examples.json beside {one.card.path}. Score again with this version.")
+    caption = f"{one.label}, temperature {one.live['temperature']:g}, lookahead {one.live['lookahead']}"
+    return Texts(caption, one.card.examples)
+
+
+def runs(example: Example) -> list[tuple[str, Writer]]:
+    """The text of an example in pieces as long as one writer wrote."""
+    grouped = groupby(example.pieces, key=writer_of)
+    return [("".join(text for text, _ in pieces), writer) for writer, pieces in grouped]
+
+
+def writer_of(piece: tuple[str, Writer]) -> Writer:
+    """Who wrote a piece."""
+    return piece[1]

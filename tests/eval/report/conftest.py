@@ -1,0 +1,142 @@
+"""Scorecards of tiny drafts of one target, as `widedraft eval` writes them, and a page that is read back."""
+
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from eval.config import EvalConfig
+from eval.report.blocks import Figure
+from eval.report.cards import read_cards
+from eval.report.drawing import Drawing
+from eval.report.page import report_page, report_sections
+from eval.scorecard import score_drafts
+from eval.tasks import Prompt
+
+CONFIG = EvalConfig(
+    max_new_tokens=24,
+    lookahead=(1, 3),
+    batch_size=4,
+    num_resamples=100,
+    num_threads=1,
+    latency_repeats=3,
+    live_prompts=4,
+)
+ASKED = (
+    ("p.jsonl:1", "<script>alert('why')</script>", "odd"),
+    ("p.jsonl:2", "how many", None),
+    ("q.jsonl:1", "say hello", "odd"),
+    ("q.jsonl:2", "2+2?", "arithmetic"),
+    ("q.jsonl:3", "x & y", None),
+)
+PROMPTS = [Prompt(source, ({"role": "user", "content": text},), category=category) for source, text, category in ASKED]
+
+
+@pytest.fixture(scope="session")
+def scored(target_folder, noisy_folder, tiny_draft, tmp_path_factory):
+    """Folders of two runs: `deep`, with a baseline, and `shallow`, of the baseline alone."""
+    runs = tmp_path_factory.mktemp("runs")
+    drafts = {"deep": {"undistilled": tiny_draft, "draft": noisy_folder}, "shallow": {"draft": tiny_draft}}
+    for name, models in drafts.items():
+        score_drafts(target_folder, models, PROMPTS, CONFIG, runs / name / "eval", seed=17)
+    return runs
+
+
+@pytest.fixture
+def runs(scored, tmp_path):
+    """Copies of both, to be changed."""
+    return Path(shutil.copytree(scored, tmp_path / "runs"))
+
+
+@pytest.fixture
+def rewrite(runs):
+    """Change the scorecard of a run."""
+
+    def change(name, edit):
+        path = runs / name / "eval" / "scorecard.json"
+        record = json.loads(path.read_text())
+        edit(record)
+        path.write_text(json.dumps(record))
+        return record
+
+    return change
+
+
+@pytest.fixture(scope="session")
+def read_back():
+    """What a file holds; as it is, for decoded texts may hold any character."""
+    return lambda path: Page(path.read_bytes().decode())
+
+
+@pytest.fixture
+def page_of(runs):
+    """The page about some runs, read back; without its plots, which take seconds."""
+
+    def read(*names):
+        cards = read_cards([runs / name for name in names])
+        sections = report_sections(cards)
+        figures = [block for section in sections for block in section.blocks if isinstance(block, Figure)]
+        return Page(report_page(cards, sections, {figure.name: Drawing("0 0 1 1", "", b"") for figure in figures}))
+
+    return read
+
+
+class Page(HTMLParser):
+    """What a page holds.
+
+    Attributes:
+        text: The file.
+        elements: (name, attributes) of every element, in order.
+        tables: Rows of cells by the table's name.
+        words: Text by the class of the element it stands in.
+        shown: All text a reader sees.
+    """
+
+    def __init__(self, text):
+        super().__init__()
+        self.text, self.elements, self.tables, self.words, self.shown = text, [], {}, {}, []
+        self.open, self.rows = [], []
+        self.feed(text)
+        assert not self.open, f"unclosed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        assert len(attributes) == len(attrs), f"{tag} has an attribute twice"
+        self.elements.append((tag, attributes))
+        if tag == "meta":
+            return
+        self.open.append((tag, attributes.get("class")))
+        if tag == "table":
+            assert attributes["aria-label"] not in self.tables
+            self.rows = self.tables[attributes["aria-label"]] = []
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag in ("th", "td"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        opened, _ = self.open.pop()
+        assert opened == tag, f"{opened} is closed by {tag}"
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1][0] == "style":
+            return
+        tag, name = self.open[-1]
+        self.shown.append(data)
+        if name is not None:
+            self.words.setdefault(name, []).append(data)
+        if tag in ("th", "td"):
+            self.rows[-1][-1] += data
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def cells(self, caption):
+        """Rows of a table by their first cells' columns: one dict a row."""
+        columns, *rows = self.tables[caption]
+        return [dict(zip(columns, row, strict=True)) for row in rows]

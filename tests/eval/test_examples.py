@@ -1,0 +1,109 @@
+"""Texts beside a scorecard: whole, each token with its writer, of prompts that differ."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from architectures.errors import UserError
+from eval.config import EvalConfig
+from eval.decoding_batch import Emitted, Wanted
+from eval.examples import Example, chosen_places, read_examples, writers_of_rounds
+from eval.race import writers_of
+from eval.sampling import Sampling
+from eval.scorecard import score_drafts
+from eval.speculative import decode_steps
+from eval.tasks import Prompt, user_turn
+from eval.texts import Limits, Speculation
+from eval.traces import read_traces
+
+STOPS = frozenset(range(0, 264, 9))
+CONFIG = EvalConfig(
+    max_new_tokens=12, lookahead=(1, 3), temperature=(0.0,), num_resamples=20, num_threads=1, latency_repeats=2
+)
+
+
+@pytest.mark.parametrize("stops", [frozenset(), STOPS], ids=["never", "stops"])
+@pytest.mark.parametrize("lookahead", [1, 4])
+def test_rounds_tell_the_writers_that_decoding_told(target, noisy_draft, prompts, stops, lookahead):
+    wanted = Wanted(prompts, Limits(24, stops), Sampling(), Speculation(lookahead))
+    told, texts = {}, {}
+    for step in decode_steps([target, noisy_draft], wanted):
+        if isinstance(step, Emitted):
+            told.setdefault(step.place, []).extend(writers_of(step, drafts=True))
+        else:
+            texts[step[0]] = step[1]
+    assert {writer for writers in told.values() for writer in writers} == {"accepted", "corrected", "bonus"}
+    for place, text in texts.items():
+        found = writers_of_rounds(text)
+        assert len(found) == len(text.token_ids)
+        if text.stopped:
+            assert found[-1] == "target"
+            assert found[:-1] == told[place][:-1]
+        else:
+            assert found == told[place]
+
+
+@given(st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=12), st.integers(0, 6))
+def test_places_are_of_as_many_categories_as_there_are(categories, most):
+    places = chosen_places(categories, most)
+    assert places == sorted(set(places))
+    assert len(places) == min(most, len(categories))
+    chosen = [categories[place] for place in places]
+    assert len(set(chosen)) == min(most, len(set(categories)))
+    for category in set(categories):  # no category has two more than another that has some left
+        others = [c for c in set(categories) if chosen.count(c) < categories.count(c)]
+        assert all(chosen.count(category) <= chosen.count(other) + 1 for other in others)
+
+
+@pytest.fixture(scope="module")
+def scored(target_folder, noisy_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("examples")
+    asked = [Prompt(f"p:{n}", (user_turn(f"say {n}"),), category="ab"[n % 2]) for n in range(6)]
+    return out, score_drafts(target_folder, {"draft": noisy_folder}, asked, CONFIG, out, seed=1)
+
+
+def test_pieces_are_the_target_s_own_text(scored, target_tokenizer):
+    out, scorecard = scored
+    found = read_examples(out / "examples.json")
+    assert (found.target, found.draft) == tuple(m["fingerprint"] for m in (scorecard["target"], scorecard["drafts"][0]))
+    assert [(one.source, one.category, one.prompt) for one in found.examples] == [
+        (f"p:{n}", "ab"[n % 2], f"say {n}") for n in range(4)
+    ]
+    answers = {trace.source: trace.answer_ids for trace in read_traces(out / "answers" / "T0", "eval")}
+    for one in found.examples:
+        assert "".join(text for text, _ in one.pieces) == target_tokenizer.decode(
+            list(answers[one.source]), clean_up_tokenization_spaces=False
+        )
+
+
+def test_without_live_decoding_no_texts_stay(scored, target_folder, noisy_folder):
+    out, _ = scored
+    asked = [Prompt("p:1", (user_turn("say"),))]
+    sampled = CONFIG.model_copy(update={"temperature": (1.0,)})
+    assert (out / "examples.json").is_file()
+    score_drafts(target_folder, {"draft": noisy_folder}, asked, sampled, out, seed=1)
+    assert not (out / "examples.json").exists()
+    assert not (out / "rounds.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (lambda file: file.update(schema="widedraft.examples/9"), "schema: Input should be 'widedraft.examples/1'"),
+        (lambda file: file["examples"][0].update(pieces=[["a", "me"]]), "examples.0.pieces.0.1: Input should be"),
+        (lambda file: file["examples"][0].pop("prompt"), "examples.0.prompt: Field required"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, edit, told):
+    example = {"source": "p:1", "category": None, "prompt": "why", "pieces": [["so", "bonus"]]}
+    file = {"schema": "widedraft.examples/1", "target": "1", "draft": "2", "examples": [example]}
+    path = tmp_path / "examples.json"
+    path.write_text(json.dumps(file))
+    assert read_examples(path).examples == (Example("p:1", None, "why", (("so", "bonus"),)),)
+    edit(file)
+    path.write_text(json.dumps(file))
+    with pytest.raises(UserError) as refused:
+        read_examples(path)
+    assert str(refused.value).startswith(f"{path}: {told}")
