@@ -4,20 +4,16 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from architectures.errors import UserError
 from architectures.manifest import package_version
-from distill import scoring
-from distill.choose.command import choose_arguments
+from distill import recipe_commands, scoring
 from distill.exits import report_user_errors
 from eval import pair_commands
 from eval.latency.command import latency, latency_arguments
 from eval.report.command import report, report_arguments
 from eval.speed.command import speed, speed_arguments
-
-if TYPE_CHECKING:
-    from distill.recipe import Recipe
 
 EXITS = "Exit codes: 0 fine, 2 a mistake you can mend (one message), 130 interrupted; run again to continue."
 
@@ -62,37 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return report_user_errors(lambda: stage.run(options))
 
 
-def recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE key=value ..."""
-    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a YAML file, see recipes/")
-    override_argument(parser)
-    debug_argument(parser)
-
-
-def debug_argument(parser: argparse.ArgumentParser) -> None:
-    """--debug."""
-    parser.add_argument(
-        "--debug",
-        action="store_true",
-        help="the same with a tiny random target and few steps, in <run>-debug: minutes on two cores",
-    )
-
-
-def cache_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE key=value ... and perhaps --verify."""
-    recipe_arguments(parser)
-    parser.add_argument(
-        "--verify", action="store_true", help="compare the checksums of a finished cache; write nothing"
-    )
-
-
-def override_argument(parser: argparse.ArgumentParser) -> None:
-    """key=value ..."""
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="replaces the recipe's value of a dotted key"
-    )
-
-
 def shapes_arguments(parser: argparse.ArgumentParser) -> None:
     """Perhaps --target T."""
     parser.add_argument(
@@ -110,27 +75,7 @@ def import_arguments(parser: argparse.ArgumentParser) -> None:
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE, or what is scored without one, and perhaps --debug."""
     scoring.eval_arguments(parser)
-    debug_argument(parser)
-
-
-def choosing_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE key=value ..., --debug and what only this stage takes."""
-    recipe_arguments(parser)
-    choose_arguments(parser)
-
-
-def choose(options: argparse.Namespace) -> None:
-    """Rank shapes by predicted speed; the winner becomes a recipe."""
-    from distill.choose.command import choose as choose_shape
-
-    choose_shape(*recipe_words(options), options)
-
-
-def check(options: argparse.Namespace) -> None:
-    """Print what the recipe would make and cost."""
-    from distill.check import check_recipe
-
-    print(check_recipe(recipe_of(options, weights=False)))
+    recipe_commands.debug_argument(parser)
 
 
 def shapes(options: argparse.Namespace) -> None:
@@ -161,71 +106,6 @@ def import_gguf(options: argparse.Namespace) -> None:
     print(f"{options.to}: a Hugging Face folder; name it as target.path in a recipe.")
 
 
-def recipe_of(options: argparse.Namespace, *, weights: bool = True) -> "Recipe":
-    """The recipe a command names, or that of its debug run; `weights` as in `begin_debug`."""
-    from distill.recipe import load_recipe
-
-    return load_recipe(*recipe_words(options, weights=weights))
-
-
-def recipe_words(options: argparse.Namespace, *, weights: bool = True) -> tuple[Path, list[str]]:
-    """The recipe file and the key=value words a command names, or the written-out recipe of its debug run."""
-    if not options.debug:
-        return options.recipe, options.overrides
-    from distill.debug_files import begin_debug
-
-    return begin_debug(options.recipe, options.overrides, weights=weights), []
-
-
-def masks(options: argparse.Namespace) -> None:
-    """Train learned masks; the training processes load the recipe themselves."""
-    from distill.stages import mask_stage
-
-    mask_stage(*recipe_words(options))
-
-
-def prune(options: argparse.Namespace) -> None:
-    """Cut the undistilled draft out of the target."""
-    from distill.stages import prune_stage
-
-    prune_stage(recipe_of(options))
-
-
-def generate(options: argparse.Namespace) -> None:
-    """Let the target answer the prompts."""
-    from distill.stages import generate_stage
-
-    generate_stage(recipe_of(options))
-
-
-def cache(options: argparse.Namespace) -> None:
-    """Let the teacher read the answers, or verify what it left."""
-    from distill.teacher_cache import stage
-
-    (stage.verify_cache_stage if options.verify else stage.cache_stage)(recipe_of(options))
-
-
-def export(options: argparse.Namespace) -> None:
-    """Make the draft from the newest checkpoint."""
-    from distill.stages import export_stage
-
-    export_stage(recipe_of(options))
-
-
-def distill(options: argparse.Namespace) -> None:
-    """Train and export; the training processes load the recipe themselves."""
-    from distill.stages import distill_stage
-
-    distill_stage(*recipe_words(options))
-
-
-def run_everything(options: argparse.Namespace) -> None:
-    """All stages, skipping what is done."""
-    from distill.stages import run_all
-
-    run_all(*recipe_words(options))
-
-
 def score(options: argparse.Namespace) -> None:
     """Score a recipe's draft, any draft against any target, or any draft on recorded answers."""
     from distill.stages import eval_stage
@@ -240,12 +120,14 @@ def score(options: argparse.Namespace) -> None:
         )
     else:
         options.recipe, *options.overrides = options.words
-        eval_stage(recipe_of(options))
+        eval_stage(recipe_commands.recipe_of(options))
 
 
 STAGES = {
     "check": Stage(
-        check, "check a recipe; print shape, parameters, memory, disk, steps; loads no weights", recipe_arguments
+        recipe_commands.check,
+        "check a recipe; print shape, parameters, memory, disk, steps; loads no weights",
+        recipe_commands.recipe_arguments,
     ),
     "shapes": Stage(
         shapes, "list the named shapes with their true sizes, or what a target can become", shapes_arguments
@@ -255,17 +137,31 @@ STAGES = {
     ),
     "import-gguf": Stage(import_gguf, "make a Hugging Face folder from a GGUF file", import_arguments),
     "masks": Stage(
-        masks, "train learned masks, for a recipe with that method, into <run>/masks; then prune", recipe_arguments
+        recipe_commands.masks,
+        "train learned masks, for a recipe with that method, into <run>/masks; then prune",
+        recipe_commands.recipe_arguments,
     ),
-    "prune": Stage(prune, "cut the undistilled draft out of the target, into <run>/init", recipe_arguments),
-    "generate": Stage(generate, "let the target answer the prompts, into <run>/data", recipe_arguments),
+    "prune": Stage(
+        recipe_commands.prune,
+        "cut the undistilled draft out of the target, into <run>/init",
+        recipe_commands.recipe_arguments,
+    ),
+    "generate": Stage(
+        recipe_commands.generate, "let the target answer the prompts, into <run>/data", recipe_commands.recipe_arguments
+    ),
     "cache": Stage(
-        cache,
+        recipe_commands.cache,
         "write what the teacher says of the answers, for a cached teacher, into <run>/teacher_cache",
-        cache_arguments,
+        recipe_commands.cache_arguments,
     ),
-    "distill": Stage(distill, "train the draft on this machine and export it, into <run>/draft", recipe_arguments),
-    "export": Stage(export, "write <run>/draft from the newest intact checkpoint", recipe_arguments),
+    "distill": Stage(
+        recipe_commands.distill,
+        "train the draft on this machine and export it, into <run>/draft",
+        recipe_commands.recipe_arguments,
+    ),
+    "export": Stage(
+        recipe_commands.export, "write <run>/draft from the newest intact checkpoint", recipe_commands.recipe_arguments
+    ),
     "eval": Stage(score, "score a draft against its target, into <run>/eval", eval_arguments),
     "verify": Stage(
         pair_commands.verify,
@@ -283,9 +179,9 @@ STAGES = {
         pair_commands.compare_arguments,
     ),
     "choose": Stage(
-        choose,
+        recipe_commands.choose,
         "find the shape of draft that will be the fastest here: step times, short trainings, then a recipe",
-        choosing_arguments,
+        recipe_commands.choosing_arguments,
     ),
     "speed": Stage(
         speed,
@@ -312,7 +208,11 @@ STAGES = {
         "make one page of the scorecards of one or several runs, with plots; it needs no network",
         report_arguments,
     ),
-    "run": Stage(run_everything, "all of it; continues where a stopped run left off", recipe_arguments),
+    "run": Stage(
+        recipe_commands.run_everything,
+        "all of it; continues where a stopped run left off",
+        recipe_commands.recipe_arguments,
+    ),
 }
 
 if __name__ == "__main__":

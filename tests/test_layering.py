@@ -28,6 +28,8 @@ LIGHT_MODULES = (
     "distill.stages",
     "distill.teacher_cache.record",
     "distill.teacher_cache.stage",
+    "distill.recipe_commands",
+    "distill.choose.command",
     "distill.teacher_config",
     "distill.text_config",
     "eval.config",
@@ -37,6 +39,7 @@ LIGHT_MODULES = (
     "eval.tasks.rendering",
     "eval.tasks.words",
     "eval.report.command",
+    "eval.speed.command",
     "widedraft",
 )
 HEAVY_PACKAGES = ("torch", "transformers", "composer", "datasets", "scipy", "matplotlib", "jinja2")
