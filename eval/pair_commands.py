@@ -208,6 +208,12 @@ def require_file_name(path: Path | None) -> None:
         raise UserError(f"--rounds {path}: is a folder. Name a file in it.")
 
 
+def require_plot_name(path: Path | None) -> None:
+    """Raise UserError where a plot cannot be written, before anything is measured."""
+    if path is not None and (path.suffix != ".png" or path.is_dir()):
+        raise UserError(f"--plot {path}: must name a file that ends in .png.")
+
+
 def opener_of(options: argparse.Namespace) -> "Opener":
     """How the models are run."""
     from eval.compiled import CompiledSteps

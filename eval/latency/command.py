@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
-from eval.pair_commands import DTYPES
+from eval.pair_commands import DTYPES, require_plot_name
 from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def latency_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of intervals (default: 0.95)")
     parser.add_argument("--seed", type=int, default=17, help="of the order of steps (default: 17)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the step times of --shapes")
 
 
 def parameter_count(text: str) -> int:
@@ -76,9 +77,10 @@ def parameter_count(text: str) -> int:
 def latency(options: argparse.Namespace) -> None:
     """Measure, print and perhaps write."""
     require_sensible(options)
-    from architectures.atomic import write_json
+    from architectures.atomic import write_bytes, write_json
     from architectures.manifest import provenance
     from eval.latency.page import grid_page
+    from eval.latency.shapes_plot import shapes_plot
     from eval.latency.steps import TARGET
 
     models, text_ids = opened(options)
@@ -88,6 +90,8 @@ def latency(options: argparse.Namespace) -> None:
     else:
         record = measured_shapes(options, models[TARGET], text_ids)
     print(grid_page(record))
+    if options.plot is not None:
+        write_bytes(shapes_plot(record), options.plot)
     if options.out is not None:
         write_json({"models": described, **record, "provenance": provenance()}, options.out)
         print(f"\n{options.out}: the figures")
@@ -185,6 +189,9 @@ def require_sensible_shapes(options: argparse.Namespace) -> None:
     """Raise UserError for shapes that say nothing of depth."""
     if options.shapes is None and options.parameters:
         raise UserError("--parameters are the sizes of --shapes: give --shapes too.")
+    if options.shapes is None and options.plot is not None:
+        raise UserError("--plot draws the step times of --shapes: give --shapes too.")
+    require_plot_name(options.plot)
     if options.shapes is not None and options.draft:
         raise UserError("--shapes measures untrained drafts: leave --draft away, or leave --shapes away.")
     if options.shapes and len(set(options.shapes)) < max(LEAST_DEPTHS, len(options.shapes)):

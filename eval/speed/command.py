@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
-from eval.pair_commands import DTYPES, opener_of, require_positive
+from eval.pair_commands import DTYPES, opener_of, require_plot_name, require_positive
 from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
@@ -48,17 +48,19 @@ def speed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of intervals (default: 0.95)")
     parser.add_argument("--seed", type=int, default=17, help="of every random number (default: 17)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw speed against the lookahead")
 
 
 def speed(options: argparse.Namespace) -> None:
     """Measure, print and perhaps write."""
     require_sensible(options)
-    from architectures.atomic import write_json
+    from architectures.atomic import write_bytes, write_json
     from architectures.manifest import provenance
     from eval.acceptance import Resampling
     from eval.latency.machine import torch_threads
     from eval.pair import open_pair, prompts_of
     from eval.speed.page import speed_page
+    from eval.speed.plot import speed_plot
 
     asked = prompts_of(options.prompts, options.num_prompts)
     pair = open_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
@@ -67,6 +69,8 @@ def speed(options: argparse.Namespace) -> None:
     with torch_threads(options.num_threads):
         record = measured(options, pair, prompts, Resampling(options.confidence, NUM_RESAMPLES, options.seed))
     print(speed_page(record))
+    if options.plot is not None:
+        write_bytes(speed_plot(record), options.plot)
     if options.out is not None:
         write_json({**record, "provenance": provenance()}, options.out)
         print(f"\n{options.out}: the figures")
@@ -175,3 +179,4 @@ def require_sensible(options: argparse.Namespace) -> None:
         raise UserError("--assisted: transformers' assisted generation decodes one prompt at a time. Use --batch 1.")
     if options.out is not None and options.out.is_dir():
         raise UserError(f"--out {options.out}: is a folder. Name a file in it.")
+    require_plot_name(options.plot)

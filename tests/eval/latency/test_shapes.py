@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from matplotlib.figure import Figure
 
 import widedraft
 from architectures.equal_shapes import EqualShape, equal_shape, equal_shapes
@@ -13,6 +14,7 @@ from eval.latency.depth_and_width import with_depth_and_width
 from eval.latency.floor import shape_of
 from eval.latency.page import grid_page
 from eval.latency.shapes_page import depth_sentences, shapes_table, verdict
+from eval.latency.shapes_plot import draw
 from eval.latency.untrained import source_shape, untrained_models
 from eval.models import load_model
 
@@ -147,7 +149,8 @@ def test_the_command_measures_every_shape(target_folder, target, tmp_path, capsy
     out, size = tmp_path / "shapes.json", f"{target.num_parameters() / 1e6:.2f}M"
     words = ("--batch", 1, "--context", 8, "--lookahead", 2, "--repeats", 2, "--dtype", "float32")
     asked = ("--shapes", 1, 2, 3, "--parameters", size)
-    assert run_latency("--target", target_folder, *words, *asked, "--out", out) == 0
+    assert run_latency("--target", target_folder, *words, *asked, "--out", out, "--plot", tmp_path / "shapes.png") == 0
+    assert (tmp_path / "shapes.png").read_bytes().startswith(b"\x89PNG")
     record, printed = json.loads(out.read_text()), capsys.readouterr().out
     assert grid_page(record) in printed
     assert [one["layers"] for one in record["shapes"]] == [1, 2, 3]
@@ -161,11 +164,28 @@ def test_the_command_measures_every_shape(target_folder, target, tmp_path, capsy
     assert "depth costs here" in printed or "depth does not cost here" in printed
 
 
+def test_the_plot_has_a_series_for_every_size(shapes, target):
+    record = with_depth_and_width(timed(shapes, lambda shape: 4 + shape.layers), shapes, shape_of(target), RESAMPLING)
+    for step in record["cells"][0]["together"]["steps"]:
+        step["p50_ms"] = {"value": step["each_ms"][0], "interval": None}
+    record["cells"][0] |= {"compiled": False, "batch": 1, "context_tokens": 8}
+    axes = Figure().add_subplot()
+    draw(axes, record)
+    depths = list(range(1, shape_of(target).layers + 1))
+    lines = axes.get_lines()
+    assert len(lines) == 2
+    for line in lines:
+        assert list(line.get_xdata()) == depths
+        assert list(line.get_ydata()) == [4 + depth for depth in depths]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--parameters", "290M"), "--parameters are the sizes of --shapes: give --shapes too"),
         (("--shapes", "--draft", "B"), "--shapes measures untrained drafts: leave --draft away"),
+        (("--plot", "shapes.png"), "--plot draws the step times of --shapes: give --shapes too"),
+        (("--shapes", "--plot", "shapes.pdf"), "--plot shapes.pdf: must name a file that ends in .png"),
         (("--shapes", 1, 2), "--shapes 1 2: name at least 3 numbers of layers"),
         (("--shapes", 1, 2, 4, 4), "--shapes 1 2 4 4: name at least 3 numbers of layers, each once"),
         (("--shapes", "--parameters", "2M", "2M"), "--parameters 2000000 2000000: name each size once"),

@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import widedraft
 from eval.acceptance import Resampling
@@ -14,6 +15,7 @@ from eval.latency.steps import Setting
 from eval.speculative import plain_decode
 from eval.speed.measure import groups_of, take_turns, warm_up
 from eval.speed.page import error_sentence, speed_page
+from eval.speed.plot import draw
 from eval.speed.record import speed_record_of_all, way_record
 from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Setup, Taken, Way, ways_to_decode
 from eval.speedup import StepTimes
@@ -22,6 +24,7 @@ from eval.texts import Limits, Round
 RESAMPLING = Resampling(confidence=0.9, num_resamples=300, seed=17)
 STEPS = StepTimes(target_s=0.040, draft_s=0.004, draft_two_s=0.006, verify_s={1: 0.044, 4: 0.050})
 LIMITS = Limits(24)
+PNG = b"\x89PNG"
 
 
 @pytest.fixture
@@ -207,6 +210,17 @@ def test_what_is_said_of_a_way_is_what_its_interval_says():
     assert "With n-gram lookup: not decided, 0.80x [0.50, 2.00]" in page_of_lookups(0.2, 0.8)
 
 
+def test_the_plot_has_every_way_and_what_was_predicted():
+    axes = Figure().add_subplot()
+    draw(axes, record_of(0.0))
+    named = {line.get_label().strip(): line for line in axes.get_lines()}
+    measured = [f"{kind}, measured" for kind in (DRAFT, LOOKUP, TRANSFORMERS)]
+    assert {*measured, f"{DRAFT}, predicted"} <= set(named)
+    assert [list(named[name].get_xdata()) for name in measured] == [[4]] * 3
+    heights = [float(named[name].get_ydata()[0]) for name in measured]
+    assert heights == pytest.approx([0.4 / 0.266, 1.5, 0.5], rel=1e-3)
+
+
 def test_steps_are_measured_at_the_batch(target, noisy_draft):
     latency = measure_latency(
         target, {DRAFT: noisy_draft}, Setting([5, 6, 7], 3), lookaheads=[2], repeats=2, resampling=RESAMPLING
@@ -222,7 +236,9 @@ def run_speed(*words):
 def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, capsys, more):
     out = tmp_path / "speed.json"
     few = ("--num-prompts", 3, "--max-new-tokens", 8, "--lookahead", 1, 3, "--repeats", 2, "--num-threads", 1)
-    assert run_speed("--target", target_folder, "--draft", noisy_folder, *few, *more, "--out", out) == 0
+    files = ("--out", out, "--plot", tmp_path / "speed.png")
+    assert run_speed("--target", target_folder, "--draft", noisy_folder, *few, *more, *files) == 0
+    assert (tmp_path / "speed.png").read_bytes().startswith(PNG)
     record, printed = json.loads(out.read_text()), capsys.readouterr().out
     assert speed_page(record) in printed
     assert f"{out}: the figures" in printed
@@ -247,6 +263,7 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
         (("--num-threads", 0), "--num-threads must be above 0, got 0"),
         (("--assisted", "--batch", 2), "--assisted: .* one prompt at a time. Use --batch 1"),
         (("--out", "."), "--out .: is a folder"),
+        (("--plot", "speed.svg"), "--plot speed.svg: must name a file that ends in .png"),
         (("--max-new-tokens", 99999), "max_position_embeddings is"),
     ],
 )
