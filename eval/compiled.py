@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from eval.row_cache import RowCache
-from eval.sequencer import Feed, Sight, Span, forward, positions_of, takes_rows
+from eval.row_step import Sight, Span, forward, positions_of
+from eval.sequencer import Feed, takes_rows
 
 SHORTEST = 256  # slots of a cache; longer ones are powers of two, so that few lengths have to be compiled
 MOST_SHAPES = 64  # compiled for one model, each in half a minute or so

@@ -8,7 +8,7 @@ import widedraft
 from eval import compiled, pair, pair_commands
 from eval.models import load_model
 from eval.round_trace import read_round_trace
-from eval.sequencer import forward
+from eval.row_step import forward
 from eval.speculative import speculative_decode
 from eval.tasks.rendering import render_prompt
 from eval.texts import Limits, Speculation

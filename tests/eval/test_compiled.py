@@ -14,8 +14,9 @@ from eval.compiled import CompiledSequencer, CompiledSteps
 from eval.models import load_model
 from eval.pair import open_pair
 from eval.race import race
+from eval.row_step import forward
 from eval.sampling import Sampling
-from eval.sequencer import RowSequencer, forward
+from eval.sequencer import RowSequencer
 from eval.speculative import decode_steps, plain_decode, speculative_decode
 from eval.tasks.forms import Prompt, user_turn
 from eval.texts import Limits, Seeds, Speculation

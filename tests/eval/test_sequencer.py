@@ -5,13 +5,13 @@ import torch
 
 from architectures.errors import UserError
 from eval.models import load_model
+from eval.row_step import positions_of
 from eval.sequencer import (
     ForwardSequencer,
     RowSequencer,
     TextSequencer,
     TranslationSequencer,
     open_sequencer,
-    positions_of,
     takes_rows,
 )
 
