@@ -3,7 +3,7 @@
 from typing import Any
 
 from eval.scorecard.tables import table
-from eval.scorecard.verdict import with_interval
+from eval.scorecard.verdict import decision, with_interval
 from eval.speed.ways import DRAFT, LOOKUP
 
 Record = dict[str, Any]
@@ -55,26 +55,18 @@ def row_of(record: Record, kind: str, lookahead: int) -> Record:
 
 
 def best_sentences(record: Record) -> list[str]:
-    """The draft at its best, and whether anything is gained by having one."""
+    """The draft at its best, and what is gained without one."""
     best = {kind: row_of(record, kind, record["best"][kind]) for kind in (DRAFT, LOOKUP)}
     return [best_sentence(kind, row) for kind, row in best.items()]
 
 
 def best_sentence(kind: str, row: Record) -> str:
-    """Whether a way is faster than the target alone, where it is fastest."""
+    """What a way is worth where it is fastest, and whether that is decided."""
     speedup = row["whole"]["speedup"]
     return (
-        f"With {'the draft' if kind == DRAFT else kind}: {decided(speedup)}, {with_interval(speedup, times=True)} at "
-        f"lookahead {row['lookahead']}, its best of those measured, the reading of the prompt included."
+        f"With {'the draft' if kind == DRAFT else kind}, at lookahead {row['lookahead']}, its best of those measured, "
+        f"the reading of the prompt included: {with_interval(speedup, times=True)}. {decision(speedup)}."
     )
-
-
-def decided(speedup: Record) -> str:
-    """Which way an interval lies."""
-    if speedup["interval"] is None:
-        return "not decided"
-    low, high = speedup["interval"]
-    return "faster" if low > 1 else "slower" if high < 1 else "not decided"
 
 
 def error_sentence(record: Record) -> str:

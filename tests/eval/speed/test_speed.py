@@ -192,8 +192,9 @@ def test_the_page_has_every_way_and_says_what_is_faster():
     assert re.search(r"\| draft \| 4 \| 2\.50 \| \d+\.\d \| 1\.50x \[1\.50, 1\.50\] \| 1\.50x \|", page)
     assert "| n-gram lookup | 4 | 1.50 | 37.5 | 1.50x [1.50, 1.50] |  | 1.50x [1.50, 1.50] | 0.0 + 40.0 + 0.0 |" in page
     assert "| transformers | 4 |  | 12.5 | not told apart |  | 0.50x [0.50, 0.50] |  |" in page
-    assert "With the draft: faster, 1.50x" in page
-    assert "With n-gram lookup: faster, 1.50x [1.50, 1.50] at lookahead 4" in page
+    included = "at lookahead 4, its best of those measured, the reading of the prompt included"
+    assert f"With the draft, {included}: 1.50x [1.50, 1.50]. Faster." in page
+    assert f"With n-gram lookup, {included}: 1.50x [1.50, 1.50]. Faster." in page
 
 
 def page_of_lookups(*decode_s):
@@ -205,9 +206,9 @@ def page_of_lookups(*decode_s):
 
 
 def test_what_is_said_of_a_way_is_what_its_interval_says():
-    assert "With n-gram lookup: faster, 4.00x [4.00, 4.00]" in page_of_lookups(0.1, 0.1)
-    assert "With n-gram lookup: slower, 0.13x [0.13, 0.13]" in page_of_lookups(3.0, 3.0)
-    assert "With n-gram lookup: not decided, 0.80x [0.50, 2.00]" in page_of_lookups(0.2, 0.8)
+    assert "included: 4.00x [4.00, 4.00]. Faster." in page_of_lookups(0.1, 0.1)
+    assert "included: 0.13x [0.13, 0.13]. Slower." in page_of_lookups(3.0, 3.0)
+    assert "included: 0.80x [0.50, 2.00]. Not decided, because the interval holds 1." in page_of_lookups(0.2, 0.8)
 
 
 def test_the_plot_has_every_way_and_what_was_predicted():
