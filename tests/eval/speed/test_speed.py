@@ -16,7 +16,7 @@ from eval.speculative import plain_decode
 from eval.speed.measure import groups_of, take_turns, warm_up
 from eval.speed.page import error_sentence, speed_page
 from eval.speed.plot import draw
-from eval.speed.record import speed_record_of_all, way_record
+from eval.speed.record import largest_error, round_record, speed_record_of_all, way_record
 from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Setup, Taken, Way, ways_to_decode
 from eval.speedup import StepTimes
 from eval.texts import Limits, Round
@@ -138,9 +138,9 @@ def test_of_one_group_repetitions_are_resampled_and_of_several_the_groups():
     assert interval == pytest.approx([0.8, 0.8])
 
 
-@pytest.mark.parametrize("lookahead", [1, 4])
-def test_a_loop_of_nothing_but_steps_is_predicted_exactly(lookahead):
-    rounds, seconds = rounds_of(lookahead, [lookahead, 0, lookahead, 0])
+@pytest.mark.parametrize(("lookahead", "accepted"), [(1, [1, 0, 1, 0]), (4, [4, 2, 4, 0])])
+def test_a_loop_of_nothing_but_steps_is_predicted_exactly(lookahead, accepted):
+    rounds, seconds = rounds_of(lookahead, accepted)
     tokens = sum(one.accepted + 1 for one in rounds)
     times = {
         Way(PLAIN): [{0: taken(100, 100 * STEPS.target_s)}],
@@ -183,6 +183,24 @@ def test_prediction_names_the_term_it_misses():
     assert re.search(
         r"differ by at most \d\d%, at lookahead 4: a measured round has \+30\.0 ms of the loop around", told
     )
+
+
+def test_the_largest_error_is_the_farthest_on_either_side():
+    rows = [
+        {"way": DRAFT, "lookahead": lookahead, "predicted": predicted, "decode": {"speedup": {"value": 1.0}}}
+        for lookahead, predicted in ((1, 1.1), (2, 0.7), (3, 1.2))
+    ]
+    found = largest_error([*rows, {"way": LOOKUP, "lookahead": 4}])
+    assert (found["lookahead"], found["share"]) == (2, pytest.approx(-0.3))
+
+
+def test_a_rounds_time_is_that_of_the_row_that_took_most_of_them():
+    """Rows of a batch share each round; the other row was done after one."""
+    rounds, seconds = rounds_of(4, [4, 0, 2, 0])
+    both = Taken(12, 0.0, seconds, seconds, (tuple(rounds[:1]), tuple(rounds)))
+    parts = round_record([both])
+    assert parts["verify"] == pytest.approx(1000 * STEPS.verify_s[4])
+    assert parts["rest"] == pytest.approx(0)
 
 
 def test_the_page_has_every_way_and_says_what_is_faster():
