@@ -14,7 +14,7 @@ from eval.race import writers_of
 from eval.sampling import Sampling
 from eval.scorecard import score_drafts
 from eval.speculative import decode_steps
-from eval.tasks import Prompt, user_turn
+from eval.tasks.forms import Prompt, user_turn
 from eval.texts import Limits, Speculation
 from eval.traces import read_traces
 

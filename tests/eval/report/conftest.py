@@ -13,7 +13,7 @@ from eval.report.cards import read_cards
 from eval.report.drawing import Drawing
 from eval.report.page import report_page, report_sections
 from eval.scorecard import score_drafts
-from eval.tasks import Prompt
+from eval.tasks.forms import Prompt
 
 CONFIG = EvalConfig(
     max_new_tokens=24,
