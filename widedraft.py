@@ -108,10 +108,12 @@ def import_gguf(options: argparse.Namespace) -> None:
 
 def score(options: argparse.Namespace) -> None:
     """Score a recipe's draft, any draft against any target, or any draft on recorded answers."""
-    from distill.stages import eval_stage
+    from distill.stages import checkpoints_stage, eval_stage
 
     named = (options.target, options.draft, options.prompts, options.recorded)
     if any(value is not None for value in named):
+        if options.checkpoints:
+            raise UserError("--checkpoints are those of a recipe's training. Give the RECIPE alone, or leave it out.")
         scoring.score_without_recipe(options)
     elif not options.words or options.out is not None or options.baseline is not None:
         raise UserError(
@@ -120,7 +122,7 @@ def score(options: argparse.Namespace) -> None:
         )
     else:
         options.recipe, *options.overrides = options.words
-        eval_stage(recipe_commands.recipe_of(options))
+        (checkpoints_stage if options.checkpoints else eval_stage)(recipe_commands.recipe_of(options))
 
 
 STAGES = {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE, or a target, a draft and prompts, or recorded answers and a draft."""
     parser.usage = (
-        "widedraft eval RECIPE [key=value ...]\n"
+        "widedraft eval RECIPE [--checkpoints] [key=value ...]\n"
         "       widedraft eval --target A --draft B --prompts FILE|TASK[=FILE] [--prompts ...] [--baseline C] "
         "[--out DIR] [eval.key=value ...]\n"
         "       widedraft eval --recorded PATH --draft B [--prompts FILE] [--out DIR] [eval.key=value ...]"
@@ -35,6 +35,9 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     prompts_argument(parser)
     parser.add_argument(
         "--baseline", metavar="C", help="folder or hub id of a draft to compare B with, prompt by prompt"
+    )
+    parser.add_argument(
+        "--checkpoints", action="store_true", help="of a recipe: score every saved checkpoint too, for its tokens"
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where the scorecard goes (default: eval-<draft's name>)"

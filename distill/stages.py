@@ -221,6 +221,22 @@ def eval_stage(recipe: Recipe) -> None:
     write_manifest(run / "eval", stage="eval", inputs=inputs, recipe=recipe_hash(recipe))
 
 
+def checkpoints_stage(recipe: Recipe) -> None:
+    """Score every saved checkpoint on the answers of <run>/eval, and make its page anew."""
+    from distill.saved_models import saved_models
+    from eval.training_curve.page import best_sentence
+    from eval.training_curve.score import score_checkpoints
+
+    eval_stage(recipe)
+    folder = Path(recipe.run_dir) / "eval"
+    curves = score_checkpoints(
+        begin_stage(recipe), saved_models(recipe), eval_prompts(recipe), recipe.eval, folder, seed=recipe.seed
+    )
+    report_stage(recipe)
+    print(f"checkpoints: {folder / 'checkpoints.md'}\nreport:      {folder / 'report.html'}\n")
+    print("\n".join(best_sentence(curve) for curve in curves.curves))
+
+
 def report_stage(recipe: Recipe) -> None:
     """Make the page of <run>/eval, anew each time: it takes seconds."""
     from eval.report.page import write_report

@@ -16,6 +16,7 @@ from eval.round_trace import RoundTrace, TracedRound, read_round_trace
 from eval.scorecard.beside import EXAMPLES_NAME, ROUNDS_NAME
 from eval.scorecard.score import SCHEMA
 from eval.scorecard.verdict import primary
+from eval.training_curve.curves import JSON_NAME, Curve, read_curves
 
 Record = dict[str, Any]
 
@@ -38,6 +39,7 @@ class Card:
         record: What it holds.
         rounds: Those of live decoding; None where no trace is beside it.
         examples: Texts of live decoding; None where none are beside it.
+        curves: Of the checkpoints its draft is one of; None where none were scored.
     """
 
     path: Path
@@ -45,6 +47,7 @@ class Card:
     record: Record
     rounds: tuple[TracedRound, ...] | None = None
     examples: tuple[Example, ...] | None = None
+    curves: tuple[Curve, ...] | None = None
 
     @property
     def draft(self) -> str:
@@ -89,6 +92,7 @@ def read_card(path: Path) -> Card:
     require_consistent(record, path)
     folder = path.resolve().parent
     card = Card(path, folder.parent.name if folder.name == "eval" else folder.name, record)
+    card = replace(card, curves=curves_beside(card))
     if record["live"] is None:
         return card
     return replace(card, rounds=rounds_beside(card), examples=examples_beside(card))
@@ -138,6 +142,16 @@ def examples_beside(card: Card) -> tuple[Example, ...] | None:
     found = read_examples(path)
     require_same_models(card, path, (found.target, found.draft))
     return found.examples
+
+
+def curves_beside(card: Card) -> tuple[Curve, ...] | None:
+    """Checkpoints of the draft's training, if they were scored with this scorecard."""
+    path = card.path.with_name(JSON_NAME)
+    if not path.is_file():
+        return None
+    found = read_curves(path)
+    require_same_models(card, path, (found.target, found.draft))
+    return found.curves
 
 
 def require_same_models(card: Card, path: Path, fingerprints: tuple[str, str]) -> None:

@@ -141,6 +141,11 @@ def draw_predicted(axes: Axes, x: Sequence[float], y: Sequence[float], place: in
     axes.plot(x, y, label=in_legend(label), markerfacecolor=PAPER, **series_style(place))
 
 
+def draw_ring(axes: Axes, x: float, y: float) -> None:
+    """A ring around a point of a series."""
+    axes.plot([x], [y], marker="o", markersize=14, markerfacecolor="none", color=INK, linestyle="none")
+
+
 def draw_curve(axes: Axes, x: Sequence[float], y: Sequence[float], place: int, label: str) -> None:
     """What a formula says beside measured values: thin, dotted, without markers."""
     style = {"color": COLOURS[place % len(COLOURS)], "linestyle": (0, (1, 2)), "linewidth": 1.2}

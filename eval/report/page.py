@@ -20,6 +20,7 @@ from eval.report.positions import positions_section
 from eval.report.round_time import round_time_section
 from eval.report.summary import report_verdict, report_warnings, summary_section
 from eval.report.texts import LEGEND, MARKS, runs, texts_section
+from eval.report.training import training_section
 
 TEMPLATE = "page.html.jinja"
 
@@ -61,6 +62,7 @@ def report_sections(cards: Sequence[Card], grid: GridFile | None = None) -> list
         round_time_section(drafts),
         depth_section(drafts, cards, grid),
         groups_section(drafts),
+        training_section(cards),
         texts_section(drafts),
         origin_section(cards),
     ]

@@ -1,12 +1,15 @@
 """A whole run on a tiny target: every stage real, skipped when current, refused when it would orphan later work."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import widedraft
 from architectures.manifest import read_manifest
+from distill.checkpoints import find_checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +81,59 @@ def test_answers_and_scorecard_are_drawn_with_the_recipes_seed(run):
     settings = json.loads((run[1] / "data" / "settings.json").read_text())
     assert {settings[name]["settings"]["seed"] for name in ("train", "eval")} == {5}
     assert json.loads((run[1] / "eval" / "scorecard.json").read_text())["settings"]["seed"] == 5
+
+
+def test_every_checkpoint_is_scored_on_the_answers_of_the_scorecard(run, capsys):
+    arguments, out = run
+    assert widedraft.main(["eval", *arguments, "--checkpoints"]) == 0
+    found = json.loads((out / "eval" / "checkpoints.json").read_text())
+    scorecard = json.loads((out / "eval" / "scorecard.json").read_text())
+    assert [curve["temperature"] for curve in found["curves"]] == [0.0, 1.0]
+    for curve in found["curves"]:
+        names = [point["checkpoint"] for point in curve["points"]]
+        assert names == [
+            "undistilled",
+            *(path.name.removesuffix("-rank0.pt") for path in find_checkpoints(out / "checkpoints")),
+        ]
+        assert [point["batches"] for point in curve["points"]] == [0, 3, 4]
+        tokens = [point["tokens"] for point in curve["points"]]
+        assert tokens == sorted(set(tokens))
+        assert tokens[0] == 0
+        rows = {row["draft"]: row for row in scorecard["acceptance"] if row["temperature"] == curve["temperature"]}
+        for name, point in (("undistilled", curve["points"][0]), ("draft", curve["points"][-1])):
+            assert point["alpha"]["value"] == rows[name]["alpha"]["value"]
+            [entry] = [entry for entry in rows[name]["lookahead"] if entry["lookahead"] == curve["lookahead"]]
+            assert point["tau"] == entry["tau"]
+    assert "Best at temperature 0: " in capsys.readouterr().out
+    assert "Checkpoints against tokens trained" in (out / "eval" / "report.html").read_text()
+
+
+def test_damaged_checkpoints_are_left_out_by_name(run, tmp_path, capsys):
+    arguments, out = run
+    copy = Path(shutil.copytree(out, tmp_path / "out"))
+    first, last = find_checkpoints(copy / "checkpoints")
+    first.write_bytes(first.read_bytes()[:1000])
+    assert widedraft.main(["eval", *arguments, f"run_dir={copy}", "--checkpoints"]) == 0
+    assert f"{first}: cut short or damaged" in capsys.readouterr().err
+    last.unlink()
+    assert widedraft.main(["eval", *arguments, f"run_dir={copy}", "--checkpoints"]) == 2
+    assert f"{copy / 'checkpoints'}: no checkpoint to score" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_model_is_refused(run, tmp_path, capsys):
+    arguments, out = run
+    copy = Path(shutil.copytree(out, tmp_path / "out"))
+    path = find_checkpoints(copy / "checkpoints")[-1]
+    saved = torch.load(path, weights_only=False)
+    saved["state"]["model"].popitem()
+    torch.save(saved, path)
+    assert widedraft.main(["eval", *arguments, f"run_dir={copy}", "--checkpoints"]) == 2
+    assert f"{path}: was not trained from {copy / 'init'}" in capsys.readouterr().err
+
+
+def test_a_pair_without_a_recipe_has_no_checkpoints(tmp_path, capsys):
+    assert widedraft.main(["eval", "--target", "a", "--draft", "b", "--prompts", "c", "--checkpoints"]) == 2
+    assert "--checkpoints are those of a recipe's training" in capsys.readouterr().err
 
 
 def test_a_second_run_skips_everything_and_says_so(run, capfd):

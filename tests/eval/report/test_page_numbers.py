@@ -214,10 +214,11 @@ def test_what_a_scorecard_lacks_is_named(runs, page_of, rewrite):
         "Other batches and contexts: a scorecard times one text at one length. Name step times with --latency.",
         "does not hold the sums of every prompt.",
         "By category: the prompts have one category, or none.",
+        "Checkpoints of shallow: `widedraft eval RECIPE --checkpoints` scores them.",
         "Texts of draft: temperature 0 was not scored, so nothing was decoded live.",
     ):
         assert told in absent, told
-    assert len(page.words["absent"]) == 9
+    assert len(page.words["absent"]) == 10
 
 
 def test_files_that_are_not_beside_a_scorecard_are_named(runs, page_of):

@@ -14,7 +14,7 @@ from eval.report.round_time import PARTS
 from eval.report.texts import MARKS
 
 FETCHING = ("src", "srcset", "data", "action", "poster", "background", "formaction", "xlink:href")
-SECTIONS = ["drafts", "positions", "lookahead", "round", "latency", "groups", "texts", "origin"]
+SECTIONS = ["drafts", "positions", "lookahead", "round", "latency", "groups", "training", "texts", "origin"]
 FIGURES = ["positions-t0", "positions-t1", "tau-t0", "speed-t0", "tau-t1", "speed-t1", "round", "depth"]
 
 

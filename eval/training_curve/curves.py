@@ -1,0 +1,105 @@
+"""What is known of the saved checkpoints of a training, and the file it is kept in."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from architectures.atomic import write_json
+from architectures.errors import UserError
+from eval.acceptance import Estimate
+from eval.recorded.brackets import read_text
+
+Schema = Literal["widedraft.checkpoints/1"]
+[SCHEMA] = get_args(Schema)
+JSON_NAME, PAGE_NAME = "checkpoints.json", "checkpoints.md"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A figure with its interval over prompts; None where one prompt gives none."""
+
+    value: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One checkpoint.
+
+    Attributes:
+        checkpoint: Its name.
+        batches: Trained before it was saved.
+        tokens: The same in tokens.
+        alpha: Mean chance that a proposal is kept.
+        tau: Tokens a round, at the lookahead of the curve.
+        predicted: Speed-up of decoding at that lookahead.
+        behind: The best checkpoint's tau less this one's, on the same prompts; None of the best itself.
+    """
+
+    checkpoint: str
+    batches: int
+    tokens: int
+    alpha: Value
+    tau: Value
+    predicted: float
+    behind: Value | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """All checkpoints at one temperature, in the order they were saved.
+
+    Attributes:
+        temperature: Of target and draft.
+        lookahead: At which the best promises most.
+        best: Name of the checkpoint that promises the highest speed; of two equal ones the earlier.
+        points: All of them.
+    """
+
+    temperature: float
+    lookahead: int
+    best: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The file: one curve for each temperature. Fingerprints tell whose scorecard it stands beside."""
+
+    schema: Schema
+    target: str
+    draft: str
+    curves: tuple[Curve, ...]
+
+
+FILE = TypeAdapter(Curves)
+
+
+def value_of(estimate: Estimate) -> Value:
+    """An estimate as the file has it."""
+    interval = estimate.interval
+    return Value(estimate.value, None if interval is None else (interval[0], interval[1]))
+
+
+def write_curves(curves: Curves, path: Path) -> None:
+    """Write the file, whole or not at all."""
+    write_json(asdict(curves), path)
+
+
+def read_curves(path: Path) -> Curves:
+    """What a file holds.
+
+    Raises:
+        UserError: If it is no such file; the message names it and the field.
+    """
+    try:
+        return FILE.validate_json(read_text(path), strict=True)
+    except ValidationError as error:
+        mistake = error.errors()[0]
+        place = ".".join(map(str, mistake["loc"]))
+        raise UserError(
+            f"{path}: {place + ': ' if place else ''}{mistake['msg']}. Delete the file, or run `widedraft eval RECIPE "
+            "--checkpoints` again."
+        ) from error

@@ -1,0 +1,53 @@
+"""Curves as tables and sentences. Pure text."""
+
+from dataclasses import asdict
+
+from eval.scorecard.tables import table
+from eval.scorecard.verdict import with_interval
+from eval.training_curve.curves import Curve, Curves, Point, Value
+
+COLUMNS = ("checkpoint", "batches", "tokens", "α", "τ", "behind the best", "predicted speed")
+
+
+def curves_page(curves: Curves) -> str:
+    """A table for each temperature, and what it says."""
+    parts = ["# Saved checkpoints on the answers of this scorecard"]
+    for curve in curves.curves:
+        parts.append(f"## Temperature {curve.temperature:g}, lookahead {curve.lookahead}")
+        parts += [table(COLUMNS, point_rows(curve)), best_sentence(curve)]
+    return "\n\n".join(parts) + "\n"
+
+
+def point_rows(curve: Curve) -> list[tuple[str, ...]]:
+    """Every checkpoint."""
+    return [
+        (
+            f"{one.checkpoint} (best)" if one.checkpoint == curve.best else one.checkpoint,
+            f"{one.batches:,}",
+            f"{one.tokens:,}",
+            words(one.alpha),
+            words(one.tau),
+            "–" if one.behind is None else words(one.behind),
+            f"{one.predicted:.3f}x",
+        )
+        for one in curve.points
+    ]
+
+
+def best_sentence(curve: Curve) -> str:
+    """Which is best, and which are not surely behind it."""
+    close = [one.checkpoint for one in curve.points if may_be_best(one)]
+    told = f"Best at temperature {curve.temperature:g}: {curve.best}"
+    if not close:
+        return f"{told}; every other is behind it."
+    return f"{told}, which is not decided against {', '.join(close)}."
+
+
+def may_be_best(one: Point) -> bool:
+    """Whether a checkpoint other than the best is not surely behind it in tau."""
+    return one.behind is not None and (one.behind.interval is None or one.behind.interval[0] <= 0)
+
+
+def words(value: Value) -> str:
+    """A figure with its interval."""
+    return with_interval(asdict(value))

@@ -1,0 +1,106 @@
+"""Saved checkpoints -> curves: each is replayed along the answers of one scorecard, whose step times serve all of them.
+
+Checkpoints of a training have one shape, so their steps take the same time: only acceptance differs.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from architectures.atomic import write_text
+from eval.acceptance import Resampling, paired_ratio_difference, pooled_ratio
+from eval.choice import step_times
+from eval.config import EvalConfig
+from eval.latency.machine import torch_threads
+from eval.models import load_model
+from eval.scorecard.record import speedup_record
+from eval.scorecard.score import Answers, Pair, record_answers, replay_drafts
+from eval.scorecard.scores import DraftScore
+from eval.speedup import StepTimes
+from eval.tasks.forms import Prompt
+from eval.training_curve.curves import JSON_NAME, PAGE_NAME, SCHEMA, Curve, Curves, Point, value_of, write_curves
+from eval.training_curve.page import curves_page
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that can be opened.
+
+    Attributes:
+        name: Of its file.
+        batches: Trained before it was saved.
+        tokens: The same in tokens.
+        open: Loads it, on the device and in the number type that scoring wants.
+    """
+
+    name: str
+    batches: int
+    tokens: int
+    open: Callable[[], PreTrainedModel]
+
+
+def score_checkpoints(
+    target: Path, saved: Sequence[Saved], prompts: Sequence[Prompt], config: EvalConfig, folder: Path, *, seed: int
+) -> Curves:
+    """Score checkpoints of one training; write checkpoints.json and checkpoints.md beside the scorecard of its draft.
+
+    Args:
+        target: Folder of the model that decides every token.
+        saved: In the order they were saved; one is in memory at a time.
+        prompts: Those of the scorecard.
+        config: How it was scored.
+        folder: Of the scorecard; the target's answers there are read again.
+        seed: Of the scorecard.
+    """
+    card = json.loads((folder / "scorecard.json").read_text(encoding="utf-8"))
+    taken, temperatures = prompts[: config.max_prompts], config.temperature
+    with torch_threads(config.num_threads):
+        answers = {t: record_answers(target, taken, config, folder, temperature=t, seed=seed) for t in temperatures}
+        scores = replay_all(load_model(target, dtype=config.dtype), saved, answers, config)
+    resampling = Resampling(config.confidence, config.num_resamples, seed)
+    draft = card["drafts"][-1]
+    steps = step_times(card["latency"])[draft["draft"]]
+    curves = Curves(
+        SCHEMA,
+        card["target"]["fingerprint"],
+        draft["fingerprint"],
+        tuple(curve(saved, scores[t], steps, resampling) for t in temperatures),
+    )
+    write_text(curves_page(curves), folder / PAGE_NAME)
+    write_curves(curves, folder / JSON_NAME)
+    return curves
+
+
+def replay_all(
+    target: PreTrainedModel, saved: Sequence[Saved], answers: Mapping[float, Answers], config: EvalConfig
+) -> dict[float, list[DraftScore]]:
+    """Scores of every checkpoint by temperature."""
+    first, last = config.lookahead
+    lookaheads = range(first, last + 1)
+    found: dict[float, list[DraftScore]] = {temperature: [] for temperature in answers}
+    for place, one in enumerate(saved, start=1):
+        print(f"   {one.name}, {place} of {len(saved)}", flush=True)
+        pair = Pair(target, {one.name: one.open()})
+        for temperature, written in answers.items():
+            [replayed] = replay_drafts(pair, written, temperature=temperature)
+            found[temperature].append(replayed.scores(lookaheads)[0])
+    return found
+
+
+def curve(saved: Sequence[Saved], scores: Sequence[DraftScore], steps: StepTimes, resampling: Resampling) -> Curve:
+    """Every checkpoint at one temperature, all at the lookahead at which the best promises most."""
+    forecasts = [speedup_record(score, steps) for score in scores]
+    best = max(range(len(saved)), key=lambda place: forecasts[place]["predicted"])
+    lookahead = forecasts[best]["best_lookahead"]
+    best_columns = scores[best].tau_columns(lookahead)
+    points = []
+    for place, (one, score) in enumerate(zip(saved, scores, strict=True)):
+        columns = score.tau_columns(lookahead)
+        [row] = [row for row in forecasts[place]["lookahead"] if row["lookahead"] == lookahead]
+        behind = None if place == best else value_of(paired_ratio_difference(best_columns, columns, resampling))
+        alpha, tau = (value_of(pooled_ratio(*each, resampling)) for each in (score.alpha_columns(), columns))
+        points.append(Point(one.name, one.batches, one.tokens, alpha, tau, row["predicted"], behind))
+    return Curve(scores[best].temperature, lookahead, saved[best].name, tuple(points))

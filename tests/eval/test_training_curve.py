@@ -1,0 +1,112 @@
+"""Curves of checkpoints: which is best, at which lookahead, and what is not surely behind it."""
+
+import json
+
+import pytest
+
+from architectures.errors import UserError
+from eval.acceptance import Counts, Resampling
+from eval.scorecard.scores import AnswerScore, DraftScore
+from eval.speedup import StepTimes
+from eval.training_curve.curves import SCHEMA, Curves, read_curves, write_curves
+from eval.training_curve.page import best_sentence, curves_page
+from eval.training_curve.score import Saved, curve
+
+RESAMPLING = Resampling(0.95, 200, 17)
+STEPS = StepTimes(target_s=10.0, draft_s=1.0, draft_two_s=1.0, verify_s={1: 11.0, 2: 11.5})
+TOKENS = 12
+
+
+def score_of(*rounds):
+    """A draft that writes each prompt's 12 tokens in so many rounds, whatever the lookahead."""
+    answers = [
+        AnswerScore(
+            prompt=place,
+            matches=[1.0] * TOKENS,
+            alpha_sum=TOKENS - number,
+            accept_sum=TOKENS - number,
+            num_changed=0,
+            counts={g: counts(number, g) for g in (1, 2)},
+        )
+        for place, number in enumerate(rounds)
+    ]
+    return DraftScore("any", 0.0, "exact_greedy_draft", answers)
+
+
+def counts(rounds, lookahead):
+    accepted = TOKENS - rounds
+    each = (float(accepted), *[0.0] * (lookahead - 1))
+    return Counts(rounds=float(rounds), possible=each, reached=each, accepted=each)
+
+
+def saved(*names):
+    return [Saved(name, 10 * place, 1000 * place, lambda: pytest.fail("opened")) for place, name in enumerate(names)]
+
+
+def test_the_best_is_the_fastest_wherever_it_stands():
+    found = curve(
+        saved("start", "middle", "end"), [score_of(12, 12), score_of(7, 8), score_of(9, 9)], STEPS, RESAMPLING
+    )
+    assert (found.best, found.lookahead) == ("middle", 1)
+    assert [point.tau.value for point in found.points] == pytest.approx([1, 24 / 15, 24 / 18])
+    assert [point.tokens for point in found.points] == [0, 1000, 2000]
+    start, middle, end = found.points
+    behind = [None if one.behind is None else one.behind.value for one in found.points]
+    assert behind == [pytest.approx(24 / 15 - 1), None, pytest.approx(24 / 15 - 24 / 18)]
+    assert middle.predicted > max(start.predicted, end.predicted)
+
+
+def test_of_two_equal_checkpoints_the_earlier_is_best():
+    found = curve(saved("a", "b"), [score_of(8, 8), score_of(8, 8)], STEPS, RESAMPLING)
+    assert found.best == "a"
+    assert best_sentence(found) == "Best at temperature 0: a, which is not decided against b."
+
+
+def test_one_that_is_behind_on_every_prompt_is_not_named_as_a_rival():
+    found = curve(saved("a", "b", "c"), [score_of(12, 12), score_of(7, 8), score_of(7, 9)], STEPS, RESAMPLING)
+    assert best_sentence(found) == "Best at temperature 0: b, which is not decided against c."
+    alone = curve(saved("a", "b"), [score_of(12, 12), score_of(7, 8)], STEPS, RESAMPLING)
+    assert best_sentence(alone) == "Best at temperature 0: b; every other is behind it."
+
+
+def test_one_prompt_decides_nothing():
+    found = curve(saved("a", "b"), [score_of(12), score_of(7)], STEPS, RESAMPLING)
+    assert best_sentence(found) == "Best at temperature 0: b, which is not decided against a."
+
+
+@pytest.fixture
+def curves():
+    found = curve(saved("start", "end"), [score_of(12, 11), score_of(7, 8)], STEPS, RESAMPLING)
+    return Curves(SCHEMA, "target", "draft", (found,))
+
+
+def test_a_file_is_read_as_it_was_written(curves, tmp_path):
+    write_curves(curves, tmp_path / "checkpoints.json")
+    assert read_curves(tmp_path / "checkpoints.json") == curves
+
+
+def test_the_page_has_every_checkpoint_with_its_tokens_and_marks_the_best(curves):
+    page = curves_page(curves)
+    assert "## Temperature 0, lookahead 1" in page
+    assert "| start | 0 | 0 |" in page
+    assert "| end (best) | 10 | 1,000 |" in page
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        (lambda record: record.update(schema="widedraft.checkpoints/0"), "schema: "),
+        (lambda record: record["curves"][0].pop("best"), "curves.0.best: "),
+        (lambda record: record["curves"][0]["points"][1].update(tokens="many"), "curves.0.points.1.tokens: "),
+    ],
+)
+def test_a_file_of_another_form_is_refused_by_its_field(curves, tmp_path, edit, named):
+    path = tmp_path / "checkpoints.json"
+    write_curves(curves, path)
+    record = json.loads(path.read_text())
+    edit(record)
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError) as error:
+        read_curves(path)
+    assert f"{path}: {named}" in str(error.value)
+    assert "--checkpoints` again" in str(error.value)
