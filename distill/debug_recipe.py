@@ -161,6 +161,8 @@ def debug_eval(values: Values, run: Path) -> Values:
         "num_resamples": 50,
         "num_threads": 1,  # two would wait for each other longer than they compute
         "latency_repeats": 2,
+        "latency_batches": values["latency_batches"][:2],
+        "latency_contexts": [at_most(context, 64) for context in values["latency_contexts"][:1]],
         "live_prompts": 2,
     }
 

@@ -74,7 +74,15 @@ class EvalConfig(Section):
     confidence: float = Field(default=0.95, gt=0, lt=1, description="Coverage of every interval, a fraction.")
     num_resamples: int = Field(default=2000, ge=1, description="Bootstrap resamples of the prompts.")
     num_threads: int | None = Field(default=None, ge=1, description="Processor threads; null uses every core it may.")
-    latency_repeats: int = Field(default=40, ge=1, description="Timed repetitions of every step.")
+    latency_repeats: int = Field(default=40, ge=1, description="Timed repetitions of every step at batch 1.")
+    latency_batches: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(1, 4, 16),
+        strict=False,
+        description="Rows decoded together at which steps are timed as well, a quarter as often; empty leaves it out.",
+    )
+    latency_contexts: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(), strict=False, description="Tokens before those steps; empty: as in the scored texts."
+    )
     live_prompts: int = Field(
         default=16, ge=1, description="Prompts the live loop decodes: the first of the scored ones, or all if fewer."
     )
@@ -87,9 +95,9 @@ class EvalConfig(Section):
             raise ValueError(f"must be [first, last] with first <= last, got {list(lookahead)}. Swap them.")
         return lookahead
 
-    @field_validator("temperature")
+    @field_validator("temperature", "latency_batches", "latency_contexts")
     @classmethod
-    def _distinct(cls, temperature: tuple[float, ...]) -> tuple[float, ...]:
-        if len(set(temperature)) < len(temperature):
-            raise ValueError(f"must name each temperature once, got {list(temperature)}.")
-        return temperature
+    def _distinct(cls, values: tuple[float, ...]) -> tuple[float, ...]:
+        if len(set(values)) < len(values):
+            raise ValueError(f"must name each value once, got {list(values)}.")
+        return values

@@ -45,4 +45,5 @@ def score_candidates(recipe: Recipe, candidates: Sequence[Candidate]) -> dict[st
 
     drafts = {one.name: Path(one.recipe.run_dir) / "draft" for one in candidates}
     folder = Path(recipe.run_dir) / "choose" / "eval"
-    return score_drafts(begin_stage(recipe), drafts, eval_prompts(recipe), recipe.eval, folder, seed=recipe.seed)
+    config = recipe.eval.model_copy(update={"latency_batches": ()})  # the ranking is of batch 1
+    return score_drafts(begin_stage(recipe), drafts, eval_prompts(recipe), config, folder, seed=recipe.seed)

@@ -32,6 +32,7 @@ class Grid:
         lookaheads: Numbers of draft tokens whose verification is timed.
         repeats: Timed repetitions of every step, in turn with the others and once more by itself.
         compiled: Whether everything is measured with compiled steps too.
+        prefill: Whether the reading of the contexts is timed.
     """
 
     batches: Sequence[int]
@@ -39,6 +40,7 @@ class Grid:
     lookaheads: Sequence[int]
     repeats: int
     compiled: bool = False
+    prefill: bool = True
 
     def cells(self) -> list[tuple[bool, int, int]]:
         """Whether compiled, batch and context of each; those with the same steps to compile follow each other."""
@@ -93,7 +95,7 @@ def cell_record(
         models,
         setting,
         lookaheads=grid.lookaheads,
-        with_prefill=setting.opener is open_sequencer,  # prompts are read by eager steps, whatever follows
+        with_prefill=grid.prefill and setting.opener is open_sequencer,  # prompts are read by eager steps
         repeats=grid.repeats,
         ticks=ticks,
         resampling=resampling,

@@ -19,21 +19,29 @@ def require_room(models: Mapping[str, PreTrainedModel], *, batch: int, context: 
         batch: Rows.
         context: Tokens in each row before a step.
     """
+    problem = lack_of_room(models, batch=batch, context=context)
+    if problem is not None:
+        raise UserError(f"--batch {batch} with --context {context}: {problem}")
+
+
+def lack_of_room(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> str | None:
+    """Why so many rows of so many tokens cannot be timed, and what can; None where they can."""
     for name, model in models.items():
         limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         if limit is not None and context + CHAIN_LENGTH > limit:
-            raise UserError(
-                f"--context {context}: the {name} ({model.name_or_path}) was made for texts of {limit} tokens "
-                f"(max_position_embeddings), and steps go {CHAIN_LENGTH} tokens further. Use a shorter context."
+            return (
+                f"the {name} ({model.name_or_path}) was made for texts of {limit} tokens (max_position_embeddings), "
+                f"and steps go {CHAIN_LENGTH} tokens further. Use a shorter context."
             )
     [device] = {model.device for model in models.values()}
     needed = sum(cache_bytes(model, batch=batch, context=context) for model in models.values())
     free = free_bytes(device)
     if free is not None and needed > free:
-        raise UserError(
-            f"--batch {batch} with --context {context}: the caches take {needed / 2**30:.1f} GiB, and {device} has "
-            f"{free / 2**30:.1f} GiB free. Use a smaller batch or a shorter context."
+        return (
+            f"the caches take {needed / 2**30:.1f} GiB, and {device} has {free / 2**30:.1f} GiB free. Use a smaller "
+            "batch or a shorter context."
         )
+    return None
 
 
 def cache_bytes(model: PreTrainedModel, *, batch: int, context: int) -> int:

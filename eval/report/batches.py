@@ -1,4 +1,4 @@
-"""Speed at larger batches, predicted: the acceptance of a scorecard with the step times of `widedraft latency --out`.
+"""Speed at larger batches, predicted: the acceptance of a scorecard with step times as `widedraft latency` has them.
 
 A batch ends a round when all its rows have. Its draft catches up if any row kept everything, which happens to a share
 of 1 - (1 - f)^b of the rounds of b rows, if rows are independent and each keeps everything in a share f.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from eval.report.blocks import Absent, Block, Sentence, table_by_draft
 from eval.report.drafts import ScoredDraft, all_temperatures, scored_at
-from eval.report.grid_file import Cell, GridFile
+from eval.report.grid_file import Cell, GridFile, Grids
 from eval.scorecard.verdict import machine
 from eval.speedup import best_lookahead, predicted_speedup
 
@@ -83,29 +83,29 @@ def listed(batches: Sequence[int]) -> str:
     return ", ".join(map(str, batches))
 
 
-def batches_blocks(drafts: Sequence[ScoredDraft], grid: GridFile | None) -> list[Block]:
-    """The table of all cells, and what has no part in it."""
-    if grid is None:
+def batches_blocks(drafts: Sequence[ScoredDraft], grids: Grids) -> list[Block]:
+    """The table of all cells, where its times are from, and what has no part in it."""
+    if not grids:
         return [
             Absent(
-                "Other batches and contexts: a scorecard times one text at one length. Name step times with --latency."
+                "Other batches and contexts: no step times of them. Give eval.latency_batches, or name a file with "
+                "--latency."
             )
         ]
     rows = [
         cells(one, temperature, promise)
         for temperature in all_temperatures(drafts)
         for one in scored_at(drafts, temperature)
-        for promise in promises(one, temperature, grid)
+        if one.card.path in grids
+        for promise in promises(one, temperature, grids[one.card.path])
     ]
     lacking = [one.label for one in drafts if one.label not in {row[0] for row in rows}]
+    origins = dict.fromkeys(f"{grid.path}, taken on {grid.where}" for grid in grids.values())
     note = Sentence(
-        f"Predicted for a batch whose rows are all at work, by the step times in {grid.path}, taken on {grid.where}. "
-        "1x is the target alone at the same batch."
+        f"Predicted for a batch whose rows are all at work, by the step times in {'; '.join(origins)}. 1x is the "
+        "target alone at the same batch."
     )
-    absent = [
-        Absent(f"Speed by batch of {label}: {grid.path} has no steps of it at a lookahead that was scored.")
-        for label in lacking
-    ]
+    absent = [Absent(f"Speed by batch of {label}: no steps of it at a lookahead that was scored.") for label in lacking]
     return [table_by_draft("Speed by batch and context, predicted", COLUMNS, rows), note, *absent]
 
 

@@ -7,7 +7,7 @@ from eval.report.batches import batches_blocks
 from eval.report.blocks import Absent, Block, Figure, Section, Table
 from eval.report.cards import Card
 from eval.report.drafts import ScoredDraft
-from eval.report.grid_file import GridFile
+from eval.report.grid_file import Grids
 from eval.scorecard.page import step_words
 from eval.scorecard.verdict import machine
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 
-def depth_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card], grid: GridFile | None) -> Section:
+def depth_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card], grids: Grids) -> Section:
     """Plot where depths differ, and every step; and what steps at other batches promise."""
     blocks: list[Block] = [depth_block(drafts)]
     blocks += [steps_table(card, [one for one in drafts if one.card is card]) for card in cards]
-    return Section("latency", "Step times, and latency against depth", [*blocks, *batches_blocks(drafts, grid)])
+    return Section("latency", "Step times, and latency against depth", [*blocks, *batches_blocks(drafts, grids)])
 
 
 def depth_block(drafts: Sequence[ScoredDraft]) -> Block:

@@ -1,6 +1,6 @@
 """The file that `widedraft latency --out` writes, as far as a report reads it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from architectures.errors import UserError
 from eval.latency.steps import TARGET
 from eval.recorded.brackets import read_text
-from eval.report.drafts import ScoredDraft
+from eval.report.cards import Card
+from eval.report.drafts import ScoredDraft, scored_drafts
+from eval.scorecard.grid import GRID_NAME
 from eval.scorecard.verdict import machine_words
 from eval.speedup import StepTimes
 
@@ -132,6 +134,23 @@ class GridFile:
 
 
 FILE = TypeAdapter(GridFile)
+
+
+Grids = Mapping[Path, GridFile]  # by the scorecard they say more of
+
+
+def grids_of(cards: Sequence[Card], named: Path | None) -> Grids:
+    """The file that is named for all scorecards, or what stands beside each of them.
+
+    Raises:
+        UserError: As read_grid does.
+    """
+    drafts = scored_drafts(cards)
+    if named is not None:
+        return dict.fromkeys((card.path for card in cards), read_grid(named, drafts))
+    beside = {card.path: card.path.with_name(GRID_NAME) for card in cards}
+    own = {place: [one for one in drafts if one.card.path == place] for place in beside}
+    return {place: read_grid(path, own[place]) for place, path in beside.items() if path.is_file()}
 
 
 def read_grid(path: Path, drafts: Sequence[ScoredDraft]) -> GridFile:

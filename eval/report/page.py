@@ -12,7 +12,7 @@ from eval.report.cards import Card, read_cards
 from eval.report.depth import depth_section
 from eval.report.drafts import scored_drafts
 from eval.report.drawing import Drawing, render
-from eval.report.grid_file import GridFile, read_grid
+from eval.report.grid_file import Grids, grids_of
 from eval.report.groups import groups_section
 from eval.report.lookaheads import lookaheads_section
 from eval.report.origin import origin_section
@@ -40,19 +40,19 @@ def write_report(runs: Sequence[Path], out: Path, *, latency: Path | None = None
         UserError: If a file cannot be read, or they are of different targets.
     """
     cards = read_cards(runs)
-    grid = None if latency is None else read_grid(latency, scored_drafts(cards))
-    sections = report_sections(cards, grid)
+    grids = grids_of(cards, latency)
+    sections = report_sections(cards, grids)
     figures = [block for section in sections for block in section.blocks if isinstance(block, Figure)]
     ticks = track(figures, description="drawing plots", total=len(figures))
     drawings = {figure.name: render(figure) for figure in ticks}
     plots = {out.with_name(f"{out.stem}-{name}.png"): drawing.png for name, drawing in drawings.items()}
     for path, png in plots.items():
         write_bytes(png, path)
-    write_text(report_page(cards, sections, drawings, grid), out)
+    write_text(report_page(cards, sections, drawings, grids), out)
     return [out, *plots]
 
 
-def report_sections(cards: Sequence[Card], grid: GridFile | None = None) -> list[Section]:
+def report_sections(cards: Sequence[Card], grids: Grids) -> list[Section]:
     """All sections in their order; what a scorecard lacks is named where it would stand."""
     drafts = scored_drafts(cards)
     return [
@@ -60,7 +60,7 @@ def report_sections(cards: Sequence[Card], grid: GridFile | None = None) -> list
         positions_section(drafts),
         lookaheads_section(drafts),
         round_time_section(drafts),
-        depth_section(drafts, cards, grid),
+        depth_section(drafts, cards, grids),
         groups_section(drafts),
         training_section(cards),
         texts_section(drafts),
@@ -68,9 +68,7 @@ def report_sections(cards: Sequence[Card], grid: GridFile | None = None) -> list
     ]
 
 
-def report_page(
-    cards: Sequence[Card], sections: Sequence[Section], drawings: dict[str, Drawing], grid: GridFile | None = None
-) -> str:
+def report_page(cards: Sequence[Card], sections: Sequence[Section], drawings: dict[str, Drawing], grids: Grids) -> str:
     """The HTML."""
     environment = Environment(
         loader=PackageLoader("eval.report", "."),
@@ -83,7 +81,7 @@ def report_page(
     return environment.get_template(TEMPLATE).render(
         names=[card.name for card in cards],
         target=cards[0].record["target"]["path"],
-        verdict=report_verdict(drafts, grid),
+        verdict=report_verdict(drafts, grids),
         warnings=report_warnings(cards),
         sections=sections,
         drawings=drawings,

@@ -8,7 +8,7 @@ from eval.report.blocks import Block, Section, Sentence, Table
 from eval.report.cards import Card
 from eval.report.differences import difference_blocks
 from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
-from eval.report.grid_file import GridFile
+from eval.report.grid_file import Grids
 from eval.scorecard.verdict import decision, machine, verdict, with_interval
 
 Record = dict[str, Any]
@@ -21,27 +21,28 @@ CONDITIONS: dict[str, tuple[Callable[[Record], str], str]] = {
 }
 
 
-def report_verdict(drafts: Sequence[ScoredDraft], grid: GridFile | None) -> str:
+def report_verdict(drafts: Sequence[ScoredDraft], grids: Grids) -> str:
     """One sentence: is decoding faster with the draft, or with the fastest of several, and is that decided."""
     named = primaries(drafts)
     if len(named) == 1:
-        return draft_verdict(named[0], grid)
+        return draft_verdict(named[0], grids)
     live = [one for one in named if one.live is not None]
     if not live:
         return (
             f"Not measured for any of {len(named)} drafts: temperature 0, at which texts are decoded, was not scored."
         )
     if len(live) == 1:
-        return f"Of {len(named)} drafts only {live[0].label} was measured. {draft_verdict(live[0], grid)}"
+        return f"Of {len(named)} drafts only {live[0].label} was measured. {draft_verdict(live[0], grids)}"
     best = max(live, key=lambda one: speed_of(one)["value"])
-    return f"Of {len(live)} measured drafts {best.label} {standing(best, live)}. {draft_verdict(best, grid)}"
+    return f"Of {len(live)} measured drafts {best.label} {standing(best, live)}. {draft_verdict(best, grids)}"
 
 
-def draft_verdict(one: ScoredDraft, grid: GridFile | None) -> str:
+def draft_verdict(one: ScoredDraft, grids: Grids) -> str:
     """What live decoding with a draft decides, and up to which batch it promises to pay."""
     live, record = one.live, one.card.record
     if live is None:
         return verdict(record)
+    grid = grids.get(one.card.path)
     batches = "" if grid is None else batch_words(one, live["temperature"], grid)
     return (
         f"{decision(live['speedup'])}: {with_interval(live['speedup'], times=True)} the speed of the target alone at "

@@ -3,10 +3,8 @@
 Writes scorecard.json (schema widedraft.scorecard/2, every field explained in docs/scoring.md) and scorecard.md.
 """
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +18,23 @@ from eval.bins import ReplayedAnswer
 from eval.config import EvalConfig
 from eval.latency.machine import torch_threads
 from eval.latency.measure import Latency, measure_latency
-from eval.latency.steps import Setting
+from eval.latency.steps import TARGET, Setting
 from eval.live import compare_with_replay, decode_live, live_run
 from eval.models import load_model, require_positions, require_same_tokenizer, shared_vocab_size, stop_token_ids
 from eval.replay import answer_logits, replay_answer
 from eval.round_trace import Run
 from eval.scorecard.acceptance_record import acceptance_record, comparison_record
+from eval.scorecard.answers import Answers, context_of, longest_text, record_answers
 from eval.scorecard.beside import write_beside
+from eval.scorecard.grid import measure_batches, write_grid
 from eval.scorecard.page import scorecard_page
 from eval.scorecard.record import Record, latency_record, live_record, speedup_record
 from eval.scorecard.scores import DraftScore, ReplayedDraft
 from eval.scorecard.verdict import find_warnings, verdict
 from eval.tasks.forms import Prompt
 from eval.tasks.prompts import tasks_record
-from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
 SCHEMA = "widedraft.scorecard/2"
-TRACES_NAME = "eval"
 
 
 def score_drafts(
@@ -69,7 +67,9 @@ def score_drafts(
             load_model(target, dtype=config.dtype),
             {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()},
         )
-        measured, run = measure(pair, answers, config, Resampling(config.confidence, config.num_resamples, seed))
+        resampling = Resampling(config.confidence, config.num_resamples, seed)
+        measured, run = measure(pair, answers, config, resampling)
+        grid, left_out = measure_batches(pair.target_and_primary, context_of(answers), config, resampling)
         scorecard = {
             "schema": SCHEMA,
             "verdict": "",
@@ -82,7 +82,8 @@ def score_drafts(
             "provenance": provenance(),
         }
         write_beside(scorecard, run, answers[0.0].first_turns() if run else [], out)
-    scorecard["warnings"] = find_warnings(scorecard)
+        write_grid(grid, scorecard, out)
+    scorecard["warnings"] = find_warnings(scorecard) + left_out
     scorecard["verdict"] = verdict(scorecard)
     write_text(scorecard_page(scorecard), out / "scorecard.md")
     write_json(scorecard, out / "scorecard.json")
@@ -101,49 +102,15 @@ class Pair:
         """Where they all are."""
         return str(self.target.device)
 
+    @property
+    def primary(self) -> str:
+        """The draft that is decoded live: the last."""
+        return list(self.drafts)[-1]
 
-@dataclass(frozen=True)
-class Answers:
-    """The target's answers at one temperature, and the number of the prompt each of them belongs to."""
-
-    traces: Sequence[Trace]
-    prompt_numbers: Sequence[int]
-
-    def first_turns(self) -> list[tuple[int, Trace]]:
-        """The place and the answer of each prompt's first turn."""
-        return [
-            (place, trace)
-            for place, trace in enumerate(self.traces)
-            if place == 0 or self.prompt_numbers[place] != self.prompt_numbers[place - 1]
-        ]
-
-
-def record_answers(
-    target: Path, prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, temperature: float, seed: int
-) -> Answers:
-    """Let the target answer, unless it has, and read its answers."""
-    folder = out / "answers" / f"T{temperature:g}"
-    settings = DecodingSettings(
-        max_new_tokens=config.max_new_tokens,
-        temperature=temperature,
-        top_p=1.0,
-        batch_size=config.batch_size,
-        shard_size=config.batch_size,
-        max_prompt_len=config.max_prompt_len,
-        seed=seed,
-        dtype=config.dtype,
-    )
-    write_traces(target, prompts, folder, settings, name=TRACES_NAME)
-    traces = read_traces(folder, TRACES_NAME)
-    return Answers(traces, prompt_numbers(traces, prompts))
-
-
-def prompt_numbers(traces: Sequence[Trace], prompts: Sequence[Prompt]) -> list[int]:
-    """Which prompt each answer belongs to, counted among those that were not too long to be asked."""
-    sources = {trace.source for trace in traces}
-    num_turns = (1 + len(prompt.later_turns) for prompt in prompts if prompt.source in sources)
-    first_ids = list(accumulate(num_turns, initial=0))
-    return [bisect_right(first_ids, trace.id) - 1 for trace in traces]
+    @property
+    def target_and_primary(self) -> dict[str, PreTrainedModel]:
+        """The models of live decoding, by the names that steps have."""
+        return {TARGET: self.target, self.primary: self.drafts[self.primary]}
 
 
 def measure(
@@ -158,15 +125,14 @@ def measure(
     latency = measure_latency(
         pair.target,
         pair.drafts,
-        Setting(typical_context(next(iter(answers.values())).traces)),
+        Setting(context_of(answers)),
         lookaheads=lookaheads,
         repeats=config.latency_repeats,
         resampling=resampling,
     )
-    primary = list(pair.drafts)[-1]
     live = run = None
     if 0.0 in answers:
-        [greedy] = [score for score in scores if score.draft == primary and score.temperature == 0]
+        [greedy] = [score for score in scores if score.draft == pair.primary and score.temperature == 0]
         live, run = measure_live(pair, answers[0.0], greedy, latency=latency, config=config, resampling=resampling)
     record = {
         "acceptance": [
@@ -177,7 +143,7 @@ def measure(
             comparison_record(draft, baseline, resampling)
             for draft in by_rule
             for baseline in by_rule
-            if draft[0].temperature == baseline[0].temperature and draft[0].draft == primary != baseline[0].draft
+            if draft[0].temperature == baseline[0].temperature and draft[0].draft == pair.primary != baseline[0].draft
         ],
         "latency": latency_record(latency),
         "speedup": [speedup_record(score, latency.step_times(score.draft)) for score in scores],
@@ -230,17 +196,6 @@ def measure_live(
     agreement = compare_with_replay(live, [score.answers[place].counts[lookahead] for place, _ in chosen])
     record = live_record(score.draft, live, agreement, forecast["predicted"], resampling)
     return record, live_run(live, max_new_tokens=config.max_new_tokens)
-
-
-def typical_context(traces: Sequence[Trace]) -> list[int]:
-    """Prompt and half of the answer, of the text whose length is the median one."""
-    texts = sorted(([*trace.prompt_ids, *trace.answer_ids[: len(trace.answer_ids) // 2]] for trace in traces), key=len)
-    return texts[len(texts) // 2]
-
-
-def longest_text(answers: Mapping[float, Answers]) -> int:
-    """Tokens of the longest prompt with its answer."""
-    return max(len(t.prompt_ids) + len(t.answer_ids) for group in answers.values() for t in group.traces)
 
 
 def model_record(folder: Path, model: PreTrainedModel) -> Record:

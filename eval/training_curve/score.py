@@ -16,8 +16,9 @@ from eval.choice import step_times
 from eval.config import EvalConfig
 from eval.latency.machine import torch_threads
 from eval.models import load_model
+from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.record import speedup_record
-from eval.scorecard.score import Answers, Pair, record_answers, replay_drafts
+from eval.scorecard.score import Pair, replay_drafts
 from eval.scorecard.scores import DraftScore
 from eval.speedup import StepTimes
 from eval.tasks.forms import Prompt

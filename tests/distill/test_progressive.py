@@ -22,6 +22,7 @@ TINY = (
     "eval.lookahead=[1,1]",
     "eval.temperature=[0.0]",
     "eval.latency_repeats=2",
+    "eval.latency_batches=[]",
     "eval.live_prompts=1",
     "eval.num_resamples=20",
     "eval.num_threads=1",

@@ -163,7 +163,7 @@ IN_FILE = {
     ),
     "temperature twice": (
         "eval: {temperature: [1, 1.0]}",
-        "r.yaml:5: eval.temperature must name each temperature once, got [1.0, 1.0].",
+        "r.yaml:5: eval.temperature must name each value once, got [1.0, 1.0].",
     ),
     "prompts from two places": (
         "eval: {tasks: [{path: a, name: b}]}",

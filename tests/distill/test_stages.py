@@ -26,6 +26,7 @@ TINY = (
     "eval.max_new_tokens=12",
     "eval.lookahead=[1,2]",
     "eval.latency_repeats=2",
+    "eval.latency_batches=[1,2]",
     "eval.live_prompts=2",
     "eval.num_resamples=50",
     "eval.batch_size=4",

@@ -20,7 +20,13 @@ from eval.traces import read_traces
 
 STOPS = frozenset(range(0, 264, 9))
 CONFIG = EvalConfig(
-    max_new_tokens=12, lookahead=(1, 3), temperature=(0.0,), num_resamples=20, num_threads=1, latency_repeats=2
+    max_new_tokens=12,
+    lookahead=(1, 3),
+    temperature=(0.0,),
+    num_resamples=20,
+    num_threads=1,
+    latency_repeats=2,
+    latency_batches=(),
 )
 
 

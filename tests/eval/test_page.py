@@ -13,7 +13,13 @@ from eval.tasks.forms import Prompt
 
 PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "2+2?"), 1)]
 CONFIG = EvalConfig(
-    max_new_tokens=12, lookahead=(1, 3), batch_size=2, num_resamples=50, num_threads=1, latency_repeats=3
+    max_new_tokens=12,
+    lookahead=(1, 3),
+    batch_size=2,
+    num_resamples=50,
+    num_threads=1,
+    latency_repeats=3,
+    latency_batches=(),
 )
 
 

@@ -51,6 +51,7 @@ def test_greedy_acceptance_is_that_of_the_scorecard_with_the_target(
         temperature=(0.0,),
         batch_size=3,
         latency_repeats=3,
+        latency_batches=(),
         live_prompts=1,
     )
     whole = score_drafts(target_folder, {"draft": noisy_folder}, asked, whole_config, tmp_path, seed=17)

@@ -169,6 +169,7 @@ def scored(target_folder, noisy_folder, tmp_path_factory):
         Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "x", "2+2?"))
     ]
     keys = {"max_new_tokens": 16, "lookahead": (2, 3), "num_resamples": 50, "num_threads": 1, "latency_repeats": 2}
+    keys["latency_batches"] = ()
     config = EvalConfig(**keys, live_prompts=2, temperature=(0.0,))
     return out, asked, config, score_drafts(target_folder, {"draft": noisy_folder}, asked, config, out, seed=3)
 

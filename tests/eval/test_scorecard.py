@@ -15,7 +15,8 @@ from eval.config import EvalConfig
 from eval.models import load_model
 from eval.replay import rule_names
 from eval.scorecard import headline, score_drafts
-from eval.scorecard.score import Answers, Pair, replay_drafts, typical_context
+from eval.scorecard.answers import Answers, typical_context
+from eval.scorecard.score import Pair, replay_drafts
 from eval.speculative import plain_decode, speculative_decode
 from eval.tasks.forms import Prompt
 from eval.tasks.prompts import tasks_record
@@ -33,6 +34,7 @@ def config(**changes):
         "num_resamples": 100,
         "num_threads": 1,
         "latency_repeats": 3,
+        "latency_batches": (),
         "live_prompts": 4,
         "max_prompt_len": 100,
     }

@@ -22,6 +22,7 @@ CONFIG = EvalConfig(
     num_resamples=100,
     num_threads=1,
     latency_repeats=3,
+    latency_batches=(),
     live_prompts=4,
 )
 ASKED = (
@@ -76,9 +77,9 @@ def page_of(runs):
 
     def read(*names):
         cards = read_cards([runs / name for name in names])
-        sections = report_sections(cards)
+        sections = report_sections(cards, {})
         figures = [block for section in sections for block in section.blocks if isinstance(block, Figure)]
-        return Page(report_page(cards, sections, {figure.name: Drawing("0 0 1 1", "", b"") for figure in figures}))
+        return Page(report_page(cards, sections, {figure.name: Drawing("0 0 1 1", "", b"") for figure in figures}, {}))
 
     return read
 

@@ -1,0 +1,73 @@
+"""The target's own answers to the prompts of a scorecard, at one temperature each."""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from eval.config import EvalConfig
+from eval.tasks.forms import Prompt
+from eval.traces import DecodingSettings, Trace, read_traces, write_traces
+
+TRACES_NAME = "eval"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The target's answers at one temperature, and the number of the prompt each of them belongs to."""
+
+    traces: Sequence[Trace]
+    prompt_numbers: Sequence[int]
+
+    def first_turns(self) -> list[tuple[int, Trace]]:
+        """The place and the answer of each prompt's first turn."""
+        return [
+            (place, trace)
+            for place, trace in enumerate(self.traces)
+            if place == 0 or self.prompt_numbers[place] != self.prompt_numbers[place - 1]
+        ]
+
+
+def record_answers(
+    target: Path, prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, temperature: float, seed: int
+) -> Answers:
+    """Let the target answer, unless it has, and read its answers."""
+    folder = out / "answers" / f"T{temperature:g}"
+    settings = DecodingSettings(
+        max_new_tokens=config.max_new_tokens,
+        temperature=temperature,
+        top_p=1.0,
+        batch_size=config.batch_size,
+        shard_size=config.batch_size,
+        max_prompt_len=config.max_prompt_len,
+        seed=seed,
+        dtype=config.dtype,
+    )
+    write_traces(target, prompts, folder, settings, name=TRACES_NAME)
+    traces = read_traces(folder, TRACES_NAME)
+    return Answers(traces, prompt_numbers(traces, prompts))
+
+
+def prompt_numbers(traces: Sequence[Trace], prompts: Sequence[Prompt]) -> list[int]:
+    """Which prompt each answer belongs to, counted among those that were not too long to be asked."""
+    sources = {trace.source for trace in traces}
+    num_turns = (1 + len(prompt.later_turns) for prompt in prompts if prompt.source in sources)
+    first_ids = list(accumulate(num_turns, initial=0))
+    return [bisect_right(first_ids, trace.id) - 1 for trace in traces]
+
+
+def context_of(answers: Mapping[float, Answers]) -> list[int]:
+    """What steps are timed on: a text of typical length, at the temperature that was scored first."""
+    return typical_context(next(iter(answers.values())).traces)
+
+
+def typical_context(traces: Sequence[Trace]) -> list[int]:
+    """Prompt and half of the answer, of the text whose length is the median one."""
+    texts = sorted(([*trace.prompt_ids, *trace.answer_ids[: len(trace.answer_ids) // 2]] for trace in traces), key=len)
+    return texts[len(texts) // 2]
+
+
+def longest_text(answers: Mapping[float, Answers]) -> int:
+    """Tokens of the longest prompt with its answer."""
+    return max(len(t.prompt_ids) + len(t.answer_ids) for group in answers.values() for t in group.traces)

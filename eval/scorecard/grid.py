@@ -1,0 +1,72 @@
+"""latency.json beside a scorecard: steps of its models at other batches, as `widedraft latency --out` writes them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from architectures.atomic import write_json
+from eval.acceptance import Resampling
+from eval.config import EvalConfig
+from eval.latency.grid import Grid, measure_grid
+from eval.latency.room import lack_of_room
+from eval.latency.steps import TARGET
+from eval.sequencer import takes_rows
+
+Record = dict[str, Any]
+GRID_NAME = "latency.json"
+
+
+def measure_batches(
+    models: Mapping[str, PreTrainedModel], text_ids: Sequence[int], config: EvalConfig, resampling: Resampling
+) -> tuple[Record | None, list[str]]:
+    """Time the steps of every batch and context that fits.
+
+    Args:
+        models: TARGET and the drafts, by name.
+        text_ids: What the caches are filled with; as long as the contexts where config names none.
+        config: Which batches and contexts, and how often.
+        resampling: How intervals are made.
+
+    Returns:
+        The record of the grid, None where nothing is to be timed; and what was left out, with the reason.
+    """
+    contexts = config.latency_contexts or (len(text_ids),)
+    problems = {batch: batch_problem(models, batch, contexts) for batch in config.latency_batches}
+    told = [
+        f"Steps at batch {batch} were not timed: {problem}"
+        for batch, problem in problems.items()
+        if problem is not None
+    ]
+    batches = [batch for batch, problem in problems.items() if problem is None]
+    if not batches:
+        return None, told
+    repeats = max(2, config.latency_repeats // 4)
+    grid = Grid(batches, contexts, spread_lookaheads(*config.lookahead), repeats, prefill=False)
+    return measure_grid(models, text_ids, grid, resampling), told
+
+
+def batch_problem(models: Mapping[str, PreTrainedModel], batch: int, contexts: Sequence[int]) -> str | None:
+    """Why a batch cannot be timed at some context; None where it can at all of them."""
+    if batch > 1 and not all(takes_rows(model) for model in models.values()):
+        return "models of this type are decoded one text at a time here."
+    problems = (lack_of_room(models, batch=batch, context=context) for context in contexts)
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def spread_lookaheads(first: int, last: int) -> list[int]:
+    """Both ends and the powers of 2 between them: enough to see at which lookahead a batch is served best."""
+    powers = (2**k for k in range(last.bit_length()))
+    return sorted({first, last, *(power for power in powers if first <= power <= last)})
+
+
+def write_grid(grid: Record | None, scorecard: Record, out: Path) -> None:
+    """Write latency.json in a scorecard's folder, or take away that of an earlier scoring."""
+    if grid is None:
+        (out / GRID_NAME).unlink(missing_ok=True)
+        return
+    device, primary = scorecard["settings"]["device"], scorecard["drafts"][-1]
+    described = {TARGET: scorecard["target"], primary["draft"]: primary}
+    models = {name: {**model, "device": device} for name, model in described.items()}
+    write_json({"models": models, **grid, "provenance": scorecard["provenance"]}, out / GRID_NAME)

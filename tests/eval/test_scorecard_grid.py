@@ -1,0 +1,99 @@
+"""Step times at other batches beside a scorecard: which, of which models, and what is said of those that do not fit."""
+
+import json
+
+import pytest
+
+from eval.acceptance import Resampling
+from eval.config import EvalConfig
+from eval.models import load_model
+from eval.report.cards import read_cards
+from eval.report.drafts import scored_drafts
+from eval.report.grid_file import grids_of
+from eval.report.summary import report_verdict
+from eval.scorecard import score_drafts
+from eval.scorecard.grid import measure_batches, spread_lookaheads
+from eval.tasks.forms import Prompt
+
+RESAMPLING = Resampling(0.95, 50, 17)
+PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "2+2?"), 1)]
+
+
+def config(**changes):
+    settings = {"max_new_tokens": 12, "lookahead": (1, 3), "num_resamples": 50, "num_threads": 1, "latency_repeats": 8}
+    return EvalConfig(**{**settings, "latency_batches": (1, 2), **changes})
+
+
+@pytest.fixture(scope="module")
+def scored(target_folder, noisy_folder, tiny_draft, tmp_path_factory):
+    out = tmp_path_factory.mktemp("grid") / "eval"
+    drafts = {"undistilled": tiny_draft, "draft": noisy_folder}
+    return out, score_drafts(target_folder, drafts, PROMPTS, config(), out, seed=17)
+
+
+@pytest.fixture
+def models(target_folder, noisy_folder):
+    return {"target": load_model(target_folder, dtype="float32"), "draft": load_model(noisy_folder, dtype="float32")}
+
+
+def test_the_file_has_every_batch_at_the_length_of_the_scored_texts(scored):
+    out, scorecard = scored
+    grid = json.loads((out / "latency.json").read_text())
+    context = scorecard["latency"]["context_tokens"]
+    assert [(cell["batch"], cell["context_tokens"]) for cell in grid["cells"]] == [(1, context), (2, context)]
+    assert grid["lookaheads"] == [1, 2, 3]
+    assert {cell["together"]["repeats"] for cell in grid["cells"]} == {2}  # a quarter of 8
+    steps = {(step["model"], step["tokens"]) for step in grid["cells"][1]["together"]["steps"]}
+    assert steps == {("target", 1), ("target", 2), ("target", 3), ("target", 4), ("draft", 1), ("draft", 2)}
+    named = {"target": scorecard["target"], "draft": scorecard["drafts"][-1]}
+    assert {name: model["fingerprint"] for name, model in grid["models"].items()} == {
+        name: model["fingerprint"] for name, model in named.items()
+    }
+
+
+def test_its_report_says_which_batches_pay(scored):
+    cards = read_cards([scored[0]])
+    assert "predicted to pay" in report_verdict(scored_drafts(cards), grids_of(cards, None))
+
+
+def test_contexts_that_are_named_take_the_place_of_the_texts_length(models):
+    grid, told = measure_batches(models, [1, 70, 80], config(latency_batches=(2,), latency_contexts=(5, 9)), RESAMPLING)
+    assert grid is not None
+    assert [(cell["batch"], cell["context_tokens"]) for cell in grid["cells"]] == [(2, 5), (2, 9)]
+    assert told == []
+
+
+def test_what_does_not_fit_is_left_out_and_told(models, monkeypatch):
+    monkeypatch.setattr("eval.latency.room.cache_bytes", lambda _model, *, batch, context: batch)
+    monkeypatch.setattr("eval.latency.room.free_bytes", lambda _device: 3)
+    grid, told = measure_batches(models, [1, 70, 80], config(latency_batches=(1, 4)), RESAMPLING)
+    assert grid is not None
+    assert [cell["batch"] for cell in grid["cells"]] == [1]
+    [sentence] = told
+    assert sentence.startswith("Steps at batch 4 were not timed: the caches take ")
+
+
+def test_models_of_one_text_at_a_time_are_timed_at_batch_1(models, monkeypatch):
+    monkeypatch.setattr("eval.scorecard.grid.takes_rows", lambda _model: False)
+    grid, told = measure_batches(models, [1, 70, 80], config(latency_batches=(1, 4)), RESAMPLING)
+    assert grid is not None
+    assert [cell["batch"] for cell in grid["cells"]] == [1]
+    assert told == ["Steps at batch 4 were not timed: models of this type are decoded one text at a time here."]
+
+
+def test_no_batches_no_file_also_where_an_earlier_scoring_left_one(target_folder, noisy_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("eval.latency.room.free_bytes", lambda _device: 0)
+    (tmp_path / "latency.json").write_text("{}")
+    scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, config(), tmp_path, seed=17)
+    assert not (tmp_path / "latency.json").exists()
+    assert [text.split(":")[0] for text in scorecard["warnings"][-2:]] == [
+        f"Steps at batch {batch} were not timed" for batch in (1, 2)
+    ]
+    assert grids_of(read_cards([tmp_path]), None) == {}
+
+
+@pytest.mark.parametrize(
+    ("ends", "found"), [((1, 8), [1, 2, 4, 8]), ((3, 10), [3, 4, 8, 10]), ((5, 5), [5]), ((1, 1), [1])]
+)
+def test_lookaheads_are_both_ends_and_the_powers_of_two_between(ends, found):
+    assert spread_lookaheads(*ends) == found
