@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_value
+from eval.quantised import loading_arguments
 
 MAX_NAMES_SHOWN = 5
 BOUNDARY_IDS = ("bos_token_id", "eos_token_id")
@@ -41,7 +42,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def load_model(
-    folder: Path, *, dtype: str, device: str | None = None, encoder_decoder: bool = False
+    folder: Path,
+    *,
+    dtype: str,
+    device: str | None = None,
+    encoder_decoder: bool = False,
+    bits: int | None = None,
 ) -> PreTrainedModel:
     """The language model of a checkpoint folder, in eval mode, every tensor read from its safetensors files.
 
@@ -50,12 +56,15 @@ def load_model(
         dtype: A floating torch dtype by name: "float32", "bfloat16" or "float16".
         device: A torch device; None takes "cuda" where there is one, else "cpu".
         encoder_decoder: Whether the caller can do with an encoder-decoder model too.
+        bits: 8 or 4 packs the linear layers into so many a weight; None leaves them in dtype.
 
     Raises:
-        UserError: If it is an encoder-decoder model and must not be, or weights are missing, damaged, or do not fit
-            config.json.
+        UserError: If it is an encoder-decoder model and must not be, weights are missing, damaged, or do not fit
+            config.json, or what packs them is not installed.
     """
     require_checkpoint(folder)
+    place = device or default_device()
+    packing = {} if bits is None else loading_arguments(bits, dtype=dtype, device=place)
     show_progress_only_in_a_terminal()
     try:
         loaded: Any = model_class(folder, encoder_decoder=encoder_decoder).from_pretrained(
@@ -65,6 +74,7 @@ def load_model(
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # so that the report names them; none is accepted
             output_loading_info=True,
+            **packing,
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(
@@ -73,7 +83,7 @@ def load_model(
         ) from error
     model, report = loaded
     refuse_incomplete(folder, report)
-    return model.to(device or default_device())  # transformers leaves it in eval mode
+    return model if packing else model.to(place)  # transformers leaves it in eval mode
 
 
 def model_class(folder: Path, *, encoder_decoder: bool) -> Any:

@@ -57,6 +57,9 @@ def latency_arguments(parser: argparse.ArgumentParser) -> None:
         "--lookahead", type=int, nargs="+", default=[1, 4], metavar="N", help="draft tokens verified (default: 1 4)"
     )
     parser.add_argument("--repeats", type=int, default=30, metavar="N", help="of every step (default: 30)")
+    parser.add_argument(
+        "--target-bits", type=int, choices=(8, 4), help="pack the target's linear layers, as a server may do"
+    )
     parser.add_argument("--compile", action="store_true", help="measure compiled steps too: half a minute a shape")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
     parser.add_argument("--num-threads", type=int, default=None, metavar="N", help="of the processor (default: all)")
@@ -85,6 +88,9 @@ def latency(options: argparse.Namespace) -> None:
 
     models, text_ids = opened(options)
     described = {name: described_model(model) for name, model in models.items()}
+    if options.target_bits is not None:
+        described[TARGET]["dtype"] = f"{options.target_bits} bits"
+        print(f"The target's linear layers are packed into {options.target_bits} bits a weight.\n")
     if options.shapes is None:
         record = measured(options, models, text_ids)
     else:
@@ -149,7 +155,8 @@ def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], l
     ]
     names = ["draft"] if len(drafts) == 1 else [f"draft {number}" for number in range(1, len(drafts) + 1)]
     folders = {TARGET: folder, **dict(zip(names, drafts, strict=True))}
-    return {name: load_model(path, dtype=dtype) for name, path in folders.items()}, text_ids
+    bits = {TARGET: options.target_bits}
+    return {name: load_model(path, dtype=dtype, bits=bits.get(name)) for name, path in folders.items()}, text_ids
 
 
 def described_model(model: "PreTrainedModel") -> dict[str, Any]:
@@ -175,6 +182,8 @@ def require_sensible(options: argparse.Namespace) -> None:
             if value < 1:
                 raise UserError(f"--{name} must be above 0, got {value}.")
     require_sensible_shapes(options)
+    if options.compile and options.target_bits is not None:
+        raise UserError("--compile measures steps of plain weights: leave --target-bits away, or --compile.")
     if options.repeats < 2:
         raise UserError(f"--repeats must be at least 2, or nothing has an interval; got {options.repeats}.")
     if not 0 < options.confidence < 1:
@@ -192,6 +201,8 @@ def require_sensible_shapes(options: argparse.Namespace) -> None:
     if options.shapes is None and options.plot is not None:
         raise UserError("--plot draws the step times of --shapes: give --shapes too.")
     require_plot_name(options.plot)
+    if options.shapes is not None and options.target_bits is not None:
+        raise UserError("--target-bits packs a target beside its drafts, --shapes are built as it is: leave one away.")
     if options.shapes is not None and options.draft:
         raise UserError("--shapes measures untrained drafts: leave --draft away, or leave --shapes away.")
     if options.shapes and len(set(options.shapes)) < max(LEAST_DEPTHS, len(options.shapes)):

@@ -27,12 +27,19 @@ def step_bytes(model: PreTrainedModel, *, batch: int, context: int) -> int | Non
     return weight_bytes_read(model) + batch * context * shape.kv_bytes_per_token(dtype_name(model))
 
 
+def byte_ratio(target: PreTrainedModel, draft: PreTrainedModel, *, context: int) -> float | None:
+    """Bytes a step of the draft reads over those of the target, at batch 1; None where either is not known."""
+    read, target_read = (step_bytes(model, batch=1, context=context) for model in (draft, target))
+    return None if read is None or target_read is None else read / target_read
+
+
 def shape_of(model: PreTrainedModel) -> Shape | None:
     """The shape of a decoder-only model; None for a family of which only transformers knows it."""
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder or config.model_type not in FAMILIES:
         return None
-    return Shape.from_config(config.to_dict(), where=str(model.name_or_path))
+    sizes = {key: value for key, value in config.to_dict().items() if key != "quantization_config"}  # packed or not
+    return Shape.from_config(sizes, where=str(model.name_or_path))
 
 
 def dtype_name(model: PreTrainedModel) -> str:

@@ -5,12 +5,13 @@ import json
 import re
 
 import pytest
+import torch
 
 import widedraft
 from architectures.errors import UserError
 from eval.acceptance import Resampling
 from eval.latency.command import latency_arguments, opened
-from eval.latency.floor import shape_of, step_bytes, weight_bytes_read
+from eval.latency.floor import byte_ratio, shape_of, step_bytes, weight_bytes_read
 from eval.latency.grid import Grid, measure_grid, repeated
 from eval.latency.page import grid_page
 from eval.latency.room import free_bytes, require_room
@@ -69,11 +70,14 @@ def test_a_step_reads_all_weights_but_embeddings_that_are_no_head(make_checkpoin
 def test_a_bfloat16_model_reads_half(target_folder, target):
     half = load_model(target_folder, dtype="bfloat16", device="cpu")
     assert 2 * step_bytes(half, batch=2, context=9) == step_bytes(target, batch=2, context=9)
+    assert byte_ratio(target, half, context=9) == 0.5
 
 
-def test_a_family_of_unknown_shape_has_no_floor(make_checkpoint):
+def test_a_family_of_unknown_shape_has_no_floor(make_checkpoint, target):
     model = load_model(make_checkpoint(seed=1, model_type="cohere2", sliding_window=9), dtype="float32", device="cpu")
     assert step_bytes(model, batch=1, context=5) is None
+    assert byte_ratio(target, model, context=5) is None
+    assert byte_ratio(model, target, context=5) is None
 
 
 def test_compiled_cells_follow_the_eager_ones():
@@ -155,6 +159,34 @@ def run_latency(*words):
     return widedraft.main(["latency", *map(str, words)])
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_packed_target_reads_fewer_bytes_and_is_named(target_folder, noisy_folder, target, tmp_path, capsys, bits):
+    pytest.importorskip("bitsandbytes", reason="packs the weights")
+    out = tmp_path / "latency.json"
+    words = ("--batch", 2, "--context", 8, "--lookahead", 2, "--repeats", 2, "--dtype", "float32", "--num-threads", 1)
+    models = ("--target", target_folder, "--draft", noisy_folder)
+    assert run_latency(*models, *words, "--target-bits", bits, "--out", out) == 0
+    record = json.loads(out.read_text())
+    assert f"The target's linear layers are packed into {bits} bits a weight." in capsys.readouterr().out
+    assert [record["models"][name]["dtype"] for name in ("target", "draft")] == [f"{bits} bits", "float32"]
+    packed = load_model(target_folder, dtype="float32", device="cpu", bits=bits)
+    layer, plain = packed.model.layers[0].mlp.up_proj.weight, target.model.layers[0].mlp.up_proj.weight
+    assert layer.nbytes == plain.numel() * bits // 8
+    assert packed.model.embed_tokens.weight.dtype == torch.float32
+    [cell] = record["cells"]
+    bytes_per_s = 1e9 * max(record["bandwidth_gb_s"].values())
+    assert cell["floor"]["target"] == pytest.approx(1000 * step_bytes(packed, batch=2, context=8) / bytes_per_s)
+    assert step_bytes(packed, batch=2, context=8) < step_bytes(target, batch=2, context=8)
+
+
+def test_without_what_packs_them_the_remedy_is_named(target_folder, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run_latency("--target", target_folder, "--target-bits", 8) == 2
+    assert "bitsandbytes packs the weights and is not installed. Run: pip install 'widedraft[quantised]'" in (
+        capsys.readouterr().err
+    )
+
+
 def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, capsys):
     out = tmp_path / "latency.json"
     words = ("--batch", 1, "--context", 8, "--lookahead", 2, "--repeats", 2, "--dtype", "float32", "--num-threads", 1)
@@ -190,6 +222,8 @@ def test_caches_are_filled_with_the_prompts_that_are_named(target_folder, tmp_pa
     [
         (("--batch", 0), "--batch must be above 0, got 0"),
         (("--context", -1), "--context must be above 0, got -1"),
+        (("--target-bits", 8, "--compile"), "--compile measures steps of plain weights"),
+        (("--target-bits", 4, "--shapes"), "--target-bits packs a target beside its drafts"),
         (("--lookahead", 0), "--lookahead must be above 0, got 0"),
         (("--repeats", 1), "--repeats must be at least 2, .* got 1"),
         (("--confidence", 1.5), "--confidence must be between 0 and 1, got 1.5"),
