@@ -80,6 +80,19 @@ def iid_speedup(alpha: float, lookahead: int, times: StepTimes) -> float:
     return predicted_speedup(iid_tau(alpha, lookahead), alpha**lookahead, lookahead, times)
 
 
+def memory_bound_speedup(tau: float, lookahead: int, byte_ratio: float) -> float:
+    """Speed-up where a step costs what it reads from memory, however many tokens it is fed: no machine is asked.
+
+    Args:
+        tau: Tokens per round.
+        lookahead: Draft tokens per round.
+        byte_ratio: What a step of the draft reads over what one of the target reads.
+
+    Source: MBSU of Goel et al. 2024 (arXiv 2403.00858), there with parameter counts in place of bytes.
+    """
+    return tau / (lookahead * byte_ratio + 1)
+
+
 def best_lookahead(speedups: Mapping[int, float]) -> int:
     """The lookahead with the largest speed-up, the smallest of several."""
     return max(sorted(speedups), key=lambda lookahead: speedups[lookahead])

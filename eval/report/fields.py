@@ -71,6 +71,7 @@ FIELDS = {
     **{f"speedup[].{name}": "number" for name in ("temperature", "best_lookahead", "predicted")},
     "speedup[].break_even_alpha?": "number",
     **{f"speedup[].lookahead[].{name}": "number" for name in ("lookahead", "predicted", "iid", "leviathan")},
+    "speedup[].lookahead[].memory_bound?": "number",
     "speedup[].lookahead[].break_even_alpha?": "number",
     "live?.draft": "text",
     **{f"live?.{name}": "number" for name in ("temperature", "lookahead", "prompts", "predicted_decoding_speedup")},

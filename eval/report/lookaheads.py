@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from eval.report.blocks import Absent, Block, Figure, Section, Sentence, Table, table_by_draft
 from eval.report.drafts import ScoredDraft, all_temperatures, plotted, primaries, scored_at
-from eval.scorecard.verdict import alpha_words, with_interval
+from eval.scorecard.verdict import alpha_words, speedup_words, with_interval
 from eval.speedup import iid_tau
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ def lookahead_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
         "predicted",
         "independent",
         "Leviathan's formula",
+        "memory-bound",
         "break-even α",
     )
     return table_by_draft(f"By lookahead, temperature {temperature:g}", columns, rows)
@@ -144,5 +145,6 @@ def lookahead_cells(one: ScoredDraft, temperature: float, entry: Record, forecas
         f"{forecast['predicted']:.3f}",
         f"{forecast['iid']:.3f}",
         f"{forecast['leviathan']:.3f}",
+        speedup_words(forecast.get("memory_bound")),
         alpha_words(forecast["break_even_alpha"]),
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 from eval.scorecard.acceptance_page import acceptance_section
 from eval.scorecard.tables import table
-from eval.scorecard.verdict import agreement_sentence, alpha_words, machine, primary, with_interval
+from eval.scorecard.verdict import agreement_sentence, alpha_words, machine, primary, speedup_words, with_interval
 
 Record = dict[str, Any]
 
@@ -63,11 +63,19 @@ def forecast_part(row: Record) -> list[str]:
             f"{entry['predicted']:.3f}",
             f"{entry['iid']:.3f}",
             f"{entry['leviathan']:.3f}",
+            speedup_words(entry["memory_bound"]),
             alpha_words(entry["break_even_alpha"]),
         )
         for entry in row["lookahead"]
     ]
-    columns = ("lookahead", "predicted", "independent accepts", "Leviathan's formula", "break-even alpha")
+    columns = (
+        "lookahead",
+        "predicted",
+        "independent accepts",
+        "Leviathan's formula",
+        "memory-bound",
+        "break-even alpha",
+    )
     return [title, table(columns, cells)]
 
 

@@ -9,7 +9,15 @@ from eval.latency.timing import StepTime
 from eval.live import Agreement, LiveAnswer, decoding_speedup, whole_speedup
 from eval.scorecard.acceptance_record import estimate_record
 from eval.scorecard.scores import DraftScore
-from eval.speedup import StepTimes, best_lookahead, break_even_alpha, ideal_times, iid_speedup, predicted_speedup
+from eval.speedup import (
+    StepTimes,
+    best_lookahead,
+    break_even_alpha,
+    ideal_times,
+    iid_speedup,
+    memory_bound_speedup,
+    predicted_speedup,
+)
 from eval.texts import Decoded
 
 Record = dict[str, Any]
@@ -37,11 +45,11 @@ def latency_record(latency: Latency) -> Record:
     }
 
 
-def speedup_record(score: DraftScore, times: StepTimes) -> Record:
-    """What the acceptance of one draft at one temperature is worth with these step times."""
+def speedup_record(score: DraftScore, times: StepTimes, bytes_over_target: float | None) -> Record:
+    """What the acceptance of one draft at one temperature is worth with these step times, and by bytes alone."""
     alpha = ratio(*(sum(column) for column in score.alpha_columns()))
     assert alpha is not None
-    rows = [predicted_record(score, lookahead, alpha, times) for lookahead in score.lookaheads]
+    rows = [predicted_record(score, lookahead, alpha, times, bytes_over_target) for lookahead in score.lookaheads]
     best = best_lookahead({row["lookahead"]: row["predicted"] for row in rows})
     [best_row] = [row for row in rows if row["lookahead"] == best]
     return {
@@ -49,6 +57,7 @@ def speedup_record(score: DraftScore, times: StepTimes) -> Record:
         "temperature": score.temperature,
         "rule": score.rule,
         "cost_ratio": times.cost_ratio,
+        "byte_ratio": bytes_over_target,
         "best_lookahead": best,
         "predicted": best_row["predicted"],
         "break_even_alpha": best_row["break_even_alpha"],
@@ -56,15 +65,20 @@ def speedup_record(score: DraftScore, times: StepTimes) -> Record:
     }
 
 
-def predicted_record(score: DraftScore, lookahead: int, alpha: float, times: StepTimes) -> Record:
-    """Speed-up at one lookahead by measured terms, and by the formulas that assume independent accepts."""
+def predicted_record(
+    score: DraftScore, lookahead: int, alpha: float, times: StepTimes, bytes_over_target: float | None
+) -> Record:
+    """Speed-up at one lookahead by measured terms, by formulas that assume independent accepts, and by bytes alone."""
     counts = score.pooled(lookahead)
-    full_rate = counts.fully_accepted_rounds / counts.rounds
+    full_rate, per_round = counts.fully_accepted_rounds / counts.rounds, tau(counts)
     return {
         "lookahead": lookahead,
-        "predicted": predicted_speedup(tau(counts), full_rate, lookahead, times),
+        "predicted": predicted_speedup(per_round, full_rate, lookahead, times),
         "iid": iid_speedup(alpha, lookahead, times),
         "leviathan": iid_speedup(alpha, lookahead, ideal_times(times.cost_ratio, lookahead)),
+        "memory_bound": None
+        if bytes_over_target is None
+        else memory_bound_speedup(per_round, lookahead, bytes_over_target),
         "break_even_alpha": break_even_alpha(lookahead, times),
     }
 

@@ -16,6 +16,7 @@ from architectures.progress import track
 from eval.acceptance import Resampling
 from eval.bins import ReplayedAnswer
 from eval.config import EvalConfig
+from eval.latency.floor import byte_ratio
 from eval.latency.machine import torch_threads
 from eval.latency.measure import Latency, measure_latency
 from eval.latency.steps import TARGET, Setting
@@ -146,10 +147,16 @@ def measure(
             if draft[0].temperature == baseline[0].temperature and draft[0].draft == pair.primary != baseline[0].draft
         ],
         "latency": latency_record(latency),
-        "speedup": [speedup_record(score, latency.step_times(score.draft)) for score in scores],
+        "speedup": [forecast(pair, score, latency) for score in scores],
         "live": live,
     }
     return record, run
+
+
+def forecast(pair: Pair, score: DraftScore, latency: Latency) -> Record:
+    """What the acceptance of a draft is worth, by its step times and by the bytes that steps read."""
+    ratio = byte_ratio(pair.target, pair.drafts[score.draft], context=latency.context)
+    return speedup_record(score, latency.step_times(score.draft), ratio)
 
 
 def replay_drafts(pair: Pair, answers: Answers, *, temperature: float) -> list[ReplayedDraft]:
@@ -181,8 +188,8 @@ def measure_live(
     resampling: Resampling,
 ) -> tuple[Record, Run]:
     """Decode some prompts with the last draft at the lookahead that promises most."""
-    forecast = speedup_record(score, latency.step_times(score.draft))
-    lookahead = forecast["best_lookahead"]
+    promised = forecast(pair, score, latency)
+    lookahead = promised["best_lookahead"]
     chosen = answers.first_turns()[: config.live_prompts]
     live = decode_live(
         pair.target,
@@ -194,7 +201,7 @@ def measure_live(
         seed=resampling.seed,
     )
     agreement = compare_with_replay(live, [score.answers[place].counts[lookahead] for place, _ in chosen])
-    record = live_record(score.draft, live, agreement, forecast["predicted"], resampling)
+    record = live_record(score.draft, live, agreement, promised["predicted"], resampling)
     return record, live_run(live, max_new_tokens=config.max_new_tokens)
 
 

@@ -178,6 +178,11 @@ def with_interval(estimate: Record, *, times: bool = False) -> str:
     return f"{value} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
+def speedup_words(speedup: float | None) -> str:
+    """A speed-up of a formula."""
+    return "unknown" if speedup is None else f"{speedup:.3f}"
+
+
 def alpha_words(alpha: float | None) -> str:
     """A break-even alpha."""
     return "none: no alpha pays" if alpha is None else f"{alpha:.3f}"

@@ -93,7 +93,7 @@ def replay_all(
 
 def curve(saved: Sequence[Saved], scores: Sequence[DraftScore], steps: StepTimes, resampling: Resampling) -> Curve:
     """Every checkpoint at one temperature, all at the lookahead at which the best promises most."""
-    forecasts = [speedup_record(score, steps) for score in scores]
+    forecasts = [speedup_record(score, steps, None) for score in scores]
     best = max(range(len(saved)), key=lambda place: forecasts[place]["predicted"])
     lookahead = forecasts[best]["best_lookahead"]
     best_columns = scores[best].tau_columns(lookahead)

@@ -218,8 +218,11 @@ def test_only_the_last_drafts_speed_up_is_forecast(record):
         for row in forecasts
     ]
     for [part], forecast in zip(found.values(), forecasts, strict=True):
-        assert [cells[:4] for cells in rows(part)] == [
-            [str(entry["lookahead"]), *(f"{entry[key]:.3f}" for key in ("predicted", "iid", "leviathan"))]
+        assert [cells[:5] for cells in rows(part)] == [
+            [
+                str(entry["lookahead"]),
+                *(f"{entry[key]:.3f}" for key in ("predicted", "iid", "leviathan", "memory_bound")),
+            ]
             for entry in forecast["lookahead"]
         ]
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_value
 from eval.config import EvalConfig
+from eval.latency.floor import step_bytes
 from eval.models import load_model
 from eval.replay import rule_names
 from eval.scorecard import headline, score_drafts
@@ -450,3 +451,18 @@ def with_likely_rows(model):
         rows = torch.randn(8, module.weight.shape[1], generator=torch.Generator().manual_seed(3)) * 50
         module.weight = torch.nn.Parameter(torch.cat([module.weight.detach(), rows]))
     return model
+
+
+def test_memory_bound_speed_is_of_the_bytes_read_at_the_timed_context(scorecard, target_folder, noisy_folder):
+    target, draft = (load_model(folder, dtype="float32", device="cpu") for folder in (target_folder, noisy_folder))
+    context = scorecard["latency"]["context_tokens"]
+    read, target_read = (step_bytes(model, batch=1, context=context) for model in (draft, target))
+    assert read is not None
+    assert target_read is not None
+    for row in scorecard["speedup"]:
+        if row["draft"] == "draft":
+            assert row["byte_ratio"] == read / target_read
+            entry = acceptance(scorecard, "draft", row["temperature"])["lookahead"][1]
+            assert row["lookahead"][1]["memory_bound"] == pytest.approx(
+                entry["tau"]["value"] / (2 * row["byte_ratio"] + 1)
+            )

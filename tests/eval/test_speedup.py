@@ -13,6 +13,7 @@ from eval.speedup import (
     iid_speedup,
     iid_tau,
     iid_utilisation,
+    memory_bound_speedup,
     predicted_speedup,
 )
 
@@ -40,6 +41,21 @@ def test_golden_numbers(alpha, lookahead, cost_ratio, tau, utilisation, speedup,
     assert found[lookahead] == pytest.approx(speedup, abs=5e-5)
     assert best_lookahead(found) == best
     assert found[best] == pytest.approx(best_speedup, abs=5e-5)
+
+
+@pytest.mark.parametrize(("tau", "draft_ms", "tokens_per_s"), [(3.70, 6.69, 32.6), (3.81, 13.13, 23.1)])
+def test_golden_throughput_of_a_wide_and_a_deep_draft(tau, draft_ms, tokens_per_s):
+    """reference/method.md 5: lookahead 8, a verification of 60.1 ms; what the paper measured of both drafts."""
+    times = StepTimes(target_s=1.0, draft_s=draft_ms / 1000, draft_two_s=draft_ms / 1000, verify_s={8: 0.0601})
+    assert predicted_speedup(tau, 0.0, 8, times) / times.target_s == pytest.approx(tokens_per_s, abs=0.05)
+
+
+def test_where_steps_cost_what_they_read_the_memory_bound_speedup_is_the_measured_one():
+    """With R the target's bytes over the draft's it is R tau / (R + lookahead), as the papers write it."""
+    for tau, lookahead, ratio in ((3.7, 8, 0.1), (2.2, 3, 0.5), (1.0, 1, 1.0)):
+        found = memory_bound_speedup(tau, lookahead, ratio)
+        assert found == pytest.approx(predicted_speedup(tau, 0.3, lookahead, ideal_times(ratio, lookahead)))
+        assert found == pytest.approx(tau / ratio / (1 / ratio + lookahead))
 
 
 def test_break_even_of_a_slow_draft():

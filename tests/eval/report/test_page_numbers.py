@@ -84,6 +84,7 @@ def test_lookaheads_have_what_was_measured_beside_what_was_predicted(page, recor
             "predicted": f"{predicted['predicted']:.3f}",
             "independent": f"{predicted['iid']:.3f}",
             "Leviathan's formula": f"{predicted['leviathan']:.3f}",
+            "memory-bound": f"{predicted['memory_bound']:.3f}",
             "break-even α": alpha_words(predicted["break_even_alpha"]),
         }
 
