@@ -10,6 +10,7 @@ import torch
 import widedraft
 from architectures.manifest import read_manifest
 from distill.checkpoints import find_checkpoints
+from eval.traces import read_traces
 
 pytestmark = pytest.mark.slow
 
@@ -90,6 +91,7 @@ def test_every_checkpoint_is_scored_on_the_answers_of_the_scorecard(run, capsys)
     found = json.loads((out / "eval" / "checkpoints.json").read_text())
     scorecard = json.loads((out / "eval" / "scorecard.json").read_text())
     assert [curve["temperature"] for curve in found["curves"]] == [0.0, 1.0]
+    answers = read_traces(out / "data", "train")
     for curve in found["curves"]:
         names = [point["checkpoint"] for point in curve["points"]]
         assert names == [
@@ -99,14 +101,14 @@ def test_every_checkpoint_is_scored_on_the_answers_of_the_scorecard(run, capsys)
         assert [point["batches"] for point in curve["points"]] == [0, 3, 4]
         tokens = [point["tokens"] for point in curve["points"]]
         assert tokens == sorted(set(tokens))
-        assert tokens[0] == 0
+        assert (tokens[0], tokens[-1]) == (0, sum(len(one.prompt_ids) + len(one.answer_ids) for one in answers))
         rows = {row["draft"]: row for row in scorecard["acceptance"] if row["temperature"] == curve["temperature"]}
         for name, point in (("undistilled", curve["points"][0]), ("draft", curve["points"][-1])):
             assert point["alpha"]["value"] == rows[name]["alpha"]["value"]
             [entry] = [entry for entry in rows[name]["lookahead"] if entry["lookahead"] == curve["lookahead"]]
             assert point["tau"] == entry["tau"]
     assert "Best at temperature 0: " in capsys.readouterr().out
-    assert "Checkpoints against tokens trained" in (out / "eval" / "report.html").read_text()
+    assert "ep0-ba3" in (out / "eval" / "report.html").read_text()
 
 
 def test_damaged_checkpoints_are_left_out_by_name(run, tmp_path, capsys):
