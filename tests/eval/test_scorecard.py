@@ -453,16 +453,19 @@ def with_likely_rows(model):
     return model
 
 
-def test_memory_bound_speed_is_of_the_bytes_read_at_the_timed_context(scorecard, target_folder, noisy_folder):
-    target, draft = (load_model(folder, dtype="float32", device="cpu") for folder in (target_folder, noisy_folder))
+@pytest.mark.parametrize("name", ["undistilled", "draft"])
+def test_memory_bound_speed_is_of_the_bytes_read_at_the_timed_context(
+    scorecard, target_folder, noisy_folder, tiny_draft, name
+):
+    folder = {"undistilled": tiny_draft, "draft": noisy_folder}[name]
+    target, draft = (load_model(each, dtype="float32", device="cpu") for each in (target_folder, folder))
     context = scorecard["latency"]["context_tokens"]
     read, target_read = (step_bytes(model, batch=1, context=context) for model in (draft, target))
     assert read is not None
     assert target_read is not None
-    for row in scorecard["speedup"]:
-        if row["draft"] == "draft":
-            assert row["byte_ratio"] == read / target_read
-            entry = acceptance(scorecard, "draft", row["temperature"])["lookahead"][1]
-            assert row["lookahead"][1]["memory_bound"] == pytest.approx(
-                entry["tau"]["value"] / (2 * row["byte_ratio"] + 1)
-            )
+    rows = [row for row in scorecard["speedup"] if row["draft"] == name]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["byte_ratio"] == read / target_read
+        entry = acceptance(scorecard, name, row["temperature"])["lookahead"][1]
+        assert row["lookahead"][1]["memory_bound"] == pytest.approx(entry["tau"]["value"] / (2 * row["byte_ratio"] + 1))

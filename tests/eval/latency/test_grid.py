@@ -177,6 +177,8 @@ def test_a_packed_target_reads_fewer_bytes_and_is_named(target_folder, noisy_fol
     bytes_per_s = 1e9 * max(record["bandwidth_gb_s"].values())
     assert cell["floor"]["target"] == pytest.approx(1000 * step_bytes(packed, batch=2, context=8) / bytes_per_s)
     assert step_bytes(packed, batch=2, context=8) < step_bytes(target, batch=2, context=8)
+    draft = load_model(noisy_folder, dtype="float32", device="cpu")
+    assert cell["floor"]["draft"] == pytest.approx(1000 * step_bytes(draft, batch=2, context=8) / bytes_per_s)
 
 
 def test_without_what_packs_them_the_remedy_is_named(target_folder, monkeypatch, capsys):
