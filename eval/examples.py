@@ -6,15 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
 from architectures.atomic import write_json
-from architectures.errors import UserError
 from eval.race import Writer, spans
-from eval.recorded.brackets import read_text
 from eval.texts import Decoded
 from eval.traces import Trace
+from eval.typed_file import read_typed
 
 Schema = Literal["widedraft.examples/1"]
 [SCHEMA] = get_args(Schema)
@@ -114,11 +113,4 @@ def read_examples(path: Path) -> Examples:
     Raises:
         UserError: If it is no such file; the message names it and the field.
     """
-    try:
-        return FILE.validate_json(read_text(path), strict=True)
-    except ValidationError as error:
-        mistake = error.errors()[0]
-        place = ".".join(map(str, mistake["loc"]))
-        raise UserError(
-            f"{path}: {place + ': ' if place else ''}{mistake['msg']}. Delete the file, or run `widedraft eval` again."
-        ) from error
+    return read_typed(path, FILE, "Delete the file, or run `widedraft eval` again.")

@@ -5,16 +5,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from architectures.errors import UserError
 from eval.latency.steps import TARGET
-from eval.recorded.brackets import read_text
 from eval.report.cards import Card
 from eval.report.drafts import ScoredDraft, scored_drafts
 from eval.scorecard.grid import GRID_NAME
 from eval.scorecard.verdict import machine_words
 from eval.speedup import StepTimes
+from eval.typed_file import read_typed
 
 Positive = Annotated[int, Field(ge=1)]
 REMEDY = "Name a file that `widedraft latency --out` wrote."
@@ -163,12 +163,7 @@ def read_grid(path: Path, drafts: Sequence[ScoredDraft]) -> GridFile:
     Raises:
         UserError: If it is no such file, lacks a step, or is of another target or of other drafts.
     """
-    try:
-        grid = replace(FILE.validate_json(read_text(path), strict=True), path=path)
-    except ValidationError as error:
-        mistake = error.errors()[0]
-        place = ".".join(map(str, mistake["loc"]))
-        raise UserError(f"{path}: {place + ': ' if place else ''}{mistake['msg']}. {REMEDY}") from error
+    grid = replace(read_typed(path, FILE, REMEDY), path=path)
     require_steps(grid)
     require_models(grid, drafts)
     return grid

@@ -4,12 +4,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from architectures.atomic import write_json
-from architectures.errors import UserError
 from eval.acceptance import Estimate
-from eval.recorded.brackets import read_text
+from eval.typed_file import read_typed
 
 Schema = Literal["widedraft.checkpoints/1"]
 [SCHEMA] = get_args(Schema)
@@ -94,12 +93,4 @@ def read_curves(path: Path) -> Curves:
     Raises:
         UserError: If it is no such file; the message names it and the field.
     """
-    try:
-        return FILE.validate_json(read_text(path), strict=True)
-    except ValidationError as error:
-        mistake = error.errors()[0]
-        place = ".".join(map(str, mistake["loc"]))
-        raise UserError(
-            f"{path}: {place + ': ' if place else ''}{mistake['msg']}. Delete the file, or run `widedraft eval RECIPE "
-            "--checkpoints` again."
-        ) from error
+    return read_typed(path, FILE, "Delete the file, or run `widedraft eval RECIPE --checkpoints` again.")
