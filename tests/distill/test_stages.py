@@ -101,7 +101,7 @@ def test_every_checkpoint_is_scored_on_the_answers_of_the_scorecard(run, capsys)
         assert [point["batches"] for point in curve["points"]] == [0, 3, 4]
         tokens = [point["tokens"] for point in curve["points"]]
         assert tokens == sorted(set(tokens))
-        assert (tokens[0], tokens[-1]) == (0, sum(len(one.prompt_ids) + len(one.answer_ids) for one in answers))
+        assert (tokens[0], tokens[-1]) == (0, sum(len(one.prompt_ids) + len(one.answer_ids) - 1 for one in answers))
         rows = {row["draft"]: row for row in scorecard["acceptance"] if row["temperature"] == curve["temperature"]}
         for name, point in (("undistilled", curve["points"][0]), ("draft", curve["points"][-1])):
             assert point["alpha"]["value"] == rows[name]["alpha"]["value"]
