@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,8 +73,13 @@ def export_checkpoint(
 
 def read_student(checkpoint: Path, family: Family) -> dict[str, Tensor]:
     """The student's tensors under their names in a Hugging Face folder, left on disk until they are used."""
-    saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=False)["state"]["model"]
+    saved = read_state(checkpoint)["model"]
     return {stored_name(name.removeprefix(STUDENT_PREFIX), family): tensor for name, tensor in saved.items()}
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """What Composer saved; tensors are left on disk until they are used."""
+    return torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=False)["state"]
 
 
 def stored_name(name: str, family: Family) -> str:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from distill.checkpoints import damage, find_checkpoints
-from distill.export import STUDENT_PREFIX
+from distill.export import STUDENT_PREFIX, read_state
 from distill.recipe import Recipe
 from eval.models import load_model
 from eval.training_curve.score import Saved
@@ -64,8 +64,3 @@ def open_checkpoint(path: Path, recipe: Recipe) -> PreTrainedModel:
             f"{path}: was not trained from {init} ({str(error).splitlines()[0]}). Take it out of the folder."
         ) from error
     return model
-
-
-def read_state(path: Path) -> dict:
-    """What Composer saved; tensors stay on disk until they are used."""
-    return torch.load(path, map_location="cpu", mmap=True, weights_only=False)["state"]
