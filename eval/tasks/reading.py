@@ -15,7 +15,7 @@ from eval.tasks.forms import (
     raw_text,
     user_turn,
 )
-from eval.tasks.rows import checked_text, require_object
+from eval.tasks.rows import checked_text, first_there, require_object
 from eval.tasks.table import Places, Task
 
 FIELD_IN_TEMPLATE = re.compile(r"\{(\w+)\}")
@@ -108,11 +108,6 @@ def wanted(task: Task, places: Places, row: Mapping[str, Any], where: str) -> tu
             "field, name the task the rows are of (`widedraft tasks` lists them), or leave the task out."
         )
     return row[place], place
-
-
-def first_there(places: Places, row: Mapping[str, Any]) -> str | None:
-    """The first of some fields that a row has; `datasets` fills those that a row lacks with null."""
-    return next((place for place in places if row.get(place) is not None), None)
 
 
 def whole_lines(text: str, most: int | None) -> str:

@@ -1,7 +1,7 @@
 """Rows of JSON-lines files and of data sets, each with its place, and the checks that every reader of rows shares."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -91,7 +91,7 @@ def dataset_remedy(source: PromptSource) -> str:
 def first_field(row: Any, fields: Sequence[str], where: str, *, example: str) -> str:
     """The first of some fields that a row has; the example is shown to whoever has none."""
     require_object(row, where, example=example)
-    field = next((name for name in fields if row.get(name) is not None), None)  # datasets fills absent fields with null
+    field = first_there(fields, row)
     if field is None:
         known = ", ".join(row) or "no fields"
         raise UserError(
@@ -99,6 +99,11 @@ def first_field(row: Any, fields: Sequence[str], where: str, *, example: str) ->
             f"Give each row one of them, e.g. {example}."
         )
     return field
+
+
+def first_there(fields: Sequence[str], row: Mapping[str, Any]) -> str | None:
+    """The first of some fields that a row has; `datasets` fills those that a row lacks with null."""
+    return next((name for name in fields if row.get(name) is not None), None)
 
 
 def require_object(row: Any, where: str, *, example: str) -> None:
