@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from architectures.errors import UserError
 from architectures.manifest import provenance
@@ -19,12 +19,12 @@ from eval.recorded.brackets import read_text
 from eval.sampling import Sampling
 from eval.shards import write_shard
 from eval.texts import Decoded, Seeds, Speculation
+from eval.typed_file import parsed
 
 Schema = Literal["widedraft.rounds/1"]
 [SCHEMA] = get_args(Schema)
 REMEDY = "A trace is whole as it was written: take the original, or decode again with --rounds."
 
-Checked = TypeVar("Checked")
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -210,9 +210,9 @@ def read_round_trace(path: Path) -> RoundTrace:
         UserError: If a line is malformed or impossible, or lines are missing; the message names file and line.
     """
     first, *rest = read_text(path).rstrip("\n").split("\n")  # splitlines would cut at characters JSON need not escape
-    header = parsed(HEADER, first, f"{path}:1")
+    header = parsed(HEADER, first, f"{path}:1", REMEDY)
     placed = [(f"{path}:{number}", line) for number, line in enumerate(rest, start=2)]
-    rounds = [(where, parsed(LINE, line, where)) for where, line in placed]
+    rounds = [(where, parsed(LINE, line, where, REMEDY)) for where, line in placed]
     ends: dict[tuple[str, str, int], int | None] = {}
     for where, one in rounds:
         require_possible(one, where)
@@ -220,16 +220,6 @@ def read_round_trace(path: Path) -> RoundTrace:
     trace = RoundTrace(header, tuple(one for _, one in rounds))
     require_all(trace, path)
     return trace
-
-
-def parsed(adapter: TypeAdapter[Checked], line: str, where: str) -> Checked:
-    """One line, if it has every field and each is of its type."""
-    try:
-        return adapter.validate_json(line, strict=True)
-    except ValidationError as error:
-        mistake = error.errors()[0]
-        place = ".".join(map(str, mistake["loc"]))
-        raise UserError(f"{where}: {place + ': ' if place else ''}{mistake['msg']}. {REMEDY}") from error
 
 
 def require_possible(one: TracedRound, where: str) -> None:

@@ -22,9 +22,14 @@ def read_typed(path: Path, form: TypeAdapter[Value], remedy: str) -> Value:
     Raises:
         UserError: If it is no such file; the message names it and the field.
     """
+    return parsed(form, read_text(path), str(path), remedy)
+
+
+def parsed(form: TypeAdapter[Value], text: str, where: str, remedy: str) -> Value:
+    """What a JSON text holds, read as `read_typed` reads a file; `where` begins the message."""
     try:
-        return form.validate_json(read_text(path), strict=True)
+        return form.validate_json(text, strict=True)
     except ValidationError as error:
         mistake = error.errors()[0]
         place = ".".join(map(str, mistake["loc"]))
-        raise UserError(f"{path}: {place + ': ' if place else ''}{mistake['msg']}. {remedy}") from error
+        raise UserError(f"{where}: {place + ': ' if place else ''}{mistake['msg']}. {remedy}") from error
