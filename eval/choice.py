@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.acceptance import Resampling, resampling_weights
-from eval.speedup import StepTimes, best_lookahead, break_even_alpha, iid_speedup, predicted_speedup
+from eval.promise import full_rate, promise
+from eval.speedup import StepTimes, break_even_alpha, iid_speedup, predicted_speedup
 
 Record = dict[str, Any]
 Array = NDArray[np.float64]
@@ -70,21 +71,6 @@ def ranking(scorecard: Record, temperature: float) -> list[Ranked]:
         for place, (name, (lookahead, speedup)) in enumerate(chosen.items())
     ]
     return sorted(ranked, key=lambda one: -one.speedup)
-
-
-def promise(row: Record, steps: StepTimes) -> tuple[int, float]:
-    """The lookahead that promises most, and what."""
-    found = {
-        entry["lookahead"]: predicted_speedup(entry["tau"]["value"], full_rate(entry), entry["lookahead"], steps)
-        for entry in row["lookahead"]
-    }
-    lookahead = best_lookahead(found)
-    return lookahead, found[lookahead]
-
-
-def full_rate(entry: Record) -> float:
-    """The share of rounds that kept everything."""
-    return entry["fully_accepted"] / entry["rounds"]
 
 
 def drawn_speedups(row: Record, lookahead: int, times: Sequence[StepTimes], resampling: Resampling) -> Array:

@@ -1,17 +1,13 @@
-"""Speed at larger batches, predicted: the acceptance of a scorecard with step times as `widedraft latency` has them.
-
-A batch ends a round when all its rows have. Its draft catches up if any row kept everything, which happens to a share
-of 1 - (1 - f)^b of the rounds of b rows, if rows are independent and each keeps everything in a share f.
-"""
+"""Speed at larger batches, predicted: the acceptance of a scorecard with step times as `widedraft latency` has them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eval.promise import promise
 from eval.report.blocks import Absent, Block, Sentence, table_by_draft
 from eval.report.drafts import ScoredDraft, all_temperatures, scored_at
 from eval.report.grid_file import Cell, GridFile, Grids
 from eval.scorecard.verdict import machine
-from eval.speedup import best_lookahead, predicted_speedup
 
 COLUMNS = ("batch", "context", "steps", "temperature", "lookahead", "predicted speed")
 
@@ -27,26 +23,12 @@ class Promise:
 
 def promises(one: ScoredDraft, temperature: float, grid: GridFile) -> list[Promise]:
     """One for each cell; none where the grid has no times of the draft, or of a lookahead that was scored."""
-    name = grid.name_of(one.model["fingerprint"])
-    entries = {entry["lookahead"]: entry for entry in one.row(temperature)["lookahead"]}
-    shared = [lookahead for lookahead in grid.lookaheads if lookahead in entries]
-    if name is None or not shared:
+    name, row = grid.name_of(one.model["fingerprint"]), one.row(temperature)
+    if name is None or not any(entry["lookahead"] in grid.lookaheads for entry in row["lookahead"]):
         return []
-    found = []
-    for cell in grid.cells:
-        times = cell.step_times(name, grid.lookaheads)
-        speeds = {
-            g: predicted_speedup(entries[g]["tau"]["value"], any_full_rate(entries[g], cell.batch), g, times)
-            for g in shared
-        }
-        best = best_lookahead(speeds)
-        found.append(Promise(cell, best, speeds[best]))
-    return found
-
-
-def any_full_rate(entry: dict[str, float], batch: int) -> float:
-    """Share of a batch's rounds in which any row kept everything."""
-    return 1 - (1 - entry["fully_accepted"] / entry["rounds"]) ** batch
+    return [
+        Promise(cell, *promise(row, cell.step_times(name, grid.lookaheads), batch=cell.batch)) for cell in grid.cells
+    ]
 
 
 def batch_words(one: ScoredDraft, temperature: float, grid: GridFile) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eval.acceptance import Estimate, Resampling, paired_ratio_difference
+from eval.promise import full_rate
 from eval.report.blocks import Absent, Block, Figure, Section, Sentence, Table, folded
 from eval.report.differences import resampling_of
 from eval.report.drafts import ScoredDraft
@@ -72,13 +73,12 @@ def predicted_time(one: ScoredDraft) -> RoundTime:
     assert one.live is not None
     lookahead = one.live["lookahead"]
     entry = one.entry(one.live["temperature"], lookahead)
-    full_rate = entry["fully_accepted"] / entry["rounds"]
     draft_ms, two_ms = (one.steps[kind]["median_ms"] for kind in ("one_token", "two_tokens"))
     [verify] = [step for step in one.card.record["latency"]["verify"] if step["lookahead"] == lookahead]
     return RoundTime(
         label=f"{one.label}, predicted",
         draft_ms=lookahead * draft_ms,
-        catch_up_ms=full_rate * (two_ms - draft_ms),
+        catch_up_ms=full_rate(entry) * (two_ms - draft_ms),
         verify_ms=verify["median_ms"],
         rest_ms=None,
     )

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import widedraft
 from architectures.errors import UserError
+from eval.promise import any_full_rate
 from eval.report import page as page_module
-from eval.report.batches import any_full_rate, batch_words, promises, which_batches
+from eval.report.batches import batch_words, promises, which_batches
 from eval.report.cards import read_cards
 from eval.report.drafts import scored_drafts
 from eval.report.drawing import Drawing
