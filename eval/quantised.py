@@ -13,7 +13,6 @@ from transformers import BitsAndBytesConfig
 
 from architectures.errors import UserError
 
-BITS = (8, 4)
 PACKAGE = "bitsandbytes"
 
 

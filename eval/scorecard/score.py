@@ -131,10 +131,13 @@ def measure(
         repeats=config.latency_repeats,
         resampling=resampling,
     )
+    forecasts = [forecast(pair, score, latency) for score in scores]
     live = run = None
     if 0.0 in answers:
-        [greedy] = [score for score in scores if score.draft == pair.primary and score.temperature == 0]
-        live, run = measure_live(pair, answers[0.0], greedy, latency=latency, config=config, resampling=resampling)
+        [greedy] = [place for place, one in enumerate(scores) if one.draft == pair.primary and one.temperature == 0]
+        live, run = measure_live(
+            pair, answers[0.0], scores[greedy], promised=forecasts[greedy], config=config, resampling=resampling
+        )
     record = {
         "acceptance": [
             acceptance_record(rules, draft.parted_scores(lookaheads), resampling)
@@ -147,7 +150,7 @@ def measure(
             if draft[0].temperature == baseline[0].temperature and draft[0].draft == pair.primary != baseline[0].draft
         ],
         "latency": latency_record(latency),
-        "speedup": [forecast(pair, score, latency) for score in scores],
+        "speedup": forecasts,
         "live": live,
     }
     return record, run
@@ -183,12 +186,11 @@ def measure_live(
     answers: Answers,
     score: DraftScore,
     *,
-    latency: Latency,
+    promised: Record,
     config: EvalConfig,
     resampling: Resampling,
 ) -> tuple[Record, Run]:
     """Decode some prompts with the last draft at the lookahead that promises most."""
-    promised = forecast(pair, score, latency)
     lookahead = promised["best_lookahead"]
     chosen = answers.first_turns()[: config.live_prompts]
     live = decode_live(
