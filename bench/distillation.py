@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from architectures.manifest import git_commit, hardware
-from distill.data import AnswerDataset
+from distill.data.batches import AnswerDataset
 from distill.metrics import tau_terms
 from distill.model import DistillModel, HeldOut
 from distill.recipe import Recipe

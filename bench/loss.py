@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from architectures.manifest import provenance
-from distill.chunked import Head, chunked_sum, plain_sum
-from distill.loss_config import LossTerm, chunk_size
-from distill.objective import Objective
+from distill.losses.chunked import Head, chunked_sum, plain_sum
+from distill.losses.config import LossTerm, chunk_size
+from distill.losses.objective import Objective
 
 HIDDEN, TEACHER_HIDDEN = 576, 1024
 PEERS = {"liger": "liger_kernel", "trl": "trl"}

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from architectures.manifest import provenance
-from distill.answer_logits import AnswerLogits, packed_flops_per_token
-from distill.data import AnswerDataset, collate
+from distill.data.batches import AnswerDataset, collate
+from distill.data.packing import cheapest_layout, lengths_read
+from distill.losses.answer_logits import AnswerLogits, packed_flops_per_token
+from distill.losses.objective import build_objective
 from distill.model import DistillModel
-from distill.objective import build_objective
-from distill.packing import cheapest_layout, lengths_read
-from distill.teacher import Teacher
+from distill.teacher.live import Teacher
 from eval.models import load_model
 from eval.traces import read_traces
 

@@ -28,8 +28,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
 
 from architectures.manifest import git_commit, hardware
-from distill.data import AnswerDataset, Example
-from distill.teacher_config import TeacherConfig
+from distill.data.batches import AnswerDataset, Example
+from distill.teacher.config import TeacherConfig
 from distill.train import restore_signals
 from distill.trainer import build_model, build_trainer
 from eval.models import load_model

@@ -29,10 +29,10 @@ from transformers import PreTrainedModel
 
 from architectures.manifest import git_commit, hardware
 from architectures.prune import prune_checkpoint
-from distill.answer_logits import AnswerLogits, logits_of
-from distill.data import AnswerDataset, Example, collate
+from distill.data.batches import AnswerDataset, Example, collate
 from distill.lineage import masks_are_due
-from distill.losses import forward_kl
+from distill.losses.answer_logits import AnswerLogits, logits_of
+from distill.losses.formulas import forward_kl
 from distill.pruning import weights_and_plan
 from distill.recipe import Recipe, save_recipe
 from distill.stages import training_command, training_environment

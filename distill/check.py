@@ -14,12 +14,12 @@ from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.sizes import WIDTHS, draft_shape, masked_shape
 from architectures.target import config_at_hand, is_gguf
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
+from distill.data.packing_rules import refuse_unpackable
 from distill.expected_work import Work, expected_work, read_prompts, read_rows, work_rows
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
-from distill.packing_rules import refuse_unpackable
 from distill.recipe import Recipe
 from distill.stage_inputs import teacher_dtype
-from distill.teacher_config import bytes_per_token, refuse_k_beyond
+from distill.teacher.config import bytes_per_token, refuse_k_beyond
 
 Value = TypeVar("Value")
 Row = tuple[str, str]

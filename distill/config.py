@@ -6,9 +6,9 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.config import Section
 from architectures.number_types import Dtype, PrecisionOrAuto
-from distill.logger_config import Loggers
-from distill.loss_config import Loss, TokenSelection, loss_terms
-from distill.teacher_config import TeacherConfig, refuse_selection, refuse_unserved
+from distill.losses.config import Loss, TokenSelection, loss_terms
+from distill.monitoring.config import Loggers
+from distill.teacher.config import TeacherConfig, refuse_selection, refuse_unserved
 from distill.times import ConsoleInterval, Duration, Interval, Warmup, split_time
 
 Beta = Annotated[float, Field(ge=0, lt=1)]

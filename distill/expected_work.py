@@ -10,8 +10,8 @@ from architectures.config import MasksConfig
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest
 from distill.config import DistillConfig
-from distill.conversations import Conversation, load_conversations
-from distill.data_config import DataConfig
+from distill.data.config import DataConfig
+from distill.data.conversations import Conversation, load_conversations
 from distill.recipe import Recipe
 from distill.stage_inputs import generate_inputs, target_record
 from distill.times import split_time

@@ -16,10 +16,10 @@ from math import prod
 from architectures.families import FAMILIES
 from architectures.shapes import DTYPE_BYTES, Shape
 from architectures.sizes import masked_shape
-from distill.loss_config import chunk_size
+from distill.losses.config import chunk_size
 from distill.recipe import Recipe
 from distill.stage_inputs import teacher_dtype
-from distill.teacher_config import TeacherConfig
+from distill.teacher.config import TeacherConfig
 
 MASTER_BYTES = 4  # the student's weights, gradients and each of Adam's two moments are float32
 NORM_BYTES = 8  # of a norm, per channel and token: its input and its normalised input, in float32
@@ -183,7 +183,7 @@ def teacher_parts(training: Training, teacher: Shape, processes: int) -> list[Pa
 
 
 def sharded_teacher_parts(teacher: Shape, dtype: str, processes: int) -> list[Part]:
-    """A process's share of the teacher, and what is whole while it answers (distill/sharded_teacher.py)."""
+    """A process's share of the teacher, and what is whole while it answers (distill/teacher/sharded.py)."""
     item, count = DTYPE_BYTES[dtype], teacher.parameters()
     at_once = count - (teacher.layers - min(2, teacher.layers)) * teacher.parameters_per_layer()
     origin = f"{count:,} parameters x {item} bytes / {processes} processes"
@@ -256,9 +256,10 @@ def mask_bytes_per_token(training: Training) -> int:
 
 
 def loss_part(training: Training, processes: int) -> Part:
-    """Logits of student and teacher and what the loss computes from them, of one chunk of tokens (distill/chunked.py).
+    """Logits of student and teacher and what the loss computes from them, of one chunk of tokens.
 
-    Where there is more than one chunk, the gradient of the output head is summed in float32 beside it.
+    It is distill/losses/chunked.py that cuts them. Where there is more than one chunk, the gradient of the output head
+    is summed in float32 beside it.
     """
     vocab, hidden = training.student.vocab, training.student.hidden
     all_tokens = sequences_at_once(training, processes) * training.loss_tokens

@@ -17,15 +17,15 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from architectures.shapes import Shape
-from distill.answer_logits import AnswerLogits, head_of
-from distill.cached_teacher import CachedTeacher, KeptEntries
-from distill.chunked import Head, map_rows, sum_of_rows
-from distill.flops import answers_in, training_flops
+from distill.losses.answer_logits import AnswerLogits, head_of
+from distill.losses.chunked import Head, map_rows, sum_of_rows
+from distill.losses.objective import Objective, Said
+from distill.losses.selection import Selection
 from distill.metrics import Answer, answers_of, eval_metrics, quantities_of_rows
-from distill.objective import Objective, Said
-from distill.phase_clock import PhaseClock
-from distill.selection import Selection
-from distill.teacher import Teacher, TeacherRows
+from distill.monitoring.flops import answers_in, training_flops
+from distill.monitoring.phase_clock import PhaseClock
+from distill.teacher.cached import CachedTeacher, KeptEntries
+from distill.teacher.live import Teacher, TeacherRows
 
 Batch = Mapping[str, Tensor]
 

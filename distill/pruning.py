@@ -102,7 +102,7 @@ def calibration_ids(recipe: Recipe, target: Path) -> "Tensor":
 def calibration_texts(recipe: Recipe, target: Path, tokenizer: Any) -> Iterator[str]:
     """A text file's text, or prompts as the target reads them: of a file, of the data, or written by itself."""
     from architectures.calibration import read_text
-    from distill.generate import write_own_prompts_if_asked
+    from distill.data.generate import write_own_prompts_if_asked
     from eval.config import PromptSource
     from eval.tasks.prompts import load_prompts
     from eval.tasks.rendering import render_prompt

@@ -17,11 +17,11 @@ from architectures.atomic import write_json, write_text
 from architectures.config import ArchitectureConfig, Section, TargetConfig
 from architectures.errors import UserError
 from distill.config import DistillConfig, ExportConfig
-from distill.data_config import DataConfig
-from distill.mistakes import mistakes_of, report
-from distill.recipe_reference import write_reference
-from distill.recipe_source import read_source
-from distill.text_config import TextConfig
+from distill.data.config import DataConfig
+from distill.recipe_reading.mistakes import mistakes_of, report
+from distill.recipe_reading.reference import write_reference
+from distill.recipe_reading.source import read_source
+from distill.text.config import TextConfig
 from eval.config import EvalConfig
 
 AnySection = TypeVar("AnySection", bound=Section)

@@ -58,7 +58,7 @@ def recipe_words(options: argparse.Namespace, *, weights: bool = True) -> tuple[
     """The recipe file and the key=value words a command names, or the written-out recipe of its debug run."""
     if not options.debug:
         return options.recipe, options.overrides
-    from distill.debug_files import begin_debug
+    from distill.debug.files import begin_debug
 
     return begin_debug(options.recipe, options.overrides, weights=weights), []
 

@@ -150,8 +150,8 @@ def generate_stage(recipe: Recipe) -> None:
 
 def make_answers(recipe: Recipe, target: Path, data: Path) -> dict[str, Any]:
     """Answers by the target, or those that come with the prompts; their counts."""
-    from distill.generate import generate_answers
-    from distill.given import collect_given
+    from distill.data.generate import generate_answers
+    from distill.data.given import collect_given
 
     answered = collect_given if recipe.data.answers == "given" else generate_answers
     to_train_on = recipe.distill.train_on == "answers"

@@ -7,10 +7,10 @@ Reads <run>/init and <run>/data, and <run>/teacher_cache where the teacher is ca
 evaluated on. Run it again after an interruption and it continues. `train` lists
 the steps; each is a function of its own.
 
-With `--debug` it trains the recipe's tiny likeness in <run>-debug (distill/debug_recipe.py).
+With `--debug` it trains the recipe's tiny likeness in <run>-debug (distill/debug/recipe.py).
 
 With `architecture.method: learned_masks` there is a training before this one: while <run>/masks is not finished, the
-same command trains that (distill/mask_train.py) and stops.
+same command trains that (distill/masks/train.py) and stops.
 """
 
 # ruff: noqa: E402  # nothing of ours is imported before the check that it is ours
@@ -34,12 +34,12 @@ from composer.utils import dist
 from architectures.errors import UserError
 from architectures.target import resolve_checkpoint
 from distill.checkpoints import chosen_checkpoint, find_checkpoints
-from distill.data import AnswerDataset
-from distill.debug_files import begin_debug
+from distill.data.batches import AnswerDataset
+from distill.debug.files import begin_debug
 from distill.exits import end_on_sigterm, report_user_errors
 from distill.export import export_checkpoint, vocab_size_of
 from distill.lineage import begin_training, masks_are_due, require_training_inputs, write_draft_manifest
-from distill.mask_train import train_masks
+from distill.masks.train import train_masks
 from distill.recipe import Recipe, load_recipe
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache

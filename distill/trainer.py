@@ -23,30 +23,30 @@ from torch.utils.data import DataLoader
 
 from architectures.config import MasksConfig
 from architectures.errors import UserError
-from distill.alpha_bounds import AlphaBounds
-from distill.answer_logits import AnswerLogits
-from distill.cached_teacher import CachedTeacher
 from distill.callbacks import CheckpointWriter, EvaluationIntervals
 from distill.checkpoints import newest_intact_checkpoint
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
-from distill.data import AnswerDataset
-from distill.dataspec import build_dataspec
-from distill.flops import measured_cpu_flops
-from distill.gradient_norm import GradientNorm
-from distill.loggers import build_loggers
+from distill.data.batches import AnswerDataset
+from distill.data.dataspec import build_dataspec
+from distill.losses.answer_logits import AnswerLogits
+from distill.losses.objective import build_objective
+from distill.losses.selection import Selection
 from distill.metrics import BEST_BY
 from distill.model import DistillModel, HeldOut
-from distill.objective import build_objective
+from distill.monitoring.flops import measured_cpu_flops
+from distill.monitoring.gradient_norm import GradientNorm
+from distill.monitoring.loggers import build_loggers
+from distill.monitoring.step_times import StepTimes
 from distill.recipe import Recipe
-from distill.selection import Selection
-from distill.sharded_teacher import load_sharded_teacher
 from distill.stage_inputs import teacher_dtype
-from distill.step_times import StepTimes
-from distill.teacher import load_teacher
+from distill.teacher.alpha_bounds import AlphaBounds
+from distill.teacher.cached import CachedTeacher
+from distill.teacher.config import refuse_cut_entries
+from distill.teacher.live import load_teacher
+from distill.teacher.sharded import load_sharded_teacher
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.contents import load_head
-from distill.teacher_config import refuse_cut_entries
-from distill.text_training import text_training, without_dur
+from distill.text.training import text_training, without_dur
 from distill.times import split_time
 from eval.models import load_model
 

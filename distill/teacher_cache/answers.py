@@ -3,9 +3,9 @@
 Shape suffixes used in this file:
     B = sequences in the batch, M = answer tokens of the longest answer in it; A = answer tokens of all, one row each
 
-A batch is one of distill/data.py that also holds each tensor of the cache, under "teacher_" and its name: rows_BM...,
-padded on the right. Row m of a sequence belongs to the m-th position that `keep` marks there. So a batch is split by
-sequences like any other, and cutting it to the width of its sequences cuts no answer.
+A batch is one of distill/data/batches.py that also holds each tensor of the cache, under "teacher_" and its name:
+rows_BM..., padded on the right. Row m of a sequence belongs to the m-th position that `keep` marks there. So a batch is
+split by sequences like any other, and cutting it to the width of its sequences cuts no answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from distill.data import AnswerDataset, Example, collate
+from distill.data.batches import AnswerDataset, Example, collate
 from distill.teacher_cache.reader import TeacherCache
 
 PREFIX = "teacher_"

@@ -24,10 +24,11 @@ from architectures.manifest import write_manifest
 from architectures.progress import track
 from architectures.shapes import Shape
 from architectures.target import read_config
-from distill.answer_logits import head_of
 from distill.check import free_bytes, size
-from distill.chunked import Head
-from distill.data import Example, collate
+from distill.data.batches import Example, collate
+from distill.losses.answer_logits import head_of
+from distill.losses.chunked import Head
+from distill.teacher.config import Contents, TeacherConfig, bytes_per_token, contents_of, refuse_k_beyond
 from distill.teacher_cache.contents import join_rows, sampled_rows, top_k_rows, uniform_numbers
 from distill.teacher_cache.index import (
     Shard,
@@ -38,7 +39,6 @@ from distill.teacher_cache.index import (
     write_tensors,
 )
 from distill.teacher_cache.record import FORMAT, JOURNAL_NAME, FileRecord, Journal, intact_files
-from distill.teacher_config import Contents, TeacherConfig, bytes_per_token, contents_of, refuse_k_beyond
 from eval.models import load_model
 from eval.traces import derive_seed
 

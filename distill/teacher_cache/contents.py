@@ -21,8 +21,8 @@ from architectures.families import family_of
 from architectures.shapes import Shape
 from architectures.target import read_config
 from architectures.weights import open_weights
-from distill.chunked import Head
-from distill.teacher_config import id_bytes
+from distill.losses.chunked import Head
+from distill.teacher.config import id_bytes
 from eval.models import text_config
 
 ID_TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}

@@ -17,7 +17,7 @@ from architectures.atomic import write_bytes
 from distill.teacher_cache.record import FileRecord
 
 if TYPE_CHECKING:
-    from distill.data import Example
+    from distill.data.batches import Example
 
 # A change of either limit needs another FORMAT.
 MAX_SHARD_BYTES = 2**28  # of memory while a shard is made

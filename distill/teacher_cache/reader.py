@@ -18,7 +18,7 @@ from distill.teacher_cache.index import fingerprint_examples, load_index
 from distill.teacher_cache.record import refuse_ill_sized
 
 if TYPE_CHECKING:
-    from distill.data import Example
+    from distill.data.batches import Example
 
 
 class TeacherCache:

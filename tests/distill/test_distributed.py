@@ -92,8 +92,8 @@ def test_two_processes_equal_one(make_run, parallelism):
 IN_CHUNKS = """
 import sys
 import distill.own_packages
-import distill.chunked
-distill.chunked.chunk_size = lambda vocab: 7
+import distill.losses.chunked
+distill.losses.chunked.chunk_size = lambda vocab: 7
 from distill.train import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -212,8 +212,8 @@ from pathlib import Path
 import distill.own_packages
 import torch
 from composer.utils import dist
-from distill.sharded_teacher import load_sharded_teacher
-from distill.teacher import load_teacher
+from distill.teacher.sharded import load_sharded_teacher
+from distill.teacher.live import load_teacher
 from distill.train import training_device
 
 target = Path(sys.argv[1])

@@ -24,7 +24,7 @@ from architectures.manifest import (
 from distill import stage_inputs, stages
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.lineage import begin_training, refuse_orphaned_training, require_training_inputs, write_draft_manifest
-from distill.loss_config import TokenSelection
+from distill.losses.config import TokenSelection
 from distill.recipe import save_recipe
 from distill.stage_inputs import eval_inputs, fingerprint_sources, generate_inputs, prune_inputs
 from distill.stages import distill_stage, eval_prompts, export_stage

@@ -12,7 +12,7 @@ from architectures.masking import masked
 from architectures.masks import Masks
 from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.sizes import draft_shape
-from distill.loss_config import chunk_size
+from distill.losses.config import chunk_size
 from distill.memory import (
     Training,
     layer_bytes_per_token,

@@ -6,14 +6,14 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from architectures.shapes import Shape
-from distill.answer_logits import AnswerLogits, logits_of
-from distill.flops import forward_flops, training_flops
-from distill.loss_config import LossTerm
-from distill.losses import forward_kl, reverse_kl
+from distill.losses.answer_logits import AnswerLogits, logits_of
+from distill.losses.config import LossTerm
+from distill.losses.formulas import forward_kl, reverse_kl
+from distill.losses.objective import build_objective
 from distill.metrics import LOOKAHEADS, answers_of, eval_metrics, quantities_of_rows
 from distill.model import DistillModel, HeldOut
-from distill.objective import build_objective
-from distill.teacher import load_teacher
+from distill.monitoring.flops import forward_flops, training_flops
+from distill.teacher.live import load_teacher
 from eval.models import load_model
 
 LENGTHS, NUM_KEPT = (9, 5, 12), (4, 1, 7)
@@ -155,7 +155,7 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn(tiny_target, batch)
 
 @pytest.mark.parametrize("size", [1, 5, 100])
 def test_an_evaluation_gives_every_metric_of_every_kept_token(monkeypatch, model, batch, size):
-    monkeypatch.setattr("distill.chunked.chunk_size", lambda _: size)
+    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: size)
     model.held_out = HeldOut(temperature=0.7, top_p=0.9)
     found = model.eval_forward(batch)
     logits, ids = both_logits(model, batch), batch["next_ids"][batch["keep"]]
@@ -169,7 +169,7 @@ def test_an_evaluation_gives_every_metric_of_every_kept_token(monkeypatch, model
 def test_chunks_change_neither_loss_nor_gradients(monkeypatch, tiny_draft, tiny_target, batch, size):
     found = []
     for tokens in (100, size):
-        monkeypatch.setattr("distill.chunked.chunk_size", lambda _, tokens=tokens: tokens)
+        monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _, tokens=tokens: tokens)
         model = build(tiny_draft, tiny_target)
         loss = mean_loss(model, batch)
         loss.backward()
@@ -315,7 +315,7 @@ def test_chunks_work_where_the_head_belongs_to_a_sharded_module(monkeypatch, tmp
     whole = build(tiny_draft, tiny_target)
     expected = mean_loss(whole, batch)
     expected.backward()
-    monkeypatch.setattr("distill.chunked.chunk_size", lambda _: 5)
+    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: 5)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         mesh = torch.distributed.init_device_mesh("cpu", (1,))

@@ -12,9 +12,9 @@ from architectures.plan import PLAN_NAME, plan_pruning
 from architectures.score_files import SCORES_NAME, load_scores
 from architectures.shapes import Shape
 from architectures.target import read_config
+from distill.data.self_written import SelfWriting
 from distill.pruning import recipe_plan
 from distill.recipe import Recipe
-from distill.self_written import SelfWriting
 from distill.stage_inputs import prune_inputs
 from distill.stages import generate_stage, prune_stage
 from eval.tasks.forms import Prompt
@@ -188,7 +188,7 @@ def test_without_prompts_the_targets_own_are_calibrated_on_where_the_answers_wil
         asked.append((target, count, out, settings))
         return [Prompt(f"self-written:{n}", ({"role": "user", "content": f"Why {n}?"},)) for n in range(count)]
 
-    monkeypatch.setattr("distill.generate.write_own_prompts", write)
+    monkeypatch.setattr("distill.data.generate.write_own_prompts", write)
     data = {"prompts": (), "self_written_prompts": 20, "num_eval_prompts": 2, "max_new_tokens": 8}
     recipe = make_recipe(layers=2, method="block_influence")
     recipe = Recipe.model_validate({**recipe.model_dump(mode="json"), "data": data})

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from architectures.config import ArchitectureConfig, TargetConfig
 from distill.config import DistillConfig
-from distill.data_config import DataConfig
+from distill.data.config import DataConfig
 from distill.recipe import (
     SCHEMA_PATH,
     Recipe,
@@ -27,7 +27,7 @@ from distill.recipe import (
     save_recipe,
     write_schema,
 )
-from distill.recipe_reference import REFERENCE_PATH, write_reference
+from distill.recipe_reading.reference import REFERENCE_PATH, write_reference
 from distill.times import split_time
 
 ROOT = Path(__file__).parents[2]

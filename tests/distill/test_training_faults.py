@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from distill.answer_logits import AnswerLogits
-from distill.data import AnswerDataset, collate
-from distill.losses import forward_kl
+from distill.data.batches import AnswerDataset, collate
+from distill.losses.answer_logits import AnswerLogits
+from distill.losses.formulas import forward_kl
+from distill.losses.objective import build_objective
 from distill.model import DistillModel
-from distill.objective import build_objective
-from distill.teacher import load_teacher
+from distill.teacher.live import load_teacher
 from eval.models import load_model
 from eval.speculative import plain_decode, speculative_decode
 from eval.texts import Limits

@@ -1,0 +1,1 @@
+"""Prompts and answers: written by the target or given, laid out, packed and cut into batches."""

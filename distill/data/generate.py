@@ -1,0 +1,139 @@
+"""The training data: prompts from files, data sets or the target itself, each answered by the target.
+
+Training learns from the target's own answers, because those are the contexts in which the draft will propose.
+"""
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from architectures.errors import UserError
+from architectures.manifest import fingerprint_value
+from distill.data.config import DataConfig
+from distill.data.conversations import Conversation
+from distill.data.self_written import SelfWriting, write_own_prompts
+from eval.models import load_tokenizer
+from eval.tasks.forms import Prompt
+from eval.tasks.prompts import load_prompts
+from eval.traces import DecodingSettings, drop_too_long, read_traces, write_traces
+
+Row = TypeVar("Row", Prompt, Conversation)
+
+
+def generate_answers(
+    target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str, to_train_on: bool = True
+) -> dict[str, Any]:
+    """Write the target's answers to out/train-*.jsonl and, for prompts held out of training, to out/eval-*.jsonl.
+
+    An interrupted run continues. Which prompts are held out depends on the prompts and the seed alone.
+
+    Args:
+        target: Its Hugging Face folder.
+        config: Section `data` of the recipe.
+        out: Folder of the answers.
+        seed: Of every random draw.
+        dtype: Number type of the target while it writes.
+        to_train_on: Whether answers are what is trained on. Otherwise held-out prompts alone are answered, and all
+            prompts may be held out.
+
+    Returns:
+        Counts for the manifest: prompts, self_written, duplicates, too_long; and of "train" and "eval" each prompts,
+        answers and answer_tokens. A prompt of several turns has several answers; too_long counts turns without one.
+
+    Raises:
+        UserError: If there are no prompts, too few to hold some out, or out holds answers made otherwise.
+    """
+    named = load_prompts(config.prompts)  # first, so that a bad row is refused before any work
+    written = write_own_prompts_if_asked(target, config, out, seed=seed, dtype=dtype)
+    prompts = [*named, *written]
+    distinct = drop_duplicates(prompts)
+    fitting = drop_too_long(distinct, load_tokenizer(target), config.max_seq_len - 1)
+    train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
+    answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
+    for name, split in answered.items():
+        write_traces(target, split, out, decoding_settings(config, seed=seed, dtype=dtype), name=name)
+    none = dict.fromkeys(("prompts", "answers", "answer_tokens", "left_out"), 0)
+    counts = {"train": none, **{name: count_answers(out, name, split) for name, split in answered.items()}}
+    num_left_out = sum(count.pop("left_out") for count in counts.values())
+    return {
+        "prompts": len(prompts),
+        "self_written": len(written),
+        "duplicates": len(prompts) - len(distinct),
+        "too_long": len(distinct) - len(fitting) + num_left_out,
+        **counts,
+    }
+
+
+def write_own_prompts_if_asked(target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str) -> list[Prompt]:
+    """The prompts the recipe asks the target to write itself; none if it asks for none."""
+    if config.self_written_prompts == 0:
+        return []
+    settings = SelfWriting(seed=seed, dtype=dtype, batch_size=config.batch_size, shard_size=config.shard_size)
+    return write_own_prompts(target, config.self_written_prompts, out, settings)
+
+
+def decoding_settings(config: DataConfig, *, seed: int, dtype: str) -> DecodingSettings:
+    """How the recipe wants the answers decoded."""
+    return DecodingSettings(
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        batch_size=config.batch_size,
+        shard_size=config.shard_size,
+        max_prompt_len=config.max_seq_len - 1,  # room for one token of the answer
+        seed=seed,
+        dtype=dtype,
+    )
+
+
+def drop_duplicates(prompts: Sequence[Row]) -> list[Row]:
+    """The prompts that ask something new, so that none is both held out and trained on; says how many are not."""
+    distinct: dict[str, Row] = {}
+    for prompt in prompts:
+        content = {name: value for name, value in asdict(prompt).items() if name not in ("source", "category", "task")}
+        distinct.setdefault(fingerprint_value(content), prompt)
+    if len(distinct) < len(prompts):
+        print(
+            f"{len(prompts) - len(distinct)} of {len(prompts)} prompts are duplicates and are left out", file=sys.stderr
+        )
+    return list(distinct.values())
+
+
+def hold_out(
+    prompts: Sequence[Row], num_eval_prompts: int, *, seed: int, least_left: int = 1
+) -> tuple[list[Row], list[Row]]:
+    """The prompts to train on and those held out, drawn with the seed; both in their old order.
+
+    Args:
+        prompts: All different.
+        num_eval_prompts: How many to hold out.
+        seed: Of the draw.
+        least_left: How many there must be to train on.
+
+    Raises:
+        UserError: If there are fewer.
+    """
+    if num_eval_prompts + least_left > len(prompts):
+        problem = (
+            f"leaves none of the {len(prompts)} prompts to train on"
+            if least_left
+            else f"is more than the {len(prompts)} prompts"
+        )
+        raise UserError(f"data.num_eval_prompts={num_eval_prompts} {problem}. Hold out fewer, or add prompts.")
+    drawn = set(random.Random(seed).sample(range(len(prompts)), num_eval_prompts))  # noqa: S311 - not for secrets
+    train = [prompt for place, prompt in enumerate(prompts) if place not in drawn]
+    return train, [prompts[place] for place in sorted(drawn)]
+
+
+def count_answers(out: Path, name: str, prompts: Sequence[Prompt]) -> dict[str, int]:
+    """What is on disk for some prompts."""
+    traces = read_traces(out, name)
+    return {
+        "prompts": len(prompts),
+        "answers": len(traces),
+        "answer_tokens": sum(len(trace.answer_ids) for trace in traces),
+        "left_out": sum(1 + len(prompt.later_turns) for prompt in prompts) - len(traces),
+    }

@@ -1,0 +1,240 @@
+"""The training data where it brings its own answers: every assistant turn, laid out as if the target had said it.
+
+Held-out questions are answered by the target all the same: what it would accept shows on its own answers alone.
+
+The files are those of distill/data/generate.py, one trace a turn; of conversations that are learned whole,
+distill/data/batches.py joins the turns again.
+"""
+
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.manifest import fingerprint_tokenizer, fingerprint_value
+from architectures.progress import track
+from distill.data.config import DataConfig
+from distill.data.conversations import Conversation, load_conversations
+from distill.data.generate import count_answers, decoding_settings, drop_duplicates, hold_out
+from distill.data.turns import Renderer
+from eval.shards import claim_shards, write_shard
+from eval.tasks.forms import Prompt
+from eval.traces import Trace, continues, read_traces, write_traces
+
+
+@dataclass(frozen=True)
+class GivenSettings:
+    """How given answers are laid out.
+
+    Attributes:
+        shard_size: Conversations per shard, the unit a rerun continues from.
+        max_prompt_len: Tokens; turns after more are dropped and counted.
+    """
+
+    shard_size: int
+    max_prompt_len: int
+
+
+def collect_given(
+    target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str, to_train_on: bool = True
+) -> dict[str, Any]:
+    """Write the conversations' answers to out/train-*.jsonl, and the target's to held-out ones to out/eval-*.jsonl.
+
+    An interrupted run continues. Which conversations are held out depends on them and the seed alone; one that begins
+    with the question of a held-out one is not trained on.
+
+    Args:
+        target: Its Hugging Face folder.
+        config: Section `data` of the recipe.
+        out: Folder of the answers.
+        seed: Of the draw and of the target's answers.
+        dtype: Number type of the target while it writes.
+        to_train_on: Whether answers are what is trained on. Otherwise only held-out questions are answered.
+
+    Returns:
+        Counts for the manifest, as distill.data.generate.generate_answers has them, where a held-out conversation is as
+        many prompts as it has answers; further `asked_in_eval`, conversations left out of training for their question,
+        and of "train" `sequences`, which the conversations become where they are learned whole, and `split`,
+        conversations that become several.
+
+    Raises:
+        UserError: If a row is no conversation, there are too few to hold some out, the target's template cannot tell
+            answers from what is around them, or out holds answers made otherwise.
+    """
+    conversations = load_conversations(config.prompts)
+    renderer = Renderer(target)
+    distinct = drop_duplicates(conversations)
+    settings = GivenSettings(config.shard_size, max_prompt_len=config.max_seq_len - 1)
+    fitting = drop_without_room(distinct, renderer, settings.max_prompt_len)
+    drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
+    train = drop_asked(drawn, held_out) if to_train_on else []
+    questions = [prompt for conversation in held_out for prompt in prompts_of(conversation)]
+    write_traces(target, questions, out, decoding_settings(config, seed=seed, dtype=dtype), name="eval")
+    if to_train_on:
+        write_given(renderer, train, out, settings)
+    counts = {"train": count_given(out, train), "eval": count_answers(out, "eval", questions)}
+    num_left_out = sum(count.pop("left_out") for count in counts.values())
+    return {
+        "prompts": len(conversations),
+        "self_written": 0,
+        "duplicates": len(conversations) - len(distinct),
+        "too_long": len(distinct) - len(fitting) + num_left_out,
+        "asked_in_eval": len(drawn) - len(train) if to_train_on else 0,
+        **counts,
+    }
+
+
+def prompts_of(conversation: Conversation) -> list[Prompt]:
+    """What each of a conversation's answers answers."""
+    return [
+        Prompt(turn_source(conversation, number), conversation.messages[:place])
+        for number, place in enumerate(conversation.answers, start=1)
+    ]
+
+
+def turn_source(conversation: Conversation, number: int) -> str:
+    """The row, and which of its answers this is unless it is the first."""
+    return conversation.source if number == 1 else f"{conversation.source}#{number}"
+
+
+def drop_without_room(
+    conversations: Sequence[Conversation], renderer: Renderer, max_prompt_len: int
+) -> list[Conversation]:
+    """The conversations whose first question has at most max_prompt_len tokens; says how many have more.
+
+    Raises:
+        UserError: If all of them have more.
+    """
+    fitting = [each for each in conversations if len(renderer.opened(each.question, each.source)) <= max_prompt_len]
+    if not fitting:
+        raise UserError(
+            f"All {len(conversations)} conversations begin with more than {max_prompt_len} tokens. "
+            "Raise data.max_seq_len, or shorten them."
+        )
+    if len(fitting) < len(conversations):
+        print(
+            f"{len(conversations) - len(fitting)} of {len(conversations)} conversations begin with more than "
+            f"{max_prompt_len} tokens and are left out",
+            file=sys.stderr,
+        )
+    return fitting
+
+
+def drop_asked(train: Sequence[Conversation], held_out: Sequence[Conversation]) -> list[Conversation]:
+    """The conversations to train on that do not begin with the question of a held-out one; says how many do.
+
+    Raises:
+        UserError: If all of them do.
+    """
+    asked = {fingerprint_value(each.question) for each in held_out}
+    fresh = [each for each in train if fingerprint_value(each.question) not in asked]
+    if not fresh:
+        raise UserError(
+            f"All {len(train)} conversations to train on begin with the question of a held-out one. "
+            "Hold out fewer with data.num_eval_prompts, or add conversations."
+        )
+    if len(fresh) < len(train):
+        print(
+            f"{len(train) - len(fresh)} of {len(train)} conversations begin with the question of a held-out one and "
+            "are left out of training",
+            file=sys.stderr,
+        )
+    return fresh
+
+
+def count_given(out: Path, conversations: Sequence[Conversation]) -> dict[str, int]:
+    """What is on disk to train on; says how many of the conversations the template splits."""
+    traces = read_traces(out, "train") if conversations else []
+    rows = [list(group) for _, group in groupby(traces, key=row_of)]
+    breaks = [sum(not follows(*pair) for pair in pairwise(row)) for row in rows]
+    num_split = sum(map(bool, breaks))
+    if num_split:
+        print(
+            f"train: in {num_split} of {len(rows)} conversations the chat template shows earlier turns otherwise than "
+            f"they were said; they are learned in {sum(breaks) + num_split} sequences, one for each time",
+            file=sys.stderr,
+        )
+    return {
+        "prompts": len(conversations),
+        "answers": len(traces),
+        "answer_tokens": sum(len(trace.answer_ids) for trace in traces),
+        "sequences": len(rows) + sum(breaks),
+        "split": num_split,
+        "left_out": sum(len(each.answers) for each in conversations) - len(traces),
+    }
+
+
+def row_of(trace: Trace) -> str:
+    """The row a turn came from: its source without the turn's number."""
+    return re.sub(r"#[0-9]+$", "", trace.source)
+
+
+def follows(earlier: Trace, later: Trace) -> bool:
+    """Whether a turn was asked in the very tokens of the one before it."""
+    return continues((*earlier.prompt_ids, *earlier.answer_ids), later.prompt_ids)
+
+
+def write_given(renderer: Renderer, conversations: Sequence[Conversation], out: Path, settings: GivenSettings) -> None:
+    """Write each assistant turn as a trace, into out/train-00000.jsonl and so on; shards that exist are kept.
+
+    Raises:
+        UserError: If out holds answers to train on made otherwise, or a row's answers cannot be told apart.
+    """
+    record = {
+        **fingerprint_tokenizer(renderer.target),
+        "answers": "given",
+        "stop_ids": sorted(renderer.stop_ids),
+        "conversations": fingerprint_value([asdict(each) for each in conversations]),
+        **asdict(settings),
+    }
+    first_ids = accumulate((len(each.answers) for each in conversations), initial=0)
+    numbered = list(zip(first_ids, conversations, strict=False))  # the last sum is the number of all answers
+    chunks = [numbered[start : start + settings.shard_size] for start in range(0, len(numbered), settings.shard_size)]
+    paths = claim_shards(out, "train", record, num_shards=len(chunks))
+    missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not path.is_file()]
+    start_s, num_answers, num_tokens = time.monotonic(), 0, 0
+    total = sum(len(chunk) for _, chunk in missing)
+    for traces in track(write_each(missing, renderer, settings), description="train conversations", total=total):
+        num_answers += len(traces)
+        num_tokens += sum(len(trace.answer_ids) for trace in traces)
+    if num_answers:
+        rate = num_tokens / (time.monotonic() - start_s)
+        print(f"train: {num_answers} given answers, {num_tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
+
+
+def write_each(
+    missing: Sequence[tuple[Path, Sequence[tuple[int, Conversation]]]], renderer: Renderer, settings: GivenSettings
+) -> Iterator[list[Trace]]:
+    """Yield the answers of each conversation; each shard is written when it is complete."""
+    for path, numbered in missing:
+        rows: list[dict[str, Any]] = []
+        for first_id, conversation in numbered:
+            traces = [
+                trace
+                for trace in traces_of(conversation, renderer, first_id=first_id)
+                if len(trace.prompt_ids) <= settings.max_prompt_len
+            ]
+            rows += [asdict(trace) for trace in traces]
+            yield traces
+        write_shard(path, rows)
+
+
+def traces_of(conversation: Conversation, renderer: Renderer, *, first_id: int) -> Iterator[Trace]:
+    """Each assistant turn of a conversation, after what the target reads when it is that turn's time to be said."""
+    for number, place in enumerate(conversation.answers, start=1):
+        messages = conversation.messages[: place + 1]
+        prompt_ids, answer_ids = renderer.answered(messages, conversation.source)
+        yield Trace(
+            id=first_id + number - 1,
+            source=turn_source(conversation, number),
+            messages=messages[:-1],
+            prompt_ids=prompt_ids,
+            answer_ids=answer_ids,
+            answer=messages[-1]["content"],
+            finish_reason="stop",
+        )

@@ -1,0 +1,144 @@
+"""What a debug run reads: a tiny random target with a byte-level tokenizer, prompts and text, in the run's own folder.
+
+Nothing here imports torch until weights are made, so `widedraft check RECIPE --debug` stays quick.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import product
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from architectures.atomic import write_text
+from architectures.errors import UserError
+from architectures.shapes import Shape
+from architectures.target import config_at_hand, is_gguf
+from architectures.tiny import BOS_ID, EOS_ID, PAD_ID, tiny_config
+from distill.debug.recipe import PROMPTS, SOURCE, TARGET, TEXT, debug_recipe, replaced, tiny_run
+from distill.exits import say_once
+from distill.recipe import Recipe, load_recipe, save_recipe
+
+SEED = 17
+WEIGHTS_NAME = "model.safetensors"
+SPECIAL_TOKENS = {PAD_ID: "<pad>", BOS_ID: "<s>", EOS_ID: "</s>"}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+REQUESTS = ("What is a {}?", "Write one line about a {}.", "Why do people like a {}?", "Draw a {} in words.")
+THINGS = ("river", "loaf of bread", "bicycle", "violin", "garden", "snowy day")
+
+
+def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = True) -> Path:
+    """Write a recipe's debug run, say on stderr what it replaces, and return the recipe to go on with.
+
+    Args:
+        recipe_path: The real recipe.
+        overrides: Words of the command line; they are part of the recipe that is shrunk.
+        weights: Whether tiny weights and tokenizers are needed, which takes torch.
+
+    Raises:
+        UserError: If the recipe is wrong, or the target is neither here nor one whose config.json we know.
+    """
+    recipe = load_recipe(recipe_path, overrides)
+    config, source_config = debug_configs(recipe)
+    path = recipe.architecture.source or recipe.target.path
+    tiny = tiny_run(
+        recipe, Shape.from_config(config, where=recipe.target.path), Shape.from_config(source_config, where=path)
+    )
+    small = debug_recipe(recipe, tiny)
+    run = Path(small.run_dir)
+    announce(recipe, small)
+    rows = [{"prompt": prompt, "answer": f"{prompt} Think of it."} for prompt in prompts()]
+    write_text("".join(f"{dumps(row)}\n" for row in rows), run / PROMPTS)
+    write_text("\n\n".join(prompts()), run / TEXT)
+    write_tiny(run / TARGET, tiny_config(config, tiny.target), weights=weights)
+    if recipe.architecture.source is not None:
+        write_tiny(run / SOURCE, tiny_config(source_config, tiny.source), weights=weights)
+    save_recipe(small, run / "recipe.yaml")
+    return run / "recipe.yaml"
+
+
+def debug_configs(recipe: Recipe) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The configs of the target, and of what the draft is cut out of."""
+    config = config_for_debug("target.path", recipe.target.path, recipe.target.revision)
+    source = recipe.architecture.source
+    return config, config if source is None else config_for_debug("architecture.source", source, "main")
+
+
+def config_for_debug(key: str, path: str, revision: str) -> Mapping[str, Any]:
+    """The config.json that a tiny model takes its family and proportions from."""
+    try:
+        return config_at_hand(path, revision)[0]
+    except UserError as error:
+        hint = (
+            f" A debug run needs the family and proportions of the real one: set {key} to a folder with its config.json"
+        )
+        gguf = "" if is_gguf(path) else ", or to a hub id listed in architectures/known_targets.py"
+        raise UserError(f"{key}: {error}{hint}{gguf}.") from error
+
+
+def announce(recipe: Recipe, small: Recipe) -> None:
+    """Say that this is a debug run, and everything that is not as the recipe says."""
+    lines = [
+        f"--debug: {recipe.run_name} as a run of minutes in {small.run_dir}, of a tiny random target of its family.",
+        "Nothing it makes is of use. Replaced:",
+        *(f"  {line}" for line in replaced(recipe, small)),
+    ]
+    say_once("\n".join(lines))
+
+
+def prompts() -> list[str]:
+    """The built-in prompts."""
+    return [request.format(thing) for request, thing in product(REQUESTS, THINGS)]
+
+
+def write_tiny(folder: Path, config: Mapping[str, Any], *, weights: bool) -> None:
+    """A tiny checkpoint with this config; what is there of the same config stays, down to the last bit."""
+    file = folder / "config.json"
+    text = dumps(config, indent=2, sort_keys=True) + "\n"
+    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        (folder / WEIGHTS_NAME).unlink(missing_ok=True)
+        write_text(text, file)
+    if weights and not (folder / WEIGHTS_NAME).is_file():
+        write_tiny_weights(folder)
+
+
+def write_tiny_weights(folder: Path) -> None:
+    """Random weights for a folder's config.json, the same each time, with a byte-level tokenizer; weights last."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from eval.models import show_progress_only_in_a_terminal
+
+    show_progress_only_in_a_terminal()
+    byte_tokenizer().save_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        model.save_pretrained(scratch)
+        for name in ("generation_config.json", WEIGHTS_NAME):
+            (Path(scratch) / name).replace(folder / name)
+
+
+def byte_tokenizer() -> Any:
+    """A tokenizer of three special tokens and the 256 bytes, with a chat template; any text round-trips."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = [SPECIAL_TOKENS[number] for number in sorted(SPECIAL_TOKENS)]
+    tokens = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=SPECIAL_TOKENS[PAD_ID],
+        bos_token=SPECIAL_TOKENS[BOS_ID],
+        eos_token=SPECIAL_TOKENS[EOS_ID],
+        chat_template=CHAT_TEMPLATE,
+    )

@@ -1,0 +1,114 @@
+"""A causal language model read at the positions that predict an answer token, and nowhere else.
+
+Shape suffixes used in this file:
+    B = rows of the batch, T = tokens per row, H = hidden width, V = vocabulary entries
+    A = positions kept, of all sequences together, one row each; R = rows of the packed batch, W = slots in each
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from architectures.shapes import Shape
+from distill.data.packing import cheapest_layout, lengths_read, packed, slots_of
+from distill.data.packing_rules import refuse_attention, refuse_unpackable
+from distill.losses.chunked import Head
+from distill.monitoring.flops import head_flops
+
+Reading = TypeVar("Reading")
+
+
+class AnswerLogits(nn.Module):
+    """A causal language model whose output head runs on chosen positions only.
+
+    The head of a shallow draft is about half of its work, and a prompt has no answer to learn: skipping it there halves
+    the step. Positions are chosen, and the head is read, inside this module because FSDP2 gathers the embeddings and
+    the head, which belong to the outermost sharded module, in that module's forward.
+
+    Args:
+        lm: Read.
+        packing: Compute less padding: lay the sequences of a batch into fewer rows where that saves FLOPs. What is
+            read is the same, in the same order, up to the order of floating-point sums.
+
+    Raises:
+        UserError: If packing is asked for and the model would mix up the texts of a row.
+    """
+
+    def __init__(self, lm: PreTrainedModel, *, packing: bool = False):
+        super().__init__()
+        self.lm = lm
+        self.flops_per_token = packed_flops_per_token(lm) if packing else None
+
+    def forward(
+        self,
+        input_ids_BT: Tensor,
+        keep_BT: Tensor,
+        read: Callable[[Tensor, Head], Reading],
+        position_ids_BT: Tensor | None = None,
+    ) -> Reading:
+        """What read makes of hidden_AH and the head, at the positions where keep_BT is True, sequence after sequence.
+
+        That is a loss or a metric computed in chunks (distill/losses/chunked.py), or the logits (logits_of). Under
+        FSDP2 the head is gone afterwards, so what is read must not hold on to it.
+
+        There is no attention mask: padding stands on the right, where a causal model never looks back at it from.
+
+        Args:
+            position_ids_BT: Of tokens in the text they belong to, where a row holds several texts: positions begin
+                again at 0 with each, and no token attends to another text than its own. None: one text to a row.
+        """
+        return read(self.hidden(input_ids_BT, keep_BT, position_ids_BT), head_of(self.lm))
+
+    def hidden(self, input_ids_BT: Tensor, keep_BT: Tensor, position_ids_BT: Tensor | None) -> Tensor:
+        """hidden_AH behind the last norm, at the positions kept."""
+        layout, width = None, keep_BT.shape[1]
+        if self.flops_per_token is not None:
+            layout = cheapest_layout(lengths_read(keep_BT), width, flops_per_token=self.flops_per_token)
+        if layout is None:
+            return self.last_hidden(input_ids_BT, position_ids_BT)[keep_BT]
+        slots_BT = slots_of(layout, width, keep_BT.device)
+        if position_ids_BT is None:
+            position_ids_BT = torch.arange(width, device=keep_BT.device).expand_as(slots_BT)
+        # where rows have room left every position is 0: each slot there is a text of its own
+        ids_RW, positions_RW = (packed(each_BT, slots_BT, layout) for each_BT in (input_ids_BT, position_ids_BT))
+        return self.last_hidden(ids_RW, positions_RW).flatten(0, 1)[slots_BT[keep_BT]]
+
+    def last_hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor | None) -> Tensor:
+        """hidden_BTH behind the last norm."""
+        states = self.lm.base_model(input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False)
+        return states.last_hidden_state
+
+    def fsdp_wrap_fn(self, module: nn.Module) -> bool:
+        """Tells Composer to shard each transformer block as its own unit."""
+        return isinstance(module, GradientCheckpointingLayer)
+
+
+def packed_flops_per_token(lm: PreTrainedModel) -> Callable[[int], int]:
+    """FLOPs of a model's layers for one token that attends to so many.
+
+    Raises:
+        UserError: If the model would mix up the texts of a row.
+    """
+    where = str(lm.config.name_or_path)
+    refuse_unpackable(lm.config.model_type, where=where)
+    refuse_attention(str(lm.config._attn_implementation), where=where)  # noqa: SLF001  # it has no other name
+    shape = Shape.from_config(lm.config.to_dict(), where=where)
+    head = head_flops(shape.vocab, shape.hidden)
+    return lambda context: shape.flops_per_token(context) - head
+
+
+def head_of(lm: PreTrainedModel) -> Head:
+    """The output head of a causal language model, all of its rows."""
+    module = lm.get_output_embeddings()
+    assert isinstance(module, nn.Linear), "a causal language model has a linear output head"
+    cap = getattr(lm.config, "final_logit_softcapping", None)  # of Gemma
+    return Head(module.weight, module.bias, cap, vocab_size=len(module.weight))
+
+
+def logits_of(hidden_AH: Tensor, head: Head) -> Tensor:
+    """Logits_AV, for a model that is to be read whole."""
+    return head.logits(hidden_AH)

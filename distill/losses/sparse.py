@@ -1,0 +1,145 @@
+"""Losses against a teacher of whom a cache kept a few entries per token: plain functions of logits, in nats per token.
+
+Shape suffixes used in this file:
+    A = answer tokens, one row each; V = vocabulary entries; K = entries kept of the teacher
+    O = K + 1 outcomes: the entries kept, and "any other token"; S = tokens drawn from the teacher
+
+Both losses are for temperature 1, at which the cache was written: what a temperature does to a distribution depends on
+the entries that were not kept. A cache of hidden states keeps them all (distill/losses/formulas.py serves it). Which
+tokens count was decided before, what the losses are divided by is decided after.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+LOWEST = torch.finfo(torch.float32).min  # as a logit: probability 0, but unlike -inf with a gradient that is no NaN
+
+
+def kept_forward_kl(student_logits_AV: Tensor, kept: Mapping[str, Tensor], *, temperature: float = 1.0) -> Tensor:
+    """What stands for KL(teacher || student) where a cache kept a few entries: the loss that suits its contents.
+
+    Args:
+        student_logits_AV: Any float dtype; computed in float32.
+        kept: What `TeacherCache.rows` gives for these A answer tokens: ids_AK, log_probs_AK and log_tail_A of a
+            top-k cache, or ids_AS of a cache of samples.
+        temperature: Of the loss; 1.
+
+    Returns:
+        loss_A of top_k_kl or of sampled_cross_entropy.
+
+    Raises:
+        ValueError: If the temperature is another, or the shapes do not belong together.
+    """
+    if temperature != 1:
+        raise ValueError(f"temperature must be 1, at which the cache was written, got {temperature}.")
+    if "log_tail" in kept:
+        return top_k_kl(student_logits_AV, kept["ids"], kept["log_probs"], kept["log_tail"])
+    return sampled_cross_entropy(student_logits_AV, kept["ids"])
+
+
+def top_k_kl(student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, log_tail_A: Tensor) -> Tensor:
+    """KL(teacher || student) over K + 1 outcomes: each of the K tokens kept, and "any other".
+
+    Grouping outcomes never raises a divergence, so this is at most the full KL, and equal to it where K = V. Neither
+    side is normalised over the K tokens alone: a student that moves its mass to other tokens pays for it.
+    Source: the log sum inequality, Cover and Thomas 2006, "Elements of Information Theory", sec. 2.7.
+    Gradient for the logits: q - p at the K tokens, q (P - Q) / (1 - Q) at the others, with P and Q what teacher and
+    student give to the K tokens together.
+
+    Args:
+        student_logits_AV: Any float dtype; computed in float32.
+        ids_AK: Distinct tokens, int64.
+        log_probs_AK: Of the teacher at these tokens.
+        log_tail_A: Log of the mass the teacher gives to all other tokens; -inf where K = V.
+
+    Returns:
+        loss_A, float32; zero where the K + 1 probabilities agree, and never below zero by more than rounding.
+
+    Raises:
+        ValueError: If the shapes do not belong together.
+    """
+    log_q_AO, log_p_AO = outcomes(student_logits_AV, ids_AK, log_probs_AK, log_tail_A)
+    p_AO = log_p_AO.exp()
+    return torch.where(p_AO > 0, p_AO * (log_p_AO - log_q_AO), 0.0).sum(dim=-1)  # 0 log 0 = 0
+
+
+def sampled_cross_entropy(student_logits_AV: Tensor, ids_AS: Tensor) -> Tensor:
+    """-Σ t log q, with t the share of each token among S drawn from the teacher: a token drawn twice counts twice.
+
+    Over the draws its mean is the cross-entropy -Σ p log q, and the mean of its gradient q - t is q - p: that of the
+    full forward KL. The value is no divergence. Its mean is smallest where student and teacher agree, and is then the
+    teacher's entropy, which the draws do not tell; compare values of one cache with each other only.
+    Source: Anshumann et al. 2025, "Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs"
+    (arXiv 2503.16870).
+
+    Args:
+        student_logits_AV: Any float dtype; computed in float32.
+        ids_AS: Tokens drawn, int64.
+
+    Returns:
+        loss_A, float32; at least the entropy of the draws themselves.
+
+    Raises:
+        ValueError: If the shapes do not belong together.
+    """
+    require_rows(student_logits_AV, ids_AS)
+    logits_AV = student_logits_AV.float()
+    return logits_AV.logsumexp(dim=-1) - logits_AV.gather(-1, ids_AS).mean(dim=-1)
+
+
+def alpha_bounds(
+    student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, log_tail_A: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The least and the greatest alpha = Σ min(p, q) that a top-k row allows, at temperature 1.
+
+    The K tokens are known to give Σ_K min(p, q); the others give between nothing and the smaller of both tails.
+
+    Args:
+        student_logits_AV: Any float dtype; computed in float32.
+        ids_AK: Distinct tokens, int64.
+        log_probs_AK: Of the teacher at these tokens.
+        log_tail_A: Log of the mass the teacher gives to all other tokens.
+
+    Returns:
+        least_A and greatest_A, float32, in [0, 1] up to rounding.
+
+    Raises:
+        ValueError: If the shapes do not belong together.
+    """
+    log_q_AO, log_p_AO = outcomes(student_logits_AV, ids_AK, log_probs_AK, log_tail_A)
+    overlap_AO = torch.minimum(log_q_AO, log_p_AO).exp()
+    return overlap_AO[:, :-1].sum(dim=-1), overlap_AO.sum(dim=-1)
+
+
+def outcomes(
+    student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, log_tail_A: Tensor
+) -> tuple[Tensor, Tensor]:
+    """log_q_AO and log_p_AO of student and teacher: K tokens, and last "any other".
+
+    One reduction over the vocabulary, of the tokens not kept: their mass is summed, and not taken as the rest of 1,
+    which float32 would round to zero for a sure student. The teacher's K + 1 outcomes are normalised together, because
+    a cache rounds them and their sum is 1 only up to that.
+    """
+    require_rows(student_logits_AV, ids_AK)
+    if log_probs_AK.shape != ids_AK.shape or log_tail_A.shape != ids_AK.shape[:1]:
+        raise ValueError(
+            "ids, log-probabilities and tails of one cache must have shapes [A, K], [A, K] and [A], got "
+            f"{tuple(ids_AK.shape)}, {tuple(log_probs_AK.shape)} and {tuple(log_tail_A.shape)}."
+        )
+    logits_AV = student_logits_AV.float()
+    kept_AK = logits_AV.gather(-1, ids_AK)
+    rest_A = logits_AV.scatter(-1, ids_AK, LOWEST).logsumexp(dim=-1)
+    student_AO = torch.cat([kept_AK, rest_A[:, None]], dim=-1)
+    teacher_AO = torch.cat([log_probs_AK.float(), log_tail_A.float()[:, None]], dim=-1)
+    return student_AO.log_softmax(dim=-1), teacher_AO.detach().log_softmax(dim=-1)
+
+
+def require_rows(student_logits_AV: Tensor, ids_AK: Tensor) -> None:
+    """Raise ValueError unless there is one row of ids, of at most V, for each row of logits."""
+    if student_logits_AV.dim() != 2 or ids_AK.dim() != 2 or len(student_logits_AV) != len(ids_AK):
+        raise ValueError(
+            "student logits and the teacher's ids must have shapes [answer tokens, vocab] and [answer tokens, kept], "
+            f"got {tuple(student_logits_AV.shape)} and {tuple(ids_AK.shape)}."
+        )

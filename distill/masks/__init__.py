@@ -1,0 +1,1 @@
+"""Learned masks: the target trained to do with less, before anything is cut."""

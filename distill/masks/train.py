@@ -1,0 +1,274 @@
+"""The training of learned masks, before anything is pruned: `composer -n N -m distill.train RECIPE` begins with it.
+
+Reads the target and the recipe's text, writes <run>/mask_checkpoints and <run>/logs/masks.jsonl, and ends with
+<run>/masks: the target's folder with trained weights, the gates multiplied into them, and the plan that cuts the draft
+out of it. Run it again after an interruption and it continues.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer import Callback, DataSpec, Logger, State, Trainer
+from composer.callbacks import SpeedMonitor
+from composer.loggers import LoggerDestination
+from composer.optim import CosineAnnealingWithWarmupScheduler, DecoupledAdamW
+from composer.utils import dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from architectures.config import MasksConfig
+from architectures.manifest import fingerprint_checkpoint, read_manifest, write_manifest
+from architectures.masking import masked
+from architectures.masks import Masks, plan_from_masks
+from architectures.shapes import Shape
+from architectures.sizes import masked_shape
+from architectures.target import read_config, resolve_checkpoint
+from distill.callbacks import CheckpointWriter
+from distill.checkpoints import MASK_CHECKPOINTS_KEPT
+from distill.losses.answer_logits import head_of
+from distill.masks.export import export_masks, open_kept_fraction
+from distill.masks.model import MaskModel
+from distill.monitoring.gradient_norm import GradientNorm
+from distill.monitoring.loggers import ConsoleReport, MetricsFile
+from distill.recipe import Recipe
+from distill.stage_folders import refuse_changed
+from distill.stage_inputs import mask_inputs, recipe_hash, target_record, teacher_dtype
+from distill.teacher.live import load_teacher
+from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
+from distill.text.mixture import text_eval_loaders, text_loader
+from distill.times import split_time
+from distill.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, newest_for_all, training_device
+from eval.models import load_model, load_tokenizer
+
+WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA
+CLIPPING_THRESHOLD = 1.0
+RATES = "architecture.masks.weight_lr or architecture.masks.mask_lr"
+ENOUGH_OPEN = 0.9  # of an axis's kept gates; below, what is kept was a toss-up
+
+
+def train_masks(recipe: Recipe) -> None:
+    """Train masks into <run>/masks, from the start or from where an earlier session stopped.
+
+    Raises:
+        UserError: If the shape cannot be cut out of the target, the text cannot be read, or an earlier session of this
+            run began with another recipe.
+    """
+    run = Path(recipe.run_dir)
+    target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
+    begin_masks(recipe, target)
+    model = build_mask_model(recipe, target)
+    trainer = build_mask_trainer(recipe, model, target)
+    try:
+        if trainer.state.timestamp.batch < in_batches(
+            "1dur", recipe.architecture.masks
+        ):  # else only the folder is missing
+            trainer.fit()
+    finally:
+        trainer.engine.close()
+    if dist.get_global_rank() == 0:
+        write_masks(recipe, model, target)
+
+
+def begin_masks(recipe: Recipe, target: Path) -> None:
+    """Record on rank 0 what this training starts from, or check that an earlier session started from the same."""
+    folder = Path(recipe.run_dir) / "mask_checkpoints"
+    inputs = mask_inputs(recipe, target)
+    if read_manifest(folder) is not None:
+        refuse_changed(folder, inputs)
+    elif dist.get_global_rank() == 0:
+        write_manifest(folder, stage="masks", inputs=inputs, recipe=recipe_hash(recipe), seed=recipe.seed)
+
+
+def build_mask_model(recipe: Recipe, target: Path) -> MaskModel:
+    """The target's weights in float32 and fresh masks, beside the frozen target on this process's device."""
+    config, on_gpu = recipe.architecture.masks, torch.cuda.is_available()
+    source = Shape.from_config(read_config(target), where=str(target / "config.json"))
+    masks = Masks(source, masked_shape(source, recipe.architecture), seed=recipe.seed)
+    full_precision = config.precision == "fp32"
+    device = f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"
+    dtype = teacher_dtype(recipe, config.precision)
+    return MaskModel(
+        load_model(target, dtype="float32", device=device),
+        masks,
+        load_teacher(target, dtype=dtype, device=device) if config.kl_weight else None,
+        config=config,
+        warmup_batches=in_batches(config.target_warmup, config),
+        cpu_bfloat16=not on_gpu and not full_precision,
+    )
+
+
+def in_batches(time: str, config: MasksConfig) -> int:
+    """A time of the masks section in batches, at least one."""
+    value, unit = split_time(time)
+    total, _ = split_time(config.max_duration)
+    return max(1, round(value * total if unit == "dur" else value))
+
+
+def without_dur(time: str, config: MasksConfig) -> str:
+    """A time in batches if it was a share of the training: Composer asks for the length of the text, which has none."""
+    return f"{in_batches(time, config)}ba" if split_time(time)[1] == "dur" else time
+
+
+def build_mask_trainer(recipe: Recipe, model: MaskModel, target: Path) -> Trainer:
+    """A trainer that stands at the newest checkpoint, or at the start where there is none."""
+    config, folder = recipe.architecture.masks, Path(recipe.run_dir) / "mask_checkpoints"
+    checkpoint = newest_for_all(folder)
+    data, mixture = build_text(recipe, model, target)
+    return Trainer(
+        model=model,
+        train_dataloader=data,
+        max_duration=config.max_duration,
+        optimizers=build_mask_optimizer(config, model),
+        schedulers=CosineAnnealingWithWarmupScheduler(t_warmup=f"{in_batches(WARMUP, config)}ba", alpha_f=ALPHA_F),
+        algorithms=[GradientNorm(folder, CLIPPING_THRESHOLD, weights)],
+        device=training_device(),
+        precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see MaskModel
+        device_train_microbatch_size=microbatch_size(config),
+        callbacks=[
+            MaskSchedule(),
+            mixture,
+            RandomStateOnResume(),
+            CheckpointWriter(
+                folder, save_interval=without_dur(config.save_interval, config), num_to_keep=MASK_CHECKPOINTS_KEPT
+            ),
+            SpeedMonitor(window_size=10),
+        ],
+        loggers=build_mask_loggers(recipe),
+        progress_bar=False,  # ours is among the loggers
+        run_name=recipe.run_name,
+        seed=recipe.seed,
+        load_path=None if checkpoint is None else str(checkpoint),
+        dist_timeout=DIST_TIMEOUT_S,
+    )
+
+
+def build_text(recipe: Recipe, model: MaskModel, target: Path) -> tuple[DataSpec, DynamicLoading]:
+    """Batches of text, and what moves the share of each domain by the masked model's held-out losses.
+
+    Call before a checkpoint is loaded: a reference that the recipe leaves out is the target's own loss.
+    """
+    text, tokenizer = recipe.text, load_tokenizer(target)
+    assert text is not None  # a recipe with learned masks has text
+    size = device_batch_size(recipe.architecture.masks)
+    loader, domains = text_loader(text, tokenizer, batch_size=size, seed=recipe.seed)
+    held_out = text_eval_loaders(text, tokenizer, batch_size=1)
+    device = model.student.device
+
+    def masked_losses(_: State) -> dict[str, float]:
+        model.eval()
+        with masked(model.student, model.masks.expected(), model.masks.source):
+            losses = held_out_losses(lambda ids: all_logits(model.student, ids), held_out, device=device)
+        model.train()
+        return losses
+
+    references = reference_losses(
+        text, lambda: held_out_losses(lambda ids: all_logits(model.student, ids), held_out, device=device)
+    )
+    interval = without_dur(text.mixture.update_interval, recipe.architecture.masks)
+    rule = text.mixture.model_copy(update={"update_interval": interval})
+    mixture = DynamicLoading(domains, masked_losses, config=rule, references=references, rates=RATES)
+    return DataSpec(loader, get_num_tokens_in_batch=lambda batch: batch["input_ids"].numel()), mixture
+
+
+@torch.no_grad()
+def all_logits(lm: PreTrainedModel, ids_BT: Tensor) -> Tensor:
+    """logits_BTV at every position."""
+    return head_of(lm).logits(lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state)
+
+
+def build_mask_optimizer(config: MasksConfig, model: MaskModel) -> DecoupledAdamW:
+    """Weights with their rate; masks and multipliers with theirs. The teacher has none."""
+    groups = [
+        {"params": list(model.student.parameters()), "lr": config.weight_lr},
+        {"params": list(model.masks.parameters()), "lr": config.mask_lr},
+    ]
+    return DecoupledAdamW(groups, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+
+
+def weights(state: State) -> Iterator[nn.Parameter]:
+    """The parameters whose gradients are bounded together; those of the constraints would shrink them to nothing.
+
+    Adam makes the steps of masks and multipliers independent of the size of their gradients.
+    """
+    return mask_model(state).student.parameters()
+
+
+class MaskSchedule(Callback):
+    """Tells the model which step it is, keeps log-alphas within their limits, and logs what the constraints say."""
+
+    def batch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
+        """Gates and the sizes asked for follow from the number of batches trained, so a resumed training has them."""
+        mask_model(state).step = state.timestamp.batch.value
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """After the step and before a checkpoint."""
+        model = mask_model(state)
+        model.masks.limit()
+        logger.log_metrics(mask_metrics(model))
+
+
+@torch.no_grad()
+def mask_metrics(model: MaskModel) -> dict[str, float]:
+    """Of every axis: gates expected open, the largest gap of a constraint, and how decided the kept ones are."""
+    masks, found = model.masks, {}
+    for name, size in masks.expected_sizes().items():
+        found[f"masks/{name}/expected"] = float(size)
+        found[f"masks/{name}/kept_open"] = open_kept_fraction(masks, name)
+    for name, gap in masks.gaps(model.progress).items():
+        found[f"masks/{name}/gap"] = float(gap.abs().max())
+    return found
+
+
+def mask_model(state: State) -> MaskModel:
+    """The model inside whatever Composer wrapped around it."""
+    model = getattr(state.model, "module", state.model)
+    assert isinstance(model, MaskModel)
+    return model
+
+
+class MaskReport(ConsoleReport):
+    """As the console reports distillation, with the sizes that are left."""
+
+    def describe(self, state: State) -> str:
+        """The state of training in one line."""
+        latest: dict[str, Any] = self.latest
+        losses = [f"{name} {latest[key]:.4f}" for name in ("lm", "kl") if (key := f"loss/train/{name}") in latest]
+        axes = mask_model(state).masks.axes
+        sizes = [f"{name} {latest[f'masks/{name}/expected']:.1f} of {axes[name].size[-1]}" for name in axes]
+        return f"batch {state.timestamp.batch.value}: {', '.join(losses)} nats/token, {', '.join(sizes)}"
+
+
+def build_mask_loggers(recipe: Recipe) -> list[LoggerDestination]:
+    """The console and a file; where distillation reports to is for distillation."""
+    report = MaskReport(show_bar=recipe.distill.progress_bar, log_interval=recipe.distill.console_log_interval)
+    return [report, MetricsFile(str(Path(recipe.run_dir) / "logs" / "masks.jsonl"))]
+
+
+def write_masks(recipe: Recipe, model: MaskModel, target: Path) -> None:
+    """Make <run>/masks from the trained model, and say what comes next."""
+    out, masks = Path(recipe.run_dir) / "masks", model.masks
+    plan = plan_from_masks(masks, masks.source, masks.draft, target=fingerprint_checkpoint(target))
+
+    def finish(folder: Path) -> None:
+        write_manifest(
+            folder,
+            stage="masks",
+            inputs=mask_inputs(recipe, target),
+            metrics=mask_metrics(model),
+            target=target_record(recipe),
+            recipe=recipe_hash(recipe),
+            seed=recipe.seed,
+        )
+
+    export_masks(model.student, masks, plan, target, out, dtype=recipe.target.dtype, finish=finish)
+    for name in masks.axes:
+        if (share := open_kept_fraction(masks, name)) < ENOUGH_OPEN:
+            print(
+                f"{out}: only {share:.0%} of the {name} that are kept have open gates; the masks have not decided. "
+                "Raise architecture.masks.max_duration, or lower mask_lr.",
+                file=sys.stderr,
+            )
+    print(f"{out}: {plan.summary()}. Run `widedraft prune` next.", file=sys.stderr)

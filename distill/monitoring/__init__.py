@@ -1,0 +1,1 @@
+"""What a training tells while it runs: logs, times of each step, FLOPs, norms of gradients."""

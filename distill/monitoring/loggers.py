@@ -1,0 +1,223 @@
+"""Where a training reports to: the console, a JSON-lines file, and trackers named in the recipe."""
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from composer import Event, Logger, State
+from composer.loggers import LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
+from composer.utils import create_interval_scheduler, dist
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from architectures.errors import UserError
+from distill.metrics import estimates
+from distill.monitoring.step_times import PhaseShares
+from distill.recipe import Recipe
+from eval.acceptance import Estimate
+
+TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": MLFlowLogger}  # name = its package
+
+
+def build_loggers(recipe: Recipe) -> list[LoggerDestination]:
+    """The console, and every logger the recipe names.
+
+    Raises:
+        UserError: If a tracker's package is not installed.
+    """
+    log_folder = Path(recipe.run_dir) / "logs"
+    defaults = {
+        "file": {"filename": str(log_folder / "metrics.jsonl")},
+        "tensorboard": {"log_dir": str(log_folder / "tensorboard")},
+        "wandb": {"name": recipe.run_name},
+        "mlflow": {"run_name": recipe.run_name},
+    }
+    loggers: list[LoggerDestination] = [
+        ConsoleReport(show_bar=recipe.distill.progress_bar, log_interval=recipe.distill.console_log_interval)
+    ]
+    for name, arguments in recipe.distill.loggers.items():
+        assert isinstance(arguments, Mapping)
+        loggers.append(build_logger(name, {**defaults[name], **arguments}))
+    return loggers
+
+
+def build_logger(name: str, arguments: Mapping[str, Any]) -> LoggerDestination:
+    """One logger by its name in the recipe."""
+    if name == "file":
+        return MetricsFile(**arguments)
+    if find_spec(name) is None:
+        raise UserError(
+            f"distill.loggers.{name}: the package {name} is not installed. "
+            f"Run `pip install 'widedraft[{name}]'`, or leave the logger out."
+        )
+    return TRACKERS[name](**arguments)
+
+
+class MetricsFile(LoggerDestination):
+    """Appends every metric to a file of JSON lines, rank 0 only.
+
+    A line holds "batch", the number of batches trained, and metrics by name. What belongs to one batch may stand on
+    several lines. A resumed training first drops the lines beyond the batch it resumes from.
+    """
+
+    def __init__(self, filename: str):
+        self.path = Path(filename)
+        self.step = 0
+        self.pending: dict[str, float] = {}
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Remember metrics until all of this batch are there."""
+        if dist.get_global_rank() != 0:
+            return
+        assert step is not None, "Composer's Logger always tells the batch"
+        if step != self.step:
+            self.write()
+            self.step = step
+        self.pending.update({name: float(value) for name, value in metrics.items()})
+
+    def write(self) -> None:
+        """Append what is remembered."""
+        if self.pending:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"batch": self.step, **self.pending}) + "\n")
+            self.pending = {}
+
+    def after_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
+        """Forget what an earlier session logged beyond the checkpoint it left."""
+        if dist.get_global_rank() == 0 and self.path.is_file():
+            batch = state.timestamp.batch.value
+            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["batch"] <= batch]
+            self.path.write_text("".join(kept) if batch > 0 else "", encoding="utf-8")
+
+    def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """An evaluation should be on disk as soon as it is done."""
+        self.write()
+
+    def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Write the last batch."""
+        self.write()
+
+
+class ConsoleReport(LoggerDestination):
+    """Progress, loss and held-out acceptance on stderr, rank 0 only.
+
+    Args:
+        show_bar: Show one bar with the time left where stderr is a terminal.
+        log_interval: Otherwise, time between lines, as a Composer time string.
+    """
+
+    def __init__(self, *, show_bar: bool, log_interval: str):
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=dist.get_global_rank() != 0)
+        self.is_due = create_interval_scheduler(log_interval, checkpoint_events=False)
+        self.bar = build_bar(self.console) if show_bar and self.console.is_terminal else None
+        self.latest: dict[str, float] = {}
+        self.shares = PhaseShares()  # since the last line
+        self.start_s = time.monotonic()
+        self.start_fraction = 0.0
+        self.start_tokens = 0
+        self.start_training_s = 0.0
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002
+        """Remember the newest value of every metric."""
+        self.latest.update(metrics)
+        self.shares.add(metrics)
+
+    def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Start the clock, wherever in the training this session starts."""
+        self.start_s = time.monotonic()
+        self.start_fraction = fraction_done(state)
+        self.start_tokens = state.timestamp.token.value
+        self.start_training_s = training_s(state)
+        if self.bar is not None:
+            self.bar.start()
+
+    def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Move the bar, or print a line when one is due."""
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=fraction_done(state), description=self.describe(state))
+        elif self.is_due(state, Event.BATCH_END):
+            self.print_line(state)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Print a line when lines are due by epoch."""
+        if self.bar is None and self.is_due(state, Event.EPOCH_END):
+            self.print_line(state)
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Say in the bar that the pause is an evaluation."""
+        if self.bar is not None:
+            batches = f"{state.eval_timestamp.batch.value}/{state.dataloader_len}"
+            self.bar.update(self.bar.task_ids[0], description=f"evaluating, batch {batches}")
+
+    def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Print what the held-out answers say, and let the bar tell of the training again."""
+        if self.bar is not None and "loss/train/total" in self.latest:
+            self.bar.update(self.bar.task_ids[0], description=self.describe(state))
+        for line in describe_evaluation(estimates(state.eval_metrics["eval"])):
+            self.console.print(f"batch {state.timestamp.batch.value}: held-out {line}", style="bold")
+
+    def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Leave the terminal as it was, also after an error."""
+        if self.bar is not None:
+            self.bar.stop()
+
+    def print_line(self, state: State) -> None:
+        """How far the training is, and where the time since the last line went."""
+        shares = self.shares.describe()
+        line = f"{self.describe(state)}, {self.time_left(state)} left"
+        self.console.print(f"{line} ({shares})" if shares else line)
+
+    def describe(self, state: State) -> str:
+        """The state of training in one line."""
+        elapsed_s = training_s(state) - self.start_training_s
+        tokens_per_s = (state.timestamp.token.value - self.start_tokens) / max(elapsed_s, 1e-9)
+        return (
+            f"batch {state.timestamp.batch.value} ({fraction_done(state):.0%}): "
+            f"loss {self.latest['loss/train/total']:.4f} nats/token, {tokens_per_s:.0f} tokens/s{self.utilisation()}"
+        )
+
+    def utilisation(self) -> str:
+        """Model FLOP utilisation, where it is known."""
+        rate = self.latest.get("throughput/device/mfu")
+        return "" if rate is None else f" ({rate:.0%} of the FLOPs this device can do)"
+
+    def time_left(self, state: State) -> timedelta:
+        """Time left at this session's mean speed, evaluations included, in whole seconds."""
+        elapsed_s = time.monotonic() - self.start_s
+        done = fraction_done(state)
+        return timedelta(seconds=round(elapsed_s * (1 - done) / max(done - self.start_fraction, 1e-9)))
+
+
+def describe_evaluation(found: Mapping[str, Estimate]) -> list[str]:
+    """One line about all answers, and one about each task where there are several."""
+    lines: dict[str, list[str]] = {}
+    for name, estimate in found.items():
+        task, _, metric = name.rpartition("/")
+        interval = "" if estimate.low is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
+        lines.setdefault(task, []).append(f"{metric.replace('_', ' ')} {estimate.value:.3f}{interval}")
+    return [f"{task}: {', '.join(parts)}" if task else ", ".join(parts) for task, parts in lines.items()]
+
+
+def fraction_done(state: State) -> float:
+    """How much of the training is done, in [0, 1]."""
+    assert state.max_duration is not None
+    return min(1.0, state.timestamp.get(state.max_duration.unit).value / state.max_duration.value)
+
+
+def training_s(state: State) -> float:
+    """Seconds spent training so far, over all sessions and without evaluations."""
+    return state.timestamp.total_wct.total_seconds()
+
+
+def build_bar(console: Console) -> Progress:
+    """One bar for the whole training."""
+    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    bar = Progress(TextColumn("{task.description}"), *columns, console=console, speed_estimate_period=120)
+    bar.add_task("training", total=1.0)
+    return bar

@@ -1,0 +1,1 @@
+"""How a recipe file and the command line become plain values, and mistakes become sentences."""

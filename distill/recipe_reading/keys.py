@@ -1,0 +1,113 @@
+"""The keys a recipe may hold, read off its JSON Schema: which there are, which was meant, what a value must be."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
+from typing import Any, TypeAlias
+
+from distill.recipe_reading.yaml_lines import KeyPath
+
+Schema: TypeAlias = Mapping[str, Any]
+
+NEAR = 0.7  # closeness from which a suggestion helps more than it misleads; `methd` and `method` have 0.91
+BOUNDS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
+PLAIN = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "null": "null"}
+
+
+def known_keys(schema: Schema) -> dict[str, Schema]:
+    """Every dotted key with its own schema, a section before what it holds; [] stands for any list item."""
+    return dict(_below("", schema, schema))
+
+
+def required_keys(schema: Schema) -> set[str]:
+    """The dotted keys that have no default."""
+    sections = {"": schema, **{f"{key}.": resolved(node, schema) for key, node in known_keys(schema).items()}}
+    return {prefix + name for prefix, node in sections.items() for name in node.get("required", [])}
+
+
+def schema_at(path: KeyPath, schema: Schema) -> Schema | None:
+    """What the schema says of a key, None if it knows no such key."""
+    return known_keys(schema).get(_pattern(path)) if path else schema
+
+
+def nearest_key(path: KeyPath, known: Iterable[str]) -> str | None:
+    """The known key most likely meant: alike as a whole, or of like name in another section; None if none is near."""
+    name = _pattern(path)
+
+    def closeness(key: str) -> float:
+        whole = SequenceMatcher(None, name, key).ratio()
+        last = SequenceMatcher(None, name.rsplit(".", 1)[-1], key.rsplit(".", 1)[-1]).ratio()
+        return max(whole, 0.95 * last) if last >= 0.5 else 0.0  # two keys of one section share most of their letters
+
+    best = max(known, key=closeness, default="")
+    return _with_indexes(best, path) if best and closeness(best) >= NEAR else None
+
+
+def requirement(node: Schema, schema: Schema) -> str:
+    """What a value must be, as the rest of a sentence: "a number > 0", "fp32 or amp_bf16"."""
+    options = [resolved(option, schema) for option in node.get("anyOf", [node])]
+    return " or ".join(_one_requirement(option, schema) for option in options)
+
+
+def section_keys(node: Schema, schema: Schema) -> list[str]:
+    """Names of the keys a section holds, [] for anything else."""
+    options = [resolved(option, schema) for option in node.get("anyOf", [node])]
+    return [name for option in options for name in option.get("properties", {})]
+
+
+def resolved(node: Schema, schema: Schema) -> Schema:
+    """The node itself, or the section it refers to."""
+    return schema["$defs"][node["$ref"].rsplit("/", 1)[-1]] if "$ref" in node else node
+
+
+def _one_requirement(node: Schema, schema: Schema) -> str:
+    kind = node.get("type")
+    if "enum" in node or "const" in node:
+        return " or ".join(map(str, node.get("enum", [node.get("const")])))
+    if kind in PLAIN:
+        bounds = " and ".join(f"{sign} {node[bound]}" for bound, sign in BOUNDS.items() if bound in node)
+        return f"{PLAIN[kind]} {bounds}".strip()
+    if kind == "array":
+        return _list_requirement(node, schema)
+    if kind == "string":
+        return _text_requirement(node)
+    keys = ", ".join(node.get("properties", {})) or "keys of your own"
+    return f"a section ({keys})"
+
+
+def _list_requirement(node: Schema, schema: Schema) -> str:
+    if "prefixItems" in node:
+        items = [requirement(item, schema) for item in node["prefixItems"]]
+        return f"a list of {len(items)}, each {items[0]}"
+    least = "a list of at least one" if node.get("minItems") else "a list"
+    return f"{least}, each {requirement(node['items'], schema)}"
+
+
+def _text_requirement(node: Schema) -> str:
+    if "pattern" in node:
+        *others, last = node["examples"]
+        examples = f"{', '.join(others)} or {last}" if others else last
+        return f"{node['title']} such as {examples}"
+    return "text that is not empty" if node.get("minLength") else "text"
+
+
+def _below(prefix: str, node: Schema, schema: Schema) -> Iterator[tuple[str, Schema]]:
+    for option in node.get("anyOf", [node]):
+        inside = resolved(option, schema)
+        for name, child in inside.get("properties", {}).items():
+            key = f"{prefix}.{name}".removeprefix(".")
+            yield key, child
+            yield from _below(key, child, schema)
+        for child in [*inside.get("prefixItems", [])[:1], *([inside["items"]] if "items" in inside else [])]:
+            yield f"{prefix}[]", child
+            yield from _below(f"{prefix}[]", child, schema)
+
+
+def _pattern(path: KeyPath) -> str:
+    return "".join("[]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+
+
+def _with_indexes(key: str, path: KeyPath) -> str:
+    """The key with the list positions of the path that was written, as far as both go through the same lists."""
+    parts = key.split("[]")
+    indexes = [step for step in path if isinstance(step, int)] + [0] * len(parts)
+    return "".join(f"{part}[{index}]" for part, index in zip(parts[:-1], indexes, strict=False)) + parts[-1]

@@ -1,0 +1,51 @@
+"""The tables of docs/recipes.md, written from the same models that check recipes."""
+
+import json
+from pathlib import Path
+
+from architectures.atomic import write_text
+from distill.recipe_reading.keys import Schema, known_keys, required_keys, requirement, resolved, section_keys
+
+REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "recipes.md"
+BEGIN, END = "<!-- keys: written by `python -m distill.recipe` -->\n", "<!-- end of keys -->\n"
+
+
+def write_reference(schema: Schema, path: Path = REFERENCE_PATH) -> None:
+    """Put the tables of all keys between the marks of a page."""
+    page = path.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    after = rest.split(END)[1]
+    write_text(f"{before}{BEGIN}\n{key_reference(schema)}\n{END}{after}", path)
+
+
+def key_reference(schema: Schema) -> str:
+    """Every key with what it must be, its default and its meaning, one Markdown table per section."""
+    top = schema["properties"]
+    sections = [name for name in top if section_keys(top[name], schema)]
+    tables = [table("Of the whole run", [name for name in top if name not in sections], schema)]
+    for section in sections:
+        inside = [key for key in known_keys(schema) if key.startswith(f"{section}.")]
+        tables.append(table(f"`{section}`", inside, schema))
+    return "\n".join(tables)
+
+
+def table(title: str, names: list[str], schema: Schema) -> str:
+    """The keys of one section; a section inside it only if its default is more than the defaults of its keys."""
+    rows = [f"### {title}\n", "| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+    keys, required = known_keys(schema), required_keys(schema)
+    for name in names:
+        node = keys[name]
+        inside = section_keys(node, schema)
+        if name.endswith("[]") or (inside and "anyOf" not in node and set(node.get("default", ())) == set(inside)):
+            continue
+        default = (
+            f"`{json.dumps(node['default'])}`" if "default" in node else "must be given" if name in required else ""
+        )
+        cells = (
+            f"`{name}`",
+            requirement(node, schema),
+            default,
+            {**resolved(node, schema), **node}.get("description", ""),
+        )
+        rows.append(f"| {' | '.join(cell.replace('|', '&#124;').replace('<', '&lt;') for cell in cells)} |")
+    return "\n".join(rows) + "\n"

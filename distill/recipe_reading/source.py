@@ -1,0 +1,159 @@
+"""A recipe file and the command line as plain values: overrides, defaults, interpolation, and where each came from."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast, get_args, get_origin
+
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import (
+    InterpolationKeyError,
+    InterpolationToMissingValueError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
+from pydantic import BaseModel
+
+from distill.recipe_reading.keys import nearest_key, required_keys
+from distill.recipe_reading.yaml_lines import MISSING, KeyPath, Mistake, dotted, grammar_problem, read_yaml
+
+OVERRIDE_KEY = re.compile(r"[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*|\[\d+\])*")
+
+
+class Broken:
+    """Stands for a value that could not be read, so that no check takes it for a value."""
+
+
+BROKEN = Broken()
+
+
+@dataclass
+class Source:
+    """The values of a recipe and where they come from.
+
+    Attributes:
+        name: The file, as the user wrote it.
+        model: What the values must be.
+        values: Plain values, defaults filled in, interpolations resolved.
+        written: The same before resolving.
+        lines: The line of every key of the file.
+        overrides: The command-line word behind each key it set.
+        mistakes: What is wrong so far.
+    """
+
+    name: str
+    model: type[BaseModel]
+    values: dict[str, Any] = field(default_factory=dict)
+    written: dict[str, Any] = field(default_factory=dict)
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    overrides: dict[KeyPath, str] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+
+
+def read_source(text: str, name: str, overrides: Sequence[str], model: type[BaseModel]) -> Source:
+    """The values of a YAML text under the overrides, with the model's defaults where both are silent.
+
+    Raises:
+        yaml.YAMLError, ValueError: If the text is not YAML.
+    """
+    read = read_yaml(text)
+    source = Source(name, model, lines=read.lines, mistakes=list(read.mistakes))
+    config = OmegaConf.create(read.text)
+    assert isinstance(config, DictConfig)  # read_yaml lets nothing else pass
+    for word in overrides:
+        _override(config, word, source)
+    source.written = with_defaults(cast("dict[str, Any]", OmegaConf.to_container(config)), model)
+    source.values = _resolved(OmegaConf.create(source.written), source.written, (), source)
+    return source
+
+
+def with_defaults(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """The values with the model's defaults where they are silent; a section that must be given begins empty."""
+    filled = dict(values)
+    for name, info in model.model_fields.items():
+        section = _section_model(info.annotation)
+        if name not in filled and (section is not None or not info.is_required()):
+            filled[name] = {} if isinstance(info.default, BaseModel) or info.is_required() else info.default
+        if section is not None and isinstance(filled[name], dict):
+            filled[name] = with_defaults(filled[name], section)
+    return filled
+
+
+def _section_model(annotation: Any) -> type[BaseModel] | None:
+    """The model of a field that holds a section, also where null may stand instead; a list of sections is none."""
+    options = [annotation, *(get_args(annotation) if get_origin(annotation) is not tuple else ())]
+    return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
+
+
+def _override(config: DictConfig, word: str, source: Source) -> None:
+    """Put key=value into config, or note why it cannot be."""
+    key, equals, text = word.partition("=")
+    path = _key_path(key) if OVERRIDE_KEY.fullmatch(key) else (word,)
+    source.overrides[path] = word
+    try:
+        problem = _word_problem(key, equals, text)
+        if problem is None:
+            parsed = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"])))
+            OmegaConf.update(config, key, parsed["value"], merge=False, force_add=True)
+    except yaml.YAMLError as error:
+        problem = f"must have a YAML value, got {text!r}: {getattr(error, 'problem', error)}. Quote it for the shell."
+    except (OmegaConfBaseException, ValueError) as error:
+        problem = f"must name a place that exists: {str(error).splitlines()[0]}."
+    if problem is not None:
+        source.mistakes.append(Mistake(path, problem))
+
+
+def _word_problem(key: str, equals: str, text: str) -> str | None:
+    if not equals or not OVERRIDE_KEY.fullmatch(key):
+        return "must be key=value, with a key such as distill.optimizer.lr or data.prompts[0].path."
+    return grammar_problem(text) if "${" in text else None
+
+
+def _key_path(key: str) -> KeyPath:
+    return tuple(int(step) if step.isdigit() else step for step in re.findall(r"[^.\[\]]+", key))
+
+
+def _resolved(config: DictConfig | ListConfig, written: Any, path: KeyPath, source: Source) -> Any:
+    """The values below a path, every interpolation by itself so that each mistake is seen."""
+    if isinstance(written, dict):
+        return {key: _value(config, key, value, (*path, key), source) for key, value in written.items()}
+    return [_value(config, index, value, (*path, index), source) for index, value in enumerate(written)]
+
+
+def _value(config: Any, step: str | int, written: Any, path: KeyPath, source: Source) -> Any:
+    if isinstance(written, dict | list):
+        return _resolved(config[step], written, path, source)
+    if not (isinstance(written, str) and ("${" in written or written == MISSING)):
+        return written
+    try:
+        value = config[step]
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    except OmegaConfBaseException as error:
+        problem = _reading_problem(error, written, source)
+        if problem is not None and path not in {mistake.path for mistake in source.mistakes}:
+            source.mistakes.append(Mistake(path, problem))
+        return BROKEN
+
+
+def _reading_problem(error: OmegaConfBaseException, written: str, source: Source) -> str | None:
+    """Why a value cannot be read; None if the mistake is in the key it points to, which reports it."""
+    if isinstance(error, InterpolationToMissingValueError):
+        return None
+    if isinstance(error, MissingMandatoryValue):
+        return f"must be given, got {MISSING}."
+    fact = str(error).splitlines()[0]
+    problem = f"must be text whose ${{...}} can be filled in, got {written!r}: {fact}."
+    if isinstance(error, InterpolationKeyError) and (missing := re.search("key '(.+)' not found", fact)):
+        if missing[1] in required_keys(source.model.model_json_schema()):
+            return None
+        near = nearest_key(_key_path(missing[1]), _present_keys(source.written, ()))
+        return f"{problem} Did you mean ${{{near}}}?" if near else f"{problem} Free values belong in variables."
+    return problem
+
+
+def _present_keys(values: Any, path: KeyPath) -> Iterator[str]:
+    steps = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for step, value in steps:
+        yield dotted((*path, step))
+        yield from _present_keys(value, (*path, step))

@@ -1,0 +1,188 @@
+"""Training data: which prompts are held out, what is counted, what is refused."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from architectures.errors import UserError
+from distill.data import generate
+from distill.data.config import DataConfig
+from distill.data.generate import drop_duplicates, generate_answers, hold_out
+from eval.config import PromptSource
+from eval.tasks.forms import Prompt
+from eval.traces import read_traces
+
+
+@pytest.fixture
+def prompt_file(tmp_path):
+    def write(*rows: dict[str, Any], name: str = "prompts.jsonl") -> str:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+def config(*paths: str, **changes: Any) -> DataConfig:
+    settings: dict[str, Any] = {
+        "max_seq_len": 256,
+        "max_new_tokens": 8,
+        "batch_size": 4,
+        "shard_size": 5,
+        "num_eval_prompts": 3,
+    }
+    return DataConfig(prompts=tuple(PromptSource(path=path) for path in paths), **{**settings, **changes})
+
+
+def ask(*texts: str) -> list[Prompt]:
+    return [Prompt(f"f:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(texts)]
+
+
+def run(target: Path, data: DataConfig, out: Path, *, seed: int = 7) -> dict[str, Any]:
+    return generate_answers(target, data, out, seed=seed, dtype="float32")
+
+
+def test_answers_of_both_splits_and_their_counts(tiny_target, prompt_file, tmp_path, capsys):
+    rows = [{"prompt": f"question {i}"} for i in range(12)]
+    path = prompt_file(*rows, {"prompt": "question 3"}, {"prompt": "x" * 300}, {"turns": ["one", "two"]})
+    counts = run(tiny_target, config(path), tmp_path / "data")
+    train, held_out = read_traces(tmp_path / "data", "train"), read_traces(tmp_path / "data", "eval")
+    by_split = {
+        name: {
+            "prompts": len({trace.source.split("#")[0] for trace in traces}),
+            "answers": len(traces),
+            "answer_tokens": sum(len(trace.answer_ids) for trace in traces),
+        }
+        for name, traces in (("train", train), ("eval", held_out))
+    }
+    assert counts == {"prompts": 15, "self_written": 0, "duplicates": 1, "too_long": 1, **by_split}
+    assert (by_split["train"]["prompts"], by_split["eval"]["prompts"]) == (10, 3)
+    assert by_split["train"]["answers"] + by_split["eval"]["answers"] == 14
+    sources = {trace.source.split("#")[0] for trace in [*train, *held_out]}
+    assert sources == {f"{path}:{i}" for i in range(1, 16)} - {f"{path}:13", f"{path}:14"}
+    err = capsys.readouterr().err
+    assert "1 of 15 prompts are duplicates and are left out" in err
+    assert "1 of 14 prompts are longer than 255 tokens and are left out" in err
+
+
+def test_where_text_is_trained_on_held_out_prompts_alone_are_answered(tiny_target, prompt_file, tmp_path):
+    path = prompt_file(*({"prompt": f"question {i}"} for i in range(12)))
+    both, alone = tmp_path / "both", tmp_path / "alone"
+    counts = run(tiny_target, config(path), both)
+    found = generate_answers(tiny_target, config(path), alone, seed=7, dtype="float32", to_train_on=False)
+    assert found == {**counts, "train": {"prompts": 0, "answers": 0, "answer_tokens": 0}}
+    assert sorted(file.name for file in alone.glob("*.jsonl")) == ["eval-00000.jsonl"]
+    assert (alone / "eval-00000.jsonl").read_bytes() == (both / "eval-00000.jsonl").read_bytes()
+    # and answers to train on join them when they are wanted
+    assert run(tiny_target, config(path), alone) == counts
+    assert {file.name for file in alone.iterdir()} == {file.name for file in both.iterdir()}
+
+
+def test_where_text_is_trained_on_all_prompts_may_be_held_out(tiny_target, prompt_file, tmp_path):
+    path = prompt_file(*({"prompt": f"question {i}"} for i in range(3)))
+    counts = generate_answers(tiny_target, config(path), tmp_path, seed=7, dtype="float32", to_train_on=False)
+    assert (counts["train"]["prompts"], counts["eval"]["prompts"]) == (0, 3)
+    prompts = ask("a", "b", "c", "d")
+    assert hold_out(prompts, 4, seed=0, least_left=0) == ([], prompts)
+    with pytest.raises(UserError) as raised:
+        hold_out(prompts, 5, seed=0, least_left=0)
+    assert str(raised.value) == ("data.num_eval_prompts=5 is more than the 4 prompts. Hold out fewer, or add prompts.")
+
+
+def test_settings_of_the_recipe_reach_the_answers(tiny_target, prompt_file, tmp_path):
+    path = prompt_file(*({"prompt": f"question {i}"} for i in range(6)))
+    run(tiny_target, config(path, temperature=0.7, top_p=0.9), tmp_path / "data", seed=11)
+    record = json.loads((tmp_path / "data" / "settings.json").read_text())
+    expected = {
+        "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 8, "batch_size": 4, "shard_size": 5,
+        "max_prompt_len": 255, "seed": 11, "dtype": "float32",
+    }  # fmt: skip
+    for name in ("train", "eval"):
+        assert record[name]["settings"].items() >= expected.items()
+
+
+def test_turns_without_room_are_counted(tiny_target, prompt_file, tmp_path):
+    rows = [{"prompt": f"question {i}"} for i in range(6)]
+    counts = run(tiny_target, config(prompt_file(*rows, {"turns": ["one", "x" * 300, "three"]})), tmp_path / "data")
+    assert counts["too_long"] == 2
+    assert counts["train"]["answers"] + counts["eval"]["answers"] == 7
+
+
+def test_self_written_prompts_join_those_of_files(tiny_target, prompt_file, tmp_path, monkeypatch):
+    asked = []
+
+    def write_own_prompts(target, count, out, settings):
+        asked.append((target, count, out, settings))
+        return ask("question 0", "written by itself")
+
+    monkeypatch.setattr(generate, "write_own_prompts", write_own_prompts)
+    path = prompt_file(*({"prompt": f"question {i}"} for i in range(6)))
+    counts = run(tiny_target, config(path, self_written_prompts=2), tmp_path / "data", seed=9)
+    assert (counts["prompts"], counts["self_written"], counts["duplicates"]) == (8, 2, 1)
+    [(target, count, out, settings)] = asked
+    assert (target, count, out) == (tiny_target, 2, tmp_path / "data")
+    assert (settings.seed, settings.dtype, settings.batch_size, settings.shard_size) == (9, "float32", 4, 5)
+    assert (settings.temperature, settings.top_p) == (1.0, 0.95)
+
+
+def test_prompts_can_all_be_self_written(tiny_target, tmp_path, monkeypatch):
+    monkeypatch.setattr(generate, "write_own_prompts", lambda *_: ask("a", "b", "c", "d"))
+    counts = run(tiny_target, config(self_written_prompts=4), tmp_path / "data")
+    assert (counts["train"]["prompts"], counts["eval"]["prompts"]) == (1, 3)
+
+
+def test_rerun_finishes_what_is_missing(tiny_target, prompt_file, tmp_path):
+    path, out = prompt_file(*({"prompt": f"question {i}"} for i in range(14))), tmp_path / "data"
+    counts = run(tiny_target, config(path), out)
+    before = {file.name: file.read_bytes() for file in out.glob("*.jsonl")}
+    (out / "train-00001.jsonl").unlink()
+    (out / "eval-00000.jsonl").unlink()
+    assert run(tiny_target, config(path), out) == counts
+    assert {file.name: file.read_bytes() for file in out.glob("*.jsonl")} == before
+
+
+def test_held_out_prompts_are_drawn_with_the_seed():
+    prompts = ask(*(f"question {i}" for i in range(40)))
+    train, held_out = hold_out(prompts, 10, seed=1)
+    assert len(held_out) == 10
+    assert sorted([*train, *held_out], key=prompts.index) == prompts
+    assert (train, held_out) == (sorted(train, key=prompts.index), sorted(held_out, key=prompts.index))
+    assert held_out != prompts[:10]
+    assert hold_out(prompts, 10, seed=1) == (train, held_out)
+    assert hold_out(prompts, 10, seed=2) != (train, held_out)
+
+
+@pytest.mark.parametrize("num_eval_prompts", [4, 5])
+def test_nothing_left_to_train_on(num_eval_prompts):
+    message = f"data.num_eval_prompts={num_eval_prompts} leaves none of the 4 prompts to train on"
+    with pytest.raises(UserError, match=re.escape(message)):
+        hold_out(ask("a", "b", "c", "d"), num_eval_prompts, seed=0)
+
+
+def test_refusals_leave_nothing_behind(tiny_target, prompt_file, tmp_path):
+    empty = prompt_file(name="empty.jsonl")
+    with pytest.raises(UserError, match=r"empty\.jsonl: no prompts"):
+        run(tiny_target, config(empty), tmp_path / "data")
+    long = prompt_file({"prompt": "x" * 300}, name="long.jsonl")
+    with pytest.raises(UserError, match="All 1 prompts are longer than 255 tokens"):
+        run(tiny_target, config(long), tmp_path / "data")
+    few = prompt_file({"prompt": "a"}, name="few.jsonl")
+    with pytest.raises(UserError, match="leaves none of the 1 prompts"):
+        run(tiny_target, config(few), tmp_path / "data")
+    with pytest.raises(UserError, match=r"empty\.jsonl: no prompts"):  # before the target is looked at
+        run(tmp_path / "nowhere", config(empty, self_written_prompts=5), tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_duplicates_are_conversations_that_are_equal(capsys):
+    first, again, other = *ask("a", "a"), Prompt("f:9", ({"role": "user", "content": "a"},), ("and then?",))
+    assert drop_duplicates([first, other, again]) == [first, other]
+    assert "1 of 3 prompts are duplicates" in capsys.readouterr().err
+    labelled = Prompt("f:10", first.messages, category="cooking", task="gsm8k/1")
+    assert drop_duplicates([first, labelled]) == [first]  # else one could be held out and the other trained on
+    capsys.readouterr()
+    assert drop_duplicates([first, other]) == [first, other]
+    assert capsys.readouterr().err == ""

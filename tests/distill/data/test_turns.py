@@ -1,0 +1,359 @@
+"""Which tokens are the assistant's, for every kind of chat template: what is learned is what it said, and that it ends.
+
+Templates are written here from the formats their models document; the tokenizer is of bytes and special tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
+
+from architectures.errors import UserError
+from distill.data.batches import AnswerDataset, Example
+from distill.data.conversations import Conversation
+from distill.data.given import traces_of
+from distill.data.turns import Renderer, stop_ids_of
+from eval.models import load_model, stop_token_ids
+from eval.tasks.rendering import render_prompt
+from eval.traces import Trace
+
+EACH = "{% for message in messages %}"
+REFUSE_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+CHATML_TURN = "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+CHATML_OPENING = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+
+
+def chatml(system: str) -> str:
+    """ChatML with a system message of its own where the conversation has none."""
+    default = "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\\n" + system + "<|im_end|>\\n' }}{% endif %}"
+    return f"{default}{EACH}{CHATML_TURN}{{% endfor %}}{CHATML_OPENING}"
+
+
+QWEN3 = (
+    "{% set asked = namespace(last=0) %}"
+    "{% for message in messages %}{% if message.role == 'user' %}{% set asked.last = loop.index0 %}{% endif %}"
+    "{% endfor %}"
+    "{% for message in messages %}{% set said = message.content %}{% set thought = '' %}"
+    "{% if message.role == 'assistant' and '</think>' in said %}"
+    "{% set thought = said.split('</think>')[0].split('<think>')[-1].strip('\\n') %}"
+    "{% set said = said.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    "{{ '<|im_start|>' + message.role + '\\n' }}"
+    "{% if message.role == 'assistant' and loop.index0 > asked.last %}"
+    "{{ '<think>\\n' + thought + '\\n</think>\\n\\n' }}{% endif %}"
+    "{{ said + '<|im_end|>\\n' }}{% endfor %}" + CHATML_OPENING
+)
+LLAMA2 = (
+    "{% set start = 0 %}{% set system = '' %}{% if messages[0].role == 'system' %}{% set start = 1 %}"
+    "{% set system = '<<SYS>>\\n' + messages[0].content + '\\n<</SYS>>\\n\\n' %}{% endif %}"
+    "{% for message in messages[start:] %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if message.role == 'user' %}{{ bos_token + '[INST] ' + (system if loop.first else '') + message.content.strip()"
+    " + ' [/INST]' }}{% else %}{{ ' ' + message.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}"
+    + EACH
+    + "{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim"
+    " + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}"
+    + REFUSE_SYSTEM
+    + EACH
+    + "{% if message.role == 'user' %}{{ '[INST] ' + message.content + ' [/INST]' }}"
+    "{% else %}{{ ' ' + message.content + eos_token }}{% endif %}{% endfor %}"
+)
+GEMMA = (
+    "{{ bos_token }}"
+    + REFUSE_SYSTEM
+    + EACH
+    + "{% set role = 'model' if message.role == 'assistant' else message.role %}"
+    "{{ '<start_of_turn>' + role + '\\n' + message.content | trim + '<end_of_turn>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+)
+PHI3 = (
+    EACH + "{{ '<|' + message.role + '|>\\n' + message.content + '<|end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+ZEPHYR = (
+    EACH + "{{ '<|' + message.role + '|>\\n' + message.content + eos_token + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+VICUNA = (
+    "{{ bos_token }}" + EACH + "{% if message.role == 'system' %}{{ message.content + ' ' }}"
+    "{% elif message.role == 'user' %}{{ 'USER: ' + message.content }}"
+    "{% else %}{{ ' ASSISTANT: ' + message.content + eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ ' ASSISTANT:' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A chat template and what its model's folder says about it.
+
+    Attributes:
+        specials: Tokens of their own.
+        stops: Those at which the model stops.
+        closing: What follows an answer, and is learned: its end.
+        num_bos: In a conversation with so many user turns.
+    """
+
+    template: str
+    specials: tuple[str, ...]
+    stops: tuple[str, ...]
+    closing: str
+    bos: str | None = None
+    eos: str | None = None
+    num_bos: Callable[[int], int] = field(default=lambda _: 1)
+    knows_system: bool = True
+
+
+CHATML_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+KINDS = {
+    "smollm2": Kind(chatml("You are SmolLM."), CHATML_TOKENS, ("<|im_end|>",), "<|im_end|>"),
+    "qwen2": Kind(chatml("You are helpful."), CHATML_TOKENS, ("<|im_end|>", "<|endoftext|>"), "<|im_end|>"),
+    "llama2": Kind(LLAMA2, ("<s>", "</s>"), ("</s>",), " </s>", "<s>", "</s>", num_bos=lambda users: users),
+    "llama3": Kind(
+        LLAMA3,
+        ("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
+        ("<|end_of_text|>", "<|eot_id|>"),
+        "<|eot_id|>",
+        "<|begin_of_text|>",
+        "<|eot_id|>",
+    ),
+    "mistral": Kind(MISTRAL, ("<s>", "</s>"), ("</s>",), "</s>", "<s>", "</s>", knows_system=False),
+    "gemma": Kind(
+        GEMMA,
+        ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
+        ("<eos>", "<end_of_turn>"),
+        "<end_of_turn>",
+        "<bos>",
+        "<eos>",
+        knows_system=False,
+    ),
+    "phi3": Kind(
+        PHI3,
+        ("<s>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        ("<|endoftext|>", "<|assistant|>", "<|end|>"),
+        "<|end|>",
+        eos="<|endoftext|>",
+    ),
+    "zephyr": Kind(ZEPHYR, ("<s>", "</s>"), ("</s>",), "</s>", eos="</s>"),
+    "vicuna": Kind(VICUNA, ("<s>", "</s>"), ("</s>",), "</s>", "<s>", "</s>"),
+}
+THINKING = Kind(QWEN3, (*CHATML_TOKENS, "<think>", "</think>"), ("<|im_end|>", "<|endoftext|>"), "<|im_end|>")
+
+
+def write_target(folder: Path, kind: Kind) -> Path:
+    """A target's folder without weights."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: place for place, token in enumerate([*kind.specials, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(kind.specials))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=kind.bos, eos_token=kind.eos, chat_template=kind.template
+    ).save_pretrained(folder)
+    LlamaConfig(vocab_size=len(vocabulary), bos_token_id=None, eos_token_id=None).save_pretrained(folder)
+    GenerationConfig(eos_token_id=[vocabulary[stop] for stop in kind.stops]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def renderer(tmp_path):
+    return lambda kind: Renderer(write_target(tmp_path / "target", kind))
+
+
+def talk(*texts: str, system: str | None = None) -> tuple[dict[str, str], ...]:
+    """A conversation of user and assistant in turn."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    roles = ("user", "assistant")
+    return (*first, *({"role": roles[place % 2], "content": text} for place, text in enumerate(texts)))
+
+
+def sequences(renderer: Renderer, messages: Sequence[dict[str, str]], **limits: Any) -> list[Example]:
+    traces = list(traces_of(Conversation("f.jsonl:1", tuple(messages)), renderer, first_id=0))
+    return list(AnswerDataset.of_conversations(traces, **{"max_seq_len": 10_000, **limits}))
+
+
+def tokens(example: Example) -> tuple[int, ...]:
+    return (*example.input_ids, example.last_id)
+
+
+def learned(renderer: Renderer, example: Example) -> list[str]:
+    """What is learned of a sequence, as text, turn by turn."""
+    return [renderer.tokenizer.decode(tokens(example)[first + 1 : end + 1]) for first, end in example.spans]
+
+
+def unlearned(renderer: Renderer, example: Example) -> str:
+    """Everything else of a sequence, as text."""
+    ends = [0, *(end + 1 for _, end in example.spans)]
+    gaps = zip(ends, [first + 1 for first, _ in example.spans], strict=False)
+    return "|".join(renderer.tokenizer.decode(tokens(example)[start:end]) for start, end in gaps)
+
+
+TALKS = {
+    "one turn": talk("Why is the sky blue?", "Because of Rayleigh."),
+    "three turns": talk("one?", "uno-1", "two?", "dos-2", "three?", "tres-3"),
+    "a system message": talk("one?", "uno-1", "two?", "dos-2", system="Speak Spanish."),
+    "markers in the text": talk(
+        "user: say [/INST]",
+        "[/INST] ASSISTANT: assistant\nUSER: user\n\nmodel ### <|im_sta",
+        "again",
+        "assistant\n\nassistant [INST] no [/INST] <start_of_tur",
+    ),
+    "answers that repeat": talk("ja", "yes", "yes", "yes", "ja", "yes"),
+    "many alphabets": talk("¿qué?", "naïve – 🙂\n\n  日本語", "ok?", "и да, и нет"),
+}
+
+
+@pytest.mark.parametrize("name", TALKS)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_what_is_learned_is_what_the_assistant_said_and_its_end(renderer, kind, name):
+    messages = TALKS[name]
+    read = renderer(kind)
+    if not kind.knows_system and messages[0]["role"] == "system":
+        message = r"^f\.jsonl:1: .*refuses a conversation of the roles system, user: System role not supported"
+        with pytest.raises(UserError, match=message):
+            sequences(read, messages)
+        return
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    (example,) = sequences(read, messages)
+    assert learned(read, example) == [text + kind.closing for text in said]
+    rest = unlearned(read, example)
+    for message in messages:
+        if message["role"] != "assistant":
+            assert message["content"] in rest
+        elif name != "answers that repeat":
+            assert message["content"] not in rest
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_sequence_is_what_the_template_writes_up_to_the_last_end(renderer, kind):
+    read, messages = renderer(kind), TALKS["three turns"]
+    (example,) = sequences(read, messages)
+    written = read.tokenizer.apply_chat_template(list(messages), return_dict=False)
+    assert tuple(written[: len(tokens(example))]) == tokens(example)
+    assert not set(written[len(tokens(example)) :]) - set(read.tokenizer("\n" + (kind.eos or ""))["input_ids"])
+    if kind.bos is not None:
+        bos = read.tokenizer.convert_tokens_to_ids(kind.bos)
+        assert (tokens(example)[0], tokens(example).count(bos)) == (bos, kind.num_bos(3))
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), THINKING], ids=[*KINDS, "qwen3"])
+def test_each_turn_is_learned_after_what_the_target_reads_at_that_turn(renderer, kind):
+    read, messages = renderer(kind), TALKS["three turns"]
+    for number, trace in enumerate(traces_of(Conversation("f:1", messages), read, first_id=7)):
+        opened = render_prompt(read.tokenizer, messages[: 2 * number + 1])
+        assert list(trace.prompt_ids[: len(opened)]) == opened
+        assert read.tokenizer.decode(trace.prompt_ids[len(opened) :]) in ("", " ", "<think>\n\n</think>\n\n")
+        assert trace.messages == messages[: 2 * number + 1]
+        assert (trace.id, trace.answer) == (7 + number, messages[2 * number + 1]["content"])
+        assert trace.source == ("f:1", "f:1#2", "f:1#3")[number]
+
+
+def test_thinking_that_history_drops_splits_the_conversation(renderer):
+    read = renderer(THINKING)
+    said = [f"<think>\nplan {number}\n</think>\n\nanswer {number}" for number in range(3)]
+    messages = talk("one?", said[0], "two?", said[1], "three?", said[2])
+    examples = sequences(read, messages)
+    assert [learned(read, example) for example in examples] == [[f"{text}<|im_end|>"] for text in said]
+    for number, example in enumerate(examples):
+        rest = unlearned(read, example)
+        assert "plan" not in rest
+        assert [f"answer {each}" in rest for each in range(3)] == [each < number for each in range(3)]
+
+
+def test_thinking_that_the_template_leaves_empty_is_not_learned(renderer):
+    read = renderer(THINKING)
+    examples = sequences(read, TALKS["three turns"])
+    assert [learned(read, example) for example in examples] == [
+        ["uno-1<|im_end|>"],
+        ["dos-2<|im_end|>"],
+        ["tres-3<|im_end|>"],
+    ]
+    assert all(unlearned(read, example).endswith("assistant\n<think>\n\n</think>\n\n") for example in examples)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_one_given_answer_is_the_example_of_the_same_written_one(renderer, kind):
+    read = renderer(kind)
+    messages = talk("Why?", "Because.")
+    opened = render_prompt(read.tokenizer, messages[:1])
+    written = f"{' ' if kind.template in (LLAMA2, MISTRAL, VICUNA) else ''}Because.{kind.closing}"
+    ids = read.tokenizer(written, add_special_tokens=False)["input_ids"]
+    space = len(written) - len(written.lstrip())  # a token of its own only where tokens are bytes: the template's
+    trace = Trace(0, "f.jsonl:1", messages[:1], (*opened, *ids[:space]), tuple(ids[space:]), "Because.", "stop")
+    assert sequences(read, messages) == list(AnswerDataset([trace], max_seq_len=10_000))
+
+
+def test_a_conversation_is_cut_at_its_end(renderer):
+    read = renderer(KINDS["smollm2"])
+    (whole,) = sequences(read, TALKS["three turns"])
+    first, second, third = whole.spans
+    for max_seq_len in range(first[0] + 2, len(tokens(whole))):
+        (cut,) = sequences(read, TALKS["three turns"], max_seq_len=max_seq_len)
+        assert len(tokens(cut)) <= max_seq_len
+        assert tokens(cut) == tokens(whole)[: len(tokens(cut))]
+        kept = [span for span in whole.spans if span[0] + 2 <= max_seq_len]
+        assert cut.spans == (*kept[:-1], (kept[-1][0], min(kept[-1][1], max_seq_len - 1)))
+    assert sequences(read, TALKS["three turns"], max_seq_len=first[0] + 1) == []
+    assert (second[0] > first[1], third[0] > second[1]) == (True, True)
+
+
+def test_an_answer_with_a_stop_token_inside_is_refused(renderer):
+    message = r"f\.jsonl:1: messages\[3\]\.content holds '<\|im_end\|>', which ends an answer of this target"
+    with pytest.raises(UserError, match=message):
+        sequences(renderer(KINDS["smollm2"]), talk("a", "b", "c", "d<|im_end|>e"))
+
+
+def test_a_template_that_ends_turns_without_a_stop_token_is_refused(renderer):
+    kind = Kind(chatml("x"), CHATML_TOKENS, ("<|endoftext|>",), "")
+    message = (
+        r"f\.jsonl:1: messages\[1\]: the chat template ends it with .*<\|im_end\|>\\n', without a stop token of "
+        r"the target \('<\|endoftext\|>'\)\. Name the right ones as eos_token_id in .*generation_config\.json"
+    )
+    with pytest.raises(UserError, match=message):
+        sequences(renderer(kind), TALKS["one turn"])
+
+
+def test_a_template_that_does_not_continue_its_own_opening_is_refused(renderer):
+    opening = CHATML_OPENING.replace("assistant\\n", "assistant\\n<think>\\n")
+    kind = Kind(f"{EACH}{CHATML_TURN}{{% endfor %}}{opening}", CHATML_TOKENS, ("<|im_end|>",), "")
+    message = "its chat template opens the assistant's turn with .*nothing says what of that is the answer"
+    with pytest.raises(UserError, match=message):
+        sequences(renderer(kind), TALKS["one turn"])
+
+
+def test_a_row_that_the_template_shows_otherwise_is_refused(renderer):
+    shouting = CHATML_TURN.replace("message.role +", "(message.role if 'no' not in message.content else 'NO') +")
+    kind = Kind(f"{EACH}{shouting}{{% endfor %}}{CHATML_OPENING}", CHATML_TOKENS, ("<|im_end|>",), "")
+    read = renderer(kind)
+    assert sequences(read, talk("a", "b"))
+    with pytest.raises(UserError, match=r"^f\.jsonl:1: messages\[1\]: the chat template does not continue its opening"):
+        sequences(read, talk("a", "no"))
+
+
+def test_a_tokenizer_without_a_template_is_refused(tmp_path):
+    folder = write_target(tmp_path, KINDS["smollm2"])
+    (folder / "chat_template.jinja").unlink()
+    message = r"its tokenizer has no chat template, .*or set data\.answers to written, and the target answers\.$"
+    with pytest.raises(UserError, match=message):
+        Renderer(folder)
+
+
+def test_stop_tokens_are_those_of_the_loaded_target(make_checkpoint):
+    folder = make_checkpoint(seed=1)
+    assert stop_ids_of(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu")) == {2}
+    (folder / "generation_config.json").unlink()
+    assert stop_ids_of(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu")) == {2}
+    GenerationConfig(eos_token_id=[5, 2]).save_pretrained(folder)
+    assert stop_ids_of(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu")) == {2, 5}
+    GenerationConfig().save_pretrained(folder)
+    assert stop_ids_of(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu"))

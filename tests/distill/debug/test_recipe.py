@@ -1,0 +1,284 @@
+"""`--debug` shrinks any recipe, says all it replaces, and leaves the rest alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import widedraft
+from architectures.errors import UserError
+from architectures.shapes import Shape
+from architectures.target import read_config
+from distill.check import planned
+from distill.data.conversations import load_conversations
+from distill.debug.files import begin_debug, byte_tokenizer, prompts, write_tiny
+from distill.debug.recipe import debug_recipe, leaves, replaced, tiny_run
+from distill.losses.config import TokenSelection
+from distill.recipe import Recipe, load_recipe
+from eval.tasks.rendering import render_prompt
+
+TARGET = "meta-llama/Llama-2-7b-hf"
+TEXT = {"domains": [{"name": "wiki", "dataset": "owner/wiki", "config": "en", "split": "test", "weight": 2.0}]}
+
+
+def make(architecture: dict, **sections) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "run_name": "real",
+            "target": {"path": TARGET},
+            "architecture": architecture,
+            "data": {"prompts": [{"name": "owner/prompts"}]},
+            **sections,
+        }
+    )
+
+
+def shrink(recipe: Recipe) -> Recipe:
+    cut = planned(recipe)
+    return debug_recipe(recipe, tiny_run(recipe, cut.target, cut.source))
+
+
+def test_what_a_recipe_says_about_the_method_stays():
+    training = {
+        "temperature": 2.0,
+        "precision": "fp32",
+        "parallelism": "fsdp2",
+        "device_train_microbatch_size": 8,
+        "optimizer": {"name": "adamw", "lr": 5e-4, "betas": [0.8, 0.9]},
+        "scheduler": {"name": "linear_decay_with_warmup", "alpha_f": 0.3, "t_warmup": "10ba"},
+        "gradient_clipping": None,
+        "progress_bar": False,
+    }
+    small = shrink(
+        make(
+            {"shape": "wide-1.3b", "method": "evenly_spaced", "width_method": "magnitude", "rescale": True},
+            data={"prompts": [{"name": "owner/prompts"}], "temperature": 0.7, "top_p": 0.9},
+            distill=training,
+            export={"dtype": "float16"},
+            seed=5,
+        )
+    )
+    for key in ("temperature", "precision", "parallelism", "progress_bar", "gradient_clipping"):
+        assert getattr(small.distill, key) == training[key], key
+    assert (small.distill.optimizer.name, small.distill.optimizer.betas) == ("adamw", (0.8, 0.9))
+    assert (small.distill.scheduler.name, small.distill.scheduler.alpha_f) == ("linear_decay_with_warmup", 0.3)
+    assert (small.architecture.method, small.architecture.width_method, small.architecture.rescale) == (
+        "evenly_spaced",
+        "magnitude",
+        True,
+    )
+    assert (small.data.temperature, small.data.top_p, small.export.dtype, small.seed) == (0.7, 0.9, "float16", 5)
+
+
+def test_nothing_of_the_real_run_is_read_or_written():
+    small = shrink(
+        make(
+            {"shape": "wide-1.3b", "calibration": {"text": "wiki.txt"}, "scores": "shared/scores"},
+            distill={
+                "loggers": {"wandb": {"project": "drafts"}, "file": {"filename": "shared.jsonl"}},
+                "token_selection": {"fraction": 0.3, "reference": "shared/draft"},
+            },
+            eval={"tasks": [{"path": "private.jsonl"}, {"name": "owner/bench"}]},
+        )
+    )
+    text = json.dumps(small.model_dump(mode="json"))
+    for place in ("owner/", "wiki.txt", "shared", "wandb", "private", TARGET, "runs/real/"):
+        assert place not in text, place
+    assert (small.run_name, small.run_dir) == ("real-debug", "runs/real-debug")
+    assert small.architecture.calibration.text == "runs/real-debug/prompts.jsonl"
+    assert small.distill.token_selection == TokenSelection(fraction=0.3, reference="runs/real-debug/tiny-target")
+
+
+def test_the_run_is_short():
+    small = shrink(make({"layers": 5}, distill={"max_duration": "9_000_000tok", "scheduler": {"t_warmup": "1e5tok"}}))
+    assert small.distill.max_duration == "6ba"
+    assert small.distill.scheduler.t_warmup == "0.2dur"
+    assert small.distill.global_train_batch_size == 8
+    assert small.distill.device_train_microbatch_size == "auto"
+    assert (small.data.max_seq_len, small.data.max_new_tokens, small.data.num_eval_prompts) == (128, 16, 4)
+    assert (small.eval.max_prompts, small.eval.max_new_tokens, small.eval.latency_repeats) == (4, 8, 2)
+    assert small.eval.lookahead == (1, 3)
+    assert (small.eval.latency_batches, small.eval.latency_contexts) == ((1, 4), ())
+
+
+def test_shares_names_and_plans_become_numbers():
+    for architecture in ({"layers": "0.5x", "hidden": "0.5x", "heads": 16}, {"shape": "deep-1.3b"}):
+        small = shrink(make(architecture)).architecture
+        assert small.shape is None
+        assert all(isinstance(getattr(small, size), int) for size in ("layers", "hidden", "intermediate", "heads"))
+
+
+def test_a_plan_becomes_the_sizes_it_cuts_to(tmp_path):
+    from architectures.plan import plan_pruning
+
+    real = make({"layers": 16, "method": "first_last"})
+    plan = plan_pruning(planned(real).source, real.architecture, seed=0)
+    (tmp_path / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+    small = shrink(make({"plan": str(tmp_path / "plan.json")})).architecture
+    assert (small.plan, small.layers) == (None, 4)
+
+
+def test_stages_stay_stages():
+    small = shrink(make({"stages": [16, 8, 5], "heads": 16})).architecture
+    assert small.stages == [4, 3, 2]
+    assert small.layers is None
+    assert small.heads == 2
+
+
+def test_a_source_becomes_a_tiny_source():
+    real = make({"shape": "wide-829m", "source": "meta-llama/Llama-3.2-1B"}, target={"path": "meta-llama/Llama-3.1-8B"})
+    cut = planned(real)
+    tiny = tiny_run(real, cut.target, cut.source)
+    assert (tiny.target.tied, tiny.source.tied) == (False, True)
+    assert tiny.target.vocab == tiny.source.vocab
+    assert (tiny.target.intermediate, tiny.source.intermediate) == (224, 256)
+    assert debug_recipe(real, tiny).architecture.source == "runs/real-debug/tiny-source"
+
+
+def test_learned_masks_stay_learned_on_built_in_text():
+    small = shrink(make({"shape": "wide-1.3b", "method": "learned_masks", "masks": {"kl_weight": 0.5}}, text=TEXT))
+    masks = small.architecture.masks
+    assert (masks.max_duration, masks.global_train_batch_size, masks.kl_weight) == ("6ba", 8, 0.5)
+    assert small.text is not None
+    (domain,) = small.text.domains
+    assert (domain.name, domain.path, domain.dataset, domain.weight) == (
+        "wiki",
+        "runs/real-debug/text.txt",
+        None,
+        2.0,
+    )
+    assert small.text.max_seq_len == 32
+
+
+def test_a_student_on_text_stays_on_text():
+    distill = {"train_on": "text", "max_duration": "2000ba", "isolate_documents": False}
+    small = shrink(make({"shape": "wide-1.3b"}, text=TEXT, distill=distill)).distill
+    assert (small.train_on, small.max_duration, small.isolate_documents) == ("text", "6ba", False)
+
+
+def test_self_written_prompts_alone_stay_self_written():
+    small = shrink(make({"layers": 5}, data={"self_written_prompts": 500}))
+    assert small.data.self_written_prompts == 12
+    assert small.data.prompts == ()
+
+
+def test_given_answers_stay_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = {"prompts": [{"name": "owner/chats"}], "answers": "given", "max_seq_len": 4096, "shard_size": 500}
+    Path("r.yaml").write_text(json.dumps(make({"layers": 4}, data=data).model_dump(mode="json")))
+    small = load_recipe(begin_debug(Path("r.yaml"), [], weights=False))
+    assert (small.data.answers, small.data.max_seq_len, small.data.shard_size) == ("given", 128, 16)
+    assert (small.data.max_new_tokens, small.data.self_written_prompts) == (16, 0)
+    conversations = load_conversations(small.data.prompts)
+    assert [each.messages[0]["content"] for each in conversations] == prompts()
+    tokenizer = byte_tokenizer()
+    assert all(len(render_prompt(tokenizer, each.messages[:1])) < 128 for each in conversations)
+    cached = make({"layers": 4}, data={**data, "batch_size": 500}, distill={"teacher": {"source": "cache"}})
+    assert shrink(cached).data.answers == "given"
+
+
+def test_every_value_that_changed_is_named():
+    real = make({"shape": "wide-796m"})
+    small = shrink(real)
+    lines = replaced(real, small)
+    assert 'architecture.shape: "wide-796m" -> null' in lines
+    assert "data.max_seq_len: 1024 -> 128" in lines
+    changed = {line.split(": ")[0] for line in lines}
+    old, new = (dict(leaves(recipe.model_dump(mode="json"))) for recipe in (real, small))
+    assert changed == {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+    assert "distill.loss" not in changed
+
+
+@pytest.fixture
+def recipe_file(tmp_path, monkeypatch, tiny_target):
+    """A recipe of a local target in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    text = "run_name: demo\ntarget: {path: TARGET}\narchitecture: {layers: 2}\ndata: {self_written_prompts: 9}\n"
+    Path("demo.yaml").write_text(text.replace("TARGET", str(tiny_target)), encoding="utf-8")
+    return Path("demo.yaml")
+
+
+def test_files_are_the_same_each_time_and_weights_are_not_made_again(recipe_file):
+    path = begin_debug(recipe_file, ["seed=4"])
+    run = Path("runs/demo-debug")
+    files = sorted(file for file in run.rglob("*") if file.is_file())
+    before = {file: file.read_bytes() for file in files}
+    made_ns = (run / "tiny-target/model.safetensors").stat().st_mtime_ns
+    assert path == run / "recipe.yaml"
+    assert load_recipe(path).seed == 4
+    assert begin_debug(recipe_file, ["seed=4"]) == path
+    assert {file: file.read_bytes() for file in files} == before
+    assert (run / "tiny-target/model.safetensors").stat().st_mtime_ns == made_ns
+    (run / "tiny-target/model.safetensors").unlink()
+    begin_debug(recipe_file, ["seed=4"])
+    assert {file: file.read_bytes() for file in files} == before
+    assert sorted(file for file in run.rglob("*") if file.is_file()) == files
+
+
+def test_another_shape_gets_other_weights(tmp_path, tiny_target):
+    config = read_config(tiny_target)
+    for layers in (3, 2):
+        write_tiny(tmp_path / "t", {**config, "num_hidden_layers": layers}, weights=True)
+    from transformers import AutoModelForCausalLM
+
+    assert len(AutoModelForCausalLM.from_pretrained(tmp_path / "t").model.layers) == 2
+
+
+def test_check_makes_no_weights_and_loads_no_torch(recipe_file, capsys):
+    import subprocess
+    import sys
+
+    root = Path(widedraft.__file__).parent
+    program = (
+        f"import sys; sys.path.insert(0, {str(root)!r}); import widedraft; widedraft.main(sys.argv[1:]);"
+        "sys.exit('torch' if 'torch' in sys.modules else 0)"
+    )
+    command = [sys.executable, "-c", program, "check", "demo.yaml", "--debug"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert "demo-debug, in runs/demo-debug" in completed.stdout
+    assert "4 layers" in completed.stdout
+    assert completed.stderr.startswith("--debug: demo as a run of minutes in runs/demo-debug")
+    assert [file.name for file in Path("runs/demo-debug/tiny-target").iterdir()] == ["config.json"]
+
+
+def test_an_unknown_target_is_refused_with_the_remedy(recipe_file, capsys):
+    assert widedraft.main(["run", "demo.yaml", "target.path=owner/unknown", "--debug"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("target.path: owner/unknown (revision main): not a local folder")
+    assert "set target.path to a folder with its config.json, or to a hub id listed in" in message
+    with pytest.raises(UserError, match=r"^architecture\.source: owner/unknown"):
+        begin_debug(recipe_file, ["architecture.source=owner/unknown"])
+    assert not Path("runs").exists()
+
+
+def test_a_pair_without_a_recipe_has_nothing_to_shrink(capsys):
+    pair = ["--target", "a", "--draft", "b", "--prompts", "c"]
+    assert widedraft.main(["eval", *pair, "--debug"]) == 2
+    assert capsys.readouterr().err.startswith("--debug shrinks a recipe, and a draft named by itself has none")
+
+
+def test_prompts_and_tokenizer_of_a_debug_run():
+    tokenizer = byte_tokenizer()
+    assert len(set(prompts())) == len(prompts()) == 24
+    for text in (*prompts(), "naïve – ünïcode 🙂"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False
+    )
+    assert rendered == "user: Hi</s>\nassistant: "
+    assert [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id] == [0, 1, 2]
+    longest = max(
+        len(tokenizer.apply_chat_template([{"role": "user", "content": text}], return_dict=False)) for text in prompts()
+    )
+    assert longest < 112 - 16
+    assert Shape.from_config(
+        {
+            "model_type": "llama",
+            "hidden_size": 32,
+            "intermediate_size": 8,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 1,
+            "vocab_size": 264,
+        }
+    ).vocab >= len(tokenizer)

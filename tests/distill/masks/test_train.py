@@ -1,0 +1,283 @@
+"""Training of masks as a whole: what it leaves, that resuming and ranks change nothing, and what comes after it."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from composer import Event
+from transformers import AutoModelForCausalLM
+
+import distill.masks.train
+import widedraft
+from architectures.errors import UserError
+from architectures.manifest import read_manifest
+from architectures.masking import masked
+from architectures.plan import PruningPlan
+from distill.checkpoints import find_checkpoints
+from distill.lineage import masks_are_due
+from distill.masks.train import build_mask_model, build_mask_optimizer, in_batches, weights
+from distill.monitoring.gradient_norm import GradientNorm
+from distill.recipe import Recipe, save_recipe
+from distill.train import train
+
+ROOT = Path(__file__).parents[3]
+CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # as in test_prune_families
+
+
+@pytest.fixture
+def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Recipe]:
+    """make_masks(name, architecture={...}, **keys of architecture.masks) -> Recipe of a tiny run."""
+    text = tmp_path / "text.txt"
+    generator = random.Random(3)
+    text.write_text("".join(generator.choice("abcdefgh \n") for _ in range(6000)))
+
+    def make(name: str = "run", architecture=None, update_interval: str = "2ba", **masks) -> Recipe:
+        settings = {
+            "max_duration": "6ba",
+            "global_train_batch_size": 4,
+            "device_train_microbatch_size": 4,
+            "precision": "fp32",
+            "save_interval": "1ba",
+        }
+        sizes = {"layers": 2, "intermediate": 64, "heads": 2, "kv_heads": 1, "hidden": 32}
+        return Recipe(
+            run_name=name,
+            run_dir=str(tmp_path / name),
+            target={"path": str(tiny_target), "dtype": "float32"},
+            architecture={"method": "learned_masks", "masks": {**settings, **masks}, **(architecture or sizes)},
+            data={"self_written_prompts": 1},
+            text={
+                "domains": [{"name": "letters", "path": str(text)}],
+                "max_seq_len": 24,
+                "num_eval_sequences": 2,
+                "mixture": {"update_interval": update_interval},
+            },
+            distill={"progress_bar": False},
+        )
+
+    return make
+
+
+def last_state(recipe: Recipe) -> dict:
+    last = find_checkpoints(Path(recipe.run_dir) / "mask_checkpoints")[-1]
+    return torch.load(last, weights_only=False)["state"]
+
+
+def metrics(recipe: Recipe) -> dict[int, dict[str, float]]:
+    merged: dict[int, dict[str, float]] = {}
+    for line in (Path(recipe.run_dir) / "logs" / "masks.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        merged.setdefault(record["batch"], {}).update(record)
+    return merged
+
+
+def assert_equal(one, other, name=""):
+    assert type(one) is type(other), name
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), name
+        for key in one:
+            assert_equal(one[key], other[key], f"{name}.{key}")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), name
+    else:
+        assert one == other, name
+
+
+def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys):
+    recipe = make_masks()
+    assert masks_are_due(recipe)
+    train(recipe)
+    assert not masks_are_due(recipe)
+    folder = Path(recipe.run_dir) / "masks"
+    plan, manifest = PruningPlan.from_json((folder / "plan.json").read_text()), read_manifest(folder)
+    assert (plan.draft.layers, plan.draft.intermediate, plan.draft.hidden) == (2, 64, 32)
+    assert (plan.draft.heads, plan.draft.kv_heads, plan.method) == (2, 1, "learned_masks")
+    assert manifest is not None
+    assert 0 < manifest["metrics"]["masks/layers/expected"] <= 4
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith(f"{folder}: layers ")
+    assert message.endswith("Run `widedraft prune` next.")
+
+    model = build_mask_model(recipe, Path(recipe.target.path))
+    model.load_state_dict(last_state(recipe)["model"])
+    ids = torch.arange(3, 35)[None]
+    with torch.inference_mode():
+        with masked(model.student, model.masks.final(), model.masks.source):
+            expected = model.student(ids).logits
+        found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()(ids).logits
+    torch.testing.assert_close(found, expected, **CLOSE)
+    assert not torch.equal(found, build_mask_model(recipe, Path(recipe.target.path)).student(ids).logits)
+
+
+def test_prune_slices_the_trained_weights_by_their_plan(make_masks, tmp_path):
+    recipe = make_masks()
+    save_recipe(recipe, tmp_path / "recipe.yaml")
+    assert widedraft.main(["prune", str(tmp_path / "recipe.yaml")]) == 2
+    train(recipe)
+    assert widedraft.main(["prune", str(tmp_path / "recipe.yaml")]) == 0
+    run, ids = Path(recipe.run_dir), torch.arange(3, 35)[None]
+    assert (run / "init" / "plan.json").read_text() == (run / "masks" / "plan.json").read_text()
+    with torch.inference_mode():
+        draft, whole = (
+            AutoModelForCausalLM.from_pretrained(run / name, dtype="auto").eval() for name in ("init", "masks")
+        )
+        torch.testing.assert_close(draft(ids).logits, whole(ids).logits, **CLOSE)
+    assert widedraft.main(["masks", str(tmp_path / "recipe.yaml")]) == 0  # up to date
+
+
+def test_other_methods_have_no_masks_to_train(make_masks, tmp_path, capsys):
+    plain = make_masks().model_dump(mode="json")
+    plain["architecture"], plain["text"] = {"layers": 2, "method": "first_last"}, None
+    save_recipe(Recipe.model_validate(plain), tmp_path / "plain.yaml")
+    assert widedraft.main(["masks", str(tmp_path / "plain.yaml")]) == 2
+    assert "architecture.method is first_last; only learned_masks has masks to train." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("batch", [2, 5])
+def test_resumed_equals_uninterrupted_bit_for_bit(make_masks, stopped, batch):
+    straight, resumed = make_masks("straight"), make_masks("resumed")
+    train(straight)
+    with stopped(distill.mask_train, "build_mask_loggers", batch):
+        train(resumed)
+    assert find_checkpoints(Path(resumed.run_dir) / "mask_checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
+    train(resumed)
+    for part in ("model", "optimizers"):
+        assert_equal(last_state(straight)[part], last_state(resumed)[part])
+    one, other = metrics(straight), metrics(resumed)
+    names = [name for name in one[5] if name.startswith(("masks/", "loss/", "mixture/"))]
+    assert len(names) > 10
+    assert all(one[step].get(name) == other[step].get(name) for step in one for name in names)
+    plans = [(Path(recipe.run_dir) / "masks" / "plan.json").read_text() for recipe in (straight, resumed)]
+    assert plans[0] == plans[1]
+
+
+def test_a_finished_training_only_writes_its_masks_again(make_masks):
+    import shutil
+
+    recipe = make_masks()
+    train(recipe)
+    folder = Path(recipe.run_dir) / "masks"
+    first = (folder / "model.safetensors").read_bytes()
+    shutil.rmtree(folder)
+    train(recipe)
+    assert (folder / "model.safetensors").read_bytes() == first
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_microbatches_do_not_change_the_update(make_masks, size):
+    whole = make_masks("whole", max_duration="2ba", target_warmup="1ba")
+    cut = make_masks("cut", max_duration="2ba", target_warmup="1ba", device_train_microbatch_size=size)
+    train(whole)
+    train(cut)
+    assert_close_training(whole, cut)
+
+
+def assert_close_training(one: Recipe, other: Recipe) -> None:
+    """Adam's first moments, which keep the size of the gradients, and the losses; weights and masks at 1e-5."""
+    states = [last_state(recipe) for recipe in (one, other)]
+    moments = [next(iter(state["optimizers"].values()))["state"] for state in states]
+    for part in ("student.", "masks.log_alpha.", "masks.multipliers."):
+        names = [name for name in moments[0] if name.startswith(part)]
+        flat = [torch.cat([each[name]["exp_avg"].flatten() for name in names]) for each in moments]
+        assert (flat[0] - flat[1]).norm() < 1e-5 * flat[0].norm(), part
+    logs = [metrics(recipe) for recipe in (one, other)]
+    last = max(logs[0])
+    for name in ("masks/layers/expected", "masks/neurons/gap"):
+        assert logs[0][last][name] == pytest.approx(logs[1][last][name], rel=1e-5)
+
+
+@pytest.mark.slow  # a launch imports torch and Composer in two processes
+def test_two_processes_equal_one(make_masks):
+    settings = {"max_duration": "4ba", "device_train_microbatch_size": 2}
+    alone, together = make_masks("alone", **settings), make_masks("together", **settings)
+    train(alone)
+    path = Path(together.run_dir) / "recipe.yaml"
+    save_recipe(together, path)
+    command = [sys.executable, "-m", "composer", "-n", "2", "-m", "distill.train", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert_close_training(alone, together)
+    states = [last_state(recipe)["model"] for recipe in (alone, together)]
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(tensor, states[1][name], rtol=0.0, atol=1e-5 if "student" in name else 1e-4)
+    plans = [(Path(recipe.run_dir) / "masks" / "plan.json").read_text() for recipe in (alone, together)]
+    assert plans[0] == plans[1]
+
+
+def test_the_teacher_is_in_neither_checkpoint_nor_optimizer(make_masks, tiny_target):
+    recipe = make_masks(max_duration="1ba", target_warmup="1ba")
+    train(recipe)
+    state = last_state(recipe)
+    assert {name.split(".")[0] for name in state["model"]} == {"student", "masks"}
+    model = build_mask_model(recipe, tiny_target)
+    assert model.teacher is not None
+    optimizer = build_mask_optimizer(recipe.architecture.masks, model)
+    inside = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert inside == {id(parameter) for parameter in model.parameters()}
+    assert not inside & {id(parameter) for parameter in model.teacher.model.parameters()}
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-4, 0.3]
+
+
+def test_multipliers_rise_where_too_much_is_open(make_masks):
+    recipe = make_masks(max_duration="5ba", target_warmup="1ba")
+    train(recipe)
+    model = last_state(recipe)["model"]
+    assert (model["masks.multipliers.channels"] > 0).all()
+    assert (model["masks.log_alpha.layers"] < 5).all()
+
+
+def test_log_alphas_stay_within_their_limits(make_masks):
+    recipe = make_masks(max_duration="5ba", target_warmup="1ba", mask_lr=30.0)
+    train(recipe)
+    masks = build_mask_model(recipe, Path(recipe.target.path)).masks
+    for name, axis in masks.axes.items():
+        found, (low, high) = last_state(recipe)["model"][f"masks.log_alpha.{name}"], axis.limits
+        assert low - 1e-5 <= float(found.min()) <= low + 1e-5
+        assert float(found.max()) <= high + 1e-5
+
+
+def test_the_gradients_of_weights_alone_are_clipped(make_masks, tiny_target, tmp_path):
+    model = build_mask_model(make_masks(), tiny_target)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    log: Any = SimpleNamespace(log_metrics=lambda _: None)
+    state: Any = SimpleNamespace(model=model)
+    GradientNorm(tmp_path, 1.0, weights).apply(Event.AFTER_TRAIN_BATCH, state, log)
+    norm = torch.stack([parameter.grad.norm() for parameter in model.student.parameters()]).norm()
+    assert float(norm) == pytest.approx(1.0, rel=1e-4)
+    assert all((parameter.grad == 1).all() for parameter in model.masks.parameters())
+
+
+def test_another_recipe_does_not_continue_these_masks(make_masks, stopped):
+    with stopped(distill.mask_train, "build_mask_loggers", 3):
+        train(make_masks())
+    with pytest.raises(UserError, match=r"mask_checkpoints was made from another architecture than the recipe"):
+        train(make_masks(mask_lr=0.5))
+    train(make_masks(device_train_microbatch_size=2))
+
+
+def test_a_target_with_nothing_to_cut_is_refused(make_masks):
+    with pytest.raises(UserError, match="leaves nothing to learn"):
+        train(make_masks(architecture={"layers": 4}))
+
+
+def test_shares_of_the_training_are_times_too(make_masks):
+    recipe = make_masks(max_duration="4ba", save_interval="0.5dur", update_interval="0.25dur")
+    train(recipe)
+    names = [path.name for path in find_checkpoints(Path(recipe.run_dir) / "mask_checkpoints")]
+    assert names == ["ep0-ba2-rank0.pt", "ep0-ba4-rank0.pt"]
+    assert [batch for batch, found in metrics(recipe).items() if "mixture/letters/loss" in found] == [1, 2, 3, 4]
+
+
+def test_times_in_batches(make_masks):
+    config = make_masks(max_duration="200ba").architecture.masks
+    assert [in_batches(time, config) for time in ("0.2dur", "640ba", "0.001dur")] == [40, 640, 1]

@@ -1,0 +1,44 @@
+"""FLOPs of a step: counted as torch counts them, and as many as this machine can do."""
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from architectures.shapes import Shape
+from distill.monitoring.flops import forward_flops, measured_cpu_flops, training_flops
+
+CONFIG = LlamaConfig(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    attn_implementation="eager",
+)
+SHAPE = Shape.from_config(CONFIG.to_dict())
+
+
+def test_a_forward_pass_is_counted_as_torch_counts_it():
+    lm = LlamaForCausalLM(CONFIG)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        lm(input_ids=torch.zeros(1, 15, dtype=torch.long), logits_to_keep=5)
+    counted = counter.get_total_flops()
+    scores = 2 * 2 * 2 * 4 * 8 * 15 * 15  # layers, scores and values, multiply and add: torch computes the whole square
+    ours = forward_flops(SHAPE, [(15, 5)])
+    rotary = counted - ours - scores // 2 * 14 // 15
+    assert 0 <= rotary <= 2 * 2 * 8 * 15  # an outer product of positions and frequencies
+
+
+def test_the_head_counts_where_it_runs():
+    assert forward_flops(SHAPE, [(10, 4)]) - forward_flops(SHAPE, [(10, 3)]) == 2 * 96 * 32
+
+
+def test_a_step_is_three_passes_of_the_student_and_what_the_teacher_does():
+    answers = [(10, 4), (7, 7)]
+    forward = forward_flops(SHAPE, answers)
+    assert training_flops(SHAPE, iter(answers), teacher=5) == 3 * forward + 5
+
+
+def test_a_processor_does_at_least_a_million_products_a_second():
+    assert measured_cpu_flops(torch.float32) > 1e6

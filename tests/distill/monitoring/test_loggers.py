@@ -1,0 +1,267 @@
+"""What a training says, and where."""
+
+import json
+import re
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from composer import Time, Timestamp
+from composer.loggers import InMemoryLogger, LoggerDestination, TensorboardLogger
+
+import distill.monitoring.loggers
+import distill.trainer
+from architectures.errors import UserError
+from distill.monitoring.loggers import (
+    ConsoleReport,
+    MetricsFile,
+    build_logger,
+    build_loggers,
+    describe_evaluation,
+    fraction_done,
+)
+from distill.monitoring.step_times import PHASES
+from distill.train import train
+from eval.acceptance import Estimate
+
+
+def records(recipe) -> list[dict]:
+    lines = (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def longer(recipe, max_duration: str):
+    return recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"max_duration": max_duration})})
+
+
+def standing(max_duration: str = "100ba", *, wct_s: float = 0.0, **counts: int) -> SimpleNamespace:
+    """What loggers read of Composer's state."""
+    timestamp = Timestamp(**counts, total_wct=timedelta(seconds=wct_s))
+    return SimpleNamespace(timestamp=timestamp, max_duration=Time.from_timestring(max_duration))
+
+
+def test_every_metric_of_every_batch_is_in_the_file(make_run, monkeypatch):
+    recipe, memory = make_run(max_duration="2ep", eval_interval="2ba"), InMemoryLogger()
+    monkeypatch.setattr(distill.trainer, "build_loggers", lambda recipe: [*build_loggers(recipe), memory])
+    train(recipe)
+    logged = {(name, at.batch.value) for name, values in memory.data.items() for at, _ in values}
+    assert {(name, record["batch"]) for record in records(recipe) for name in record if name != "batch"} == logged
+
+
+def test_a_resumed_training_continues_the_file(make_run):
+    recipe = make_run(max_duration="3ba")
+    train(recipe)
+    before = records(recipe)
+    train(longer(recipe, "5ba"))
+    after = records(recipe)
+    assert after[: len(before)] == before
+    assert [record["batch"] for record in after if "loss/train/total" in record] == [0, 1, 2, 3, 4]
+
+
+def test_lines_beyond_the_checkpoint_and_half_lines_are_dropped(make_run):
+    recipe = make_run(max_duration="3ba")
+    train(recipe)
+    path = Path(recipe.run_dir) / "logs" / "metrics.jsonl"
+    before = records(recipe)
+    with path.open("a") as file:
+        file.write('{"batch": 4, "loss/train/total": 7.0}\n{"batch": 2, "loss/tra')
+    train(longer(recipe, "4ba"))
+    after = records(recipe)
+    assert after[: len(before)] == before
+    assert [record["batch"] for record in after if "loss/train/total" in record] == [0, 1, 2, 3]
+
+
+def test_a_new_training_starts_a_new_file(make_run):
+    recipe = make_run(max_duration="1ba")
+    path = Path(recipe.run_dir) / "logs" / "metrics.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"batch": 0, "metrics/eval/alpha": 0.9}\n')
+    train(recipe)
+    assert 0.9 not in [record.get("metrics/eval/alpha") for record in records(recipe)]
+
+
+def test_the_file_may_lie_elsewhere(make_run, tmp_path):
+    recipe = make_run(max_duration="1ba", loggers={"file": {"filename": str(tmp_path / "here.jsonl")}})
+    train(recipe)
+    assert "loss/train/total" in (tmp_path / "here.jsonl").read_text()
+    assert not (Path(recipe.run_dir) / "logs").exists()
+
+
+def test_no_file_if_none_is_wanted(make_run):
+    recipe = make_run(max_duration="1ba", loggers={})
+    train(recipe)
+    assert not (Path(recipe.run_dir) / "logs").exists()
+
+
+def test_other_ranks_write_no_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK", "1")
+    logger = MetricsFile(str(tmp_path / "metrics.jsonl"))
+    logger.log_metrics({"loss": 1.0}, step=0)
+    logger.write()
+    assert not list(tmp_path.iterdir())
+    logger.path.write_text("rank 0 writes this")
+    logger.after_load(standing(), None)
+    assert logger.path.read_text() == "rank 0 writes this"
+
+
+def test_other_ranks_print_nothing(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    ConsoleReport(show_bar=False, log_interval="1ba").console.print("held-out alpha")
+    assert capsys.readouterr().err == ""
+
+
+def test_lines_on_the_console(make_run, capsys):
+    train(make_run(max_duration="4ba", console_log_interval="2ba", eval_interval="4ba"))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("batch ")]
+    assert [line.split(":")[0] for line in lines] == ["batch 0", "batch 2 (50%)", "batch 4 (100%)", "batch 4"]
+    assert "held-out alpha 0." in lines[0]
+    assert " nats/token, " in lines[1]
+    assert re.search(r"tokens/s, 0:00:00 left \(.*teacher \d+%, student \d+%, optimiser \d+%.*\)$", lines[2])
+    assert re.search(r"tau 1 1\.\d+ \[\d\.\d+, \d\.\d+\], tau 3 ", lines[3])
+
+
+def test_every_batch_says_where_its_time_went(make_run):
+    start_s = time.monotonic()
+    recipe = make_run(max_duration="4ba", eval_interval="2ba", eval_first=False)
+    train(recipe)
+    found = [record for record in records(recipe) if "step/student_s" in record]
+    assert [record["batch"] for record in found] == [1, 2, 3, 4]
+    for record in found:
+        assert min(record[f"step/{phase}_s"] for phase in ("data", "teacher", "student", "optimiser")) > 0
+    assert [record["step/save_s"] > 0 for record in found] == [False, True, True, True]
+    assert [record["step/evaluation_s"] > 0 for record in found] == [False, False, True, False]
+    assert sum(record[f"step/{phase}_s"] for record in found for phase in PHASES) < time.monotonic() - start_s
+
+
+def test_the_use_of_the_device_is_logged(make_run):
+    recipe = make_run(max_duration="12ba")
+    train(recipe)
+    last = [record["throughput/device/mfu"] for record in records(recipe) if "throughput/device/mfu" in record][-1]
+    assert 0 < last < 1
+
+
+def test_intervals_of_evaluations_are_logged(make_run):
+    recipe = make_run(max_duration="1ba")
+    train(recipe)
+    for record in records(recipe):
+        if "metrics/eval/alpha" in record:
+            assert record["metrics/eval/alpha/low"] < record["metrics/eval/alpha"] < record["metrics/eval/alpha/high"]
+            assert record["metrics/eval/tau_7/low"] <= record["metrics/eval/tau_7"]
+
+
+def test_an_evaluation_of_several_tasks_has_a_line_for_each():
+    found = {
+        "alpha": Estimate(0.5, 0.4, 0.6),
+        "chat/alpha": Estimate(0.25, None, None),
+        "chat/tau_3": Estimate(1.5, 1, 2),
+    }
+    assert describe_evaluation(found) == ["alpha 0.500 [0.400, 0.600]", "chat: alpha 0.250, tau 3 1.500 [1.000, 2.000]"]
+
+
+def test_lines_by_epoch(make_run, capsys):
+    train(make_run(max_duration="2ep", console_log_interval="1ep", eval_first=False, eval_interval="1dur"))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("batch ")]
+    assert [line.split(":")[0] for line in lines] == ["batch 3 (50%)", "batch 6", "batch 6 (100%)"]
+
+
+def test_speed_and_time_left_are_those_of_this_session(monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: now_s)
+    monkeypatch.setattr(distill.monitoring.loggers, "time", clock)
+    now_s = 1000.0
+    report = ConsoleReport(show_bar=False, log_interval="1ba")
+    report.log_metrics({"loss/train/total": 1.5})
+    report.fit_start(standing(batch=50, token=5000, wct_s=700.0), None)
+    now_s += 40.0  # of which 10 went into training
+    state = standing(batch=75, token=6000, wct_s=710.0)
+    assert report.describe(state) == "batch 75 (75%): loss 1.5000 nats/token, 100 tokens/s"
+    assert report.time_left(state) == timedelta(seconds=40)
+
+
+def test_a_training_that_overshoots_is_done():
+    assert fraction_done(standing("100tok", token=50)) == 0.5
+    assert fraction_done(standing("100tok", token=130)) == 1.0
+
+
+def test_the_bar_follows_training_and_evaluations(monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    report = ConsoleReport(show_bar=True, log_interval="1ba")
+    (task,) = report.bar.tasks
+    report.log_metrics({"loss/train/total": 1.5})
+    report.batch_end(standing(batch=25), None)
+    assert (task.completed, task.total) == (0.25, 1.0)
+    assert task.description.startswith("batch 25 (25%): loss 1.5000")
+    report.eval_batch_end(SimpleNamespace(eval_timestamp=Timestamp(batch=2), dataloader_len=5), None)
+    assert task.description == "evaluating, batch 2/5"
+
+
+def test_a_bar_on_a_terminal(make_run, monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich then takes the captured stream for a terminal
+    monkeypatch.setenv("TERM", "xterm")  # and not for a dumb one
+    train(make_run(max_duration="4ba", console_log_interval="1ba", eval_interval="4ba"))
+    error = capsys.readouterr().err
+    assert "nats/token" in error
+    assert "held-out alpha" in error
+    assert "━" in error
+    assert "\x1b[?25h" in error  # the cursor is back
+
+
+def test_an_error_leaves_the_terminal_usable(make_run, monkeypatch, capsys):
+    class Failing(LoggerDestination):
+        def batch_end(self, state, logger):
+            raise ZeroDivisionError
+
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(distill.trainer, "build_loggers", lambda recipe: [*build_loggers(recipe), Failing()])
+    with pytest.raises(ZeroDivisionError) as raised:
+        train(make_run(max_duration="1ba"))
+    assert "\x1b[?25h" in capsys.readouterr().err  # the cursor is back
+    assert raised.traceback  # which still holds the trainer: it was not closed by being forgotten
+
+
+def test_no_bar_if_none_is_wanted(make_run, monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    train(make_run(max_duration="2ba", progress_bar=False, console_log_interval="1ba"))
+    error = capsys.readouterr().err
+    assert "━" not in error
+    assert "batch 2 (100%): loss" in error
+
+
+def test_tensorboard_events_hold_the_metrics(make_run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    recipe = make_run(max_duration="2ba", loggers={"tensorboard": {}, "file": {}})
+    train(recipe)
+    events = EventAccumulator(str(Path(recipe.run_dir) / "logs" / "tensorboard" / recipe.run_name))
+    events.Reload()
+    assert {"loss/train/total", "metrics/eval/alpha", "metrics/eval/greedy_match"} <= set(events.Tags()["scalars"])
+    logged = [event.value for event in events.Scalars("metrics/eval/alpha")]
+    expected = [record["metrics/eval/alpha"] for record in records(recipe) if "metrics/eval/alpha" in record]
+    assert logged == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard"])
+def test_a_tracker_that_is_not_installed_is_an_error_with_the_command(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(distill.monitoring.loggers, "find_spec", lambda _name: None)
+    with pytest.raises(UserError, match=rf"distill\.loggers\.{name}: .*`pip install 'widedraft\[{name}\]'`"):
+        build_logger(name, {})
+
+
+def test_arguments_reach_the_tracker(make_run, tmp_path):
+    recipe = make_run(loggers={"tensorboard": {"log_dir": str(tmp_path / "board"), "flush_interval": 3}})
+    (board,) = [logger for logger in build_loggers(recipe) if isinstance(logger, TensorboardLogger)]
+    assert (board.log_dir, board.flush_interval) == (str(tmp_path / "board"), 3)
+
+
+@pytest.mark.parametrize(("name", "key"), [("wandb", "name"), ("mlflow", "run_name")])
+def test_a_tracker_calls_the_run_by_its_name_unless_told_otherwise(make_run, monkeypatch, name, key):
+    monkeypatch.setitem(distill.monitoring.loggers.TRACKERS, name, dict)
+    monkeypatch.setattr(distill.monitoring.loggers, "find_spec", lambda _name: True)
+    assert build_loggers(make_run("one", loggers={name: {}}))[1:] == [{key: "one"}]
+    assert build_loggers(make_run("two", loggers={name: {key: "mine"}}))[1:] == [{key: "mine"}]

@@ -1,0 +1,292 @@
+"""Training from a cache of the teacher: it learns what the live teacher, or the entries kept of it, would teach.
+
+Tolerances are for float32: a cached hidden state was computed in another batch than the live one, whose products may
+sum in another order.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import distill.train
+import distill.trainer
+from architectures.errors import UserError
+from distill.checkpoints import find_checkpoints
+from distill.data.dataspec import build_dataspec, cut_padding, split_batch
+from distill.losses.formulas import forward_kl
+from distill.losses.sparse import alpha_bounds, sampled_cross_entropy, top_k_kl
+from distill.metrics import expected_acceptance
+from distill.monitoring.flops import forward_flops, head_flops
+from distill.teacher.config import TeacherConfig
+from distill.teacher_cache.answers import CachedAnswers, rows_in
+from distill.teacher_cache.contents import join_rows
+from distill.teacher_cache.reader import TeacherCache
+from distill.teacher_cache.stage import cache_stage
+from distill.train import read_answers, train
+from distill.trainer import build_model
+
+VOCAB = 264
+LOSS_RTOL = 1e-6
+WEIGHTS_ATOL = 1e-5  # after six steps at learning rate 1e-3; Adam's steps do not shrink with small gradients
+HALF_RTOL = 1e-3  # log-probabilities of a top-k cache are float16
+HIDDEN = {"source": "cache"}
+TOP_K = {"source": "cache", "contents": "top_k", "k": 5}
+SAMPLES = {"source": "cache", "contents": "samples", "num_samples": 7}
+CONTENTS = pytest.mark.parametrize("teacher", [HIDDEN, TOP_K, SAMPLES], ids=["hidden", "top_k", "samples"])
+
+
+@pytest.fixture
+def cached(make_run):
+    """cached(name, teacher, **keys of distill) -> Recipe whose cache is written."""
+
+    def make(name, teacher, **more):
+        recipe = make_run(name, teacher=teacher, **more)
+        cache_stage(recipe)
+        return recipe
+
+    return make
+
+
+def refuse_to_load(*_, **__):
+    raise AssertionError("a cached teacher has no weights but its head's")
+
+
+def metrics(recipe) -> dict[int, dict[str, float]]:
+    merged: dict[int, dict[str, float]] = {}
+    for line in (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        merged.setdefault(record["batch"], {}).update(record)
+    return merged
+
+
+def values(recipe, name: str) -> list[float]:
+    return [record[name] for record in metrics(recipe).values() if name in record]
+
+
+def weights(recipe) -> dict[str, torch.Tensor]:
+    last = find_checkpoints(Path(recipe.run_dir) / "checkpoints")[-1]
+    return torch.load(last, weights_only=False)["state"]["model"]
+
+
+def greatest_difference(one, other) -> float:
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def answers_of(recipe, name="train") -> CachedAnswers:
+    answers = dict(zip(("train", "eval"), read_answers(recipe), strict=True))[name]
+    return CachedAnswers(answers, TeacherCache(Path(recipe.run_dir) / "teacher_cache", name))
+
+
+def model_of(recipe):
+    return build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
+
+
+def batch_of(recipe, *answers: int):
+    dataset = answers_of(recipe)
+    return dataset.collate([dataset[answer] for answer in answers])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"loss": [{"name": "reverse_kl"}, {"name": "cross_entropy", "weight": 0.5}], "temperature": 2.0},
+        {"device_train_microbatch_size": 1, "loss": "total_variation"},
+    ],
+    ids=["forward_kl", "sum at a temperature", "micro-batches"],
+)
+def test_hidden_states_teach_what_the_live_teacher_teaches(make_run, cached, monkeypatch, settings):
+    live, read = make_run("live", **settings), cached("read", HIDDEN, **settings)
+    train(live)
+    monkeypatch.setattr(distill.trainer, "load_teacher", refuse_to_load)
+    train(read)
+    losses = [values(recipe, "loss/train/total") for recipe in (live, read)]
+    assert len(losses[0]) == 6
+    assert losses[1] == pytest.approx(losses[0], rel=LOSS_RTOL)
+    assert greatest_difference(live, read) < WEIGHTS_ATOL
+    for name in ("alpha", "greedy_match", "tau_5"):
+        found = [values(recipe, f"metrics/eval/{name}") for recipe in (live, read)]
+        assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+def test_a_selection_reads_hidden_states_too(make_run, cached, tiny_draft):
+    chosen = {"token_selection": {"fraction": 0.4, "reference": str(tiny_draft)}, "max_duration": "2ba"}
+    live, read = make_run("live", **chosen), cached("read", HIDDEN, **chosen)
+    train(live)
+    train(read)
+    assert values(read, "loss/train/total") == pytest.approx(values(live, "loss/train/total"), rel=1e-5)
+    assert greatest_difference(live, read) < WEIGHTS_ATOL
+
+
+def test_every_entry_teaches_what_the_live_teacher_teaches(make_run, cached):
+    live, read = make_run("live"), cached("read", {**TOP_K, "k": VOCAB})
+    train(live)
+    train(read)
+    assert values(read, "loss/train/total") == pytest.approx(values(live, "loss/train/total"), rel=HALF_RTOL)
+    assert values(read, "metrics/eval/alpha") == pytest.approx(values(live, "metrics/eval/alpha"), rel=HALF_RTOL)
+    low, high = (values(read, f"metrics/train/{name}") for name in ("alpha_low", "alpha_high"))
+    assert low == pytest.approx(high, abs=1e-5)
+
+
+@CONTENTS
+def test_loss_and_gradient_are_those_of_the_rows_kept(cached, teacher):
+    weighted = [{"name": "forward_kl", "weight": 2.0}, {"name": "cross_entropy", "weight": 0.5}]
+    recipe = cached("run", teacher, loss=weighted)
+    model, chosen = model_of(recipe), (7, 0, 9, 3)
+    batch = batch_of(recipe, *chosen)
+    model.loss(model(batch), batch).backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    found_loss = model.loss(model(batch), batch)
+    model.zero_grad()
+    cache = TeacherCache(Path(recipe.run_dir) / "teacher_cache", "train")
+    rows = join_rows([cache.rows(answer) for answer in chosen])
+    student = model.student(batch["input_ids"], batch["keep"], lambda hidden, head: head.logits(hidden))
+    comparison = {
+        "hidden": lambda: forward_kl(student, model.teacher.head.logits(rows["hidden"])),
+        "top_k": lambda: top_k_kl(student, rows["ids"], rows["log_probs"], rows["log_tail"]),
+        "samples": lambda: sampled_cross_entropy(student, rows["ids"]),
+    }[recipe.distill.teacher.contents]()
+    tokens = torch.nn.functional.cross_entropy(student, batch["next_ids"][batch["keep"]], reduction="none")
+    expected = (2 * comparison + 0.5 * tokens).mean()
+    expected.backward()
+    torch.testing.assert_close(found_loss, expected)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+@CONTENTS
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_split_batch_says_what_the_whole_batch_says(cached, teacher, size):
+    recipe = cached("run", teacher)
+    model, batch = model_of(recipe), batch_of(recipe, 4, 1, 8, 2, 6)
+    pieces = [cut_padding(piece) for piece in split_batch(batch, size)]
+    assert len(pieces) == -(-5 // size)
+    whole, parts = rows_in(batch), [rows_in(piece) for piece in pieces]
+    assert all(torch.equal(torch.cat([part[name] for part in parts]), rows) for name, rows in whole.items())
+    assert {len(rows) for rows in whole.values()} == {int(batch["keep"].sum())}
+    torch.testing.assert_close(sum(model(piece) for piece in pieces), model(batch), rtol=1e-5, atol=1e-5)
+
+
+@CONTENTS
+def test_microbatches_do_not_change_what_is_learned(cached, teacher):
+    settings = {"max_duration": "2ba"}
+    whole, cut = (
+        cached("whole", teacher, **settings),
+        cached("cut", teacher, device_train_microbatch_size=1, **settings),
+    )
+    train(whole)
+    train(cut)
+    assert values(cut, "loss/train/total") == pytest.approx(values(whole, "loss/train/total"), rel=1e-5)
+    assert greatest_difference(whole, cut) < 1e-5
+
+
+@CONTENTS
+@pytest.mark.parametrize("batch", [2, 5], ids=["first epoch", "second epoch"])
+def test_resumed_equals_uninterrupted_bit_for_bit(cached, stopped, teacher, batch):
+    straight, resumed = cached("straight", teacher), cached("resumed", teacher)
+    train(straight)
+    with stopped(distill.trainer, "build_loggers", batch):
+        train(resumed)
+    train(resumed)
+    assert greatest_difference(straight, resumed) == 0
+    assert values(resumed, "loss/train/total") == values(straight, "loss/train/total")
+
+
+@pytest.mark.parametrize("teacher", [TOP_K, SAMPLES], ids=["top_k", "samples"])
+def test_held_out_metrics_are_exact_whatever_is_trained_on(make_run, cached, monkeypatch, teacher):
+    live, read = make_run("live", max_duration="1ba"), cached("read", teacher, max_duration="1ba")
+    train(live)
+    monkeypatch.setattr(distill.trainer, "load_teacher", refuse_to_load)
+    train(read)
+    first = [metrics(recipe)[0] for recipe in (live, read)]
+    for name in ("alpha", "greedy_match", "tau_5"):
+        assert first[1][f"metrics/eval/{name}"] == pytest.approx(first[0][f"metrics/eval/{name}"], rel=1e-5)
+
+
+def test_a_cache_of_other_answers_is_refused(cached, monkeypatch):
+    recipe = cached("run", TOP_K)
+    monkeypatch.setattr(distill.train, "read_answers", lambda recipe: read_answers(recipe)[::-1])
+    with pytest.raises(UserError, match=r"its train rows belong to other answers than those in the data folder"):
+        train(recipe)
+
+
+def test_a_stale_cache_is_refused_by_name(cached):
+    recipe = cached("run", TOP_K)
+    more = recipe.distill.model_copy(update={"teacher": TeacherConfig(**{**TOP_K, "k": 6})})
+    with pytest.raises(UserError, match=r"teacher_cache was made from another distill\.teacher than"):
+        train(recipe.model_copy(update={"distill": more}))
+
+
+def test_bounds_are_logged_of_the_first_batch_and_after_each_line(cached):
+    recipe = cached("run", TOP_K, console_log_interval="3ba", device_train_microbatch_size=1)
+    train(recipe)
+    log = metrics(recipe)
+    assert [batch for batch in log if "metrics/train/alpha_low" in log[batch]] == [0, 3]
+    model, data = model_of(recipe), build_dataspec(answers_of(recipe), device_batch_size=4, shuffle=True, seed=17)
+    batch = next(iter(data.dataloader))
+    rows = rows_in(batch)
+    live = distill.trainer.load_teacher(Path(recipe.target.path), dtype="float32", device="cpu")
+    student = model.student(batch["input_ids"], batch["keep"], lambda hidden, head: head.logits(hidden))
+    low_A, high_A = alpha_bounds(student, rows["ids"], rows["log_probs"], rows["log_tail"])
+    assert log[0]["metrics/train/alpha_low"] == pytest.approx(float(low_A.mean()), rel=1e-5)
+    assert log[0]["metrics/train/alpha_high"] == pytest.approx(float(high_A.mean()), rel=1e-5)
+    alpha = expected_acceptance(student, live.logits(batch["input_ids"], batch["keep"])).mean()
+    assert low_A.mean() < alpha < high_A.mean()
+
+
+def test_bounds_are_of_top_k_alone(cached):
+    for name, teacher in (("hidden", HIDDEN), ("samples", SAMPLES)):
+        recipe = cached(name, teacher, max_duration="1ba")
+        train(recipe)
+        assert not values(recipe, "metrics/train/alpha_low")
+
+
+@CONTENTS
+def test_flops_count_what_is_done_of_the_teacher(cached, teacher):
+    recipe = cached("run", teacher)
+    model, batch = model_of(recipe), batch_of(recipe, 1, 5)
+    lengths = zip(batch["attention_mask"].sum(1).tolist(), batch["keep"].sum(1).tolist(), strict=True)
+    student = 3 * forward_flops(model.shape, lengths)
+    head = int(batch["keep"].sum()) * head_flops(VOCAB, 64) if teacher == HIDDEN else 0
+    assert model.flops_per_batch(batch) == student + head
+
+
+@pytest.fixture
+def narrow(make_checkpoint):
+    """A draft whose vocabulary is padded to fewer entries than the target's."""
+    return make_checkpoint(seed=2, num_hidden_layers=2, vocab_size=260)
+
+
+@pytest.mark.parametrize("teacher", [TOP_K, SAMPLES], ids=["top_k", "samples"])
+def test_entries_beyond_the_students_vocabulary_are_refused(cached, narrow, teacher):
+    recipe = cached("run", teacher, init=narrow)
+    message = (
+        r"distill\.teacher\.contents must be hidden when the vocabularies differ: the target has 264 entries, "
+        rf"of which 260 are shared, and {teacher['contents']} was taken of all of them\. Choose another run_name"
+    )
+    with pytest.raises(UserError, match=message):
+        train(recipe)
+
+
+def test_hidden_states_teach_a_student_of_fewer_entries(make_run, cached, narrow):
+    live, read = (
+        make_run("live", init=narrow, max_duration="2ba"),
+        cached("read", HIDDEN, init=narrow, max_duration="2ba"),
+    )
+    train(live)
+    train(read)
+    assert values(read, "loss/train/total") == pytest.approx(values(live, "loss/train/total"), rel=LOSS_RTOL)
+    assert greatest_difference(live, read) < WEIGHTS_ATOL
+
+
+def test_autocast_around_it_does_not_change_what_a_cached_teacher_says(cached):
+    recipe = cached("run", HIDDEN)
+    model, batch = model_of(recipe), batch_of(recipe, 2, 3)
+    exact = model.rows_of(model.teacher, batch).logits(slice(None))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        surrounded = model.rows_of(model.teacher, batch).logits(slice(None))
+    assert torch.equal(exact, surrounded)

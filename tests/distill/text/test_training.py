@@ -1,0 +1,408 @@
+"""A student that learns from text: documents alone in their sequences, every token learned, resumed to the last bit."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import distill.data.generate
+import distill.text.training
+import distill.trainer
+from architectures.errors import UserError
+from distill.checkpoints import find_checkpoints
+from distill.lineage import require_training_inputs
+from distill.losses.chunked import Head
+from distill.recipe import save_recipe
+from distill.stages import generate_stage
+from distill.text.mixture import text_eval_loaders
+from distill.text.training import (
+    collate_text,
+    positions_in_documents,
+    student_losses,
+    teacher_losses,
+    text_training,
+    token_losses,
+    without_dur,
+)
+from distill.train import train
+from distill.trainer import build_model
+
+ROOT = Path(__file__).parents[3]
+EOS = 2  # of the tiny tokenizer, whose other tokens are single bytes
+T = 12  # tokens of a sequence
+CPU = torch.device("cpu")
+# Rows of other lengths in one product, float32: 1e-6 of a loss of 5 nats.
+ALONE = {"rtol": 1e-6, "atol": 5e-6}
+UPDATE_RTOL = 1e-5  # of the norm of Adam's first moments: float32 sums in another order
+
+
+@pytest.fixture
+def make_text_run(make_run, tmp_path):
+    """make_text_run(name, text={...}, **keys of distill) -> Recipe that trains on two domains of short documents."""
+    generator = random.Random(3)
+    for name, letters, count in (("a", "abcdefgh", 60), ("b", "stuvwxyz", 40)):
+        texts = ("".join(generator.choices(letters, k=generator.randint(1, 9))) for _ in range(count))
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    def make(name: str = "run", *, text=None, mixture=None, **settings):
+        domains = [{"name": name, "path": str(tmp_path / f"{name}.jsonl")} for name in "ab"]
+        section = {
+            "domains": domains,
+            "max_seq_len": T,
+            "num_eval_sequences": 3,
+            "shuffle_block": 4,
+            "mixture": {"rule": "paper", "update_interval": "2ba", **(mixture or {})},
+            **(text or {}),
+        }
+        return make_run(
+            name, text=section, **{"train_on": "text", "max_duration": "6ba", "eval_interval": "3ba", **settings}
+        )
+
+    return make
+
+
+def model_of(recipe):
+    return build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
+
+
+def text_of(recipe, *, batch_size: int = 4):
+    """The batches, the held-out losses' callback, and the model."""
+    model = model_of(recipe)
+    data, (mixture, _) = text_training(recipe, model, batch_size=batch_size, device=CPU)
+    return data, mixture, model
+
+
+def samples(*rows: list[int]) -> list[dict]:
+    return [{"input_ids": torch.tensor(row), "domain": 0} for row in rows]
+
+
+def last_state(recipe) -> dict:
+    last = find_checkpoints(Path(recipe.run_dir) / "checkpoints")[-1]
+    return torch.load(last, weights_only=False)["state"]
+
+
+def moments(recipe) -> torch.Tensor:
+    """Adam's first moments, which keep the size of the gradients, all in one."""
+    (optimizer,) = last_state(recipe)["optimizers"].values()
+    return torch.cat([each["exp_avg"].flatten() for each in optimizer["state"].values()])
+
+
+def metrics(recipe) -> dict[int, dict[str, float]]:
+    merged: dict[int, dict[str, float]] = {}
+    for line in (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        merged.setdefault(record["batch"], {}).update(record)
+    return merged
+
+
+def learned(recipe) -> dict[int, dict[str, float]]:
+    """What was logged of losses, mixture and evaluations, and no times."""
+    kept = ("loss/", "mixture/", "metrics/")
+    return {
+        batch: {name: value for name, value in record.items() if name.startswith(kept)}
+        for batch, record in metrics(recipe).items()
+    }
+
+
+# Batches
+
+
+def test_a_batch_in_full():
+    batch = collate_text(samples([5, 6, EOS, 7, 8, 9], [EOS, EOS, 5, 6, 7, EOS]), end_id=EOS)
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
+        "input_ids": [[5, 6, EOS, 7, 8], [EOS, EOS, 5, 6, 7]],
+        "next_ids": [[6, EOS, 7, 8, 9], [EOS, 5, 6, 7, EOS]],
+        "attention_mask": [[True] * 5] * 2,
+        "keep": [[True, True, False, True, True], [False, False, True, True, True]],
+        "position_ids": [[0, 1, 2, 0, 1], [0, 0, 0, 1, 2]],
+    }
+
+
+def test_documents_that_see_each_other_are_one_text():
+    batch = collate_text(samples([5, 6, EOS, 7, 8, 9]), end_id=None)
+    assert set(batch) == {"input_ids", "next_ids", "attention_mask", "keep"}
+    assert batch["keep"].all()
+
+
+def test_positions_begin_again_after_every_end():
+    is_end_BT = torch.rand(50, 9, generator=torch.Generator().manual_seed(1)) < 0.3
+    for is_end_T, found_T in zip(is_end_BT.tolist(), positions_in_documents(is_end_BT).tolist(), strict=True):
+        expected, position = [], 0
+        for is_end in is_end_T:
+            expected.append(position)
+            position = 0 if is_end else position + 1
+        assert found_T == expected
+
+
+@pytest.mark.parametrize("loss", ["forward_kl", "cross_entropy"])
+def test_documents_in_one_row_lose_what_each_loses_alone(make_text_run, loss):
+    model = model_of(make_text_run(loss=loss))
+    generator = torch.Generator().manual_seed(1)
+    documents = [[*torch.randint(3, 250, (length,), generator=generator).tolist(), EOS] for length in (7, 1, 9)]
+    together = collate_text(samples([token for document in documents for token in document]), end_id=EOS)
+    alone = [collate_text(samples(document), end_id=EOS) for document in documents]
+    assert int(together["keep"].sum()) == 7 + 1 + 9
+    torch.testing.assert_close(model(together), torch.stack([model(batch) for batch in alone]).sum(), **ALONE)
+    open_to_all = collate_text(samples([token for document in documents for token in document]), end_id=None)
+    kept_alike = {**open_to_all, "keep": together["keep"]}
+    assert abs(model(kept_alike) - model(together)) > 0.01
+
+
+def test_gradients_of_documents_in_one_row_are_those_of_each_alone(make_text_run):
+    model = model_of(make_text_run())
+    first, second = [9, 8, 7, 6, EOS], [30, 31, 32, EOS]
+    found = []
+    for batches in ([[*first, *second]], [first, second]):
+        model.zero_grad()
+        for row in batches:
+            model(collate_text(samples(row), end_id=EOS)).backward()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert (found[0] - found[1]).norm() < UPDATE_RTOL * found[1].norm()
+
+
+def test_cross_entropy_is_language_modelling_on_the_text(make_text_run):
+    recipe = make_text_run(loss="cross_entropy", isolate_documents=False)
+    data, _, model = text_of(recipe)
+    batch = next(iter(data.dataloader))
+    student = AutoModelForCausalLM.from_pretrained(Path(recipe.run_dir) / "init")
+    logp = student(batch["input_ids"]).logits.double().log_softmax(-1)
+    expected = -logp.gather(2, batch["next_ids"][..., None]).mean()
+    assert batch["input_ids"].shape == (4, T - 1)
+    assert float(model.loss(model(batch), batch)) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_batches_come_from_both_domains_and_never_from_held_out_text(make_text_run):
+    recipe = make_text_run()
+    data, mixture, _ = text_of(recipe)
+    tokenizer = AutoTokenizer.from_pretrained(recipe.target.path)
+    loaders = text_eval_loaders(recipe.text, tokenizer, batch_size=3).values()
+    held_out = {tuple(row[:-1]) for loader in loaders for batch in loader for row in batch["input_ids"].tolist()}
+    batches = iter(data.dataloader)
+    seen = {tuple(row) for _ in range(40) for row in next(batches)["input_ids"].tolist()}
+    assert min(mixture.domains.num_used.values()) > 50  # each text was read more than once
+    assert len(held_out) == 6
+    assert not held_out & seen
+
+
+# Held-out losses
+
+
+def test_held_out_losses_are_those_of_isolated_documents(make_text_run):
+    """Of student and teacher, against each document alone in float64."""
+    recipe = make_text_run()
+    model = model_of(recipe)
+    rows = [[5, 6, 7, EOS, 9, 10], [EOS, 20, 21, 22, 23, 24]]
+    batch = collate_text(samples(*rows), end_id=EOS)
+    for folder, losses_of in ((Path(recipe.run_dir) / "init", student_losses), (recipe.target.path, teacher_losses)):
+        lm = AutoModelForCausalLM.from_pretrained(folder).double()
+        with torch.no_grad():
+            found = losses_of(model, batch)
+        assert [len(losses) for losses in found] == [4, 4]
+        for losses, parts in zip(found, ([[5, 6, 7, EOS], [9, 10]], [[20, 21, 22, 23, 24]]), strict=True):
+            expected = []
+            for part in parts:
+                logp = lm(torch.tensor([part])).logits[0].log_softmax(-1)
+                expected += [-float(logp[i, token]) for i, token in enumerate(part[1:])]
+            assert losses.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_mixture_follows_the_students_losses_above_the_teachers(make_text_run):
+    _, mixture, model = text_of(make_text_run(mixture={"rule": "code"}))
+    losses = mixture.measure(None)
+    assert model.training
+    assert list(losses) == ["a", "b"]
+    assert min(losses.values()) > 1  # a random model of 256 bytes
+    teacher = mixture.references
+    assert all(reference not in losses.values() for reference in teacher)
+    fixed = text_of(make_text_run("fixed", mixture={"rule": "fixed"}))[1]
+    assert fixed.references == [float("inf")] * 2
+
+
+def test_entries_that_not_all_models_have_do_not_count():
+    generator = torch.Generator().manual_seed(1)
+    hidden_AH, weight_VH = torch.randn(5, 4, generator=generator), torch.randn(9, 4, generator=generator)
+    batch = {"next_ids": torch.arange(5)[None], "keep": torch.ones(1, 5, dtype=torch.bool)}
+    losses_A = token_losses(hidden_AH, Head(weight_VH, None, None, vocab_size=9), batch=batch, vocab_size=6)
+    expected_A = -(hidden_AH @ weight_VH[:6].T).log_softmax(-1)[range(5), range(5)]
+    torch.testing.assert_close(losses_A, expected_A)
+
+
+def test_dropout_is_off_while_the_student_is_measured(make_text_run, make_checkpoint):
+    init = make_checkpoint(num_hidden_layers=2, attention_dropout=0.5)
+    _, mixture, _ = text_of(make_text_run(init=init))
+    assert mixture.measure(None) == mixture.measure(None)
+
+
+def test_a_held_out_loss_that_is_no_number_is_said(make_text_run, monkeypatch):
+    monkeypatch.setattr(distill.text.training, "held_out_loss", lambda *_, **__: float("nan"))
+    with pytest.raises(UserError, match=r"training diverged\. Lower distill\.optimizer\.lr\."):
+        train(make_text_run(eval_first=False))
+
+
+def test_a_reference_of_the_recipe_is_taken(make_text_run, tmp_path):
+    domains = [{"name": "a", "path": str(tmp_path / "a.jsonl"), "reference_loss_nats": 1.25}]
+    assert text_of(make_text_run(text={"domains": domains}))[1].references == [1.25]
+
+
+# Training
+
+
+def test_learns_the_teacher_on_text_and_leaves_a_draft(make_text_run):
+    recipe = make_text_run(
+        max_duration="40ba", save_interval="1dur", eval_interval="0.5dur", mixture={"update_interval": "0.25dur"}
+    )
+    train(recipe)
+    log = metrics(recipe)
+    assert log[39]["loss/train/total"] < 0.8 * log[0]["loss/train/total"]
+    assert [batch for batch in log if "metrics/eval/tau_5" in log[batch]] == [0, 20, 40]
+    assert [batch for batch in log if "mixture/a/weight" in log[batch]] == [10, 20, 30, 40]
+    assert log[40]["mixture/a/loss"] < log[10]["mixture/a/loss"]
+    weights = [log[40][f"mixture/{name}/weight"] for name in "ab"]
+    assert sum(weights) == pytest.approx(1)
+    assert weights[0] != 0.5
+    assert log[11]["step/evaluation_s"] > 0 == log[12]["step/evaluation_s"]  # of the update after batch 10
+    assert AutoModelForCausalLM.from_pretrained(Path(recipe.run_dir) / "draft").dtype == torch.bfloat16
+
+
+def assert_equal(one, other, name=""):
+    assert type(one) is type(other), name
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), name
+        for key in one:
+            assert_equal(one[key], other[key], f"{name}.{key}")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), name
+    else:
+        assert one == other, name
+
+
+@pytest.mark.parametrize("batch", [2, 5])
+def test_resumed_equals_uninterrupted_bit_for_bit(make_text_run, make_checkpoint, stopped, batch):
+    """Dropout included, and the mixture's weights."""
+    init = make_checkpoint(num_hidden_layers=2, attention_dropout=0.5)
+    straight, resumed = (make_text_run(name, init=init) for name in ("straight", "resumed"))
+    train(straight)
+    with stopped(distill.trainer, "build_loggers", batch):
+        train(resumed)
+    assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
+    train(resumed)
+    for part in ("model", "optimizers"):
+        assert_equal(last_state(straight)[part], last_state(resumed)[part])
+    assert learned(straight) == learned(resumed)
+    assert len(learned(straight)) == 7
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_microbatches_do_not_change_the_update(make_text_run, size):
+    settings = {"max_duration": "1ba", "scheduler": {"t_warmup": "0ba"}, "gradient_clipping": None}
+    whole = make_text_run("whole", **settings)
+    cut = make_text_run("cut", device_train_microbatch_size=size, **settings)
+    train(whole)
+    train(cut)
+    assert (moments(whole) - moments(cut)).norm() < UPDATE_RTOL * moments(whole).norm()
+
+
+@pytest.mark.slow  # a launch imports torch and Composer in two processes
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+def test_two_processes_equal_one_also_after_they_are_continued_by_one(make_text_run, parallelism):
+    settings = {"device_train_microbatch_size": 1, "max_duration": "4ba"}
+    alone = make_text_run("alone", **settings)
+    together = make_text_run("together", parallelism=parallelism, **settings)
+    train(alone)
+    save_recipe(together, Path(together.run_dir) / "recipe.yaml")
+    command = [sys.executable, "-m", "composer", "-n", "2", "-m", "distill.train", f"{together.run_dir}/recipe.yaml"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert_same_training(alone, together)
+    for recipe in (alone, together):
+        longer = {"max_duration": "5ba", "parallelism": "ddp"}
+        train(recipe.model_copy(update={"distill": recipe.distill.model_copy(update=longer)}))
+    assert_same_training(alone, together)
+
+
+def assert_same_training(one, other) -> None:
+    assert (moments(one) - moments(other)).norm() < UPDATE_RTOL * moments(one).norm()
+    logs = [learned(recipe) for recipe in (one, other)]
+    assert logs[0].keys() == logs[1].keys()
+    for batch, record in logs[0].items():
+        values, others = (  # intervals are drawn from answers in the order of the processes
+            {name: value for name, value in each.items() if not name.endswith(("/low", "/high"))}
+            for each in (record, logs[1][batch])
+        )
+        assert values == pytest.approx(others, rel=1e-4), batch  # after steps of 1e-3 in another order
+
+
+def test_the_seed_decides_what_is_read(make_text_run):
+    recipe = make_text_run()
+    one, same, other = (
+        next(iter(text_of(recipe.model_copy(update={"seed": seed}))[0].dataloader))["input_ids"] for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("train_on", ["answers", "text"])
+def test_answers_to_train_on_are_written_only_where_they_are(make_run, make_text_run, monkeypatch, train_on):
+    asked = []
+    monkeypatch.setattr(distill.data.generate, "generate_answers", lambda *_, **settings: asked.append(settings) or {})
+    recipe = make_text_run() if train_on == "text" else make_run()
+    shutil.rmtree(Path(recipe.run_dir) / "data")
+    generate_stage(recipe)
+    assert [settings["to_train_on"] for settings in asked] == [train_on == "answers"]
+    require_training_inputs(recipe)
+
+
+# Refusals
+
+
+def test_another_text_does_not_continue_this_training(make_text_run, tmp_path, stopped):
+    recipe = make_text_run()
+    with stopped(distill.trainer, "build_loggers", 3):
+        train(recipe)
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"text": "more"}\n')
+    with pytest.raises(UserError, match=r"checkpoints was made from another text than the recipe now asks for"):
+        train(recipe)
+
+
+@pytest.mark.parametrize(
+    ("time", "max_duration", "expected"),
+    [
+        ("0.25dur", "2000ba", "500ba"),
+        ("0.25dur", "1_000tok", "250tok"),
+        ("0.001dur", "20sp", "1sp"),
+        ("0.5dur", "13sp", "7sp"),
+        ("1dur", "7ba", "7ba"),
+        ("30ba", "1_000tok", "30ba"),
+    ],
+)
+def test_shares_of_the_training_are_times(time, max_duration, expected):
+    assert without_dur(time, max_duration) == expected
+
+
+@pytest.mark.parametrize("max_duration", ["90tok", "13sp"])
+def test_tokens_and_sequences_are_clocks_too(make_text_run, max_duration):
+    recipe = make_text_run(
+        max_duration=max_duration, scheduler={"t_warmup": "0.1dur"}, eval_interval="0.5dur", save_interval="0.5dur"
+    )
+    train(recipe)
+    assert len([batch for batch, record in metrics(recipe).items() if "metrics/eval/alpha" in record]) == 3
+
+
+def test_the_tokenizer_is_the_students(make_text_run):
+    """Its end token is where documents end."""
+    recipe = make_text_run()
+    data, _, _ = text_of(recipe)
+    batch = next(iter(data.dataloader))
+    end = AutoTokenizer.from_pretrained(recipe.target.path).eos_token_id
+    assert end == EOS
+    assert torch.equal(batch["keep"], batch["input_ids"] != end)
+    assert (batch["input_ids"] == end).any()
