@@ -10,8 +10,8 @@ from architectures.errors import UserError
 from architectures.manifest import package_version
 from distill import recipe_commands, scoring
 from distill.exits import report_user_errors
-from eval import pair_commands
 from eval.latency.command import latency, latency_arguments
+from eval.pair import commands as pair_commands
 from eval.report.command import report, report_arguments
 from eval.speed.command import speed, speed_arguments
 

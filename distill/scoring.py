@@ -200,8 +200,8 @@ def traced_rounds(options: argparse.Namespace) -> None:
             f"{' and '.join(given)} must be left out: {options.file} is a trace, which says where texts end and what "
             "was proposed. They are for lines of totals."
         )
-    from eval.round_figures import rounds_page
-    from eval.round_trace import read_round_trace
+    from eval.rounds.figures import rounds_page
+    from eval.rounds.trace import read_round_trace
 
     print(rounds_page(read_round_trace(options.file)), end="")
 

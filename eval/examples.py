@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
 from architectures.atomic import write_json
-from eval.race import Writer, spans
-from eval.texts import Decoded
+from eval.decoding.texts import Decoded
+from eval.pair.race import Writer, spans
 from eval.traces import Trace
 from eval.typed_file import read_typed
 

@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 
 from architectures.progress import track
 from eval.acceptance import Counts, Estimate, Resampling, count_trace, paired_ratio_quotient, pool
-from eval.round_trace import Run
-from eval.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
-from eval.texts import Decoded, Limits, Speculation
+from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
+from eval.decoding.texts import Decoded, Limits, Speculation
+from eval.rounds.trace import Run
 from eval.traces import Trace
 
 

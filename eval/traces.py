@@ -18,14 +18,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value
 from architectures.progress import track
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import decode_steps, finished
+from eval.decoding.texts import DRAWS, Decoded, Limits
+from eval.decoding.wanted import Wanted
 from eval.models import load_model, load_tokenizer, stop_token_ids, tokenizer_identity
-from eval.sampling import Sampling
 from eval.shards import claim_shards, read_shards, write_shard
-from eval.speculative import decode_steps, finished
 from eval.tasks.forms import Message, Prompt
 from eval.tasks.rendering import render_prompt, template_hash
-from eval.texts import DRAWS, Decoded, Limits
-from eval.wanted import Wanted
 
 
 @dataclass(frozen=True)

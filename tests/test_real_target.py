@@ -61,10 +61,10 @@ def test_keeping_every_layer_keeps_every_logit(target, cut, prompt_ids):
 
 def test_live_loop_replay_and_plain_decoding_agree_in_float32(target, cut, prompt_ids):
     from eval.acceptance import count_trace
+    from eval.decoding.speculative import plain_decode, speculative_decode
+    from eval.decoding.texts import Limits, Speculation
     from eval.models import load_model, stop_token_ids
     from eval.replay import answer_logits, replay_answer, replay_counts
-    from eval.speculative import plain_decode, speculative_decode
-    from eval.texts import Limits, Speculation
 
     model, draft = load_model(target, dtype="float32"), load_model(cut(26), dtype="float32")
     limits = Limits(NEW_TOKENS, stop_token_ids(model))

@@ -88,7 +88,7 @@ def measured_prospects(recipe: Recipe, target: Path, candidates: Sequence["Candi
     from eval.latency.steps import Setting
     from eval.latency.untrained import untrained_models
     from eval.models import load_model, load_tokenizer
-    from eval.pair import PROMPTS
+    from eval.pair.opened import PROMPTS
 
     config, names = recipe.eval, [one.name for one in candidates]
     text_ids = [token for prompt in PROMPTS for token in load_tokenizer(target)(prompt)["input_ids"]]

@@ -17,13 +17,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint
 from architectures.progress import track
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import plain_decode
+from eval.decoding.texts import Limits
 from eval.models import load_model, load_tokenizer, stop_token_ids
-from eval.sampling import Sampling
 from eval.shards import claim_shards, read_shard, write_shard
-from eval.speculative import plain_decode
 from eval.tasks.forms import Prompt, user_turn
 from eval.tasks.rendering import template_hash
-from eval.texts import Limits
 from eval.traces import claimed_draws, derive_seed
 
 NAME = "self-written"

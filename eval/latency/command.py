@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
-from eval.pair_commands import DTYPES, require_plot_name
+from eval.pair.commands import DTYPES, require_plot_name
 from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], l
     from architectures.target import resolve_checkpoint
     from eval.latency.steps import TARGET
     from eval.models import load_model, load_tokenizer, require_same_tokenizer
-    from eval.pair import prompts_of
+    from eval.pair.opened import prompts_of
     from eval.tasks.rendering import render_prompt
 
     folder = resolve_checkpoint(options.target)

@@ -11,13 +11,13 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.progress import track
 from eval.acceptance import Resampling
-from eval.compiled import CompiledSteps
+from eval.decoding.compiled import CompiledSteps
+from eval.decoding.sequencer import Opener, open_sequencer, takes_rows
 from eval.latency.floor import step_bytes
 from eval.latency.machine import machine_state, memory_bandwidth
 from eval.latency.measure import Latency, measure_both_ways
 from eval.latency.steps import TARGET, Setting
 from eval.latency.timing import StepTime
-from eval.sequencer import Opener, open_sequencer, takes_rows
 
 Record = dict[str, Any]
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eval.clock import clock_s
+from eval.decoding.sequencer import Feed, Opener, Sequencer, open_sequencer
 from eval.latency.timing import Step
-from eval.sequencer import Feed, Opener, Sequencer, open_sequencer
 
 CHAIN_LENGTH = 8  # draft steps timed together, each fed the argmax of the one before
 TARGET = "target"  # the name of the model that is no draft

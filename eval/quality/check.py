@@ -12,13 +12,13 @@ from scipy.stats import binomtest
 from transformers import PreTrainedModel
 
 from architectures.progress import track
-from eval.pair import OpenPair
+from eval.decoding.sequencer import Opener, open_sequencer
+from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
+from eval.decoding.texts import Decoded, Limits, Speculation
+from eval.pair.opened import OpenPair
+from eval.pair.verify import Finding, kept_of, shortfalls
 from eval.quality.exams import Exam
-from eval.round_trace import Run
-from eval.sequencer import Opener, open_sequencer
-from eval.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
-from eval.texts import Decoded, Limits, Speculation
-from eval.verify import Finding, kept_of, shortfalls
+from eval.rounds.trace import Run
 
 CONFIDENCE = 0.95  # of the intervals
 

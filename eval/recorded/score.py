@@ -17,6 +17,7 @@ from architectures.manifest import fingerprint_value, provenance
 from architectures.progress import track
 from eval.acceptance import Array, Counts, Resampling, pool
 from eval.config import EvalConfig
+from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
 from eval.latency.machine import torch_threads
 from eval.models import load_model, require_positions
 from eval.recorded.answers import RecordedAnswer, Recording
@@ -30,7 +31,6 @@ from eval.replay import (
     replay_counts,
     round_starts,
 )
-from eval.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
 from eval.scorecard.acceptance_record import RoundsByPrompt, lookahead_record, mean_record
 from eval.scorecard.record import Record
 from eval.scorecard.score import model_record

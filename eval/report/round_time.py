@@ -9,8 +9,8 @@ from eval.promise import full_rate
 from eval.report.blocks import Absent, Block, Figure, Section, Sentence, Table, folded
 from eval.report.differences import resampling_of
 from eval.report.drafts import ScoredDraft
-from eval.round_figures import texts_of
-from eval.round_trace import TracedRound
+from eval.rounds.figures import texts_of
+from eval.rounds.trace import TracedRound
 from eval.scorecard.acceptance_record import estimate_record
 from eval.scorecard.verdict import with_interval
 

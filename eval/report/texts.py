@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import get_args
 
 from eval.examples import Example
-from eval.race import Writer
+from eval.pair.race import Writer
 from eval.report.blocks import Absent, Block, Section, Sentence, Texts
 from eval.report.drafts import ScoredDraft, primaries
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval.acceptance import Counts, Resampling, ratio, tau
+from eval.decoding.texts import Decoded
 from eval.latency.measure import Latency
 from eval.latency.timing import StepTime
 from eval.live import Agreement, LiveAnswer, decoding_speedup, whole_speedup
@@ -18,7 +19,6 @@ from eval.speedup import (
     memory_bound_speedup,
     predicted_speedup,
 )
-from eval.texts import Decoded
 
 Record = dict[str, Any]
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
-from eval.pair_commands import DTYPES, opener_of, require_plot_name, require_positive
+from eval.pair.commands import DTYPES, opener_of, require_plot_name, require_positive
 from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
     from eval.acceptance import Resampling
     from eval.latency.measure import Latency
-    from eval.pair import OpenPair
+    from eval.pair.opened import OpenPair
     from eval.speed.measure import Prompts
     from eval.speed.ways import Setup
 
@@ -58,7 +58,7 @@ def speed(options: argparse.Namespace) -> None:
     from architectures.manifest import provenance
     from eval.acceptance import Resampling
     from eval.latency.machine import torch_threads
-    from eval.pair import open_pair, prompts_of
+    from eval.pair.opened import open_pair, prompts_of
     from eval.speed.page import speed_page
     from eval.speed.plot import speed_plot
 
@@ -116,9 +116,9 @@ def measured(
 
 def setup_of(options: argparse.Namespace, pair: "OpenPair") -> "Setup":
     """What all ways share."""
-    from eval.sampling import Sampling
+    from eval.decoding.sampling import Sampling
+    from eval.decoding.texts import Limits, Seeds
     from eval.speed.ways import Setup
-    from eval.texts import Limits, Seeds
 
     return Setup(
         pair.target,

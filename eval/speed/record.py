@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from eval.acceptance import Estimate, Resampling, paired_ratio_quotient
+from eval.decoding.texts import Round
 from eval.latency.measure import Latency
 from eval.speed.measure import Times
 from eval.speed.ways import DRAFT, LOOKUP, PLAIN, Taken, Way
 from eval.speedup import StepTimes, predicted_speedup
-from eval.texts import Round
 
 Record = dict[str, Any]
 Seconds = Callable[[Taken], float | None]

@@ -9,11 +9,11 @@ import torch
 from transformers import PreTrainedModel
 
 from eval.clock import clock_s
-from eval.ngram import NgramLookup
-from eval.sampling import Sampling
-from eval.sequencer import Opener, open_sequencer
-from eval.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
-from eval.texts import Decoded, Limits, Round, Seeds, Speculation
+from eval.decoding.ngram import NgramLookup
+from eval.decoding.sampling import Sampling
+from eval.decoding.sequencer import Opener, open_sequencer
+from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
+from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation
 
 PLAIN, DRAFT, LOOKUP, TRANSFORMERS = "target alone", "draft", "n-gram lookup", "transformers"
 

@@ -9,9 +9,9 @@ from distill.losses.formulas import forward_kl
 from distill.losses.objective import build_objective
 from distill.model import DistillModel
 from distill.teacher.live import load_teacher
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.texts import Limits
 from eval.models import load_model
-from eval.speculative import plain_decode, speculative_decode
-from eval.texts import Limits
 from eval.traces import Trace
 
 PROMPT, ANSWER = (5, 9, 70), (80, 11, 7, 200, 33, 2)

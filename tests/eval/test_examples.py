@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from eval.config import EvalConfig
-from eval.decoding_batch import Emitted, Wanted
+from eval.decoding.batch import Emitted, Wanted
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import decode_steps
+from eval.decoding.texts import Limits, Speculation
 from eval.examples import Example, chosen_places, read_examples, writers_of_rounds
-from eval.race import writers_of
-from eval.sampling import Sampling
+from eval.pair.race import writers_of
 from eval.scorecard import score_drafts
-from eval.speculative import decode_steps
 from eval.tasks.forms import Prompt, user_turn
-from eval.texts import Limits, Speculation
 from eval.traces import read_traces
 
 STOPS = frozenset(range(0, 264, 9))

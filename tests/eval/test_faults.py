@@ -9,18 +9,18 @@ import re
 import pytest
 import torch
 
-from eval import compare, pair
-from eval.decoding_batch import Emitted
+from eval.decoding.batch import Emitted
+from eval.decoding.sampling import Sampling, distribution
+from eval.decoding.speculative import decode_steps, plain_decode, speculative_decode
+from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
+from eval.decoding.wanted import Streams, Wanted
 from eval.models import load_model
-from eval.pair import PROMPTS
-from eval.race import Runner, race, writers_of
-from eval.round_figures import rounds_record
-from eval.round_trace import Run, traced_rounds
-from eval.sampling import Sampling, distribution
+from eval.pair import compare, opened
+from eval.pair.opened import PROMPTS
+from eval.pair.race import Runner, race, writers_of
+from eval.rounds.figures import rounds_record
+from eval.rounds.trace import Run, traced_rounds
 from eval.scorecard.record import spent_record
-from eval.speculative import decode_steps, plain_decode, speculative_decode
-from eval.texts import Decoded, Limits, Seeds, Speculation
-from eval.wanted import Streams, Wanted
 
 GREEDY = Sampling()
 
@@ -162,4 +162,4 @@ def test_no_row_is_left_out_for_the_data_set_it_names(tmp_path):
     path = tmp_path / "prompts.jsonl"
     lines = [f'{{"prompt": "{i}", "dataset": "{name}", "language": "en"}}' for i, name in enumerate(names)]
     path.write_text("\n".join(lines))
-    assert [prompt.messages[0]["content"] for prompt in pair.prompts_of([str(path)], count=None)] == [*"0123"]
+    assert [prompt.messages[0]["content"] for prompt in opened.prompts_of([str(path)], count=None)] == [*"0123"]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from eval.acceptance import Resampling, count_trace
+from eval.decoding.texts import Decoded, Round
 from eval.live import Agreement, LiveAnswer, compare_with_replay, decode_live, decoding_speedup, whole_speedup
-from eval.texts import Decoded, Round
 from eval.traces import Trace
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from eval.acceptance import count_trace, pool, tau
+from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
 from eval.replay import binned_counts, replay_answer, replay_counts
-from eval.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
 
 
 def rounds_of(accept_bits, lookahead):

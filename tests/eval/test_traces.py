@@ -13,12 +13,12 @@ import pytest
 
 from architectures.errors import UserError
 from eval import traces
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import plain_decode
+from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.models import load_model, load_tokenizer
-from eval.sampling import Sampling
-from eval.speculative import plain_decode
 from eval.tasks.forms import Prompt
 from eval.tasks.rendering import render_prompt
-from eval.texts import DRAWS, Decoded, Limits
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
 ROOT = Path(__file__).parents[2]

@@ -20,8 +20,8 @@ from distill.data.self_written import (
     special_ids,
     write_own_prompts,
 )
+from eval.decoding.texts import DRAWS
 from eval.models import load_tokenizer
-from eval.texts import DRAWS
 
 KNOWN = (
     "Why is the sky blue?",

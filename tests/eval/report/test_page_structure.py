@@ -7,7 +7,7 @@ import shutil
 import pytest
 from PIL import Image
 
-from eval.race import Writer
+from eval.pair.race import Writer
 from eval.report.drawing import COLOURS, HATCHES, series_style
 from eval.report.page import write_report
 from eval.report.round_time import PARTS

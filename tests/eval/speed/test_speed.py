@@ -10,16 +10,16 @@ from matplotlib.figure import Figure
 
 import widedraft
 from eval.acceptance import Resampling
+from eval.decoding.speculative import plain_decode
+from eval.decoding.texts import Limits, Round
 from eval.latency.measure import measure_latency
 from eval.latency.steps import Setting
-from eval.speculative import plain_decode
 from eval.speed.measure import groups_of, take_turns, warm_up
 from eval.speed.page import error_sentence, speed_page
 from eval.speed.plot import draw
 from eval.speed.record import largest_error, round_record, speed_record_of_all, way_record
 from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Setup, Taken, Way, ways_to_decode
 from eval.speedup import StepTimes
-from eval.texts import Limits, Round
 
 RESAMPLING = Resampling(confidence=0.9, num_resamples=300, seed=17)
 STEPS = StepTimes(target_s=0.040, draft_s=0.004, draft_two_s=0.006, verify_s={1: 0.044, 4: 0.050})

@@ -1,0 +1,250 @@
+"""A batch of texts in the middle of decoding: one step of one model, or one round of two.
+
+Shape suffixes used in this file:
+    B = rows, K = tokens proposed in a round, the longest row's; J = K + 1, T = tokens fed, D = draws, V = vocabulary
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from eval.clock import clock_s
+from eval.decoding.ngram import NgramLookup
+from eval.decoding.rules import EXACT_GREEDY_DRAFT, REJECTION, RULES, Draws, Proposal, Verdict, follow
+from eval.decoding.sampling import distribution, invert_cumulative, penalised
+from eval.decoding.sequencer import Feed, Opener, Sequencer, open_sequencer
+from eval.decoding.texts import Decoded, Round, Speculation, Text, window
+from eval.decoding.wanted import Streams, Wanted
+from eval.models import shared_vocab_size
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What one round, or one step of plain decoding, added to one text.
+
+    Attributes:
+        place: Of the text among the prompts.
+        token_ids: What was added.
+        accepted: How many of them the draft wrote; the last one is always the target's.
+        corrected: Whether the last token stands in the place of a proposed one that was not kept.
+    """
+
+    place: int
+    token_ids: tuple[int, ...]
+    accepted: int = 0
+    corrected: bool = False
+
+
+class Batch:
+    """Unfinished texts, and what the models have read of them; rows in the order of the texts.
+
+    Args:
+        models: The target, and perhaps a draft.
+        wanted: What to decode.
+        streams: Of random numbers, for all prompts.
+        places: Of the prompts of this batch; they are read at once.
+        opener: Makes the models' sequencers, before the clock of the batch starts.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[PreTrainedModel],
+        wanted: Wanted,
+        streams: Streams,
+        places: Sequence[int],
+        opener: Opener = open_sequencer,
+    ) -> None:
+        self.wanted, self.streams, self.device = wanted, streams, models[0].device
+        self.vocab_size = shared_vocab_size(*models)
+        lookahead = wanted.speculation.lookahead if wanted.speculation else 0
+        self.texts = [Text(place, first_tokens(models[0], wanted.prompts[place]), lookahead) for place in places]
+        sequencers = [
+            self.opened(opener, model, feeds)
+            for model, feeds in zip(models, feeds_of(wanted.speculation), strict=False)  # alone: no draft
+        ]
+        self.verifier, self.drafter = sequencers[0], sequencers[1] if len(models) > 1 else None
+        start_s = clock_s(self.device)
+        for sequencer in sequencers:
+            self.read_contexts(sequencer)
+        self.seen_BV = self.seen_at_first()
+        self.prefilled_s = clock_s(self.device)
+        self.prefill_s = self.prefilled_s - start_s
+
+    def opened(self, opener: Opener, model: PreTrainedModel, feeds: Sequence[Feed]) -> Sequencer:
+        """A model that has read nothing yet."""
+        capacity = max(len(text.context) for text in self.texts) + self.wanted.limits.max_new_tokens
+        prompts = [self.wanted.prompts[text.place] for text in self.texts]
+        goes_back = self.wanted.goes_back
+        return opener(model, prompts, capacity=capacity, vocab_size=self.vocab_size, feeds=feeds, goes_back=goes_back)
+
+    def read_contexts(self, sequencer: Sequencer) -> None:
+        """Have a model read every context but its last token."""
+        contexts = [text.context[:-1] for text in self.texts]
+        if any(contexts):
+            sequencer.feed(self.filled(contexts), [(0, len(context)) for context in contexts], whole=False)
+
+    def seen_at_first(self) -> Tensor | None:
+        """Which tokens stand in each text, as a repetition penalty asks."""
+        if self.wanted.sampling.repetition_penalty == 1:
+            return None
+        seen_BV = torch.zeros(len(self.texts), self.vocab_size, dtype=torch.bool, device=self.device)
+        for row, text in enumerate(self.texts):
+            seen_BV[row, list(text.context)] = True
+        return seen_BV
+
+    def plain_step(self) -> Iterator[Emitted]:
+        """One token more for every text, the target's own."""
+        logits_BV = self.verifier.feed(
+            self.filled([text.last(1) for text in self.texts]),
+            [(text.length - 1, 1) for text in self.texts],
+            whole=False,
+        )[:, 0]
+        tokens_B, _ = self.pick(logits_BV, self.seen_BV, window(self.streams.target_BD, self.texts, 1)[:, 0])
+        for text, token in zip(self.texts, tokens_B.tolist(), strict=True):
+            text.extend([token], self.wanted.limits)
+            yield Emitted(text.place, (token,))
+        self.seen_BV = marked(self.seen_BV, tokens_B)
+
+    def round(self) -> Iterator[Emitted]:
+        """Draft, verify, and emit what was kept and the target's next token."""
+        counts = [min(text.lookahead, text.room(self.wanted.limits) - 1) for text in self.texts]
+        start_s = clock_s(self.device)
+        if self.wanted.lookup is None:
+            proposal = self.propose(counts)
+        else:
+            proposal, counts = self.look_up(self.wanted.lookup, counts)
+        drafted_s = clock_s(self.device)
+        verdict = self.verify(proposal, counts)
+        found = torch.cat([verdict.accepted_B[:, None], verdict.next_B[:, None], proposal.tokens_BK], dim=1).tolist()
+        seconds = (drafted_s - start_s, clock_s(self.device) - drafted_s)
+        for text, count, (accepted, following, *proposed) in zip(self.texts, counts, found, strict=True):
+            yield self.emit(text, [*proposed[:accepted], following], count, seconds)
+        self.mark_emitted()
+
+    def emit(self, text: Text, token_ids: list[int], proposed: int, seconds: tuple[float, float]) -> Emitted:
+        """Add a round to a text."""
+        speculation, start = self.wanted.speculation, len(text.emitted)
+        assert speculation is not None
+        kept = text.extend(token_ids, self.wanted.limits)
+        one = Round(start, text.lookahead, proposed, kept - 1, len(self.texts), *seconds)
+        full = proposed > 0 and one.accepted == proposed
+        text.rounds.append(one)
+        text.missing, text.lookahead = int(full), speculation.after(one, text.lookahead)
+        corrected = kept == len(token_ids) <= proposed  # not so where a proposed stop token was kept
+        return Emitted(text.place, tuple(token_ids[:kept]), one.accepted, corrected)
+
+    def propose(self, counts: Sequence[int]) -> Proposal:
+        """The draft's own continuation of every text, kept on the device."""
+        assert self.drafter is not None
+        most, seen_BV = max(counts), self.seen_BV
+        draws_BK = window(self.streams.draft_BD, self.texts, most)
+        ids_BT = self.filled([text.last(1 + text.missing) for text in self.texts])
+        spans = [(text.length - 1 - text.missing, 1 + text.missing) for text in self.texts]
+        tokens, probs = [], []
+        for step in range(most):
+            logits_BV = self.drafter.feed(ids_BT, spans, whole=False)[:, 0]
+            tokens_B, probs_BV = self.pick(logits_BV, seen_BV, draws_BK[:, step], drafting=True)
+            tokens.append(tokens_B)
+            probs.append(probs_BV)
+            ids_BT, seen_BV = tokens_B[:, None], marked(seen_BV, tokens_B)
+            spans = [
+                (text.length + step, int(step + 1 < count)) for text, count in zip(self.texts, counts, strict=True)
+            ]
+        counts_B = torch.tensor(counts, device=self.device)
+        if not tokens:
+            nothing = torch.zeros(len(counts), 0, self.vocab_size, device=self.device)
+            return Proposal(counts_B.new_zeros(len(counts), 0), nothing, counts_B)
+        return Proposal(
+            torch.stack(tokens, dim=1), torch.stack(probs, dim=1) if probs[0] is not None else None, counts_B
+        )
+
+    def look_up(self, lookup: NgramLookup, counts: Sequence[int]) -> tuple[Proposal, list[int]]:
+        """What followed the last tokens of every text where they stood before, and how many tokens were found."""
+        found = [lookup.continuation(text.everything(), count) for text, count in zip(self.texts, counts, strict=True)]
+        lengths = [len(ids) for ids in found]
+        rows = [ids + [0] * (max(lengths) - len(ids)) for ids in found]
+        tokens_BK = torch.tensor(rows, dtype=torch.long, device=self.device)
+        return Proposal(tokens_BK, None, torch.tensor(lengths, device=self.device)), lengths
+
+    def verify(self, proposal: Proposal, counts: Sequence[int]) -> Verdict:
+        """What the target says of the proposed tokens, by the rule."""
+        last_B1 = self.filled([text.last(1) for text in self.texts])
+        spans = [(text.length - 1, 1 + count) for text, count in zip(self.texts, counts, strict=True)]
+        logits_BJV = self.verifier.feed(torch.cat([last_B1, proposal.tokens_BK], dim=1), spans, whole=True)
+        flat_NV, seen_NV = logits_BJV.flatten(0, 1), self.seen_along(proposal)
+        sampling, rows, steps = self.wanted.sampling, len(counts), logits_BJV.shape[1]
+        if sampling.is_greedy:
+            return follow(penalised(flat_NV, sampling, seen_NV).argmax(dim=-1).view(rows, steps), proposal)
+        assert self.wanted.rule is not None
+        draws = Draws(
+            window(self.streams.accept_BD, self.texts, steps - 1), window(self.streams.target_BD, self.texts, steps)
+        )
+        target_BJV = distribution(flat_NV, sampling, seen_NV).view(rows, steps, -1)
+        return RULES[self.wanted.rule](target_BJV, proposal, draws)
+
+    def pick(
+        self, logits_BV: Tensor, seen_BV: Tensor | None, draws_B: Tensor, *, drafting: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """One token a row, and what it was drawn from where the rule asks for that."""
+        sampling = self.wanted.sampling
+        if sampling.is_greedy or (drafting and self.wanted.rule == EXACT_GREEDY_DRAFT):
+            return penalised(logits_BV, sampling, seen_BV).argmax(dim=-1), None
+        probs_BV = distribution(logits_BV, sampling, seen_BV)
+        return invert_cumulative(probs_BV, draws_B), probs_BV if self.wanted.rule == REJECTION else None
+
+    def seen_along(self, proposal: Proposal) -> Tensor | None:
+        """Which tokens stand before each token to be judged, as [B x J, V]; None where no penalty asks."""
+        if self.seen_BV is None:
+            return None
+        seen = [self.seen_BV]
+        for tokens_B in proposal.tokens_BK.unbind(dim=1):
+            seen.append(seen[-1].scatter(1, tokens_B[:, None], value=True))
+        return torch.stack(seen, dim=1).flatten(0, 1)
+
+    def mark_emitted(self) -> None:
+        """Note the tokens of the last round, where a penalty asks."""
+        if self.seen_BV is not None:
+            for row, text in enumerate(self.texts):
+                self.seen_BV[row, text.last(text.rounds[-1].accepted + 1)] = True
+
+    def filled(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Rows of token ids on the device, filled with id 0 on the left."""
+        width = max(map(len, rows))
+        return torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=self.device)
+
+    def retire(self) -> Iterator[tuple[int, Decoded]]:
+        """Hand out the texts that are finished and let go of their rows."""
+        elapsed_s, limits = clock_s(self.device) - self.prefilled_s, self.wanted.limits
+        unfinished = [row for row, text in enumerate(self.texts) if not text.is_finished(limits)]
+        for text in self.texts:
+            if text.is_finished(limits):
+                ids, rounds = tuple(text.emitted), tuple(text.rounds)
+                yield text.place, Decoded(ids, rounds, self.prefill_s, elapsed_s, self.wanted.rule, text.stopped)
+        if unfinished and len(unfinished) < len(self.texts):
+            for sequencer in (self.verifier, self.drafter):
+                if sequencer is not None:
+                    sequencer.keep(unfinished)
+            self.seen_BV = None if self.seen_BV is None else self.seen_BV[unfinished]
+        self.texts = [self.texts[row] for row in unfinished]
+
+
+def feeds_of(speculation: Speculation | None) -> tuple[Sequence[Feed], ...]:
+    """What the target is fed again and again, and what the draft is."""
+    if speculation is None:
+        return ([(1, False)],)
+    return sorted({(speculation.lookahead + 1, True), (speculation.most + 1, True)}), [(1, False), (2, False)]
+
+
+def first_tokens(target: PreTrainedModel, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+    """What a decoder has before it says anything: the prompt, or the start token where an encoder reads the prompt."""
+    if target.config.is_encoder_decoder:
+        return (target.config.decoder_start_token_id,)
+    return tuple(prompt_ids)
+
+
+def marked(seen_BV: Tensor | None, tokens_B: Tensor) -> Tensor | None:
+    """Seen tokens with one more a row; None stays None."""
+    return None if seen_BV is None else seen_BV.scatter(1, tokens_B[:, None], value=True)

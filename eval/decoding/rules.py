@@ -1,0 +1,166 @@
+"""Acceptance rules: which of the tokens a draft proposed the target keeps, and the token it adds.
+
+Three are lossless, whatever the draft: the text is distributed as the target's own.
+
+    rejection            x ~ q is kept with chance min(1, p(x) / q(x)); the token after the first that is not kept comes
+                         from (p - q)+ normalised, the one after all from p. Leviathan et al. 2023, algorithm 1 (arXiv
+                         2211.17192); Chen et al. 2023 (arXiv 2302.01318).
+    exact_sampled_draft  x ~ q is kept if it is the token the target draws; that token is emitted in any case.
+    exact_greedy_draft   the same with x = argmax q: what vLLM and SGLang do by default.
+
+One is lossy and named so wherever it is printed:
+
+    typical              x is kept if p(x) > min(epsilon, delta e^(-H(p))), with epsilon = 0.3 and delta = 0.6;
+                         H in nats. Cai et al. 2024, "Medusa", sec. 2.3.1 (arXiv 2401.10774).
+
+At temperature 0 the lossless rules are one: a proposed token is kept if it is the target's argmax.
+
+Shape suffixes used in this file:
+    B = rows, K = tokens proposed in a round, the longest row's; J = K + 1, V = vocabulary
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eval.decoding.sampling import invert_cumulative
+
+REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT = "rejection", "exact_greedy_draft", "exact_sampled_draft"
+LOSSLESS = (REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT)
+TYPICAL_EPSILON, TYPICAL_DELTA = 0.3, 0.6
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a draft proposes in one round.
+
+    Attributes:
+        tokens_BK: The tokens.
+        probs_BKV: What they were drawn from; None where the rule does not ask, or at temperature 0.
+        counts_B: How many of them count in each row; the rest is filling.
+    """
+
+    tokens_BK: Tensor
+    probs_BKV: Tensor | None
+    counts_B: Tensor
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Uniform numbers in [0, 1) for one round; those of one position serve no other purpose.
+
+    Attributes:
+        accept_BK: Whether a proposed token is kept.
+        target_BJ: Which token the target adds, or draws at each position.
+    """
+
+    accept_BK: Tensor
+    target_BJ: Tensor
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a round ends.
+
+    Attributes:
+        accepted_B: Proposed tokens kept.
+        next_B: The token after them.
+    """
+
+    accepted_B: Tensor
+    next_B: Tensor
+
+
+Rule = Callable[[Tensor, Proposal, Draws], Verdict]
+
+
+def judge_rejection(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Verdict:
+    """Speculative sampling proper.
+
+    Args:
+        target_BJV: p at every proposed token and after the last.
+        proposal: Drawn from its probs_BKV.
+        draws: Uniform numbers.
+    """
+    assert proposal.probs_BKV is not None
+    chances_BK = accept_chances(target_BJV, proposal)
+    accepted_B = leading(draws.accept_BK < chances_BK, proposal.counts_B)
+    rest_BV = residual(row_at(target_BJV, accepted_B), draft_at(proposal, accepted_B))
+    return Verdict(accepted_B, invert_cumulative(rest_BV, at(draws.target_BJ, accepted_B)))
+
+
+def judge_exact(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Verdict:
+    """Both exact-match rules: the target draws at every position, and is followed."""
+    rows, steps, vocab = target_BJV.shape
+    drawn = invert_cumulative(target_BJV.reshape(-1, vocab), draws.target_BJ.reshape(-1))
+    return follow(drawn.view(rows, steps), proposal)
+
+
+def judge_typical(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Verdict:
+    """Lossy: keeps what the target finds likely enough; the added token is the target's own draw."""
+    target_BKV = target_BJV[:, :-1]
+    entropy_BK = torch.special.entr(target_BKV).sum(dim=-1)
+    least_BK = (TYPICAL_DELTA * (-entropy_BK).exp()).clamp(max=TYPICAL_EPSILON)
+    accepted_B = leading(chance_of(target_BKV, proposal.tokens_BK) > least_BK, proposal.counts_B)
+    return Verdict(accepted_B, invert_cumulative(row_at(target_BJV, accepted_B), at(draws.target_BJ, accepted_B)))
+
+
+RULES: dict[str, Rule] = {
+    REJECTION: judge_rejection,
+    EXACT_GREEDY_DRAFT: judge_exact,
+    EXACT_SAMPLED_DRAFT: judge_exact,
+    "typical": judge_typical,
+}
+
+
+def follow(choices_BJ: Tensor, proposal: Proposal) -> Verdict:
+    """Keep proposed tokens for as long as they are the target's choices; the next token is its choice too."""
+    accepted_B = leading(proposal.tokens_BK == choices_BJ[:, :-1], proposal.counts_B)
+    return Verdict(accepted_B, at(choices_BJ, accepted_B))
+
+
+def accept_chances(target_BJV: Tensor, proposal: Proposal) -> Tensor:
+    """min(1, p(x) / q(x)) of every proposed token x, as chances_BK."""
+    assert proposal.probs_BKV is not None
+    p_BK = chance_of(target_BJV[:, :-1], proposal.tokens_BK)
+    q_BK = chance_of(proposal.probs_BKV, proposal.tokens_BK)
+    return (p_BK / q_BK).clamp(max=1)  # x was drawn from q: q(x) > 0, but for filling
+
+
+def residual(target_BV: Tensor, draft_BV: Tensor) -> Tensor:
+    """(p - q)+, not normalised; p itself where rounding leaves nothing of it."""
+    rest_BV = (target_BV - draft_BV).clamp(min=0)
+    return rest_BV.where(rest_BV.sum(dim=-1, keepdim=True) > 0, target_BV)
+
+
+def draft_at(proposal: Proposal, places_B: Tensor) -> Tensor:
+    """Q at one place of each row; zero behind a row's last proposed token, so that the residual is p."""
+    assert proposal.probs_BKV is not None
+    if proposal.probs_BKV.shape[1] == 0:
+        return proposal.probs_BKV.new_zeros(())
+    inside_B = places_B < proposal.counts_B
+    draft_BV = row_at(proposal.probs_BKV, places_B.clamp(max=proposal.probs_BKV.shape[1] - 1))
+    return draft_BV * inside_B[:, None]
+
+
+def leading(kept_BK: Tensor, counts_B: Tensor) -> Tensor:
+    """How many tokens of each row are kept before the first that is not, or that does not count."""
+    counting_BK = torch.arange(kept_BK.shape[1], device=kept_BK.device) < counts_B[:, None]
+    return (kept_BK & counting_BK).long().cumprod(dim=1).sum(dim=1)
+
+
+def chance_of(probs_BKV: Tensor, tokens_BK: Tensor) -> Tensor:
+    """The probability of each token, as [B, K]."""
+    return probs_BKV.gather(-1, tokens_BK[:, :, None])[:, :, 0]
+
+
+def row_at(probs_BJV: Tensor, places_B: Tensor) -> Tensor:
+    """The distribution at one place of each row, as [B, V]."""
+    return probs_BJV[torch.arange(len(places_B), device=places_B.device), places_B]
+
+
+def at(values_BJ: Tensor, places_B: Tensor) -> Tensor:
+    """One value of each row, as [B]."""
+    return values_BJ.gather(1, places_B[:, None])[:, 0]

@@ -1,0 +1,228 @@
+"""Texts while they are written: tokens committed so far, when to stop, and what becomes of them.
+
+Shape suffixes used in this file:
+    B = rows, D = draws, K = tokens of a round
+"""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from eval.decoding.rules import LOSSLESS, RULES
+from eval.decoding.sampling import uniform_draws
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a text ends.
+
+    Attributes:
+        max_new_tokens: Its length at most, >= 1.
+        stop_ids: Tokens that end it and are its last; may be empty.
+        stop_strings: Its last token is the one that completes one of these.
+        tokenizer: Turns tokens into text; needed for stop_strings.
+    """
+
+    max_new_tokens: int
+    stop_ids: AbstractSet[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got max_new_tokens={self.max_new_tokens}.")
+        if self.stop_strings and self.tokenizer is None:
+            raise ValueError("stop_strings need a tokenizer.")
+        if "" in self.stop_strings:
+            raise ValueError("a stop string must not be empty: every text holds it.")
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Where random numbers come from: three streams that share nothing.
+
+    Attributes:
+        draft: Of the tokens a draft proposes.
+        accept: Of whether they are kept.
+        target: Of the tokens the target draws; plain decoding uses this stream alone.
+    """
+
+    draft: int = 0
+    accept: int = 1
+    target: int = 2
+
+    @classmethod
+    def of(cls, seed: int) -> "Seeds":
+        """Three seeds that no other seed makes any of."""
+        return cls(3 * seed, 3 * seed + 1, 3 * seed + 2)
+
+
+MOST_LOOKAHEAD = 16  # tokens an adaptive lookahead grows to
+DRAWS = "torch.rand by SeedSequence((stream, row))"  # how `stream` draws; folders of sampled texts claim it
+
+
+@dataclass(frozen=True)
+class Round:
+    """One draft-then-verify cycle, which emitted accepted + 1 tokens.
+
+    Attributes:
+        start: Tokens emitted before it.
+        lookahead: Tokens the draft was asked for.
+        proposed: Tokens it proposed: fewer where the text had no room for as many.
+        accepted: Proposed tokens kept; a stop token is the target's own and not among them.
+        rows: Texts that were decoded together and share the seconds.
+        draft_s: Seconds the draft took, for all rows.
+        verify_s: Seconds the target took, likewise.
+    """
+
+    start: int
+    lookahead: int
+    proposed: int
+    accepted: int
+    rows: int
+    draft_s: float
+    verify_s: float
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How a draft is used.
+
+    Attributes:
+        lookahead: Tokens proposed per round, fewer where the text has no room for them.
+        adaptive: Whether a text's lookahead grows by 2 after a round that kept everything, up to MOST_LOOKAHEAD, and
+            shrinks by 1 after any other, down to 1 ("heuristic" of transformers' generation config).
+        rule: One of eval.rules.RULES.
+    """
+
+    lookahead: int = 4
+    adaptive: bool = False
+    rule: str = LOSSLESS[0]
+
+    def __post_init__(self) -> None:
+        if self.lookahead < 1:
+            raise ValueError(f"lookahead must be at least 1, got {self.lookahead}. Use plain_decode to do without.")
+        if self.rule not in RULES:
+            raise ValueError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}.")
+
+    def after(self, one: Round, lookahead: int) -> int:
+        """The lookahead of a text after a round."""
+        if not self.adaptive:
+            return lookahead
+        return min(MOST_LOOKAHEAD, lookahead + 2) if one.accepted == one.proposed else max(1, lookahead - 1)
+
+    @property
+    def most(self) -> int:
+        """The longest lookahead there can be."""
+        return max(self.lookahead, MOST_LOOKAHEAD) if self.adaptive else self.lookahead
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A text and how it came about.
+
+    Attributes:
+        token_ids: The emitted tokens, the stop token included if one ended the text.
+        rounds: The trace; empty for plain decoding.
+        prefill_s: Seconds to read the prompts of the batch, with both models if there are two.
+        decode_s: Seconds from then to the last token.
+        rule: How tokens were accepted, at temperature 0 by equality whatever was asked for; None for plain decoding.
+        stopped: Whether a stop token or string ended it, and not its length.
+    """
+
+    token_ids: tuple[int, ...]
+    rounds: tuple[Round, ...]
+    prefill_s: float
+    decode_s: float
+    rule: str | None = None
+    stopped: bool = False
+
+
+@dataclass
+class Text:
+    """One text in the making.
+
+    Attributes:
+        place: Its place among the prompts.
+        context: Tokens the decoder has before it emits anything: the prompt, or the start token of an encoder-decoder.
+        emitted: What was decided.
+        rounds: The trace.
+        missing: Tokens, 0 or 1, that were emitted and never went through the draft.
+        lookahead: Tokens the draft may propose next.
+        stopped: Whether a stop token or string was emitted.
+    """
+
+    place: int
+    context: tuple[int, ...]
+    lookahead: int = 0
+    emitted: list[int] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    missing: int = 0
+    stopped: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens of context and text together."""
+        return len(self.context) + len(self.emitted)
+
+    def last(self, count: int) -> list[int]:
+        """The last tokens of context and text, at least one."""
+        if count <= len(self.emitted):  # mostly so, and what follows takes time with the length of the text
+            return self.emitted[-count:]
+        return self.everything()[-count:]
+
+    def everything(self) -> list[int]:
+        """Context and text."""
+        return [*self.context, *self.emitted]
+
+    def room(self, limits: Limits) -> int:
+        """Tokens that may still be emitted."""
+        return limits.max_new_tokens - len(self.emitted)
+
+    def extend(self, token_ids: Sequence[int], limits: Limits) -> int:
+        """Emit tokens up to the one that ends the text; returns how many were."""
+        for count, token in enumerate(token_ids, start=1):
+            self.emitted.append(token)
+            self.stopped = token in limits.stop_ids or completes_a_stop_string(self.emitted, limits)
+            if self.stopped:
+                return count
+        return len(token_ids)
+
+    def is_finished(self, limits: Limits) -> bool:
+        """Whether nothing more may be emitted."""
+        return self.stopped or self.room(limits) <= 0
+
+
+def completes_a_stop_string(token_ids: Sequence[int], limits: Limits) -> bool:
+    """Whether the text holds a stop string; it did not before its last token."""
+    if not limits.stop_strings:
+        return False
+    assert limits.tokenizer is not None
+    text = str(limits.tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
+    return any(stop in text for stop in limits.stop_strings)
+
+
+def stream(seed: int, row_seeds: Sequence[int], count: int, device: torch.device) -> Tensor:
+    """draws_BD of one stream: a row's depend on the stream's seed and its own alone, not on its neighbours.
+
+    Args:
+        seed: Of the stream, >= 0.
+        row_seeds: Of each row, from -2**63 to 2**64 - 1.
+        count: Draws a row.
+        device: Where they are wanted.
+    """
+    pairs = [(seed, row % 2**64) for row in row_seeds]
+    seeds = [int(np.random.SeedSequence(pair).generate_state(1, np.uint64)[0] >> 1) for pair in pairs]
+    return uniform_draws(seeds, count).to(device)
+
+
+def window(draws_BD: Tensor, texts: Sequence[Text], width: int) -> Tensor:
+    """The draws for the next `width` tokens of each text, as [B, K]; each text's begin where it stands."""
+    starts_B1 = torch.tensor([[len(text.emitted)] for text in texts], device=draws_BD.device)
+    places_B1 = torch.tensor([[text.place] for text in texts], device=draws_BD.device)
+    return draws_BD[places_B1, starts_B1 + torch.arange(width, device=draws_BD.device)]

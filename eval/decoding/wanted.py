@@ -1,0 +1,71 @@
+"""What to decode, and the random numbers it takes.
+
+Shape suffixes used in this file:
+    B = rows, D = draws
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eval.decoding.ngram import NgramLookup
+from eval.decoding.rules import EXACT_GREEDY_DRAFT
+from eval.decoding.sampling import Sampling
+from eval.decoding.texts import Limits, Seeds, Speculation, stream
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to decode.
+
+    Attributes:
+        prompts: Token ids, each at least one; of an encoder-decoder model its inputs.
+        limits: When a text ends.
+        sampling: How tokens are chosen, on both sides.
+        speculation: How a draft is used; None without one.
+        lookup: What proposes tokens in place of a model; None where a model does.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    limits: Limits
+    sampling: Sampling
+    speculation: Speculation | None = None
+    lookup: NgramLookup | None = None
+
+    @property
+    def rule(self) -> str | None:
+        """How tokens are accepted; None without a draft.
+
+        What is looked up was not drawn: it is kept where it is the target's own choice.
+        """
+        if self.speculation is None:
+            return None
+        drawn = self.lookup is None and not self.sampling.is_greedy
+        return self.speculation.rule if drawn else EXACT_GREEDY_DRAFT
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether tokens are read that may be taken back."""
+        return self.speculation is not None
+
+    def __post_init__(self) -> None:
+        if not all(self.prompts):
+            raise ValueError("every prompt needs at least one token, got one of 0 prompt tokens.")
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Uniform numbers for every token of every text: what a draft proposes, whether it is kept, what a target draws."""
+
+    draft_BD: Tensor
+    accept_BD: Tensor
+    target_BD: Tensor
+
+    @classmethod
+    def of(cls, wanted: Wanted, seeds: Seeds, row_seeds: Sequence[int], device: torch.device) -> "Streams":
+        """Each text's numbers depend on the stream's seed and its own alone."""
+        most = wanted.speculation.most if wanted.speculation else 0
+        count = wanted.limits.max_new_tokens + most + 1
+        return cls(*(stream(seed, row_seeds, count, device) for seed in (seeds.draft, seeds.accept, seeds.target)))

@@ -1,0 +1,84 @@
+"""A target and a draft opened together for decoding, and the prompts they are given."""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from architectures.manifest import fingerprint_checkpoint
+from architectures.target import resolve_checkpoint
+from eval.models import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
+from eval.rounds.trace import ModelIdentity
+from eval.tasks.forms import Prompt, user_turn
+from eval.tasks.prompts import load_in_turn, load_prompts
+from eval.tasks.rendering import render_prompt
+from eval.tasks.words import prompt_sources
+
+PROMPTS = (  # where a user names none
+    "Explain to a child why the sea is salty.",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "A train leaves at 9:40 and arrives at 13:05. How long does the journey take?",
+    "List five things to check before buying a used bicycle.",
+    "Translate into French: The library closes at six on Fridays.",
+    "Who painted the ceiling of the Sistine Chapel, and how long did it take?",
+    "Write a polite email that asks a landlord to repair a leaking tap.",
+    "What happens to water when it freezes?",
+)
+
+
+@dataclass(frozen=True)
+class OpenPair:
+    """Two models with one tokenizer."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    folders: tuple[Path, Path]
+
+    @property
+    def stop_ids(self) -> AbstractSet[int]:
+        """Tokens at which the target ends a text."""
+        return stop_token_ids(self.target)
+
+    def identities(self) -> tuple[ModelIdentity, ModelIdentity]:
+        """Which models these are, target first."""
+        target, draft = (
+            ModelIdentity(str(folder), fingerprint_checkpoint(folder), str(model.dtype).removeprefix("torch."))
+            for folder, model in zip(self.folders, (self.target, self.draft), strict=True)
+        )
+        return target, draft
+
+    def rendered(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt's first turn."""
+        return render_prompt(self.tokenizer, prompt.messages)
+
+    def require_room(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        """Raise UserError if a text may come to more tokens than a model was made for."""
+        longest = max(map(len, prompts)) + max_new_tokens
+        for folder in self.folders:
+            require_positions(folder, longest)
+
+
+def open_pair(target: str, draft: str, *, dtype: str) -> OpenPair:
+    """Open both models, from folders or hub ids.
+
+    Raises:
+        UserError: If one cannot be read, or their tokenizers differ.
+    """
+    folders = (resolve_checkpoint(target), resolve_checkpoint(draft))
+    require_same_tokenizer(*folders)
+    models = [load_model(folder, dtype=dtype, encoder_decoder=True) for folder in folders]
+    return OpenPair(models[0], models[1], load_tokenizer(folders[0]), folders)
+
+
+def prompts_of(words: Sequence[str] | None, count: int | None) -> list[Prompt]:
+    """The prompts of the files and tasks that are named, or PROMPTS where none is.
+
+    With a count the first so many, one of each source after the other; without one all, source after source.
+    """
+    if words is not None:
+        sources = prompt_sources(words)
+        return load_prompts(sources) if count is None else load_in_turn(sources, most=count)[:count]
+    return [Prompt(f"built-in:{place}", (user_turn(text),)) for place, text in enumerate(PROMPTS[:count], start=1)]

@@ -1,0 +1,1 @@
+"""The trace of every round, and the figures that are made of it."""

@@ -1,0 +1,257 @@
+"""The trace of every round, as JSON lines: a header, then a line a round. Written whole or not at all.
+
+The header names the pair, the machine, and the runs: texts decoded with one set of settings. Rounds of a text stand in
+their order. No rate is stored: eval/rounds/figures.py makes every figure of the raw counts and times.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import torch
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from architectures.errors import UserError
+from architectures.manifest import provenance
+from eval.decoding.sampling import Sampling
+from eval.decoding.texts import Decoded, Seeds, Speculation
+from eval.recorded.brackets import read_text
+from eval.shards import write_shard
+from eval.typed_file import parsed
+
+Schema = Literal["widedraft.rounds/1"]
+[SCHEMA] = get_args(Schema)
+REMEDY = "A trace is whole as it was written: take the original, or decode again with --rounds."
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Drafter = Literal["draft", "target"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Texts decoded with a draft and one set of settings.
+
+    Attributes:
+        label: What for; no other run of a trace has it.
+        places: Of each text, the place of its prompt among the names given to `write_round_trace`.
+        decoded: The texts, in the same order.
+        max_new_tokens: Length of a text at most.
+        speculation: How the draft was used.
+        sampling: How tokens were chosen.
+        seeds: Of random numbers.
+        drafter: Which model proposed: "target" where it drafted for itself.
+    """
+
+    label: str
+    places: Sequence[int]
+    decoded: Sequence[Decoded]
+    max_new_tokens: int
+    speculation: Speculation
+    sampling: Sampling
+    seeds: Seeds
+    drafter: Drafter = "draft"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedRound:
+    """One line: a round, as eval.texts.Round has it, and whose it is.
+
+    Attributes:
+        run: Label of its run.
+        prompt: Where the prompt came from, as "file.jsonl:12".
+        sample: Which of the texts that continue this prompt, from 0.
+        rule: How tokens were accepted.
+        emitted: Tokens added to the text: those accepted and the target's own.
+        stopped: Whether a stop token or string ended the text with this round.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    run: str
+    prompt: str
+    sample: Count
+    rule: str
+    start: Count
+    lookahead: Positive
+    proposed: Count
+    accepted: Count
+    emitted: Positive
+    stopped: bool
+    rows: Positive
+    draft_s: Seconds
+    verify_s: Seconds
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """Which model it was: its folder, fingerprint_checkpoint of that, and its number type."""
+
+    path: str
+    fingerprint: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What the header says of a run; `texts` and `rounds` count what follows."""
+
+    label: str
+    drafter: Drafter
+    texts: Count
+    rounds: Count
+    max_new_tokens: Positive
+    lookahead: Positive
+    adaptive: bool
+    sampling: Sampling
+    seeds: Seeds
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first line."""
+
+    schema: Schema
+    target: ModelIdentity
+    draft: ModelIdentity
+    device: str
+    threads: Positive
+    compiled: bool
+    runs: tuple[RunSettings, ...]
+    provenance: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RoundTrace:
+    """A trace as it was read."""
+
+    header: Header
+    rounds: tuple[TracedRound, ...]
+
+    def rounds_of(self, label: str) -> list[TracedRound]:
+        """The rounds of one run."""
+        return [one for one in self.rounds if one.run == label]
+
+
+HEADER, LINE = TypeAdapter(Header), TypeAdapter(TracedRound)
+
+
+def write_round_trace(
+    path: Path,
+    runs: Sequence[Run],
+    prompts: Sequence[str],
+    *,
+    target: ModelIdentity,
+    draft: ModelIdentity,
+    device: str,
+    compiled: bool = False,
+) -> None:
+    """Write every round of some runs, whole or not at all.
+
+    Args:
+        path: The file, replaced if it is there.
+        runs: What was decoded, while torch's number of threads is still what it was.
+        prompts: The name of each prompt.
+        target: The model that decided.
+        draft: The model that proposed, unless a run says otherwise.
+        device: Where both were.
+        compiled: Whether their steps were, see eval/decoding/compiled.py.
+    """
+    rounds = [traced_rounds(run, prompts) for run in runs]
+    settings = tuple(settings_of(run, len(lines)) for run, lines in zip(runs, rounds, strict=True))
+    header = Header(SCHEMA, target, draft, device, torch.get_num_threads(), compiled, settings, provenance())
+    write_shard(path, [asdict(header), *(asdict(one) for lines in rounds for one in lines)])
+
+
+def traced_rounds(run: Run, prompts: Sequence[str]) -> list[TracedRound]:
+    """The rounds of a run, text by text."""
+    samples: Counter[int] = Counter()
+    found = []
+    for place, text in zip(run.places, run.decoded, strict=True):
+        assert text.rule is not None, "only what was decoded with a draft has rounds"
+        for number, one in enumerate(text.rounds, start=1):
+            found.append(
+                TracedRound(
+                    run=run.label,
+                    prompt=prompts[place],
+                    sample=samples[place],
+                    rule=text.rule,
+                    emitted=one.accepted + 1,
+                    stopped=text.stopped and number == len(text.rounds),
+                    **asdict(one),
+                )
+            )
+        samples[place] += 1
+    return found
+
+
+def settings_of(run: Run, num_rounds: int) -> RunSettings:
+    """What the header says of a run."""
+    return RunSettings(
+        label=run.label,
+        drafter=run.drafter,
+        texts=len(run.decoded),
+        rounds=num_rounds,
+        max_new_tokens=run.max_new_tokens,
+        lookahead=run.speculation.lookahead,
+        adaptive=run.speculation.adaptive,
+        sampling=run.sampling,
+        seeds=run.seeds,
+    )
+
+
+def read_round_trace(path: Path) -> RoundTrace:
+    """A trace whose every round fits the one before it.
+
+    Raises:
+        UserError: If a line is malformed or impossible, or lines are missing; the message names file and line.
+    """
+    first, *rest = read_text(path).rstrip("\n").split("\n")  # splitlines would cut at characters JSON need not escape
+    header = parsed(HEADER, first, f"{path}:1", REMEDY)
+    placed = [(f"{path}:{number}", line) for number, line in enumerate(rest, start=2)]
+    rounds = [(where, parsed(LINE, line, where, REMEDY)) for where, line in placed]
+    ends: dict[tuple[str, str, int], int | None] = {}
+    for where, one in rounds:
+        require_possible(one, where)
+        require_next(one, ends, where)
+    trace = RoundTrace(header, tuple(one for _, one in rounds))
+    require_all(trace, path)
+    return trace
+
+
+def require_possible(one: TracedRound, where: str) -> None:
+    """Raise UserError for counts that no round has."""
+    if not one.accepted <= one.proposed <= one.lookahead or one.emitted != one.accepted + 1:
+        raise UserError(
+            f"{where}: a round accepts at most what it proposes, proposes at most its lookahead and emits what it "
+            f"accepts and one token more, got accepted={one.accepted}, proposed={one.proposed}, "
+            f"lookahead={one.lookahead}, emitted={one.emitted}. {REMEDY}"
+        )
+
+
+def require_next(one: TracedRound, ends: dict[tuple[str, str, int], int | None], where: str) -> None:
+    """Raise UserError unless a round begins where its text stands; `ends` has that of every text, None if stopped."""
+    text = (one.run, one.prompt, one.sample)
+    end = ends.get(text, 0)
+    if end != one.start:
+        stands = "has stopped" if end is None else f"has {end} tokens"
+        raise UserError(f"{where}: start is {one.start}, but the text of {one.prompt} {stands} before it. {REMEDY}")
+    ends[text] = None if one.stopped else one.start + one.emitted
+
+
+def require_all(trace: RoundTrace, path: Path) -> None:
+    """Raise UserError unless the runs are those the header names, each with all of its texts and rounds."""
+    rounds = Counter(one.run for one in trace.rounds)
+    texts = Counter(one.run for one in trace.rounds if one.start == 0)
+    told = {run.label: (run.texts, run.rounds) for run in trace.header.runs}
+    found = {label: (texts[label], rounds[label]) for label in told.keys() | rounds.keys()}
+    for label, (num_texts, num_rounds) in sorted(found.items()):
+        if told.get(label) != (num_texts, num_rounds):
+            expected = "none" if label not in told else "{} texts with {} rounds".format(*told[label])
+            raise UserError(
+                f"{path}:1: holds {num_texts} texts with {num_rounds} rounds of run {label!r}, but its first line says "
+                f"{expected}. {REMEDY}"
+            )

@@ -1,0 +1,124 @@
+"""Laws of speculative decoding as functions that raise AssertionError: tests call them, and mutants must break one."""
+
+import itertools
+
+import torch
+from scipy.stats import chisquare
+
+from eval.decoding.sampling import Sampling, distribution
+from eval.decoding.sequencer import open_sequencer
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.texts import Limits, Seeds, Speculation
+
+SMALL_VOCAB, TEXT = 4, 4  # 256 texts
+ROWS = 8_000
+FIRST = (1,)
+GREEDY, WARM = Sampling(), Sampling(0.7)
+
+
+def text_chances(model, sampling, first=FIRST):
+    """The exact chance of every text of TEXT tokens after `first`, as the model says it."""
+    texts = torch.tensor(list(itertools.product(range(SMALL_VOCAB), repeat=TEXT)))
+    ids_NT = torch.cat([torch.tensor([first]).expand(len(texts), -1), texts], dim=1)
+    chances = torch.ones(len(texts), dtype=torch.float64)
+    with torch.inference_mode():
+        logits_NTV = model(ids_NT, use_cache=False).logits
+    for step in range(TEXT):
+        place = len(first) + step
+        seen_NV = torch.zeros(len(texts), SMALL_VOCAB, dtype=torch.bool).scatter(1, ids_NT[:, :place], True)
+        probs_NV = distribution(logits_NTV[:, place - 1], sampling, seen_NV)
+        chances *= probs_NV.gather(1, ids_NT[:, place, None])[:, 0].double()
+    return chances
+
+
+def text_counts(texts):
+    """How often each text occurs."""
+    powers = SMALL_VOCAB ** torch.arange(TEXT - 1, -1, -1)
+    numbers = (torch.tensor([list(text) for text in texts]) * powers).sum(dim=1)
+    return torch.bincount(numbers, minlength=SMALL_VOCAB**TEXT)
+
+
+def require_same_law(texts, chances):
+    """A chi-square test of texts against exact chances; rare ones are taken together. p < 1e-4 fails."""
+    counts = text_counts(texts)
+    assert counts[chances == 0].sum() == 0, "a text that cannot be was written"
+    expected = chances * len(texts)
+    common = expected >= 5
+    observed = torch.cat([counts[common].double(), counts[~common].sum(dtype=torch.float64)[None]])
+    wanted = torch.cat([expected[common], expected[~common].sum()[None]])
+    kept = wanted > 0
+    p_value = chisquare(
+        observed[kept].numpy(), (wanted[kept] * observed[kept].sum() / wanted[kept].sum()).numpy()
+    ).pvalue
+    assert p_value > 1e-4, f"p = {p_value:.1e} that these texts are the target's"
+
+
+def law_sampled_texts_are_the_targets(target, draft, rule="rejection", sampling=WARM, lookahead=3, seed=0):
+    """Many texts of four tokens, all in one batch, are distributed as the target's own."""
+    decoded = speculative_decode(
+        target,
+        draft,
+        [FIRST] * ROWS,
+        limits=Limits(TEXT),
+        speculation=Speculation(lookahead, rule=rule),
+        sampling=sampling,
+        seeds=Seeds(3 * seed, 3 * seed + 1, 3 * seed + 2),
+    )
+    assert any(one.accepted for text in decoded for one in text.rounds), "nothing was accepted: the test is empty"
+    require_same_law([text.token_ids for text in decoded], text_chances(target, sampling))
+
+
+def law_greedy_text_is_the_targets(target, draft, prompts, limits, lookahead=4, opener=open_sequencer):
+    """Batch or not, the text is that of plain decoding of each prompt alone, and counts add up to it."""
+    plain = [plain_decode(target, [prompt], limits=limits)[0] for prompt in prompts]
+    speculation = Speculation(lookahead)
+    decoded = speculative_decode(target, draft, prompts, limits=limits, speculation=speculation, opener=opener)
+    for one, own in zip(decoded, plain, strict=True):
+        assert one.token_ids == own.token_ids
+        assert one.stopped == own.stopped
+        assert sum(round_.accepted + 1 for round_ in one.rounds) == len(one.token_ids)
+        assert all(0 <= round_.accepted <= round_.proposed for round_ in one.rounds)
+
+
+def law_the_target_accepts_its_own_proposals(target, prompts, sampling=GREEDY, rule="rejection", lookahead=3):
+    """Draft = target: everything proposed is kept, in every round of every row."""
+    decoded = speculative_decode(
+        target,
+        target,
+        prompts,
+        limits=Limits(20),
+        speculation=Speculation(lookahead, rule=rule),
+        sampling=sampling,
+    )
+    for text in decoded:
+        assert all(one.accepted == one.proposed for one in text.rounds), [
+            (one.proposed, one.accepted) for one in text.rounds
+        ]
+
+
+def law_exact_rules_write_what_plain_sampling_writes(target, draft, prompts, rule, sampling=WARM):
+    """With the same stream of the target's draws, token for token."""
+    limits = Limits(24)
+    plain = plain_decode(target, prompts, limits=limits, sampling=sampling)
+    decoded = speculative_decode(
+        target, draft, prompts, limits=limits, sampling=sampling, speculation=Speculation(3, rule=rule)
+    )
+    assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
+    assert any(one.accepted for text in decoded for one in text.rounds)
+
+
+def law_rows_do_not_feel_each_other(target, draft, prompts, sampling, rule="rejection", opener=open_sequencer):
+    """A row of a batch is what it is alone: same text, same rounds."""
+    arguments = {
+        "limits": Limits(24, frozenset({2})),
+        "speculation": Speculation(4, rule=rule),
+        "sampling": sampling,
+        "opener": opener,
+    }
+    together = speculative_decode(target, draft, prompts, **arguments)
+    for place, (prompt, row) in enumerate(zip(prompts, together, strict=True)):
+        [alone] = speculative_decode(target, draft, [prompt], row_seeds=[place], **arguments)
+        assert alone.token_ids == row.token_ids
+        assert [(one.start, one.proposed, one.accepted) for one in alone.rounds] == [
+            (one.start, one.proposed, one.accepted) for one in row.rounds
+        ]

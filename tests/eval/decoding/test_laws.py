@@ -1,0 +1,180 @@
+"""Speculative decoding is lossless: in distribution, token for token where it can be, row by row in any batch."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from eval.decoding.rules import LOSSLESS
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.texts import MOST_LOOKAHEAD, Limits, Seeds, Speculation
+from eval.models import load_model
+from tests.eval.decoding.laws import (
+    ROWS,
+    law_exact_rules_write_what_plain_sampling_writes,
+    law_greedy_text_is_the_targets,
+    law_rows_do_not_feel_each_other,
+    law_sampled_texts_are_the_targets,
+    law_the_target_accepts_its_own_proposals,
+    require_same_law,
+    text_chances,
+)
+
+WARPED = {
+    "temperature": Sampling(0.7),
+    "hot": Sampling(1.6),
+    "top_k": Sampling(1.0, top_k=2),
+    "top_p": Sampling(1.2, top_p=0.8),
+    "min_p": Sampling(1.0, min_p=0.4),
+    "penalty": Sampling(1.0, repetition_penalty=1.8),
+    "all": Sampling(1.3, top_p=0.9, top_k=3, min_p=0.1, repetition_penalty=1.3),
+}
+
+
+@pytest.mark.parametrize("sampling", WARPED.values(), ids=WARPED)
+def test_rejection_sampling_writes_the_targets_texts(small_pair, sampling):
+    law_sampled_texts_are_the_targets(*small_pair, sampling=sampling)
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize("lookahead", [1, 2, 5])
+def test_every_lossless_rule_writes_the_targets_texts(small_pair, rule, lookahead):
+    law_sampled_texts_are_the_targets(*small_pair, rule=rule, lookahead=lookahead, seed=1)
+
+
+def test_plain_sampling_writes_the_targets_texts(small_pair):
+    """The null of the tests above: the same statistic on texts that need no proof."""
+    target, _ = small_pair
+    decoded = plain_decode(target, [(1,)] * ROWS, limits=Limits(4), sampling=Sampling(0.7))
+    require_same_law([text.token_ids for text in decoded], text_chances(target, Sampling(0.7)))
+
+
+def test_an_adaptive_lookahead_writes_the_targets_texts(small_pair):
+    target, draft = small_pair
+    speculation = Speculation(1, adaptive=True)
+    decoded = speculative_decode(
+        target, draft, [(1,)] * ROWS, limits=Limits(4), speculation=speculation, sampling=Sampling(0.7)
+    )
+    require_same_law([text.token_ids for text in decoded], text_chances(target, Sampling(0.7)))
+
+
+def test_the_lossy_rule_does_not(small_pair):
+    with pytest.raises(AssertionError, match="that these texts are the target's"):
+        law_sampled_texts_are_the_targets(*small_pair, rule="typical")
+
+
+@pytest.mark.parametrize("rule", ["exact_sampled_draft", "exact_greedy_draft"])
+@pytest.mark.parametrize("sampling", [Sampling(0.8), WARPED["all"]], ids=["temperature", "all"])
+def test_exact_rules_write_what_plain_sampling_writes(target, noisy_draft, prompts, rule, sampling):
+    law_exact_rules_write_what_plain_sampling_writes(target, noisy_draft, prompts, rule, sampling)
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize("sampling", [Sampling(0.8), WARPED["all"], Sampling(0.0, repetition_penalty=1.4)])
+def test_rows_of_a_batch_do_not_feel_each_other(target, noisy_draft, prompts, rule, sampling):
+    law_rows_do_not_feel_each_other(target, noisy_draft, prompts, sampling, rule)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.9), WARPED["all"]])
+@pytest.mark.parametrize("lookahead", [1, 3, 8])
+def test_the_target_accepts_its_own_proposals(target, prompts, sampling, lookahead):
+    law_the_target_accepts_its_own_proposals(target, prompts, sampling, lookahead=lookahead)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(st.data())
+def test_greedy_text_is_the_targets_in_any_batch(target, noisy_draft, data):
+    """Any lengths, any lookahead, stop tokens anywhere, any limit."""
+    rows = data.draw(st.integers(1, 5))
+    lengths = data.draw(st.lists(st.integers(1, 30), min_size=rows, max_size=rows))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    prompts = [torch.randint(0, 259, (length,), generator=generator).tolist() for length in lengths]
+    length = data.draw(st.integers(1, 24))
+    [written] = plain_decode(target, prompts[:1], limits=Limits(length))
+    stops = data.draw(st.sets(st.sampled_from([2, 260, *written.token_ids]), max_size=3))
+    lookahead = data.draw(st.integers(1, 20))
+    law_greedy_text_is_the_targets(target, noisy_draft, prompts, Limits(length, frozenset(stops)), lookahead)
+
+
+def test_streams_are_apart(small_pair):
+    """Another seed of one stream changes the texts; the target's alone decides those of an exact rule."""
+    target, draft = small_pair
+    written = {}
+    for name in ("same", "draft", "accept", "target"):
+        seeds = dataclasses.replace(Seeds(), **({} if name == "same" else {name: 99}))
+        for rule in ("rejection", "exact_sampled_draft"):
+            decoded = speculative_decode(
+                target,
+                draft,
+                [(1,)] * 60,
+                limits=Limits(8),
+                speculation=Speculation(3, rule=rule),
+                sampling=Sampling(1.0),
+                seeds=seeds,
+            )
+            written[name, rule] = [text.token_ids for text in decoded]
+    for name in ("draft", "accept", "target"):
+        assert written[name, "rejection"] != written["same", "rejection"]
+    assert written["draft", "exact_sampled_draft"] == written["same", "exact_sampled_draft"]
+    assert written["accept", "exact_sampled_draft"] == written["same", "exact_sampled_draft"]
+    assert written["target", "exact_sampled_draft"] != written["same", "exact_sampled_draft"]
+
+
+def test_an_adaptive_lookahead_grows_and_shrinks(target, random_draft, prompts):
+    speculation = Speculation(4, adaptive=True)
+    [grown] = speculative_decode(target, target, prompts[:1], limits=Limits(90), speculation=speculation)
+    assert [one.proposed for one in grown.rounds[:8]] == [4, 6, 8, 10, 12, 14, MOST_LOOKAHEAD, 12]
+    [shrunk] = speculative_decode(target, random_draft, prompts[:1], limits=Limits(9), speculation=speculation)
+    assert [one.proposed for one in shrunk.rounds[:5]] == [4, 3, 2, 1, 1]
+
+
+def test_a_stop_string_ends_the_text_with_the_token_that_completes_it(target, noisy_draft, prompts, target_tokenizer):
+    [free] = plain_decode(target, prompts[2:3], limits=Limits(24))
+    for place in (3, 9, 17):
+        stop = target_tokenizer.decode(list(free.token_ids[place - 1 : place + 1]))
+        limits = Limits(24, stop_strings=("never said", stop), tokenizer=target_tokenizer)
+        [plain] = plain_decode(target, prompts[2:3], limits=limits)
+        assert plain.stopped
+        assert stop in target_tokenizer.decode(list(plain.token_ids))
+        assert stop not in target_tokenizer.decode(list(plain.token_ids[:-1]))
+        for draft in (noisy_draft, target):
+            law_greedy_text_is_the_targets(target, draft, prompts[1:4], limits)
+
+
+def test_an_empty_stop_string_and_one_without_a_tokenizer_are_refused(target_tokenizer):
+    with pytest.raises(ValueError, match="must not be empty"):
+        Limits(4, stop_strings=("",), tokenizer=target_tokenizer)
+    with pytest.raises(ValueError, match="need a tokenizer"):
+        Limits(4, stop_strings=("a",))
+    with pytest.raises(ValueError, match="rule must be one of rejection"):
+        Speculation(rule="reject")
+
+
+def test_an_encoder_decoder_decodes_by_the_same_laws(translators, prompts):
+    target, draft = translators
+    for stop in (frozenset(), frozenset(range(0, 264, 9))):
+        law_greedy_text_is_the_targets(target, draft, prompts[:5], Limits(16, stop))
+    law_the_target_accepts_its_own_proposals(target, prompts[:3])
+    law_exact_rules_write_what_plain_sampling_writes(target, draft, prompts[:5], "exact_greedy_draft", Sampling(20.0))
+
+
+def test_the_text_of_an_encoder_decoder_is_that_of_generate(translators, prompts):
+    target, draft = translators
+    for prompt in prompts[1:4]:
+        [decoded] = speculative_decode(target, draft, [prompt], limits=Limits(16))
+        ids = target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=16, eos_token_id=-1)
+        assert list(decoded.token_ids) == ids[0, 1:].tolist()
+
+
+def test_families_that_read_one_text_take_any_number_of_prompts(make_checkpoint, prompts):
+    opt = {"model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 64}
+    target, draft = (load_model(make_checkpoint(seed=seed, **opt), dtype="float32", device="cpu") for seed in (1, 2))
+    law_greedy_text_is_the_targets(target, draft, prompts, Limits(12, frozenset({2})))
+
+
+def test_a_family_that_takes_rows_drafts_for_one_that_does_not(make_checkpoint, target, prompts):
+    bloom = load_model(make_checkpoint(seed=3, model_type="bloom"), dtype="float32", device="cpu")
+    law_greedy_text_is_the_targets(bloom, target, prompts, Limits(12, frozenset({2})))

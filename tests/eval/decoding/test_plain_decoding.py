@@ -1,0 +1,121 @@
+"""Plain decoding of a batch: the same as one row at a time, as transformers' generate, and as the probabilities say."""
+
+import pytest
+import torch
+
+from eval.decoding.sampling import Sampling, distribution, invert_cumulative
+from eval.decoding.speculative import decode_steps, finished, plain_decode
+from eval.decoding.texts import DRAWS, Limits, Seeds, stream
+from eval.decoding.wanted import Wanted
+from eval.models import load_model
+
+GREEDY = Sampling()
+SAMPLED = Sampling(temperature=0.8, top_p=0.9)
+PROMPTS = [[5], [9, 10, 11, 12, 13, 14, 15], [7, 8, 9], [200, 100], [6] * 20, [41, 42, 43, 44]]
+FAMILIES = {  # read by rows; with transformers' cache; with one that forgets what left the window
+    "llama": {},
+    "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
+    "bloom": {},
+    "mistral": {"sliding_window": 9},
+    "cohere2": {"sliding_window": 9},
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(make_checkpoint, request):
+    folder = make_checkpoint(seed=1, model_type=request.param, **FAMILIES[request.param])
+    return load_model(folder, dtype="float32", device="cpu")
+
+
+def decode(model, prompts, *, sampling=GREEDY, stop_ids=frozenset(), max_new_tokens=24, seeds=None):
+    limits = Limits(max_new_tokens, stop_ids)
+    return [
+        list(text.token_ids) for text in plain_decode(model, prompts, limits=limits, sampling=sampling, row_seeds=seeds)
+    ]
+
+
+def transformers_greedy(model, prompt, stop_ids, max_new_tokens=24):
+    ids = model.generate(
+        input_ids=torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        eos_token_id=sorted(stop_ids) or [10**6],
+        pad_token_id=0,
+    )
+    return ids[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def stop_ids(model):
+    """Tokens that end some of the rows early, at different steps, and some not at all."""
+    answers = decode(model, PROMPTS)
+    return frozenset([answers[0][3], answers[1][9], answers[4][14]])
+
+
+def test_greedy_batch_equals_transformers_row_by_row(model, stop_ids):
+    ours = decode(model, PROMPTS, stop_ids=stop_ids)
+    assert ours == [transformers_greedy(model, prompt, stop_ids) for prompt in PROMPTS]
+    assert len({len(answer) for answer in ours}) >= 3  # rows left the batch at different steps
+
+
+def test_answers_end_at_the_first_stop_token_and_contain_it(model, stop_ids):
+    for free, stopped in zip(decode(model, PROMPTS), decode(model, PROMPTS, stop_ids=stop_ids), strict=True):
+        first_stop = next((place for place, token in enumerate(free) if token in stop_ids), len(free))
+        assert stopped == free[: first_stop + 1]
+
+
+def test_texts_come_as_they_end(model, stop_ids):
+    wanted = Wanted(PROMPTS, Limits(24, stop_ids), GREEDY)
+    ended = list(finished(decode_steps([model], wanted)))
+    lengths = [len(text.token_ids) for _, text in ended]
+    assert lengths == sorted(lengths)
+    assert sorted(place for place, _ in ended) == list(range(len(PROMPTS)))
+
+
+def test_a_step_feeds_one_token_of_every_unfinished_row(model, stop_ids):
+    shapes = []
+    hook = model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    lengths = [len(answer) for answer in decode(model, PROMPTS, stop_ids=stop_ids)]
+    hook.remove()
+    steps = [(sum(length > step for length in lengths), 1) for step in range(max(lengths))]
+    assert shapes == [(len(PROMPTS), max(map(len, PROMPTS)) - 1), *steps]
+
+
+def test_one_new_token(model):
+    assert [len(ids) for ids in decode(model, PROMPTS, max_new_tokens=1)] == [1] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=1.5)])
+def test_a_sampled_row_depends_on_its_own_seed_alone(model, sampling):
+    seeds, stop_ids = [11, -12, 13, 14, 2**63 - 1, -(2**63)], frozenset(range(0, 264, 12))
+    together = decode(model, PROMPTS, sampling=sampling, stop_ids=stop_ids, seeds=seeds)
+    alone = [
+        decode(model, [prompt], sampling=sampling, stop_ids=stop_ids, seeds=[seed])[0]
+        for prompt, seed in zip(PROMPTS, seeds, strict=True)
+    ]
+    assert together == alone
+    assert len({len(answer) for answer in together}) >= 3
+    assert decode(model, PROMPTS, sampling=sampling, stop_ids=stop_ids, seeds=[s + 1 for s in seeds]) != together
+
+
+def test_a_sampled_row_is_the_plain_loop_over_its_draws(model):
+    text = list(PROMPTS[2])
+    with torch.inference_mode():
+        for draw in stream(Seeds().target, [13], 25, model.device)[0, :24]:
+            probs_1V = distribution(model(torch.tensor([text])).logits[:, -1], SAMPLED)
+            text.append(int(invert_cumulative(probs_1V, draw[None])))
+    assert decode(model, PROMPTS[2:3], sampling=SAMPLED, seeds=[13]) == [text[len(PROMPTS[2]) :]]
+
+
+def test_temperature_near_zero_is_greedy(model):
+    assert decode(model, PROMPTS, sampling=Sampling(temperature=1e-4)) == decode(model, PROMPTS)
+
+
+def test_draws_are_those_their_name_stands_for():
+    """Folders of sampled answers claim the name: whoever draws otherwise gives the way another."""
+    assert DRAWS == "torch.rand by SeedSequence((stream, row))"
+    expected = torch.tensor([[0.65706509, 0.93922615], [0.90146017, 0.64210176]])
+    torch.testing.assert_close(stream(2, [7, -7], 2, torch.device("cpu")), expected)

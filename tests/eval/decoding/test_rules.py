@@ -1,0 +1,179 @@
+"""The acceptance rules by enumeration: every draw of a grid on which one round is exact, every text of four tokens.
+
+The tables are multiples of 1/4: draws at the midpoints of a grid fall on each token exactly as often as it is likely.
+"""
+
+import itertools
+
+import pytest
+import torch
+
+from eval.decoding.rules import (
+    LOSSLESS,
+    RULES,
+    Draws,
+    Proposal,
+    accept_chances,
+    judge_exact,
+    judge_typical,
+    leading,
+    residual,
+)
+from eval.decoding.sampling import invert_cumulative
+
+LENGTH, LOOKAHEAD, VOCAB = 4, 3, 4
+TARGET_VV = torch.tensor([[2, 1, 1, 0], [0, 1, 1, 2], [1, 1, 1, 1], [4, 0, 0, 0]]) / 4  # next token given the last
+DRAFT_VV = torch.tensor([[1, 1, 2, 0], [1, 1, 1, 1], [2, 2, 0, 0], [2, 0, 1, 1]]) / 4
+FIRST = 0  # the last token of the prompt
+
+
+def grid(points, columns):
+    """Every combination of midpoints, as [points ** columns, columns]."""
+    values = (torch.arange(points) + 0.5) / points
+    return torch.cartesian_prod(*[values] * columns).view(-1, columns)
+
+
+def proposed_everywhere(rule):
+    """Every proposal of a draft, each as often as it is likely; with no probabilities where it takes its argmax."""
+    if rule == "exact_greedy_draft":
+        tokens = [FIRST]
+        for _ in range(LOOKAHEAD):
+            tokens.append(DRAFT_VV[tokens[-1]].argmax().item())
+        return torch.tensor([tokens[1:]]), None
+    draws_NK = grid(4, LOOKAHEAD)
+    tokens, last_N = [], torch.full((len(draws_NK),), FIRST)
+    for step in range(LOOKAHEAD):
+        last_N = invert_cumulative(DRAFT_VV[last_N], draws_NK[:, step])
+        tokens.append(last_N)
+    tokens_NK = torch.stack(tokens, dim=1)
+    before_NK = torch.cat([torch.full((len(tokens_NK), 1), FIRST), tokens_NK[:, :-1]], dim=1)
+    return tokens_NK, DRAFT_VV[before_NK]
+
+
+def every_round(rule):
+    """All rounds of a rule: proposed tokens, the verdict on each, all of one weight."""
+    tokens_NK, probs_NKV = proposed_everywhere(rule)
+    accepts, targets = grid(2, LOOKAHEAD), grid(4, LOOKAHEAD + 1)
+    if rule == "rejection":  # one target draw is used: the same at every place
+        targets = grid(4, 1).expand(-1, LOOKAHEAD + 1)
+    else:
+        accepts = accepts[:1]
+    picks = torch.cartesian_prod(*[torch.arange(len(each)) for each in (tokens_NK, accepts, targets)])
+    tokens_NK = tokens_NK[picks[:, 0]]
+    probs_NKV = None if probs_NKV is None else probs_NKV[picks[:, 0]]
+    before_NJ = torch.cat([torch.full((len(picks), 1), FIRST), tokens_NK], dim=1)
+    proposal = Proposal(tokens_NK, probs_NKV, torch.full((len(picks),), LOOKAHEAD))
+    verdict = RULES[rule](TARGET_VV[before_NJ], proposal, Draws(accepts[picks[:, 1]], targets[picks[:, 2]]))
+    return tokens_NK, verdict
+
+
+def chances_of_texts(rule):
+    """The exact chance of every text of LENGTH tokens: what one round emits, then the target alone."""
+    tokens_NK, verdict = every_round(rule)
+    chances = torch.zeros([VOCAB] * LENGTH, dtype=torch.float64)
+    weight = 1 / len(tokens_NK)
+    outcomes = zip(tokens_NK.tolist(), verdict.accepted_B.tolist(), verdict.next_B.tolist(), strict=True)
+    counted: dict[tuple[int, ...], int] = {}
+    for tokens, accepted, following in outcomes:
+        emitted = (*tokens[:accepted], following)
+        counted[emitted] = counted.get(emitted, 0) + 1
+    for emitted, count in counted.items():
+        for rest in itertools.product(range(VOCAB), repeat=LENGTH - len(emitted)):
+            chances[(*emitted, *rest)] += count * weight * chance_of_text((emitted[-1], *rest))
+    return chances
+
+
+def chance_of_text(tokens):
+    """Of all tokens after the first, by the target."""
+    return float(torch.tensor([TARGET_VV[a, b] for a, b in itertools.pairwise(tokens)]).double().prod())
+
+
+def texts_of_the_target():
+    chances = torch.zeros([VOCAB] * LENGTH, dtype=torch.float64)
+    for text in itertools.product(range(VOCAB), repeat=LENGTH):
+        chances[text] = chance_of_text((FIRST, *text))
+    return chances
+
+
+def law_texts_are_the_targets(rule):
+    """Total variation between the texts of a rule and the target's own is zero, over all 256."""
+    distance = (chances_of_texts(rule) - texts_of_the_target()).abs().sum().item() / 2
+    assert distance < 1e-9, f"{rule}: total variation {distance:.3f}"
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_texts_are_distributed_as_the_targets(rule):
+    law_texts_are_the_targets(rule)
+
+
+def test_the_lossy_rule_is_lossy():
+    with pytest.raises(AssertionError, match=r"typical: total variation 0\.4"):
+        law_texts_are_the_targets("typical")
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [("rejection", 0.90), ("exact_sampled_draft", 0.47), ("exact_greedy_draft", 0.60)],
+)
+def test_one_draft_has_another_alpha_by_every_rule(rule, expected):
+    """evaluation example of sgl-project/sglang#10308: p = (.6, .2, .1, .1), q = (.7, .2, .05, .05)."""
+    p_V, q_V = torch.tensor([0.6, 0.2, 0.1, 0.1]), torch.tensor([0.7, 0.2, 0.05, 0.05])
+    count = 100_000
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.rand(4, count, generator=generator)
+    q_NV = q_V.expand(count, -1)
+    tokens_N = q_NV.argmax(dim=-1) if rule == "exact_greedy_draft" else invert_cumulative(q_NV, draws[0])
+    proposal = Proposal(tokens_N[:, None], q_NV[:, None], torch.ones(count, dtype=torch.int64))
+    verdict = RULES[rule](p_V.expand(count, 2, -1), proposal, Draws(draws[1][:, None], draws[2:].T))
+    assert verdict.accepted_B.double().mean().item() == pytest.approx(expected, abs=0.006)  # four standard errors
+
+
+def test_equal_distributions_accept_everything():
+    p_NV = torch.rand(50, VOCAB).softmax(dim=-1)
+    tokens_NK = invert_cumulative(p_NV, torch.rand(50))[:, None]
+    proposal = Proposal(tokens_NK, p_NV[:, None], torch.ones(50, dtype=torch.int64))
+    target = torch.stack([p_NV, p_NV], dim=1)
+    draws = Draws(torch.rand(50, 1), torch.rand(50, 2))
+    assert (accept_chances(target, proposal) == 1).all()
+    assert (RULES["rejection"](target, proposal, draws).accepted_B == 1).all()
+
+
+def test_nothing_left_of_the_residual_is_the_target_itself():
+    """gpt-fast has no guard there: p = q within rounding gives 0 / 0."""
+    p_BV = torch.tensor([[0.5, 0.5], [0.25, 0.75]])
+    assert residual(p_BV, torch.tensor([[0.5, 0.5], [0.75, 0.25]])).tolist() == [[0.5, 0.5], [0.0, 0.5]]
+
+
+def test_rows_count_only_their_own_tokens():
+    kept_BK = torch.tensor([[True, True, True], [True, False, True], [True, True, True]])
+    assert leading(kept_BK, torch.tensor([3, 3, 1])).tolist() == [3, 1, 1]
+
+
+def test_a_row_that_proposed_less_draws_its_bonus_from_the_target():
+    """Behind its last proposed token there is no q, whatever fills the place."""
+    target = torch.tensor([[[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]])
+    filling = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])  # at the second place q = p: a residual there would be nothing
+    proposal = Proposal(torch.tensor([[1, 0]]), filling, torch.tensor([1]))
+    verdict = RULES["rejection"](target, proposal, Draws(torch.tensor([[0.5, 0.5]]), torch.full((1, 3), 0.5)))
+    assert (verdict.accepted_B.item(), verdict.next_B.item()) == (1, 0)
+
+
+def test_exact_rules_emit_what_the_target_draws():
+    """The text is that of plain sampling with the same draws, whatever is proposed."""
+    generator = torch.Generator().manual_seed(1)
+    target = torch.rand(200, 4, VOCAB, generator=generator).softmax(dim=-1)
+    draws = Draws(torch.empty(200, 3), torch.rand(200, 4, generator=generator))
+    own_NJ = invert_cumulative(target.flatten(0, 1), draws.target_BJ.flatten()).view(200, 4)
+    proposal = Proposal(torch.randint(VOCAB, (200, 3), generator=generator), None, torch.full((200,), 3))
+    verdict = judge_exact(target, proposal, draws)
+    for row, accepted in enumerate(verdict.accepted_B.tolist()):
+        assert proposal.tokens_BK[row, :accepted].tolist() == own_NJ[row, :accepted].tolist()
+        assert verdict.next_B[row] == own_NJ[row, accepted]
+
+
+def test_the_typical_rule_keeps_what_is_likely_for_its_entropy():
+    flat, peaked = torch.full((VOCAB,), 0.25), torch.tensor([0.88, 0.04, 0.04, 0.04])
+    target = torch.stack([flat, peaked, peaked, peaked])[None]
+    proposal = Proposal(torch.tensor([[3, 0, 3]]), None, torch.tensor([3]))
+    verdict = judge_typical(target, proposal, Draws(torch.empty(1, 3), torch.zeros(1, 4)))
+    assert verdict.accepted_B.item() == 2  # 0.25 > 0.6 / 4; 0.88 > 0.3; 0.04 < 0.3

@@ -1,0 +1,202 @@
+"""What a sequencer says after some tokens is what the model says when it reads the whole text at once."""
+
+import pytest
+import torch
+
+from architectures.errors import UserError
+from eval.decoding.row_step import positions_of
+from eval.decoding.sequencer import (
+    ForwardSequencer,
+    RowSequencer,
+    TextSequencer,
+    TranslationSequencer,
+    open_sequencer,
+    takes_rows,
+)
+from eval.models import load_model
+
+VOCAB = 264
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+BY_ROWS = {
+    "llama": {},
+    "mistral": {"sliding_window": 6},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2},
+    "qwen3": {},
+    "gemma2": {"sliding_window": 6},
+    "gemma3_text": {"sliding_window": 6},
+    "phi3": {"sliding_window": 6, "pad_token_id": 0},
+    "gpt_neox": {},
+    "gpt2": {},
+}
+ONE_BY_ONE = {"opt": {"ffn_dim": 128, "word_embed_proj_dim": 64}, "bloom": {}}
+GO_ON = {
+    **ONE_BY_ONE,
+    "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},  # positions have embeddings
+    **{family: {"sliding_window": 6} for family in ("mistral", "gemma3_text", "cohere2")},
+}
+
+
+@pytest.fixture(scope="module")
+def model_of(make_checkpoint):
+    """A tiny model of a family."""
+
+    def load(model_type, **overrides):
+        return load_model(make_checkpoint(seed=4, model_type=model_type, **overrides), dtype="float32", device="cpu")
+
+    return load
+
+
+def texts(*lengths):
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(3, 259, (length,), generator=generator).tolist() for length in lengths]
+
+
+def whole(model, ids):
+    """Logits after every token of one text, read at once and without a cache."""
+    with torch.inference_mode():
+        return model(torch.tensor([ids]), use_cache=False).logits[0]
+
+
+def fed(sequencer, rows, starts, *, left):
+    """Feed the rows' tokens from their starts on, filled to one width; returns the logits of each row's real tokens."""
+    width = max(map(len, rows))
+    filled = [row + [0] * (width - len(row)) if left else [0] * (width - len(row)) + row for row in rows]
+    spans = [(start, len(row)) for start, row in zip(starts, rows, strict=True)]
+    with torch.inference_mode():
+        logits = sequencer.feed(torch.tensor(filled), spans, whole=left)
+    return [logits[i, : len(row)] if left else logits[i] for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("family", BY_ROWS)
+def test_rows_of_different_lengths_read_as_each_alone(model_of, family):
+    """Prompts at once, several tokens at once, and back again: no row feels the others, or what it forgot."""
+    model = model_of(family, **BY_ROWS[family])
+    long, short, one = texts(20, 13, 9)
+    wrong = texts(4)[0]
+    sequencer = open_sequencer(model, [long, short, one], capacity=24, vocab_size=VOCAB)
+    expected = [whole(model, text) for text in (long, short, one)]
+    for row, logits in enumerate(fed(sequencer, [long[:11], short[:4], []], [0, 0, 0], left=False)[:2]):
+        torch.testing.assert_close(logits[0], expected[row][[10, 3][row]], **CLOSE)
+    fed(sequencer, [wrong, wrong[:1], wrong[:2]], [11, 4, 0], left=True)  # to be forgotten
+    pieces = [long[11:15], short[4:6], one[:3]]
+    for row, logits in enumerate(fed(sequencer, pieces, [11, 4, 0], left=True)):
+        start = [11, 4, 0][row]
+        torch.testing.assert_close(logits, expected[row][start : start + len(logits)], **CLOSE)
+    sequencer.keep([2, 0])
+    for row, logits in enumerate(fed(sequencer, [one[3:], long[15:]], [3, 15], left=True)):
+        torch.testing.assert_close(logits, expected[[2, 0][row]][[3, 15][row] :], **CLOSE)
+
+
+@pytest.mark.parametrize("family", ONE_BY_ONE)
+def test_other_families_read_one_text(model_of, family):
+    model = model_of(family, **ONE_BY_ONE[family])
+    [text] = texts(14)
+    sequencer = open_sequencer(model, [text], capacity=20, vocab_size=VOCAB)
+    assert isinstance(sequencer, TextSequencer)
+    expected = whole(model, text)
+    torch.testing.assert_close(fed(sequencer, [text[:8]], [0], left=False)[0][0], expected[7], **CLOSE)
+    fed(sequencer, texts(5), [8], left=True)
+    torch.testing.assert_close(fed(sequencer, [text[8:]], [8], left=True)[0], expected[8:], **CLOSE)
+    with pytest.raises(ValueError, match=f"type {family} decodes one prompt at a time, got 2"):
+        open_sequencer(model, [text, text], capacity=20, vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize("family", GO_ON)
+def test_rows_that_only_go_on_read_as_each_alone(model_of, family):
+    """Of any decoder-only family, though its layers forget what left a window of 6."""
+    model = model_of(family, **GO_ON[family])
+    rows = texts(20, 13, 11)
+    expected = [whole(model, text) for text in rows]
+    sequencer = open_sequencer(model, rows, capacity=24, vocab_size=VOCAB, goes_back=False)
+    assert isinstance(sequencer, ForwardSequencer)
+    fed(sequencer, [rows[0][:11], rows[1][:4], []], [0, 0, 0], left=False)
+    starts = [11, 4, 0]
+    for count in (2, 1, 1):
+        pieces = [text[start : start + count] for text, start in zip(rows, starts, strict=True)]
+        logits = fed(sequencer, pieces, starts, left=False)
+        starts = [start + count for start in starts]
+        for row, start in enumerate(starts):
+            torch.testing.assert_close(logits[row][0], expected[row][start - 1], **CLOSE)
+    sequencer.keep([2, 0])
+    for row, logits in zip((2, 0), fed(sequencer, [rows[2][4:9], rows[0][15:]], [4, 15], left=False), strict=True):
+        torch.testing.assert_close(logits[0], expected[row][[19, 0, 8][row]], **CLOSE)
+
+
+def test_rows_that_only_go_on_do_not_go_back(model_of):
+    sequencer = open_sequencer(model_of("bloom"), [[5, 6], [7]], capacity=4, vocab_size=VOCAB, goes_back=False)
+    fed(sequencer, [[5, 6], [7]], [0, 0], left=False)
+    with pytest.raises(AssertionError, match=r"rows of \[2, 1\] tokens, told to go on at \(1, 1\)"):
+        fed(sequencer, [[6], [8]], [1, 1], left=False)
+    with pytest.raises(AssertionError, match=r"rows fed \(2, 1\) tokens each, and only the first may be filled"):
+        fed(sequencer, [[6, 7], [8]], [2, 1], left=False)
+
+
+def test_rows_without_filling_need_no_mask(model_of):
+    """So that one text alone is decoded as fast as without rows."""
+    model, masks = model_of("opt", **ONE_BY_ONE["opt"]), []
+    model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: masks.append(kwargs["attention_mask"]), with_kwargs=True
+    )
+    for prompts in ([[5, 6, 7]], [[5, 6, 7], [8]]):
+        sequencer = open_sequencer(model, prompts, capacity=8, vocab_size=VOCAB, goes_back=False)
+        fed(sequencer, prompts, [0] * len(prompts), left=False)
+        fed(sequencer, [[9]] * len(prompts), [len(ids) for ids in prompts], left=False)
+    assert masks[:2] == [None, None]
+    assert [mask.tolist() for mask in masks[2:]] == [[[1, 1, 1], [0, 0, 1]], [[1, 1, 1, 1], [0, 0, 1, 1]]]
+
+
+@pytest.mark.parametrize(("capacity", "kind"), [(6, RowSequencer), (7, ForwardSequencer)])
+def test_what_a_window_forgets_is_not_kept_where_nothing_goes_back(model_of, capacity, kind):
+    model = model_of("mistral", sliding_window=6)
+    assert isinstance(open_sequencer(model, [[5]], capacity=capacity, vocab_size=VOCAB, goes_back=False), kind)
+    assert isinstance(open_sequencer(model, [[5]], capacity=capacity, vocab_size=VOCAB), RowSequencer)
+
+
+def test_who_reads_many_texts_at_a_time(model_of, translators):
+    models = [model_of("llama"), model_of("bloom"), translators[0]]
+    assert [takes_rows(model) for model in models] == [True, False, False]
+    assert [takes_rows(model, goes_back=False) for model in models] == [True, True, False]
+
+
+def test_a_window_in_a_family_that_reads_one_text_is_refused(model_of):
+    """Its cache forgets what left the window, which a step back would need."""
+    model = model_of("cohere2", sliding_window=6)
+    assert not takes_rows(model)
+    with pytest.raises(UserError, match="cannot be rolled back"):
+        open_sequencer(model, [[5]], capacity=20, vocab_size=VOCAB)
+
+
+def test_taking_tokens_back_leaves_cross_attention_whole(translators):
+    translator, _ = translators
+    prompt, output = texts(9, 12)
+    sequencer = open_sequencer(translator, [prompt], capacity=20, vocab_size=VOCAB)
+    assert isinstance(sequencer, TranslationSequencer)
+    with torch.inference_mode():
+        expected = translator(
+            input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([output]), use_cache=False
+        ).logits[0]
+    torch.testing.assert_close(fed(sequencer, [output[:5]], [0], left=False)[0][0], expected[4], **CLOSE)
+    fed(sequencer, texts(4), [5], left=True)
+    torch.testing.assert_close(fed(sequencer, [output[5:]], [5], left=True)[0], expected[5:], **CLOSE)
+
+
+def test_ids_behind_the_shared_vocabulary_are_not_spoken_of(model_of):
+    for family in ("llama", "bloom"):
+        sequencer = open_sequencer(model_of(family), [[5, 6]], capacity=4, vocab_size=260)
+        assert fed(sequencer, [[5, 6]], [0], left=True)[0].shape == (2, 260)
+
+
+def test_rows_take_an_eighth_more_room_than_they_fill_and_none_beyond_their_limit(model_of):
+    sequencer, sizes = open_sequencer(model_of("llama"), [[5], [6]], capacity=150, vocab_size=VOCAB), []
+    for position in range(150):
+        fed(sequencer, [[5], [6]], [position, 0], left=False)
+        size = sequencer.cache.keys[0].shape[2] - 1  # a slot takes filling
+        assert position + 1 <= size <= min(150, (position + 1) * 9 // 8)
+        sizes.append(size)
+    assert sum(set(sizes)) < 10 * 150  # slots moved in all, by a cache that grew 150 times 11,325
+
+
+def test_positions_stand_where_the_tokens_do():
+    spans = [(7, 3), (0, 1), (4, 0)]
+    assert positions_of(spans, 3, left=True).tolist() == [[7, 8, 9], [0, -1, -1], [-1, -1, -1]]
+    assert positions_of(spans, 3, left=False).tolist() == [[7, 8, 9], [-1, -1, 0], [-1, -1, -1]]

@@ -1,0 +1,194 @@
+"""The speculative loop emits the target's own text, and its trace is the one the replay predicts."""
+
+import pytest
+import torch
+
+from eval.acceptance import count_trace, tau
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.texts import Limits, Speculation
+from eval.models import load_model
+from eval.replay import answer_logits, replay_answer, replay_counts
+
+LENGTH = 32
+NEVER = frozenset()
+
+
+def trace_of(decoded):
+    return [(one.start, one.accepted) for one in decoded.rounds]
+
+
+def speculate(target, draft, prompt, lookahead, stop_ids=NEVER, max_new_tokens=LENGTH):
+    [decoded] = speculative_decode(
+        target, draft, [prompt], limits=Limits(max_new_tokens, stop_ids), speculation=Speculation(lookahead)
+    )
+    return decoded
+
+
+def plain(target, prompt, stop_ids=NEVER, max_new_tokens=LENGTH):
+    [decoded] = plain_decode(target, [prompt], limits=Limits(max_new_tokens, stop_ids))
+    return decoded.token_ids
+
+
+def generated(target, prompt, **options):
+    """What transformers' own generate writes."""
+    ids = torch.tensor([prompt])
+    output = target.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=LENGTH, pad_token_id=0, **options
+    )
+    return tuple(output[0, len(prompt) :].tolist())
+
+
+def replayed_counts(target, draft, prompt, answer, lookahead):
+    logits = [answer_logits(model, prompt, answer) for model in (target, draft)]
+    replay = replay_answer(*logits, answer, temperature=0)
+    return replay_counts(replay.rules["exact_greedy_draft"].accept, lookahead=lookahead)
+
+
+def test_plain_greedy_text_is_that_of_generate(target, prompts):
+    for prompt in prompts:
+        assert plain(target, prompt) == generated(target, prompt, eos_token_id=-1)
+
+
+@pytest.mark.parametrize("lookahead", range(1, 9))
+def test_text_is_the_targets_and_counts_are_the_replays(target, noisy_draft, prompts, lookahead):
+    accepted = rejected = 0
+    for prompt in prompts:
+        answer = plain(target, prompt)
+        decoded = speculate(target, noisy_draft, prompt, lookahead)
+        assert decoded.token_ids == answer
+        counts = count_trace(trace_of(decoded), num_tokens=LENGTH, lookahead=lookahead)
+        assert counts == replayed_counts(target, noisy_draft, prompt, answer, lookahead)
+        accepted += counts.accepted_tokens
+        rejected += counts.reached[0] - counts.accepted[0]
+    assert accepted > 40  # neither side of the test is empty
+    assert rejected > 20
+
+
+def test_a_random_draft_changes_nothing_but_the_number_of_rounds(target, random_draft, prompts):
+    for prompt in prompts:
+        assert speculate(target, random_draft, prompt, 4).token_ids == plain(target, prompt)
+
+
+@pytest.mark.parametrize("lookahead", [1, 3, 8])
+def test_the_target_as_its_own_draft_accepts_everything(target, prompts, lookahead):
+    for prompt in prompts:
+        decoded = speculate(target, target, prompt, lookahead)
+        assert all(one.accepted == one.proposed for one in decoded.rounds)
+        assert all(one.proposed == min(lookahead, LENGTH - one.start - 1) for one in decoded.rounds)
+        assert decoded.token_ids == plain(target, prompt)
+
+
+def test_nothing_of_a_draft_that_is_always_wrong_counts_as_accepted(target_folder, target, prompts):
+    def shift(_module, _inputs, output):
+        output.logits = output.logits.roll(1, dims=-1)
+        return output
+
+    shifted = load_model(target_folder, dtype="float32", device="cpu")
+    shifted.register_forward_hook(shift)
+    for prompt in prompts:
+        decoded = speculate(target, shifted, prompt, 4)
+        assert decoded.token_ids == plain(target, prompt)
+        assert tau(count_trace(trace_of(decoded), num_tokens=LENGTH, lookahead=4)) == 1
+
+
+@pytest.mark.parametrize("lookahead", [2, 5])
+def test_text_is_that_of_transformers_assisted_generation(target, noisy_draft, prompts, lookahead):
+    noisy_draft.generation_config.num_assistant_tokens = lookahead
+    noisy_draft.generation_config.num_assistant_tokens_schedule = "constant"
+    noisy_draft.generation_config.assistant_confidence_threshold = 0.0
+    for prompt in prompts[2:5]:
+        assisted = generated(target, prompt, assistant_model=noisy_draft, eos_token_id=-1)
+        assert speculate(target, noisy_draft, prompt, lookahead).token_ids == assisted
+
+
+@pytest.mark.parametrize("position", range(14))
+def test_a_stop_token_ends_the_text_wherever_it_falls_in_a_round(target, noisy_draft, prompts, position):
+    """Any token of the greedy text can be declared the stop token (the trick of transformers #47912)."""
+    prompt = prompts[2]
+    stop = plain(target, prompt)[position]
+    answer = plain(target, prompt, {stop})
+    assert answer[-1] == stop
+    assert stop not in answer[:-1]
+    for draft in (noisy_draft, target):
+        for lookahead in (1, 3, 8):
+            decoded = speculate(target, draft, prompt, lookahead, {stop, 263})
+            assert decoded.token_ids == answer == generated(target, prompt, eos_token_id=[stop, 263])
+            counts = count_trace(trace_of(decoded), num_tokens=len(answer), lookahead=lookahead)
+            assert counts == replayed_counts(target, draft, prompt, answer, lookahead)
+            assert counts.emitted_tokens == len(answer)
+
+
+@pytest.mark.parametrize("max_new_tokens", range(1, 12))
+def test_the_length_limit_holds_in_the_middle_of_a_round(target, noisy_draft, prompts, max_new_tokens):
+    for draft in (noisy_draft, target):
+        decoded = speculate(target, draft, prompts[3], 5, max_new_tokens=max_new_tokens)
+        assert decoded.token_ids == plain(target, prompts[3])[:max_new_tokens]
+        assert decoded.rounds[-1].start + decoded.rounds[-1].accepted + 1 == max_new_tokens
+
+
+def test_token_id_zero_is_a_token_like_any_other(target, noisy_draft):
+    prompt = [0, 5, 0, 0]
+    answer = plain(target, prompt)
+    assert answer == generated(target, prompt, eos_token_id=-1)
+    assert 0 in answer
+    decoded = speculate(target, noisy_draft, prompt, 4, {0})
+    assert decoded.token_ids == answer[: answer.index(0) + 1]
+
+
+def test_a_pad_token_equal_to_the_stop_token_may_stand_in_the_prompt(target, noisy_draft):
+    assert target.config.pad_token_id == target.config.eos_token_id == 2
+    for prompt in ([2, 7, 2, 2, 9], [2]):
+        assert speculate(target, noisy_draft, prompt, 4, {2}).token_ids == generated(target, prompt)
+
+
+def test_the_draft_reads_no_token_twice_one_a_step_and_two_after_a_full_round(target, noisy_draft, prompts):
+    fed = []
+    hook = noisy_draft.register_forward_pre_hook(
+        lambda _module, _args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    decoded = speculate(target, noisy_draft, prompts[4], 3)
+    hook.remove()
+    expected = [len(prompts[4]) - 1]
+    for before, after in zip((None, *decoded.rounds), decoded.rounds, strict=False):
+        full = before is not None and before.accepted == before.proposed
+        expected += [1 + full, *[1] * (after.proposed - 1)] if after.proposed else []
+    assert fed == expected
+    assert 2 in expected[1:]
+
+
+def test_the_lookahead_is_really_passed_on(target, noisy_draft, prompts):
+    proposed = {
+        k: {one.proposed for one in speculate(target, noisy_draft, prompts[2], k).rounds[:3]} for k in (1, 2, 6)
+    }
+    assert proposed == {1: {1}, 2: {2}, 6: {6}}
+
+
+def test_rounds_go_on_to_the_end_of_the_text_and_hold_their_times(target, noisy_draft, prompts):
+    decoded = speculate(target, noisy_draft, prompts[1], 4)
+    ends = [one.start + one.accepted + 1 for one in decoded.rounds]
+    assert [one.start for one in decoded.rounds] == [0, *ends[:-1]]
+    assert ends[-1] == len(decoded.token_ids) == LENGTH
+    assert all(one.draft_s > 0 and one.verify_s > 0 for one in decoded.rounds[:-1])
+    spent_s = sum(one.draft_s + one.verify_s for one in decoded.rounds)
+    assert 0 < spent_s <= decoded.decode_s
+    assert decoded.prefill_s > 0
+
+
+def test_half_precision_decodes_too(target_folder, noisy_folder, prompts):
+    target, draft = (load_model(folder, dtype="bfloat16", device="cpu") for folder in (target_folder, noisy_folder))
+    assert len(speculate(target, draft, prompts[3], 4).token_ids) == LENGTH
+
+
+def test_models_without_grouped_queries_or_tied_embeddings_decode_too(make_checkpoint, prompts):
+    overrides = {"num_key_value_heads": 4, "tie_word_embeddings": False}
+    models = [load_model(make_checkpoint(seed=seed, **overrides), dtype="float32", device="cpu") for seed in (5, 6)]
+    assert speculate(*models, prompts[2], 3).token_ids == plain(models[0], prompts[2])
+
+
+def test_nonsense_is_refused(target):
+    with pytest.raises(ValueError, match="lookahead must be at least 1, got 0"):
+        speculate(target, target, [5], 0)
+    with pytest.raises(ValueError, match="0 prompt tokens"):
+        speculate(target, target, [], 2)
+    with pytest.raises(ValueError, match="max_new_tokens=0"):
+        plain(target, [5], max_new_tokens=0)

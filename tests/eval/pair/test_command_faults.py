@@ -1,0 +1,181 @@
+"""Faults found in the command lines of other tools, each with a test that its name tells; docs/faults.md lists all."""
+
+import argparse
+
+import pytest
+
+import widedraft
+from eval.decoding import compiled
+from eval.decoding.row_step import forward
+from eval.decoding.speculative import speculative_decode
+from eval.decoding.texts import Limits, Speculation
+from eval.models import load_model
+from eval.pair import commands, opened
+from eval.rounds.trace import read_round_trace
+from eval.tasks.rendering import render_prompt
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    path = tmp_path_factory.mktemp("asked") / "questions.jsonl"
+    path.write_text("\n".join(f'{{"prompt": "say {word}"}}' for word in ("one", "two", "three")))
+    return path
+
+
+@pytest.fixture(scope="module")
+def from_the_command_line(target_folder, noisy_folder, tmp_path_factory):
+    """Run verify, quality or compare on the pair in float32; returns the trace, and which folders were loaded."""
+
+    def command(name, *words):
+        path, loaded = tmp_path_factory.mktemp(name) / "rounds.jsonl", []
+
+        def load(folder, **settings):
+            loaded.append(folder)
+            return load_model(folder, **settings)
+
+        given = ["--target", str(target_folder), "--draft", str(noisy_folder), "--dtype", "float32"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(opened, "load_model", load)
+            assert widedraft.main([name, *given, "--rounds", str(path), *map(str, words)]) == 0
+        return read_round_trace(path), loaded
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def compared(from_the_command_line, questions):
+    return from_the_command_line("compare", "--prompts", questions, "--lookahead", 3, "--max-new-tokens", 12)
+
+
+def test_the_target_is_not_replaced_by_the_draft_after_the_first_prompt(
+    compared, target, noisy_draft, target_tokenizer, questions
+):
+    """By the draft in the target's place everything would be kept."""
+    trace, _ = compared
+    asked = opened.prompts_of([str(questions)], count=None)
+    ids = [render_prompt(target_tokenizer, prompt.messages) for prompt in asked]
+    expected = speculative_decode(target, noisy_draft, ids, limits=Limits(12, {2}), speculation=Speculation(3))
+    for prompt, text in zip(asked, expected, strict=True):
+        found = [one for one in trace.rounds if one.prompt == prompt.source]
+        assert [(one.proposed, one.accepted) for one in found] == [(one.proposed, one.accepted) for one in text.rounds]
+        assert any(one.accepted < one.proposed for one in found)
+
+
+def test_both_models_are_loaded_once_and_not_for_every_prompt(compared, target_folder, noisy_folder):
+    assert compared[1] == [target_folder, noisy_folder]
+
+
+def test_neither_the_first_nor_the_last_prompt_is_skipped(compared, questions):
+    assert list(dict.fromkeys(one.prompt for one in compared[0].rounds)) == [f"{questions}:{n}" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_as_many_prompts_as_asked_for_are_decoded_and_none_more(from_the_command_line, questions, count):
+    words = ("--prompts", questions, "--num-prompts", count, "--max-new-tokens", 4, "--samples", 1)
+    trace, _ = from_the_command_line("verify", *words)
+    assert {run.texts for run in trace.header.runs} == {count}
+    assert {one.prompt for one in trace.rounds} == {f"{questions}:{n + 1}" for n in range(count)}
+
+
+@pytest.mark.parametrize("lookahead", [1, 5])
+@pytest.mark.parametrize("command", ["verify", "compare"])
+def test_the_lookahead_flag_is_really_passed_on(from_the_command_line, questions, command, lookahead):
+    words = ("--prompts", questions, "--max-new-tokens", 8)
+    trace, _ = from_the_command_line(command, *words, "--lookahead", lookahead)
+    for run in trace.header.runs:
+        assert max(one.proposed for one in trace.rounds_of(run.label)) == lookahead
+        assert {one.lookahead for one in trace.rounds_of(run.label)} == {lookahead}
+
+
+OPTIONS = {  # each with a value that must change what is decoded, or how; None for a flag
+    "verify": {
+        "target": "NOISY",
+        "draft": "TARGET",
+        "prompts": "QUESTIONS",
+        "lookahead": 2,
+        "seed": 4,
+        "dtype": "bfloat16",
+        "num-prompts": 1,
+        "max-new-tokens": 5,
+        "temperature": 0.3,
+        "samples": 1,
+        "compile": None,
+    },
+    "quality": {
+        "target": "NOISY",
+        "draft": "TARGET",
+        "check": "EXAM",
+        "lookahead": 2,
+        "seed": 4,
+        "dtype": "bfloat16",
+        "num-prompts": 1,
+        "max-new-tokens": 5,
+        "batch-size": 1,
+        "compile": None,
+    },
+    "compare": {
+        "target": "NOISY",
+        "draft": "TARGET",
+        "prompts": "OTHER QUESTIONS",
+        "lookahead": 2,
+        "seed": 4,
+        "dtype": "bfloat16",
+        "max-new-tokens": 5,
+        "temperature": 0.3,
+        "num-threads": 2,
+        "compile": None,
+    },
+}
+USUAL = {
+    "verify": ("--max-new-tokens", 8, "--num-prompts", 2, "--samples", 2),
+    "quality": ("--check", "multiplication", "--max-new-tokens", 8, "--num-prompts", 2),
+    "compare": ("--max-new-tokens", 8, "--temperature", 1, "--num-threads", 1),
+}
+
+
+def what_was_decoded(trace):
+    """Everything of a trace that its options decide: no times, and nothing that only repeats an option."""
+    rounds = [
+        (one.prompt, one.sample, one.start, one.proposed, one.accepted, one.stopped, one.rows) for one in trace.rounds
+    ]
+    return rounds, trace.header.target.dtype, trace.header.threads, trace.header.compiled
+
+
+@pytest.fixture(scope="module")
+def usual(from_the_command_line, questions):
+    """What each command decodes when one of its options is left as it is."""
+    found = {}
+    for name in OPTIONS:
+        words = ("--prompts", questions) if name == "compare" else ()
+        found[name] = what_was_decoded(from_the_command_line(name, *USUAL[name], *words)[0])
+    return found
+
+
+@pytest.mark.parametrize(("command", "option"), [(name, option) for name, given in OPTIONS.items() for option in given])
+def test_no_option_is_accepted_and_ignored(
+    from_the_command_line, usual, questions, target_folder, noisy_folder, tmp_path, monkeypatch, command, option
+):
+    monkeypatch.setattr(compiled, "compiled_forward", lambda _model: forward)  # compiling takes minutes
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: name)
+    (tmp_path / "other.jsonl").write_text('{"prompt": "another question"}\n')
+    (tmp_path / "exam.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n')
+    values = {
+        "NOISY": noisy_folder,
+        "TARGET": target_folder,
+        "QUESTIONS": questions,
+        "OTHER QUESTIONS": tmp_path / "other.jsonl",
+        "EXAM": f"gsm8k={tmp_path / 'exam.jsonl'}",
+    }
+    value = OPTIONS[command][option]
+    prompts = ("--prompts", questions) if command == "compare" else ()
+    given = () if value is None else (values.get(value, value),)
+    words = (*USUAL[command], *prompts, f"--{option}", *given)
+    assert what_was_decoded(from_the_command_line(command, *words)[0]) != usual[command]
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_every_option_is_among_those_tried(command):
+    parser = argparse.ArgumentParser()
+    getattr(commands, f"{command}_arguments")(parser)
+    known = {action.option_strings[-1].removeprefix("--") for action in parser._actions} - {"help"}
+    assert known == {*OPTIONS[command], "rounds"}

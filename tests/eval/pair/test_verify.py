@@ -1,0 +1,107 @@
+"""`widedraft verify` passes a sound pair and names the check that a faulty decoder fails."""
+
+import pytest
+
+from architectures.errors import UserError
+from eval.decoding.sampling import Sampling
+from eval.models import load_model, load_tokenizer
+from eval.pair.opened import open_pair
+from eval.pair.verify import LEAST_P, Verification, check_distribution, check_greedy_text, check_own_draft, verify_pair
+from tests.eval import test_mutants
+
+WANTED = Verification(max_new_tokens=24, sampling=Sampling(0.8), samples=12)
+SOME = slice(1, 5)
+
+
+def holds(findings):
+    return {finding.name: finding.holds for finding in findings}
+
+
+def test_a_sound_pair_passes_everything(target, noisy_draft, prompts):
+    findings = list(verify_pair(target, noisy_draft, prompts[SOME], WANTED))
+    assert holds(findings) == {
+        "greedy text": True,
+        "target as its own draft": True,
+        "distribution, rejection, T=0.8": True,
+        "distribution, exact_sampled_draft, T=0.8": True,
+        "distribution, exact_greedy_draft, T=0.8": True,
+    }
+    assert findings[0].detail.startswith("4 of 4 texts are those of plain decoding; ")
+    assert all(" proposed tokens kept" in finding.detail for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("fault", "temperature"),
+    [
+        (test_mutants.unwarped_q, 0.6),
+        (test_mutants.greedy_draft_with_softmax_q, 0.6),
+        (test_mutants.residual_from_p, 0.6),
+        (test_mutants.accept_iff_p_at_least_q, 0.6),
+        (test_mutants.shared_random_numbers, 1.0),
+    ],
+)
+def test_a_fault_in_sampling_fails_the_distribution(monkeypatch, small_pair, fault, temperature):
+    fault(monkeypatch.setattr)
+    wanted = Verification(max_new_tokens=40, sampling=Sampling(temperature, top_k=3), samples=250)
+    assert not check_distribution(*small_pair, [(1,), (2, 3)], wanted, "rejection").holds
+
+
+def test_without_a_fault_the_same_texts_pass(small_pair):
+    wanted = Verification(max_new_tokens=40, sampling=Sampling(0.6, top_k=3), samples=250)
+    assert check_distribution(*small_pair, [(1,), (2, 3)], wanted, "rejection").holds
+    assert not check_distribution(*small_pair, [(1,), (2, 3)], wanted, "typical").holds
+
+
+def test_p_values_of_a_sound_pair_are_spread(small_pair):
+    """As many as LEAST_P allows are small: the test neither cries wolf nor sleeps."""
+    found = []
+    for seed in range(12):
+        wanted = Verification(max_new_tokens=12, sampling=Sampling(1.0), samples=40, seed=seed)
+        detail = check_distribution(*small_pair, [(1,)], wanted, "rejection").detail
+        found.append(float(detail.split()[2]))
+    assert min(found) > LEAST_P
+    assert sum(value < 0.5 for value in found) in range(2, 11)
+
+
+@pytest.mark.parametrize("fault", [test_mutants.cache_one_short, test_mutants.cache_one_long])
+def test_a_fault_in_the_cache_fails_the_greedy_text(monkeypatch, target, noisy_draft, prompts, fault):
+    fault(monkeypatch.setattr)
+    assert not check_greedy_text(target, noisy_draft, prompts[SOME], WANTED).holds
+
+
+def test_a_draft_that_never_catches_up_fails_as_its_own(monkeypatch, target, prompts):
+    test_mutants.draft_never_catches_up(monkeypatch.setattr)
+    assert not check_own_draft(target, prompts[SOME], WANTED).holds
+
+
+def test_half_precision_allows_near_ties_and_counts_them(target_folder, noisy_folder, prompts):
+    target, draft = (load_model(folder, dtype="bfloat16", device="cpu") for folder in (target_folder, noisy_folder))
+    finding = check_greedy_text(target, draft, prompts[SOME], WANTED)
+    assert finding.holds
+    assert "are near ties of the argmax and 0 are neither" in finding.detail
+    assert check_own_draft(target, prompts[SOME], WANTED).holds
+
+
+def test_half_precision_does_not_allow_other_tokens(monkeypatch, target_folder, noisy_folder, prompts):
+    target, draft = (load_model(folder, dtype="bfloat16", device="cpu") for folder in (target_folder, noisy_folder))
+    test_mutants.cache_one_long(monkeypatch.setattr)
+    assert not check_greedy_text(target, draft, prompts[SOME], WANTED).holds
+
+
+def test_a_text_of_one_token_proves_nothing_of_its_own_draft(target):
+    assert not check_own_draft(target, [[5]], Verification(max_new_tokens=1)).holds
+
+
+def test_an_encoder_decoder_pair_is_verified(translators, prompts):
+    wanted = Verification(max_new_tokens=16, sampling=Sampling(8.0), samples=4)
+    assert all(finding.holds for finding in verify_pair(*translators, prompts[SOME], wanted))
+
+
+def test_an_encoder_decoder_checkpoint_is_opened_where_it_can_be_used(translators, target_folder, tmp_path):
+    folder = tmp_path / "t5"
+    translators[0].float().save_pretrained(folder)
+    translators[0].double()
+    load_tokenizer(target_folder).save_pretrained(folder)
+    assert open_pair(str(folder), str(folder), dtype="float32").target.config.is_encoder_decoder
+    with pytest.raises(UserError, match="an encoder-decoder model"):
+        load_model(folder, dtype="float32")

@@ -1,0 +1,276 @@
+"""Traces of rounds: what is read is what was decoded, and a line that cannot be is refused by its number."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+import widedraft
+from architectures.errors import UserError
+from architectures.manifest import fingerprint_checkpoint
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import speculative_decode
+from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation
+from eval.rounds.trace import ModelIdentity, Run, read_round_trace, traced_rounds, write_round_trace
+from eval.tasks.forms import Prompt
+
+NAMES = ["p.jsonl:1", 'p "two"\u2028.jsonl:2']  # a line of JSON may hold what ends a line elsewhere
+TARGET, DRAFT = ModelIdentity("t", "1" * 64, "float32"), ModelIdentity("d", "2" * 64, "bfloat16")
+ENDED = Decoded(
+    (5, 6, 7, 2), (Round(0, 3, 3, 1, 2, 0.1, 0.25), Round(2, 3, 3, 1, 2, 0.3, 1e-9)), 0, 0, "rejection", True
+)
+CUT = replace(ENDED, rounds=(Round(0, 3, 3, 3, 2, 0.1, 0.25),), stopped=False)
+RUN = Run("warm", [0, 1, 1], [ENDED, CUT, ENDED], 4, Speculation(3), Sampling(0.8, top_k=5), Seeds.of(7))
+OWN = Run("own", [1], [CUT], 4, Speculation(1, adaptive=True), Sampling(), Seeds(), drafter="target")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "rounds.jsonl"
+
+
+def write(path, *runs):
+    write_round_trace(path, runs or (RUN, OWN), NAMES, target=TARGET, draft=DRAFT, device="cpu")
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_what_is_read_is_what_was_decoded(path):
+    write(path)
+    trace = read_round_trace(path)
+    assert trace.rounds == (*traced_rounds(RUN, NAMES), *traced_rounds(OWN, NAMES))
+    assert trace.rounds_of("own") == traced_rounds(OWN, NAMES)
+    assert (trace.header.target, trace.header.draft, trace.header.device) == (TARGET, DRAFT, "cpu")
+    warm, own = trace.header.runs
+    assert (warm.texts, warm.rounds, own.texts, own.rounds) == (3, 5, 1, 1)
+    assert (warm.sampling, warm.seeds, warm.lookahead, warm.adaptive) == (RUN.sampling, RUN.seeds, 3, False)
+    assert (own.drafter, own.adaptive, own.max_new_tokens) == ("target", True, 4)
+    assert {"git_commit", "hardware", "versions", "argv"} <= trace.header.provenance.keys()
+
+
+def test_a_line_is_a_round_and_whose_it_is(path):
+    _, *lines = write(path, RUN)
+    assert [json.loads(line) for line in lines[:2]] == [
+        {
+            "run": "warm",
+            "prompt": "p.jsonl:1",
+            "sample": 0,
+            "rule": "rejection",
+            "start": start,
+            "lookahead": 3,
+            "proposed": 3,
+            "accepted": 1,
+            "emitted": 2,
+            "stopped": start == 2,  # of the text's last round alone
+            "rows": 2,
+            "draft_s": draft_s,
+            "verify_s": verify_s,
+        }
+        for start, draft_s, verify_s in ((0, 0.1, 0.25), (2, 0.3, 1e-9))
+    ]
+    assert [(one.prompt, one.sample, one.stopped) for one in read_round_trace(path).rounds] == [
+        (NAMES[0], 0, False),
+        (NAMES[0], 0, True),
+        (NAMES[1], 0, False),
+        (NAMES[1], 1, False),
+        (NAMES[1], 1, True),
+    ]
+
+
+def test_rounds_of_the_loop_say_what_was_asked_for_and_who_shared_them(target, noisy_draft, prompts):
+    decoded = speculative_decode(
+        target, noisy_draft, prompts[:3], limits=Limits(9, {2}), speculation=Speculation(4, adaptive=True)
+    )
+    for text in decoded:
+        wanted = 4
+        for one in text.rounds:
+            assert (one.lookahead, one.proposed) == (wanted, min(wanted, 9 - one.start - 1))
+            wanted = Speculation(4, adaptive=True).after(one, wanted)
+    for step in range(max(len(text.rounds) for text in decoded)):
+        together = [text.rounds[step] for text in decoded if step < len(text.rounds)]
+        assert {one.rows for one in together} == {len(together)}
+        assert len({(one.draft_s, one.verify_s) for one in together}) == 1
+
+
+def test_at_temperature_zero_the_rule_is_equality_whatever_was_asked_for(target, noisy_draft, prompts):
+    for rule in ("rejection", "exact_sampled_draft", "typical"):
+        arguments = {"limits": Limits(6), "speculation": Speculation(2, rule=rule)}
+        [greedy] = speculative_decode(target, noisy_draft, prompts[1:2], **arguments)
+        [warm] = speculative_decode(target, noisy_draft, prompts[1:2], sampling=Sampling(1.0), **arguments)
+        assert (greedy.rule, warm.rule) == ("exact_greedy_draft", rule)
+
+
+def test_a_trace_of_nothing_is_read(path):
+    write(path, replace(RUN, places=[], decoded=[]))
+    assert read_round_trace(path).rounds == ()
+
+
+def test_a_failure_leaves_the_earlier_trace(path, monkeypatch):
+    before = write(path)
+    monkeypatch.setattr("eval.rounds.trace.asdict", lambda one: asdict(one) | {"draft_s": object()})
+    with pytest.raises(TypeError):
+        write(path, RUN)
+    assert path.read_text(encoding="utf-8").split("\n")[:-1] == before
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accepted": 1.5}, "accepted: Input should be a valid integer"),
+        ({"accepted": "1"}, "accepted: Input should be a valid integer"),
+        ({"accepted": True}, "accepted: Input should be a valid integer"),
+        ({"start": -2}, "start: Input should be greater than or equal to 0"),
+        ({"rows": 0}, "rows: Input should be greater than or equal to 1"),
+        ({"lookahead": 0}, "lookahead: Input should be greater than or equal to 1"),
+        ({"draft_s": -0.1}, "draft_s: Input should be greater than or equal to 0"),
+        ({"verify_s": float("inf")}, "verify_s: Input should be a finite number"),
+        ({"stopped": 1}, "stopped: Input should be a valid boolean"),
+        ({"rule": None}, "rule: Input should be a valid string"),
+        ({"acepted": 1}, "acepted: Unexpected keyword argument"),
+        ({"prompt": ...}, "prompt: Field required"),
+        ({"accepted": 4, "emitted": 5}, "a round accepts at most what it proposes"),
+        ({"proposed": 4}, "a round accepts at most what it proposes"),
+        ({"emitted": 3}, "a round accepts at most what it proposes"),
+        ({"start": 3}, "start is 3, but the text of p.jsonl:1 has 2 tokens before it"),
+        ({"start": 0}, "start is 0, but the text of p.jsonl:1 has 2 tokens before it"),
+        ({"sample": 1}, "start is 2, but the text of p.jsonl:1 has 0 tokens before it"),
+        ({"run": "own"}, "start is 2, but the text of p.jsonl:1 has 0 tokens before it"),
+    ],
+)
+def test_a_line_that_cannot_be_is_refused_by_file_and_number(path, changes, message):
+    lines = write(path)
+    row = {**json.loads(lines[2]), **changes}
+    lines[2] = json.dumps({name: value for name, value in row.items() if value is not ...})
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        read_round_trace(path)
+    assert str(caught.value).startswith(f"{path}:3: {message}")
+    assert str(caught.value).endswith("take the original, or decode again with --rounds.")
+
+
+@pytest.mark.parametrize("line", ["", "[3]", '{"run": "warm"', "null"])
+def test_a_line_that_is_no_round_is_refused(path, line):
+    lines = write(path)
+    lines[2] = line
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(UserError, match=r"rounds\.jsonl:3: .* decode again"):
+        read_round_trace(path)
+
+
+def test_no_round_follows_a_stop(path):
+    lines = write(path)
+    lines.insert(3, json.dumps({**json.loads(lines[2]), "start": 4}))
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(UserError, match=r"rounds\.jsonl:4: start is 4, but the text of p\.jsonl:1 has stopped before"):
+        read_round_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        ([6], "0 texts with 0 rounds of run 'own', but its first line says 1 texts with 1 rounds"),
+        ([2], "3 texts with 4 rounds of run 'warm', but its first line says 3 texts with 5 rounds"),
+        ([1, 2], "2 texts with 3 rounds of run 'warm'"),
+    ],
+)
+def test_lost_lines_are_noticed(path, lost, message):
+    lines = [line for number, line in enumerate(write(path)) if number not in lost]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"rounds\.jsonl:1: holds {message}"):
+        read_round_trace(path)
+
+
+def test_a_run_the_first_line_does_not_name_is_refused(path):
+    lines = write(path)
+    lines.append(json.dumps({**json.loads(lines[6]), "run": "third"}))
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(UserError, match="1 texts with 1 rounds of run 'third', but its first line says none"):
+        read_round_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema": "widedraft.rounds/9"}, "schema: Input should be 'widedraft.rounds/1'"),
+        ({"runs": [{"label": "warm"}]}, "runs.0.drafter: Field required"),
+        ({"target": "t"}, "target: Input should be an object"),
+    ],
+)
+def test_a_first_line_of_another_kind_is_refused(path, changes, message):
+    first, *rest = write(path)
+    path.write_text("\n".join([json.dumps(json.loads(first) | changes), *rest]), encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        read_round_trace(path)
+    assert str(caught.value).startswith(f"{path}:1: {message}")
+
+
+def test_a_file_that_is_not_there_is_named(path):
+    with pytest.raises(UserError, match=r"rounds\.jsonl: cannot be read"):
+        read_round_trace(path)
+
+
+@pytest.fixture
+def pair_words(target_folder, noisy_folder):
+    return ["--target", str(target_folder), "--draft", str(noisy_folder), "--max-new-tokens", "8"]
+
+
+@pytest.fixture
+def two_prompts(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "why"}\n\n{"prompt": "how many"}\n', encoding="utf-8")
+    return file
+
+
+def test_verify_writes_the_rounds_of_every_check(pair_words, two_prompts, path, capsys, target_folder, noisy_folder):
+    words = [*pair_words, "--prompts", str(two_prompts), "--samples", "3", "--lookahead", "2", "--seed", "5"]
+    assert widedraft.main(["verify", *words, "--temperature", "0.7", "--rounds", str(path)]) == 0
+    trace, said = read_round_trace(path), capsys.readouterr().out
+    assert f"{path}: {len(trace.rounds)} rounds" in said
+    assert [(run.label, run.drafter, run.texts, run.sampling.temperature) for run in trace.header.runs] == [
+        ("greedy text", "draft", 2, 0.0),
+        ("target as its own draft", "target", 2, 0.0),
+        ("distribution, rejection, T=0.7", "draft", 6, 0.7),
+        ("distribution, exact_greedy_draft, T=0.7", "draft", 6, 0.7),
+        ("distribution, exact_sampled_draft, T=0.7", "draft", 6, 0.7),
+    ]
+    assert {run.seeds for run in trace.header.runs} == {Seeds.of(5)}
+    rules = [{one.rule for one in trace.rounds_of(run.label)} for run in trace.header.runs]
+    assert rules == [{"exact_greedy_draft"}] * 2 + [{"rejection"}, {"exact_greedy_draft"}, {"exact_sampled_draft"}]
+    for run in trace.header.runs:
+        rounds = trace.rounds_of(run.label)
+        kept = f"{sum(one.accepted for one in rounds)} of {sum(one.proposed for one in rounds)} proposed tokens kept"
+        assert f"{run.label}: " in said
+        assert kept in said
+        names = {(f"{two_prompts}:{line}", sample) for line in (1, 3) for sample in range(run.texts // 2)}
+        assert {(one.prompt, one.sample) for one in rounds} == names
+    folders = (target_folder, noisy_folder)
+    expected = [ModelIdentity(str(folder), fingerprint_checkpoint(folder), "float32") for folder in folders]
+    assert [trace.header.target, trace.header.draft] == expected
+
+
+def test_compare_writes_the_rounds_of_every_answer(pair_words, two_prompts, path, capsys):
+    words = [*pair_words, "--dtype", "float32", "--prompts", str(two_prompts), "--lookahead", "3"]
+    assert widedraft.main(["compare", *words, "--num-threads", "1", "--rounds", str(path)]) == 0
+    trace = read_round_trace(path)
+    [run] = trace.header.runs
+    assert (run.label, run.texts, run.lookahead, trace.header.threads) == ("compare", 2, 3, 1)
+    assert list(dict.fromkeys(one.prompt for one in trace.rounds)) == [f"{two_prompts}:1", f"{two_prompts}:3"]
+    assert capsys.readouterr().out.count(f"{sum(one.emitted for one in trace.rounds) // 2} tokens, ") == 4
+
+
+@pytest.mark.parametrize("command", ["verify", "compare"])
+def test_a_folder_is_no_file_for_rounds_and_nothing_is_decoded(command, pair_words, tmp_path, capsys):
+    assert widedraft.main([command, *pair_words, "--rounds", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert said.err == f"--rounds {tmp_path}: is a folder. Name a file in it.\n"
+    assert said.out == ""
+
+
+def test_typed_prompts_are_named_by_their_number(pair_words, path, monkeypatch):
+    from eval.pair import compare
+
+    monkeypatch.setattr(
+        compare, "typed_prompts", lambda _: [Prompt("standard input:1", ({"role": "user", "content": "x"},))]
+    )
+    assert widedraft.main(["compare", *pair_words, "--rounds", str(path)]) == 0
+    assert {one.prompt for one in read_round_trace(path).rounds} == {"standard input:1"}

@@ -1,0 +1,77 @@
+"""Times and forecasts of scorecard.json from figures small enough to work out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from eval.acceptance import Resampling, count_trace
+from eval.decoding.texts import Decoded, Round
+from eval.latency.timing import StepTime
+from eval.live import LiveAnswer, compare_with_replay
+from eval.scorecard.record import live_record, predicted_record, speedup_record, step_record
+from eval.scorecard.scores import AnswerScore, DraftScore
+from eval.speedup import StepTimes, break_even_alpha
+
+RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
+TIMES = StepTimes(target_s=20.0, draft_s=4.0, draft_two_s=5.0, verify_s={2: 22.0})
+
+
+def answer(prompt, rounds, *, num_tokens, alpha_sum):
+    counts = count_trace(rounds, num_tokens=num_tokens, lookahead=2)
+    return AnswerScore(prompt, np.zeros(num_tokens), alpha_sum, accept_sum=0, num_changed=0, counts={2: counts})
+
+
+# The first prompt has two turns: 6 tokens in 3 rounds, of which 1 kept both tokens. The others take a round a token.
+GOOD = DraftScore(
+    "good",
+    0.0,
+    "exact_greedy_draft",
+    [
+        answer(0, [(0, 2), (3, 0)], num_tokens=4, alpha_sum=2.5),
+        answer(0, [(0, 1)], num_tokens=2, alpha_sum=0.5),
+        answer(1, [(0, 0), (1, 0)], num_tokens=2, alpha_sum=1.0),
+        answer(2, [(0, 0), (1, 0)], num_tokens=2, alpha_sum=1.0),
+    ],
+)
+
+
+def test_forecasts_by_measured_terms_by_independent_accepts_and_by_leviathans_formula():
+    alpha, tau = 0.5, 10 / 7
+    row = predicted_record(GOOD, 2, alpha, TIMES, 0.25)
+    assert row["predicted"] == pytest.approx(tau * 20 / (2 * 4 + 1 / 7 * (5 - 4) + 22))
+    assert row["iid"] == pytest.approx((1 + 0.5 + 0.25) * 20 / (2 * 4 + 0.25 * (5 - 4) + 22))
+    assert row["leviathan"] == pytest.approx((1 + 0.5 + 0.25) / (2 * 4 / 20 + 1))
+    assert row["memory_bound"] == pytest.approx(tau / (2 * 0.25 + 1))
+    assert row["break_even_alpha"] == break_even_alpha(2, TIMES)
+    record = speedup_record(GOOD, TIMES, 0.25)
+    assert (record["lookahead"], record["byte_ratio"]) == ([row], 0.25)
+    assert predicted_record(GOOD, 2, alpha, TIMES, None)["memory_bound"] is None
+
+
+def test_the_best_lookahead_is_chosen_by_measured_terms():
+    """Rounds keep one token each, however many are proposed; independent accepts at alpha 1 would keep all."""
+    counts = {g: count_trace([(0, 1), (2, 1)], num_tokens=4, lookahead=g) for g in (1, 2)}
+    times = replace(TIMES, verify_s={1: 20.0, 2: 20.0})
+    record = speedup_record(replace(GOOD, answers=[AnswerScore(0, np.ones(4), 4.0, 4.0, 0, counts)]), times, None)
+    assert record["lookahead"][1]["iid"] > record["lookahead"][0]["iid"]
+    assert (record["best_lookahead"], record["predicted"]) == (1, 2 * 20 / (4 + 1 * (5 - 4) + 20))
+    assert record["break_even_alpha"] == break_even_alpha(1, times)
+
+
+def test_time_of_the_live_loop_is_told_by_part_and_per_token():
+    rounds = (Round(0, 2, 2, 1, 1, draft_s=0.25, verify_s=0.5), Round(2, 2, 1, 1, 1, draft_s=0.25, verify_s=1.0))
+    text = Decoded((7, 8, 9, 10), rounds, prefill_s=0.125, decode_s=2.0)
+    live = [LiveAnswer(text.token_ids, replace(text, rounds=(), decode_s=3.0), text, lookahead=2)] * 2
+    agreement = compare_with_replay(live, [one.counts for one in live])
+    record = live_record("good", live, agreement, 1.5, RESAMPLING)
+    assert record["plain"] == {"tokens": 8, "prefill_s": 0.25, "decode_s": 6.0, "ms_per_token": 750}
+    spent = {"tokens": 8, "prefill_s": 0.25, "decode_s": 4.0, "ms_per_token": 500}
+    assert record["speculative"] == {**spent, "draft_s": 1.0, "verify_s": 3.0}
+    assert record["agreement"]["loop"] == {"rounds": 4, "accepted": 4, "proposed": 6}
+
+
+def test_steps_are_told_in_milliseconds():
+    record = step_record(StepTime({10: 0.0625, 50: 0.25, 90: 1.0, 99: 2.0}, {50: (0.125, 0.5)}))
+    assert record == {"median_ms": 250, "interval_ms": [125, 500], "p10_ms": 62.5, "p90_ms": 1000}
+    assert step_record(StepTime({10: 0.25, 50: 0.25, 90: 0.25}, {}))["interval_ms"] is None

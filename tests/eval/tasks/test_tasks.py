@@ -1,0 +1,286 @@
+"""Prompts from files and data sets, and what the target reads of them."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from architectures.errors import UserError
+from eval.config import PromptSource
+from eval.models import load_tokenizer
+from eval.tasks.forms import Prompt
+from eval.tasks.prompts import load_prompts
+from eval.tasks.rendering import render_prompt, template_hash
+from eval.traces import asked
+
+KNOWN = "messages, turns, prompt, question, instruction"
+ROLE = "one of system, user, assistant"
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path):
+    def write(*rows: Any, name: str = "prompts.jsonl") -> str:
+        path = tmp_path / name
+        lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def load(path: str, **settings: Any) -> list[Prompt]:
+    return load_prompts([PromptSource(path=path, **settings)])
+
+
+@pytest.mark.parametrize(
+    ("row", "messages", "later_turns"),
+    [
+        ({"prompt": "a"}, (user("a"),), ()),
+        ({"question": "b", "answer": "ignored"}, (user("b"),), ()),
+        ({"instruction": "c"}, (user("c"),), ()),
+        ({"instruction": "c", "input": ""}, (user("c"),), ()),
+        ({"instruction": "c", "input": None}, (user("c"),), ()),
+        ({"instruction": "c", "input": "d", "output": "ignored"}, (user("c\n\nd"),), ()),
+        ({"turns": ["e", "f", "g"]}, (user("e"),), ("f", "g")),
+        ({"messages": [user("h")]}, (user("h"),), ()),
+        ({"messages": [user("h"), assistant("i")]}, (user("h"),), ()),
+        (
+            {"messages": [{"role": "system", "content": "s"}, user("h"), assistant("i"), user("j"), assistant("k")]},
+            ({"role": "system", "content": "s"}, user("h"), assistant("i"), user("j")),
+            (),
+        ),
+        ({"messages": [{**user("h"), "name": "ignored"}]}, (user("h"),), ()),
+        ({"prompt": None, "question": "b"}, (user("b"),), ()),  # as `datasets` fills columns
+        ({"prompt": " spaces\nand lines "}, (user(" spaces\nand lines "),), ()),
+    ],
+)
+def test_row_forms(write_rows, row, messages, later_turns):
+    path = write_rows(row)
+    assert load(path) == [Prompt(f"{path}:1", messages, later_turns)]
+
+
+@pytest.mark.parametrize("form", [{"prompt": "a"}, {"turns": ["a", "b"]}, {"messages": [user("a")]}])
+@pytest.mark.parametrize(
+    ("fields", "category"),
+    [({"category": "math"}, "math"), ({"category": 3}, "3"), ({"category": None}, None), ({"category": ""}, None)],
+)
+def test_rows_of_every_form_may_have_a_category(write_rows, form, fields, category):
+    [prompt] = load(write_rows({**form, **fields}))
+    assert prompt.category == category
+
+
+def test_answers_claim_a_category_and_a_task_only_where_there_is_one():
+    """Folders written before prompts had them stay valid, and none passes for answers with them."""
+    prompt = Prompt("f:1", (user("a"),))
+    assert list(asked(prompt)) == ["source", "messages", "later_turns"]
+    assert asked(replace(prompt, category="a"))["category"] == "a"
+    assert asked(replace(prompt, task="a/1"))["task"] == "a/1"
+
+
+@pytest.mark.parametrize("value", [["a"], True, " "])
+def test_a_category_is_a_text(write_rows, value):
+    path = write_rows({"prompt": "a", "category": value})
+    with pytest.raises(UserError, match=rf"^{re.escape(path)}:1: category must be a non-empty text, got "):
+        load(path)
+
+
+def test_first_form_of_the_documented_order_counts(write_rows):
+    fields = {
+        "messages": [user("messages")],
+        "turns": ["turns"],
+        "prompt": "prompt",
+        "question": "question",
+        "instruction": "instruction",
+    }
+    for _ in range(len(fields)):
+        expected = next(iter(fields))
+        assert load(write_rows(dict(reversed(fields.items()))))[0].messages == (user(expected),)
+        del fields[expected]
+
+
+def test_sources_and_rows_keep_their_order_and_their_line_numbers(write_rows):
+    first = write_rows({"prompt": "a"}, "", "   ", {"prompt": "b"}, name="first.jsonl")
+    second = write_rows({"prompt": "c"}, name="second.jsonl")
+    prompts = load_prompts([PromptSource(path=first), PromptSource(path=second)])
+    assert [(prompt.source, prompt.messages[0]["content"]) for prompt in prompts] == [
+        (f"{first}:1", "a"),
+        (f"{first}:4", "b"),
+        (f"{second}:1", "c"),
+    ]
+
+
+def test_num_prompts_reads_the_first_rows_and_nothing_after_them(write_rows):
+    path = write_rows({"prompt": "a"}, {"prompt": "b"}, "broken")
+    assert [prompt.source for prompt in load(path, num_prompts=2)] == [f"{path}:1", f"{path}:2"]
+    with pytest.raises(UserError, match=":3: is not valid JSON"):
+        load(path, num_prompts=3)
+
+
+def test_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
+    path = tmp_path / "bom.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
+    assert len(load(str(path))) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ("{", ":2: is not valid JSON"),
+        ("[1, 2]", ":2: is [1, 2], not a JSON object"),
+        ('"text"', ':2: is "text", not a JSON object'),
+        ({"text": "a", "id": 3}, f":2: has none of the known fields {KNOWN}; it has text, id"),
+        ({}, f":2: has none of the known fields {KNOWN}; it has no fields"),
+        ({"prompt": ""}, ":2: prompt must be a non-empty text, got an empty text"),
+        ({"prompt": " \n"}, ':2: prompt must be a non-empty text, got " \\n"'),
+        ({"prompt": 7}, ":2: prompt must be a non-empty text, got 7"),
+        ({"prompt": ["a"]}, ':2: prompt must be a non-empty text, got ["a"]'),
+        ({"question": {"text": "a" * 99}}, ':2: question must be a non-empty text, got {"text": "aaa'),
+        ({"instruction": "a", "input": 3}, ":2: input must be a non-empty text, got 3"),
+        ({"turns": []}, ":2: turns must be a list of at least one text, got an empty list"),
+        ({"turns": "a"}, ':2: turns must be a list of at least one text, got "a"'),
+        ({"turns": ["a", None]}, ":2: turns[1] must be a non-empty text, got null"),
+        ({"messages": []}, ":2: messages must be a list of at least one message, got an empty list"),
+        ({"messages": {"role": "user"}}, ':2: messages must be a list of at least one message, got {"role": "user"}'),
+        ({"messages": ["a"]}, ':2: messages[0] must be an object with role and content, got "a"'),
+        ({"messages": [{"role": "human", "content": "a"}]}, f":2: messages[0].role must be {ROLE}, got 'human'"),
+        ({"messages": [{"role": ["user"], "content": "a"}]}, f":2: messages[0].role must be {ROLE}, got ['user']"),
+        ({"messages": [user("a"), {"role": "user"}]}, ":2: messages[1].content must be a non-empty text, got null"),
+        ({"messages": [{"role": "system", "content": "a"}]}, ":2: messages must end with a user turn"),
+        ({"messages": [assistant("a")]}, ":2: messages must end with a user turn"),
+        ({"messages": [user("a"), assistant("b"), assistant("c")]}, ":2: messages must end with a user turn"),
+        ('{"prompt": "\\ud800"}', ":2: prompt holds half a surrogate pair"),
+    ],
+)  # fmt: skip
+def test_bad_row_is_refused_with_file_and_row(write_rows, row, complaint):
+    path = write_rows({"prompt": "a good one"}, row)
+    with pytest.raises(UserError) as refusal:
+        load(path)
+    assert str(refusal.value).startswith(path + complaint)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_empty_file(tmp_path, content):
+    path = tmp_path / "empty.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"empty\.jsonl: no prompts in it"):
+        load(str(path))
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere\.jsonl: cannot be read \(No such file or directory\)"):
+        load(str(tmp_path / "nowhere.jsonl"))
+
+
+def test_folder_instead_of_a_file(tmp_path):
+    with pytest.raises(UserError, match=r"cannot be read \(Is a directory\)"):
+        load(str(tmp_path))
+
+
+def test_file_that_is_no_text(tmp_path):
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes('{"prompt": "café"}'.encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin\.jsonl: is not UTF-8 text"):
+        load(str(path))
+
+
+@pytest.fixture
+def dataset_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "questions"
+    folder.mkdir()
+    for split in ("train", "test"):
+        rows = [{"question": f"{split} {i}", "answer": "x"} for i in range(3)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_dataset_split(dataset_folder):
+    [first, second] = load_prompts([PromptSource(name=str(dataset_folder), split="test", num_prompts=2)])
+    assert first == Prompt(f"{dataset_folder}[test]:1", (user("test 0"),))
+    assert second == Prompt(f"{dataset_folder}[test]:2", (user("test 1"),))
+
+
+def test_dataset_that_cannot_be_loaded(dataset_folder):
+    with pytest.raises(UserError, match=r"dataset .*questions, split dev: cannot be loaded .*dev"):
+        load_prompts([PromptSource(name=str(dataset_folder), split="dev")])
+    with pytest.raises(UserError, match="dataset no/such-set, config main, split train: cannot be loaded"):
+        load_prompts([PromptSource(name="no/such-set", config="main")])
+
+
+def test_chat_template_renders_the_conversation_and_opens_the_answer(tiny_target):
+    tokenizer = load_tokenizer(tiny_target)
+    ids = render_prompt(tokenizer, [user("hi"), assistant("ho"), user("hum")])
+    assert tokenizer.decode(ids) == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n"
+        "<|im_start|>user\nhum<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.fixture
+def llama_tokenizer(tiny_target):
+    """As LLaMA's: encoding plain text puts a BOS in front, and so does the chat template."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = load_tokenizer(tiny_target)
+    bos = str(tokenizer.bos_token)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
+    )
+    tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
+    assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
+    return tokenizer
+
+
+def test_template_alone_places_the_bos(llama_tokenizer):
+    ids = render_prompt(llama_tokenizer, [user("hi")])
+    bos = llama_tokenizer.bos_token
+    assert llama_tokenizer.decode(ids).startswith(f"{bos}{bos}user")  # its own and the one of the user's turn
+    assert not llama_tokenizer.decode(ids).startswith(bos * 3)
+
+
+def test_without_template_the_text_is_continued_after_its_bos(llama_tokenizer):
+    llama_tokenizer.chat_template = None
+    ids = render_prompt(llama_tokenizer, [user("Once upon"), assistant("a"), user("time")])
+    assert llama_tokenizer.decode(ids) == f"{llama_tokenizer.bos_token}Once upon\n\na\n\ntime"
+
+
+def test_conversation_the_template_refuses(tiny_target):
+    tokenizer = load_tokenizer(tiny_target)
+    tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(UserError, match="refuses a conversation of the roles system, user: no system role"):
+        render_prompt(tokenizer, [{"role": "system", "content": "s"}, user("u")])
+
+
+def test_template_hash_tells_templates_and_special_tokens_apart(tiny_target):
+    def changed(**attributes: Any) -> str:
+        tokenizer = load_tokenizer(tiny_target)
+        for name, value in attributes.items():
+            setattr(tokenizer, name, value)
+        return template_hash(tokenizer)
+
+    hashes = [
+        changed(),
+        changed(chat_template="{{ messages }}"),
+        changed(chat_template=None),
+        changed(bos_token="<|pad|>"),
+    ]
+    assert len(set(hashes)) == 4
+    assert changed() == hashes[0]
+
+
+def test_quickstart_prompts_are_many_and_distinct():
+    path = Path(__file__).parents[3] / "recipes" / "prompts" / "quickstart.jsonl"
+    texts = [prompt.messages[0]["content"] for prompt in load(str(path))]
+    assert len(texts) >= 500
+    assert len({" ".join(text.casefold().split()) for text in texts}) == len(texts)
