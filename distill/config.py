@@ -6,9 +6,15 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.config import Section
 from architectures.number_types import Dtype, PrecisionOrAuto
-from distill.losses.config import Loss, TokenSelection, loss_terms
+from distill.losses.config import Loss, LossTerm, TokenSelection, loss_terms
 from distill.monitoring.config import Loggers
-from distill.teacher.config import TeacherConfig, refuse_selection, refuse_unserved
+from distill.teacher.config import (
+    TeacherConfig,
+    default_loss,
+    refuse_selection,
+    refuse_temperature,
+    refuse_unserved,
+)
 from distill.times import ConsoleInterval, Duration, Interval, Warmup, split_time
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -75,16 +81,18 @@ class DistillConfig(Section):
         default=True,
         description="With train_on text: whether positions and attention begin again with each document of a sequence.",
     )
-    loss: Loss = Field(
-        default="forward_kl", description="What is minimised per answer token: a loss, or a weighted sum of several."
-    )
-    temperature: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, description="Divides the logits of teacher and student in the loss."
-    )
     token_selection: TokenSelection | None = Field(
         default=None, description="Train on some of the answer tokens only; null trains on all."
     )
     teacher: TeacherConfig = Field(default=TeacherConfig())
+    loss: Loss | Literal["auto"] = Field(
+        default="auto",
+        description="What is minimised per answer token: a loss, or a weighted sum of several. auto is "
+        "negative_log_acceptance, or forward_kl where the teacher is a cache of top_k or samples.",
+    )
+    temperature: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, description="Divides the logits of teacher and student in the loss."
+    )
     max_duration: Duration = Field(default="1ep", description="Length of training.")
     global_train_batch_size: int = Field(default=8, ge=1, description="Sequences per step over all processes.")
     device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
@@ -141,23 +149,9 @@ class DistillConfig(Section):
             )
         return time
 
-    @field_validator("temperature")
-    @classmethod
-    def _is_read(cls, temperature: float, info: ValidationInfo) -> float:
-        terms = loss_terms(info.data.get("loss", "forward_kl"))
-        if temperature != 1 and all(term.name == "cross_entropy" for term in terms):
-            raise ValueError(
-                f"must be 1 when distill.loss is cross_entropy alone, got {temperature}. Nothing reads it."
-            )
-        return temperature
-
     @field_validator("teacher")
     @classmethod
-    def _serves_the_loss(cls, teacher: TeacherConfig, info: ValidationInfo) -> TeacherConfig:
-        loss, temperature = info.data.get("loss"), info.data.get("temperature")
-        if loss is not None and temperature is not None:
-            for term in loss_terms(loss):
-                refuse_unserved(teacher, loss=term.name, temperature=temperature)
+    def _serves_the_training(cls, teacher: TeacherConfig, info: ValidationInfo) -> TeacherConfig:
         if info.data.get("token_selection") is not None:
             refuse_selection(teacher)
         if info.data.get("train_on") == "text" and teacher.source == "cache":
@@ -166,6 +160,27 @@ class DistillConfig(Section):
                 "Leave source out, or train on answers."
             )
         return teacher
+
+    @field_validator("loss")
+    @classmethod
+    def _served_by_the_teacher(cls, loss: Loss | Literal["auto"], info: ValidationInfo) -> Loss:
+        teacher = info.data.get("teacher", TeacherConfig())
+        if loss == "auto":
+            return default_loss(teacher)
+        for term in loss_terms(loss):
+            refuse_unserved(teacher, loss=term.name)
+        return loss
+
+    @field_validator("temperature")
+    @classmethod
+    def _is_read(cls, temperature: float, info: ValidationInfo) -> float:
+        terms = loss_terms(info.data.get("loss", "forward_kl"))
+        if temperature != 1 and all(term.name == "cross_entropy" for term in terms):
+            raise ValueError(
+                f"must be 1 when distill.loss is cross_entropy alone, got {temperature}. Nothing reads it."
+            )
+        refuse_temperature(info.data.get("teacher", TeacherConfig()), temperature)
+        return temperature
 
     @field_validator("device_train_microbatch_size")
     @classmethod
@@ -200,6 +215,12 @@ class DistillConfig(Section):
                 f"got {scheduler.t_warmup}. A schedule needs one clock; dur always fits."
             )
         return scheduler
+
+    @property
+    def terms(self) -> tuple[LossTerm, ...]:
+        """The terms of the loss; what `auto` means was filled in when the recipe was read."""
+        assert self.loss != "auto"
+        return loss_terms(self.loss)
 
 
 class ExportConfig(Section):

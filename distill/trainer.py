@@ -90,7 +90,7 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
     model = DistillModel(
         AnswerLogits(student, packing=config.packing),
         CachedTeacher(load_head(target, **place)) if cached else load_live(target, **place, packing=config.packing),
-        objective=build_objective(config.loss, temperature=config.temperature, contents=config.teacher.contents),
+        objective=build_objective(list(config.terms), temperature=config.temperature, contents=config.teacher.contents),
         selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         held_out=HeldOut(eval_tasks, recipe.data.temperature, recipe.data.top_p),
         cpu_bfloat16=not on_gpu and not full_precision,

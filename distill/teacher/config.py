@@ -81,26 +81,39 @@ def count_for(contents: Contents, count: int | None, *, default: int, info: Vali
     return None
 
 
-def refuse_unserved(teacher: TeacherConfig, *, loss: str, temperature: float) -> None:
+def default_loss(teacher: TeacherConfig) -> Literal["negative_log_acceptance", "forward_kl"]:
+    """What a recipe trains on that names no loss: the best of docs/losses.md that this teacher can serve."""
+    return "forward_kl" if is_sparse(teacher) else "negative_log_acceptance"
+
+
+def is_sparse(teacher: TeacherConfig) -> bool:
+    """Whether a cache kept some entries only: hidden states give every one, so any loss at any temperature."""
+    return teacher.contents in ("top_k", "samples")
+
+
+def refuse_unserved(teacher: TeacherConfig, *, loss: str) -> None:
     """Refuse a loss that needs more of the teacher than the cache keeps.
 
-    Hidden states give every entry, so any loss at any temperature. The other contents were taken at temperature 1, and
-    say too little of the entries that they left out.
+    Raises:
+        ValueError: If the cache says too little of the entries that it left out.
+    """
+    if is_sparse(teacher) and loss not in SPARSE_LOSSES:
+        raise ValueError(
+            f"must be {' or '.join(SPARSE_LOSSES)} when distill.teacher.contents is {teacher.contents}, got {loss}. "
+            "A live teacher, or a cache with contents hidden, serves all."
+        )
+
+
+def refuse_temperature(teacher: TeacherConfig, temperature: float) -> None:
+    """Refuse a temperature other than the one at which the entries of a cache were taken.
 
     Raises:
-        ValueError: If the cache cannot serve the loss or the temperature.
+        ValueError: If the cache cannot serve it.
     """
-    if teacher.contents not in ("top_k", "samples"):
-        return
-    if loss not in SPARSE_LOSSES:
+    if is_sparse(teacher) and temperature != 1:
         raise ValueError(
-            f"must be live, or a cache with contents hidden, when distill.loss is {loss}: {teacher.contents} serves "
-            f"{' and '.join(SPARSE_LOSSES)} only."
-        )
-    if temperature != 1:
-        raise ValueError(
-            f"must be live, or a cache with contents hidden, when distill.temperature is {temperature}: "
-            f"{teacher.contents} was taken at temperature 1."
+            f"must be 1 when distill.teacher.contents is {teacher.contents}, got {temperature}: that is what it was "
+            "taken at. A live teacher, or a cache with contents hidden, serves all."
         )
 
 

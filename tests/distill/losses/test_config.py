@@ -10,7 +10,7 @@ run_name: r
 target: {path: models/x}
 architecture: {layers: 2, method: first_last}
 data: {self_written_prompts: 9, num_eval_prompts: 2}
-distill: {loss: forward_kl}
+distill: {loss: lk_hybrid}
 """
 
 
@@ -20,8 +20,9 @@ def load(tmp_path, *overrides):
     return load_recipe(path, overrides)
 
 
-def test_forward_kl_is_the_default_and_stands_for_one_term(tmp_path):
-    assert load(tmp_path).distill.loss == "forward_kl"
+def test_a_name_stands_for_one_term(tmp_path):
+    assert load(tmp_path).distill.loss == "lk_hybrid"
+    assert load(tmp_path).distill.terms == (LossTerm(name="lk_hybrid"),)
     assert load(tmp_path).distill.token_selection is None
     assert loss_terms("reverse_kl") == (LossTerm(name="reverse_kl", weight=1.0),)
 

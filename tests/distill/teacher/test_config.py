@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from distill.recipe import Recipe, RecipeError, load_recipe, save_recipe
-from distill.teacher.config import TeacherConfig, bytes_per_token, contents_of, id_bytes, refuse_unserved
+from distill.teacher.config import TeacherConfig, bytes_per_token, contents_of, id_bytes
 
 BASE = """\
 run_name: demo
@@ -106,8 +106,15 @@ def test_what_is_left_out_is_filled_in_and_loads_back_equal(load, tmp_path, sect
         (
             "teacher: {source: cache, contents: samples}, temperature: 2",
             (
-                "distill.teacher must be live, or a cache with contents hidden, when distill.temperature is 2.0: "
-                "samples was taken at temperature 1."
+                "distill.temperature must be 1 when distill.teacher.contents is samples, got 2.0: that is what it was "
+                "taken at. A live teacher, or a cache with contents hidden, serves all."
+            ),
+        ),
+        (
+            "teacher: {source: cache, contents: top_k}, loss: [{name: forward_kl}, {name: reverse_kl}]",
+            (
+                "distill.loss must be forward_kl or cross_entropy when distill.teacher.contents is top_k, got "
+                "reverse_kl. A live teacher, or a cache with contents hidden, serves all."
             ),
         ),
     ],
@@ -118,18 +125,32 @@ def test_mistake(load, section, message):
     assert str(raised.value) == f"r.yaml:5: {message}"
 
 
-def test_hidden_states_serve_any_loss_at_any_temperature(load):
-    assert load("distill: {teacher: {source: cache}, temperature: 2}").distill.temperature == 2
-    for teacher in (TeacherConfig(), TeacherConfig(source="cache")):
-        refuse_unserved(teacher, loss="total_variation", temperature=0.5)
+@pytest.mark.parametrize("teacher", ["{}", "{source: cache}"])
+def test_a_teacher_with_every_entry_serves_any_loss_at_any_temperature(load, teacher):
+    distill = load(f"distill: {{teacher: {teacher}, loss: total_variation, temperature: 0.5}}").distill
+    assert (distill.loss, distill.temperature) == ("total_variation", 0.5)
 
 
+@pytest.mark.parametrize("loss", ["forward_kl", "cross_entropy"])
 @pytest.mark.parametrize("contents", ["top_k", "samples"])
-def test_a_sparse_cache_serves_forward_kl_at_temperature_1(contents):
-    teacher = TeacherConfig(source="cache", contents=contents)
-    refuse_unserved(teacher, loss="forward_kl", temperature=1.0)
-    with pytest.raises(ValueError, match=f"is reverse_kl: {contents} serves forward_kl and cross_entropy only"):
-        refuse_unserved(teacher, loss="reverse_kl", temperature=1.0)
+def test_a_sparse_cache_serves_what_it_has_the_entries_for(load, contents, loss):
+    assert load(f"distill: {{teacher: {{source: cache, contents: {contents}}}, loss: {loss}}}").distill.loss == loss
+
+
+@pytest.mark.parametrize(
+    ("teacher", "loss"),
+    [
+        ("{}", "negative_log_acceptance"),
+        ("{source: cache}", "negative_log_acceptance"),
+        ("{source: cache, contents: top_k}", "forward_kl"),
+        ("{source: cache, contents: samples}", "forward_kl"),
+    ],
+)
+def test_a_recipe_without_a_loss_gets_one_that_its_teacher_serves(load, tmp_path, teacher, loss):
+    recipe = load(f"distill: {{teacher: {teacher}}}")
+    assert (recipe.distill.loss, [term.name for term in recipe.distill.terms]) == (loss, [loss])
+    save_recipe(recipe, tmp_path / "saved.yaml")
+    assert load_recipe(tmp_path / "saved.yaml") == recipe
 
 
 def test_held_out_answers_are_kept_as_hidden_states():
