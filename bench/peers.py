@@ -8,7 +8,7 @@ token for token, 4 answers a step, AdamW at 1e-3 with the same schedule, product
 --precision fp32, in float32.
 
 First --rounds times --steps steps of each in turns: seconds a step. Then each trains for as long as an epoch of
-`widedraft, live` takes by these figures, and is scored by exact replay on held-out answers, at lookahead 4.
+`widedraft` takes by these figures, and is scored by exact replay on held-out answers, at lookahead 4.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,13 +30,14 @@ from transformers import AutoTokenizer
 
 from architectures.manifest import git_commit, hardware
 from distill.data.batches import AnswerDataset, Example
-from distill.teacher.config import TeacherConfig
+from distill.teacher.config import TeacherConfig, default_loss
 from distill.train import restore_signals
 from distill.trainer import build_model, build_trainer
 from eval.models import load_model
 
 IGNORED = -100  # a label that makes no loss
 LR, WARMUP, END = 1e-3, 0.05, 0.1
+DEFAULT_LOSS = default_loss(TeacherConfig())
 
 
 @dataclass(frozen=True)
@@ -203,16 +205,13 @@ def written(student: Any, folder: Path) -> Path:
     return folder
 
 
-REFERENCE = "widedraft, live"
+REFERENCE = "widedraft"
 CONTESTANTS: dict[str, Contestant] = {
-    REFERENCE: lambda options, steps, folder: ours(options, steps, folder, loss="forward_kl", cached=False),
-    "widedraft, cached": lambda options, steps, folder: ours(options, steps, folder, loss="forward_kl", cached=True),
-    "widedraft, cross-entropy": lambda options, steps, folder: ours(
-        options, steps, folder, loss="cross_entropy", cached=False
-    ),
-    "TRL GKD, forward KL": lambda options, steps, folder: trl(
-        options, steps, folder, lmbda=0.0, beta=0.0, temperature=1.0
-    ),
+    REFERENCE: partial(ours, loss=DEFAULT_LOSS, cached=False),
+    "widedraft, cached teacher": partial(ours, loss=DEFAULT_LOSS, cached=True),
+    "widedraft, forward KL": partial(ours, loss="forward_kl", cached=False),  # Online Speculative Decoding
+    "widedraft, cross-entropy": partial(ours, loss="cross_entropy", cached=False),  # Sheared-LLaMA
+    "TRL GKD, forward KL": partial(trl, lmbda=0.0, beta=0.0, temperature=1.0),
     "TRL GKD, its defaults": trl,
 }
 
