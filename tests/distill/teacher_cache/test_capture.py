@@ -1,7 +1,4 @@
-"""A cached teacher: what it keeps equals what a live one says, and no draw depends on order, batching or a restart.
-
-Shape suffixes: A = answer tokens, V = vocabulary entries, K = entries kept, S = tokens drawn.
-"""
+"""A cache on the disk: its size, its files after a kill, what is refused, and how it is read."""
 
 import dataclasses
 import itertools
@@ -10,257 +7,35 @@ import os
 import pickle
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
 from architectures.errors import UserError
-from architectures.families import FAMILIES
 from architectures.manifest import read_manifest
-from distill.data.batches import AnswerDataset, Example, collate
-from distill.losses.answer_logits import head_of
-from distill.losses.sparse import alpha_bounds, top_k_kl
 from distill.teacher.config import TeacherConfig
-from distill.teacher.live import load_teacher
 from distill.teacher_cache import capture, index, record
-from distill.teacher_cache.capture import CaptureSettings, capture_teacher
 from distill.teacher_cache.contents import (
     join_rows,
-    load_head,
-    narrow_ids,
-    sampled_rows,
-    top_k_rows,
-    uniform_numbers,
 )
 from distill.teacher_cache.index import cut_into_shards
 from distill.teacher_cache.reader import TeacherCache
-from eval.traces import Trace
+from tests.distill.teacher_cache.made import (
+    HIDDEN,
+    INPUTS,
+    SAMPLES,
+    TOP_K,
+    read_all,
+)
 
 ROOT = Path(__file__).parents[3]
-MAX_SEQ_LEN = 30
-VOCAB = 264
-OTHER_BATCH = {"rtol": 1e-5, "atol": 5e-5}  # float32: a product of more rows may sum in another order
-HIDDEN = TeacherConfig(source="cache")
-TOP_K = TeacherConfig(source="cache", contents="top_k", k=5)
-SAMPLES = TeacherConfig(source="cache", contents="samples", num_samples=7)
-INPUTS = {"target": "a", "data": "b"}
-
-
-def settings_for(teacher: TeacherConfig, **changes: Any) -> CaptureSettings:
-    return dataclasses.replace(CaptureSettings(teacher, dtype="float32", seed=3, batch_size=3), **changes)
-
-
-def answers(count: int, seed: int) -> list[Trace]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def tokens(longest: int) -> tuple[int, ...]:
-        length = int(torch.randint(1, longest + 1, (), generator=generator))
-        return tuple(torch.randint(3, 259, (length,), generator=generator).tolist())
-
-    return [Trace(i, f"test:{i}", (), tokens(20), tokens(25), "", "stop") for i in range(count)]
-
-
-@pytest.fixture(scope="module")
-def examples():
-    sets = {"train": AnswerDataset(answers(10, 1), max_seq_len=MAX_SEQ_LEN)}
-    sets["eval"] = AnswerDataset(answers(4, 2), max_seq_len=MAX_SEQ_LEN)
-    assert sets["train"].counts.cut
-    return {name: [with_two_answers(each) for each in dataset.examples] for name, dataset in sets.items()}
-
-
-def with_two_answers(example: Example) -> Example:
-    """The example with the fourth token of a longer answer as what a user says in between."""
-    ((first, end),) = example.spans
-    return dataclasses.replace(example, spans=((first, first + 3), (first + 4, end))) if end > first + 4 else example
-
-
-@pytest.fixture
-def write(tiny_target, examples, tmp_path, monkeypatch):
-    """write(teacher, name of the folder) -> the folder; shards of few tokens, so that there are several."""
-    monkeypatch.setattr(index, "MAX_SHARD_TOKENS", 40)
-
-    def write(teacher: TeacherConfig, name: str = "cache", *, target: Path = tiny_target, **changes: Any) -> Path:
-        settings = settings_for(teacher, **changes)
-        capture_teacher(target, examples, tmp_path / name, settings, inputs=INPUTS, details={"seed": settings.seed})
-        return tmp_path / name
-
-    return write
-
-
-def live_logits(target: Path, example) -> torch.Tensor:
-    """Logits_AV of the live teacher, of one example alone."""
-    batch = collate([example])
-    return load_teacher(target, dtype="float32", device="cpu").logits(batch["input_ids"], batch["keep"])
 
 
 def contents_on_disk(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
-
-
-@pytest.mark.parametrize("model_type", FAMILIES)
-@pytest.mark.parametrize("tied", [True, False])
-def test_head_and_hidden_state_give_the_live_logits(make_checkpoint, examples, model_type, tied):
-    """Bit for bit: the same batch, the same weights, the same products."""
-    if model_type in ("gpt2", "opt", "bloom", "gpt_neox", "phi3"):
-        changes = {"num_key_value_heads": 4, "tie_word_embeddings": tied, "pad_token_id": 0}
-    else:
-        changes = {"tie_word_embeddings": tied}
-    changes |= {"final_logit_softcapping": 1.5} if model_type == "gemma2" else {}
-    folder = make_checkpoint(model_type=model_type, **changes)
-    teacher = load_teacher(folder, dtype="bfloat16", device="cpu")
-    capturer = capture.Capturer(folder, settings_for(HIDDEN, dtype="bfloat16"))
-    hidden = capturer.hidden_states(examples["train"][:4])
-    batch = collate(examples["train"][:4])
-    live_AV = teacher.logits(batch["input_ids"], batch["keep"])
-    for head in (load_head(folder, dtype="bfloat16", device="cpu"), head_of(capturer.lm)):
-        assert torch.equal(head.logits(torch.cat(hidden)), live_AV)
-
-
-def test_the_head_of_a_checkpoint_published_without_its_prefix(make_checkpoint):
-    folder = make_checkpoint(model_type="gpt2", num_key_value_heads=4)
-    expected = load_head(folder, dtype="float32", device="cpu")
-    tensors = load_file(folder / "model.safetensors")
-    short = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    save_file(short, folder / "model.safetensors", metadata={"format": "pt"})
-    assert torch.equal(load_head(folder, dtype="float32", device="cpu").weight_VH, expected.weight_VH)
-
-
-def test_cached_hidden_states_give_the_live_logits_in_the_order_of_the_keep_mask(write, tiny_target, examples):
-    cache = TeacherCache(write(HIDDEN), "train")
-    assert len(cache.files) > 2
-    head = load_head(tiny_target, dtype="float32", device="cpu")
-    chosen = [7, 0, 9, 3]
-    rows = join_rows([cache.rows(answer) for answer in chosen])
-    batch = collate([examples["train"][answer] for answer in chosen])
-    live_AV = load_teacher(tiny_target, dtype="float32", device="cpu").logits(batch["input_ids"], batch["keep"])
-    torch.testing.assert_close(head.logits(rows["hidden"]), live_AV, **OTHER_BATCH)
-
-
-def test_every_answer_has_a_row_for_each_of_its_tokens(write, examples):
-    folder = write(TOP_K)
-    for name in ("train", "eval"):
-        cache = TeacherCache(folder, name)
-        assert len(cache) == len(examples[name])
-        for answer, example in enumerate(examples[name]):
-            assert {len(rows) for rows in cache.rows(answer).values()} == {example.num_kept}
-    for wrong in (-1, len(examples["eval"])):
-        with pytest.raises(IndexError, match=f"answer must be from 0 to 3, got {wrong}"):
-            TeacherCache(folder, "eval").rows(wrong)
-
-
-def test_held_out_answers_are_hidden_states_whatever_is_trained_on(write):
-    folder = write(SAMPLES)
-    assert TeacherCache(folder, "train").contents == "samples"
-    assert TeacherCache(folder, "eval").contents == "hidden"
-    assert set(TeacherCache(folder, "eval").rows(0)) == {"hidden"}
-
-
-def test_top_k_keeps_the_most_likely_tokens_and_the_mass_of_the_others(write, tiny_target, examples):
-    cache = TeacherCache(write(TOP_K), "train")
-    for answer in (0, 5):
-        logp_AV = live_logits(tiny_target, examples["train"][answer]).double().log_softmax(-1)
-        rows = cache.rows(answer)
-        expected = logp_AV.topk(5)
-        assert torch.equal(rows["ids"], expected.indices)
-        assert rows["log_probs"].dtype == rows["log_tail"].dtype == torch.float32
-        torch.testing.assert_close(rows["log_probs"].double(), expected.values, rtol=1e-3, atol=1e-4)  # float16
-        tail_A = (1 - expected.values.exp().sum(-1)).log()
-        torch.testing.assert_close(rows["log_tail"].double(), tail_A, rtol=1e-4, atol=1e-4)
-
-
-def test_a_cached_teacher_is_its_own_best_student_and_bounds_alpha(write, tiny_target, examples):
-    rows = TeacherCache(write(TOP_K), "train").rows(2)
-    teacher_AV = live_logits(tiny_target, examples["train"][2])
-    loss_A = top_k_kl(teacher_AV, rows["ids"], rows["log_probs"], rows["log_tail"])
-    torch.testing.assert_close(loss_A, torch.zeros_like(loss_A), rtol=0, atol=1e-5)  # log-probabilities are float16
-    least_A, greatest_A = alpha_bounds(teacher_AV, rows["ids"], rows["log_probs"], rows["log_tail"])
-    assert (greatest_A > 0.998).all()
-    assert (least_A < 1).all()
-
-
-def test_draws_follow_the_teachers_distribution():
-    """200,000 draws a token; five standard deviations of the least exact share are 0.006."""
-    logits_AV = torch.tensor([[0.0, 1.0, -torch.inf, 2.0], [5.0, -torch.inf, 0.0, -torch.inf]])
-    draws = 200_000
-    ids_AS = sampled_rows(logits_AV, uniform_numbers(2, draws, seed=1))["ids"].long()
-    for row in range(2):
-        shares_V = torch.bincount(ids_AS[row], minlength=4) / draws
-        torch.testing.assert_close(shares_V, logits_AV[row].softmax(-1), rtol=0, atol=0.006)
-    edges = torch.tensor([[1.0, 1e-300], [1.0, 1e-300]], dtype=torch.float64)
-    assert sampled_rows(logits_AV, edges)["ids"].tolist() == [[0, 3], [0, 2]]
-
-
-def test_a_token_of_probability_2e_9_can_be_drawn():
-    """In float32 the token before it would have used up the whole of 1."""
-    one_AS = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
-    assert sampled_rows(torch.tensor([[0.0, -20.0]]), one_AS)["ids"].tolist() == [[0, 1]]
-
-
-def test_zero_is_never_drawn(monkeypatch):
-    """At 0 the first token would be drawn, also one of probability 0."""
-    monkeypatch.setattr(torch, "rand", lambda *size, **_: torch.zeros(*size))
-    assert uniform_numbers(2, 3, seed=1).tolist() == [[1.0] * 3] * 2
-
-
-def test_draws_do_not_depend_on_order_batching_or_shards(write, monkeypatch, examples):
-    one, other = write(SAMPLES), write(SAMPLES, "other", batch_size=1)
-    monkeypatch.setattr(index, "MAX_SHARD_TOKENS", 1000)
-    monkeypatch.setattr(capture, "ROWS_AT_ONCE", 4)
-    third = write(SAMPLES, "third")
-    assert len(TeacherCache(third, "train").files) == 1
-    for answer in range(len(examples["train"])):
-        drawn = [TeacherCache(folder, "train").rows(answer)["ids"] for folder in (one, other, third)]
-        assert torch.equal(drawn[0], drawn[1])
-        assert torch.equal(drawn[0], drawn[2])
-
-
-def test_draws_depend_on_seed_split_and_answer(write, examples):
-    first = TeacherCache(write(SAMPLES), "train")
-    second = TeacherCache(write(SAMPLES, "other", seed=4), "train")
-    assert any(not torch.equal(first.rows(i)["ids"], second.rows(i)["ids"]) for i in range(10))
-    uniform = [uniform_numbers(4, 3, seed=seed) for seed in (1, 1, -2)]
-    assert torch.equal(uniform[0], uniform[1])
-    assert not torch.equal(uniform[0], uniform[2])
-    assert all(((numbers > 0) & (numbers <= 1)).all() for numbers in uniform)
-
-
-def test_two_answers_alike_have_draws_of_their_own(tiny_target, examples, tmp_path):
-    longest = max(examples["train"], key=lambda example: example.num_kept)
-    twins = {"train": [longest, longest]}
-    capture_teacher(tiny_target, twins, tmp_path / "twins", settings_for(SAMPLES), inputs=INPUTS, details={})
-    first, second = read_all(TeacherCache(tmp_path / "twins", "train"))
-    assert not torch.equal(first["ids"], second["ids"])
-
-
-def test_a_token_drawn_twice_stands_there_twice(write):
-    cache = TeacherCache(write(SAMPLES), "train")
-    ids = [token for answer in range(len(cache)) for token in cache.rows(answer)["ids"].tolist()]
-    assert all(len(row) == 7 and row == sorted(row) for row in ids)
-    assert any(max(Counter(row).values()) > 1 for row in ids)
-
-
-@pytest.mark.parametrize(("vocab", "dtype"), [(256, torch.uint8), (65536, torch.uint16), (65537, torch.int32)])
-def test_ids_survive_the_smallest_type(vocab, dtype):
-    ids = torch.tensor([0, vocab - 1])
-    assert narrow_ids(ids, vocab).dtype == dtype
-    assert narrow_ids(ids, vocab).to(torch.int64).tolist() == ids.tolist()
-
-
-def test_rounded_logits_are_normalised_in_float32():
-    logits_AV = torch.randn(3, 264, generator=torch.Generator().manual_seed(0)).bfloat16()
-    rows, expected = top_k_rows(logits_AV, 5), top_k_rows(logits_AV.float(), 5)
-    assert all(torch.equal(rows[name], expected[name]) for name in expected)
-
-
-def test_top_k_of_everything_leaves_no_tail():
-    rows = top_k_rows(torch.randn(3, 6), 6)
-    assert (rows["log_tail"] == -torch.inf).all()
-    torch.testing.assert_close(rows["log_probs"].float().exp().sum(-1), torch.ones(3), rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("teacher", [HIDDEN, TOP_K, SAMPLES], ids=lambda teacher: teacher.contents)
@@ -504,10 +279,6 @@ def test_manifest_says_what_the_cache_is(write):
     assert manifest["splits"]["train"]["k"] == 5
     assert "k" not in manifest["splits"]["eval"]
     assert manifest["provenance"]["versions"]["torch"]
-
-
-def read_all(cache: TeacherCache) -> list[dict[str, torch.Tensor]]:
-    return [cache.rows(answer) for answer in range(len(cache))]
 
 
 class Rows(torch.utils.data.Dataset):

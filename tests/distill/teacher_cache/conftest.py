@@ -1,0 +1,33 @@
+"""Examples, and caches of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distill.data.batches import AnswerDataset
+from distill.teacher.config import TeacherConfig
+from distill.teacher_cache import index
+from distill.teacher_cache.capture import capture_teacher
+from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, answers, settings_for, with_two_answers
+
+
+@pytest.fixture(scope="module")
+def examples():
+    sets = {"train": AnswerDataset(answers(10, 1), max_seq_len=MAX_SEQ_LEN)}
+    sets["eval"] = AnswerDataset(answers(4, 2), max_seq_len=MAX_SEQ_LEN)
+    assert sets["train"].counts.cut
+    return {name: [with_two_answers(each) for each in dataset.examples] for name, dataset in sets.items()}
+
+
+@pytest.fixture
+def write(tiny_target, examples, tmp_path, monkeypatch):
+    """write(teacher, name of the folder) -> the folder; shards of few tokens, so that there are several."""
+    monkeypatch.setattr(index, "MAX_SHARD_TOKENS", 40)
+
+    def write(teacher: TeacherConfig, name: str = "cache", *, target: Path = tiny_target, **changes: Any) -> Path:
+        settings = settings_for(teacher, **changes)
+        capture_teacher(target, examples, tmp_path / name, settings, inputs=INPUTS, details={"seed": settings.seed})
+        return tmp_path / name
+
+    return write

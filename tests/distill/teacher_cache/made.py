@@ -1,0 +1,42 @@
+"""What the tests of teacher caches are made of: settings, answers, three contents."""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from distill.data.batches import Example
+from distill.teacher.config import TeacherConfig
+from distill.teacher_cache.capture import CaptureSettings
+from distill.teacher_cache.reader import TeacherCache
+from eval.traces import Trace
+
+MAX_SEQ_LEN = 30
+HIDDEN = TeacherConfig(source="cache")
+TOP_K = TeacherConfig(source="cache", contents="top_k", k=5)
+SAMPLES = TeacherConfig(source="cache", contents="samples", num_samples=7)
+INPUTS = {"target": "a", "data": "b"}
+
+
+def settings_for(teacher: TeacherConfig, **changes: Any) -> CaptureSettings:
+    return dataclasses.replace(CaptureSettings(teacher, dtype="float32", seed=3, batch_size=3), **changes)
+
+
+def answers(count: int, seed: int) -> list[Trace]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def tokens(longest: int) -> tuple[int, ...]:
+        length = int(torch.randint(1, longest + 1, (), generator=generator))
+        return tuple(torch.randint(3, 259, (length,), generator=generator).tolist())
+
+    return [Trace(i, f"test:{i}", (), tokens(20), tokens(25), "", "stop") for i in range(count)]
+
+
+def with_two_answers(example: Example) -> Example:
+    """The example with the fourth token of a longer answer as what a user says in between."""
+    ((first, end),) = example.spans
+    return dataclasses.replace(example, spans=((first, first + 3), (first + 4, end))) if end > first + 4 else example
+
+
+def read_all(cache: TeacherCache) -> list[dict[str, torch.Tensor]]:
+    return [cache.rows(answer) for answer in range(len(cache))]
