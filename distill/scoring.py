@@ -201,7 +201,7 @@ def traced_rounds(options: argparse.Namespace) -> None:
             "was proposed. They are for lines of totals."
         )
     from eval.rounds.figures import rounds_page
-    from eval.rounds.trace import read_round_trace
+    from eval.rounds.round_trace import read_round_trace
 
     print(rounds_page(read_round_trace(options.file)), end="")
 

@@ -11,7 +11,7 @@ from architectures.progress import track
 from eval.acceptance import Counts, Estimate, Resampling, count_trace, paired_ratio_quotient, pool
 from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Speculation
-from eval.rounds.trace import Run
+from eval.rounds.round_trace import Run
 from eval.traces import Trace
 
 

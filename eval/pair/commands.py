@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from eval.decoding.sequencer import Opener
     from eval.pair.opened import OpenPair
     from eval.pair.verify import Finding
-    from eval.rounds.trace import Run
+    from eval.rounds.round_trace import Run
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -194,7 +194,7 @@ def write_rounds(options: argparse.Namespace, pair: "OpenPair", runs: Sequence["
     path: Path | None = options.rounds
     if path is None:
         return
-    from eval.rounds.trace import write_round_trace
+    from eval.rounds.round_trace import write_round_trace
 
     target, draft = pair.identities()
     device = str(pair.target.device)

@@ -23,7 +23,7 @@ from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.decoding.wanted import Wanted
 from eval.pair.opened import OpenPair
 from eval.pair.race import Runner, Writer, race, spans
-from eval.rounds.trace import Run
+from eval.rounds.round_trace import Run
 from eval.tasks.forms import Prompt, user_turn
 
 STYLES: dict[Writer, str] = {"target": "", "accepted": "cyan", "corrected": "bold yellow", "bonus": "underline magenta"}

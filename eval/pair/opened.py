@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from architectures.manifest import fingerprint_checkpoint
 from architectures.target import resolve_checkpoint
 from eval.models import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
-from eval.rounds.trace import ModelIdentity
+from eval.rounds.round_trace import ModelIdentity
 from eval.tasks.forms import Prompt, user_turn
 from eval.tasks.prompts import load_in_turn, load_prompts
 from eval.tasks.rendering import render_prompt

@@ -34,7 +34,7 @@ from eval.decoding.speculative import GREEDY, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.models import shared_vocab_size
 from eval.replay import answer_logits
-from eval.rounds.trace import Run
+from eval.rounds.round_trace import Run
 
 LEAST_P = 1e-3  # a sound pair fails a distribution check once in a thousand times
 LEAST_OWN = 0.98  # of its own proposals a target in half precision keeps; vLLM's tests of draft models ask the same

@@ -18,7 +18,7 @@ from eval.decoding.texts import Decoded, Limits, Speculation
 from eval.pair.opened import OpenPair
 from eval.pair.verify import Finding, kept_of, shortfalls
 from eval.quality.exams import Exam
-from eval.rounds.trace import Run
+from eval.rounds.round_trace import Run
 
 CONFIDENCE = 0.95  # of the intervals
 

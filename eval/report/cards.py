@@ -12,7 +12,7 @@ from eval.examples import Example, read_examples
 from eval.recorded.brackets import read_text
 from eval.report.consistency import require_consistent
 from eval.report.fields import require_fields
-from eval.rounds.trace import RoundTrace, TracedRound, read_round_trace
+from eval.rounds.round_trace import RoundTrace, TracedRound, read_round_trace
 from eval.scorecard.beside import EXAMPLES_NAME, ROUNDS_NAME
 from eval.scorecard.score import SCHEMA
 from eval.scorecard.verdict import primary

@@ -10,7 +10,7 @@ from eval.report.blocks import Absent, Block, Figure, Section, Sentence, Table, 
 from eval.report.differences import resampling_of
 from eval.report.drafts import ScoredDraft
 from eval.rounds.figures import texts_of
-from eval.rounds.trace import TracedRound
+from eval.rounds.round_trace import TracedRound
 from eval.scorecard.acceptance_record import estimate_record
 from eval.scorecard.verdict import with_interval
 

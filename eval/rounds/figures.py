@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from eval.acceptance import Counts, Resampling, count_proposals, pool, ratio
 from eval.config import EvalConfig
-from eval.rounds.trace import RoundTrace, RunSettings, TracedRound
+from eval.rounds.round_trace import RoundTrace, RunSettings, TracedRound
 from eval.scorecard.acceptance_page import position_part, tau_table
 from eval.scorecard.acceptance_record import Record, RoundsByPrompt, lookahead_record
 from eval.scorecard.tables import table

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from eval.examples import write_examples
 from eval.models import load_tokenizer
-from eval.rounds.trace import ModelIdentity, Run, write_round_trace
+from eval.rounds.round_trace import ModelIdentity, Run, write_round_trace
 from eval.scorecard.record import Record
 from eval.traces import Trace
 

@@ -23,7 +23,7 @@ from eval.latency.steps import TARGET, Setting
 from eval.live import compare_with_replay, decode_live, live_run
 from eval.models import load_model, require_positions, require_same_tokenizer, shared_vocab_size, stop_token_ids
 from eval.replay import answer_logits, replay_answer
-from eval.rounds.trace import Run
+from eval.rounds.round_trace import Run
 from eval.scorecard.acceptance_record import acceptance_record, comparison_record
 from eval.scorecard.answers import Answers, context_of, longest_text, record_answers
 from eval.scorecard.beside import write_beside

@@ -19,7 +19,7 @@ from eval.pair import compare, opened
 from eval.pair.opened import PROMPTS
 from eval.pair.race import Runner, race, writers_of
 from eval.rounds.figures import rounds_record
-from eval.rounds.trace import Run, traced_rounds
+from eval.rounds.round_trace import Run, traced_rounds
 from eval.scorecard.record import spent_record
 
 GREEDY = Sampling()

@@ -11,7 +11,7 @@ from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models import load_model
 from eval.pair import commands, opened
-from eval.rounds.trace import read_round_trace
+from eval.rounds.round_trace import read_round_trace
 from eval.tasks.rendering import render_prompt
 
 

@@ -16,7 +16,7 @@ from eval.pair.verify import shortfalls
 from eval.quality.check import Asking, Outcome, check_answers, compare_answers, parts_at_a_tie, share_words
 from eval.quality.exams import open_exam
 from eval.replay import answer_logits
-from eval.rounds.trace import read_round_trace
+from eval.rounds.round_trace import read_round_trace
 
 ASKING = Asking(max_new_tokens=12, batch_size=3)
 

@@ -10,7 +10,7 @@ from eval.acceptance import Resampling
 from eval.report.cards import read_card
 from eval.report.drafts import scored_drafts
 from eval.report.round_time import catch_up, catch_up_notes, measured_time, predicted_time
-from eval.rounds.trace import TracedRound
+from eval.rounds.round_trace import TracedRound
 
 STEP_S, CATCH_UP_S = 0.004, 0.003
 RESAMPLING = Resampling(confidence=0.9, num_resamples=50, seed=1)

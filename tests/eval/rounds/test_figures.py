@@ -14,7 +14,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation
 from eval.rounds.figures import counts_by_prompt, rounds_page, rounds_record
-from eval.rounds.trace import ModelIdentity, Run, read_round_trace, traced_rounds, write_round_trace
+from eval.rounds.round_trace import ModelIdentity, Run, read_round_trace, traced_rounds, write_round_trace
 from eval.scorecard import score_drafts
 from eval.tasks.forms import Prompt
 from eval.traces import read_traces

@@ -11,7 +11,7 @@ from architectures.manifest import fingerprint_checkpoint
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation
-from eval.rounds.trace import ModelIdentity, Run, read_round_trace, traced_rounds, write_round_trace
+from eval.rounds.round_trace import ModelIdentity, Run, read_round_trace, traced_rounds, write_round_trace
 from eval.tasks.forms import Prompt
 
 NAMES = ["p.jsonl:1", 'p "two"\u2028.jsonl:2']  # a line of JSON may hold what ends a line elsewhere
@@ -106,7 +106,7 @@ def test_a_trace_of_nothing_is_read(path):
 
 def test_a_failure_leaves_the_earlier_trace(path, monkeypatch):
     before = write(path)
-    monkeypatch.setattr("eval.rounds.trace.asdict", lambda one: asdict(one) | {"draft_s": object()})
+    monkeypatch.setattr("eval.rounds.round_trace.asdict", lambda one: asdict(one) | {"draft_s": object()})
     with pytest.raises(TypeError):
         write(path, RUN)
     assert path.read_text(encoding="utf-8").split("\n")[:-1] == before
