@@ -129,7 +129,7 @@ def test_verify_from_the_command_line(target_folder, noisy_folder):
 
 def test_verify_exits_with_1_where_a_law_does_not_hold(monkeypatch, capsys, target_folder, noisy_folder):
     from eval.pair import commands
-    from tests.eval import test_mutants
+    from tests.eval.decoding import test_mutants
     from widedraft import main
 
     test_mutants.cache_one_long(monkeypatch.setattr)

@@ -7,7 +7,7 @@ from eval.decoding.sampling import Sampling
 from eval.models import load_model, load_tokenizer
 from eval.pair.opened import open_pair
 from eval.pair.verify import LEAST_P, Verification, check_distribution, check_greedy_text, check_own_draft, verify_pair
-from tests.eval import test_mutants
+from tests.eval.decoding import test_mutants
 
 WANTED = Verification(max_new_tokens=24, sampling=Sampling(0.8), samples=12)
 SOME = slice(1, 5)
