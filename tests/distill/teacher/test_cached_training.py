@@ -123,7 +123,7 @@ def test_a_selection_reads_hidden_states_too(make_run, cached, tiny_draft):
 
 
 def test_every_entry_teaches_what_the_live_teacher_teaches(make_run, cached):
-    live, read = make_run("live"), cached("read", {**TOP_K, "k": VOCAB})
+    live, read = make_run("live", loss="forward_kl"), cached("read", {**TOP_K, "k": VOCAB})
     train(live)
     train(read)
     assert values(read, "loss/train/total") == pytest.approx(values(live, "loss/train/total"), rel=HALF_RTOL)
