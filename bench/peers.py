@@ -7,8 +7,8 @@ All train one and the same cut draft on the target's own greedy answers of bench
 token for token, 4 answers a step, AdamW at 1e-3 with the same schedule, products and teacher in bfloat16 or, with
 --precision fp32, in float32.
 
-First --rounds times --steps steps of each in turns: seconds a step. Then each trains for as long as an epoch of
-`widedraft` takes by these figures, and is scored by exact replay on held-out answers, at lookahead 4.
+First --rounds times --steps steps of each in turns: seconds a step, the first left out. Then each trains for as long as
+an epoch of `widedraft` takes by these figures, and is scored by exact replay on held-out answers, at lookahead 4.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,14 +24,16 @@ from statistics import median
 from typing import Any
 
 import torch
+from composer import Callback, Logger, State
 from datasets import Dataset
 from distillation import DTYPES, HIDDEN, TEMPERATURES, answers_of, cut_draft, recipe_of, score, taus_of
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TrainerCallback
 
 from architectures.manifest import git_commit, hardware
-from distill.data.batches import AnswerDataset, Example
+from distill.data.batches import Example
 from distill.teacher.config import TeacherConfig, default_loss
+from distill.teacher_cache.answers import CachedAnswers
 from distill.train import restore_signals
 from distill.trainer import build_model, build_trainer
 from eval.models import load_model
@@ -42,10 +45,30 @@ DEFAULT_LOSS = default_loss(TeacherConfig())
 
 @dataclass(frozen=True)
 class Trained:
-    """What a contestant did: the seconds of its steps, and its student's folder."""
+    """What a contestant did: when each of its steps ended, in seconds, and its student's folder."""
 
-    seconds: float
+    ends_s: Sequence[float]
     student: Path
+
+    @property
+    def step_s(self) -> float:
+        """Seconds a step: the first, which warms everything up, left out, and so is what comes after the last."""
+        return (self.ends_s[-1] - self.ends_s[0]) / (len(self.ends_s) - 1)
+
+
+class StepEnds(Callback, TrainerCallback):
+    """Notes when a step ends, for Composer's trainer and for transformers'."""
+
+    def __init__(self) -> None:
+        self.ends_s: list[float] = []
+
+    def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
+        """Composer's."""
+        self.ends_s.append(time.perf_counter())
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Transformers'."""
+        self.ends_s.append(time.perf_counter())
 
 
 Contestant = Callable[[argparse.Namespace, int, Path], Trained]
@@ -89,7 +112,7 @@ def step_seconds(options: argparse.Namespace) -> dict[str, list[float]]:
     for _ in range(options.rounds):
         for name, found in seconds.items():
             with tempfile.TemporaryDirectory() as folder:
-                found.append(CONTESTANTS[name](options, options.steps, Path(folder)).seconds / options.steps)
+                found.append(CONTESTANTS[name](options, options.steps, Path(folder)).step_s)
             print(name, round(found[-1], 3), "s a step", flush=True)
     return seconds
 
@@ -104,7 +127,7 @@ def outcome(options: argparse.Namespace, name: str, *, steps: int) -> dict[str, 
         tasks = held_out["greedy"].answers.tasks
         model = build_model(recipe.model_copy(update={"run_dir": str(home)}), target=options.target, eval_tasks=tasks)
         scores = {kind: score(model, held_out[kind], temperature) for kind, temperature in TEMPERATURES.items()}
-    return {"steps": steps, "seconds": round(trained.seconds, 1), "scores": scores}
+    return {"steps": steps, "seconds": round(trained.step_s * steps, 1), "scores": scores}
 
 
 def ours(options: argparse.Namespace, steps: int, folder: Path, *, loss: str, cached: bool) -> Trained:
@@ -117,20 +140,20 @@ def ours(options: argparse.Namespace, steps: int, folder: Path, *, loss: str, ca
     recipe = recipe.model_copy(update={"run_dir": str(folder), "distill": distill, "seed": options.seed})
     model = build_model(recipe, target=options.target, eval_tasks=sets["eval"].answers.tasks)
     train_set = sets["train"] if cached else sets["train"].answers
-    trainer = build_trainer(
-        recipe, model, train_set=train_set, eval_set=first_of(sets["eval"].answers), checkpoint=None
-    )
-    start_s = time.perf_counter()
+    one = first_of(sets["eval"])
+    eval_set = one if cached else one.answers
+    trainer = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=None)
+    trainer.state.callbacks.append(ends := StepEnds())
     trainer.fit()
-    seconds = time.perf_counter() - start_s
     trainer.engine.close()
-    return Trained(seconds, written(model.student.lm, folder / "trained" / "init"))
+    return Trained(ends.ends_s, written(model.student.lm, folder / "trained" / "init"))
 
 
-def first_of(answers: AnswerDataset) -> AnswerDataset:
+def first_of(held_out: CachedAnswers) -> CachedAnswers:
     """One held-out answer, so that the evaluation at the end costs nothing."""
-    one = AnswerDataset((), max_seq_len=2)
-    one.examples, one.tasks = answers.examples[:1], answers.tasks
+    one = copy(held_out)
+    one.answers = copy(held_out.answers)
+    one.answers.examples = held_out.answers.examples[:1]
     return one
 
 
@@ -170,9 +193,9 @@ def trl(options: argparse.Namespace, steps: int, folder: Path, **settings: float
         train_dataset=labelled(answers_of(options, "greedy", HIDDEN)["train"].answers.examples),
         processing_class=AutoTokenizer.from_pretrained(options.target),
     )
-    start_s = time.perf_counter()
+    trainer.add_callback(ends := StepEnds())
     trainer.train()
-    return Trained(time.perf_counter() - start_s, written(student, folder / "trained" / "init"))
+    return Trained(ends.ends_s, written(student, folder / "trained" / "init"))
 
 
 def labelled(examples: Sequence[Example]) -> Dataset:
