@@ -16,9 +16,11 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -72,6 +74,7 @@ class StepEnds(Callback, TrainerCallback):
 
 
 Contestant = Callable[[argparse.Namespace, int, Path], Trained]
+Work = Callable[[argparse.Namespace, str, int], Any]  # options, a contestant's name, steps
 
 
 def main() -> None:
@@ -91,13 +94,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", choices=DTYPES, default="amp_bf16")
     options = parser.parse_args()
-    restore_signals()
-    torch.set_num_threads(options.threads)
     seconds = step_seconds(options)
     epoch = -(-len(answers_of(options, "greedy", HIDDEN)["train"]) // 4)
     budget_s = epoch * median(seconds[REFERENCE])
     for name in options.contestants:
-        line = outcome(options, name, steps=max(1, round(budget_s / median(seconds[name]))))
+        line = by_itself(outcome, options, name, max(1, round(budget_s / median(seconds[name]))))
         line = {"contestant": name, "seed": options.seed, "budget_s": round(budget_s, 1), **line}
         line |= {"step_s": [round(each, 3) for each in seconds[name]], "commit": git_commit(), "hardware": hardware()}
         with options.out.open("a", encoding="utf-8") as file:
@@ -111,13 +112,31 @@ def step_seconds(options: argparse.Namespace) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in {REFERENCE: None, **dict.fromkeys(options.contestants)}}
     for _ in range(options.rounds):
         for name, found in seconds.items():
-            with tempfile.TemporaryDirectory() as folder:
-                found.append(CONTESTANTS[name](options, options.steps, Path(folder)).step_s)
+            found.append(by_itself(seconds_of, options, name, options.steps))
             print(name, round(found[-1], 3), "s a step", flush=True)
     return seconds
 
 
-def outcome(options: argparse.Namespace, name: str, *, steps: int) -> dict[str, Any]:
+def by_itself(work: Work, options: argparse.Namespace, name: str, steps: int) -> Any:
+    """What some work gives in a process of its own: what a trainer leaves behind would slow the next one down."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(prepared, work, options, name, steps).result()
+
+
+def prepared(work: Work, options: argparse.Namespace, name: str, steps: int) -> Any:
+    """The same, in the process made for it."""
+    restore_signals()
+    torch.set_num_threads(options.threads)
+    return work(options, name, steps)
+
+
+def seconds_of(options: argparse.Namespace, name: str, steps: int) -> float:
+    """Seconds a step of one contestant."""
+    with tempfile.TemporaryDirectory() as folder:
+        return CONTESTANTS[name](options, steps, Path(folder)).step_s
+
+
+def outcome(options: argparse.Namespace, name: str, steps: int) -> dict[str, Any]:
     """Train for so many steps and score."""
     with tempfile.TemporaryDirectory() as folder:
         trained = CONTESTANTS[name](options, steps, Path(folder))
