@@ -15,7 +15,7 @@ from architectures.sizes import WIDTHS, draft_shape, masked_shape
 from architectures.target import config_at_hand, is_gguf
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
 from distill.data.packing_rules import refuse_unpackable
-from distill.expected_work import Work, expected_work, read_prompts, read_rows, work_rows
+from distill.expected_work import Work, expected_work, loss_words, read_prompts, read_rows, work_rows
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
 from distill.recipe import Recipe
 from distill.stage_inputs import teacher_dtype
@@ -69,7 +69,7 @@ def check_recipe(recipe: Recipe) -> str:
         f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut),
         **{memory_title(training): memory_rows(training) for training in trainings(recipe, cut.target, cut.draft)},
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
-        "work": [*work_rows(recipe, work), *slow_rows(recipe)],
+        "work": [*work_rows(recipe, work), ("loss", loss_words(recipe.distill)), *slow_rows(recipe)],
     }
     return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in blocks.items())
 

@@ -135,6 +135,12 @@ def text_work_rows(distill: DistillConfig, seq_len: int) -> list[tuple[str, str]
     ]
 
 
+def loss_words(distill: DistillConfig) -> str:
+    """What is minimised, also where the recipe left that to its teacher."""
+    terms = (term.name if term.weight == 1 else f"{term.weight:g} x {term.name}" for term in distill.terms)
+    return " + ".join(terms) + (f", at temperature {distill.temperature:g}" if distill.temperature != 1 else "")
+
+
 def tokens(answers: int, recipe: Recipe, work: Work) -> str:
     """The answer tokens of so many answers: their mean length times their number, or an upper bound."""
     if work.answers and work.answer_tokens is not None:

@@ -237,6 +237,21 @@ def test_steps_and_tokens_before_there_are_answers(checked, duration, steps, tok
     assert row(lines, "answer tokens ").startswith(tokens)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], "negative_log_acceptance"),
+        (["distill.teacher={source: cache, contents: top_k}"], "forward_kl"),
+        (
+            ["distill.loss=[{name: forward_kl, weight: 2.5}, {name: cross_entropy}]", "distill.temperature=2"],
+            "2.5 x forward_kl + cross_entropy, at temperature 2",
+        ),
+    ],
+)
+def test_the_loss_is_named(checked, overrides, words):
+    assert row(checked(*overrides)[1], "loss ") == words
+
+
 def test_steps_of_a_duration_in_tokens_are_at_least(checked):
     _, lines = checked("distill.max_duration=1_000tok")
     assert row(lines, "steps ") == "at least 3 of 4 answers each (1_000tok, prompts counted)"
