@@ -31,7 +31,7 @@ Step = Callable[..., Tensor]
 
 
 class CompiledSteps:
-    """Opens sequencers whose steps are compiled once for each model and shape; an eval.sequencer.Opener."""
+    """Opens sequencers whose steps are compiled once for each model and shape; an eval.decoding.sequencer.Opener."""
 
     def __init__(self) -> None:
         self.compiled: dict[int, tuple[PreTrainedModel, Step]] = {}  # by the model's id, which it keeps taken
@@ -48,7 +48,7 @@ class CompiledSteps:
         feeds: Sequence[Feed] = (),
         goes_back: bool = True,  # noqa: ARG002  # these always can
     ) -> "CompiledSequencer":
-        """A sequencer with every step compiled; see eval.sequencer.open_sequencer.
+        """A sequencer with every step compiled; see eval.decoding.sequencer.open_sequencer.
 
         Raises:
             UserError: If the model takes one row at a time, or nothing here can compile it.
@@ -85,7 +85,7 @@ class CompiledSequencer:
         self.rows = list(range(rows))  # of the texts that are not done
 
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
-        """See eval.sequencer.Sequencer."""
+        """See eval.decoding.sequencer.Sequencer."""
         tokens = ids_BT.shape[1]
         width = next((width for width, kind in self.feeds if kind == whole and width >= tokens), None)
         all_spans: list[Span] = [(0, 0)] * self.num_rows
@@ -114,12 +114,12 @@ class CompiledSequencer:
             self.run(ids_BT, torch.full_like(ids_BT, -1), whole=whole, compiled=True)
 
     def keep(self, places: Sequence[int]) -> None:
-        """See eval.sequencer.Sequencer; the rows of the others stay, and are fed filling."""
+        """See eval.decoding.sequencer.Sequencer; the rows of the others stay, and are fed filling."""
         self.rows = [self.rows[place] for place in places]
 
 
 def compiled_forward(model: PreTrainedModel) -> Step:
-    """The forward pass of eval.sequencer, to be compiled when it first meets a shape."""
+    """The forward pass of eval.decoding.sequencer, to be compiled when it first meets a shape."""
     if model.device.type == "cuda":
         return torch.compile(forward, dynamic=False, fullgraph=True, mode="reduce-overhead")
     return torch.compile(forward, dynamic=False, fullgraph=True, options={"freezing": True})

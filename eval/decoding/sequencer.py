@@ -53,7 +53,7 @@ class Sequencer(Protocol):
 
 
 class Opener(Protocol):
-    """Makes sequencers: `open_sequencer`, or eval.compiled.CompiledSteps."""
+    """Makes sequencers: `open_sequencer`, or eval.decoding.compiled.CompiledSteps."""
 
     def __call__(
         self,

@@ -46,7 +46,7 @@ def speculative_decode(
         sampling: How tokens are chosen, on both sides.
         seeds: Of the three streams of random numbers.
         row_seeds: One per prompt; its draws depend on this and the seeds alone. Its place if None.
-        opener: How the models are run: `open_sequencer`, or an eval.compiled.CompiledSteps.
+        opener: How the models are run: `open_sequencer`, or an eval.decoding.compiled.CompiledSteps.
 
     Returns:
         One for each prompt, in their order.
@@ -84,7 +84,7 @@ def decode_steps(
 ) -> Iterator[Emitted | tuple[int, Decoded]]:
     """Decode, and tell what is added to every text as it happens; see speculative_decode.
 
-    All prompts are one batch where every model takes them so (eval.sequencer.takes_rows), else each is one.
+    All prompts are one batch where every model takes them so (eval.decoding.sequencer.takes_rows), else each is one.
 
     Args:
         models: The target, and a draft if one is wanted that is a model.

@@ -97,7 +97,7 @@ class Speculation:
         lookahead: Tokens proposed per round, fewer where the text has no room for them.
         adaptive: Whether a text's lookahead grows by 2 after a round that kept everything, up to MOST_LOOKAHEAD, and
             shrinks by 1 after any other, down to 1 ("heuristic" of transformers' generation config).
-        rule: One of eval.rules.RULES.
+        rule: One of eval.decoding.rules.RULES.
     """
 
     lookahead: int = 4

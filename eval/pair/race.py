@@ -23,7 +23,7 @@ class Runner:
     """One way of decoding, in the middle of it.
 
     Attributes:
-        steps: From eval.speculative.decode_steps, for one prompt.
+        steps: From eval.decoding.speculative.decode_steps, for one prompt.
         drafts: Whether a draft takes part.
         token_ids: Emitted so far.
         writers: Of each token.

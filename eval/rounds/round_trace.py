@@ -58,7 +58,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRound:
-    """One line: a round, as eval.texts.Round has it, and whose it is.
+    """One line: a round, as eval.decoding.texts.Round has it, and whose it is.
 
     Attributes:
         run: Label of its run.

@@ -162,7 +162,7 @@ def test_no_evaluation_at_the_start_if_not_wanted(make_run):
 
 
 def test_the_first_loss_is_the_mean_over_the_batchs_answer_tokens(make_run):
-    recipe = make_run(max_duration="1ba", global_train_batch_size=10)  # one batch holds all answers
+    recipe = make_run(loss="forward_kl", max_duration="1ba", global_train_batch_size=10)  # one batch holds all answers
     train(recipe)
     target, init = (
         AutoModelForCausalLM.from_pretrained(folder) for folder in (recipe.target.path, Path(recipe.run_dir) / "init")

@@ -145,7 +145,7 @@ def test_other_methods_have_no_masks_to_train(make_masks, tmp_path, capsys):
 def test_resumed_equals_uninterrupted_bit_for_bit(make_masks, stopped, batch):
     straight, resumed = make_masks("straight"), make_masks("resumed")
     train(straight)
-    with stopped(distill.mask_train, "build_mask_loggers", batch):
+    with stopped(distill.masks.train, "build_mask_loggers", batch):
         train(resumed)
     assert find_checkpoints(Path(resumed.run_dir) / "mask_checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
     train(resumed)
@@ -258,7 +258,7 @@ def test_the_gradients_of_weights_alone_are_clipped(make_masks, tiny_target, tmp
 
 
 def test_another_recipe_does_not_continue_these_masks(make_masks, stopped):
-    with stopped(distill.mask_train, "build_mask_loggers", 3):
+    with stopped(distill.masks.train, "build_mask_loggers", 3):
         train(make_masks())
     with pytest.raises(UserError, match=r"mask_checkpoints was made from another architecture than the recipe"):
         train(make_masks(mask_lr=0.5))
