@@ -14,11 +14,12 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
@@ -59,6 +60,7 @@ LOOKAHEAD = 4
 RESAMPLING = Resampling(num_resamples=2000, confidence=0.95, seed=1)
 
 Line = dict[str, Any]
+Result = TypeVar("Result")
 
 
 def main() -> None:
@@ -95,24 +97,24 @@ def fill(options: argparse.Namespace) -> None:
                     cell = {"layers": layers, "data": data, "variant": variant, "seed": seed}
                     if key_of(cell) in done:
                         continue
-                    line = cell | in_its_own_process(options, cell)
+                    line = cell | in_its_own_process(partial(train_and_score, **cell), options)
                     with options.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")
                     taus = {name: round(taus_of([line], name).value, 3) for name in TEMPERATURES}
                     print(cell, taus, f"{line['train_s']:.0f} s", flush=True)
 
 
-def in_its_own_process(options: argparse.Namespace, cell: Line) -> Line:
-    """What a cell gives; a process that trained a dozen of them would hold ten times the memory of one."""
+def in_its_own_process(work: Callable[..., Result], options: argparse.Namespace, *arguments: Any) -> Result:
+    """What some work gives; a process that trained a dozen times would hold ten times the memory of one training."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(prepared, options, cell).result()
+        return pool.submit(prepared, work, options, *arguments).result()
 
 
-def prepared(options: argparse.Namespace, cell: Line) -> Line:
+def prepared(work: Callable[..., Result], options: argparse.Namespace, *arguments: Any) -> Result:
     """The same, in the process made for it."""
     restore_signals()
     torch.set_num_threads(options.threads)
-    return train_and_score(options, **cell)
+    return work(options, *arguments)
 
 
 def key_of(line: Line) -> tuple[Any, ...]:

@@ -16,11 +16,9 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,7 +26,17 @@ from typing import Any
 import torch
 from composer import Callback, Logger, State
 from datasets import Dataset
-from distillation import DTYPES, HIDDEN, TEMPERATURES, answers_of, cut_draft, recipe_of, score, taus_of
+from distillation import (
+    DTYPES,
+    HIDDEN,
+    TEMPERATURES,
+    answers_of,
+    cut_draft,
+    in_its_own_process,
+    recipe_of,
+    score,
+    taus_of,
+)
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, TrainerCallback
 
@@ -36,7 +44,6 @@ from architectures.manifest import git_commit, hardware
 from distill.data.batches import Example
 from distill.teacher.config import TeacherConfig, default_loss
 from distill.teacher_cache.answers import CachedAnswers
-from distill.train import restore_signals
 from distill.trainer import build_model, build_trainer
 from eval.models import load_model
 
@@ -74,7 +81,6 @@ class StepEnds(Callback, TrainerCallback):
 
 
 Contestant = Callable[[argparse.Namespace, int, Path], Trained]
-Work = Callable[[argparse.Namespace, str, int], Any]  # options, a contestant's name, steps
 
 
 def main() -> None:
@@ -98,7 +104,7 @@ def main() -> None:
     epoch = -(-len(answers_of(options, "greedy", HIDDEN)["train"]) // 4)
     budget_s = epoch * median(seconds[REFERENCE])
     for name in options.contestants:
-        line = by_itself(outcome, options, name, max(1, round(budget_s / median(seconds[name]))))
+        line = in_its_own_process(outcome, options, name, max(1, round(budget_s / median(seconds[name]))))
         line = {"contestant": name, "seed": options.seed, "budget_s": round(budget_s, 1), **line}
         line |= {"step_s": [round(each, 3) for each in seconds[name]], "commit": git_commit(), "hardware": hardware()}
         with options.out.open("a", encoding="utf-8") as file:
@@ -112,22 +118,9 @@ def step_seconds(options: argparse.Namespace) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in {REFERENCE: None, **dict.fromkeys(options.contestants)}}
     for _ in range(options.rounds):
         for name, found in seconds.items():
-            found.append(by_itself(seconds_of, options, name, options.steps))
+            found.append(in_its_own_process(seconds_of, options, name, options.steps))
             print(name, round(found[-1], 3), "s a step", flush=True)
     return seconds
-
-
-def by_itself(work: Work, options: argparse.Namespace, name: str, steps: int) -> Any:
-    """What some work gives in a process of its own: what a trainer leaves behind would slow the next one down."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(prepared, work, options, name, steps).result()
-
-
-def prepared(work: Work, options: argparse.Namespace, name: str, steps: int) -> Any:
-    """The same, in the process made for it."""
-    restore_signals()
-    torch.set_num_threads(options.threads)
-    return work(options, name, steps)
 
 
 def seconds_of(options: argparse.Namespace, name: str, steps: int) -> float:

@@ -17,6 +17,7 @@ from distill.checkpoints import find_checkpoints
 from distill.recipe import save_recipe
 from distill.teacher_cache.stage import cache_stage
 from distill.train import train
+from tests.distill.after_training import last_state
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 0.0, "atol": 1e-5}  # of weights after a few steps at learning rate 1e-3: sums in another order
@@ -38,10 +39,6 @@ def launch(
 
 def changed(recipe, **distill):
     return recipe.model_copy(update={"distill": recipe.distill.model_copy(update=distill)})
-
-
-def last_state(recipe) -> dict:
-    return torch.load(find_checkpoints(Path(recipe.run_dir) / "checkpoints")[-1], weights_only=False)["state"]
 
 
 def last_alpha(recipe) -> float:

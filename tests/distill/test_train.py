@@ -21,26 +21,9 @@ from distill.stage_inputs import generate_inputs, prune_inputs, training_inputs
 from distill.train import main, read_answers, share_cores, train
 from distill.trainer import build_model, build_optimizer, build_trainer, device_batch_size, microbatch_size
 from eval.traces import read_traces
+from tests.distill.after_training import assert_equal, last_state, metrics, weights
 
 UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
-
-
-def last_state(recipe) -> dict:
-    last = find_checkpoints(Path(recipe.run_dir) / "checkpoints")[-1]
-    return torch.load(last, weights_only=False)["state"]
-
-
-def weights(recipe) -> dict[str, torch.Tensor]:
-    return last_state(recipe)["model"]
-
-
-def metrics(recipe) -> dict[int, dict[str, float]]:
-    """Metrics by batch, from the file logger."""
-    merged: dict[int, dict[str, float]] = {}
-    for line in (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        merged.setdefault(record["batch"], {}).update(record)
-    return merged
 
 
 def test_learns_and_leaves_a_draft(make_run):
@@ -65,18 +48,6 @@ def test_same_recipe_same_weights_bit_for_bit(make_run):
     train(other)
     assert_equal(last_state(one)["model"], last_state(other)["model"])
     assert_equal(last_state(one)["optimizers"], last_state(other)["optimizers"])
-
-
-def assert_equal(one, other, name=""):
-    assert type(one) is type(other), name
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), name
-        for key in one:
-            assert_equal(one[key], other[key], f"{name}.{key}")
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), name
-    else:
-        assert one == other, name
 
 
 def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

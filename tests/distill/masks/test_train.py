@@ -1,6 +1,5 @@
 """Training of masks as a whole: what it leaves, that resuming and ranks change nothing, and what comes after it."""
 
-import json
 import os
 import random
 import subprocess
@@ -27,6 +26,7 @@ from distill.masks.train import build_mask_model, build_mask_optimizer, in_batch
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.recipe import Recipe, save_recipe
 from distill.train import train
+from tests.distill.after_training import assert_equal, last_state, metrics
 
 ROOT = Path(__file__).parents[3]
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # as in test_prune_families
@@ -66,31 +66,6 @@ def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Recipe]:
     return make
 
 
-def last_state(recipe: Recipe) -> dict:
-    last = find_checkpoints(Path(recipe.run_dir) / "mask_checkpoints")[-1]
-    return torch.load(last, weights_only=False)["state"]
-
-
-def metrics(recipe: Recipe) -> dict[int, dict[str, float]]:
-    merged: dict[int, dict[str, float]] = {}
-    for line in (Path(recipe.run_dir) / "logs" / "masks.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        merged.setdefault(record["batch"], {}).update(record)
-    return merged
-
-
-def assert_equal(one, other, name=""):
-    assert type(one) is type(other), name
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), name
-        for key in one:
-            assert_equal(one[key], other[key], f"{name}.{key}")
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), name
-    else:
-        assert one == other, name
-
-
 def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys):
     recipe = make_masks()
     assert masks_are_due(recipe)
@@ -107,7 +82,7 @@ def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys
     assert message.endswith("Run `widedraft prune` next.")
 
     model = build_mask_model(recipe, Path(recipe.target.path))
-    model.load_state_dict(last_state(recipe)["model"])
+    model.load_state_dict(last_state(recipe, "mask_checkpoints")["model"])
     ids = torch.arange(3, 35)[None]
     with torch.inference_mode():
         with masked(model.student, model.masks.final(), model.masks.source):
@@ -150,8 +125,8 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_masks, stopped, batch):
     assert find_checkpoints(Path(resumed.run_dir) / "mask_checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
     train(resumed)
     for part in ("model", "optimizers"):
-        assert_equal(last_state(straight)[part], last_state(resumed)[part])
-    one, other = metrics(straight), metrics(resumed)
+        assert_equal(last_state(straight, "mask_checkpoints")[part], last_state(resumed, "mask_checkpoints")[part])
+    one, other = metrics(straight, "masks.jsonl"), metrics(resumed, "masks.jsonl")
     names = [name for name in one[5] if name.startswith(("masks/", "loss/", "mixture/"))]
     assert len(names) > 10
     assert all(one[step].get(name) == other[step].get(name) for step in one for name in names)
@@ -182,13 +157,13 @@ def test_microbatches_do_not_change_the_update(make_masks, size):
 
 def assert_close_training(one: Recipe, other: Recipe) -> None:
     """Adam's first moments, which keep the size of the gradients, and the losses; weights and masks at 1e-5."""
-    states = [last_state(recipe) for recipe in (one, other)]
+    states = [last_state(recipe, "mask_checkpoints") for recipe in (one, other)]
     moments = [next(iter(state["optimizers"].values()))["state"] for state in states]
     for part in ("student.", "masks.log_alpha.", "masks.multipliers."):
         names = [name for name in moments[0] if name.startswith(part)]
         flat = [torch.cat([each[name]["exp_avg"].flatten() for name in names]) for each in moments]
         assert (flat[0] - flat[1]).norm() < 1e-5 * flat[0].norm(), part
-    logs = [metrics(recipe) for recipe in (one, other)]
+    logs = [metrics(recipe, "masks.jsonl") for recipe in (one, other)]
     last = max(logs[0])
     for name in ("masks/layers/expected", "masks/neurons/gap"):
         assert logs[0][last][name] == pytest.approx(logs[1][last][name], rel=1e-5)
@@ -206,7 +181,7 @@ def test_two_processes_equal_one(make_masks):
     completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     assert_close_training(alone, together)
-    states = [last_state(recipe)["model"] for recipe in (alone, together)]
+    states = [last_state(recipe, "mask_checkpoints")["model"] for recipe in (alone, together)]
     for name, tensor in states[0].items():
         torch.testing.assert_close(tensor, states[1][name], rtol=0.0, atol=1e-5 if "student" in name else 1e-4)
     plans = [(Path(recipe.run_dir) / "masks" / "plan.json").read_text() for recipe in (alone, together)]
@@ -216,7 +191,7 @@ def test_two_processes_equal_one(make_masks):
 def test_the_teacher_is_in_neither_checkpoint_nor_optimizer(make_masks, tiny_target):
     recipe = make_masks(max_duration="1ba", target_warmup="1ba")
     train(recipe)
-    state = last_state(recipe)
+    state = last_state(recipe, "mask_checkpoints")
     assert {name.split(".")[0] for name in state["model"]} == {"student", "masks"}
     model = build_mask_model(recipe, tiny_target)
     assert model.teacher is not None
@@ -230,7 +205,7 @@ def test_the_teacher_is_in_neither_checkpoint_nor_optimizer(make_masks, tiny_tar
 def test_multipliers_rise_where_too_much_is_open(make_masks):
     recipe = make_masks(max_duration="5ba", target_warmup="1ba")
     train(recipe)
-    model = last_state(recipe)["model"]
+    model = last_state(recipe, "mask_checkpoints")["model"]
     assert (model["masks.multipliers.channels"] > 0).all()
     assert (model["masks.log_alpha.layers"] < 5).all()
 
@@ -240,7 +215,7 @@ def test_log_alphas_stay_within_their_limits(make_masks):
     train(recipe)
     masks = build_mask_model(recipe, Path(recipe.target.path)).masks
     for name, axis in masks.axes.items():
-        found, (low, high) = last_state(recipe)["model"][f"masks.log_alpha.{name}"], axis.limits
+        found, (low, high) = last_state(recipe, "mask_checkpoints")["model"][f"masks.log_alpha.{name}"], axis.limits
         assert low - 1e-5 <= float(found.min()) <= low + 1e-5
         assert float(found.max()) <= high + 1e-5
 
@@ -275,7 +250,12 @@ def test_shares_of_the_training_are_times_too(make_masks):
     train(recipe)
     names = [path.name for path in find_checkpoints(Path(recipe.run_dir) / "mask_checkpoints")]
     assert names == ["ep0-ba2-rank0.pt", "ep0-ba4-rank0.pt"]
-    assert [batch for batch, found in metrics(recipe).items() if "mixture/letters/loss" in found] == [1, 2, 3, 4]
+    assert [batch for batch, found in metrics(recipe, "masks.jsonl").items() if "mixture/letters/loss" in found] == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_times_in_batches(make_masks):

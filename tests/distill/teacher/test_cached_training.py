@@ -4,7 +4,6 @@ Tolerances are for float32: a cached hidden state was computed in another batch 
 sum in another order.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 import distill.train
 import distill.trainer
 from architectures.errors import UserError
-from distill.checkpoints import find_checkpoints
 from distill.data.dataspec import build_dataspec, cut_padding, split_batch
 from distill.losses.formulas import forward_kl
 from distill.losses.sparse import alpha_bounds, sampled_cross_entropy, top_k_kl
@@ -26,6 +24,7 @@ from distill.teacher_cache.reader import TeacherCache
 from distill.teacher_cache.stage import cache_stage
 from distill.train import read_answers, train
 from distill.trainer import build_model
+from tests.distill.after_training import metrics, weights
 
 VOCAB = 264
 LOSS_RTOL = 1e-6
@@ -53,21 +52,8 @@ def refuse_to_load(*_, **__):
     raise AssertionError("a cached teacher has no weights but its head's")
 
 
-def metrics(recipe) -> dict[int, dict[str, float]]:
-    merged: dict[int, dict[str, float]] = {}
-    for line in (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        merged.setdefault(record["batch"], {}).update(record)
-    return merged
-
-
 def values(recipe, name: str) -> list[float]:
     return [record[name] for record in metrics(recipe).values() if name in record]
-
-
-def weights(recipe) -> dict[str, torch.Tensor]:
-    last = find_checkpoints(Path(recipe.run_dir) / "checkpoints")[-1]
-    return torch.load(last, weights_only=False)["state"]["model"]
 
 
 def greatest_difference(one, other) -> float:

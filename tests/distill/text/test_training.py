@@ -33,6 +33,7 @@ from distill.text.training import (
 )
 from distill.train import train
 from distill.trainer import build_model
+from tests.distill.after_training import assert_equal, last_state, metrics
 
 ROOT = Path(__file__).parents[3]
 EOS = 2  # of the tiny tokenizer, whose other tokens are single bytes
@@ -83,23 +84,10 @@ def samples(*rows: list[int]) -> list[dict]:
     return [{"input_ids": torch.tensor(row), "domain": 0} for row in rows]
 
 
-def last_state(recipe) -> dict:
-    last = find_checkpoints(Path(recipe.run_dir) / "checkpoints")[-1]
-    return torch.load(last, weights_only=False)["state"]
-
-
 def moments(recipe) -> torch.Tensor:
     """Adam's first moments, which keep the size of the gradients, all in one."""
     (optimizer,) = last_state(recipe)["optimizers"].values()
     return torch.cat([each["exp_avg"].flatten() for each in optimizer["state"].values()])
-
-
-def metrics(recipe) -> dict[int, dict[str, float]]:
-    merged: dict[int, dict[str, float]] = {}
-    for line in (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        merged.setdefault(record["batch"], {}).update(record)
-    return merged
 
 
 def learned(recipe) -> dict[int, dict[str, float]]:
@@ -269,18 +257,6 @@ def test_learns_the_teacher_on_text_and_leaves_a_draft(make_text_run):
     assert weights[0] != 0.5
     assert log[11]["step/evaluation_s"] > 0 == log[12]["step/evaluation_s"]  # of the update after batch 10
     assert AutoModelForCausalLM.from_pretrained(Path(recipe.run_dir) / "draft").dtype == torch.bfloat16
-
-
-def assert_equal(one, other, name=""):
-    assert type(one) is type(other), name
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), name
-        for key in one:
-            assert_equal(one[key], other[key], f"{name}.{key}")
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), name
-    else:
-        assert one == other, name
 
 
 @pytest.mark.parametrize("batch", [2, 5])
