@@ -1,6 +1,7 @@
 """Memory and time of a distillation loss with its gradients: whole logits, chunks, Liger's and TRL's code.
 
     python bench/loss.py --out bench/results/loss.json
+    PYTHONPATH=.:PEERS python bench/loss.py --peers-alone --out bench/results/loss-peers.json
 
 Each measurement is a process of its own, so that its peak is its own. It holds hidden states and both heads, in the
 types of `precision: amp_bf16` (student float32 under autocast, teacher bfloat16), and then computes the loss and the
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--most-gib", type=float, default=9.0, help="of whole logits")
     parser.add_argument("--path", choices=PATHS, help="measure this alone and print a line of JSON")
     parser.add_argument("--loss", choices=BYTES_OF_PLAIN, default="forward_kl")
+    parser.add_argument("--peers-alone", action="store_true", help="only the comparison with Liger's and TRL's code")
     options = parser.parse_args()
     if options.path:
         print(json.dumps(measure(options)))
@@ -62,6 +64,11 @@ def main() -> None:
 
 def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every comparison of the page."""
+    return [*([] if options.peers_alone else own_rows(options)), beside_peers(options)]
+
+
+def own_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Whole logits against chunks, for many tokens and for few."""
     found = []
     for vocab in options.vocabularies:
         fits = options.tokens * vocab * BYTES_OF_PLAIN["forward_kl"] < options.most_gib * 2**30
@@ -70,10 +77,17 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
         else:
             found += beyond_memory(options, vocab)
     [first, *_] = options.vocabularies
-    found += [compare(options, first, few, "forward_kl", ["plain", "chunked"]) for few in options.few_tokens]
+    return found + [compare(options, first, few, "forward_kl", ["plain", "chunked"]) for few in options.few_tokens]
+
+
+def beside_peers(options: argparse.Namespace) -> dict[str, Any]:
+    """The one loss that all have, at the first vocabulary and a quarter of the tokens."""
     peers = [name for name, package in PEERS.items() if find_spec(package) is not None]
-    found.append(compare(options, first, options.tokens // 4, "jensen_shannon", ["plain", "chunked", *peers]))
-    return found
+    if options.peers_alone and not peers:
+        sys.exit(f"neither of {', '.join(PEERS.values())} is there; pip install one, or leave --peers-alone out")
+    return compare(
+        options, options.vocabularies[0], options.tokens // 4, "jensen_shannon", ["plain", "chunked", *peers]
+    )
 
 
 def beyond_memory(options: argparse.Namespace, vocab: int) -> list[dict[str, Any]]:

@@ -29,12 +29,15 @@ from datasets import Dataset
 from distillation import (
     DTYPES,
     HIDDEN,
+    RESAMPLING,
     TEMPERATURES,
+    Line,
     answers_of,
     cut_draft,
     in_its_own_process,
     recipe_of,
     score,
+    shown,
     taus_of,
 )
 from torch.nn.utils.rnn import pad_sequence
@@ -45,6 +48,7 @@ from distill.data.batches import Example
 from distill.teacher.config import TeacherConfig, default_loss
 from distill.teacher_cache.answers import CachedAnswers
 from distill.trainer import build_model, build_trainer
+from eval.acceptance import paired_ratio_difference
 from eval.models import load_model
 
 IGNORED = -100  # a label that makes no loss
@@ -86,8 +90,8 @@ Contestant = Callable[[argparse.Namespace, int, Path], Trained]
 def main() -> None:
     """Measure speed, then quality in equal time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help="as for bench/distillation.py")
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--prompts", type=Path, nargs="+", help="as for bench/distillation.py")
     parser.add_argument("--num-prompts", type=int, default=106)
     parser.add_argument("--held-out", type=int, default=64)
     parser.add_argument("--work", type=Path, default=Path("runs/distillation"))
@@ -99,7 +103,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", choices=DTYPES, default="amp_bf16")
+    parser.add_argument("--table", action="store_true", help="print what --out holds, and measure nothing")
     options = parser.parse_args()
+    if options.table:
+        print(table([json.loads(line) for line in options.out.read_text(encoding="utf-8").splitlines()]))
+        return
+    if options.target is None or options.prompts is None:
+        parser.error("--target and --prompts are needed, but for --table")
     seconds = step_seconds(options)
     epoch = -(-len(answers_of(options, "greedy", HIDDEN)["train"]) // 4)
     budget_s = epoch * median(seconds[REFERENCE])
@@ -238,6 +248,28 @@ def written(student: Any, folder: Path) -> Path:
     """The student's folder, as build_model reads it."""
     student.save_pretrained(folder)
     return folder
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Markdown: speed in turns against the reference's, and tau of what each made, less the reference's."""
+    found = [
+        "| trainer | seconds a step | of ours | steps | tau, greedy | less ours | tau at T = 1 | less ours |",
+        "|" + "---|" * 8,
+    ]
+    [base] = [line for line in lines if line["contestant"] == REFERENCE]
+    for line in lines:
+        ratios = [own / ours for own, ours in zip(line["step_s"], base["step_s"], strict=True)]
+        cells = [line["contestant"], f"{median(line['step_s']):.2f}", f"{median(ratios):.2f}", str(line["steps"])]
+        for scored in TEMPERATURES:
+            cells += [shown(taus_of([line], scored)), "—" if line is base else difference(line, base, scored)]
+        found.append(f"| {' | '.join(cells)} |")
+    return "\n".join(found)
+
+
+def difference(line: Line, base: Line, scored: str) -> str:
+    """Tau less the reference's, on the same prompts."""
+    first, second = ((one["scores"][scored]["emitted"], one["scores"][scored]["rounds"]) for one in (line, base))
+    return shown(paired_ratio_difference(first, second, RESAMPLING), "+.3f")
 
 
 REFERENCE = "widedraft"
