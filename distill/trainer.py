@@ -33,9 +33,9 @@ from distill.losses.objective import build_objective
 from distill.losses.selection import Selection
 from distill.metrics import BEST_BY
 from distill.model import DistillModel, HeldOut
-from distill.monitoring.flops import measured_cpu_flops
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import build_loggers
+from distill.monitoring.processor_speed import ProcessorSpeed
 from distill.monitoring.step_times import StepTimes
 from distill.recipe import Recipe
 from distill.stage_inputs import teacher_dtype
@@ -120,7 +120,7 @@ def build_trainer(
         UserError: If the processes cannot share the batch, or the text cannot be read.
     """
     config, checkpoints = recipe.distill, Path(recipe.run_dir) / "checkpoints"
-    clipping = config.gradient_clipping
+    clipping, monitor = config.gradient_clipping, SpeedMonitor(window_size=10)
     train_data, stream_callbacks = training_data(recipe, model, train_set)
     eval_data = build_dataspec(
         eval_set, device_batch_size=config.device_eval_batch_size, shuffle=False, seed=recipe.seed
@@ -150,7 +150,8 @@ def build_trainer(
             ),
             EvaluationIntervals(),
             *([AlphaBounds(model, interval=config.console_log_interval)] if config.teacher.contents == "top_k" else []),
-            SpeedMonitor(window_size=10, gpu_flops_available=flops_available(config.precision)),
+            ProcessorSpeed(monitor, precision=config.precision, interval=config.console_log_interval),
+            monitor,
             LRMonitor(),
         ],
         loggers=build_loggers(recipe),
@@ -176,13 +177,6 @@ def training_data(
 def interval(time: str, config: DistillConfig) -> str:
     """A time as Composer takes it: text has no length, of which it could take a share."""
     return without_dur(time, config.max_duration) if config.train_on == "text" else time
-
-
-def flops_available(precision: str) -> float | None:
-    """What a processor can do, measured; None on a GPU, which Composer knows by its name."""
-    if torch.cuda.is_available():
-        return None
-    return measured_cpu_flops(torch.float32 if precision == "fp32" else torch.bfloat16)
 
 
 def device_batch_size(config: DistillConfig | MasksConfig) -> int:

@@ -1,15 +1,12 @@
-"""FLOPs of a training step, and how many this device can do: what model FLOP utilisation is made of."""
+"""FLOPs of a training step."""
 
-import time
 from collections.abc import Iterable, Mapping
 
-import torch
 from torch import Tensor
 
 from architectures.shapes import Shape
 
 BACKWARD = 2  # times the forward pass: gradients of inputs and of weights
-PROBE_SIZE, PROBE_RUNS = 1024, 5
 
 
 def forward_flops(shape: Shape, answers: Iterable[tuple[int, int]]) -> int:
@@ -42,18 +39,3 @@ def training_flops(student: Shape, answers: Iterable[tuple[int, int]], *, teache
 def answers_in(batch: Mapping[str, Tensor]) -> list[tuple[int, int]]:
     """Tokens of each sequence of a batch, and positions of it that the head runs at."""
     return list(zip(batch["attention_mask"].sum(dim=1).tolist(), batch["keep"].sum(dim=1).tolist(), strict=True))
-
-
-def measured_cpu_flops(dtype: torch.dtype) -> float:
-    """FLOPs per second of a large matrix product on this process's threads: the best of a few runs."""
-    one, other = (torch.randn(PROBE_SIZE, PROBE_SIZE).to(dtype) for _ in range(2))
-    time_product(one, other)  # the first sets up threads and buffers
-    best_s = min(time_product(one, other) for _ in range(PROBE_RUNS))
-    return 2 * PROBE_SIZE**3 / best_s
-
-
-def time_product(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Seconds of one product."""
-    start_s = time.perf_counter()
-    torch.matmul(one, other)
-    return time.perf_counter() - start_s
