@@ -7,7 +7,7 @@ Shape suffixes used in this file:
     P = prompts, N = draws
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from eval.acceptance import Resampling, resampling_weights
 from eval.promise import full_rate, promise
-from eval.speedup import StepTimes, break_even_alpha, iid_speedup, predicted_speedup
+from eval.speedup import StepTimes, best_lookahead, break_even_alpha, iid_speedup, predicted_speedup
 
 Record = dict[str, Any]
 Array = NDArray[np.float64]
@@ -57,6 +57,42 @@ def ranking(scorecard: Record, temperature: float) -> list[Ranked]:
     steps, draws = step_times(scorecard["latency"]), drawn_times(scorecard["latency"], resampling)
     chosen = {name: promise(row, steps[name]) for name, row in rows.items()}
     drawn = {name: drawn_speedups(row, chosen[name][0], draws[name], resampling) for name, row in rows.items()}
+    return in_order(chosen, drawn, steps, resampling)
+
+
+def ranking_of_alphas(latency: Record, alphas: Mapping[str, float], resampling: Resampling) -> list[Ranked]:
+    """Every draft whose tokens are kept with a known chance, independently; the fastest first.
+
+    The doubt is that of step times alone.
+
+    Args:
+        latency: Step times of all of them, as a scorecard holds them.
+        alphas: Chance of each.
+        resampling: How many draws, and the coverage of intervals.
+    """
+    steps, draws = step_times(latency), drawn_times(latency, resampling)
+    chosen = {name: iid_promise(alpha, steps[name]) for name, alpha in alphas.items()}
+    drawn = {
+        name: np.array([iid_speedup(alpha, chosen[name][0], each) for each in draws[name]])
+        for name, alpha in alphas.items()
+    }
+    return in_order(chosen, drawn, steps, resampling)
+
+
+def iid_promise(alpha: float, steps: StepTimes) -> tuple[int, float]:
+    """The lookahead that promises most, and what."""
+    found = {lookahead: iid_speedup(alpha, lookahead, steps) for lookahead in steps.verify_s}
+    lookahead = best_lookahead(found)
+    return lookahead, found[lookahead]
+
+
+def in_order(
+    chosen: Mapping[str, tuple[int, float]],
+    drawn: Mapping[str, Array],
+    steps: Mapping[str, StepTimes],
+    resampling: Resampling,
+) -> list[Ranked]:
+    """Drafts by speed, from the lookahead and speed-up of each, and from its speed-up in every draw."""
     firsts_N = np.array(list(drawn.values())).argmax(axis=0)
     tail = 50 * (1 - resampling.confidence)
     ranked = [

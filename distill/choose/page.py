@@ -1,6 +1,7 @@
 """What was found of candidates, as tables and sentences. Pure text; no torch."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from distill.choose.candidates import Candidate
 from eval.choice import Prospect, Ranked
@@ -41,10 +42,38 @@ def prospects_verdict(prospects: Mapping[str, Prospect]) -> str:
     return f"Left out, for no acceptance makes them pay here: {', '.join(hopeless)}." if hopeless else "All can pay."
 
 
-def ranking_page(ranked: Sequence[Ranked], temperature: float, duration: str) -> str:
+@dataclass(frozen=True)
+class Basis:
+    """What acceptance was known from: the title of the ranking, and what its winner is worth."""
+
+    title: str
+    pays: str
+    undecided: str
+    loses: str
+
+
+def after_training(duration: str, temperature: float) -> Basis:
+    """Acceptance after short trainings."""
+    return Basis(
+        title=f"## Predicted speed after {duration} of training, temperature {temperature:g}, batch 1",
+        pays="It pays already.",
+        undecided="Whether it pays already is not decided.",
+        loses="After so short a training it does not pay yet; longer training raises what is accepted.",
+    )
+
+
+GIVEN_ALPHAS = Basis(
+    title="## Predicted speed with the acceptance given, every token independently, batch 1",
+    pays="It pays.",
+    undecided="Whether it pays is not decided.",
+    loses="With so little accepted it does not pay.",
+)
+
+
+def ranking_page(ranked: Sequence[Ranked], basis: Basis) -> str:
     """The candidates, the fastest first, and how sure that is."""
-    title = f"## Predicted speed after {duration} of training, temperature {temperature:g}, batch 1"
-    return "\n\n".join([title, table(RANKED_COLUMNS, [ranked_cells(one) for one in ranked]), ranking_verdict(ranked)])
+    rows = [ranked_cells(one) for one in ranked]
+    return "\n\n".join([basis.title, table(RANKED_COLUMNS, rows), ranking_verdict(ranked, basis)])
 
 
 def ranked_cells(one: Ranked) -> tuple[str, ...]:
@@ -59,17 +88,11 @@ def ranked_cells(one: Ranked) -> tuple[str, ...]:
     )
 
 
-def ranking_verdict(ranked: Sequence[Ranked]) -> str:
+def ranking_verdict(ranked: Sequence[Ranked], basis: Basis) -> str:
     """The winner, its rivals, and whether it pays at all."""
     best, *others = ranked
     low, high = best.interval
-    pays = (
-        "It pays already."
-        if low > 1
-        else "After so short a training it does not pay yet; longer training raises what is accepted."
-        if high < 1
-        else "Whether it pays already is not decided."
-    )
+    pays = basis.pays if low > 1 else basis.loses if high < 1 else basis.undecided
     rivals = [one.draft for one in others if one.interval[1] >= low]
     doubt = f" Its interval overlaps that of {', '.join(rivals)}." if rivals else ""
     return f"{best.draft} promises most.{doubt} {pays}"

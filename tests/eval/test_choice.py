@@ -3,7 +3,7 @@
 import pytest
 
 from eval.acceptance import Resampling
-from eval.choice import drawn_times, prospect, ranking
+from eval.choice import drawn_times, prospect, ranking, ranking_of_alphas
 from eval.speedup import StepTimes, ideal_times, iid_speedup, predicted_speedup
 
 RESAMPLING = Resampling(confidence=0.9, num_resamples=500, seed=17)
@@ -98,6 +98,24 @@ def test_times_that_are_not_known_well_leave_doubt():
     assert [one.first_share for one in sure] == [1.0, 0.0]
     assert 0.3 < unsure[1].first_share < 0.6
     assert unsure[0].speedup == sure[0].speedup
+
+
+def test_acceptance_that_is_given_is_worth_what_the_formula_says():
+    latency = scorecard_of({"a": (4.0, [5]), "b": (8.0, [5])})["latency"]
+    first, second = ranking_of_alphas(latency, {"a": 0.3, "b": 0.9}, RESAMPLING)
+    times = StepTimes(0.040, 0.008, 0.009, {1: 0.044, 4: 0.050})
+    assert (first.draft, first.lookahead, first.first_share) == ("b", 4, 1.0)
+    assert first.speedup == pytest.approx(iid_speedup(0.9, 4, times))
+    assert first.interval == pytest.approx((first.speedup, first.speedup))
+    assert first.tokens_per_s == pytest.approx(first.speedup / 0.040)
+    assert (second.draft, second.lookahead) == ("a", 1)
+
+
+def test_given_acceptance_leaves_the_doubt_of_times():
+    latency = scorecard_of({"a": (4.0, [5]), "b": (4.1, [5])}, wide_ms=1.0)["latency"]
+    first, second = ranking_of_alphas(latency, {"a": 0.5, "b": 0.5}, RESAMPLING)
+    assert first.interval[0] < first.speedup < first.interval[1]
+    assert 0.3 < second.first_share < 0.6
 
 
 def test_drawn_times_have_the_interval_of_their_median():

@@ -11,9 +11,9 @@ from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.target import read_config
 from distill.choose import command
 from distill.choose.candidates import DEPTHS, candidates_of
-from distill.choose.page import prospects_page, ranking_verdict
+from distill.choose.page import GIVEN_ALPHAS, after_training, prospects_page, ranking_verdict
 from distill.recipe import load_recipe, save_recipe
-from eval.choice import Prospect, Ranked
+from eval.choice import Prospect, Ranked, prospect, step_times
 from tests.distill.test_progressive import TINY
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
@@ -97,7 +97,8 @@ def test_prospects_are_measured_for_every_candidate(recipe, source, tiny_target)
     config = recipe.eval.model_copy(update={"num_threads": 1, "lookahead": (1, 2), "num_resamples": 20})
     recipe = recipe.model_copy(update={"eval": config})
     candidates = candidates_of(recipe, source, [1, 3], None)
-    found = command.measured_prospects(recipe, tiny_target, candidates)
+    steps = step_times(command.measured_steps(recipe, tiny_target, candidates))
+    found = {name: prospect(each) for name, each in steps.items()}
     assert list(found) == ["1-layers", "3-layers"]
     assert 0 < found["1-layers"].cost_ratio < found["3-layers"].cost_ratio
     assert all(one.lookahead in (1, 2) for one in found.values())
@@ -126,7 +127,7 @@ def test_the_page_says_what_cannot_pay(recipe, source):
 )
 def test_the_verdict_says_how_sure_it_is(intervals, words):
     ranked = [Ranked(name, 4, 1.0, interval, 20.0, 0.5) for name, interval in zip("ab", intervals, strict=True)]
-    assert ranking_verdict(ranked).startswith(words)
+    assert ranking_verdict(ranked, after_training("9ba", 0.0)).startswith(words)
 
 
 def run_choose(recipe_file, *words):
@@ -135,10 +136,20 @@ def run_choose(recipe_file, *words):
 
 @pytest.fixture
 def prospects(monkeypatch):
-    """Step times of models so small say nothing; the candidates' prospects by name."""
-    known = {"1-layers": HOPEFUL, "2-layers": HOPEFUL, "3-layers": HOPELESS}
-    monkeypatch.setattr(command, "measured_prospects", lambda _recipe, _target, _candidates: known)
-    return known
+    """Step times of models so small say nothing: here three layers take longer than the target."""
+
+    def step(milliseconds):
+        return {"median_ms": milliseconds, "interval_ms": [milliseconds - 0.5, milliseconds + 0.5]}
+
+    def steps(_recipe, _target, candidates):
+        times = {one.name: {1: 4.0, 2: 6.0, 3: 60.0}[one.shape.layers] for one in candidates}
+        return {
+            "target": step(40.0),
+            "verify": [{"lookahead": lookahead, **step(40.0 + 2 * lookahead)} for lookahead in (1, 2, 3)],
+            "drafts": [{"draft": name, "one_token": step(ms), "two_tokens": step(ms)} for name, ms in times.items()],
+        }
+
+    monkeypatch.setattr(command, "measured_steps", steps)
 
 
 @pytest.mark.usefixtures("prospects")
@@ -171,9 +182,30 @@ def test_nothing_is_trained_where_nothing_can_pay_or_nothing_was_asked(recipe_fi
     assert not (tmp_path / "out" / "choose").exists()
 
 
+@pytest.mark.usefixtures("prospects")
+@pytest.mark.parametrize(
+    ("alphas", "layers", "words"),
+    [
+        (("1=0.5", "2=0.5", "3=1"), 1, "1-layers promises most. It pays."),
+        (("1=0.2", "2=0.9", "3=1"), 2, "2-layers promises most. It pays."),
+        (("1=0", "2=0.01", "3=1"), 1, "With so little accepted it does not pay."),
+    ],
+)
+def test_acceptance_that_is_given_ranks_without_training(recipe_file, tmp_path, capsys, alphas, layers, words):
+    assert run_choose(recipe_file, "--alpha", *alphas) == 0
+    printed, run = capsys.readouterr().out, tmp_path / "out"
+    assert GIVEN_ALPHAS.title in printed
+    assert words in printed
+    assert load_recipe(run / "choose" / "recipe.yaml").architecture.layers == layers
+    assert not (run / "data").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--alpha", "1=0.2", "--layers", 1, 2), "--alpha is given for [1] layers, and the candidates have [1, 2]"),
+        (("--alpha", "1=0.2", "1=0.3"), "--alpha is given for [1, 1] layers, and the candidates have [1]"),
+        (("--alpha", "1=0.2", "2=0.3", "--layers", 1), "--alpha is given for [1, 2] layers"),
         (("--duration", "soon"), "distill.max_duration"),
         (("--out", "."), "--out .: is a folder"),
         (("--layers", 99), "exceeds the target in layers 99"),
@@ -183,3 +215,19 @@ def test_mistakes_are_told_before_anything_is_measured(recipe_file, tmp_path, ca
     assert run_choose(recipe_file, *words) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out" / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--alpha", "1=0.2", "--duration", "2ba"), "not allowed with argument"),
+        (("--alpha", "1=0.2", "--untrained"), "not allowed with argument"),
+        (("--alpha", "1:0.2"), "'1:0.2' is not LAYERS=ALPHA, such as 4=0.35"),
+        (("--alpha", "1=1.2"), "'1=1.2': an acceptance lies between 0 and 1"),
+        (("--alpha", "1=nan"), "'1=nan': an acceptance lies between 0 and 1"),
+    ],
+)
+def test_words_that_make_no_sense(recipe_file, capsys, words, message):
+    with pytest.raises(SystemExit, match="2"):
+        run_choose(recipe_file, *words)
+    assert message in capsys.readouterr().err
