@@ -8,6 +8,7 @@ from eval.choice import Prospect, Ranked
 from eval.scorecard.tables import table
 
 PROSPECT_COLUMNS = ("candidate", "layers × hidden", "parameters", "cost of a step", "most it can gain", "α it needs")
+RIVAL_SHARE = 0.05  # of the draws that a draft must win to be named beside the winner
 RANKED_COLUMNS = ("candidate", "lookahead", "predicted speed", "tokens/s", "the fastest in")
 
 
@@ -93,6 +94,6 @@ def ranking_verdict(ranked: Sequence[Ranked], basis: Basis) -> str:
     best, *others = ranked
     low, high = best.interval
     pays = basis.pays if low > 1 else basis.loses if high < 1 else basis.undecided
-    rivals = [one.draft for one in others if one.interval[1] >= low]
-    doubt = f" Its interval overlaps that of {', '.join(rivals)}." if rivals else ""
+    rivals = [one.draft for one in others if one.first_share >= RIVAL_SHARE]
+    doubt = f" The fastest may as well be {' or '.join(rivals)}." if rivals else ""
     return f"{best.draft} promises most.{doubt} {pays}"

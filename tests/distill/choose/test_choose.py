@@ -117,16 +117,17 @@ def test_the_page_says_what_cannot_pay(recipe, source):
 
 
 @pytest.mark.parametrize(
-    ("intervals", "words"),
+    ("interval", "shares", "words"),
     [
-        ([(1.1, 1.3), (0.8, 1.0)], "a promises most. It pays already."),
-        ([(1.1, 1.3), (0.8, 1.2)], "a promises most. Its interval overlaps that of b. It pays already."),
-        ([(0.9, 1.3), (0.5, 0.6)], "a promises most. Whether it pays already is not decided."),
-        ([(0.7, 0.9), (0.5, 0.6)], "a promises most. After so short a training it does not pay yet"),
+        ((1.1, 1.3), (0.97, 0.03), "a promises most. It pays already."),
+        ((1.1, 1.3), (0.95, 0.05), "a promises most. The fastest may as well be b. It pays already."),
+        ((1.1, 1.3), (0.6, 0.2, 0.2), "a promises most. The fastest may as well be b or c. It pays already."),
+        ((0.9, 1.3), (1.0, 0.0), "a promises most. Whether it pays already is not decided."),
+        ((0.7, 0.9), (1.0, 0.0), "a promises most. After so short a training it does not pay yet"),
     ],
 )
-def test_the_verdict_says_how_sure_it_is(intervals, words):
-    ranked = [Ranked(name, 4, 1.0, interval, 20.0, 0.5) for name, interval in zip("ab", intervals, strict=True)]
+def test_the_verdict_says_how_sure_it_is(interval, shares, words):
+    ranked = [Ranked(name, 4, 1.0, interval, 20.0, share) for name, share in zip("abc", shares, strict=False)]
     assert ranking_verdict(ranked, after_training("9ba", 0.0)).startswith(words)
 
 
