@@ -115,13 +115,24 @@ def read_json_file(path: Path) -> dict[str, Any]:
 def provenance() -> dict[str, Any]:
     """Command, code, versions and machine, as every manifest and scorecard carries them."""
     return {
-        "argv": sys.argv,
+        "argv": command(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": git_commit(),
         "python": platform.python_version(),
         "versions": {name: package_version(name) for name in PACKAGES},
         "hardware": hardware(),
     }
+
+
+def command() -> list[str]:
+    """This process's words, the program without the folder that this project or its environment is in.
+
+    Cards go with a draft to the hub, where an installation's folder helps nobody.
+    """
+    program, home = Path(sys.argv[0]), Path(__file__).parents[1]
+    if program.is_absolute():
+        program = program.relative_to(home) if program.is_relative_to(home) else Path(program.name)
+    return [str(program), *sys.argv[1:]]
 
 
 def package_version(name: str) -> str | None:

@@ -32,6 +32,19 @@ def test_manifest_round_trip_names_stage_inputs_versions_and_hardware(tmp_path):
     assert record["provenance"]["argv"]
 
 
+@pytest.mark.parametrize(
+    ("program", "written"),
+    [
+        ("/opt/somewhere/bin/widedraft", "widedraft"),
+        (str(Path(manifest.__file__).parents[1] / "distill" / "train.py"), "distill/train.py"),
+        ("bench/loss.py", "bench/loss.py"),
+    ],
+)
+def test_a_command_does_not_tell_where_it_is_installed(monkeypatch, program, written):
+    monkeypatch.setattr(manifest.sys, "argv", [program, "run", "/data/recipe.yaml"])
+    assert manifest.provenance()["argv"] == [written, "run", "/data/recipe.yaml"]
+
+
 def test_damaged_manifest_is_named(tmp_path):
     (tmp_path / "manifest.json").write_text('{"stage"')
     with pytest.raises(UserError, match=r"manifest\.json: not valid JSON"):
