@@ -188,3 +188,12 @@ def test_debug_by_two_processes_is_said_and_written_once(here):
     assert completed.returncode == 0, said
     assert said.count("--debug: ") == 1
     assert (read_manifest(Path("runs/llama2-7b-wide-1.3b-debug/masks")) or {})["stage"] == "masks"
+
+
+@pytest.mark.parametrize("layers", [1, 12])
+def test_the_example_of_the_docs_is_a_recipe_of_every_depth(layers):
+    example = ROOT / "docs" / "example" / "six-drafts.yaml"
+    recipe = load_recipe(example, [f"architecture.layers={layers}", "variables.data=elsewhere"])
+    assert (recipe.run_dir, recipe.architecture.layers) == (f"runs/depth-{layers}", layers)
+    sources = [*(recipe.data.prompts or ()), *recipe.eval.tasks]
+    assert [source.path for source in sources if not str(source.path).startswith("elsewhere/")] == []
