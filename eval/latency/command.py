@@ -111,7 +111,8 @@ def measured(options: argparse.Namespace, models: Mapping[str, "PreTrainedModel"
 
     for batch, context in product(options.batch, options.context):
         require_room(models, batch=batch, context=context)
-    grid = Grid(options.batch, options.context, options.lookahead, options.repeats, options.compile)
+    prefill = options.shapes is None  # of shapes a step is asked, and reading takes longer than all of its steps
+    grid = Grid(options.batch, options.context, options.lookahead, options.repeats, options.compile, prefill=prefill)
     with torch_threads(options.num_threads):
         return measure_grid(models, text_ids, grid, resampling_of(options))
 

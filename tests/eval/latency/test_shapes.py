@@ -160,6 +160,7 @@ def test_the_command_measures_every_shape(target_folder, target, tmp_path, capsy
         "target",
         *(one["name"] for one in record["shapes"]),
     }
+    assert not any(step["prefill"] for step in cell["together"]["steps"])
     assert re.search(r"Fitted: .* more for each layer", printed)
     assert "depth costs here" in printed or "depth does not cost here" in printed
 
