@@ -184,5 +184,5 @@ def prospect(steps: StepTimes) -> Prospect:
     needed = {lookahead: break_even_alpha(lookahead, steps) for lookahead in steps.verify_s}
     paying = {lookahead: alpha for lookahead, alpha in needed.items() if alpha is not None}
     lookahead = min(paying, key=lambda each: paying[each]) if paying else min(needed)
-    most = max(iid_speedup(1.0, each, steps) for each in needed)
+    _, most = iid_promise(1.0, steps)
     return Prospect(lookahead, paying.get(lookahead), steps.cost_ratio, most)
