@@ -25,8 +25,18 @@ def end_on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG00
     Composer's launcher sends it to all processes of a machine when one of them is gone, and says of the others alone
     that they ended.
     """
-    say_once(f"Ended from outside (SIGTERM): another process of this training failed, or was killed. {FROM_CHECKPOINT}")
+    say_lost("Ended from outside (SIGTERM): another process of this training failed, or was killed.")
     sys.exit(128 + signal.SIGTERM)
+
+
+def say_lost(reason: str) -> None:
+    """Say once that another process is lost; SIGTERM changes nothing any more, as this process is ending.
+
+    A lost process is noticed twice: by the connection to it, and by Composer's launcher, whose SIGTERM may come during
+    either's way out.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    say_once(f"{reason} {FROM_CHECKPOINT}")
 
 
 def report_user_errors(command: Callable[[], None]) -> int:
@@ -46,7 +56,7 @@ def report_user_errors(command: Callable[[], None]) -> int:
     except RuntimeError as error:
         if not LOST_PROCESS.search(str(error)):
             raise
-        say_once(f"Another process of this training is gone ({str(error).splitlines()[0]}). {FROM_CHECKPOINT}")
+        say_lost(f"Another process of this training is gone ({str(error).splitlines()[0]}).")
         return 1
     except KeyboardInterrupt:
         say_once("\nInterrupted. Run the same command again to continue.")

@@ -192,10 +192,43 @@ def test_a_full_disk_without_a_file_name(capsys):
 @pytest.mark.parametrize(
     "said", ["[pair.cc:534] Connection closed by peer [127.0.0.1]:9", "NCCL error\nncclRemoteError: A call failed"]
 )
-def test_a_process_that_lost_another_says_so_without_a_traceback(said, capsys):
+def test_a_process_that_lost_another_says_so_without_a_traceback(said, capsys, monkeypatch):
+    monkeypatch.setattr(exits.signal, "signal", lambda *_: None)
     assert report_user_errors(raising(RuntimeError(said))) == 1
     first = said.splitlines()[0]
     assert capsys.readouterr().err.startswith(f"Another process of this training is gone ({first}). Run the same")
+
+
+LOSE_ANOTHER = """
+import os, signal, sys
+from distill.exits import end_on_sigterm, report_user_errors
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def lose():
+    raise RuntimeError("Connection closed by peer")
+
+signal.signal(signal.SIGTERM, end_on_sigterm)
+code = report_user_errors({"connection": lose, "launcher": terminate}[sys.argv[1]])
+terminate()
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(("noticed_by", "code"), [("connection", 1), ("launcher", 128 + signal.SIGTERM)])
+def test_a_lost_process_is_said_once_whoever_notices_it_first(noticed_by, code):
+    """The launcher's SIGTERM comes on the way out of what the connection said, or a second time."""
+    completed = subprocess.run(
+        [sys.executable, "-c", f"import atexit; atexit.register(lambda: terminate())\n{LOSE_ANOTHER}", noticed_by],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert completed.stderr.count("Run the same command again to continue from the newest checkpoint") == 1
+    assert len(completed.stderr.splitlines()) == 1
+    assert completed.returncode == code
 
 
 def test_other_ranks_wait_for_the_first_and_speak_only_if_left_alone(monkeypatch, capsys):
