@@ -152,7 +152,7 @@ def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate
     """Step times of the target and of every candidate, which no one trained, as a scorecard holds them."""
     from eval.latency.grid import repeated
     from eval.latency.machine import torch_threads
-    from eval.latency.measure import measure_latency
+    from eval.latency.measure import measure_latency, timing_ticks
     from eval.latency.steps import Setting
     from eval.latency.untrained import untrained_models
     from eval.models import load_model, load_tokenizer
@@ -170,7 +170,7 @@ def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate
             drafts,
             Setting(repeated(text_ids, CONTEXT)),
             lookaheads=range(first, last + 1),
-            repeats=REPEATS,
+            repetitions=timing_ticks(REPEATS),
             resampling=resampling_of(recipe),
         )
     return latency_record(latency)

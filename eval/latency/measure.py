@@ -1,6 +1,6 @@
 """Step times of one target and some drafts, in one place: a batch, a context, a way to run the models."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -76,7 +76,7 @@ def measure_latency(
     setting: Setting,
     *,
     lookaheads: Sequence[int],
-    repeats: int,
+    repetitions: Iterable[object],
     resampling: Resampling,
 ) -> Latency:
     """Time every kind of step that decoding with these drafts takes, in turn.
@@ -86,12 +86,11 @@ def measure_latency(
         drafts: Propose; by name, none of which is TARGET.
         setting: Where.
         lookaheads: Numbers of draft tokens whose verification is timed.
-        repeats: Timed repetitions of every step.
+        repetitions: One item for each of every step; what happens until it comes is not timed.
         resampling: How the intervals of percentiles are made; the seed also draws the order of the steps.
     """
     steps = decoding_steps(target, drafts, setting, lookaheads)
-    ticks = track(range(repeats), description="timing steps", total=repeats)
-    timed = time_together(steps, np.random.default_rng(resampling.seed), ticks)
+    timed = time_together(steps, np.random.default_rng(resampling.seed), repetitions)
     return latency_of(timed, len(setting.context_ids), resampling)
 
 
@@ -125,6 +124,11 @@ def measure_both_ways(
     together, alone = time_together(steps, rng, islice(ticks, repeats)), time_alone(steps, rng, repeats)
     context = len(setting.context_ids)
     return latency_of(together, context, resampling), latency_of(alone, context, resampling)
+
+
+def timing_ticks(repeats: int) -> Iterable[int]:
+    """So many repetitions, with a bar."""
+    return track(range(repeats), description="timing steps", total=repeats)
 
 
 def latency_of(timed: Timed[Kind], context: int, resampling: Resampling) -> Latency:

@@ -65,7 +65,7 @@ class Timed(Generic[Kind]):
         return {kind: summarise(values, resampling) for kind, values in self.seconds.items()}
 
 
-def time_together(steps: Mapping[Kind, Step], rng: np.random.Generator, repetitions: Iterable[int]) -> Timed[Kind]:
+def time_together(steps: Mapping[Kind, Step], rng: np.random.Generator, repetitions: Iterable[object]) -> Timed[Kind]:
     """Time steps in turn, as decoding takes them: no model finds its weights warmer than it would there.
 
     Args:

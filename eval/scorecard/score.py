@@ -18,7 +18,7 @@ from eval.bins import ReplayedAnswer
 from eval.config import EvalConfig
 from eval.latency.floor import byte_ratio
 from eval.latency.machine import torch_threads
-from eval.latency.measure import Latency, measure_latency
+from eval.latency.measure import Latency, measure_latency, timing_ticks
 from eval.latency.steps import TARGET, Setting
 from eval.live import compare_with_replay, decode_live, live_run
 from eval.models import load_model, require_positions, require_same_tokenizer, shared_vocab_size, stop_token_ids
@@ -128,7 +128,7 @@ def measure(
         pair.drafts,
         Setting(context_of(answers)),
         lookaheads=lookaheads,
-        repeats=config.latency_repeats,
+        repetitions=timing_ticks(config.latency_repeats),
         resampling=resampling,
     )
     forecasts = [forecast(pair, score, latency) for score in scores]

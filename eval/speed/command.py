@@ -11,14 +11,16 @@ from eval.pair.commands import DTYPES, opener_of, require_plot_name, require_pos
 from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from eval.acceptance import Resampling
     from eval.latency.measure import Latency
     from eval.pair.opened import OpenPair
-    from eval.speed.measure import Prompts
+    from eval.speed.measure import Prompts, Times
     from eval.speed.ways import Setup
 
 NUM_RESAMPLES = 2000
-STEP_REPEATS = 20
+STEP_REPEATS = 20  # of every step at least, shared out between the turns
 
 
 def speed_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,26 +82,14 @@ def measured(
     options: argparse.Namespace, pair: "OpenPair", prompts: "Prompts", resampling: "Resampling"
 ) -> dict[str, Any]:
     """The record of all ways."""
-    import numpy as np
     import torch
 
-    from architectures.progress import track
     from eval.latency.machine import machine_state
-    from eval.speed.measure import groups_of, take_turns, warm_up
+    from eval.speed.measure import groups_of
     from eval.speed.record import speed_record_of_all
-    from eval.speed.ways import ways_to_decode
 
-    setup = setup_of(options, pair)
-    ways, groups = (
-        ways_to_decode(setup, options.lookahead, assisted=options.assisted),
-        groups_of(prompts, options.batch),
-    )
     before = machine_state(pair.target.device)
-    warm_up(ways, groups if options.compile else groups[:1])  # each capacity is compiled for before clocks run
-    turns = list(product(range(options.repeats), range(len(groups))))
-    rng = np.random.default_rng(options.seed)
-    times = take_turns(ways, groups, track(turns, description="decoding by every way", total=len(turns)), rng)
-    latency = step_times(options, setup, groups[0], resampling)
+    times, latency = decode_and_time(options, setup_of(options, pair), groups_of(prompts, options.batch), resampling)
     target, draft = pair.identities()
     return {
         "target": vars(target),
@@ -130,22 +120,35 @@ def setup_of(options: argparse.Namespace, pair: "OpenPair") -> "Setup":
     )
 
 
-def step_times(options: argparse.Namespace, setup: "Setup", group: "Prompts", resampling: "Resampling") -> "Latency":
-    """Step times in the middle of the texts, at this batch and by these steps."""
+def decode_and_time(
+    options: argparse.Namespace, setup: "Setup", groups: "Sequence[Prompts]", resampling: "Resampling"
+) -> "tuple[Times, Latency]":
+    """What every way took; and steps timed between the turns, in the middle of the texts and at this batch."""
+    import numpy as np
+
+    from architectures.progress import track
     from eval.latency.grid import repeated
     from eval.latency.measure import measure_latency
     from eval.latency.steps import Setting
-    from eval.speed.ways import DRAFT
+    from eval.speed.measure import take_turns, warm_up
+    from eval.speed.ways import DRAFT, ways_to_decode
 
-    context = repeated(group[0], len(group[0]) + options.max_new_tokens // 2)
-    return measure_latency(
+    ways = ways_to_decode(setup, options.lookahead, assisted=options.assisted)
+    warm_up(ways, groups if options.compile else groups[:1])  # each capacity is compiled for before clocks run
+    turns = list(product(range(options.repeats), range(len(groups))))
+    ticks = track(turns, description="decoding by every way", total=len(turns))
+    context = repeated(groups[0][0], len(groups[0][0]) + options.max_new_tokens // 2)
+    times: Times = {}
+    pauses = take_turns(ways, groups, ticks, np.random.default_rng(options.seed), found=times)
+    latency = measure_latency(
         setup.target,
         {DRAFT: setup.draft},
-        Setting(context, len(group), setup.opener),
+        Setting(context, len(groups[0]), setup.opener),
         lookaheads=options.lookahead,
-        repeats=STEP_REPEATS,
+        repetitions=(pause for pause in pauses for _ in range(-(-STEP_REPEATS // len(turns)))),
         resampling=resampling,
     )
+    return times, latency
 
 
 def settings_of(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]:

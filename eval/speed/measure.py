@@ -1,6 +1,9 @@
-"""Decoding in turns: every group of prompts by every way, in an order drawn anew, again and again."""
+"""Decoding in turns: every group of prompts by every way, in an order drawn anew, again and again.
 
-from collections.abc import Iterable, Mapping, Sequence
+Steps are timed between the turns, so that what is predicted from them and what is measured meet the same machine.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -27,20 +30,24 @@ def take_turns(
     groups: Sequence[Prompts],
     turns: Iterable[tuple[int, int]],
     rng: np.random.Generator,
-) -> Times:
-    """What every way took for every group, in every repetition.
+    *,
+    found: Times,
+) -> Iterator[None]:
+    """Find what every way takes for every group, in every repetition; stop after each turn.
 
     Args:
         ways: How to decode.
         groups: Prompts that are decoded together.
         turns: Repetition and place of the group, of each turn; every way decodes the group then.
         rng: Draws the order of the ways, for each turn.
+        found: Where it is kept; filled when the last turn has been taken.
     """
-    names, found = list(ways), {way: [] for way in ways}
+    names = list(ways)
     for repeat, place in turns:
         for chosen in rng.permutation(len(names)):
             way = names[chosen]
-            if len(found[way]) <= repeat:
-                found[way].append({})
-            found[way][repeat][place] = ways[way](groups[place])
-    return found
+            repetitions = found.setdefault(way, [])
+            if len(repetitions) <= repeat:
+                repetitions.append({})
+            repetitions[repeat][place] = ways[way](groups[place])
+        yield

@@ -4,7 +4,7 @@ from typing import Any
 
 from eval.scorecard.tables import table
 from eval.scorecard.verdict import decision, with_interval
-from eval.speed.ways import DRAFT, LOOKUP
+from eval.speed.ways import DRAFT, LOOKUP, PLAIN
 
 Record = dict[str, Any]
 
@@ -19,7 +19,12 @@ COLUMNS = (
     "ms of a round: draft + verify + rest",
 )
 CLOSE = 0.1  # a prediction farther away than this misses a term
-PARTS = {"draft": "drafting", "verify": "verification", "rest": "the loop around the models"}
+PARTS = {
+    "target": "a step of the target alone takes {:+.1f} ms",
+    "draft": "a measured round has {:+.1f} ms of drafting",
+    "verify": "a measured round has {:+.1f} ms of verification",
+    "rest": "a measured round has {:+.1f} ms of the loop around the models",
+}
 
 
 def speed_page(record: Record) -> str:
@@ -75,7 +80,16 @@ def error_sentence(record: Record) -> str:
     told = f"Predicted and measured differ by at most {abs(error['share']):.0%}, at lookahead {error['lookahead']}"
     if abs(error["share"]) <= CLOSE:
         return f"{told}."
-    row = row_of(record, DRAFT, error["lookahead"])
+    missing, shares = missing_ms(record, error["lookahead"])
+    name = max(shares, key=lambda each: abs(shares[each]))
+    return f"{told}: above all, {PARTS[name].format(missing[name])}."
+
+
+def missing_ms(record: Record, lookahead: int) -> tuple[dict[str, float], dict[str, float]]:
+    """What decoding took more than its steps, by PARTS: milliseconds, and the share of what was predicted."""
+    row, step_ms = row_of(record, DRAFT, lookahead), record["steps_ms"]["target"]
     missing = {name: row["round_ms"][name] - row["predicted_round_ms"][name] for name in row["round_ms"]}
-    name = max(missing, key=lambda each: abs(missing[each]))
-    return f"{told}: a measured round has {missing[name]:+.1f} ms of {PARTS[name]}."
+    round_ms = sum(row["predicted_round_ms"].values())
+    shares = {name: milliseconds / round_ms for name, milliseconds in missing.items()}
+    missing["target"] = row_of(record, PLAIN, 0)["pass_ms"] - step_ms
+    return missing, shares | {"target": missing["target"] / step_ms}

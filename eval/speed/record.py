@@ -37,6 +37,7 @@ def way_record(way: Way, times: Times, steps: StepTimes, resampling: Resampling)
         "tau": sum(one.tokens for one in taken) / len(rounds) if rounds else None,
         "decode": speed_record(way, times, resampling, lambda one: one.decode_s),
         "whole": speed_record(way, times, resampling, lambda one: one.whole_s),
+        "pass_ms": pass_ms(taken),
         "round_ms": round_record(taken) if rounds else None,
         "predicted": None,
     }
@@ -68,6 +69,14 @@ def columns(rows: Sequence[dict[int, Taken]], seconds: Seconds) -> tuple[list[fl
     if any(value is None for unit in taken for value in unit):
         return None
     return [sum(value or 0 for value in unit) for unit in taken], [sum(one.tokens for one in unit) for unit in units]
+
+
+def pass_ms(taken: Sequence[Taken]) -> float | None:
+    """Milliseconds from one pass of the target to the next; None where passes are not told."""
+    spent = [(one.decode_s, one.passes) for one in taken if one.decode_s is not None and one.passes is not None]
+    if len(spent) < len(taken):
+        return None
+    return 1000 * sum(decode_s for decode_s, _ in spent) / sum(passes for _, passes in spent)
 
 
 def round_record(taken: Sequence[Taken]) -> Record:

@@ -40,6 +40,7 @@ class Taken:
         decode_s: Seconds from then to the last token of the last row; None likewise.
         whole_s: Seconds of everything.
         texts: The rounds of every row; empty where there are none to be seen.
+        passes: Of the target behind the prompt; None where they are not told.
     """
 
     tokens: int
@@ -47,6 +48,7 @@ class Taken:
     decode_s: float | None
     whole_s: float
     texts: tuple[tuple[Round, ...], ...] = ()
+    passes: int | None = None
 
 
 Run = Callable[[Sequence[Sequence[int]]], Taken]
@@ -126,7 +128,8 @@ def taken(texts: Sequence[Decoded]) -> Taken:
     """What texts of one batch took together."""
     prefill_s, decode_s = texts[0].prefill_s, max(text.decode_s for text in texts)
     tokens = sum(len(text.token_ids) for text in texts)
-    return Taken(tokens, prefill_s, decode_s, prefill_s + decode_s, tuple(text.rounds for text in texts))
+    passes = max(len(text.rounds) or len(text.token_ids) for text in texts)
+    return Taken(tokens, prefill_s, decode_s, prefill_s + decode_s, tuple(text.rounds for text in texts), passes)
 
 
 def run_assisted(setup: Setup, lookahead: int, prompts: Sequence[Sequence[int]]) -> Taken:

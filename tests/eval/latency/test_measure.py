@@ -27,7 +27,7 @@ def measured(target, noisy_draft, random_draft):
         {"small": random_draft, "large": noisy_draft},
         Setting(CONTEXT),
         lookaheads=[2, 3],
-        repeats=4,
+        repetitions=range(4),
         resampling=RESAMPLING,
     )
 
@@ -63,7 +63,7 @@ def measure_by_tokens(monkeypatch, target, random_draft, noisy_draft):
         drafts = {name: models[name] for name in ("small", "large")}
         resampling = replace(RESAMPLING, seed=seed)
         latency = measure_latency(
-            target, drafts, Setting(CONTEXT), lookaheads=[2, 3], repeats=repeats, resampling=resampling
+            target, drafts, Setting(CONTEXT), lookaheads=[2, 3], repetitions=range(repeats), resampling=resampling
         )
         for hook in hooks:
             hook.remove()
@@ -224,6 +224,6 @@ def test_steps_are_timed_on_a_gpu(target_folder, noisy_folder):
     """bfloat16; only that times are positive and finite."""
     target, draft = (load_model(folder, dtype="bfloat16", device="cuda") for folder in (target_folder, noisy_folder))
     measured = measure_latency(
-        target, {"draft": draft}, Setting(CONTEXT), lookaheads=[1, 4], repeats=3, resampling=RESAMPLING
+        target, {"draft": draft}, Setting(CONTEXT), lookaheads=[1, 4], repetitions=range(3), resampling=RESAMPLING
     )
     assert 0 < measured.draft("draft").median_s < 1

@@ -17,7 +17,7 @@ from eval.latency.steps import Setting
 from eval.speed.measure import groups_of, take_turns, warm_up
 from eval.speed.page import error_sentence, speed_page
 from eval.speed.plot import draw
-from eval.speed.record import largest_error, round_record, speed_record_of_all, way_record
+from eval.speed.record import largest_error, pass_ms, round_record, speed_record_of_all, way_record
 from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Setup, Taken, Way, ways_to_decode
 from eval.speedup import StepTimes
 
@@ -85,8 +85,9 @@ def test_prompts_are_grouped_in_their_order():
 def test_every_way_takes_every_turn_in_another_order():
     log = []
     ways = {Way(name): lambda group, name=name: log.append((name, group)) or (name, group) for name in "abc"}
-    found = take_turns(ways, ["x", "y"], product(range(40), range(2)), np.random.default_rng(1))
-    assert len(log) == 3 * 2 * 40
+    found, turns = {}, product(range(40), range(2))
+    taken_after = [len(log) for _ in take_turns(ways, ["x", "y"], turns, np.random.default_rng(1), found=found)]
+    assert taken_after == list(range(3, 3 * 2 * 40 + 1, 3))
     assert all({name for name, _ in log[start : start + 3]} == set("abc") for start in range(0, len(log), 3))
     assert len({tuple(log[start : start + 3]) for start in range(0, len(log), 3)}) == 12  # all orders, of both groups
     assert found[Way("b")] == [{0: ("b", "x"), 1: ("b", "y")}] * 40
@@ -100,7 +101,8 @@ def test_warm_up_decodes_every_group_by_every_way():
 
 
 def taken(tokens, decode_s, prefill_s=0.0, rounds=()):
-    return Taken(tokens, prefill_s, decode_s, prefill_s + decode_s, (tuple(rounds),) if rounds else ())
+    texts = (tuple(rounds),) if rounds else ()
+    return Taken(tokens, prefill_s, decode_s, prefill_s + decode_s, texts, len(rounds) or tokens)
 
 
 def rounds_of(lookahead, accepted, steps=STEPS, rest_s=0.0):
@@ -181,8 +183,33 @@ def test_prediction_names_the_term_it_misses():
     assert error_sentence(record_of(0.0)) == "Predicted and measured differ by at most 0%, at lookahead 4."
     told = error_sentence(record_of(0.030))
     assert re.search(
-        r"differ by at most \d\d%, at lookahead 4: a measured round has \+30\.0 ms of the loop around", told
+        r"differ by at most \d\d%, at lookahead 4: above all, a measured round has \+30\.0 ms of the loop around", told
     )
+
+
+def test_prediction_names_the_targets_own_step_where_that_is_what_it_misses():
+    """A round takes what its steps say, and the target alone 8 ms a token more than its step: 48 over 40."""
+    record = record_of(0.0)
+    [plain] = [row for row in record["ways"] if row["way"] == PLAIN]
+    plain["pass_ms"] = 48.0
+    record["largest_error"]["share"] = 40 / 48 - 1
+    assert error_sentence(record).endswith("above all, a step of the target alone takes +8.0 ms.")
+
+
+def test_passes_of_the_target_are_those_of_the_longest_row(setup, target, prompts):
+    first, *_ = plain_decode(target, prompts[:3], limits=setup.limits)
+    setup = Setup(target, setup.draft, Limits(24, frozenset({first.token_ids[4]})))
+    lengths = [len(text.token_ids) for text in plain_decode(target, prompts[:3], limits=setup.limits)]
+    assert len(set(lengths)) > 1
+    ways = ways_to_decode(setup, [3])
+    assert ways[Way(PLAIN)](prompts[:3]).passes == max(lengths)
+    drafted = ways[Way(DRAFT, 3)](prompts[:3])
+    assert drafted.passes == max(len(rounds) for rounds in drafted.texts)
+
+
+def test_milliseconds_of_a_pass():
+    assert pass_ms([taken(10, 0.4), taken(30, 0.8)]) == pytest.approx(30)
+    assert pass_ms([taken(10, 0.4), Taken(10, None, None, 0.8)]) is None
 
 
 def test_the_largest_error_is_the_farthest_on_either_side():
@@ -242,7 +269,7 @@ def test_the_plot_has_every_way_and_what_was_predicted():
 
 def test_steps_are_measured_at_the_batch(target, noisy_draft):
     latency = measure_latency(
-        target, {DRAFT: noisy_draft}, Setting([5, 6, 7], 3), lookaheads=[2], repeats=2, resampling=RESAMPLING
+        target, {DRAFT: noisy_draft}, Setting([5, 6, 7], 3), lookaheads=[2], repetitions=range(2), resampling=RESAMPLING
     )
     assert latency.step_times(DRAFT).verify_s[2] > 0
 
