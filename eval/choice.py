@@ -51,13 +51,31 @@ def ranking(scorecard: Record, temperature: float) -> list[Ranked]:
         scorecard: Of one target; every draft was replayed and timed.
         temperature: Whose acceptance counts; one of the scorecard's.
     """
-    settings = scorecard["settings"]
-    resampling = Resampling(settings["confidence"], settings["num_resamples"], settings["seed"])
+    resampling = resampling_of(scorecard)
     rows = {row["draft"]: row for row in scorecard["acceptance"] if row["temperature"] == temperature}
     steps, draws = step_times(scorecard["latency"]), drawn_times(scorecard["latency"], resampling)
     chosen = {name: promise(row, steps[name]) for name, row in rows.items()}
     drawn = {name: drawn_speedups(row, chosen[name][0], draws[name], resampling) for name, row in rows.items()}
     return in_order(chosen, drawn, steps, resampling)
+
+
+def predicted_interval(scorecard: Record, forecast: Record) -> tuple[float, float] | None:
+    """How far the doubt of acceptance and of step times moves the speed that is predicted of a draft at its best.
+
+    Args:
+        scorecard: The whole.
+        forecast: One of its sections of `speedup`.
+
+    Returns:
+        None where a scorecard does not hold the sums of every prompt, or holds one prompt.
+    """
+    named = (forecast["draft"], forecast["temperature"])
+    [row] = [row for row in scorecard["acceptance"] if (row["draft"], row["temperature"]) == named]
+    if row.get("by_prompt") is None or len(row["by_prompt"]["tokens"]) < 2:
+        return None
+    resampling = resampling_of(scorecard)
+    times = drawn_times(scorecard["latency"], resampling)[row["draft"]]
+    return interval_of(drawn_speedups(row, forecast["best_lookahead"], times, resampling), resampling)
 
 
 def ranking_of_alphas(latency: Record, alphas: Mapping[str, float], resampling: Resampling) -> list[Ranked]:
@@ -94,19 +112,30 @@ def in_order(
 ) -> list[Ranked]:
     """Drafts by speed, from the lookahead and speed-up of each, and from its speed-up in every draw."""
     firsts_N = np.array(list(drawn.values())).argmax(axis=0)
-    tail = 50 * (1 - resampling.confidence)
     ranked = [
         Ranked(
             draft=name,
             lookahead=lookahead,
             speedup=speedup,
-            interval=(float(np.percentile(drawn[name], tail)), float(np.percentile(drawn[name], 100 - tail))),
+            interval=interval_of(drawn[name], resampling),
             tokens_per_s=speedup / steps[name].target_s,
             first_share=float((firsts_N == place).mean()),
         )
         for place, (name, (lookahead, speedup)) in enumerate(chosen.items())
     ]
     return sorted(ranked, key=lambda one: -one.speedup)
+
+
+def interval_of(drawn_N: Array, resampling: Resampling) -> tuple[float, float]:
+    """Of what was drawn."""
+    tail = 50 * (1 - resampling.confidence)
+    return float(np.percentile(drawn_N, tail)), float(np.percentile(drawn_N, 100 - tail))
+
+
+def resampling_of(scorecard: Record) -> Resampling:
+    """As the scorecard's own intervals were made."""
+    settings = scorecard["settings"]
+    return Resampling(settings["confidence"], settings["num_resamples"], settings["seed"])
 
 
 def drawn_speedups(row: Record, lookahead: int, times: Sequence[StepTimes], resampling: Resampling) -> Array:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
+from eval.acceptance import Resampling
+from eval.choice import resampling_of
 from eval.examples import Example, read_examples
 from eval.recorded.brackets import read_text
 from eval.report.consistency import require_consistent
@@ -48,6 +50,11 @@ class Card:
     rounds: tuple[TracedRound, ...] | None = None
     examples: tuple[Example, ...] | None = None
     curves: tuple[Curve, ...] | None = None
+
+    @property
+    def resampling(self) -> Resampling:
+        """How its intervals were made."""
+        return resampling_of(self.record)
 
     @property
     def draft(self) -> str:

@@ -91,7 +91,7 @@ def paired_cells(first: ScoredDraft, second: ScoredDraft, *, temperature: float)
     shared, best = shared_lookaheads(first.card, second.card), first.forecast(temperature)["best_lookahead"]
     lookahead = best if best in shared else max(shared)
     sums = (one.row(temperature)["by_prompt"] for one in (first, second))
-    found = paired_difference(*sums, lookahead=lookahead, resampling=resampling_of(first.card))
+    found = paired_difference(*sums, lookahead=lookahead, resampling=first.card.resampling)
     return cells([first.label, second.label], temperature, found, found["tau"], lookahead)
 
 
@@ -118,12 +118,6 @@ def rounds_of(by_prompt: Record, lookahead: int) -> list[float]:
     """Rounds of every prompt."""
     [entry] = [one for one in by_prompt["rounds"] if one["lookahead"] == lookahead]
     return entry["counts"]
-
-
-def resampling_of(card: Card) -> Resampling:
-    """How the intervals of a scorecard were made."""
-    settings = card.record["settings"]
-    return Resampling(settings["confidence"], settings["num_resamples"], settings["seed"])
 
 
 def cells(names: Sequence[str], temperature: float, row: Record, tau: Record, lookahead: int) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from eval.acceptance import Resampling, pooled_ratio
 from eval.report.blocks import Absent, Block, Section, table_by_draft
-from eval.report.differences import resampling_of, rounds_of
+from eval.report.differences import rounds_of
 from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
 from eval.scorecard.acceptance_record import estimate_record
 from eval.scorecard.verdict import with_interval
@@ -49,7 +49,7 @@ def task_rows(one: ScoredDraft, temperature: float) -> list[tuple[str, ...]]:
     for place, source in enumerate(one.card.record["prompts"]["sources"]):
         places.setdefault(source.rpartition(":")[0] or source, []).append(place)
     return [
-        (one.label, task, f"{temperature:g}", *sums_cells(sums, lookahead, found, resampling_of(one.card)))
+        (one.label, task, f"{temperature:g}", *sums_cells(sums, lookahead, found, one.card.resampling))
         for task, found in places.items()
     ]
 

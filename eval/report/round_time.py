@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from eval.acceptance import Estimate, Resampling, paired_ratio_difference
 from eval.promise import full_rate
 from eval.report.blocks import Absent, Block, Figure, Section, Sentence, Table, folded
-from eval.report.differences import resampling_of
 from eval.report.drafts import ScoredDraft
 from eval.rounds.figures import texts_of
 from eval.rounds.round_trace import TracedRound
@@ -89,7 +88,7 @@ def measured_time(one: ScoredDraft) -> RoundTime:
     assert one.live is not None
     spent, rounds = one.live["speculative"], one.live["agreement"]["loop"]["rounds"]
     draft_ms, verify_ms, whole_ms = (1000 * spent[name] / rounds for name in ("draft_s", "verify_s", "decode_s"))
-    found = None if one.card.rounds is None else catch_up(one.card.rounds, resampling_of(one.card))
+    found = None if one.card.rounds is None else catch_up(one.card.rounds, one.card.resampling)
     more_ms = found.more_ms.value * found.share if found is not None and found.is_shown else None
     return RoundTime(
         label=f"{one.label}, measured",
@@ -155,7 +154,7 @@ def catch_up_notes(one: ScoredDraft) -> list[Block]:
     """Where the measured catch-up comes from, or why there is none."""
     if one.card.rounds is None:
         return [Absent(f"{one.label}, measured catch-up: no rounds.jsonl beside {one.card.path}; it is within draft.")]
-    found = catch_up(one.card.rounds, resampling_of(one.card))
+    found = catch_up(one.card.rounds, one.card.resampling)
     if found is None:
         return [
             Absent(f"{one.label}, measured catch-up: too few kinds of rounds to tell it apart; it is within draft.")

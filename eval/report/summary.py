@@ -9,7 +9,7 @@ from eval.report.cards import Card
 from eval.report.differences import difference_blocks
 from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
 from eval.report.grid_file import Grids
-from eval.scorecard.verdict import decision, machine, verdict, with_interval
+from eval.scorecard.verdict import decision, machine, prediction, verdict, with_interval
 
 Record = dict[str, Any]
 
@@ -119,7 +119,7 @@ def draft_cells(one: ScoredDraft, temperature: float) -> tuple[str, ...]:
         one.label,
         f"{temperature:g}",
         with_interval(speed_of(one), times=True) if is_live else "not measured",
-        f"{forecast['predicted']:.2f}x",
+        prediction(one.card.record, forecast),
         with_interval(row["alpha"]),
         with_interval(entry["tau"]),
         str(forecast["best_lookahead"]),

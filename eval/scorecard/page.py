@@ -4,7 +4,16 @@ from typing import Any
 
 from eval.scorecard.acceptance_page import acceptance_section
 from eval.scorecard.tables import table
-from eval.scorecard.verdict import agreement_sentence, alpha_words, machine, primary, speedup_words, with_interval
+from eval.scorecard.verdict import (
+    agreement_sentence,
+    alpha_words,
+    machine,
+    main_forecast,
+    prediction,
+    primary,
+    speedup_words,
+    with_interval,
+)
 
 Record = dict[str, Any]
 
@@ -47,15 +56,15 @@ def speed_section(scorecard: Record) -> list[str]:
     parts = [title, table(("step", "median ms", "p10", "p90"), cells)]
     for row in scorecard["speedup"]:
         if row["draft"] == primary(scorecard):
-            parts += forecast_part(row)
+            parts += forecast_part(row, prediction(scorecard, row))
     return parts
 
 
-def forecast_part(row: Record) -> list[str]:
+def forecast_part(row: Record, predicted: str) -> list[str]:
     """Predicted speed-up by lookahead at one temperature."""
     title = (
-        f"### Predicted speed-up of {row['draft']} at temperature {row['temperature']:g}: {row['predicted']:.2f}x at "
-        f"lookahead {row['best_lookahead']}"
+        f"### Predicted speed-up of {row['draft']} at temperature {row['temperature']:g}: {predicted} at lookahead "
+        f"{row['best_lookahead']}"
     )
     cells = [
         (
@@ -100,7 +109,7 @@ def live_section(scorecard: Record) -> list[str]:
         table(("decoding", "tokens", "prefill s", "decode s", "decode ms per token"), cells),
         (
             f"Speed-up {whole} with the reading of the prompt, {decoding} without it; predicted without it: "
-            f"{live['predicted_decoding_speedup']:.2f}x."
+            f"{prediction(scorecard, main_forecast(scorecard))}."
         ),
         agreement_sentence(live),
         "Every round of the draft: rounds.jsonl, whose figures `widedraft rounds` prints.",

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from eval.choice import predicted_interval
+
 Record = dict[str, Any]
 
 
@@ -14,7 +16,7 @@ def verdict(scorecard: Record) -> str:
         forecast = main_forecast(scorecard)
         return (
             f"Not measured: the live loop decodes greedily and temperature 0 was not scored. Predicted at batch 1 and "
-            f"temperature {forecast['temperature']:g}: {forecast['predicted']:.2f}x at lookahead "
+            f"temperature {forecast['temperature']:g}: {prediction(scorecard, forecast)} at lookahead "
             f"{forecast['best_lookahead']}, {where}."
         )
     speed = with_interval(live["speedup"], times=True)
@@ -84,7 +86,7 @@ def headline(scorecard: Record) -> str:
                 f"milliseconds per token: draft {latency['one_token']['median_ms']:.2f}, target "
                 f"{scorecard['latency']['target']['median_ms']:.2f} (cost ratio {latency['cost_ratio']:.3f})"
             ),
-            f"speed-up: predicted {forecast['predicted']:.2f}x{measured_words(scorecard['live'])}",
+            f"speed-up: predicted {prediction(scorecard, forecast)}{measured_words(scorecard['live'])}",
             f"best lookahead {forecast['best_lookahead']}, break-even alpha there: {break_even}",
         ]
     )
@@ -145,6 +147,13 @@ def main_forecast(scorecard: Record) -> Record:
     """The speed-up section the headline is about: the last draft at temperature 0, or at the first one scored."""
     scored = temperatures(scorecard)
     return speedup_of(scorecard, primary(scorecard), 0.0 if 0.0 in scored else scored[0])
+
+
+def prediction(scorecard: Record, forecast: Record) -> str:
+    """The speed-up that a section of `speedup` predicts, with the interval that prompts and step times leave it."""
+    return with_interval(
+        {"value": forecast["predicted"], "interval": predicted_interval(scorecard, forecast)}, times=True
+    )
 
 
 def draft_latency(scorecard: Record, draft: str) -> Record:

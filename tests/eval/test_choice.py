@@ -3,7 +3,7 @@
 import pytest
 
 from eval.acceptance import Resampling
-from eval.choice import drawn_times, prospect, ranking, ranking_of_alphas
+from eval.choice import drawn_times, predicted_interval, prospect, ranking, ranking_of_alphas
 from eval.speedup import StepTimes, ideal_times, iid_speedup, predicted_speedup
 
 RESAMPLING = Resampling(confidence=0.9, num_resamples=500, seed=17)
@@ -51,6 +51,28 @@ def scorecard_of(drafts, wide_ms=0.0, target_ms=40.0):
             ],
         },
     }
+
+
+def forecast_of(draft, lookahead, temperature=0.0):
+    return {"draft": draft, "temperature": temperature, "best_lookahead": lookahead}
+
+
+def test_what_is_predicted_is_as_doubtful_as_the_draft_in_a_ranking():
+    card = scorecard_of({"a": (4.0, [3, 5, 9]), "b": (6.0, [4, 4, 4])}, wide_ms=2.0)
+    for one in ranking(card, 0.0):
+        assert predicted_interval(card, forecast_of(one.draft, one.lookahead)) == one.interval
+    low, high = predicted_interval(card, forecast_of("a", 1, 1.0))
+    assert high < predicted_interval(card, forecast_of("a", 1))[0]  # at temperature 1 nothing is kept
+    assert low > predicted_interval(card, forecast_of("a", 4, 1.0))[1]
+
+
+def test_without_the_sums_of_several_prompts_a_prediction_has_no_interval():
+    assert predicted_interval(scorecard_of({"a": (4.0, [5])}, wide_ms=2.0), forecast_of("a", 1)) is None
+    card = scorecard_of({"a": (4.0, [5, 5])}, wide_ms=2.0)
+    assert predicted_interval(card, forecast_of("a", 1)) is not None
+    for row in card["acceptance"]:
+        del row["by_prompt"]
+    assert predicted_interval(card, forecast_of("a", 1)) is None
 
 
 def test_a_draft_is_worth_what_the_formula_says():

@@ -1,11 +1,12 @@
 """The numbers of the page are the scorecard's: each table's cells are read back and compared with it."""
 
 import json
+import re
 
 import pytest
 
 from eval.report.positions import count_words
-from eval.scorecard.verdict import alpha_words, with_interval
+from eval.scorecard.verdict import alpha_words, prediction, with_interval
 from eval.speedup import iid_tau
 
 
@@ -44,7 +45,8 @@ def test_every_draft_stands_in_a_line_for_each_temperature(page, record):
         forecast = rows_of(record, row["draft"], float(row["temperature"]), "speedup")
         assert row["α"] == with_interval(ours["alpha"])
         assert (row["τ"], row["at lookahead"]) == (with_interval(ours["lookahead"][2]["tau"]), "3")
-        assert row["predicted speed"] == f"{forecast['predicted']:.2f}x"
+        assert row["predicted speed"] == prediction(record, forecast)
+        assert re.fullmatch(rf"{forecast['predicted']:.2f}x \[\d\.\d\d, \d\.\d\d\]", row["predicted speed"])
         [model] = [one for one in record["drafts"] if one["draft"] == row["draft"]]
         assert row["layers × hidden"] == f"{model['layers']} × {model['hidden']}"
     assert [row["measured speed"] for row in found] == ["1.25x [1.12, 1.25]", *["not measured"] * 3]

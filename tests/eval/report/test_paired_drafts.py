@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from eval.report.cards import read_card
-from eval.report.differences import paired_difference, resampling_of
+from eval.report.differences import paired_difference
 from eval.scorecard.verdict import with_interval
 
 CAPTION = "Paired differences on the same prompts and answers"
@@ -22,7 +22,7 @@ def test_sums_by_prompt_give_the_difference_that_the_answers_gave(scored, place,
     card = read_card(scored / "deep" / "eval" / "scorecard.json")
     told = card.record["differences"][place]
     pair = (row_of(card, name, told["temperature"])["by_prompt"] for name in ("draft", "undistilled"))
-    found = paired_difference(*pair, lookahead=lookahead, resampling=resampling_of(card))
+    found = paired_difference(*pair, lookahead=lookahead, resampling=card.resampling)
     for ours, theirs in (
         (found["alpha"], told["alpha"]),
         (found["tau"], told["lookahead"][lookahead - 1]["tau"]),
@@ -36,7 +36,7 @@ def test_sums_by_prompt_give_the_difference_that_the_answers_gave(scored, place,
 def test_a_draft_differs_from_itself_by_nothing(scored):
     card = read_card(scored / "deep" / "eval" / "scorecard.json")
     sums = row_of(card, "draft", 1.0)["by_prompt"]
-    found = paired_difference(sums, sums, lookahead=2, resampling=resampling_of(card))
+    found = paired_difference(sums, sums, lookahead=2, resampling=card.resampling)
     for name in ("alpha", "tau", "greedy_match"):
         assert (found[name]["value"], found[name]["interval"]) == (0, [0, 0])
     assert found["greedy_match"]["sign_flip_p"] == 1

@@ -8,7 +8,7 @@ from eval.config import EvalConfig
 from eval.scorecard import score_drafts
 from eval.scorecard.page import scorecard_page
 from eval.scorecard.tables import rate, table
-from eval.scorecard.verdict import with_interval
+from eval.scorecard.verdict import prediction, speedup_of, with_interval
 from eval.tasks.forms import Prompt
 
 PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "2+2?"), 1)]
@@ -214,7 +214,7 @@ def test_only_the_last_drafts_speed_up_is_forecast(record):
     found = {title: parts for title, parts in sections(record).items() if title.startswith("Predicted speed-up")}
     forecasts = [row for row in record["speedup"] if row["draft"] == "draft"]
     assert list(found) == [
-        f"Predicted speed-up of draft at temperature {row['temperature']:g}: {row['predicted']:.2f}x at lookahead 2"
+        f"Predicted speed-up of draft at temperature {row['temperature']:g}: {prediction(record, row)} at lookahead 2"
         for row in forecasts
     ]
     for [part], forecast in zip(found.values(), forecasts, strict=True):
@@ -235,7 +235,10 @@ def test_live_decoding_is_told_with_and_without_the_draft(record):
         [name, str(one["tokens"]), *(f"{one[key]:.2f}" for key in ("prefill_s", "decode_s", "ms_per_token"))]
         for name, one in (("target alone", live["plain"]), ("with draft", live["speculative"]))
     ]
-    assert words.startswith("Speed-up 1.25x [1.12, 1.50] with the reading of the prompt, 2.50x [2.25, 2.75] without it")
+    assert words == (
+        "Speed-up 1.25x [1.12, 1.50] with the reading of the prompt, 2.50x [2.25, 2.75] without it; "
+        f"predicted without it: {prediction(record, speedup_of(record, 'draft', 0.0))}."
+    )
     assert trace == "Every round of the draft: rounds.jsonl, whose figures `widedraft rounds` prints."
 
 
