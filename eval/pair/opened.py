@@ -67,10 +67,24 @@ def open_pair(target: str, draft: str, *, dtype: str) -> OpenPair:
     Raises:
         UserError: If one cannot be read, or their tokenizers differ.
     """
-    folders = (resolve_checkpoint(target), resolve_checkpoint(draft))
-    require_same_tokenizer(*folders)
-    models = [load_model(folder, dtype=dtype, encoder_decoder=True) for folder in folders]
-    return OpenPair(models[0], models[1], load_tokenizer(folders[0]), folders)
+    [pair] = open_pairs(target, [draft], dtype=dtype)
+    return pair
+
+
+def open_pairs(target: str, drafts: Sequence[str], *, dtype: str) -> list[OpenPair]:
+    """Open a target once, with each of several drafts.
+
+    Raises:
+        UserError: As for `open_pair`.
+    """
+    first, *others = (resolve_checkpoint(each) for each in (target, *drafts))
+    for folder in others:
+        require_same_tokenizer(first, folder)
+    model, tokenizer = load_model(first, dtype=dtype, encoder_decoder=True), load_tokenizer(first)
+    return [
+        OpenPair(model, load_model(folder, dtype=dtype, encoder_decoder=True), tokenizer, (first, folder))
+        for folder in others
+    ]
 
 
 def prompts_of(words: Sequence[str] | None, count: int | None) -> list[Prompt]:

@@ -11,7 +11,7 @@ from eval.pair.commands import DTYPES, opener_of, require_plot_name, require_pos
 from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from eval.acceptance import Resampling
     from eval.latency.measure import Latency
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from eval.speed.ways import Setup
 
 NUM_RESAMPLES = 2000
-STEP_REPEATS = 20  # of every step at least, shared out between the turns
+STEP_REPEATS = 100  # of every step at least, shared out between the turns
 
 
 def speed_arguments(parser: argparse.ArgumentParser) -> None:
     """--target A --draft B and more."""
     parser.add_argument("--target", required=True, metavar="A", help="folder or hub id of the model to draft for")
-    parser.add_argument("--draft", required=True, metavar="B", help="folder or hub id of the draft")
+    parser.add_argument(
+        "--draft", required=True, nargs="+", metavar="B", help="folder or hub id of the draft, or of several"
+    )
     prompts_argument(parser)
     parser.add_argument("--num-prompts", type=int, default=8, metavar="N", help="prompts used at most (default: 8)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of a text (default: 128)")
@@ -60,16 +62,18 @@ def speed(options: argparse.Namespace) -> None:
     from architectures.manifest import provenance
     from eval.acceptance import Resampling
     from eval.latency.machine import torch_threads
-    from eval.pair.opened import open_pair, prompts_of
+    from eval.pair.opened import open_pairs, prompts_of
     from eval.speed.page import speed_page
     from eval.speed.plot import speed_plot
 
     asked = prompts_of(options.prompts, options.num_prompts)
-    pair = open_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
-    prompts = [pair.rendered(prompt) for prompt in asked]
-    pair.require_room(prompts, options.max_new_tokens)
+    opened = open_pairs(options.target, options.draft, dtype=dtype_here(options.dtype))
+    pairs = dict(zip(draft_names(options.draft), opened, strict=True))
+    prompts = [opened[0].rendered(prompt) for prompt in asked]
+    for pair in opened:
+        pair.require_room(prompts, options.max_new_tokens)
     with torch_threads(options.num_threads):
-        record = measured(options, pair, prompts, Resampling(options.confidence, NUM_RESAMPLES, options.seed))
+        record = measured(options, pairs, prompts, Resampling(options.confidence, NUM_RESAMPLES, options.seed))
     print(speed_page(record))
     if options.plot is not None:
         write_bytes(speed_plot(record), options.plot)
@@ -78,8 +82,13 @@ def speed(options: argparse.Namespace) -> None:
         print(f"\n{options.out}: the figures")
 
 
+def draft_names(drafts: "Sequence[str]") -> list[str]:
+    """What each draft is called; nothing but a draft is called so."""
+    return [f"draft {draft}" for draft in drafts] if len(drafts) > 1 else ["draft"]
+
+
 def measured(
-    options: argparse.Namespace, pair: "OpenPair", prompts: "Prompts", resampling: "Resampling"
+    options: argparse.Namespace, pairs: "Mapping[str, OpenPair]", prompts: "Prompts", resampling: "Resampling"
 ) -> dict[str, Any]:
     """The record of all ways."""
     import torch
@@ -88,32 +97,34 @@ def measured(
     from eval.speed.measure import groups_of
     from eval.speed.record import speed_record_of_all
 
-    before = machine_state(pair.target.device)
-    times, latency = decode_and_time(options, setup_of(options, pair), groups_of(prompts, options.batch), resampling)
-    target, draft = pair.identities()
+    device = next(iter(pairs.values())).target.device
+    before = machine_state(device)
+    times, latency = decode_and_time(options, setup_of(options, pairs), groups_of(prompts, options.batch), resampling)
+    [target, *_], drafts = zip(*(pair.identities() for pair in pairs.values()), strict=True)
     return {
         "target": vars(target),
-        "draft": vars(draft),
+        "drafts": {name: vars(draft) for name, draft in zip(pairs, drafts, strict=True)},
         "settings": settings_of(options, len(prompts)),
         "machine": {
             "before": before,
-            "after": machine_state(pair.target.device),
+            "after": machine_state(device),
             "threads": torch.get_num_threads(),
         },
         **speed_record_of_all(times, latency, resampling),
     }
 
 
-def setup_of(options: argparse.Namespace, pair: "OpenPair") -> "Setup":
+def setup_of(options: argparse.Namespace, pairs: "Mapping[str, OpenPair]") -> "Setup":
     """What all ways share."""
     from eval.decoding.sampling import Sampling
     from eval.decoding.texts import Limits, Seeds
     from eval.speed.ways import Setup
 
+    any_pair = next(iter(pairs.values()))
     return Setup(
-        pair.target,
-        pair.draft,
-        Limits(options.max_new_tokens, pair.stop_ids),
+        any_pair.target,
+        {name: pair.draft for name, pair in pairs.items()},
+        Limits(options.max_new_tokens, any_pair.stop_ids),
         Sampling(options.temperature),
         Seeds.of(options.seed),
         opener_of(options),
@@ -131,7 +142,7 @@ def decode_and_time(
     from eval.latency.measure import measure_latency
     from eval.latency.steps import Setting
     from eval.speed.measure import take_turns, warm_up
-    from eval.speed.ways import DRAFT, ways_to_decode
+    from eval.speed.ways import ways_to_decode
 
     ways = ways_to_decode(setup, options.lookahead, assisted=options.assisted)
     warm_up(ways, groups if options.compile else groups[:1])  # each capacity is compiled for before clocks run
@@ -142,7 +153,7 @@ def decode_and_time(
     pauses = take_turns(ways, groups, ticks, np.random.default_rng(options.seed), found=times)
     latency = measure_latency(
         setup.target,
-        {DRAFT: setup.draft},
+        setup.drafts,
         Setting(context, len(groups[0]), setup.opener),
         lookaheads=options.lookahead,
         repetitions=(pause for pause in pauses for _ in range(-(-STEP_REPEATS // len(turns)))),
@@ -172,6 +183,8 @@ def require_sensible(options: argparse.Namespace) -> None:
         if lookahead < 1 or options.lookahead.count(lookahead) > 1:
             named = " ".join(map(str, options.lookahead))
             raise UserError(f"--lookahead {named}: numbers above 0, each once.")
+    if twice := [draft for draft in options.draft if options.draft.count(draft) > 1]:
+        raise UserError(f"--draft {twice[0]}: is named twice. Name each draft once.")
     if options.temperature < 0:
         raise UserError(f"--temperature must be 0 or more, got {options.temperature:g}.")
     if not 0 < options.confidence < 1:

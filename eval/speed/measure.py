@@ -43,11 +43,11 @@ def take_turns(
         found: Where it is kept; filled when the last turn has been taken.
     """
     names = list(ways)
+    found.update({way: [] for way in ways})
     for repeat, place in turns:
         for chosen in rng.permutation(len(names)):
             way = names[chosen]
-            repetitions = found.setdefault(way, [])
-            if len(repetitions) <= repeat:
-                repetitions.append({})
-            repetitions[repeat][place] = ways[way](groups[place])
+            if len(found[way]) <= repeat:
+                found[way].append({})
+            found[way][repeat][place] = ways[way](groups[place])
         yield

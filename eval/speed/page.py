@@ -4,7 +4,7 @@ from typing import Any
 
 from eval.scorecard.tables import table
 from eval.scorecard.verdict import decision, with_interval
-from eval.speed.ways import DRAFT, LOOKUP, PLAIN
+from eval.speed.ways import DRAFT, PLAIN
 
 Record = dict[str, Any]
 
@@ -35,61 +35,93 @@ def speed_page(record: Record) -> str:
         f"## Batch {settings['batch']}, temperature {settings['temperature']:g}, {settings['prompts']} prompts, "
         f"{settings['repeats']} repetitions, {'compiled' if settings['compiled'] else 'eager'} steps"
     )
-    return "\n\n".join([title, table(COLUMNS, rows), *best_sentences(record), error_sentence(record)])
+    told = [*best_sentences(record), *fastest_sentence(record), error_sentence(record)]
+    return "\n\n".join([title, table(COLUMNS, rows), *told])
 
 
 def way_cells(row: Record) -> tuple[str, ...]:
     """One way."""
     decode = row["decode"] or row["whole"]
     return (
-        row["way"],
+        label_of(row),
         str(row["lookahead"] or ""),
         "" if row["tau"] is None else f"{row['tau']:.2f}",
         f"{decode['tokens_per_s']:.1f}",
         with_interval(row["decode"]["speedup"], times=True) if row["decode"] else "not told apart",
-        "" if row["predicted"] is None else f"{row['predicted']:.2f}x",
+        "" if row["predicted"] is None else with_interval(row["predicted"], times=True),
         with_interval(row["whole"]["speedup"], times=True),
         "" if row["round_ms"] is None else " + ".join(f"{ms:.1f}" for ms in row["round_ms"].values()),
     )
 
 
-def row_of(record: Record, kind: str, lookahead: int) -> Record:
+def label_of(way: Record) -> str:
+    """What a way is called: a draft by its name."""
+    if way["draft"] is None:
+        return way["way"]
+    return way["draft"] if way["way"] == DRAFT else f"{way['way']}, {way['draft']}"
+
+
+def row_of(record: Record, kind: str, draft: str | None, lookahead: int) -> Record:
     """The row of a way."""
-    [row] = [row for row in record["ways"] if (row["way"], row["lookahead"]) == (kind, lookahead)]
+    wanted = (kind, draft, lookahead)
+    [row] = [row for row in record["ways"] if (row["way"], row["draft"], row["lookahead"]) == wanted]
     return row
 
 
 def best_sentences(record: Record) -> list[str]:
-    """The draft at its best, and what is gained without one."""
-    best = {kind: row_of(record, kind, record["best"][kind]) for kind in (DRAFT, LOOKUP)}
-    return [best_sentence(kind, row) for kind, row in best.items()]
+    """Every draft at its best, and what is gained without one."""
+    return [best_sentence(row_of(record, one["way"], one["draft"], one["lookahead"])) for one in record["best"]]
 
 
-def best_sentence(kind: str, row: Record) -> str:
+def fastest_sentence(record: Record) -> list[str]:
+    """Which of several drafts is the fastest, and how surely; nothing of one."""
+    behind = record["behind"]
+    if not behind:
+        return []
+    drafts = [one["draft"] for one in record["best"] if one["way"] == DRAFT]
+    [fastest] = set(drafts) - {one["draft"] for one in behind}
+    told = [f"{one['draft']} {with_interval(one['fastest'], times=True)}" for one in behind]
+    sentence = (
+        f"Each at its best, {fastest} is the fastest. In the same turns it is so many times as fast as the others: "
+        f"{', '.join(told)}. {fastest_decision(behind)}."
+    )
+    return [sentence]
+
+
+def fastest_decision(behind: list[Record]) -> str:
+    """Whether the fastest is faster than all others."""
+    open_ones = [
+        one["draft"] for one in behind if one["fastest"]["interval"] is None or one["fastest"]["interval"][0] <= 1
+    ]
+    return f"Not decided against {', '.join(open_ones)}" if open_ones else "Decided against all of them"
+
+
+def best_sentence(row: Record) -> str:
     """What a way is worth where it is fastest, and whether that is decided."""
     speedup = row["whole"]["speedup"]
     return (
-        f"With {'the draft' if kind == DRAFT else kind}, at lookahead {row['lookahead']}, its best of those measured, "
-        f"the reading of the prompt included: {with_interval(speedup, times=True)}. {decision(speedup)}."
+        f"At its best of those measured, lookahead {row['lookahead']}, {label_of(row)} gives "
+        f"{with_interval(speedup, times=True)}, the reading of the prompt included. {decision(speedup)}."
     )
 
 
 def error_sentence(record: Record) -> str:
     """How far prediction is from measurement, and where the time is that it misses."""
     error = record["largest_error"]
-    told = f"Predicted and measured differ by at most {abs(error['share']):.0%}, at lookahead {error['lookahead']}"
+    where = f"{error['draft']} at lookahead {error['lookahead']}"
+    told = f"Predicted and measured differ by at most {abs(error['share']):.0%}, with {where}"
     if abs(error["share"]) <= CLOSE:
         return f"{told}."
-    missing, shares = missing_ms(record, error["lookahead"])
+    missing, shares = missing_ms(record, error["draft"], error["lookahead"])
     name = max(shares, key=lambda each: abs(shares[each]))
     return f"{told}: above all, {PARTS[name].format(missing[name])}."
 
 
-def missing_ms(record: Record, lookahead: int) -> tuple[dict[str, float], dict[str, float]]:
+def missing_ms(record: Record, draft: str, lookahead: int) -> tuple[dict[str, float], dict[str, float]]:
     """What decoding took more than its steps, by PARTS: milliseconds, and the share of what was predicted."""
-    row, step_ms = row_of(record, DRAFT, lookahead), record["steps_ms"]["target"]
+    row, step_ms = row_of(record, DRAFT, draft, lookahead), record["steps_ms"]["target"]
     missing = {name: row["round_ms"][name] - row["predicted_round_ms"][name] for name in row["round_ms"]}
     round_ms = sum(row["predicted_round_ms"].values())
     shares = {name: milliseconds / round_ms for name, milliseconds in missing.items()}
-    missing["target"] = row_of(record, PLAIN, 0)["pass_ms"] - step_ms
+    missing["target"] = row_of(record, PLAIN, None, 0)["pass_ms"] - step_ms
     return missing, shares | {"target": missing["target"] / step_ms}

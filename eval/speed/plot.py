@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from eval.report.blocks import Figure
-from eval.speed.ways import DRAFT, LOOKUP, TRANSFORMERS
+from eval.speed.page import label_of
+from eval.speed.ways import DRAFT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,24 +21,23 @@ def speed_plot(record: Record) -> bytes:
 
 
 def draw(axes: "Axes", record: Record) -> None:
-    """Every way as a series."""
+    """Every way as a series, and what is predicted of each draft."""
     from eval.report.drawing import draw_one, draw_points, draw_predicted, whole_ticks
 
-    by_way = {kind: rows_of(record, kind) for kind in (DRAFT, LOOKUP, TRANSFORMERS)}
-    for place, (kind, rows) in enumerate(by_way.items()):
-        if rows:
-            estimates = [(row["decode"] or row["whole"])["speedup"] for row in rows]
-            draw_points(axes, lookaheads(rows), estimates, place, f"{kind}, measured")
-    drafts = by_way[DRAFT]
-    draw_predicted(axes, lookaheads(drafts), [row["predicted"] for row in drafts], len(by_way), f"{DRAFT}, predicted")
+    series: dict[str, list[Record]] = {}
+    for row in sorted(record["ways"], key=lambda row: row["lookahead"]):
+        if row["lookahead"]:
+            series.setdefault(label_of(row), []).append(row)
+    for place, (label, rows) in enumerate(series.items()):
+        estimates = [(row["decode"] or row["whole"])["speedup"] for row in rows]
+        draw_points(axes, lookaheads(rows), estimates, place, f"{label}, measured")
+        if rows[0]["way"] == DRAFT:
+            draw_predicted(
+                axes, lookaheads(rows), [row["predicted"]["value"] for row in rows], place, f"{label}, predicted"
+            )
     draw_one(axes)
-    whole_ticks(axes, lookaheads(drafts))
+    whole_ticks(axes, [lookahead for rows in series.values() for lookahead in lookaheads(rows)])
     axes.set(xlabel="lookahead", ylabel="times as fast")
-
-
-def rows_of(record: Record, kind: str) -> list[Record]:
-    """The rows of a way, by lookahead."""
-    return sorted((row for row in record["ways"] if row["way"] == kind), key=lambda row: row["lookahead"])
 
 
 def lookaheads(rows: list[Record]) -> list[int]:

@@ -1,11 +1,15 @@
 """What each way of decoding is worth: tokens per second, how many times as fast as the target alone, and as predicted.
 
+Drafts that took the same turns are compared in the same way, each at the lookahead that is best for it.
+
 A ratio compares seconds per token of the same prompts in the same turns. Its interval is made by bootstrap over groups
 of prompts, all repetitions of a group together; of a single group over its repetitions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from eval.acceptance import Estimate, Resampling, paired_ratio_quotient
 from eval.decoding.texts import Round
@@ -18,33 +22,34 @@ Record = dict[str, Any]
 Seconds = Callable[[Taken], float | None]
 
 
-def way_record(way: Way, times: Times, steps: StepTimes, resampling: Resampling) -> Record:
+def way_record(way: Way, times: Times, latency: Latency, resampling: Resampling) -> Record:
     """One way beside the target alone.
 
     Args:
         way: Which.
         times: Of all ways, PLAIN among them.
-        steps: Of the target and the draft, measured beside.
+        latency: Steps of the target and each draft, measured beside.
         resampling: How intervals are made.
     """
     taken = [one for row in times[way] for one in row.values()]
     rounds = [one for each in taken for text in each.texts for one in text]
     record: Record = {
         "way": way.kind,
+        "draft": way.draft or None,
         "lookahead": way.lookahead,
         "tokens": sum(one.tokens for one in taken),
         "rounds": len(rounds) or None,
         "tau": sum(one.tokens for one in taken) / len(rounds) if rounds else None,
         "decode": speed_record(way, times, resampling, lambda one: one.decode_s),
-        "whole": speed_record(way, times, resampling, lambda one: one.whole_s),
+        "whole": speed_record(way, times, resampling, whole_seconds),
         "pass_ms": pass_ms(taken),
         "round_ms": round_record(taken) if rounds else None,
         "predicted": None,
     }
     if way.kind == DRAFT:
         full_rate = sum(one.accepted == one.lookahead for one in rounds) / len(rounds)
-        record["predicted"] = predicted_speedup(record["tau"], full_rate, way.lookahead, steps)
-        record["predicted_round_ms"] = predicted_round(full_rate, way.lookahead, steps)
+        record["predicted"] = prediction(way, record["tau"], full_rate, latency, resampling)
+        record["predicted_round_ms"] = predicted_round(full_rate, way.lookahead, latency.step_times(way.draft))
     return record
 
 
@@ -57,6 +62,11 @@ def speed_record(way: Way, times: Times, resampling: Resampling, seconds: Second
     assert alone is not None
     ratio = paired_ratio_quotient(alone, own, resampling)
     return {"tokens_per_s": sum(own[1]) / sum(own[0]), "speedup": estimate_record(ratio)}
+
+
+def whole_seconds(taken: Taken) -> float:
+    """The reading of the prompt included."""
+    return taken.whole_s
 
 
 def columns(rows: Sequence[dict[int, Taken]], seconds: Seconds) -> tuple[list[float], list[float]] | None:
@@ -93,6 +103,17 @@ def longest(taken: Taken) -> Sequence[Round]:
     return max(taken.texts, key=len)
 
 
+def prediction(way: Way, tau: float, full_rate: float, latency: Latency, resampling: Resampling) -> Record:
+    """What step times promise for the rounds that were decoded; the interval is that of step times alone."""
+    resampled = latency.resampled_step_times(way.draft, way.lookahead, resampling)
+    drawn = [predicted_speedup(tau, full_rate, way.lookahead, each) for each in resampled]
+    tail = 50 * (1 - resampling.confidence)
+    return {
+        "value": predicted_speedup(tau, full_rate, way.lookahead, latency.step_times(way.draft)),
+        "interval": np.percentile(drawn, (tail, 100 - tail)).tolist(),
+    }
+
+
 def predicted_round(full_rate: float, lookahead: int, steps: StepTimes) -> Record:
     """The same by step times; nothing is predicted of the loop."""
     draft_s = lookahead * steps.draft_s + full_rate * (steps.draft_two_s - steps.draft_s)
@@ -105,34 +126,71 @@ def estimate_record(estimate: Estimate) -> Record:
 
 
 def speed_record_of_all(times: Times, latency: Latency, resampling: Resampling) -> Record:
-    """Every way; step times; the fastest way with a draft and without."""
-    steps = latency.step_times(DRAFT)
-    rows = [way_record(way, times, steps, resampling) for way in times]
+    """Every way; step times; every kind of way at its best; the drafts beside the fastest of them."""
+    steps = {name: latency.step_times(name) for name in latency.drafts}
+    rows = [way_record(way, times, latency, resampling) for way in times]
+    best = best_rows(rows)
     return {
         "ways": rows,
-        "steps_ms": {
-            "target": 1000 * steps.target_s,
-            "draft": 1000 * steps.draft_s,
-            "draft_two": 1000 * steps.draft_two_s,
-            "verify": {str(lookahead): 1000 * seconds for lookahead, seconds in steps.verify_s.items()},
-        },
-        "best": {kind: best_of(rows, kind) for kind in (DRAFT, LOOKUP)},
+        "steps_ms": steps_record(steps),
+        "best": [{key: row[key] for key in ("way", "draft", "lookahead")} for row in best],
+        "behind": behind_the_fastest([row for row in best if row["way"] == DRAFT], times, resampling),
         "largest_error": largest_error(rows),
     }
 
 
-def best_of(rows: Sequence[Record], kind: str) -> int:
-    """The lookahead at which a way is fastest, the reading of the prompt included."""
-    own = [row for row in rows if row["way"] == kind]
-    return max(own, key=lambda row: row["whole"]["speedup"]["value"])["lookahead"]
+def steps_record(steps: Mapping[str, StepTimes]) -> Record:
+    """Milliseconds of the target's steps, which all drafts share, and of each draft's."""
+    any_steps = next(iter(steps.values()))
+    return {
+        "target": 1000 * any_steps.target_s,
+        "verify": {str(lookahead): 1000 * seconds for lookahead, seconds in any_steps.verify_s.items()},
+        "drafts": {
+            name: {"draft": 1000 * own.draft_s, "draft_two": 1000 * own.draft_two_s} for name, own in steps.items()
+        },
+    }
+
+
+def best_rows(rows: Sequence[Record]) -> list[Record]:
+    """Each draft and looking up at the lookahead at which it is fastest, the reading of the prompt included."""
+    found: dict[tuple[str, str | None], Record] = {}
+    for row in rows:
+        if row["way"] in (DRAFT, LOOKUP):
+            key = (row["way"], row["draft"])
+            found[key] = max(found.get(key, row), row, key=lambda one: one["whole"]["speedup"]["value"])
+    return list(found.values())
+
+
+def behind_the_fastest(best: Sequence[Record], times: Times, resampling: Resampling) -> list[Record]:
+    """How many times as fast as each other draft the fastest is, in the same turns; the fastest of these first.
+
+    Args:
+        best: The drafts' rows, each at its best.
+        times: Of all ways.
+        resampling: How intervals are made.
+    """
+    first, *others = sorted(best, key=lambda row: -row["whole"]["speedup"]["value"])
+
+    def spent(row: Record) -> tuple[list[float], list[int]]:
+        found = columns(times[Way(DRAFT, row["lookahead"], row["draft"])], whole_seconds)
+        assert found is not None
+        return found
+
+    return [
+        {"draft": row["draft"], "fastest": estimate_record(paired_ratio_quotient(spent(row), spent(first), resampling))}
+        for row in others
+    ]
 
 
 def largest_error(rows: Sequence[Record]) -> Record:
     """Where prediction is farthest from measured decoding, as a share of the measured speed-up."""
-    errors = {
-        row["lookahead"]: row["predicted"] / row["decode"]["speedup"]["value"] - 1
+    errors = [
+        {
+            "draft": row["draft"],
+            "lookahead": row["lookahead"],
+            "share": row["predicted"]["value"] / row["decode"]["speedup"]["value"] - 1,
+        }
         for row in rows
         if row["way"] == DRAFT
-    }
-    lookahead = max(errors, key=lambda each: abs(errors[each]))
-    return {"lookahead": lookahead, "share": errors[lookahead]}
+    ]
+    return max(errors, key=lambda one: abs(one["share"]))

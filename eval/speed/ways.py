@@ -1,6 +1,6 @@
 """Ways to decode the same prompts: the target alone, a draft, no draft but the text itself, transformers' own loop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,12 +22,14 @@ class Way(NamedTuple):
     """One way to decode.
 
     Attributes:
-        kind: PLAIN, DRAFT, LOOKUP, or TRANSFORMERS, which is its assisted generation with the draft.
+        kind: PLAIN, DRAFT, LOOKUP, or TRANSFORMERS, which is its assisted generation with a draft.
         lookahead: Tokens proposed a round; 0 for PLAIN.
+        draft: Name of the draft; none for PLAIN and LOOKUP.
     """
 
     kind: str
     lookahead: int = 0
+    draft: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Setup:
 
     Attributes:
         target: Decides every token.
-        draft: A model.
+        drafts: Models that propose, by name.
         limits: When a text ends.
         sampling: How tokens are chosen.
         seeds: Of all draws.
@@ -68,7 +70,7 @@ class Setup:
     """
 
     target: PreTrainedModel
-    draft: PreTrainedModel
+    drafts: Mapping[str, PreTrainedModel]
     limits: Limits
     sampling: Sampling = GREEDY
     seeds: Seeds = SEEDS
@@ -85,10 +87,11 @@ def ways_to_decode(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = 
     """
     ways: dict[Way, Run] = {Way(PLAIN): partial(run_plain, setup)}
     for lookahead in lookaheads:
-        ways[Way(DRAFT, lookahead)] = partial(run_drafted, setup, setup.draft, lookahead)
+        for name, draft in setup.drafts.items():
+            ways[Way(DRAFT, lookahead, name)] = partial(run_drafted, setup, draft, lookahead)
+            if assisted:
+                ways[Way(TRANSFORMERS, lookahead, name)] = partial(run_assisted, setup, draft, lookahead)
         ways[Way(LOOKUP, lookahead)] = partial(run_drafted, setup, NgramLookup(), lookahead)
-        if assisted:
-            ways[Way(TRANSFORMERS, lookahead)] = partial(run_assisted, setup, lookahead)
     return ways
 
 
@@ -132,18 +135,18 @@ def taken(texts: Sequence[Decoded]) -> Taken:
     return Taken(tokens, prefill_s, decode_s, prefill_s + decode_s, tuple(text.rounds for text in texts), passes)
 
 
-def run_assisted(setup: Setup, lookahead: int, prompts: Sequence[Sequence[int]]) -> Taken:
+def run_assisted(setup: Setup, draft: PreTrainedModel, lookahead: int, prompts: Sequence[Sequence[int]]) -> Taken:
     """The loop of transformers with the same draft, which proposes as many tokens whatever it thinks of them."""
     [prompt] = prompts
     ids_1T = torch.tensor([list(prompt)], device=setup.target.device)
-    propose_always(setup.draft, lookahead)
+    propose_always(draft, lookahead)
     torch.manual_seed(setup.seeds.target)
     generate: Any = setup.target.generate  # its types know no assistant
     start_s = clock_s(ids_1T.device)
     output_1T = generate(
         ids_1T,
         attention_mask=torch.ones_like(ids_1T),
-        assistant_model=setup.draft,
+        assistant_model=draft,
         max_new_tokens=setup.limits.max_new_tokens,
         eos_token_id=sorted(setup.limits.stop_ids) or None,
         pad_token_id=0,

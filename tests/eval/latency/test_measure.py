@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from eval.acceptance import Resampling
 from eval.latency import steps as steps_module
 from eval.latency.measure import Latency, measure_both_ways, measure_latency
-from eval.latency.steps import CHAIN_LENGTH, Kind, Setting, decoding_steps, prefill_steps
+from eval.latency.steps import CHAIN_LENGTH, TARGET, Kind, Setting, decoding_steps, prefill_steps
 from eval.latency.timing import WARM_UP_LIMIT, StepTime
 from eval.models import load_model
 
@@ -30,6 +31,20 @@ def measured(target, noisy_draft, random_draft):
         repetitions=range(4),
         resampling=RESAMPLING,
     )
+
+
+def test_resampled_repetitions_are_the_same_for_every_kind_of_step():
+    """All steps of a repetition share the speed of the machine: ratios of their medians do not move, medians do."""
+    speeds = np.array([1.0, 1.1, 1.3, 1.7, 2.5])
+    per_step = {Kind(TARGET, 1): 0.040, Kind("small", 1): 0.004, Kind("small", 2): 0.006, Kind(TARGET, 4): 0.050}
+    seconds = {kind: (step_s * speeds).tolist() for kind, step_s in per_step.items()}
+    latency = Latency(context=5, repeats=5, warm_up_repeats=10, is_settled=True, times={}, seconds=seconds)
+    drawn = latency.resampled_step_times("small", 3, RESAMPLING)
+    assert len(drawn) == RESAMPLING.num_resamples
+    assert {round(one.target_s / 0.040, 6) for one in drawn} == set(speeds.tolist())
+    for one in drawn:
+        terms = (one.draft_s, one.draft_two_s, one.verify_s[3])
+        assert [term / one.target_s for term in terms] == pytest.approx([0.1, 0.15, 1.25])
 
 
 def test_every_kind_of_step_has_a_time(measured):
