@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
+APART = 0.07  # of a lookahead, between drafts measured at the same one
+
 
 def lookaheads_section(drafts: Sequence[ScoredDraft]) -> Section:
     """Both plots and their table at every temperature."""
@@ -76,9 +78,9 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
             draw_predicted(axes, x, [entry["predicted"] for entry in entries], place, f"{one.label}, predicted")
             if is_measured(one, temperature):
                 assert one.live is not None
-                draw_measured(
-                    axes, one.live["lookahead"], one.live["decoding_speedup"], place, f"{one.label}, measured"
-                )
+                beside = APART * (place - (len(drafts) - 1) / 2)
+                at = one.live["lookahead"] + beside
+                draw_measured(axes, at, one.live["decoding_speedup"], place, f"{one.label}, measured")
         whole_ticks(axes, all_lookaheads(drafts, temperature))
         draw_one(axes)
         axes.set(xlabel="lookahead", ylabel="times the target alone")

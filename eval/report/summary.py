@@ -57,7 +57,7 @@ def standing(best: ScoredDraft, live: Sequence[ScoredDraft]) -> str:
     others = [one for one in live if one is not best]
     close = [one.label for one in others if may_be_as_fast(speed_of(one), speed_of(best))]
     if close:
-        return f"came out fastest, which is not decided: its interval overlaps that of {' and of '.join(close)}"
+        return f"came out fastest, which is not decided: its interval overlaps that of {', '.join(close)}"
     return "is the fastest"
 
 
@@ -94,7 +94,11 @@ def summary_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card]) -> Sec
     blocks: list[Block] = [drafts_table(drafts), *difference_blocks(cards)]
     if len(cards) > 1:
         blocks.insert(
-            1, Sentence("Speeds were measured in separate sessions: they are compared by their intervals, not paired.")
+            1,
+            Sentence(
+                "Speeds were measured in separate sessions: they are compared by their intervals, not paired. "
+                "`widedraft speed` with several drafts measures them in the same turns."
+            ),
         )
     return Section("drafts", "The drafts", blocks)
 

@@ -71,3 +71,12 @@ def test_every_lookahead_has_a_tick_whichever_draft_comes_last(runs, rewrite):
         axes = Canvas().add_subplot()
         figure.draw(axes)
         assert list(axes.get_xticks()) == [1, 2, 3]
+
+
+def test_drafts_measured_at_one_lookahead_lie_beside_each_other(runs):
+    card = read_card(runs / "deep" / "eval" / "scorecard.json")
+    drafts = [ScoredDraft(card, "draft", name) for name in "abc"]
+    axes = Canvas().add_subplot()
+    speed_figure(drafts, 0.0).draw(axes)
+    at = [line.get_xdata()[0] for line in axes.get_lines() if line.get_label().endswith("measured")]
+    assert at == pytest.approx([card.record["live"]["lookahead"] + shift for shift in (-0.07, 0, 0.07)])

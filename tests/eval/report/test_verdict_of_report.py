@@ -1,5 +1,7 @@
 """The first sentence of a report: what the interval decides, and which of several drafts is the fastest."""
 
+import shutil
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,3 +147,14 @@ def test_warnings_stand_below_it_with_the_run_s_name(rewrite, page_of):
     rewrite("deep", lambda record: record.update(warnings=["Mind the gap."]))
     assert " Mind the gap." in page_of("deep").words["warning"]
     assert " deep: Mind the gap." in page_of("deep", "shallow").words["warning"]
+
+
+def test_the_title_asks_for_all_drafts(runs, page_of):
+    shutil.copytree(runs / "shallow", runs / "shallower")
+    for names, asked in (
+        (("deep",), "deep?"),
+        (("deep", "shallow"), "deep or shallow?"),
+        (("deep", "shallow", "shallower"), "deep, shallow or shallower?"),
+    ):
+        title = page_of(*names).text
+        assert f"<h1>Is it faster with {asked}</h1>" in title
