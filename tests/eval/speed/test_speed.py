@@ -2,8 +2,10 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -307,6 +309,7 @@ def test_drafts_are_compared_in_the_same_turns():
     told = "Each at its best, b is the fastest. In the same turns it is so many times as fast as the others: "
     assert f"{told}a 1.10x [1.10, 1.10], c 1.20x [" in page
     assert "Not decided against c." in page
+    assert all(f"| {name} | 4 | 2.50 |" in page for name in "abc")
     decided = speed_page(record_of_drafts(a=(0.2, 0.2, 0.2), b=(0.1, 0.1, 0.1)))
     assert "a 2.00x [2.00, 2.00]. Decided against all of them." in decided
 
@@ -359,6 +362,15 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
     assert record["target"]["fingerprint"] != record["drafts"][NAME]["fingerprint"]
     if more != ("--temperature", 0.8):
         assert len({row["tokens"] for row in record["ways"]}) == 1
+
+
+def test_a_second_draft_of_another_tokenizer_is_refused(target_folder, noisy_folder, tmp_path, capsys):
+    other = Path(shutil.copytree(noisy_folder, tmp_path / "other"))
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": config["eos_token"]}))
+    few = ("--num-prompts", 1, "--max-new-tokens", 2, "--lookahead", 1, "--repeats", 1)
+    assert run_speed("--target", target_folder, "--draft", noisy_folder, other, *few) == 2
+    assert f"{other}: bos_token_id is" in capsys.readouterr().err
 
 
 def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path, capsys):
