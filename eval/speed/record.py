@@ -171,7 +171,7 @@ def behind_the_fastest(best: Sequence[Record], times: Times, resampling: Resampl
     """
     first, *others = sorted(best, key=lambda row: -row["whole"]["speedup"]["value"])
 
-    def spent(row: Record) -> tuple[list[float], list[int]]:
+    def spent(row: Record) -> tuple[list[float], list[float]]:
         found = columns(times[Way(DRAFT, row["lookahead"], row["draft"])], whole_seconds)
         assert found is not None
         return found
