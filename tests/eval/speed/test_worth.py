@@ -1,0 +1,238 @@
+"""What a way is worth follows from its seconds, what is predicted from steps, and the page says no more than both."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from matplotlib.figure import Figure
+
+from eval.acceptance import Resampling
+from eval.decoding.texts import Round
+from eval.speed.page import error_sentence, speed_page
+from eval.speed.plot import draw
+from eval.speed.record import best_rows, largest_error, pass_ms, round_record, speed_record_of_all, way_record
+from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Taken, Way
+from eval.speedup import StepTimes
+
+NAME = "draft"
+RESAMPLING = Resampling(confidence=0.9, num_resamples=300, seed=17)
+STEPS = StepTimes(target_s=0.040, draft_s=0.004, draft_two_s=0.006, verify_s={1: 0.044, 4: 0.050})
+
+
+def taken(tokens, decode_s, prefill_s=0.0, rounds=()):
+    texts = (tuple(rounds),) if rounds else ()
+    return Taken(tokens, prefill_s, decode_s, prefill_s + decode_s, texts, len(rounds) or tokens)
+
+
+def rounds_of(lookahead, accepted, steps=STEPS, rest_s=0.0):
+    """Rounds that take what the step times say, and the seconds of all with a rest in each."""
+    found, caught_up = [], 0.0
+    for kept in accepted:
+        draft_s = lookahead * steps.draft_s + caught_up
+        found.append(Round(0, lookahead, lookahead, kept, 1, draft_s, steps.verify_s[lookahead]))
+        caught_up = steps.draft_two_s - steps.draft_s if kept == lookahead else 0.0
+    return found, sum(one.draft_s + one.verify_s + rest_s for one in found)
+
+
+class Steps:
+    """Measured steps, as far as a record asks."""
+
+    drafts = (NAME,)
+
+    def step_times(self, draft):
+        assert draft in self.drafts
+        return STEPS
+
+    def resampled_step_times(self, draft, lookahead, resampling):
+        assert (draft in self.drafts, lookahead in STEPS.verify_s, resampling) == (True, True, RESAMPLING)
+        return [replace(STEPS, target_s=STEPS.target_s * factor) for factor in (0.5, 1.0, 2.0)]
+
+
+def test_the_ratio_is_seconds_per_token_over_seconds_per_token():
+    times = {
+        Way(PLAIN): [{0: taken(10, 1.0, 1.0), 1: taken(10, 1.0, 1.0)}],
+        Way(LOOKUP, 1): [{0: taken(20, 1.0, 1.0), 1: taken(10, 0.5, 1.0)}],
+    }
+    row = way_record(Way(LOOKUP, 1), times, Steps(), RESAMPLING)
+    assert row["decode"] == {"tokens_per_s": 20, "speedup": {"value": 2.0, "interval": [2.0, 2.0]}}
+    assert row["whole"]["speedup"]["value"] == pytest.approx((4 / 20) / (3.5 / 30))
+    own = way_record(Way(PLAIN), times, Steps(), RESAMPLING)
+    assert own["whole"]["speedup"] == {"value": 1.0, "interval": [1.0, 1.0]}
+
+
+def test_of_one_group_repetitions_are_resampled_and_of_several_the_groups():
+    fast, slow, alone = taken(10, 0.5), taken(10, 2.0), taken(10, 1.0)
+    one_group = {Way(PLAIN): [{0: alone}, {0: alone}], Way(LOOKUP, 1): [{0: fast}, {0: slow}]}
+    low, high = way_record(Way(LOOKUP, 1), one_group, Steps(), RESAMPLING)["decode"]["speedup"]["interval"]
+    assert (low, high) == pytest.approx((0.5, 2.0))
+    noise_within_groups = {
+        Way(PLAIN): [{0: alone, 1: alone}] * 2,
+        Way(LOOKUP, 1): [{0: fast, 1: slow}, {0: slow, 1: fast}],
+    }
+    interval = way_record(Way(LOOKUP, 1), noise_within_groups, Steps(), RESAMPLING)["decode"]["speedup"]["interval"]
+    assert interval == pytest.approx([0.8, 0.8])
+
+
+@pytest.mark.parametrize(("lookahead", "accepted"), [(1, [1, 0, 1, 0]), (4, [4, 2, 4, 0])])
+def test_a_loop_of_nothing_but_steps_is_predicted_exactly(lookahead, accepted):
+    rounds, seconds = rounds_of(lookahead, accepted)
+    tokens = sum(one.accepted + 1 for one in rounds)
+    times = {
+        Way(PLAIN): [{0: taken(100, 100 * STEPS.target_s)}],
+        Way(DRAFT, lookahead, NAME): [{0: taken(tokens, seconds, rounds=rounds)}],
+    }
+    row = way_record(Way(DRAFT, lookahead, NAME), times, Steps(), RESAMPLING)
+    assert row["tau"] == tokens / 4
+    measured = row["decode"]["speedup"]["value"]
+    assert row["predicted"]["value"] == pytest.approx(measured)
+    assert row["predicted"]["interval"] == pytest.approx([0.55 * measured, 1.9 * measured])  # 5 % and 95 % of the three
+    assert row["round_ms"] == pytest.approx(row["predicted_round_ms"])
+
+
+def all_ways(rest_s):
+    rounds, seconds = rounds_of(4, [4, 0, 2, 0], rest_s=rest_s)
+    found = [Round(0, 4, 0, 0, 1, 0.0, 0.04), Round(1, 4, 1, 1, 1, 0.0, 0.04)]
+    return {
+        Way(PLAIN): [{0: taken(10, 0.4), 1: taken(10, 0.4)}],
+        Way(DRAFT, 4, NAME): [{0: taken(10, seconds, rounds=rounds), 1: taken(10, seconds, rounds=rounds)}],
+        Way(LOOKUP, 4): [{0: taken(3, 0.08, rounds=found), 1: taken(3, 0.08, rounds=found)}],
+        Way(TRANSFORMERS, 4, NAME): [{0: Taken(10, None, None, 0.8), 1: Taken(10, None, None, 0.8)}],
+    }
+
+
+def record_of(rest_s):
+    settings = {"batch": 1, "temperature": 0.0, "prompts": 2, "repeats": 1, "compiled": False}
+    return {"settings": settings, **speed_record_of_all(all_ways(rest_s), Steps(), RESAMPLING)}
+
+
+def test_prediction_names_the_term_it_misses():
+    assert record_of(0.0)["largest_error"]["share"] == pytest.approx(0)
+    assert error_sentence(record_of(0.0)) == "Predicted and measured differ by at most 0%, with draft at lookahead 4."
+    told = error_sentence(record_of(0.030))
+    assert re.search(r"differ by at most \d\d%, with draft at lookahead 4: above all, ", told)
+    assert told.endswith("a measured round has +30.0 ms of the loop around the models.")
+
+
+def test_prediction_names_the_targets_own_step_where_that_is_what_it_misses():
+    """A round takes what its steps say, and the target alone 8 ms a token more than its step: 48 over 40."""
+    record = record_of(0.0)
+    [plain] = [row for row in record["ways"] if row["way"] == PLAIN]
+    plain["pass_ms"] = 48.0
+    record["largest_error"]["share"] = 40 / 48 - 1
+    assert error_sentence(record).endswith("above all, a step of the target alone takes +8.0 ms.")
+
+
+def test_milliseconds_of_a_pass():
+    assert pass_ms([taken(10, 0.4), taken(30, 0.8)]) == pytest.approx(30)
+    assert pass_ms([taken(10, 0.4), Taken(10, None, None, 0.8)]) is None
+
+
+def test_the_largest_error_is_the_farthest_on_either_side():
+    rows = [
+        {
+            "way": DRAFT,
+            "draft": NAME,
+            "lookahead": lookahead,
+            "predicted": {"value": predicted},
+            "decode": {"speedup": {"value": 1.0}},
+        }
+        for lookahead, predicted in ((1, 1.1), (2, 0.7), (3, 1.2))
+    ]
+    found = largest_error([*rows, {"way": LOOKUP, "lookahead": 4}])
+    assert (found["lookahead"], found["share"]) == (2, pytest.approx(-0.3))
+
+
+def test_a_rounds_time_is_that_of_the_row_that_took_most_of_them():
+    """Rows of a batch share each round; the other row was done after one."""
+    rounds, seconds = rounds_of(4, [4, 0, 2, 0])
+    both = Taken(12, 0.0, seconds, seconds, (tuple(rounds[:1]), tuple(rounds)))
+    parts = round_record([both])
+    assert parts["verify"] == pytest.approx(1000 * STEPS.verify_s[4])
+    assert parts["rest"] == pytest.approx(0)
+
+
+def test_the_page_has_every_way_and_says_what_is_faster():
+    page = speed_page(record_of(0.0))
+    assert "## Batch 1, temperature 0, 2 prompts, 1 repetitions, eager steps" in page
+    assert "| target alone |  |  | 25.0 | 1.00x [1.00, 1.00] |  | 1.00x [1.00, 1.00] |  |" in page
+    assert re.search(
+        r"\| draft \| 4 \| 2\.50 \| \d+\.\d \| 1\.50x \[1\.50, 1\.50\] \| 1\.50x \[0\.83, 2\.86\] \|", page
+    )
+    assert "| n-gram lookup | 4 | 1.50 | 37.5 | 1.50x [1.50, 1.50] |  | 1.50x [1.50, 1.50] | 0.0 + 40.0 + 0.0 |" in page
+    assert "| transformers, draft | 4 |  | 12.5 | not told apart |  | 0.50x [0.50, 0.50] |  |" in page
+    best, included = "At its best of those measured, lookahead 4", "the reading of the prompt included"
+    assert f"{best}, draft gives 1.50x [1.50, 1.50], {included}. Faster." in page
+    assert f"{best}, n-gram lookup gives 1.50x [1.50, 1.50], {included}. Faster." in page
+    assert "the fastest" not in page
+
+
+def page_of_lookups(*decode_s):
+    """The page where looking up took so long, for each group."""
+    times = all_ways(0.0)
+    rounds = times[Way(LOOKUP, 4)][0][0].texts[0]
+    times[Way(LOOKUP, 4)] = [{place: taken(10, each_s, rounds=rounds) for place, each_s in enumerate(decode_s)}]
+    return speed_page({"settings": record_of(0.0)["settings"], **speed_record_of_all(times, Steps(), RESAMPLING)})
+
+
+def test_what_is_said_of_a_way_is_what_its_interval_says():
+    included = "the reading of the prompt included"
+    assert f"4.00x [4.00, 4.00], {included}. Faster." in page_of_lookups(0.1, 0.1)
+    assert f"0.13x [0.13, 0.13], {included}. Slower." in page_of_lookups(3.0, 3.0)
+    undecided = "Not decided, because the interval holds 1."
+    assert f"0.80x [0.50, 2.00], {included}. {undecided}" in page_of_lookups(0.2, 0.8)
+
+
+def record_of_drafts(**decode_s):
+    """Several drafts at one lookahead: seconds of each group of ten tokens, which take the target alone 0.4."""
+    rounds, _ = rounds_of(4, [4, 0, 2, 0])
+    times = {Way(PLAIN): [{place: taken(10, 0.4) for place in range(3)}]}
+    for name, seconds in decode_s.items():
+        times[Way(DRAFT, 4, name)] = [{place: taken(10, each_s, rounds=rounds) for place, each_s in enumerate(seconds)}]
+    times[Way(LOOKUP, 4)] = [{place: taken(10, 0.4, rounds=rounds) for place in range(3)}]
+    steps = Steps()
+    steps.drafts = tuple(decode_s)
+    settings = record_of(0.0)["settings"]
+    return {"settings": settings, **speed_record_of_all(times, steps, RESAMPLING)}
+
+
+def test_drafts_are_compared_in_the_same_turns():
+    """All of 2 are of one mind with the fastest, though the intervals of their speed-ups overlap."""
+    record = record_of_drafts(a=(0.11, 0.22, 0.44), b=(0.10, 0.20, 0.40), c=(0.48, 0.24, 0.12))
+    assert [(one["way"], one["draft"]) for one in record["best"]] == [
+        (DRAFT, "a"),
+        (DRAFT, "b"),
+        (DRAFT, "c"),
+        (LOOKUP, None),
+    ]
+    a, c = record["behind"]
+    assert (a["draft"], c["draft"]) == ("a", "c")
+    assert [a["fastest"]["value"], *a["fastest"]["interval"]] == pytest.approx([1.1] * 3)
+    assert c["fastest"]["value"] == pytest.approx(1.2)
+    page = speed_page(record)
+    told = "Each at its best, b is the fastest. In the same turns it is so many times as fast as the others: "
+    assert f"{told}a 1.10x [1.10, 1.10], c 1.20x [" in page
+    assert "Not decided against c." in page
+    assert all(f"| {name} | 4 | 2.50 |" in page for name in "abc")
+    decided = speed_page(record_of_drafts(a=(0.2, 0.2, 0.2), b=(0.1, 0.1, 0.1)))
+    assert "a 2.00x [2.00, 2.00]. Decided against all of them." in decided
+
+
+def test_a_draft_is_at_its_best_where_the_whole_is_fastest():
+    rows = [
+        {"way": DRAFT, "draft": name, "lookahead": lookahead, "whole": {"speedup": {"value": value}}}
+        for name, values in (("a", (0.9, 1.2, 1.1)), ("b", (0.8, 0.7, 0.6)))
+        for lookahead, value in enumerate(values, start=1)
+    ]
+    plain = {"way": PLAIN, "draft": None, "lookahead": 0, "whole": {"speedup": {"value": 1.0}}}
+    assert [(row["draft"], row["lookahead"]) for row in best_rows([plain, *rows])] == [("a", 2), ("b", 1)]
+
+
+def test_the_plot_has_every_way_and_what_was_predicted():
+    axes = Figure().add_subplot()
+    draw(axes, record_of(0.0))
+    named = {line.get_label().strip(): line for line in axes.get_lines()}
+    measured = [f"{label}, measured" for label in (NAME, LOOKUP, f"{TRANSFORMERS}, {NAME}")]
+    assert {*measured, f"{NAME}, predicted"} == {label for label in named if not label.startswith("_")}
+    assert [list(named[name].get_xdata()) for name in measured] == [[4]] * 3
+    heights = [float(named[name].get_ydata()[0]) for name in measured]
+    assert heights == pytest.approx([0.4 / 0.266, 1.5, 0.5], rel=1e-3)
