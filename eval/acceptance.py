@@ -248,9 +248,15 @@ def bootstrap_over_prompts(
     values_R = values_R[np.isfinite(values_R)]
     if not len(values_R):
         return Estimate(value=value, low=None, high=None)
-    tail = (1 - resampling.confidence) / 2
+    low, high = percentile_interval(values_R, resampling.confidence)
+    return Estimate(value=value, low=low, high=high)
+
+
+def percentile_interval(values_R: Sequence[float] | Array, confidence: float) -> tuple[float, float]:
+    """What lies between the two tails of resampled values, each half of what confidence leaves."""
+    tail = (1 - confidence) / 2
     low, high = np.quantile(values_R, (tail, 1 - tail))
-    return Estimate(value=value, low=float(low), high=float(high))
+    return float(low), float(high)
 
 
 @lru_cache(maxsize=4)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.acceptance import Resampling, resampling_weights
+from eval.acceptance import Resampling, percentile_interval, resampling_weights
 from eval.promise import full_rate, promise
 from eval.speedup import StepTimes, best_lookahead, break_even_alpha, iid_speedup, predicted_speedup
 
@@ -75,7 +75,8 @@ def predicted_interval(scorecard: Record, forecast: Record) -> tuple[float, floa
         return None
     resampling = resampling_of(scorecard)
     times = drawn_times(scorecard["latency"], resampling)[row["draft"]]
-    return interval_of(drawn_speedups(row, forecast["best_lookahead"], times, resampling), resampling)
+    drawn_N = drawn_speedups(row, forecast["best_lookahead"], times, resampling)
+    return percentile_interval(drawn_N, resampling.confidence)
 
 
 def ranking_of_alphas(latency: Record, alphas: Mapping[str, float], resampling: Resampling) -> list[Ranked]:
@@ -117,19 +118,13 @@ def in_order(
             draft=name,
             lookahead=lookahead,
             speedup=speedup,
-            interval=interval_of(drawn[name], resampling),
+            interval=percentile_interval(drawn[name], resampling.confidence),
             tokens_per_s=speedup / steps[name].target_s,
             first_share=float((firsts_N == place).mean()),
         )
         for place, (name, (lookahead, speedup)) in enumerate(chosen.items())
     ]
     return sorted(ranked, key=lambda one: -one.speedup)
-
-
-def interval_of(drawn_N: Array, resampling: Resampling) -> tuple[float, float]:
-    """Of what was drawn."""
-    tail = 50 * (1 - resampling.confidence)
-    return float(np.percentile(drawn_N, tail)), float(np.percentile(drawn_N, 100 - tail))
 
 
 def resampling_of(scorecard: Record) -> Resampling:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from architectures.equal_shapes import EqualShape
 from architectures.shapes import Shape
 from architectures.sizes import WIDTHS
-from eval.acceptance import Resampling
+from eval.acceptance import Resampling, percentile_interval
 
 Record = dict[str, Any]
 Array = NDArray[np.float64]
@@ -116,6 +116,4 @@ def places_by_size(shapes: Sequence[EqualShape]) -> list[list[int]]:
 
 def estimate(value: float, values_N: Array, confidence: float) -> Record:
     """A value with its percentile interval."""
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(values_N, [tail, 100 - tail])
-    return {"value": float(value), "interval": [float(low), float(high)]}
+    return {"value": float(value), "interval": list(percentile_interval(values_N, confidence))}

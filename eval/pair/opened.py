@@ -44,11 +44,11 @@ class OpenPair:
 
     def identities(self) -> tuple[ModelIdentity, ModelIdentity]:
         """Which models these are, target first."""
-        target, draft = (
-            ModelIdentity(str(folder), fingerprint_checkpoint(folder), str(model.dtype).removeprefix("torch."))
-            for folder, model in zip(self.folders, (self.target, self.draft), strict=True)
-        )
-        return target, draft
+        return identity_of(self.folders[0], self.target), self.draft_identity()
+
+    def draft_identity(self) -> ModelIdentity:
+        """Which model the draft is."""
+        return identity_of(self.folders[1], self.draft)
 
     def rendered(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt's first turn."""
@@ -59,6 +59,11 @@ class OpenPair:
         longest = max(map(len, prompts)) + max_new_tokens
         for folder in self.folders:
             require_positions(folder, longest)
+
+
+def identity_of(folder: Path, model: PreTrainedModel) -> ModelIdentity:
+    """Which model it is; reads the whole of its weights."""
+    return ModelIdentity(str(folder), fingerprint_checkpoint(folder), str(model.dtype).removeprefix("torch."))
 
 
 def open_pair(target: str, draft: str, *, dtype: str) -> OpenPair:

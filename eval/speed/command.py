@@ -94,16 +94,17 @@ def measured(
     import torch
 
     from eval.latency.machine import machine_state
+    from eval.pair.opened import identity_of
     from eval.speed.measure import groups_of
     from eval.speed.record import speed_record_of_all
 
-    device = next(iter(pairs.values())).target.device
+    any_pair = next(iter(pairs.values()))
+    device = any_pair.target.device
     before = machine_state(device)
     times, latency = decode_and_time(options, setup_of(options, pairs), groups_of(prompts, options.batch), resampling)
-    [target, *_], drafts = zip(*(pair.identities() for pair in pairs.values()), strict=True)
     return {
-        "target": vars(target),
-        "drafts": {name: vars(draft) for name, draft in zip(pairs, drafts, strict=True)},
+        "target": vars(identity_of(any_pair.folders[0], any_pair.target)),
+        "drafts": {name: vars(pair.draft_identity()) for name, pair in pairs.items()},
         "settings": settings_of(options, len(prompts)),
         "machine": {
             "before": before,

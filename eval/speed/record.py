@@ -9,9 +9,7 @@ of prompts, all repetitions of a group together; of a single group over its repe
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from eval.acceptance import Estimate, Resampling, paired_ratio_quotient
+from eval.acceptance import Estimate, Resampling, paired_ratio_quotient, percentile_interval
 from eval.decoding.texts import Round
 from eval.latency.measure import Latency
 from eval.speed.measure import Times
@@ -107,10 +105,9 @@ def prediction(way: Way, tau: float, full_rate: float, latency: Latency, resampl
     """What step times promise for the rounds that were decoded; the interval is that of step times alone."""
     resampled = latency.resampled_step_times(way.draft, way.lookahead, resampling)
     drawn = [predicted_speedup(tau, full_rate, way.lookahead, each) for each in resampled]
-    tail = 50 * (1 - resampling.confidence)
     return {
         "value": predicted_speedup(tau, full_rate, way.lookahead, latency.step_times(way.draft)),
-        "interval": np.percentile(drawn, (tail, 100 - tail)).tolist(),
+        "interval": list(percentile_interval(drawn, resampling.confidence)),
     }
 
 
