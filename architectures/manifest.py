@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.atomic import write_json
-from architectures.errors import UserError
+from architectures.reading import read_json_object
 
 MANIFEST_NAME = "manifest.json"
 PACKAGES = ("widedraft", "torch", "transformers", "mosaicml", "datasets", "tokenizers", "safetensors", "numpy")
@@ -37,15 +37,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a finished folder, or None where there is none.
 
     Raises:
-        UserError: If the file is not JSON.
+        UserError: If the file is no JSON object.
     """
     path = folder / MANIFEST_NAME
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not valid JSON ({error}). Delete {folder} and run its stage again.") from error
+    return read_json_object(path, f"Delete {folder} and run its stage again.") if path.is_file() else None
 
 
 def changed_inputs(manifest: Mapping[str, Any], inputs: Mapping[str, str]) -> list[str]:
@@ -102,14 +97,9 @@ def read_json_file(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file.
 
     Raises:
-        UserError: If the file is not JSON.
+        UserError: If the file is no JSON object.
     """
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not valid JSON ({error}). Fetch the checkpoint again.") from error
+    return read_json_object(path, "Fetch the checkpoint again.") if path.is_file() else {}
 
 
 def provenance() -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Find a target: a local Hugging Face folder, a hub id, or a GGUF file. No torch until a GGUF file is imported."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ from architectures.errors import UserError
 from architectures.gguf_header import gguf_config, read_gguf_header
 from architectures.known_targets import known_config
 from architectures.manifest import changed_inputs, fingerprint_file, read_manifest
+from architectures.reading import read_json_object
 
 WANTED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 
@@ -40,13 +40,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(f"{file}: no such file. {folder} must be a Hugging Face checkpoint folder.")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: not valid JSON ({error}). Fetch the checkpoint again.") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{file}: holds no JSON object. Fetch the checkpoint again.")
-    return config
+    return read_json_object(file, "Fetch the checkpoint again.")
 
 
 def read_remote_config(path: str, revision: str) -> dict[str, Any]:

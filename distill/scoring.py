@@ -184,7 +184,7 @@ def export_recorded(options: argparse.Namespace) -> None:
 
 def rounds(options: argparse.Namespace) -> None:
     """Print the figures of the rounds in a file, of either form."""
-    from eval.recorded.brackets import read_text
+    from architectures.reading import read_text
 
     if read_text(options.file).lstrip().startswith("{"):
         traced_rounds(options)

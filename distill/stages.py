@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
+from architectures.reading import read_json_object
 from architectures.target import resolve_checkpoint
 from distill.lineage import masks_are_due, refuse_orphaned_training, require_training_inputs, write_draft_manifest
 from distill.progressive import earlier_stages, share_answers
@@ -76,12 +77,10 @@ def timed(name: str, stage: Callable[[], None]) -> None:
 
 def print_outcome(recipe: Recipe) -> None:
     """Say where the draft and the scorecard are, and what the scorecard says first."""
-    import json
-
     from eval.scorecard import headline
 
     run = Path(recipe.run_dir)
-    scorecard = json.loads((run / "eval" / "scorecard.json").read_text(encoding="utf-8"))
+    scorecard = read_json_object(run / "eval" / "scorecard.json", "Delete the folder and run `widedraft eval` again.")
     print(
         f"\ndraft:     {run / 'draft'}\nscorecard: {run / 'eval' / 'scorecard.md'}\n"
         f"report:    {run / 'eval' / 'report.html'}\n\n{headline(scorecard)}"

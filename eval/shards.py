@@ -11,6 +11,7 @@ from typing import Any
 from architectures.atomic import write_json, write_text
 from architectures.errors import UserError
 from architectures.manifest import provenance
+from architectures.reading import parse_json, read_json_object
 
 SETTINGS_NAME = "settings.json"
 
@@ -71,12 +72,7 @@ def read_shard(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of one shard."""
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{path}:{number}: is damaged ({error}). Delete this file and run its stage again: it is rewritten."
-                ) from error
+            yield parse_json(line, f"{path}:{number}", "Delete this file and run its stage again: it is rewritten.")
 
 
 def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
@@ -87,12 +83,7 @@ def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
 def read_claims(folder: Path) -> dict[str, Any]:
     """What settings.json says for each name; empty where there is none."""
     path = folder / SETTINGS_NAME
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: is damaged ({error}). Delete {folder} and run its stage again.") from error
+    return read_json_object(path, f"Delete {folder} and run its stage again.") if path.is_file() else {}
 
 
 def refuse_changes(folder: Path, name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from architectures.errors import UserError
-from eval.recorded.brackets import read_text
+from architectures.reading import read_text
 
 Value = TypeVar("Value")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from architectures.errors import UserError
+from architectures.reading import read_text
 
 KEYWORDS = r"(?:,\s*\w+=[^\s,()\[\]]+)*"  # torch says where a tensor lies and, of unusual ones, the number type
 NUMBER = re.compile("[0-9]+")
@@ -123,13 +124,3 @@ def shorten(text: str) -> str:
     """A text as a message shows it."""
     shown = " ".join(text.split())
     return repr(shown if len(shown) <= MAX_CHARS_SHOWN else f"{shown[:MAX_CHARS_SHOWN]}…")
-
-
-def read_text(path: Path) -> str:
-    """A file as text."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}). Check the path.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8.") from error

@@ -1,6 +1,5 @@
 """The scorecards of a report and what stands beside them, read and checked: no file is believed that fits no other."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
+from architectures.reading import read_json
 from eval.acceptance import Resampling
 from eval.choice import resampling_of
 from eval.examples import Example, read_examples
-from eval.recorded.brackets import read_text
 from eval.report.consistency import require_consistent
 from eval.report.fields import require_fields
 from eval.rounds.round_trace import RoundTrace, TracedRound, read_round_trace
@@ -107,12 +106,7 @@ def read_card(path: Path) -> Card:
 
 def read_record(path: Path) -> Record:
     """The JSON object of a scorecard of this version."""
-    try:
-        record = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}: is not valid JSON ({error}). Name a {CARD_NAME} that `widedraft eval` wrote."
-        ) from error
+    record = read_json(path, f"Name a {CARD_NAME} that `widedraft eval` wrote.")
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != SCHEMA:
         remedy = REMEDIES.get(str(schema), f"Name a {CARD_NAME} that `widedraft eval` of this version wrote.")

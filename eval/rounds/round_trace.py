@@ -15,9 +15,9 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from architectures.errors import UserError
 from architectures.manifest import provenance
+from architectures.reading import read_text
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Decoded, Seeds, Speculation
-from eval.recorded.brackets import read_text
 from eval.shards import write_shard
 from eval.typed_file import parsed
 

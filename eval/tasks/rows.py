@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from architectures.errors import UserError
+from architectures.reading import parse_json, require_regular
 from eval.config import PromptSource
 from eval.tasks.table import TASKS, HubRows
 
@@ -27,22 +28,15 @@ def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed]) -> list
 def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(place, row) of each line of a JSON-lines file; blank lines are passed over but counted."""
     try:
+        require_regular(path, remedy="Name a file of JSON lines.")
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield f"{path}:{number}", parse_json(line, f"{path}:{number}")
+                    yield f"{path}:{number}", parse_json(line, f"{path}:{number}", "Write one JSON object per line.")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}). Check the path of this prompt file.") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8 JSON lines.") from error
-
-
-def parse_json(line: str, where: str) -> Any:
-    """The JSON value of one line."""
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: is not valid JSON ({error}). Write one JSON object per line.") from error
 
 
 def dataset_rows(source: PromptSource) -> Iterator[tuple[str, Any]]:

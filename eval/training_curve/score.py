@@ -3,7 +3,6 @@
 Checkpoints of a training have one shape, so their steps take the same time: only acceptance differs.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from architectures.atomic import write_text
+from architectures.reading import read_json_object
 from eval.acceptance import Resampling, paired_ratio_difference, pooled_ratio
 from eval.choice import step_times
 from eval.config import EvalConfig
@@ -56,7 +56,7 @@ def score_checkpoints(
         folder: Of the scorecard; the target's answers there are read again.
         seed: Of the scorecard.
     """
-    card = json.loads((folder / "scorecard.json").read_text(encoding="utf-8"))
+    card = read_json_object(folder / "scorecard.json", "Run `widedraft eval` again.")
     taken, temperatures = prompts[: config.max_prompts], config.temperature
     with torch_threads(config.num_threads):
         answers = {t: record_answers(target, taken, config, folder, temperature=t, seed=seed) for t in temperatures}

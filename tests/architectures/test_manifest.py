@@ -47,7 +47,7 @@ def test_a_command_does_not_tell_where_it_is_installed(monkeypatch, program, wri
 
 def test_damaged_manifest_is_named(tmp_path):
     (tmp_path / "manifest.json").write_text('{"stage"')
-    with pytest.raises(UserError, match=r"manifest\.json: not valid JSON"):
+    with pytest.raises(UserError, match=r"manifest\.json: is not valid JSON"):
         read_manifest(tmp_path)
 
 

@@ -131,7 +131,7 @@ def test_a_gguf_file_needs_to_exist_and_a_place_to_go(tmp_path):
         read_remote_config(str(tmp_path / "gone.gguf"), "main")
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "not valid JSON"), ("[1]", "holds no JSON object")])
+@pytest.mark.parametrize(("text", "message"), [("{", "is not valid JSON"), ("[1]", "holds no JSON object")])
 def test_a_broken_config_is_named(tmp_path, text, message):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=rf"config\.json: {message}"):

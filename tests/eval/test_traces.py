@@ -309,8 +309,8 @@ def test_damaged_files_are_named(chatty_target, tmp_path):
         read_traces(tmp_path, "eval")
     shard = tmp_path / "train-00000.jsonl"
     shard.write_text(shard.read_text()[:-20])
-    with pytest.raises(UserError, match=r"train-00000\.jsonl:2: is damaged"):
+    with pytest.raises(UserError, match=r"train-00000\.jsonl:2: is not valid JSON"):
         read_traces(tmp_path, "train")
     (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(UserError, match=r"settings\.json: is damaged"):
+    with pytest.raises(UserError, match=r"settings\.json: is not valid JSON"):
         read_traces(tmp_path, "train")

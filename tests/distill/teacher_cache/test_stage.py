@@ -141,7 +141,7 @@ def test_a_template_inside_the_tokenizers_settings_counts_as_a_template(tmp_path
     (tmp_path / "chat_template.jinja").write_text("one")  # what transformers reads first
     assert fingerprint_tokenizer(tmp_path)["chat template"] == one["chat template"]
     settings.write_text("{")
-    with pytest.raises(UserError, match=r"tokenizer_config\.json: not valid JSON"):
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: is not valid JSON"):
         fingerprint_tokenizer(tmp_path)
 
 

@@ -1,0 +1,91 @@
+"""Text and JSON files that somebody hands in: read whole, or refused with one message. No torch.
+
+Whatever stands in such a file, a reader gets a value or a UserError, in bounded time and memory: a pipe is not waited
+on, a file too large for its kind is not read, nesting that would exhaust the stack and numbers that Python refuses to
+convert are named.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from architectures.errors import UserError
+
+MIB = 1 << 20
+JSON_MIB = 64  # config, index, manifest, scorecard: the largest index of a sharded checkpoint has some 5 MB
+
+
+def read_text(path: Path, *, remedy: str = "Check the path.", most_mib: float | None = None) -> str:
+    """A file as text; a byte-order mark at its beginning is passed over.
+
+    Args:
+        path: A file.
+        remedy: The sentence that ends the message if it cannot be read.
+        most_mib: MiB above which it is no file of the kind that is read; None takes any size.
+
+    Raises:
+        UserError: If it is no regular file, cannot be read, is too large, or is not UTF-8.
+    """
+    try:
+        require_regular(path, remedy=remedy, most_mib=most_mib)
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}). {remedy}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8.") from error
+    except ValueError as error:  # a NUL in a path
+        raise UserError(f"{str(path)!r}: is no path ({error}). {remedy}") from error
+
+
+def require_regular(path: Path, *, remedy: str, most_mib: float | None = None) -> None:
+    """Raise UserError for a folder, a pipe or a device, which would be waited on for ever, or a file that is too large.
+
+    Raises:
+        OSError: If there is nothing of this name.
+    """
+    found = os.stat(path)  # noqa: PTH116  # Path.stat says less of a path with a NUL in it
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"{path}: is {kind_of(found.st_mode)}, not a file. {remedy}")
+    if most_mib is not None and found.st_size > most_mib * MIB:
+        raise UserError(f"{path}: has {found.st_size / MIB:,.1f} MiB, and at most {most_mib:g} are read. {remedy}")
+
+
+def kind_of(mode: int) -> str:
+    """What a path names that is not a regular file."""
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    return "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
+
+
+def parse_json(text: str | bytes, where: str, remedy: str) -> Any:
+    """The JSON value of a text.
+
+    Args:
+        text: JSON.
+        where: File, or file and line; begins the message.
+        remedy: The sentence that ends it.
+
+    Raises:
+        UserError: If it is not JSON, is nested too deeply, or holds a number of more digits than Python converts.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise UserError(f"{where}: is nested too deeply to be read. {remedy}") from error
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors too
+        raise UserError(f"{where}: is not valid JSON ({str(error).splitlines()[0]}). {remedy}") from error
+
+
+def read_json(path: Path, remedy: str, *, most_mib: float | None = JSON_MIB) -> Any:
+    """The JSON value of a file; errors as for `read_text` and `parse_json`."""
+    return parse_json(read_text(path, remedy=remedy, most_mib=most_mib), str(path), remedy)
+
+
+def read_json_object(path: Path, remedy: str, *, most_mib: float | None = JSON_MIB) -> dict[str, Any]:
+    """The JSON object of a file; errors as for `read_json`, and if it holds another value."""
+    value = read_json(path, remedy, most_mib=most_mib)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: holds no JSON object. {remedy}")
+    return value
