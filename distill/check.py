@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from architectures.context_length import ContextLength, context_length
 from architectures.errors import UserError
 from architectures.number_types import has_bfloat16
 from architectures.plan import load_plan, needed_scores, plan_pruning
@@ -14,8 +15,8 @@ from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.sizes import WIDTHS, draft_shape, masked_shape
 from architectures.target import config_at_hand, is_gguf
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
-from distill.data.packing_rules import refuse_unpackable
 from distill.expected_work import Work, expected_work, loss_words, read_prompts, read_rows, work_rows
+from distill.longest_texts import refuse_long_calibration, refuse_long_texts
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
 from distill.recipe import Recipe
 from distill.stage_inputs import teacher_dtype
@@ -36,6 +37,7 @@ class Cut:
         draft: That is trained.
         origin: How it is cut.
         source: What it is cut out of; the target, unless architecture.source names another.
+        lengths: How long texts target and source were made for, in this order.
         unread: The checkpoints whose shape comes from our own table and not from their config.json.
     """
 
@@ -43,6 +45,7 @@ class Cut:
     draft: Shape
     origin: str
     source: Shape
+    lengths: tuple[ContextLength | None, ContextLength | None]
     unread: tuple[str, ...] = ()
 
 
@@ -61,7 +64,7 @@ def check_recipe(recipe: Recipe) -> str:
         attempt(partial(read_prompts, source), problems)
     if cut is not None:
         attempt(lambda: refuse_k_beyond(recipe.distill.teacher, vocab=cut.source.vocab), problems)
-        attempt(lambda: refuse_mixed_texts(recipe, cut), problems)
+        attempt(lambda: refuse_texts_beyond(recipe, cut), problems)
     work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
     if cut is None or work is None:
         raise UserError("\n".join(problems))
@@ -85,31 +88,32 @@ def attempt(step: Callable[[], Value], problems: list[str]) -> Value | None:
 
 def planned(recipe: Recipe) -> Cut:
     """The shapes of target and draft, from the target's config alone."""
-    target, read = shape_at_hand("target.path", recipe.target.path, recipe.target.revision)
-    source, unread = target, () if read else (recipe.target.path,)
+    target, length, read = shape_at_hand("target.path", recipe.target.path, recipe.target.revision)
+    source, source_length, unread = target, length, () if read else (recipe.target.path,)
     if (folder := recipe.architecture.source) is not None:
-        source, read = shape_at_hand("architecture.source", folder, "main")
+        source, source_length, read = shape_at_hand("architecture.source", folder, "main")
         unread += () if read else (folder,)
     draft, origin = draft_and_origin(recipe, source)
-    return Cut(target, draft, origin, source, unread)
+    return Cut(target, draft, origin, source, (length, source_length), unread)
 
 
-def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, bool]:
-    """The shape of a checkpoint the recipe names, and whether its own config.json says so."""
+def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLength | None, bool]:
+    """Shape and context length of a checkpoint the recipe names, and whether its own config.json says so."""
     try:
         config, own = config_at_hand(path, revision)
     except UserError as error:
         hint = "" if is_gguf(path) else f" A GGUF file becomes this folder by `widedraft import-gguf FILE --to {path}`."
         raise UserError(f"{key}: {error}{hint}") from error
-    return Shape.from_config(config, where=path), own
+    return Shape.from_config(config, where=path), context_length(config, where=path), own
 
 
-def refuse_mixed_texts(recipe: Recipe, cut: Cut) -> None:
-    """Raise UserError if texts are to share rows and the draft, or a teacher that is run, would mix them up."""
-    if recipe.distill.packing:
-        refuse_unpackable(cut.draft.family, where=recipe.architecture.source or recipe.target.path)
-        if recipe.distill.teacher.source == "live":
-            refuse_unpackable(cut.target.family, where=recipe.target.path)
+def refuse_texts_beyond(recipe: Recipe, cut: Cut) -> None:
+    """Raise UserError if a text may be longer than the target, or what the draft is cut from, was made for."""
+    of_target, of_source = cut.lengths
+    source = recipe.architecture.source or recipe.target.path
+    refuse_long_texts(recipe, {recipe.target.path: of_target}, {source: of_source})
+    if recipe.architecture.plan is None and needed_scores(cut.source, recipe.architecture):
+        refuse_long_calibration(recipe, source, of_source)
 
 
 def draft_and_origin(recipe: Recipe, source: Shape) -> tuple[Shape, str]:

@@ -13,7 +13,9 @@ from architectures.plan import PLAN_NAME, PruningPlan, load_plan, needed_scores,
 from architectures.scores import Scores
 from architectures.shapes import Shape
 from architectures.target import read_config
+from distill.longest_texts import refuse_long_calibration
 from distill.recipe import Recipe
+from distill.stage_folders import length_of
 from distill.stage_inputs import cut_from, scores_inputs, target_record
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ def recipe_scores(recipe: Recipe, target: Path, needed: set[str]) -> Scores:
         known = load_scores(file)
     missing = needed - known.arrays.keys()
     if missing:
+        refuse_long_calibration(recipe, str(target), length_of(target))
         found = {**known.arrays, **compute_scores(recipe, target, missing)}
         save_scores(file, found)
         write_manifest(folder, stage="scores", inputs=inputs, target=target_record(recipe))

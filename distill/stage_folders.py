@@ -2,18 +2,31 @@
 
 from pathlib import Path
 
+from architectures.context_length import ContextLength, context_length
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest
-from architectures.target import resolve_checkpoint
+from architectures.target import read_config, resolve_checkpoint
+from distill.longest_texts import refuse_long_texts
 from distill.recipe import Recipe, save_recipe
 
 
 def begin_stage(recipe: Recipe) -> Path:
-    """Save the resolved recipe in its run folder and return the target's folder."""
+    """Save the resolved recipe in its run folder and return the target's folder.
+
+    Raises:
+        UserError: If there is no such target, or the recipe's texts may be longer than it was made for.
+    """
     save_recipe(recipe, Path(recipe.run_dir) / "recipe.yaml")
-    return resolve_checkpoint(
+    target = resolve_checkpoint(
         recipe.target.path, revision=recipe.target.revision, cache=Path(recipe.run_dir) / "target"
     )
+    refuse_long_texts(recipe, {recipe.target.path: length_of(target)}, {})
+    return target
+
+
+def length_of(folder: Path) -> ContextLength | None:
+    """How long texts the model of a checkpoint folder was made for."""
+    return context_length(read_config(folder), where=str(folder / "config.json"))
 
 
 def is_current(folder: Path, inputs: dict[str, str]) -> bool:

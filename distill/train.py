@@ -39,8 +39,10 @@ from distill.debug.files import begin_debug
 from distill.exits import end_on_sigterm, report_user_errors
 from distill.export import export_checkpoint, vocab_size_of
 from distill.lineage import begin_training, masks_are_due, require_training_inputs, write_draft_manifest
+from distill.longest_texts import refuse_long_texts
 from distill.masks.train import train_masks
 from distill.recipe import Recipe, load_recipe
+from distill.stage_folders import length_of
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
 from distill.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
@@ -91,9 +93,14 @@ def train(recipe: Recipe) -> None:
         return
     require_training_inputs(recipe)
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
-    require_same_tokenizer(target, run / "init")
+    others = [run / "init"]
     if recipe.distill.token_selection is not None:
-        require_same_tokenizer(target, Path(recipe.distill.token_selection.reference))
+        others.append(Path(recipe.distill.token_selection.reference))
+    for folder in others:
+        require_same_tokenizer(target, folder)
+    refuse_long_texts(
+        recipe, {recipe.target.path: length_of(target)}, {str(folder): length_of(folder) for folder in others}
+    )
     join_other_processes(recipe)
     checkpoint = find_resume_point(recipe)
     if recipe.distill.train_on == "text":

@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from architectures.context_length import ContextLength, context_length
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_value
 from eval.quantised import loading_arguments
@@ -148,12 +149,17 @@ def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
 
 def require_positions(folder: Path, num_tokens: int) -> None:
     """Raise UserError if a checkpoint was not made for texts of num_tokens tokens."""
-    limit = getattr(text_config(folder), "max_position_embeddings", None)
-    if limit is not None and num_tokens > limit:
+    limit = context_length_of(folder)
+    if limit is not None and num_tokens > limit.tokens:
         raise UserError(
-            f"{folder}: max_position_embeddings is {limit}, but the longest text to score has {num_tokens} tokens. "
+            f"{folder}: {limit.origin}, but the longest text to score has {num_tokens} tokens. "
             "Lower max_new_tokens, or leave out prompts that are so long (eval.max_prompt_len)."
         )
+
+
+def context_length_of(folder: Path) -> ContextLength | None:
+    """How long texts a checkpoint was made for; None where there is no end."""
+    return context_length(text_config(folder).to_dict(), where=str(folder / "config.json"))
 
 
 def default_device() -> str:

@@ -22,10 +22,12 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps, finished
 from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.decoding.wanted import Wanted
-from eval.models import load_model, load_tokenizer, stop_token_ids, tokenizer_identity
+from eval.models import context_length_of, load_model, load_tokenizer, stop_token_ids, tokenizer_identity
 from eval.shards import claim_shards, read_shards, write_shard
 from eval.tasks.forms import Message, Prompt
 from eval.tasks.rendering import render_prompt, template_hash
+
+MAX_PLACES_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,14 @@ def write_traces(
 ) -> None:
     """Let the target answer every prompt, into out/<name>-00000.jsonl and so on.
 
-    Shards that exist are kept; the target is loaded only if one is missing. Prompts longer than max_prompt_len are
-    dropped, and so is the rest of a conversation that grows beyond it; stderr says how many.
+    Shards that exist are kept; the target is loaded only if one is missing. Prompts longer than max_prompt_len, or
+    whose answers might exceed what the target was made for, are dropped, and so is the rest of a conversation that
+    grows beyond it; stderr says how many.
 
     Raises:
         UserError: If out holds answers of this name made otherwise, or no prompt is short enough.
     """
-    tokenizer = load_tokenizer(target)
+    settings, tokenizer = within_context(target, settings), load_tokenizer(target)
     turns = first_turns(drop_too_long(prompts, tokenizer, settings.max_prompt_len))
     chunks = [turns[start : start + settings.shard_size] for start in range(0, len(turns), settings.shard_size)]
     record = {
@@ -162,21 +165,47 @@ def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
     return tuple(later_ids[: len(earlier_ids)]) == tuple(earlier_ids)
 
 
+def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings:
+    """The settings, with prompts no longer than leaves room for a whole answer in what the target was made for.
+
+    Raises:
+        UserError: If there is no room for a prompt.
+    """
+    limit = context_length_of(target)
+    if limit is None:
+        return settings
+    room = limit.tokens - settings.max_new_tokens
+    if room < 1:
+        raise UserError(
+            f"{target}: {limit.origin}, which answers of max_new_tokens={settings.max_new_tokens} leave no room for a "
+            "prompt in. Lower max_new_tokens."
+        )
+    return replace(settings, max_prompt_len=min(settings.max_prompt_len, room))
+
+
 def drop_too_long(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_prompt_len: int) -> list[Prompt]:
-    """The prompts of at most max_prompt_len tokens; says on stderr how many are longer.
+    """The prompts of at most max_prompt_len tokens; says on stderr how many are longer, and where the first ones are.
 
     Raises:
         UserError: If all of them are longer.
     """
-    fitting = [prompt for prompt in prompts if len(render_prompt(tokenizer, prompt.messages)) <= max_prompt_len]
-    num_too_long = len(prompts) - len(fitting)
-    if num_too_long and not fitting:
+    fitting: list[Prompt] = []
+    too_long: list[str] = []
+    for prompt in prompts:
+        if len(render_prompt(tokenizer, prompt.messages)) <= max_prompt_len:
+            fitting.append(prompt)
+        else:
+            too_long.append(prompt.source)
+    places = ", ".join(too_long[:MAX_PLACES_SHOWN]) + (", ..." if len(too_long) > MAX_PLACES_SHOWN else "")
+    if too_long and not fitting:
         raise UserError(
-            f"All {len(prompts)} prompts are longer than {max_prompt_len} tokens. Allow longer ones, or shorten them."
+            f"All {len(prompts)} prompts are longer than {max_prompt_len} tokens ({places}). "
+            "Allow longer ones, or shorten them."
         )
-    if num_too_long:
+    if too_long:
         print(
-            f"{num_too_long} of {len(prompts)} prompts are longer than {max_prompt_len} tokens and are left out",
+            f"{len(too_long)} of {len(prompts)} prompts are longer than {max_prompt_len} tokens and are left out: "
+            f"{places}",
             file=sys.stderr,
         )
     return fitting

@@ -23,7 +23,7 @@ TINY_SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 2048,  # room for the lengths a recipe has by default
     "tie_word_embeddings": True,
     "initializer_range": 0.2,  # wide enough that the random model's choices differ from position to position
 }

@@ -43,7 +43,7 @@ OPT = Family(
         "layer_norm_elementwise_affine": True,
         "_remove_final_layer_norm": False,
     },
-    separates_texts=False,  # its positions begin again, its mask is made without them
+    texts_apart="mask",  # its positions begin again, its mask is made without them
 )
 GPT_NEOX = Family(
     model_type="gpt_neox",
@@ -90,7 +90,8 @@ BLOOM = Family(
     keys={"layers": "n_layer", "hidden": "hidden_size", "heads": "n_head", "vocab": "vocab_size"},
     width=False,
     tied=True,
-    separates_texts=False,  # a bias by distance stands for positions, which it does not take
+    texts_apart="mask_and_bias",  # a bias by distance stands for positions, which it does not take
+    context_key=None,
 )
 GPT2 = Family(
     model_type="gpt2",
@@ -122,5 +123,7 @@ GPT2 = Family(
     width=False,
     tied=True,
     ignored_suffixes=("attn.bias", "attn.masked_bias"),
+    context_key="n_positions",
+    default_context=1024,
     fixed_entries={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
 )

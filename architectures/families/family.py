@@ -6,7 +6,7 @@ head_dim), key_value (kv_heads x head_dim), head_dim, vocab, positions. "a+b" is
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 BiasRule = bool | str  # True: always there; False: never; text: the config entry that decides
 EMBEDDING_ROLES = ("embedding", "positions", "head")
@@ -83,8 +83,11 @@ class Family:
         window_pattern: The entry n by which each n-th layer is without window, where no layer_types says so.
         fixed_entries: Config entries that must have this value, or be absent: others make another model.
         renamed_modules: Name in transformers' module -> name in a checkpoint, where they differ.
-        separates_texts: Whether a row may hold several texts: transformers masks the earlier ones wherever positions
-            begin again at 0.
+        texts_apart: What keeps several texts of one row apart. positions: transformers masks the earlier ones wherever
+            positions begin again at 0. mask: it does so only by a mask. mask_and_bias: and has to be told the distances
+            that its attention bias goes by.
+        context_key: Entry with the tokens of a text at most; None where positions have no end.
+        default_context: Where config.json has no such entry.
     """
 
     model_type: str
@@ -111,7 +114,9 @@ class Family:
     window_pattern: ConfigEntry | None = None
     fixed_entries: Mapping[str, Any] = field(default_factory=dict)
     renamed_modules: Mapping[str, str] = field(default_factory=dict)
-    separates_texts: bool = True
+    texts_apart: Literal["positions", "mask", "mask_and_bias"] = "positions"
+    context_key: str | None = "max_position_embeddings"
+    default_context: int = 2048
 
     def biases(self, config: Mapping[str, Any]) -> dict[str, bool]:
         """Which biases a checkpoint with this config has."""

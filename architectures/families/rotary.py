@@ -57,6 +57,7 @@ MISTRAL = Family(
     layer=LLAMA_LAYER,
     outside=OUTSIDE,
     default_kv_heads=8,
+    default_context=131072,
 )
 QWEN2 = Family(
     model_type="qwen2",
@@ -66,6 +67,7 @@ QWEN2 = Family(
     qkv_bias=True,
     default_kv_heads=32,
     window_layers=ConfigEntry("max_window_layers", 28),
+    default_context=32768,
 )
 QWEN3 = Family(
     model_type="qwen3",
@@ -77,6 +79,7 @@ QWEN3 = Family(
     default_kv_heads=32,
     default_head_dim=128,
     window_layers=ConfigEntry("max_window_layers", 28),
+    default_context=32768,
 )
 GEMMA2 = Family(
     model_type="gemma2",
@@ -91,6 +94,7 @@ GEMMA2 = Family(
     norm_offset=1.0,
     scaled_embedding=True,
     window_pattern=ConfigEntry("sliding_window_pattern", 2),
+    default_context=8192,
 )
 GEMMA3 = replace(
     GEMMA2,
@@ -98,6 +102,7 @@ GEMMA3 = replace(
     architecture="Gemma3ForCausalLM",
     layer={**GEMMA_LAYER, **QUERY_KEY_NORMS},
     window_pattern=ConfigEntry("sliding_window_pattern", 6),
+    default_context=131072,
 )
 PHI3 = Family(
     model_type="phi3",
@@ -105,6 +110,7 @@ PHI3 = Family(
     layer=PHI3_LAYER,
     outside=OUTSIDE,
     default_norm_eps=1e-5,
+    default_context=4096,
 )
 
 GGUF_LAYER = {

@@ -18,7 +18,7 @@ from distill.data.self_written import SelfWriting, write_own_prompts
 from eval.models import load_tokenizer
 from eval.tasks.forms import Prompt
 from eval.tasks.prompts import load_prompts
-from eval.traces import DecodingSettings, drop_too_long, read_traces, write_traces
+from eval.traces import DecodingSettings, drop_too_long, read_traces, within_context, write_traces
 
 Row = TypeVar("Row", Prompt, Conversation)
 
@@ -50,11 +50,12 @@ def generate_answers(
     written = write_own_prompts_if_asked(target, config, out, seed=seed, dtype=dtype)
     prompts = [*named, *written]
     distinct = drop_duplicates(prompts)
-    fitting = drop_too_long(distinct, load_tokenizer(target), config.max_seq_len - 1)
+    settings = within_context(target, decoding_settings(config, seed=seed, dtype=dtype))
+    fitting = drop_too_long(distinct, load_tokenizer(target), settings.max_prompt_len)
     train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
     for name, split in answered.items():
-        write_traces(target, split, out, decoding_settings(config, seed=seed, dtype=dtype), name=name)
+        write_traces(target, split, out, settings, name=name)
     none = dict.fromkeys(("prompts", "answers", "answer_tokens", "left_out"), 0)
     counts = {"train": none, **{name: count_answers(out, name, split) for name, split in answered.items()}}
     num_left_out = sum(count.pop("left_out") for count in counts.values())

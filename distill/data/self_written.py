@@ -7,7 +7,7 @@ Source: Xu et al. 2024, "Magpie: Alignment Data Synthesis from Scratch by Prompt
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from architectures.progress import track
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.models import load_model, load_tokenizer, stop_token_ids
+from eval.models import context_length_of, load_model, load_tokenizer, stop_token_ids
 from eval.shards import claim_shards, read_shard, write_shard
 from eval.tasks.forms import Prompt, user_turn
 from eval.tasks.rendering import template_hash
@@ -74,10 +74,13 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
     """Let the target write `count` distinct prompts, into out/self-written-00000.jsonl and so on.
 
     Raises:
-        UserError: If the target has no chat template, says too little that is new, or out holds prompts made otherwise.
+        UserError: If the target has no chat template, says too little that is new, was made for texts too short to
+            hold a prompt, or out holds prompts made otherwise.
     """
     tokenizer = load_tokenizer(target)
-    writer = Writer(target, tokenizer, find_user_turn(tokenizer, target), settings)
+    turn = find_user_turn(tokenizer, target)
+    settings = within_context(target, settings, opening=len(turn.opening_ids))
+    writer = Writer(target, tokenizer, turn, settings)
     record = {
         "target": fingerprint_checkpoint(target),
         "template": template_hash(tokenizer),
@@ -98,6 +101,23 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
             f"data.self_written_prompts={count}. Ask for fewer, or name data.prompts."
         )
     return prompts
+
+
+def within_context(target: Path, settings: SelfWriting, *, opening: int) -> SelfWriting:
+    """The settings, with prompts no longer than what the target was made for leaves room for after an opening.
+
+    Raises:
+        UserError: If that is nothing.
+    """
+    limit = context_length_of(target)
+    if limit is None:
+        return settings
+    if limit.tokens <= opening:
+        raise UserError(
+            f"{target}: {limit.origin}, and its chat template opens a prompt with {opening} tokens. "
+            "Set data.self_written_prompts to 0 and name data.prompts."
+        )
+    return replace(settings, max_new_tokens=min(settings.max_new_tokens, limit.tokens - opening))
 
 
 def find_user_turn(tokenizer: PreTrainedTokenizerBase, target: Path) -> UserTurn:

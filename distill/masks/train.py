@@ -28,13 +28,14 @@ from architectures.sizes import masked_shape
 from architectures.target import read_config, resolve_checkpoint
 from distill.callbacks import CheckpointWriter
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
+from distill.longest_texts import refuse_long_texts
 from distill.losses.answer_logits import head_of
 from distill.masks.export import export_masks, open_kept_fraction
 from distill.masks.model import MaskModel
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import ConsoleReport, MetricsFile
 from distill.recipe import Recipe
-from distill.stage_folders import refuse_changed
+from distill.stage_folders import length_of, refuse_changed
 from distill.stage_inputs import mask_inputs, recipe_hash, target_record, teacher_dtype
 from distill.teacher.live import load_teacher
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
@@ -58,6 +59,7 @@ def train_masks(recipe: Recipe) -> None:
     """
     run = Path(recipe.run_dir)
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
+    refuse_long_texts(recipe, {recipe.target.path: length_of(target)}, {})
     begin_masks(recipe, target)
     model = build_mask_model(recipe, target)
     trainer = build_mask_trainer(recipe, model, target)

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from architectures.context_length import context_length
 from architectures.errors import UserError
 from eval.latency.floor import dtype_name, shape_of
 from eval.latency.steps import CHAIN_LENGTH
@@ -27,10 +28,11 @@ def require_room(models: Mapping[str, PreTrainedModel], *, batch: int, context: 
 def lack_of_room(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> str | None:
     """Why so many rows of so many tokens cannot be timed, and what can; None where they can."""
     for name, model in models.items():
-        limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        if limit is not None and context + CHAIN_LENGTH > limit:
+        config = model.config.get_text_config(decoder=True).to_dict()
+        limit = context_length(config, where=model.name_or_path)
+        if limit is not None and context + CHAIN_LENGTH > limit.tokens:
             return (
-                f"the {name} ({model.name_or_path}) was made for texts of {limit} tokens (max_position_embeddings), "
+                f"the {name} ({model.name_or_path}) was made for texts of {limit.tokens} tokens ({limit.origin}), "
                 f"and steps go {CHAIN_LENGTH} tokens further. Use a shorter context."
             )
     [device] = {model.device for model in models.values()}

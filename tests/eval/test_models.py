@@ -169,11 +169,11 @@ def test_pickled_weights_are_not_opened(copy):
 
 
 def test_a_text_may_fill_a_models_positions_and_no_more(tiny_target):
-    require_positions(tiny_target, 512)
+    require_positions(tiny_target, 2048)
     with pytest.raises(
-        UserError, match=r"max_position_embeddings is 512, but the longest text to score has 513 tokens"
+        UserError, match=r"max_position_embeddings is 2048, but the longest text to score has 2049 tokens"
     ):
-        require_positions(tiny_target, 513)
+        require_positions(tiny_target, 2049)
 
 
 def test_a_model_that_states_no_limit_holds_any_text(tmp_path):

@@ -160,7 +160,7 @@ def test_compare_reads_prompts_from_standard_input(target_folder, noisy_folder):
         (["compare", "--temperature", "-1"], "--temperature must be 0 or more, got -1."),
         (["compare", "--max-new-tokens", "0"], "--max-new-tokens must be above 0, got 0."),
         (["compare", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["verify", "--max-new-tokens", "5000"], "max_position_embeddings is 512"),
+        (["verify", "--max-new-tokens", "5000"], "max_position_embeddings is 2048"),
     ],
 )
 def test_mistakes_are_told(capsys, target_folder, noisy_folder, words, said):

@@ -233,5 +233,5 @@ def test_what_quality_refuses(command, capsys, words, message):
 
 
 def test_texts_that_leave_the_models_positions_are_refused(command, capsys):
-    assert command("--check", "multiplication", "--max-new-tokens", "600") == 2
-    assert re.search(r"max_position_embeddings is 512, .* Lower max_new_tokens, or", capsys.readouterr().err)
+    assert command("--check", "multiplication", "--max-new-tokens", "2100") == 2
+    assert re.search(r"max_position_embeddings is 2048, .* Lower max_new_tokens, or", capsys.readouterr().err)

@@ -1,0 +1,181 @@
+"""Texts longer than a model was made for are refused: by check, by every stage, and by whoever writes answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from architectures.context_length import ContextLength
+from architectures.errors import UserError
+from distill.data.self_written import SelfWriting, write_own_prompts
+from distill.longest_texts import refuse_long_texts
+from distill.recipe import Recipe
+from distill.train import train
+from eval.tasks.forms import Prompt, user_turn
+from eval.traces import DecodingSettings, read_traces, within_context, write_traces
+from widedraft import main
+
+RECIPE = """\
+run_name: demo
+run_dir: run
+target: {path: TARGET, dtype: float32}
+architecture: {layers: 2, method: first_last}
+data: {prompts: [{path: prompts.jsonl}], num_eval_prompts: 2, max_seq_len: 65, max_new_tokens: 64}
+distill: {global_train_batch_size: 4}
+eval: {max_prompt_len: 64, max_new_tokens: 64, dtype: float32}
+"""
+FAMILIES = {  # each made for 128 tokens
+    "gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "llama": {},
+    "mistral": {},
+}
+TEMPLATE_TOKENS = 19  # what the tiny chat template adds to a prompt
+
+
+@pytest.fixture
+def write_recipe(tmp_path, make_checkpoint, monkeypatch):
+    """write_recipe(target folder, lengths of prompts) -> a recipe file of it."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(target: Path, prompts=(5,) * 8) -> str:
+        rows = [json.dumps({"prompt": chr(ord("a") + place) * length}) for place, length in enumerate(prompts)]
+        Path("prompts.jsonl").write_text("\n".join(rows))
+        Path("demo.yaml").write_text(RECIPE.replace("TARGET", str(target)))
+        return "demo.yaml"
+
+    return write
+
+
+@pytest.mark.parametrize("stage", ["check", "prune", "generate", "run"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_token_too_many_is_refused_everywhere(write_recipe, make_checkpoint, capfd, family, stage):
+    target = make_checkpoint(model_type=family, **FAMILIES[family], max_position_embeddings=128)
+    recipe = write_recipe(target)
+    assert main(["check", recipe]) == 0
+    assert main([stage, recipe, "data.max_seq_len=66"]) == 2
+    message = capfd.readouterr().err
+    assert "data.max_seq_len=66 allows prompts of 65 tokens, which data.max_new_tokens=64 makes 129, but" in message
+    assert f"{target} was made for texts of 128 tokens (" in message
+    assert "Set data.max_seq_len to at most 65, or lower data.max_new_tokens." in message
+
+
+def test_rotary_scaling_is_counted(write_recipe, make_checkpoint, capfd):
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    recipe = write_recipe(make_checkpoint(max_position_embeddings=128, rope_parameters=rope))
+    assert main(["check", recipe, "data.max_seq_len=449"]) == 0
+    assert main(["check", recipe, "data.max_seq_len=450"]) == 2
+    assert "times 4 by its rotary scaling 'linear' is 512" in capfd.readouterr().err
+
+
+LIMIT = {"here": ContextLength(128, "n_positions is 128")}
+DOMAIN = {"domains": [{"name": "a", "path": "a.txt"}]}
+
+
+def recipe_of(**sections) -> Recipe:
+    settings = {
+        "data": {"self_written_prompts": 1, "max_seq_len": 65, "max_new_tokens": 64},
+        "eval": {"max_prompt_len": 64, "max_new_tokens": 64},
+        "architecture": {"layers": 2, "method": "first_last"},
+    }
+    merged = {name: {**settings.get(name, {}), **sections.get(name, {})} for name in {**settings, **sections}}
+    return Recipe(run_name="r", target={"path": "here"}, **merged)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"data": {"max_seq_len": 129}},
+            "=64 makes 192, .* Set data.max_seq_len to at most 65",
+        ),
+        (
+            {"data": {"max_seq_len": 300, "max_new_tokens": 200}},
+            r"makes 499, .* \(n_positions is 128\)\. Lower data",
+        ),
+        (
+            {"text": {**DOMAIN, "max_seq_len": 129}, "distill": {"train_on": "text", "max_duration": "2ba"}},
+            r"text\.max_seq_len is 129, but here was made for .* Set text\.max_seq_len to at most 128\.",
+        ),
+        (
+            {"eval": {"max_new_tokens": 65}},
+            "of 64 tokens, which eval.max_new_tokens=65 makes 129, .* at most 63",
+        ),
+        ({"eval": {"max_new_tokens": 128}}, r"makes 192, .*\. Lower eval\.max_new_tokens\.$"),
+    ],
+)
+def test_every_key_that_makes_long_texts_is_named(sections, message):
+    refuse_long_texts(recipe_of(), LIMIT, {})
+    with pytest.raises(UserError, match=message):
+        refuse_long_texts(recipe_of(**sections), LIMIT, {})
+    refuse_long_texts(recipe_of(**sections), {"here": None}, {})
+
+
+def test_prompts_to_score_are_no_longer_than_those_of_the_data_unless_tasks_bring_others():
+    refuse_long_texts(recipe_of(eval={"max_prompt_len": 1024}), LIMIT, {})
+    tasks = {"max_prompt_len": 1024, "tasks": [{"path": "a.jsonl"}]}
+    with pytest.raises(UserError, match=r"Set eval\.max_prompt_len to at most 64"):
+        refuse_long_texts(recipe_of(eval=tasks), LIMIT, {})
+
+
+def test_a_draft_reads_answers_and_need_not_write_them():
+    long_target = {"here": ContextLength(9000, "")}
+    refuse_long_texts(recipe_of(data={"max_seq_len": 128}), long_target, {"there": LIMIT["here"]})
+    with pytest.raises(UserError, match=r"data\.max_seq_len is 129, but there was made for texts of 128 tokens"):
+        refuse_long_texts(recipe_of(data={"max_seq_len": 129}), long_target, {"there": LIMIT["here"]})
+
+
+def test_a_source_with_fewer_positions_than_the_target_is_refused(write_recipe, make_checkpoint, capfd):
+    recipe, source = write_recipe(make_checkpoint()), make_checkpoint(max_position_embeddings=64)
+    assert main(["check", recipe, f"architecture.source={source}"]) == 2
+    assert f"data.max_seq_len is 65, but {source} was made for texts of 64 tokens" in capfd.readouterr().err
+
+
+def test_training_refuses_an_init_made_for_shorter_texts(make_run, make_checkpoint):
+    recipe = make_run(init=make_checkpoint(num_hidden_layers=2, max_position_embeddings=29))
+    with pytest.raises(UserError, match=r"data\.max_seq_len is 30, but .*run/init was made for texts of 29 tokens"):
+        train(recipe)
+
+
+def test_calibration_sequences_are_no_longer_than_the_source_was_made_for(write_recipe, make_checkpoint, capfd):
+    target = make_checkpoint(max_position_embeddings=128)
+    recipe = write_recipe(target)
+    asked = ["architecture.method=greedy", "architecture.calibration={tokens: 300, sequence_len: 129}"]
+    for command in ("check", "prune"):
+        assert main([command, recipe, *asked]) == 2
+        assert "architecture.calibration.sequence_len is 129, but" in capfd.readouterr().err
+    assert main(["check", recipe, *asked, "architecture.method=first_last"]) == 0  # which computes no scores
+
+
+def settings(**changed) -> DecodingSettings:
+    usual = {"max_new_tokens": 64, "temperature": 0.0, "top_p": 1.0, "batch_size": 4, "shard_size": 4}
+    return DecodingSettings(**{**usual, "max_prompt_len": 1000, "seed": 1, "dtype": "float32", **changed})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_without_room_for_an_answer_are_left_out_by_their_places(make_checkpoint, tmp_path, capsys, family):
+    target = make_checkpoint(model_type=family, **FAMILIES[family], max_position_embeddings=128)
+    lengths = [64 - TEMPLATE_TOKENS, 65 - TEMPLATE_TOKENS, 100]
+    prompts = [Prompt(f"a.jsonl:{n}", (user_turn("a" * length),)) for n, length in enumerate(lengths, start=1)]
+    write_traces(target, prompts, tmp_path, settings())
+    [trace] = read_traces(tmp_path, "train")
+    assert len(trace.prompt_ids) + 64 == 128
+    assert "2 of 3 prompts are longer than 64 tokens and are left out: a.jsonl:2, a.jsonl:3" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"All 2 prompts are longer than 64 tokens \(a\.jsonl:2, a\.jsonl:3\)\. Allow"):
+        write_traces(target, prompts[1:], tmp_path / "none", settings())
+
+
+def test_answers_that_leave_no_room_for_prompts_are_refused(make_checkpoint):
+    target = make_checkpoint(max_position_embeddings=64)
+    assert within_context(target, settings(max_new_tokens=63)).max_prompt_len == 1
+    with pytest.raises(UserError, match="answers of max_new_tokens=64 leave no room for a prompt"):
+        within_context(target, settings())
+
+
+def test_prompts_a_target_writes_itself_end_where_its_positions_do(make_checkpoint, tmp_path):
+    sizes = FAMILIES["gpt2"]
+    own = SelfWriting(seed=1, dtype="float32", batch_size=4, shard_size=4)
+    with pytest.raises(UserError, match="wrote only"):  # noise, but no IndexError
+        write_own_prompts(make_checkpoint(model_type="gpt2", **sizes, max_position_embeddings=40), 2, tmp_path, own)
+    with pytest.raises(UserError, match=r"n_positions is 6, and its chat template opens a prompt with 6 tokens"):
+        write_own_prompts(make_checkpoint(model_type="gpt2", **sizes, max_position_embeddings=6), 2, tmp_path, own)
