@@ -6,6 +6,7 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
@@ -14,8 +15,9 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from architectures.shapes import Shape
+from distill.data.apart import texts_apart
 from distill.data.packing import cheapest_layout, lengths_read, packed, slots_of
-from distill.data.packing_rules import refuse_attention, refuse_unpackable
+from distill.data.packing_rules import refuse_attention
 from distill.losses.chunked import Head
 from distill.monitoring.flops import head_flops
 
@@ -35,7 +37,7 @@ class AnswerLogits(nn.Module):
             read is the same, in the same order, up to the order of floating-point sums.
 
     Raises:
-        UserError: If packing is asked for and the model would mix up the texts of a row.
+        UserError: If packing is asked for and its attention would mix up the texts of a row.
     """
 
     def __init__(self, lm: PreTrainedModel, *, packing: bool = False):
@@ -79,7 +81,9 @@ class AnswerLogits(nn.Module):
 
     def last_hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor | None) -> Tensor:
         """hidden_BTH behind the last norm."""
-        states = self.lm.base_model(input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False)
+        apart = nullcontext() if position_ids_BT is None else texts_apart(self.lm, position_ids_BT)
+        with apart:
+            states = self.lm.base_model(input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False)
         return states.last_hidden_state
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
@@ -91,10 +95,9 @@ def packed_flops_per_token(lm: PreTrainedModel) -> Callable[[int], int]:
     """FLOPs of a model's layers for one token that attends to so many.
 
     Raises:
-        UserError: If the model would mix up the texts of a row.
+        UserError: If its attention would mix up the texts of a row.
     """
     where = str(lm.config.name_or_path)
-    refuse_unpackable(lm.config.model_type, where=where)
     refuse_attention(str(lm.config._attn_implementation), where=where)  # noqa: SLF001  # it has no other name
     shape = Shape.from_config(lm.config.to_dict(), where=where)
     head = head_flops(shape.vocab, shape.hidden)
