@@ -7,8 +7,8 @@ from typing import Literal, get_args
 from pydantic import TypeAdapter
 
 from architectures.atomic import write_json
+from architectures.typed_file import read_typed
 from eval.acceptance import Estimate
-from eval.typed_file import read_typed
 
 Schema = Literal["widedraft.checkpoints/1"]
 [SCHEMA] = get_args(Schema)
