@@ -1,5 +1,6 @@
 """JSON files of this project, read into the values they were written from. No torch."""
 
+import json
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ def read_typed(path: Path, form: TypeAdapter[Value], remedy: str) -> Value:
     return parsed(form, read_text(path, most_mib=JSON_MIB), str(path), remedy)
 
 
-def parsed(form: TypeAdapter[Value], text: str, where: str, remedy: str) -> Value:
+def parsed(form: TypeAdapter[Value], text: str | bytes, where: str, remedy: str) -> Value:
     """What a JSON text holds, read as `read_typed` reads a file; `where` begins the message."""
     try:
         return form.validate_json(text, strict=True)
@@ -37,10 +38,7 @@ def parsed(form: TypeAdapter[Value], text: str, where: str, remedy: str) -> Valu
 
 def checked(form: TypeAdapter[Value], value: Any, where: str, remedy: str) -> Value:
     """What a JSON value that was read already holds; errors as for `parsed`."""
-    try:
-        return form.validate_python(value, strict=True)
-    except ValidationError as error:
-        raise UserError(f"{where}: {first_mistake(error)}. {remedy}") from error
+    return parsed(form, json.dumps(value), where, remedy)
 
 
 def first_mistake(error: ValidationError) -> str:
