@@ -76,6 +76,12 @@ def read_shards(folder: Path, name: str) -> Iterator[dict[str, Any]]:
         yield parse_json(line, where, REWRITTEN)
 
 
+def read_shard(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of one shard."""
+    for where, line in lines_of(path):
+        yield parse_json(line, where, REWRITTEN)
+
+
 def shard_lines(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
     """(file and line, row as it stands there) of all shards of one name, in order.
 
@@ -93,10 +99,15 @@ def shard_lines(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
             "Run the stage that writes them again: it continues."
         )
     for path in paths:
-        require_regular(path, remedy=REWRITTEN)
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                yield f"{path}:{number}", line
+        yield from lines_of(path)
+
+
+def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The same of one shard."""
+    require_regular(path, remedy=REWRITTEN)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            yield f"{path}:{number}", line
 
 
 def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
