@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from architectures.config_entries import CONFIG, require_config
+from architectures.entry_kinds import shown, whole
 from architectures.errors import UserError
+from architectures.reading import require_regular
 
 MAGIC = b"GGUF"
+MOST_HEADER_BYTES = 64 << 20  # a vocabulary of 256,000 tokens with its merges takes some 16 MB
+MOST_TENSORS, MOST_ENTRIES, MOST_AXES, MOST_NAME_BYTES = 100_000, 10_000, 4, 65_535
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 STRING, ARRAY = 8, 9
+ALIGNMENT = whole("a whole number > 0 and <= 65,536", ge=1, le=65_536)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 CONFIG_KEYS = {
@@ -31,6 +37,7 @@ CONFIG_KEYS = {
     "rope.freq_base": "rope_theta",
 }
 TOKEN_KEYS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
+END_OF_TURN = {"eot_token_id": "bos_token_id", "unknown_token_id": "bos_token_id"}  # each one id
 # The `general.architecture` values we accept; each is also its model_type in transformers.
 BIAS_KEYS = {  # config entry -> a tensor that is there when the entry is true
     "llama": {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
@@ -68,13 +75,14 @@ class GgufHeader:
 
 
 def read_gguf_header(file: Path) -> GgufHeader:
-    """Metadata and tensor list of a GGUF file.
+    """Metadata and tensor list of a GGUF file, in time and memory that the file's own claims do not decide.
 
     Raises:
-        UserError: If the file is absent, not GGUF, of another version, or ends inside the header.
+        UserError: If the file is absent, not GGUF, of another version, or damaged, endless or cut short in its header.
     """
-    if not file.is_file():
+    if not file.exists():
         raise UserError(f"{file}: no such file. Give the path of an existing .gguf file.")
+    require_regular(file, remedy="Give the path of a .gguf file.")
     if file.stat().st_size < 24:
         raise UserError(f"{file}: {file.stat().st_size} bytes are no GGUF file. Fetch it again.")
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -92,48 +100,71 @@ def parse_header(data: mmap.mmap, file: Path) -> GgufHeader:
     version = cursor.scalar("I")
     if version not in VERSIONS:
         raise UserError(f"{file}: GGUF version {version} is not supported. Use a little-endian file of version 2 or 3.")
-    num_tensors, num_entries = cursor.scalar("Q"), cursor.scalar("Q")
-    metadata = {}
+    num_tensors, num_entries = cursor.count(MOST_TENSORS, "tensors"), cursor.count(MOST_ENTRIES, "entries")
+    metadata: dict[str, Any] = {}
     for _ in range(num_entries):
-        key = cursor.text()
-        metadata[key] = cursor.value(cursor.scalar("I"))
-    tensors = {}
+        name = new_name(cursor, metadata)
+        metadata[name] = cursor.value(cursor.scalar("I"))
+    tensors: dict[str, GgufTensor] = {}
     for _ in range(num_tensors):
-        name = cursor.text()
-        sizes = [cursor.scalar("Q") for _ in range(cursor.scalar("I"))]
-        tensors[name] = GgufTensor(tuple(reversed(sizes)), cursor.scalar("I"), cursor.scalar("Q"))
+        name = new_name(cursor, tensors)
+        tensors[name] = parse_tensor(cursor)
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not ALIGNMENT.fits(alignment):
+        raise UserError(f"{file}: general.alignment {ALIGNMENT.mistake(alignment)}. Fetch the file again.")
     return GgufHeader(metadata, tensors, data_start=-(-cursor.position // alignment) * alignment)
 
 
+def new_name(cursor: "Cursor", known: Mapping[str, Any]) -> str:
+    """The name at the cursor, which must not have been there before."""
+    name = cursor.text(MOST_NAME_BYTES)
+    if name in known:
+        raise struct.error(f"{shown(name)} stands there twice")
+    return name
+
+
+def parse_tensor(cursor: "Cursor") -> GgufTensor:
+    """Where the tensor at the cursor lies."""
+    num_axes = cursor.scalar("I")
+    if num_axes > MOST_AXES:
+        raise struct.error(f"a tensor of {num_axes} axes")
+    sizes = [cursor.scalar("Q") for _ in range(num_axes)]
+    return GgufTensor(tuple(reversed(sizes)), cursor.scalar("I"), cursor.scalar("Q"))
+
+
 class Cursor:
-    """Reads little-endian values one after another."""
+    """Reads little-endian values one after another, as far as a header may reach."""
 
     def __init__(self, data: mmap.mmap, *, position: int):
         self.data = data
         self.position = position
+        self.end = min(len(data), MOST_HEADER_BYTES)
 
     def scalar(self, code: str) -> Any:
         """One number or truth value, by its struct code."""
-        (value,) = struct.unpack_from(f"<{code}", self.data, self.position)
-        self.position += struct.calcsize(f"<{code}")
-        return value
+        start = self.position
+        self.skip(struct.calcsize(f"<{code}"))
+        return struct.unpack_from(f"<{code}", self.data, start)[0]
+
+    def count(self, most: int, of: str) -> int:
+        """A number of things that are to be read."""
+        found = self.scalar("Q")
+        if found > most:
+            raise struct.error(f"{found} {of}, where at most {most} are read")
+        return found
 
     def skip(self, num_bytes: int) -> None:
         """Step over bytes that must exist."""
-        if self.position + num_bytes > len(self.data):
-            raise struct.error(f"{num_bytes} bytes expected at {self.position}, the file has {len(self.data)}")
+        if self.position + num_bytes > self.end:
+            raise struct.error(f"{num_bytes} bytes expected at {self.position}, the header ends before {self.end}")
         self.position += num_bytes
 
-    def text(self) -> str:
+    def text(self, most_bytes: int = MOST_HEADER_BYTES) -> str:
         """A string with its length before it."""
-        start = self.position + 8
-        self.skip(8 + self.peek_length())
+        length = self.count(most_bytes, "bytes of text")
+        start = self.position
+        self.skip(length)
         return self.data[start : self.position].decode("utf-8")
-
-    def peek_length(self) -> int:
-        """The length that stands at the cursor."""
-        return struct.unpack_from("<Q", self.data, self.position)[0]
 
     def value(self, type_id: int) -> Any:
         """A metadata value of the given type; of an array only its length."""
@@ -144,7 +175,7 @@ class Cursor:
         item_type, length = self.scalar("I"), self.scalar("Q")
         if item_type == STRING:
             for _ in range(length):
-                self.skip(8 + self.peek_length())
+                self.skip(self.scalar("Q"))
         else:
             self.skip(length * struct.calcsize(f"<{scalar_code(item_type)}"))
         return GgufArray(length)
@@ -172,6 +203,8 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
     prefix = f"{architecture}."
     stated = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
     refuse_unknown_entries(file, architecture, stated)
+    require_kinds(file, header, {f"{prefix}{key}": name for key, name in CONFIG_KEYS.items()})
+    require_kinds(file, header, {f"tokenizer.ggml.{key}": name for key, name in (TOKEN_KEYS | END_OF_TURN).items()})
     config = {name: stated[key] for key, name in CONFIG_KEYS.items() if key in stated}
     config |= {
         name: header.metadata[f"tokenizer.ggml.{key}"]
@@ -183,7 +216,15 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
     for name in ("rms_norm_eps", "rope_theta"):
         if name in config:
             config[name] = shortest_decimal(config[name])
+    require_config(config, str(file))
     return config
+
+
+def require_kinds(file: Path, header: GgufHeader, names: Mapping[str, str]) -> None:
+    """Raise UserError naming the first entry that is not what config.json may hold under its name there."""
+    for key, name in names.items():
+        if key in header.metadata and not CONFIG[name].fits(header.metadata[key]):
+            raise UserError(f"{file}: {key} {CONFIG[name].mistake(header.metadata[key])}. Fetch the file again.")
 
 
 def refuse_unknown_entries(file: Path, architecture: str, stated: Mapping[str, Any]) -> None:
@@ -201,7 +242,7 @@ def refuse_unknown_entries(file: Path, architecture: str, stated: Mapping[str, A
 def facts_from_tensors(file: Path, architecture: str, header: GgufHeader) -> dict[str, Any]:
     """Vocabulary, tying and biases, as the tensor list shows them."""
     embedding = header.tensors.get("token_embd.weight")
-    if embedding is None:
+    if embedding is None or not embedding.size:
         raise UserError(f"{file}: token_embd.weight is missing. Use a GGUF file of a whole model.")
     return {
         "vocab_size": embedding.size[0],

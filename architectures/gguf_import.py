@@ -8,6 +8,8 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Collection, Mapping
+from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ from architectures.weights import TensorInfo, require_replaceable, write_weights
 PERMUTED_ARCHITECTURES = ("llama",)  # llama.cpp stores their query and key rows in its own rotary order
 ROPE_FACTORS = "rope_freqs.weight"
 GPT2_SPLITTING = (None, "default", "gpt-2", "smollm")  # `tokenizer.ggml.pre`, where GPT-2's own word splitting is right
+TOKENIZER_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
+MAX_CHARS_SHOWN = 200
 SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 
 
@@ -92,13 +96,14 @@ def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, 
                 f"{file}: {name} has size {list(header.tensors[name].size)}, the header makes it {list(size)}. "
                 "Fetch the file again."
             )
-    for name, tensor in header.tensors.items():
+    places = tensor_places(file, header)
+    for name in header.tensors:
         if name not in expected and name != ROPE_FACTORS:
             raise UserError(
                 f"{file}: {name} is not a tensor of {header.metadata['general.architecture']}, and dropping it would "
                 "change the model. Use the model's original Hugging Face folder as the target."
             )
-        end = header.data_start + tensor.offset + num_bytes(file, name, tensor)
+        end = places[name][1]
         if end > file.stat().st_size:
             raise UserError(
                 f"{file}: cut short inside {name}: {end} bytes are needed, the file has {file.stat().st_size}. "
@@ -106,15 +111,33 @@ def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, 
             )
 
 
+def tensor_places(file: Path, header: GgufHeader) -> dict[str, tuple[int, int]]:
+    """Where each tensor begins and ends in the file, in the order they lie there; no two share a byte."""
+    begins = {name: header.data_start + tensor.offset for name, tensor in header.tensors.items()}
+    places = {
+        name: (begin, begin + num_bytes(file, name, header.tensors[name]))
+        for name, begin in sorted(begins.items(), key=lambda pair: pair[1])
+    }
+    for (name, (_, end)), (other, (start, _)) in pairwise(places.items()):
+        if start < end:
+            raise UserError(f"{file}: {other} begins inside {name}, at byte {start}. Fetch the file again.")
+    return places
+
+
 def num_bytes(file: Path, name: str, tensor: GgufTensor) -> int:
     """Bytes a quantised tensor takes in the file."""
     try:
         block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type_id)]
-    except ValueError as error:
+    except (ValueError, KeyError) as error:
         raise UserError(
             f"{file}: {name} has the unknown quantisation type {tensor.type_id}. Use a file of a common type, as Q8_0."
         ) from error
-    return int(np.prod(tensor.size)) // block_size * block_bytes
+    if not tensor.size or tensor.size[-1] % block_size:
+        raise UserError(
+            f"{file}: {name} has size {list(tensor.size)}, whose rows are no whole blocks of {block_size}. "
+            "Fetch the file again."
+        )
+    return prod(tensor.size) // block_size * block_bytes
 
 
 def read_tensor(file: Path, header: GgufHeader, name: str, shape: Shape) -> Tensor:
@@ -123,7 +146,10 @@ def read_tensor(file: Path, header: GgufHeader, name: str, shape: Shape) -> Tens
     start = header.data_start + tensor.offset
     raw = np.fromfile(file, dtype=np.uint8, count=num_bytes(file, name, tensor), offset=start)
     rows = raw.reshape(*tensor.size[:-1], -1)
-    weight = torch.from_numpy(dequantize(rows, GGMLQuantizationType(tensor.type_id)).astype(np.float32, copy=False))
+    with np.errstate(invalid="ignore", over="ignore"):  # named below
+        weight = torch.from_numpy(dequantize(rows, GGMLQuantizationType(tensor.type_id)).astype(np.float32, copy=False))
+    if not torch.stack(weight.aminmax()).isfinite().all():
+        raise UserError(f"{file}: {name} holds NaN or infinity. Fetch the file again.")
     if header.metadata["general.architecture"] in PERMUTED_ARCHITECTURES:
         for part, heads in ((".attn_q.", shape.heads), (".attn_k.", shape.kv_heads)):
             if part in name:
@@ -152,7 +178,14 @@ def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> 
     if ROPE_FACTORS not in header.tensors:
         return {"rope_parameters": plain}
     tensor = header.tensors[ROPE_FACTORS]
+    if tensor.type_id != GGMLQuantizationType.F32 or tensor.size != (entries["head_dim"] // 2,):
+        raise UserError(
+            f"{file}: {ROPE_FACTORS} must hold {entries['head_dim'] // 2} numbers in F32, got {list(tensor.size)} of "
+            f"type {tensor.type_id}. Fetch the file again."
+        )
     factors = np.fromfile(file, np.float32, count=tensor.size[0], offset=header.data_start + tensor.offset)
+    if not (np.isfinite(factors).all() and factors.min() > 0 and factors.max() >= 1):
+        raise UserError(f"{file}: {ROPE_FACTORS} holds factors that are no numbers > 0. Fetch the file again.")
     scaled = plain | {
         "rope_type": "llama3",
         "factor": float(factors.max()),
@@ -215,7 +248,13 @@ def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
     Transformers rebuilds the vocabulary. Special tokens are taken from the header: transformers 5.17 mistakes the
     beginning for the end and adds no beginning.
     """
-    rebuilt = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    try:
+        rebuilt = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except Exception as error:  # the library raises plain Exceptions of lists that do not fit each other
+        if not (isinstance(error, TOKENIZER_ERRORS) or type(error) is Exception):
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]
+        raise UserError(f"{file}: its tokenizer could not be rebuilt ({said}). Fetch the file again.") from error
     ids = {name: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL_TOKENS.items()}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=rebuilt.backend_tokenizer,

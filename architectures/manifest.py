@@ -99,7 +99,7 @@ def read_json_file(path: Path) -> dict[str, Any]:
     Raises:
         UserError: If the file is no JSON object.
     """
-    return read_json_object(path, "Fetch the checkpoint again.") if path.is_file() else {}
+    return read_json_object(path, "Fetch the checkpoint again.") if path.exists() else {}
 
 
 def provenance() -> dict[str, Any]:

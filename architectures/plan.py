@@ -4,7 +4,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from architectures.config import ArchitectureConfig
 from architectures.depth import (
@@ -16,12 +17,17 @@ from architectures.depth import (
     without_removed,
 )
 from architectures.errors import UserError
+from architectures.plan_laws import broken_laws
+from architectures.reading import read_text
 from architectures.scores import Scores
 from architectures.shapes import Shape
 from architectures.sizes import WIDTHS, draft_shape
+from architectures.typed_file import parsed
 from architectures.width import Kept, best, best_heads, channel_scores, width_scores
 
 PLAN_NAME = "plan.json"
+PLAN_MIB = 256  # a plan that names each neuron of 80 layers has some 10 MB
+REMEDY = "Name a plan.json as `widedraft prune` wrote it."
 LAYER_SCORES = {"block_influence": "block_influence_L", "greedy": "removal_order", "merge": "merge_order"}
 WIDTH_SCORES = {"intermediate": "neurons_LF", "heads": "heads_LN", "hidden": "channels_H"}
 
@@ -77,18 +83,9 @@ class PruningPlan:
         return ", ".join([text, *cut])
 
     @classmethod
-    def from_json(cls, text: str) -> "PruningPlan":
-        """The plan that to_json wrote."""
-        record = json.loads(text)
-        source, draft = Shape(**record.pop("source")), Shape(**record.pop("draft"))
-        cuts = tuple(Cut(layer=cut["layer"], scale=tuple(cut["scale"])) for cut in record.pop("cuts"))
-        lists: dict[str, Any] = {name: as_tuples(value) for name, value in record.items()}
-        return cls(source=source, draft=draft, cuts=cuts, **lists)
-
-
-def as_tuples(value: Any) -> Any:
-    """Lists, also nested ones, as tuples."""
-    return tuple(as_tuples(entry) for entry in value) if isinstance(value, list) else value
+    def from_json(cls, text: str, *, where: str = PLAN_NAME) -> "PruningPlan":
+        """The plan that to_json wrote; UserErrors begin with `where`."""
+        return parsed(TypeAdapter(cls), text, f"{where}: not a plan.json that widedraft wrote", REMEDY)
 
 
 def plan_pruning(
@@ -140,15 +137,14 @@ def load_plan(file: Path, source: Shape, *, target: str | None) -> PruningPlan:
     Raises:
         UserError: If it cannot be read, or was made for another target.
     """
-    try:
-        plan = PruningPlan.from_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file}: not a plan.json that widedraft wrote ({error!r}).") from error
+    plan = PruningPlan.from_json(read_text(file, remedy=REMEDY, most_mib=PLAN_MIB), where=str(file))
     if plan.source != source or (target is not None and plan.target != target):
         raise UserError(
             f"{file}: made for another target (fingerprint {short(plan.target)}, {plan.source.layers} layers) than "
             f"this one ({short(target)}, {source.layers} layers). Make a plan for this target, or name the other one."
         )
+    for mistake in broken_laws(plan):
+        raise UserError(f"{file}: {mistake}. {REMEDY}")
     return plan
 
 

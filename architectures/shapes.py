@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from architectures.config_entries import CONFIG
 from architectures.errors import UserError
 from architectures.families import FAMILIES, family_of
 from architectures.families.family import EMBEDDING_ROLES, Family, Part
@@ -59,7 +60,7 @@ class Shape:
             intermediate=intermediate_size(config, family, hidden, where),
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=optional(config, keys.get("head_dim"), where, default=family.default_head_dim or hidden // heads),
+            head_dim=head_width(config, family, hidden, heads, where),
             vocab=required(config, keys["vocab"], where),
             positions=required(config, keys["positions"], where) + family.extra_positions if "positions" in keys else 0,
             tied=bool(config.get("tie_word_embeddings", family.tied)),
@@ -166,13 +167,23 @@ def intermediate_size(config: Mapping[str, Any], family: Family, hidden: int, wh
     return optional(config, key, where, default=4 * hidden)
 
 
+def head_width(config: Mapping[str, Any], family: Family, hidden: int, heads: int, where: str) -> int:
+    """The width of a head; where nothing states it, heads share the hidden width."""
+    key = family.keys.get("head_dim")
+    stated = family.default_head_dim if key is None or config.get(key) is None else required(config, key, where)
+    if stated is None and hidden % heads:
+        raise UserError(
+            f"{where}: {family.keys['heads']} must divide {family.keys['hidden']}, got {heads} and {hidden}. "
+            "Take the config.json the checkpoint came with."
+        )
+    return stated or hidden // heads
+
+
 def required(config: Mapping[str, Any], key: str, where: str) -> int:
     """A positive whole number that config must hold."""
-    value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise UserError(
-            f"{where}: {key} must be a whole number > 0, got {value!r}. Take the config.json the checkpoint came with."
-        )
+    value, kind = config.get(key), CONFIG[key]
+    if value is None or not kind.fits(value):
+        raise UserError(f"{where}: {key} {kind.mistake(value)}. Take the config.json the checkpoint came with.")
     return value
 
 

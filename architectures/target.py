@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+from architectures.config_entries import require_config, require_generation_config
 from architectures.errors import UserError
 from architectures.gguf_header import gguf_config, read_gguf_header
 from architectures.known_targets import known_config
 from architectures.manifest import changed_inputs, fingerprint_file, read_manifest
 from architectures.reading import read_json_object
 
+REMEDY = "Fetch the checkpoint again."
 WANTED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 
 
@@ -33,14 +35,30 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a local checkpoint folder, or the same entries from a .gguf file's header.
 
     Raises:
-        UserError: If there is none, or it is not a JSON object.
+        UserError: If there is none, it is not a JSON object, or an entry of it, or of a generation_config.json beside
+            it, is one that no model has.
     """
     if is_gguf(folder):
         return gguf_config(folder, read_gguf_header(folder))
     file = folder / "config.json"
-    if not file.is_file():
+    if not file.exists():
         raise UserError(f"{file}: no such file. {folder} must be a Hugging Face checkpoint folder.")
-    return read_json_object(file, "Fetch the checkpoint again.")
+    config = read_json_object(file, REMEDY)
+    require_config(config, str(file))
+    read_generation_config(folder)
+    return config
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """The generation_config.json of a local checkpoint folder; empty where there is none.
+
+    Raises:
+        UserError: If it is not a JSON object, or an entry is one that no model has.
+    """
+    file = folder / "generation_config.json"
+    config = read_json_object(file, REMEDY) if file.exists() else {}
+    require_generation_config(config, str(file))
+    return config
 
 
 def read_remote_config(path: str, revision: str) -> dict[str, Any]:

@@ -9,19 +9,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from architectures.atomic import write_json
+from architectures.entry_kinds import Kind
 from architectures.errors import UserError
 from architectures.progress import track
+from architectures.reading import read_json_object
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9  # as transformers' save_pretrained cut them for years; the hub takes any size
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+INDEX = Kind("an object that names a file for each tensor", Annotated[dict[str, str], Field(min_length=1)])
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -96,12 +101,14 @@ def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
 def read_index(folder: Path) -> dict[str, str]:
     """Tensor name -> shard name; empty where one file holds everything."""
     path = folder / INDEX_NAME
-    if not path.is_file():
+    if not path.exists():
         return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not a safetensors index ({error!r}). Fetch the checkpoint again.") from error
+    found = read_json_object(path, "Fetch the checkpoint again.").get("weight_map")
+    if not INDEX.fits(found):
+        raise UserError(
+            f"{path}: not a safetensors index: weight_map {INDEX.mistake(found)}. Fetch the checkpoint again."
+        )
+    return found
 
 
 def single_file(folder: Path) -> str:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
-from architectures.reading import read_json_object
 from architectures.target import resolve_checkpoint
 from distill.lineage import masks_are_due, refuse_orphaned_training, require_training_inputs, write_draft_manifest
 from distill.progressive import earlier_stages, share_answers
@@ -77,10 +76,11 @@ def timed(name: str, stage: Callable[[], None]) -> None:
 
 def print_outcome(recipe: Recipe) -> None:
     """Say where the draft and the scorecard are, and what the scorecard says first."""
+    from eval.report.cards import read_card
     from eval.scorecard import headline
 
     run = Path(recipe.run_dir)
-    scorecard = read_json_object(run / "eval" / "scorecard.json", "Delete the folder and run `widedraft eval` again.")
+    scorecard = read_card(run / "eval" / "scorecard.json").record
     print(
         f"\ndraft:     {run / 'draft'}\nscorecard: {run / 'eval' / 'scorecard.md'}\n"
         f"report:    {run / 'eval' / 'report.html'}\n\n{headline(scorecard)}"
@@ -171,7 +171,7 @@ def distill_stage(recipe_path: Path, overrides: Sequence[str]) -> None:
     training = require_training_inputs(recipe)
     draft = read_manifest(Path(recipe.run_dir) / "draft")
     wanted = draft_inputs(recipe, training)
-    if draft is not None and draft["finished"] and not changed_inputs(draft, wanted):
+    if draft is not None and draft.get("finished") and not changed_inputs(draft, wanted):
         print(f"   {Path(recipe.run_dir) / 'draft'}: up to date")
         return
     run_training(recipe_path, overrides)

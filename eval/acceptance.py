@@ -249,7 +249,7 @@ def bootstrap_over_prompts(
     if not len(values_R):
         return Estimate(value=value, low=None, high=None)
     low, high = percentile_interval(values_R, resampling.confidence)
-    return Estimate(value=value, low=low, high=high)
+    return Estimate(value=value, low=min(low, value), high=max(high, value))  # of few resamples all may lie on one side
 
 
 def percentile_interval(values_R: Sequence[float] | Array, confidence: float) -> tuple[float, float]:

@@ -10,10 +10,10 @@ from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
 from architectures.atomic import write_json
+from architectures.typed_file import read_typed
 from eval.decoding.texts import Decoded
 from eval.pair.race import Writer, spans
 from eval.traces import Trace
-from eval.typed_file import read_typed
 
 Schema = Literal["widedraft.examples/1"]
 [SCHEMA] = get_args(Schema)

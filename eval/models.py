@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -19,27 +20,54 @@ from transformers.utils import logging as transformers_logging
 
 from architectures.context_length import ContextLength, context_length
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_value
+from architectures.manifest import fingerprint_value, read_json_file
+from architectures.reading import require_regular
+from architectures.target import read_config
+from architectures.weights import read_index
 from eval.quantised import loading_arguments
+from eval.weight_checks import refuse_not_finite, refuse_whole_numbers, require_enough_bytes
 
 MAX_NAMES_SHOWN = 5
+MAX_CHARS_SHOWN = 300
 BOUNDARY_IDS = ("bos_token_id", "eos_token_id")
+COPY_TOKENIZER = "Copy tokenizer.json and tokenizer_config.json of the target there, or make the folder again."
+TOKENIZER_MIB = 512  # the largest published tokenizer.json has some 35
+PROBE = "The quick brown fox: 12 + 30 = 42."
+DAMAGED = (  # what transformers raises of files whose entries are not of the kind it takes them for
+    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RecursionError,
+    StrictDataclassError, SafetensorError,
+)  # fmt: skip
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint folder.
 
     Raises:
-        UserError: If the folder holds no tokenizer, or a damaged one.
+        UserError: If the folder holds no tokenizer, a damaged one, or one that knows no words.
     """
     require_checkpoint(folder)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+            read_json_file(folder / name)
+        if (folder / "tokenizer.json").exists():
+            require_regular(folder / "tokenizer.json", remedy=COPY_TOKENIZER, most_mib=TOKENIZER_MIB)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the library raises plain Exceptions of a damaged tokenizer.json
+        if isinstance(error, UserError) or not (isinstance(error, DAMAGED) or type(error) is Exception):
+            raise
+        raise UserError(f"{folder}: its tokenizer could not be read ({one_line(error)}). {COPY_TOKENIZER}") from error
+    require_words(folder, tokenizer)
+    return tokenizer
+
+
+def require_words(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise UserError for what transformers makes of a folder without tokenizer files: special tokens and no others."""
+    special = set(tokenizer.all_special_ids)
+    if set(tokenizer(PROBE, add_special_tokens=False)["input_ids"]) <= special:
         raise UserError(
-            f"{folder}: its tokenizer could not be read ({first_line(error)}). "
-            "Copy tokenizer.json and tokenizer_config.json of the target there, or make the folder again."
-        ) from error
+            f"{folder}: its tokenizer has {len(tokenizer)} tokens, {len(special)} of them special, and makes no other "
+            f"of {PROBE!r}. {COPY_TOKENIZER}"
+        )
 
 
 def load_model(
@@ -60,10 +88,12 @@ def load_model(
         bits: 8 or 4 packs the linear layers into so many a weight; None leaves them in dtype.
 
     Raises:
-        UserError: If it is an encoder-decoder model and must not be, weights are missing, damaged, or do not fit
-            config.json, or what packs them is not installed.
+        UserError: If it is an encoder-decoder model and must not be, weights are missing, damaged, no numbers, or do
+            not fit config.json, or what packs them is not installed.
     """
     require_checkpoint(folder)
+    read_index(folder)
+    require_enough_bytes(folder)
     place = device or default_device()
     packing = {} if bits is None else loading_arguments(bits, dtype=dtype, device=place)
     show_progress_only_in_a_terminal()
@@ -77,19 +107,22 @@ def load_model(
             output_loading_info=True,
             **packing,
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except DAMAGED as error:
         raise UserError(
-            f"{folder}: its weights could not be read ({first_line(error)}). "
+            f"{folder}: its weights could not be read ({one_line(error)}). "
             "A file is missing or cut short: copy or download the folder again, or run the stage that wrote it again."
         ) from error
     model, report = loaded
     refuse_incomplete(folder, report)
-    return model if packing else model.to(place)  # transformers leaves it in eval mode
+    refuse_whole_numbers(folder, model)
+    model = model if packing else model.to(place)  # transformers leaves it in eval mode
+    refuse_not_finite(folder, model)
+    return model
 
 
 def model_class(folder: Path, *, encoder_decoder: bool) -> Any:
     """What opens a checkpoint; refuses an encoder-decoder model unless it is welcome."""
-    if not AutoConfig.from_pretrained(folder, local_files_only=True).is_encoder_decoder:
+    if not model_config(folder).is_encoder_decoder:
         return AutoModelForCausalLM
     if not encoder_decoder:
         raise UserError(
@@ -179,17 +212,27 @@ def require_checkpoint(folder: Path) -> None:
     """Raise UserError unless folder is one that transformers can open without asking the hub."""
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: no config.json there. Give the folder of a Hugging Face checkpoint.")
+    read_config(folder)
 
 
 def text_config(folder: Path) -> PreTrainedConfig:
     """The decoder's part of a checkpoint's config.json."""
+    return model_config(folder).get_text_config(decoder=True)
+
+
+def model_config(folder: Path) -> PreTrainedConfig:
+    """A checkpoint's config.json as transformers has it.
+
+    Raises:
+        UserError: If there is none, or an entry of it is one that no model has.
+    """
+    require_checkpoint(folder)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except DAMAGED as error:
         raise UserError(
-            f"{folder / 'config.json'}: could not be read ({first_line(error)}). Make the folder again."
+            f"{folder / 'config.json'}: could not be read ({one_line(error)}). Make the folder again."
         ) from error
-    return config.get_text_config(decoder=True)
 
 
 def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
@@ -228,6 +271,6 @@ def vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
     return f"{count}; {token!r} is {draft.get(token, 'absent')} here and {target.get(token, 'absent')} in the target"
 
 
-def first_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """What an error of another library says, without its line breaks."""
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]

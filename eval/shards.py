@@ -6,14 +6,32 @@ settings.json in such a folder says, for each name of shards, what they are made
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
 
 from architectures.atomic import write_json, write_text
 from architectures.errors import UserError
 from architectures.manifest import provenance
-from architectures.reading import parse_json, read_json_object
+from architectures.reading import parse_json, read_json_object, require_regular
+from architectures.typed_file import checked
 
 SETTINGS_NAME = "settings.json"
+REWRITTEN = "Delete this file and run its stage again: it is rewritten."
+MOST_SHARDS = 10**6
+
+
+class Claim(TypedDict):
+    """What settings.json says of one name."""
+
+    settings: dict[str, Any]
+    num_shards: Annotated[int, Field(ge=0, le=MOST_SHARDS)]
+    tokenizer: NotRequired[dict[str, Any]]
+    versions: NotRequired[dict[str, Any]]
+
+
+CLAIMS = TypeAdapter(dict[str, Claim])
 
 
 def claim_shards(
@@ -54,25 +72,42 @@ def read_shards(folder: Path, name: str) -> Iterator[dict[str, Any]]:
     Raises:
         UserError: If a shard is missing or damaged.
     """
+    for where, line in shard_lines(folder, name):
+        yield parse_json(line, where, REWRITTEN)
+
+
+def read_shard(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of one shard."""
+    for where, line in lines_of(path):
+        yield parse_json(line, where, REWRITTEN)
+
+
+def shard_lines(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
+    """(file and line, row as it stands there) of all shards of one name, in order.
+
+    Raises:
+        UserError: If a shard is missing.
+    """
     claims = read_claims(folder)
     if name not in claims:
         raise UserError(f"{folder}: holds no {name} answers. Run the stage that writes them.")
     paths = shard_paths(folder, name, claims[name]["num_shards"])
-    missing = [path.name for path in paths if not path.is_file()]
+    missing = [path.name for path in paths if not path.exists()]
     if missing:
         raise UserError(
             f"{folder}: {len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}. "
             "Run the stage that writes them again: it continues."
         )
     for path in paths:
-        yield from read_shard(path)
+        yield from lines_of(path)
 
 
-def read_shard(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of one shard."""
-    with path.open(encoding="utf-8") as file:
+def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The same of one shard."""
+    require_regular(path, remedy=REWRITTEN)
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            yield parse_json(line, f"{path}:{number}", "Delete this file and run its stage again: it is rewritten.")
+            yield f"{path}:{number}", line
 
 
 def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
@@ -80,10 +115,14 @@ def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
     return [folder / f"{name}-{index:05d}.jsonl" for index in range(num_shards)]
 
 
-def read_claims(folder: Path) -> dict[str, Any]:
-    """What settings.json says for each name; empty where there is none."""
-    path = folder / SETTINGS_NAME
-    return read_json_object(path, f"Delete {folder} and run its stage again.") if path.is_file() else {}
+def read_claims(folder: Path) -> dict[str, Claim]:
+    """What settings.json says for each name; empty where there is none.
+
+    Raises:
+        UserError: If it is no such file.
+    """
+    path, remedy = folder / SETTINGS_NAME, f"Delete {folder} and run its stage again."
+    return checked(CLAIMS, read_json_object(path, remedy), str(path), remedy) if path.exists() else {}
 
 
 def refuse_changes(folder: Path, name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

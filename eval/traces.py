@@ -11,21 +11,27 @@ from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
+from pydantic import ConfigDict, Field, TypeAdapter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from architectures.entry_kinds import TokenId
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value
 from architectures.progress import track
+from architectures.typed_file import parsed
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps, finished
 from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.decoding.wanted import Wanted
 from eval.models import context_length_of, load_model, load_tokenizer, stop_token_ids, tokenizer_identity
-from eval.shards import claim_shards, read_shards, write_shard
+from eval.shards import REWRITTEN, claim_shards, shard_lines, write_shard
 from eval.tasks.forms import Message, Prompt
 from eval.tasks.rendering import render_prompt, template_hash
+from eval.trace_laws import require_messages
+
+TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
 
 MAX_PLACES_SHOWN = 5
 
@@ -46,11 +52,13 @@ class Trace:
         task: The prompt's, likewise.
     """
 
-    id: int
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    id: Annotated[int, Field(ge=0)]
     source: str
-    messages: tuple[Message, ...]
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
+    messages: Annotated[tuple[Message, ...], Field(min_length=1)]
+    prompt_ids: TokenIds
+    answer_ids: TokenIds
     answer: str
     finish_reason: Literal["stop", "length"]
     category: str | None = None
@@ -157,7 +165,14 @@ def read_traces(out: Path, name: str) -> list[Trace]:
     Raises:
         UserError: If they are incomplete or damaged.
     """
-    return [parse_trace(row) for row in read_shards(out, name)]
+    traces: list[Trace] = []
+    for where, line in shard_lines(out, name):
+        trace = parsed(TRACE, line, where, REWRITTEN)
+        require_messages(trace.messages, where)
+        if traces and trace.id <= traces[-1].id:
+            raise UserError(f"{where}: id must be above the {traces[-1].id} before it, got {trace.id}. {REWRITTEN}")
+        traces.append(trace)
+    return traces
 
 
 def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
@@ -319,7 +334,4 @@ def derive_seed(seed: int, name: str, index: int) -> int:
     return int.from_bytes(sha256(f"{seed}/{name}/{index}".encode()).digest()[:8], "big", signed=True)
 
 
-def parse_trace(row: dict[str, Any]) -> Trace:
-    """A trace from its JSON form."""
-    sequences = {field: tuple(row[field]) for field in ("messages", "prompt_ids", "answer_ids")}
-    return Trace(**{**row, **sequences})
+TRACE = TypeAdapter(Trace)

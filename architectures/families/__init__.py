@@ -29,7 +29,7 @@ def family_of(config: Mapping[str, Any], *, where: str = "config.json") -> Famil
         raise UserError(
             f"{where}: model_type {model_type!r} is not a known family. Use a target of one of: {', '.join(FAMILIES)}."
         )
-    if "quantization_config" in config:
+    if config.get("quantization_config") is not None:
         method = config["quantization_config"].get("quant_method", "unnamed")
         raise UserError(
             f"{where}: the checkpoint is quantised (quant_method {method!r}). Use its unquantised original, "

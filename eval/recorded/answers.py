@@ -7,16 +7,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
 from architectures.errors import UserError
+from architectures.typed_file import checked
 from eval.config import PromptSource
 from eval.models import load_tokenizer, require_rows, text_config, tokenizer_identity
 from eval.recorded.ground_truth import read_ground_truth
-from eval.shards import read_claims, shorten
+from eval.shards import SETTINGS_NAME, Claim, read_claims, shorten
 from eval.tasks.rows import checked_text, first_field, load_rows
+from eval.trace_laws import require_rows_of
 from eval.traces import Trace, read_traces
 
 TRACES_NAME = "eval"  # held out of training, so never the text the draft has learned
@@ -38,6 +41,18 @@ class RecordedAnswer:
     prompt: int
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How recorded answers were decoded, as far as a scorer asks."""
+
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+    target: str
+
+
+SETTINGS = TypeAdapter(Settings)
 
 
 @dataclass(frozen=True)
@@ -75,13 +90,15 @@ def read_recorded_traces(folder: Path, tokenizer_folder: Path) -> Recording:
     traces = read_held_out(folder)
     claim = read_claims(folder)[TRACES_NAME]
     require_recorded_tokenizer(claim, folder, tokenizer_folder)
-    settings = claim["settings"]
-    if settings["temperature"] > 0 and settings["top_p"] < 1:
+    require_rows_of(traces, vocab_size=text_config(tokenizer_folder).vocab_size, folder=folder)
+    where, remedy = f"{folder / SETTINGS_NAME}: {TRACES_NAME}.settings", "Give the answers as they were written."
+    settings = checked(SETTINGS, claim["settings"], where, remedy)
+    if settings.temperature > 0 and settings.top_p < 1:
         raise UserError(
-            f"{folder}: its answers were sampled with top_p={settings['top_p']}, and replay knows temperature alone. "
+            f"{folder}: its answers were sampled with top_p={settings.top_p}, and replay knows temperature alone. "
             "Give answers that were sampled with top_p=1, or greedily."
         )
-    return Recording(folder, settings["temperature"], settings["target"], tuple(number_prompts(traces)))
+    return Recording(folder, settings.temperature, settings.target, tuple(number_prompts(traces)))
 
 
 def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
@@ -140,7 +157,7 @@ def read_held_out(folder: Path) -> list[Trace]:
     return traces
 
 
-def require_recorded_tokenizer(claim: dict[str, Any], folder: Path, tokenizer_folder: Path) -> None:
+def require_recorded_tokenizer(claim: Claim, folder: Path, tokenizer_folder: Path) -> None:
     """Raise UserError unless a folder's tokenizer gives token ids the meaning they have in recorded answers."""
     recorded = claim.get("tokenizer")
     if recorded is None:
@@ -151,9 +168,9 @@ def require_recorded_tokenizer(claim: dict[str, Any], folder: Path, tokenizer_fo
     tokenizer = load_tokenizer(tokenizer_folder)
     own = tokenizer_identity(tokenizer)
     changes = [
-        f"{name} is {shorten(own[name])}, but {shorten(recorded[name])} there"
+        f"{name} is {shorten(own[name])}, but {shorten(recorded.get(name))} there"
         for name in own
-        if own[name] != recorded[name]
+        if own[name] != recorded.get(name)
     ]
     if changes:
         raise UserError(

@@ -8,13 +8,13 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from architectures.errors import UserError
+from architectures.typed_file import read_typed
 from eval.latency.steps import TARGET
 from eval.report.cards import Card
 from eval.report.drafts import ScoredDraft, scored_drafts
 from eval.scorecard.grid import GRID_NAME
 from eval.scorecard.verdict import machine_words
 from eval.speedup import StepTimes
-from eval.typed_file import read_typed
 
 Positive = Annotated[int, Field(ge=1)]
 REMEDY = "Name a file that `widedraft latency --out` wrote."

@@ -16,10 +16,10 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from architectures.errors import UserError
 from architectures.manifest import provenance
 from architectures.reading import read_text
+from architectures.typed_file import parsed
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Decoded, Seeds, Speculation
 from eval.shards import write_shard
-from eval.typed_file import parsed
 
 Schema = Literal["widedraft.rounds/1"]
 [SCHEMA] = get_args(Schema)

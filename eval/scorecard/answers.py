@@ -7,7 +7,9 @@ from itertools import accumulate
 from pathlib import Path
 
 from eval.config import EvalConfig
+from eval.models import text_config
 from eval.tasks.forms import Prompt
+from eval.trace_laws import require_rows_of
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
 TRACES_NAME = "eval"
@@ -46,6 +48,7 @@ def record_answers(
     )
     write_traces(target, prompts, folder, settings, name=TRACES_NAME)
     traces = read_traces(folder, TRACES_NAME)
+    require_rows_of(traces, vocab_size=text_config(target).vocab_size, folder=folder)
     return Answers(traces, prompt_numbers(traces, prompts))
 
 

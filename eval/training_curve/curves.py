@@ -2,13 +2,14 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import TypeAdapter
+from pydantic import AfterValidator, Field, FiniteFloat, TypeAdapter
 
 from architectures.atomic import write_json
+from architectures.typed_file import read_typed
 from eval.acceptance import Estimate
-from eval.typed_file import read_typed
+from eval.intervals import holds
 
 Schema = Literal["widedraft.checkpoints/1"]
 [SCHEMA] = get_args(Schema)
@@ -19,8 +20,19 @@ JSON_NAME, PAGE_NAME = "checkpoints.json", "checkpoints.md"
 class Value:
     """A figure with its interval over prompts; None where one prompt gives none."""
 
-    value: float
-    interval: tuple[float, float] | None
+    value: FiniteFloat
+    interval: tuple[FiniteFloat, FiniteFloat] | None
+
+
+def in_its_interval(found: Value) -> Value:
+    """The value itself if its interval holds it."""
+    if not holds(found.interval, found.value):
+        raise ValueError("must lie in its interval")
+    return found
+
+
+Figure = Annotated[Value, AfterValidator(in_its_interval)]
+Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -38,12 +50,12 @@ class Point:
     """
 
     checkpoint: str
-    batches: int
-    tokens: int
-    alpha: Value
-    tau: Value
-    predicted: float
-    behind: Value | None
+    batches: Count
+    tokens: Count
+    alpha: Figure
+    tau: Figure
+    predicted: Annotated[FiniteFloat, Field(gt=0)]
+    behind: Figure | None
 
 
 @dataclass(frozen=True)
@@ -57,8 +69,8 @@ class Curve:
         points: All of them.
     """
 
-    temperature: float
-    lookahead: int
+    temperature: Annotated[FiniteFloat, Field(ge=0)]
+    lookahead: Annotated[int, Field(ge=1)]
     best: str
     points: tuple[Point, ...]
 

@@ -16,6 +16,7 @@ from eval.choice import step_times
 from eval.config import EvalConfig
 from eval.latency.machine import torch_threads
 from eval.models import load_model
+from eval.report.fields import require_fields
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.record import speedup_record
 from eval.scorecard.score import Pair, replay_drafts
@@ -57,6 +58,7 @@ def score_checkpoints(
         seed: Of the scorecard.
     """
     card = read_json_object(folder / "scorecard.json", "Run `widedraft eval` again.")
+    require_fields(card, folder / "scorecard.json")
     taken, temperatures = prompts[: config.max_prompts], config.temperature
     with torch_threads(config.num_threads):
         answers = {t: record_answers(target, taken, config, folder, temperature=t, seed=seed) for t in temperatures}

@@ -233,8 +233,75 @@ def test_a_plan_for_another_target_is_refused(tmp_path):
         load_plan(file, replace(SMOLLM2, layers=31), target=None)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"source": {"layers": 3}, "draft": {}, "cuts": []}'])
-def test_a_file_that_is_no_plan_is_refused(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Invalid JSON"),
+        ("[]", "Input should be .*object"),
+        ("{}", "source_layers: .*required"),
+        ("[" * 100_000, "recursion limit exceeded"),
+        ('{"source_layers": [' + "9" * 5000 + "]}", "Invalid JSON: number out of range"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path, text, message):
     (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(UserError, match=r"not a plan\.json"):
+    with pytest.raises(UserError, match=rf"not a plan\.json that widedraft wrote: .*{message}"):
         load_plan(tmp_path / "plan.json", SMOLLM2, target=None)
+
+
+def full_plan():
+    """A plan of a small source that cuts everything and is rescaled."""
+    source = Shape(layers=4, hidden=64, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=99)
+    config = ArchitectureConfig(layers=2, hidden=32, intermediate=96, heads=2, rescale=True, method="block_influence")
+    return plan_pruning(source, config, random_scores(source))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda plan: plan.update(source_layers=["a", 1]), "source_layers.0: Input should be a valid integer, got 'a'"),
+        (lambda plan: plan.update(source_layers=[0, 4]), "source_layers must be from 0 to 3, got 4"),
+        (lambda plan: plan.update(source_layers=[0, -1]), "source_layers must be from 0 to 3, got -1"),
+        (lambda plan: plan.update(source_layers=[0, 0]), "source_layers must hold 2 different numbers"),
+        (lambda plan: plan.update(source_layers=[0]), "source_layers must hold 2 different numbers, got 1"),
+        (
+            lambda plan: plan["draft"].update(layers=10**12),
+            r"draft\.layers must be > 0 and at most the source's 4, got",
+        ),
+        (lambda plan: plan["draft"].update(hidden=0), r"draft\.hidden must be > 0"),
+        (lambda plan: plan["draft"].update(vocab=7), "draft must differ from source in its sizes alone"),
+        (lambda plan: plan["neurons"].pop(), "neurons must have one list for each of 2 layers, got 1"),
+        (lambda plan: plan["neurons"][1].pop(), r"neurons\.1 must hold 96 different numbers"),
+        (lambda plan: plan.update(neurons=None), "neurons must be given where 96 of 128 are kept"),
+        (lambda plan: plan["heads"][0].__setitem__(0, 99), r"heads\.0 must be from 0 to 3, got 99"),
+        (lambda plan: plan.update(channels=None), "channels must be given where 32 of 64 are kept"),
+        (lambda plan: plan["channels"].__setitem__(0, 10**12), "channels must be from 0 to 63"),
+        (lambda plan: plan["cuts"][0].update(layer=9), r"cuts\.0\.layer must be from 0 to 2, got 9"),
+        (lambda plan: plan["cuts"][0].update(scale=[0.0] * 64), r"cuts\.0\.scale must hold 64 numbers > 0"),
+        (lambda plan: plan["read_gains"].pop(), "read_gains must hold 3 numbers > 0, got 2"),
+        (lambda plan: plan["read_gains"].__setitem__(0, float("nan")), "read_gains must hold 3 numbers > 0"),
+        (lambda plan: plan.update(merged_layers=[[9]]), "merged_layers must have one list for each of 2 layers"),
+    ],
+)
+def test_a_plan_that_cannot_be_cut_by_is_refused(tmp_path, edit, message):
+    plan = full_plan()
+    record = json.loads(plan.to_json())
+    (tmp_path / "plan.json").write_text(json.dumps(record))
+    assert load_plan(tmp_path / "plan.json", plan.source, target=None) == plan
+    edit(record)
+    (tmp_path / "plan.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=rf"plan\.json: .*{message}.*Name a plan\.json as"):
+        load_plan(tmp_path / "plan.json", plan.source, target=None)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_plan_that_is_made_can_be_read(tmp_path, method):
+    source = full_plan().source
+    for config in (
+        {"layers": 2},
+        {"layers": 4, "heads": 2},
+        {"layers": 3, "intermediate": 64, "kv_heads": 1, "heads": 2},
+    ):
+        plan = plan_pruning(source, ArchitectureConfig(method=method, **config), random_scores(source))
+        (tmp_path / "plan.json").write_text(plan.to_json())
+        assert load_plan(tmp_path / "plan.json", source, target=None) == plan

@@ -245,11 +245,13 @@ def test_quantised_checkpoint_is_refused():
 
 @pytest.mark.parametrize("value", [None, 0, "48"])
 def test_missing_or_wrong_entry_is_named(value):
-    with pytest.raises(UserError, match=f"hidden_size must be a whole number > 0, got {value!r}"):
+    with pytest.raises(UserError, match=f"hidden_size must be a whole number > 0 and <= 16,777,216, got {value!r}"):
         Shape.from_config({**TINY, "model_type": "llama", "hidden_size": value})
 
 
 def test_heads_must_divide():
+    with pytest.raises(UserError, match="num_attention_heads must divide hidden_size, got 100 and"):
+        Shape.from_config({**TINY, "model_type": "gpt_neox", "num_attention_heads": 100})
     with pytest.raises(UserError, match="num_key_value_heads must divide num_attention_heads, got 3 and 4"):
         Shape.from_config({**TINY, "model_type": "llama", "num_key_value_heads": 3})
 

@@ -1,6 +1,7 @@
 """Reading and writing safetensors: every damage is named, and what is written is what safetensors reads."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -132,10 +133,35 @@ def test_index_leaving_a_tensor_out(sharded):
         open_weights(sharded)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}"])
-def test_broken_index(sharded, text):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not valid JSON"),
+        ("[]", "holds no JSON object"),
+        ("[" * 100_000, "is nested too deeply"),
+        ('{"weight_map": ' + "9" * 5000 + "}", "Exceeds the limit"),
+        ("{}", "weight_map must be an object that names a file for each tensor, got None"),
+        ('{"weight_map": ["a"]}', "weight_map must be .*, got .'a'."),
+        ('{"weight_map": {"a": 3}}', "weight_map must be .*, got {'a': 3}"),
+        ('{"weight_map": {"a": null}}', "weight_map must be .*, got {'a': None}"),
+        ('{"weight_map": {}}', "weight_map must be .*, got {}"),
+    ],
+)
+def test_broken_index(sharded, text, message):
     (sharded / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(UserError, match=r"index\.json: not a safetensors index"):
+    with pytest.raises(UserError, match=rf"index\.json: .*{message}"):
+        open_weights(sharded)
+
+
+def test_an_index_that_is_a_folder_or_a_pipe_is_refused(sharded):
+    index = sharded / "model.safetensors.index.json"
+    index.unlink()
+    index.mkdir()
+    with pytest.raises(UserError, match=r"index\.json: is a folder, not a file"):
+        open_weights(sharded)
+    index.rmdir()
+    os.mkfifo(index)
+    with pytest.raises(UserError, match=r"index\.json: is a pipe, not a file"):
         open_weights(sharded)
 
 

@@ -80,11 +80,7 @@ def remove_weights(folder):
     (folder / "model.safetensors").unlink()
 
 
-def break_config(folder):
-    (folder / "config.json").write_text("{")
-
-
-@pytest.mark.parametrize("damage", [cut_in_half, remove_weights, break_config])
+@pytest.mark.parametrize("damage", [cut_in_half, remove_weights])
 def test_unreadable_weights_are_refused(copy, damage):
     damage(copy)
     with pytest.raises(UserError, match=r"weights could not be read .* missing or cut short") as caught:
@@ -106,14 +102,21 @@ def break_index(folder):
     (folder / "model.safetensors.index.json").write_text("{")
 
 
-@pytest.mark.parametrize("damage", [drop_shard, cut_shard, break_index])
-def test_a_damaged_shard_is_refused(copy, damage):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (drop_shard, "weights could not be read"),
+        (cut_shard, "weights could not be read"),
+        (break_index, r"model\.safetensors\.index\.json: is not valid JSON"),
+    ],
+)
+def test_a_damaged_shard_is_refused(copy, damage, message):
     model = load_model(copy, dtype="float32", device="cpu")
     (copy / "model.safetensors").unlink()
     model.save_pretrained(copy, max_shard_size="300KB")
     assert load_model(copy, dtype="float32", device="cpu").num_parameters() == model.num_parameters()
     damage(copy)
-    with pytest.raises(UserError, match="weights could not be read"):
+    with pytest.raises(UserError, match=message):
         load_model(copy, dtype="float32")
 
 

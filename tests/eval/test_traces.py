@@ -309,7 +309,7 @@ def test_damaged_files_are_named(chatty_target, tmp_path):
         read_traces(tmp_path, "eval")
     shard = tmp_path / "train-00000.jsonl"
     shard.write_text(shard.read_text()[:-20])
-    with pytest.raises(UserError, match=r"train-00000\.jsonl:2: is not valid JSON"):
+    with pytest.raises(UserError, match=r"train-00000\.jsonl:2: Invalid JSON: EOF"):
         read_traces(tmp_path, "train")
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(UserError, match=r"settings\.json: is not valid JSON"):

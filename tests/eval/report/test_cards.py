@@ -98,17 +98,20 @@ def test_no_field_that_a_report_reads_may_be_missing(scored, field):
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
-        (lambda record: record["target"].update(layers=True), "target.layers must be a number, got True"),
+        (lambda record: record["target"].update(layers=True), "target.layers must be a whole number > 0, got True"),
         (lambda record: record["live"]["speedup"].update(interval=[1]), "live.speedup must be {value, interval}"),
         (lambda record: record["live"]["speedup"].update(value="1"), "live.speedup must be {value, interval}"),
         (lambda record: record["live"]["speedup"].update(value=None), "live.speedup must be {value, interval} with a"),
-        (lambda record: record["latency"].update(repeats=float("nan")), "latency.repeats must be a number, got nan"),
+        (
+            lambda record: record["latency"].update(repeats=float("nan")),
+            "latency.repeats must be a whole number > 0, got",
+        ),
         (lambda record: record["latency"]["target"].pop("p90_ms"), "latency.target must be {median_ms, interval_ms,"),
         (lambda record: record.update(drafts=[]), "drafts must be a list of at least one entry, got []"),
         (lambda record: record["drafts"][1].update(path=3), "drafts[1].path must be text, got 3"),
         (
             lambda record: record["acceptance"][2]["by_prompt"].update(tokens=[1, None]),
-            "acceptance[2].by_prompt.tokens must be a list of numbers",
+            "acceptance[2].by_prompt.tokens must be a list of numbers >= 0",
         ),
     ],
 )

@@ -1,0 +1,186 @@
+"""Recorded answers that are damaged, foreign or hostile are refused with file, line, field and value."""
+
+import json
+import os
+import time
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from architectures.errors import UserError
+from eval.recorded.answers import read_recorded_traces
+from eval.shards import claim_shards, read_claims, write_shard
+from eval.trace_laws import require_rows_of
+from eval.traces import Trace, read_traces
+
+ROW = {
+    "id": 0,
+    "source": "p.jsonl:1",
+    "messages": [{"role": "user", "content": "why"}],
+    "prompt_ids": [1, 5],
+    "answer_ids": [7, 2],
+    "answer": "a",
+    "finish_reason": "stop",
+    "category": None,
+}
+SETTINGS = {"temperature": 0.0, "top_p": 1.0, "target": "a" * 64}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two answers."""
+    [path] = claim_shards(tmp_path, "eval", SETTINGS, num_shards=1, tokenizer={"vocabulary": "b"})
+    write_shard(path, [ROW, {**ROW, "id": 3, "task": "gsm8k/1"}])
+    return tmp_path
+
+
+def test_what_was_written_is_read(folder):
+    first, second = read_traces(folder, "eval")
+    assert first == Trace(0, "p.jsonl:1", ({"role": "user", "content": "why"},), (1, 5), (7, 2), "a", "stop")
+    assert (second.id, second.task) == (3, "gsm8k/1")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("id", value) for value in (None, "a", -1, True, 1.5, [], {}, float("nan"))),
+        *(
+            (name, value)
+            for name in ("prompt_ids", "answer_ids")
+            for value in (None, "a", 7, [], {}, ["a"], [-1], [True], [1.5], [10**12], [None], [[1]], [1, "2"])
+        ),
+        *(("messages", value) for value in (None, [], "why", [3], [{"role": 3}], [{"role": ""}], [{"content": ""}])),
+        *(("source", value) for value in (None, 3, [])),
+        *(("answer", value) for value in (None, 3)),
+        *(("finish_reason", value) for value in (None, "eos", 1)),
+        *(("category", value) for value in (3, [])),
+        ("an_unknown_field", 1),
+    ],
+)  # fmt: skip
+def test_a_field_that_no_answer_has_is_refused(folder, name, value):
+    path = folder / "eval-00000.jsonl"
+    path.write_text(json.dumps(ROW) + "\n" + json.dumps({**ROW, "id": 3, name: value}) + "\n")
+    with pytest.raises(UserError, match=rf"eval-00000\.jsonl:2: .*{name}.*, got .*Delete this file"):
+        read_traces(folder, "eval")
+
+
+@pytest.mark.parametrize("name", [name for name in ROW if name != "category"])
+def test_a_missing_field_is_named(folder, name):
+    write_shard(folder / "eval-00000.jsonl", [{key: value for key, value in ROW.items() if key != name}])
+    with pytest.raises(UserError, match=rf"eval-00000\.jsonl:1: {name}: Field required"):
+        read_traces(folder, "eval")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\xfe\x00",
+        b"\x00" * 100,
+        b"",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"9" * 5000,
+        b"[]",
+        b"null",
+        b"{}",
+        b"\n",
+    ],
+    ids=lambda line: repr(line[:5]),
+)
+def test_a_line_that_is_no_answer_is_refused(folder, line):
+    (folder / "eval-00000.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(UserError, match=r"eval-00000\.jsonl:1: ") as refused:
+        read_traces(folder, "eval")
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("second", [0, 3])
+def test_ids_ascend(folder, second):
+    write_shard(folder / "eval-00000.jsonl", [{**ROW, "id": 3}, {**ROW, "id": second}])
+    with pytest.raises(UserError, match=rf"eval-00000\.jsonl:2: id must be above the 3 before it, got {second}\."):
+        read_traces(folder, "eval")
+
+
+def test_a_shard_that_is_a_pipe_or_a_folder_is_refused(folder):
+    shard = folder / "eval-00000.jsonl"
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(UserError, match=r"eval-00000\.jsonl: is a pipe, not a file"):
+        read_traces(folder, "eval")
+    shard.unlink()
+    shard.mkdir()
+    with pytest.raises(UserError, match=r"eval-00000\.jsonl: is a folder, not a file"):
+        read_traces(folder, "eval")
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        ({}, r"eval\.settings: Field required"),
+        ([], r"eval: Input should be an object, got \[\]"),
+        ({"settings": SETTINGS}, r"eval\.num_shards: Field required"),
+        *(({"settings": SETTINGS, "num_shards": n}, r"eval\.num_shards: ") for n in ("1", -1, 10**12, 1.5, True, None)),
+        ({"settings": 3, "num_shards": 1}, r"eval\.settings: Input should be an object, got 3"),
+        ({"settings": SETTINGS, "num_shards": 1, "tokenizer": "a"}, r"eval\.tokenizer: Input should"),
+    ],
+)
+def test_claims_are_read_or_refused(folder, claim, message):
+    (folder / "settings.json").write_text(json.dumps({"eval": claim}))
+    start_s = time.monotonic()
+    with pytest.raises(UserError, match=rf"settings\.json: {message}"):
+        read_claims(folder)
+    assert time.monotonic() - start_s < 1
+
+
+@pytest.mark.parametrize("vocab_size", [7, 3])
+def test_ids_without_a_row_are_refused(folder, vocab_size):
+    traces = read_traces(folder, "eval")
+    require_rows_of(traces, vocab_size=8, folder=folder)
+    with pytest.raises(UserError, match=rf"the answer of id 0 \(p\.jsonl:1\) holds token 7, but .* is {vocab_size}\."):
+        require_rows_of(traces, vocab_size=vocab_size, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", "hot"), ("temperature", -1.0), ("temperature", None), ("top_p", 0), ("top_p", "a"), ("target", 3)],
+)
+def test_settings_of_recorded_answers_are_typed(tiny_target, folder, name, value):
+    tokenizer = {"vocabulary": "", "bos_token_id": 1, "eos_token_id": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eval.recorded.answers.tokenizer_identity", lambda _: tokenizer)
+        claim = {"settings": {**SETTINGS, name: value}, "num_shards": 1, "tokenizer": tokenizer}
+        (folder / "settings.json").write_text(json.dumps({"eval": claim}))
+        with pytest.raises(UserError, match=rf"settings\.json: eval\.settings: {name}: Input should be .*, got "):
+            read_recorded_traces(folder, tiny_target)
+
+
+def test_recorded_ids_beyond_the_draft_are_refused(tiny_target, folder):
+    tokenizer = {"vocabulary": "", "bos_token_id": 1, "eos_token_id": 2}
+    write_shard(folder / "eval-00000.jsonl", [{**ROW, "answer_ids": [10**9]}])
+    claim = {"settings": SETTINGS, "num_shards": 1, "tokenizer": tokenizer}
+    (folder / "settings.json").write_text(json.dumps({"eval": claim}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eval.recorded.answers.tokenizer_identity", lambda _: tokenizer)
+        with pytest.raises(UserError, match=r"holds token 1000000000, but the vocab_size of .* is 264\."):
+            read_recorded_traces(folder, tiny_target)
+
+
+@settings(max_examples=200, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["eval-00000.jsonl", "settings.json"]),
+    place=st.floats(0, 1, exclude_max=True),
+    insert=st.binary(max_size=6),
+    remove=st.integers(0, 30),
+)
+def test_any_bytes_of_the_answers_may_change(folder, name, place, insert, remove):
+    path = folder / name
+    data = path.read_bytes()
+    start = int(place * len(data))
+    path.write_bytes(data[:start] + insert + data[start + remove :])
+    try:
+        with suppress(UserError):
+            read_traces(folder, "eval")
+    finally:
+        path.write_bytes(data)
