@@ -85,7 +85,7 @@ def local_path(path: str, revision: str) -> Path | None:
     local = Path(path).expanduser()
     if is_gguf(local) or local.is_dir():
         if revision != "main":
-            raise UserError(f"target.revision={revision} belongs to a hub id, but {path} is local. Leave revision out.")
+            raise UserError(f"{path}: is local, and revision {revision} is for a hub id. Leave the revision out.")
         return local
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or local.exists():
         raise UserError(f"{path}: no such folder. Give a Hugging Face folder, a hub id (owner/name) or a .gguf file.")

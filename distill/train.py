@@ -37,7 +37,7 @@ from distill.checkpoints import chosen_checkpoint, find_checkpoints
 from distill.data.batches import AnswerDataset
 from distill.debug.files import begin_debug
 from distill.exits import end_on_sigterm, report_user_errors
-from distill.export import export_checkpoint, vocab_size_of
+from distill.export import export_checkpoint
 from distill.lineage import begin_training, masks_are_due, require_training_inputs, write_draft_manifest
 from distill.masks.train import train_masks
 from distill.recipe import Recipe, load_recipe
@@ -234,10 +234,7 @@ def export(recipe: Recipe, target: Path) -> None:
     def finish(folder: Path) -> None:
         write_draft_manifest(recipe, folder, checkpoint=chosen.name, finished=True)
 
-    vocab_size = vocab_size_of(target)
-    export_checkpoint(
-        chosen, run / "init", run / "draft", dtype=recipe.export.dtype, finish=finish, vocab_size=vocab_size
-    )
+    export_checkpoint(chosen, run / "init", run / "draft", target=target, dtype=recipe.export.dtype, finish=finish)
     print(f"{run / 'draft'}: made from {chosen}", file=sys.stderr)
 
 
