@@ -308,7 +308,7 @@ def test_conversations_are_trained_on_whole_and_held_out_answers_are_apart(given
     assert manifest is not None
     assert manifest["answers"] == "given"
     counts = manifest["counts"]
-    train_set, eval_set = read_answers(recipe)
+    train_set, eval_set = read_answers(recipe, Path(recipe.target.path))
     assert [len(train_set), len(eval_set)] == [counts["train"]["sequences"], counts["eval"]["answers"]]
     assert {len(example.spans) for example in train_set.examples} == {1, 2, 3}
     assert {len(example.spans) for example in eval_set.examples} == {1}
