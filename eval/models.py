@@ -18,6 +18,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from architectures.errors import UserError
+from architectures.generation_settings import read_generation_settings
 from architectures.manifest import fingerprint_value
 from eval.quantised import loading_arguments
 
@@ -63,6 +64,7 @@ def load_model(
             config.json, or what packs them is not installed.
     """
     require_checkpoint(folder)
+    read_generation_settings(folder)  # transformers would go on without them, and not stop where they say
     place = device or default_device()
     packing = {} if bits is None else loading_arguments(bits, dtype=dtype, device=place)
     show_progress_only_in_a_terminal()

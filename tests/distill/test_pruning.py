@@ -183,8 +183,9 @@ def test_an_earlier_draft_can_be_cut_again(make_recipe, tmp_path):
     assert "architecture.source" in manifest["inputs"]
 
 
+@pytest.mark.parametrize("with_source", [False, True])
 def test_without_prompts_the_targets_own_are_calibrated_on_where_the_answers_will_look(
-    make_recipe, tiny_target, tmp_path, monkeypatch
+    make_recipe, make_checkpoint, tiny_target, tmp_path, monkeypatch, with_source
 ):
     asked = []
 
@@ -194,7 +195,8 @@ def test_without_prompts_the_targets_own_are_calibrated_on_where_the_answers_wil
 
     monkeypatch.setattr("distill.data.generate.write_own_prompts", write)
     data = {"prompts": (), "self_written_prompts": 20, "num_eval_prompts": 2, "max_new_tokens": 8}
-    recipe = make_recipe(layers=2, method="block_influence")
+    of_source = {"source": str(make_checkpoint(seed=9))} if with_source else {}
+    recipe = make_recipe(layers=2, method="block_influence", **of_source)
     recipe = Recipe.model_validate({**recipe.model_dump(mode="json"), "data": data})
     prune_stage(recipe)
     generate_stage(recipe)
