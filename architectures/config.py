@@ -201,7 +201,13 @@ class ArchitectureConfig(Section):
     source: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder the draft is cut from, if not the target: an earlier draft. The target still teaches.",
+        description="Folder or hub id the draft is cut from, if not the target: an earlier draft, or a smaller model "
+        "with the target's tokenizer. The target still teaches.",
+    )
+    source_revision: str = Field(
+        default="main",
+        min_length=1,
+        description="Branch, tag or commit of architecture.source, where that is a hub id.",
     )
     method: Literal["first_last", "evenly_spaced", "block_influence", "greedy", "merge", "random", "learned_masks"] = (
         Field(
@@ -258,6 +264,15 @@ class ArchitectureConfig(Section):
         ):
             layers = NAMED_SHAPES[self.shape].shape.layers
             raise ValueError(f"must have stages that end in the {layers} layers of {self.shape}, got {self.stages}.")
+        return self
+
+    @model_validator(mode="after")
+    def _a_revision_is_of_a_source(self) -> "ArchitectureConfig":
+        if self.source is None and self.source_revision != "main":
+            raise ValueError(
+                f"must leave out source_revision without source, got {self.source_revision}. "
+                "The target's own is target.revision."
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The draft's config.json: the target's, with every size that changed, and lists with an entry per layer cut along."""
+"""The draft's config.json: its source's, with every size that changed, and lists with an entry per layer cut along."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from architectures.plan import PruningPlan
 
 
 def draft_config(config: Mapping[str, Any], plan: PruningPlan, dtype: str | None) -> dict[str, Any]:
-    """The target's config with the cut applied and every size an engine might guess written out."""
+    """The config with the cut applied and every size an engine might guess written out."""
     family = FAMILIES[plan.draft.family]
     draft = {key: value for key, value in config.items() if key != "_name_or_path"}
     sizes = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim") if family.width else ("layers",)
-    draft |= {family.keys[size]: getattr(plan.draft, size) for size in sizes}
+    draft |= {family.keys[size]: getattr(plan.draft, size) for size in (*sizes, "vocab")}
     draft["tie_word_embeddings"] = plan.draft.tied
     if plan.channels is not None:
         draft[family.keys["norm_eps"]] = norm_eps(config, family) * plan.source.hidden / plan.draft.hidden

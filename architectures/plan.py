@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -69,6 +69,10 @@ class PruningPlan:
     cuts: tuple[Cut, ...] = ()
     read_gains: tuple[float, ...] = ()
     target: str | None = None
+
+    def with_vocab(self, vocab: int) -> "PruningPlan":
+        """The same for a target with another vocab_size than the source's."""
+        return replace(self, draft=replace(self.draft, vocab=vocab))
 
     def to_json(self) -> str:
         """As plan.json holds it."""

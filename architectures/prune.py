@@ -1,9 +1,9 @@
-"""A PruningPlan and a target's weights become a draft folder, tensor by tensor.
+"""A PruningPlan and a model's weights become a draft folder, tensor by tensor.
 
-Everything the plan does not change is carried over: bits of the weights, config entries, tokenizer files.
+Everything the plan does not change is carried over: bits of the weights and config entries from the model the draft is
+cut out of; tokenizer, generation settings and special ids from the target, which mostly is the same.
 """
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,72 +18,65 @@ from architectures.plan import PLAN_NAME, PruningPlan
 from architectures.shapes import Shape, checkpoint_tensors
 from architectures.slicing import draft_tensor, tensor_places
 from architectures.target import read_config
+from architectures.target_files import carry_files, require_tokenizer, with_special_ids
 from architectures.weights import TensorInfo, Weights, open_weights, require_replaceable, require_tensors, write_weights
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any of them makes a tokenizer
-CARRIED_FILES = (
-    *TOKENIZER_FILES,
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates",
-    "generation_config.json",
-)
 
 
 def prune_checkpoint(
-    target: Path,
+    source: Path,
     plan: PruningPlan,
     out: Path,
     *,
+    target: Path | None = None,
     dtype: str | None = None,
     finish: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write the draft that plan cuts from target: weights, config.json, tokenizer, generation_config.json, plan.json.
+    """Write the draft that plan cuts out of source: weights, config.json, tokenizer, generation settings, plan.json.
 
     The folder appears whole or not at all. Tied embeddings stay tied, and no second copy of them is written.
 
     Args:
-        target: A Hugging Face folder with safetensors.
-        plan: Made for this target's shape.
+        source: A Hugging Face folder with safetensors.
+        plan: Made for this source's shape; its draft has the target's vocabulary size.
         out: The draft folder; an earlier draft there is replaced.
+        target: The folder of the model it will draft for, whose tokenizer and generation settings it takes; None where
+            that is the source.
         dtype: float32, bfloat16 or float16 for every weight; None keeps each tensor's own.
         finish: Called with the folder before it takes its place; may add files.
 
     Raises:
-        UserError: If the target is incomplete or of an unknown family, or out holds something else.
+        UserError: If the source is incomplete or of an unknown family, the target has no tokenizer, or out holds
+            something else.
         ValueError: If plan was made for another shape.
     """
-    config = read_config(target)
-    source = Shape.from_config(config, where=str(target / "config.json"))
-    if source != plan.source:
-        raise ValueError(f"the plan was made for {plan.source}, {target} is {source}.")
-    weights = open_weights(target, base_prefix=FAMILIES[source.family].base_prefix)
-    require_whole_target(weights, source)
+    target, config = target or source, read_config(source)
+    shape = Shape.from_config(config, where=str(source / "config.json"))
+    if shape != plan.source:
+        raise ValueError(f"the plan was made for {plan.source}, {source} is {shape}.")
+    weights = open_weights(source, base_prefix=FAMILIES[shape.family].base_prefix)
+    require_whole_source(weights, shape)
     require_tokenizer(target)
-    require_replaceable(out, PLAN_NAME, reading=target)
+    for folder in (source, target):
+        require_replaceable(out, PLAN_NAME, reading=folder)
 
     places = tensor_places(plan.draft)
     layout = draft_layout(plan, weights, dtype)
 
     def read(name: str) -> Tensor:
-        tensor = draft_tensor(plan, places[name], name, lambda source: require_numbers(weights, source))
+        tensor = draft_tensor(plan, places[name], name, lambda original: require_numbers(weights, original))
         return tensor.to(layout[name].dtype)
 
     with staged_folder(out) as folder:
         write_weights(layout, read, folder)
-        write_json(draft_config(config, plan, dtype), folder / "config.json")
+        write_json(with_special_ids(draft_config(config, plan, dtype), read_config(target)), folder / "config.json")
         write_text(plan.to_json(), folder / PLAN_NAME)
         carry_files(target, folder)
         if finish is not None:
             finish(folder)
 
 
-def require_whole_target(weights: Weights, source: Shape) -> None:
-    """The target holds exactly the tensors its config promises; a stored copy of a tied head must be a copy."""
+def require_whole_source(weights: Weights, source: Shape) -> None:
+    """The source holds exactly the tensors its config promises; a stored copy of a tied head must be a copy."""
     family = FAMILIES[source.family]
     expected, head, embedding = checkpoint_tensors(source), family.weight("head"), family.weight("embedding")
     stores_tied_head = source.tied and head in weights.info
@@ -94,14 +87,6 @@ def require_whole_target(weights: Weights, source: Shape) -> None:
         raise UserError(
             f"{weights.files[head]}: {head} differs from {embedding}, but config.json says tie_word_embeddings true. "
             "Set it to false if the head has weights of its own, else remove the head."
-        )
-
-
-def require_tokenizer(target: Path) -> None:
-    """A draft shares its target's tokenizer, so there must be one."""
-    if not any((target / name).is_file() for name in TOKENIZER_FILES):
-        raise UserError(
-            f"{target}: holds no tokenizer ({', '.join(TOKENIZER_FILES)}). Save the target's tokenizer there."
         )
 
 
@@ -118,7 +103,7 @@ def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict
 
 
 def require_numbers(weights: Weights, name: str) -> Tensor:
-    """A tensor of the target, if every entry is a number.
+    """A tensor of the source, if every entry is a number.
 
     Raises:
         UserError: If there is a NaN in it; names the tensor.
@@ -129,12 +114,3 @@ def require_numbers(weights: Weights, name: str) -> Tensor:
             f"{weights.files[name]}: {name} holds NaN. A draft of it could not speak: fetch the checkpoint again."
         )
     return tensor
-
-
-def carry_files(target: Path, folder: Path) -> None:
-    """Copy tokenizer, chat template and generation settings, byte for byte."""
-    for name in CARRIED_FILES:
-        if (target / name).is_dir():
-            shutil.copytree(target / name, folder / name)
-        elif (target / name).is_file():
-            shutil.copyfile(target / name, folder / name)

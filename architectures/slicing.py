@@ -15,6 +15,7 @@ from architectures.families import FAMILIES
 from architectures.families.family import Part
 from architectures.plan import PruningPlan
 from architectures.shapes import Shape
+from architectures.vocabulary import fit_rows
 
 READERS = ("attention_norm", "ffn_norm")  # norms that read the residual stream
 WRITERS = ("attention_output", "ffn_down")  # linears that write it, unless a norm stands behind them
@@ -65,7 +66,8 @@ def draft_tensor(plan: PruningPlan, place: Place, name: str, read: Callable[[str
         kept = kept_entries(plan, axis, place.layer)
         if kept is not None:
             tensor = tensor.index_select(dim, kept)
-    return scaled(plan, place, axes, tensor)
+    tensor = scaled(plan, place, axes, tensor)
+    return fit_rows(tensor, plan.draft.vocab) if axes[0] == "vocab" else tensor
 
 
 def part_of(plan: PruningPlan, place: Place) -> Part:

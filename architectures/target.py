@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from architectures.config_entries import require_config, require_generation_config
+from architectures.config_entries import require_config
 from architectures.errors import UserError
+from architectures.generation_settings import read_generation_settings
 from architectures.gguf_header import gguf_config, read_gguf_header
 from architectures.known_targets import known_config
 from architectures.manifest import changed_inputs, fingerprint_file, read_manifest
@@ -45,19 +46,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{file}: no such file. {folder} must be a Hugging Face checkpoint folder.")
     config = read_json_object(file, REMEDY)
     require_config(config, str(file))
-    read_generation_config(folder)
-    return config
-
-
-def read_generation_config(folder: Path) -> dict[str, Any]:
-    """The generation_config.json of a local checkpoint folder; empty where there is none.
-
-    Raises:
-        UserError: If it is not a JSON object, or an entry is one that no model has.
-    """
-    file = folder / "generation_config.json"
-    config = read_json_object(file, REMEDY) if file.exists() else {}
-    require_generation_config(config, str(file))
+    read_generation_settings(folder)
     return config
 
 
@@ -103,7 +92,7 @@ def local_path(path: str, revision: str) -> Path | None:
     local = Path(path).expanduser()
     if is_gguf(local) or local.is_dir():
         if revision != "main":
-            raise UserError(f"target.revision={revision} belongs to a hub id, but {path} is local. Leave revision out.")
+            raise UserError(f"{path}: is local, and revision {revision} is for a hub id. Leave the revision out.")
         return local
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or local.exists():
         raise UserError(f"{path}: no such folder. Give a Hugging Face folder, a hub id (owner/name) or a .gguf file.")

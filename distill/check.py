@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -64,7 +64,7 @@ def check_recipe(recipe: Recipe) -> str:
     for source in recipe.eval.tasks:
         attempt(partial(read_prompts, source), problems)
     if cut is not None:
-        attempt(lambda: refuse_k_beyond(recipe.distill.teacher, vocab=cut.source.vocab), problems)
+        attempt(lambda: refuse_k_beyond(recipe.distill.teacher, vocab=cut.target.vocab), problems)
         attempt(lambda: refuse_texts_beyond(recipe, cut), problems)
         if recipe.architecture.method == "learned_masks":
             attempt(lambda: refuse_sharded_masks(recipe, cut.target), problems)
@@ -93,11 +93,12 @@ def planned(recipe: Recipe) -> Cut:
     """The shapes of target and draft, from the target's config alone."""
     target, length, read = shape_at_hand("target.path", recipe.target.path, recipe.target.revision)
     source, source_length, unread = target, length, () if read else (recipe.target.path,)
-    if (folder := recipe.architecture.source) is not None:
-        source, source_length, read = shape_at_hand("architecture.source", folder, "main")
-        unread += () if read else (folder,)
+    if (path := recipe.architecture.source) is not None:
+        revision = recipe.architecture.source_revision
+        source, source_length, read = shape_at_hand("architecture.source", path, revision)
+        unread += () if read else (path,)
     draft, origin = draft_and_origin(recipe, source)
-    return Cut(target, draft, origin, source, (length, source_length), unread)
+    return Cut(target, replace(draft, vocab=target.vocab), origin, source, (length, source_length), unread)
 
 
 def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLength | None, bool]:
@@ -203,7 +204,7 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
         answered = work.prompts if recipe.distill.train_on == "answers" else recipe.data.num_eval_prompts
         parts["answers, at most"] = answered * recipe.data.max_seq_len * BYTES_PER_TOKEN
     if recipe.distill.teacher.source == "cache" and work.answers is not None:
-        parts[f"teacher cache, {recipe.distill.teacher.contents}, at most"] = cache_bytes(recipe, cut.source, work)
+        parts[f"teacher cache, {recipe.distill.teacher.contents}, at most"] = cache_bytes(recipe, cut.target, work)
     parts[f"{kept} checkpoints, and one more while it is written"] = (
         (kept + 1) * 3 * cut.draft.parameters() * MASTER_BYTES
     )

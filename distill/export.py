@@ -1,4 +1,7 @@
-"""A checkpoint becomes a Hugging Face folder: the init folder with every tensor replaced by the trained one."""
+"""A checkpoint becomes a Hugging Face folder: the init folder with every tensor replaced by the trained one.
+
+Tokenizer, chat template, generation settings, special ids and vocab_size are the target's.
+"""
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -15,9 +18,10 @@ from architectures.families import family_of
 from architectures.families.family import Family
 from architectures.manifest import MANIFEST_NAME
 from architectures.plan import PLAN_NAME
-from architectures.prune import carry_files
 from architectures.shapes import Shape
 from architectures.target import read_config
+from architectures.target_files import carry_files, with_special_ids
+from architectures.vocabulary import fit_rows
 from architectures.weights import TensorInfo, open_weights, require_replaceable, write_weights
 
 STUDENT_PREFIX = "student.lm."  # where DistillModel keeps the language model
@@ -29,22 +33,23 @@ def export_checkpoint(
     init: Path,
     out: Path,
     *,
+    target: Path,
     dtype: str,
     finish: Callable[[Path], None],
-    vocab_size: int | None = None,
 ) -> None:
     """Write the student of a checkpoint as a draft folder; it appears whole or not at all.
 
-    Tokenizer, chat template and generation_config.json are init's, byte for byte. Tied embeddings stay tied.
+    Tokenizer, chat template and generation_config.json are the target's, byte for byte. Tied embeddings stay tied.
 
     Args:
         checkpoint: A file of <run>/checkpoints, from one process or many.
         init: The folder the training started from.
         out: The draft folder; an earlier draft there is replaced.
+        target: The folder of the model it drafts for. Rows the student has beyond the target's vocab_size are padding
+            that was not trained and are left out, so that no engine proposes an id the target does not have; rows it
+            lacks are added (architectures/vocabulary.py).
         dtype: Number type of every weight: "float32", "bfloat16" or "float16".
         finish: Called with the folder before it takes its place; writes manifest.json.
-        vocab_size: Of the target. Rows the student has beyond are padding that was not trained; they are left out, so
-            that no engine proposes an id the target does not have. None keeps every row.
 
     Raises:
         UserError: If checkpoint and init are not of one model, or out holds something else.
@@ -58,14 +63,21 @@ def export_checkpoint(
     require_one_model(student, sizes, checkpoint=checkpoint, init=init)
     require_replaceable(out, MANIFEST_NAME, reading=init)
 
-    cast = getattr(torch, dtype)
-    rows = {name: min(sizes[name][0], vocab_size or sizes[name][0]) for name in vocabulary_tensors(sizes, family)}
-    layout = {name: TensorInfo(cast, (rows[name], *size[1:]) if name in rows else size) for name, size in sizes.items()}
-    config = config | {family.keys["vocab"]: rows[family.weight("embedding")]}
+    cast, vocab_size = getattr(torch, dtype), vocab_size_of(target)
+    by_id = set(vocabulary_tensors(sizes, family))
+    layout = {
+        name: TensorInfo(cast, (vocab_size, *size[1:]) if name in by_id else size) for name, size in sizes.items()
+    }
+
+    def read(name: str) -> Tensor:
+        tensor = student[name].to(cast)
+        return fit_rows(tensor, vocab_size) if name in by_id else tensor
+
+    config = with_special_ids(config | {family.keys["vocab"]: vocab_size}, read_config(target))
     with staged_folder(out) as folder:
-        write_weights(layout, lambda name: student[name][: rows.get(name)].to(cast), folder)
+        write_weights(layout, read, folder)
         write_json(with_dtype(config, dtype), folder / "config.json")
-        carry_files(init, folder)
+        carry_files(target, folder)
         if (init / PLAN_NAME).is_file():
             shutil.copyfile(init / PLAN_NAME, folder / PLAN_NAME)
         finish(folder)

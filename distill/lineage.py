@@ -19,6 +19,7 @@ from distill.stage_inputs import (
     generate_inputs,
     prune_inputs,
     recipe_hash,
+    source_record,
     target_record,
     training_inputs,
 )
@@ -76,6 +77,7 @@ def write_draft_manifest(recipe: Recipe, folder: Path, *, checkpoint: str, finis
         finished=finished,
         checkpoint=checkpoint,
         target=target_record(recipe),
+        **source_record(recipe),
         recipe=recipe_hash(recipe),
         seed=recipe.seed,
     )

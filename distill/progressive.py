@@ -31,6 +31,7 @@ def stage_recipe(recipe: Recipe, layers: int, source: str | None) -> Recipe:
             **dict.fromkeys(("shape", "hidden", "intermediate", "heads", "kv_heads", "stages", "scores")),
             "layers": layers,
             "source": source,
+            "source_revision": recipe.architecture.source_revision if source == recipe.architecture.source else "main",
         }
     )
     names = {"run_name": f"{recipe.run_name}-stage-{layers}", "run_dir": str(stage_folder(recipe, layers))}

@@ -16,58 +16,84 @@ from architectures.target import read_config
 from distill.longest_texts import refuse_long_calibration
 from distill.recipe import Recipe
 from distill.stage_folders import length_of
-from distill.stage_inputs import cut_from, scores_inputs, target_record
+from distill.stage_inputs import cut_from, scores_inputs, source_record, target_record
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def weights_and_plan(recipe: Recipe, target: Path) -> tuple[Path, PruningPlan]:
-    """The folder to cut the draft out of, and how: what the recipe names and its plan, or what masks left of both."""
-    if recipe.architecture.method != "learned_masks":
-        source = cut_from(recipe, target)
-        return source, recipe_plan(recipe, source)
-    masks, source = Path(recipe.run_dir) / "masks", Shape.from_config(read_config(target))
-    return masks, load_plan(masks / PLAN_NAME, source, target=fingerprint_checkpoint(target))
-
-
-def recipe_plan(recipe: Recipe, target: Path) -> PruningPlan:
-    """The plan of a recipe: read from architecture.plan, or made from shapes and scores.
+    """The folder to cut the draft out of, and how: what the recipe names and its plan, or what masks left of both.
 
     Raises:
-        UserError: If the shape cannot be cut out of the target, or the plan was made for another one.
+        UserError: As `recipe_plan`, or if the recipe cuts it out of a model with another tokenizer than the target's.
     """
-    source, wanted = Shape.from_config(read_config(target), where=str(target / "config.json")), recipe.architecture
-    fingerprint = fingerprint_checkpoint(target)
+    vocab = shape_of(target).vocab
+    if recipe.architecture.method == "learned_masks":
+        masks = Path(recipe.run_dir) / "masks"
+        return masks, load_plan(masks / PLAN_NAME, shape_of(target), target=fingerprint_checkpoint(target))
+    source = cut_from(recipe, target)
+    if source != target:
+        require_shared_tokens(target, source)
+    return source, recipe_plan(recipe, source, target).with_vocab(vocab)
+
+
+def shape_of(folder: Path) -> Shape:
+    """The shape of a checkpoint folder."""
+    return Shape.from_config(read_config(folder), where=str(folder / "config.json"))
+
+
+def require_shared_tokens(target: Path, source: Path) -> None:
+    """Raise UserError unless a draft of source, which gets the target's tokenizer, would know what its ids mean."""
+    from eval.models import require_same_vocabulary
+
+    require_same_vocabulary(
+        target, source, remedy="The draft gets the target's: name a source that was made with it (architecture.source)."
+    )
+
+
+def recipe_plan(recipe: Recipe, source: Path, target: Path) -> PruningPlan:
+    """The plan of a recipe: read from architecture.plan, or made from shapes and scores.
+
+    Args:
+        recipe: Says what is wanted.
+        source: The folder the draft is cut out of.
+        target: Of the model it drafts for, which has the prompts and chat template that scores are computed on.
+
+    Raises:
+        UserError: If the shape cannot be cut out of the source, or the plan was made for another one.
+    """
+    shape, wanted = shape_of(source), recipe.architecture
+    fingerprint = fingerprint_checkpoint(source)
     if wanted.plan is not None:
-        return load_plan(Path(wanted.plan), source, target=fingerprint)
-    needed = needed_scores(source, wanted)
-    scores = recipe_scores(recipe, target, needed) if needed else Scores()
-    return plan_pruning(source, wanted, scores, seed=recipe.seed, target=fingerprint)
+        return load_plan(Path(wanted.plan), shape, target=fingerprint)
+    needed = needed_scores(shape, wanted)
+    scores = recipe_scores(recipe, source, target, needed) if needed else Scores()
+    return plan_pruning(shape, wanted, scores, seed=recipe.seed, target=fingerprint)
 
 
-def recipe_scores(recipe: Recipe, target: Path, needed: set[str]) -> Scores:
+def recipe_scores(recipe: Recipe, source: Path, target: Path, needed: set[str]) -> Scores:
     """The scores a plan needs: those of the scores folder, and those missing there, computed and added."""
     from architectures.score_files import SCORES_NAME, load_scores, save_scores
 
     folder = Path(recipe.architecture.scores or Path(recipe.run_dir) / "scores")
-    inputs = scores_inputs(recipe, target)
+    inputs = scores_inputs(recipe, source, target)
     manifest, file = read_manifest(folder), folder / SCORES_NAME
     known = Scores()
     if manifest is not None and file.is_file() and not changed_inputs(manifest, inputs):
         known = load_scores(file)
     missing = needed - known.arrays.keys()
     if missing:
-        refuse_long_calibration(recipe, str(target), length_of(target))
-        found = {**known.arrays, **compute_scores(recipe, target, missing)}
+        refuse_long_calibration(recipe, str(source), length_of(source))
+        found = {**known.arrays, **compute_scores(recipe, source, target, missing)}
         save_scores(file, found)
-        write_manifest(folder, stage="scores", inputs=inputs, target=target_record(recipe))
+        write_manifest(folder, stage="scores", inputs=inputs, target=target_record(recipe), **source_record(recipe))
         known = load_scores(file)
     print(f"   {file}: {'computed' if missing else 'up to date'} ({', '.join(sorted(needed))})", flush=True)
     return known
 
 
-def compute_scores(recipe: Recipe, target: Path, missing: set[str]) -> dict[str, Any]:
+def compute_scores(recipe: Recipe, source: Path, target: Path, missing: set[str]) -> dict[str, Any]:
     """The missing scores, and all others that the same pass over the text gives."""
     import numpy as np
 
@@ -76,7 +102,7 @@ def compute_scores(recipe: Recipe, target: Path, missing: set[str]) -> dict[str,
     from eval.models import load_model
 
     ids_ST = calibration_ids(recipe, target)
-    model = load_model(target, dtype=recipe.target.dtype)
+    model = load_model(source, dtype=recipe.target.dtype)
     ids_ST = ids_ST.to(model.device)
     searches = {"removal_order": removal_order, "merge_order": merge_order}
     found = {name: np.array(search(model, ids_ST)) for name, search in searches.items() if name in missing}

@@ -15,7 +15,7 @@ from architectures.manifest import (
 from architectures.number_types import Dtype
 from architectures.plan import needed_scores
 from architectures.shapes import Shape
-from architectures.target import read_config, resolve_checkpoint
+from architectures.target import local_path, read_config, resolve_checkpoint
 from distill.recipe import Recipe
 from distill.stage_folders import refuse_changed, require_finished
 from eval.config import PromptSource
@@ -49,6 +49,7 @@ def mask_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     architecture = recipe.architecture.model_dump(mode="json")
     for key in ("save_interval", "device_train_microbatch_size"):
         del architecture["masks"][key]
+    del architecture["source_revision"]  # of a source, which masks have none of
     return {
         "target": fingerprint_checkpoint(target),
         "target.dtype": recipe.target.dtype,
@@ -75,7 +76,7 @@ def prune_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     wanted, source = recipe.architecture, cut_from(recipe, target)
     if wanted.method == "learned_masks":
         return masks_as_input(recipe, target)
-    not_the_cut = {"scores", "calibration", "plan", "source", "masks"}
+    not_the_cut = {"scores", "calibration", "plan", "source", "source_revision", "masks"}
     inputs = {
         "target": fingerprint_checkpoint(target),
         "target.dtype": recipe.target.dtype,
@@ -83,26 +84,31 @@ def prune_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     }
     if source != target:
         inputs["architecture.source"] = fingerprint_checkpoint(source)
+    if wanted.source is not None and local_path(wanted.source, "main") is None:
+        inputs["architecture.source_revision"] = wanted.source_revision
     if wanted.plan is not None:
         return inputs | {"architecture.plan": fingerprint_file(Path(wanted.plan))}
     if "random" in (wanted.method, wanted.width_method):
         inputs["seed"] = str(recipe.seed)
     if needed_scores(Shape.from_config(read_config(source), where=str(source / "config.json")), wanted):
-        inputs["architecture.calibration"] = scores_inputs(recipe, source)["calibration"]
+        inputs["architecture.calibration"] = scores_inputs(recipe, source, target)["calibration"]
     return inputs
 
 
-def scores_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
-    """What scores are made from; the number type, since rounding may swap two layers of equal worth."""
+def scores_inputs(recipe: Recipe, source: Path, target: Path) -> dict[str, str]:
+    """What scores of source are made from; the number type, since rounding may swap two layers of equal worth."""
     calibration = recipe.architecture.calibration
     data = recipe.data
-    text = fingerprint_sources(data.prompts) if data.prompts else fingerprint_value(self_writing(recipe))
+    writer = [] if source == target else [fingerprint_checkpoint(target)]
+    text = fingerprint_sources(data.prompts) if data.prompts else fingerprint_value([*self_writing(recipe), *writer])
     if calibration.text is not None and Path(calibration.text).is_file():
         text = fingerprint_file(Path(calibration.text))
+    told_apart = fingerprint_tokenizer(source) != fingerprint_tokenizer(target)
+    words = [fingerprint_tokenizer(target)] if told_apart else []  # else what was recorded before this counted holds
     return {
-        "target": fingerprint_checkpoint(target),
+        "target": fingerprint_checkpoint(source),
         "target.dtype": recipe.target.dtype,
-        "calibration": fingerprint_value([calibration.model_dump(mode="json", exclude={"text"}), text]),
+        "calibration": fingerprint_value([calibration.model_dump(mode="json", exclude={"text"}), text, *words]),
     }
 
 
@@ -123,7 +129,15 @@ def cut_from(recipe: Recipe, target: Path) -> Path:
         if not (read_manifest(draft) or {}).get("finished"):
             raise UserError(f"{draft}: not finished. `widedraft run RECIPE` makes one stage after another.")
         return draft
-    return target if recipe.architecture.source is None else resolve_checkpoint(recipe.architecture.source)
+    return source_folder(recipe) or target
+
+
+def source_folder(recipe: Recipe) -> Path | None:
+    """The folder of architecture.source at its revision, fetched if need be; None where the recipe names none."""
+    wanted = recipe.architecture
+    if wanted.source is None:
+        return None
+    return resolve_checkpoint(wanted.source, revision=wanted.source_revision)
 
 
 def stage_folder(recipe: Recipe, layers: int) -> Path:
@@ -226,6 +240,12 @@ def fingerprint_text(recipe: Recipe) -> str:
 def target_record(recipe: Recipe) -> dict[str, str]:
     """The target as a manifest names it."""
     return {"path": recipe.target.path, "revision": recipe.target.revision}
+
+
+def source_record(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """What the draft is cut out of, as a manifest names it, under "source"; nothing where that is the target."""
+    wanted = recipe.architecture
+    return {} if wanted.source is None else {"source": {"path": wanted.source, "revision": wanted.source_revision}}
 
 
 def recipe_hash(recipe: Recipe) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
+from architectures.generation_settings import SETTINGS_NAME, write_assistant_settings
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.target import resolve_checkpoint
 from distill.lineage import masks_are_due, refuse_orphaned_training, require_training_inputs, write_draft_manifest
@@ -29,6 +30,7 @@ from distill.stage_inputs import (
     mask_inputs,
     prune_inputs,
     recipe_hash,
+    source_record,
     target_record,
 )
 
@@ -76,14 +78,12 @@ def timed(name: str, stage: Callable[[], None]) -> None:
 
 def print_outcome(recipe: Recipe) -> None:
     """Say where the draft and the scorecard are, and what the scorecard says first."""
-    from eval.report.cards import read_card
     from eval.scorecard import headline
 
     run = Path(recipe.run_dir)
-    scorecard = read_card(run / "eval" / "scorecard.json").record
     print(
         f"\ndraft:     {run / 'draft'}\nscorecard: {run / 'eval' / 'scorecard.md'}\n"
-        f"report:    {run / 'eval' / 'report.html'}\n\n{headline(scorecard)}"
+        f"report:    {run / 'eval' / 'report.html'}\n\n{headline(read_scorecard(run))}"
     )
 
 
@@ -121,9 +121,16 @@ def prune_stage(recipe: Recipe) -> None:
     weights, plan = weights_and_plan(recipe, target)
 
     def finish(folder: Path) -> None:
-        write_manifest(folder, stage="prune", inputs=inputs, target=target_record(recipe), recipe=recipe_hash(recipe))
+        write_manifest(
+            folder,
+            stage="prune",
+            inputs=inputs,
+            target=target_record(recipe),
+            **source_record(recipe),
+            recipe=recipe_hash(recipe),
+        )
 
-    prune_checkpoint(weights, plan, init, dtype=recipe.target.dtype, finish=finish)
+    prune_checkpoint(weights, plan, init, target=target, dtype=recipe.target.dtype, finish=finish)
     print(f"   {init}: {plan.summary()}")
 
 
@@ -180,7 +187,7 @@ def distill_stage(recipe_path: Path, overrides: Sequence[str]) -> None:
 def export_stage(recipe: Recipe) -> None:
     """Make <run>/draft from the checkpoint the recipe wants, whether or not its training has finished."""
     from distill.checkpoints import chosen_checkpoint
-    from distill.export import export_checkpoint, vocab_size_of
+    from distill.export import export_checkpoint
 
     run = Path(recipe.run_dir)
     checkpoint = chosen_checkpoint(run / "checkpoints", recipe.export.checkpoint)
@@ -191,14 +198,7 @@ def export_stage(recipe: Recipe) -> None:
         write_draft_manifest(recipe, folder, checkpoint=checkpoint.name, finished=False)
 
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
-    export_checkpoint(
-        checkpoint,
-        run / "init",
-        run / "draft",
-        dtype=recipe.export.dtype,
-        finish=finish,
-        vocab_size=vocab_size_of(target),
-    )
+    export_checkpoint(checkpoint, run / "init", run / "draft", target=target, dtype=recipe.export.dtype, finish=finish)
     print(f"   {run / 'draft'}: from {checkpoint}")
 
 
@@ -211,13 +211,29 @@ def eval_stage(recipe: Recipe) -> None:
     for name, command in (("init", "prune"), ("draft", "distill")):
         require_finished(run / name, command)
     inputs = eval_inputs(recipe, target)
-    if is_current(run / "eval", inputs):
-        return
-    if read_manifest(run / "eval") is not None:
-        shutil.rmtree(run / "eval")  # a finished scorecard of other inputs; scoring costs minutes, not hours
-    drafts = {"undistilled": run / "init", "draft": run / "draft"}
-    score_drafts(target, drafts, eval_prompts(recipe), recipe.eval, run / "eval", seed=recipe.seed)
-    write_manifest(run / "eval", stage="eval", inputs=inputs, recipe=recipe_hash(recipe))
+    if not is_current(run / "eval", inputs):
+        if read_manifest(run / "eval") is not None:
+            shutil.rmtree(run / "eval")  # a finished scorecard of other inputs; scoring costs minutes, not hours
+        drafts = {"undistilled": run / "init", "draft": run / "draft"}
+        score_drafts(target, drafts, eval_prompts(recipe), recipe.eval, run / "eval", seed=recipe.seed)
+        write_manifest(run / "eval", stage="eval", inputs=inputs, recipe=recipe_hash(recipe))
+    use_best_lookahead(run)
+
+
+def use_best_lookahead(run: Path) -> None:
+    """Have transformers use the draft as its scorecard found best: what an export cannot know yet."""
+    from eval.scorecard import main_forecast
+
+    lookahead = main_forecast(read_scorecard(run))["best_lookahead"]
+    if write_assistant_settings(run / "draft", lookahead=lookahead):
+        print(f"   {run / 'draft' / SETTINGS_NAME}: num_assistant_tokens {lookahead}, the best lookahead scored")
+
+
+def read_scorecard(run: Path) -> dict[str, Any]:
+    """What <run>/eval/scorecard.json holds."""
+    from eval.report.cards import read_card
+
+    return read_card(run / "eval" / "scorecard.json").record
 
 
 def checkpoints_stage(recipe: Recipe) -> None:

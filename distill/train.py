@@ -47,6 +47,7 @@ from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
 from distill.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
 from eval.models import require_same_tokenizer
+from eval.token_ids import require_known_ids
 from eval.traces import read_traces
 
 
@@ -104,9 +105,9 @@ def train(recipe: Recipe) -> None:
     join_other_processes(recipe)
     checkpoint = find_resume_point(recipe)
     if recipe.distill.train_on == "text":
-        train_set, eval_set = None, read_split(recipe, "eval")
+        train_set, eval_set = None, read_split(recipe, "eval", target)
     else:
-        train_set, eval_set = read_answers(recipe)
+        train_set, eval_set = read_answers(recipe, target)
     tasks = eval_set.tasks
     if train_set is not None and recipe.distill.teacher.source == "cache":
         train_set, eval_set = (
@@ -166,31 +167,35 @@ def find_resume_point(recipe: Recipe) -> Path | None:
     return newest_for_all(folder)
 
 
-def read_answers(recipe: Recipe) -> tuple[AnswerDataset, AnswerDataset]:
+def read_answers(recipe: Recipe, target: Path) -> tuple[AnswerDataset, AnswerDataset]:
     """The answers to train on and to evaluate on.
 
     Conversations that came with the data are trained on whole, and evaluated on answer by answer.
 
     Raises:
-        UserError: If no answer is left of either.
+        UserError: If no answer is left of either, or a model that reads them has no row for one of their tokens.
     """
-    return read_split(recipe, "train", joined=recipe.data.answers == "given"), read_split(recipe, "eval")
+    joined = recipe.data.answers == "given"
+    return read_split(recipe, "train", target, joined=joined), read_split(recipe, "eval", target)
 
 
-def read_split(recipe: Recipe, name: str, *, joined: bool = False) -> AnswerDataset:
+def read_split(recipe: Recipe, name: str, target: Path, *, joined: bool = False) -> AnswerDataset:
     """The answers of one name; says what the limit on length did to them.
 
     Args:
         recipe: Whose run holds them.
         name: "train" or "eval".
+        target: Folder of the model that teaches.
         joined: Whether the answers of a conversation are one sequence.
 
     Raises:
-        UserError: If no answer is left.
+        UserError: If no answer is left, or a model that reads them has no row for one of their tokens.
     """
     folder, max_seq_len = Path(recipe.run_dir) / "data", recipe.data.max_seq_len
+    traces = read_traces(folder, name)
+    require_known_ids((trace.token_ids for trace in traces), folder, name, vocab_sizes(recipe, target))
     learned = AnswerDataset.of_conversations if joined else AnswerDataset
-    dataset = learned(read_traces(folder, name), max_seq_len=max_seq_len)
+    dataset = learned(traces, max_seq_len=max_seq_len)
     counts = dataset.counts
     if dist.get_global_rank() == 0:
         print(
@@ -205,6 +210,13 @@ def read_split(recipe: Recipe, name: str, *, joined: bool = False) -> AnswerData
             "Raise it, or give shorter prompts, and run `widedraft generate` again."
         )
     return dataset
+
+
+def vocab_sizes(recipe: Recipe, target: Path) -> dict[Path, int]:
+    """Rows of the embeddings of every model that reads the answers, by its folder; init where it is made already."""
+    init, selection = Path(recipe.run_dir) / "init", recipe.distill.token_selection
+    readers = [target, *([init] if init.is_dir() else []), *([Path(selection.reference)] if selection else [])]
+    return {folder: vocab_size_of(folder) for folder in readers}
 
 
 def fit(recipe: Recipe, trainer: Trainer) -> None:
@@ -241,10 +253,7 @@ def export(recipe: Recipe, target: Path) -> None:
     def finish(folder: Path) -> None:
         write_draft_manifest(recipe, folder, checkpoint=chosen.name, finished=True)
 
-    vocab_size = vocab_size_of(target)
-    export_checkpoint(
-        chosen, run / "init", run / "draft", dtype=recipe.export.dtype, finish=finish, vocab_size=vocab_size
-    )
+    export_checkpoint(chosen, run / "init", run / "draft", target=target, dtype=recipe.export.dtype, finish=finish)
     print(f"{run / 'draft'}: made from {chosen}", file=sys.stderr)
 
 

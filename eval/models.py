@@ -138,13 +138,9 @@ def require_same_tokenizer(target: Path, draft: Path) -> None:
     Raises:
         UserError: If the vocabularies, or the BOS or EOS ids differ, or a model has no row for one of the tokens.
     """
-    target_tokenizer, draft_tokenizer = load_tokenizer(target), load_tokenizer(draft)
-    difference = vocabulary_difference(target_tokenizer.get_vocab(), draft_tokenizer.get_vocab())
-    if difference:
-        raise UserError(
-            f"{draft}: its tokenizer is not that of the target {target}: {difference}. "
-            "Speculative decoding compares token ids: use a draft made from this target."
-        )
+    target_tokenizer, draft_tokenizer = require_same_vocabulary(
+        target, draft, remedy="Speculative decoding compares token ids: use a draft made from this target."
+    )
     for name in BOUNDARY_IDS:
         ours, theirs = getattr(draft_tokenizer, name), getattr(target_tokenizer, name)
         if ours != theirs:
@@ -152,8 +148,31 @@ def require_same_tokenizer(target: Path, draft: Path) -> None:
                 f"{draft}: {name} is {ours} but the target {target} has {theirs}. "
                 "Copy the target's tokenizer files into the draft's folder."
             )
-    for folder in (target, draft):
-        require_rows(folder, last_id=max(target_tokenizer.get_vocab().values()))
+
+
+def require_same_vocabulary(
+    target: Path, other: Path, *, remedy: str
+) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """Refuse two models in which one token id means two things, or one that has no row for a token of theirs.
+
+    Their padding, rows that belong to no token, may differ.
+
+    Args:
+        target: A checkpoint folder.
+        other: Another; begins the message.
+        remedy: The sentence that ends it.
+
+    Returns:
+        Both tokenizers.
+    """
+    tokenizers = load_tokenizer(target), load_tokenizer(other)
+    vocabulary, others = (tokenizer.get_vocab() for tokenizer in tokenizers)
+    difference = vocabulary_difference(vocabulary, others)
+    if difference:
+        raise UserError(f"{other}: its tokenizer is not that of the target {target}: {difference}. {remedy}")
+    for folder in (target, other):
+        require_rows(folder, last_id=max(vocabulary.values()))
+    return tokenizers
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

@@ -110,6 +110,17 @@ def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
             yield f"{path}:{number}", line
 
 
+def row_place(folder: Path, name: str, row: int) -> str:
+    """The file and line of a row that read_shards gave, counted from 0: "data/train-00001.jsonl:7"."""
+    for path in shard_paths(folder, name, read_claims(folder)[name]["num_shards"]):
+        with path.open("rb") as file:
+            num_rows = sum(1 for _ in file)
+        if row < num_rows:
+            return f"{path}:{row + 1}"
+        row -= num_rows
+    raise IndexError(f"{folder} holds fewer {name} rows.")
+
+
 def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
     """Where the shards of one name are or will be."""
     return [folder / f"{name}-{index:05d}.jsonl" for index in range(num_shards)]

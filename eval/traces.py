@@ -25,10 +25,11 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps, finished
 from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.decoding.wanted import Wanted
-from eval.models import context_length_of, load_model, load_tokenizer, stop_token_ids, tokenizer_identity
+from eval.models import context_length_of, load_model, load_tokenizer, stop_token_ids, text_config, tokenizer_identity
 from eval.shards import REWRITTEN, claim_shards, shard_lines, write_shard
 from eval.tasks.forms import Message, Prompt
 from eval.tasks.rendering import render_prompt, template_hash
+from eval.token_ids import require_rows_for_row
 from eval.trace_laws import require_messages
 
 TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
@@ -63,6 +64,11 @@ class Trace:
     finish_reason: Literal["stop", "length"]
     category: str | None = None
     task: str | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and answer."""
+        return (*self.prompt_ids, *self.answer_ids)
 
 
 @dataclass(frozen=True)
@@ -246,6 +252,11 @@ class Answerer:
         """The target's weights."""
         return load_model(self.target, dtype=self.settings.dtype)
 
+    @cached_property
+    def vocab_size(self) -> int:
+        """Rows of its embeddings."""
+        return text_config(self.target).vocab_size
+
     def answer(self, turns: Sequence[Turn]) -> Iterator[Trace]:
         """The answers to first turns and all that follow them, in no particular order."""
         while turns:
@@ -258,11 +269,17 @@ class Answerer:
 
     def answer_each(self, turns: Sequence[Turn]) -> Iterator[tuple[Turn, Trace]]:
         """One answer a turn, batch by batch in the order of their lengths; turns that are too long have none."""
-        rendered = [(render_prompt(self.tokenizer, turn.messages), turn) for turn in turns]
+        rendered = [(self.render(turn), turn) for turn in turns]
         fitting = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
         fitting.sort(key=lambda pair: len(pair[0]))
         for start in range(0, len(fitting), self.settings.batch_size):
             yield from self.answer_batch(fitting[start : start + self.settings.batch_size])
+
+    def render(self, turn: Turn) -> list[int]:
+        """A turn as the target reads it."""
+        ids = render_prompt(self.tokenizer, turn.messages)
+        require_rows_for_row(ids, self.target, self.vocab_size, turn.source)
+        return ids
 
     def answer_batch(self, batch: Sequence[tuple[list[int], Turn]]) -> Iterator[tuple[Turn, Trace]]:
         """Decode some turns together."""

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,13 +140,13 @@ def candidates_in(
 ) -> list["Candidate"]:
     """The shapes that were asked for, to be cut out of the target in a folder, or out of the recipe's own source."""
     from architectures.shapes import Shape
-    from architectures.target import read_config, resolve_checkpoint
+    from architectures.target import read_config
     from distill.choose.candidates import candidates_of
+    from distill.stage_inputs import source_folder
 
-    cut_from = recipe.architecture.source
-    folder = target if cut_from is None else resolve_checkpoint(cut_from)
-    source = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
-    return candidates_of(recipe, source, layers, most_parameters)
+    folders = (source_folder(recipe) or target, target)
+    source, teacher = (Shape.from_config(read_config(each), where=str(each / "config.json")) for each in folders)
+    return candidates_of(recipe, replace(source, vocab=teacher.vocab), layers, most_parameters)
 
 
 def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate"]) -> dict[str, Any]:

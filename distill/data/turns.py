@@ -5,17 +5,18 @@ searched for markers.
 """
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from itertools import takewhile
 from pathlib import Path
 
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from architectures.errors import UserError
+from architectures.generation_settings import stop_ids
 from distill.data.conversations import WRITTEN_INSTEAD, assistant_turn
-from eval.models import load_tokenizer
+from eval.models import load_tokenizer, text_config
 from eval.tasks.forms import Message, user_turn
 from eval.tasks.rendering import render_chat
+from eval.token_ids import require_rows_for_row
 from eval.traces import continues
 
 SHOWN = 12  # last tokens of a rendering in messages
@@ -39,7 +40,8 @@ class Renderer:
                 f"{target}: its tokenizer has no chat template, which must say where an answer begins and ends. "
                 f"Take a chat model as target, {WRITTEN_INSTEAD}"
             )
-        self.stop_ids = stop_ids_of(target)
+        self.stop_ids = stop_ids(target)
+        self.vocab_size = text_config(target).vocab_size
         self.lead_ids = self.find_lead()
 
     def find_lead(self) -> tuple[int, ...]:
@@ -96,9 +98,11 @@ class Renderer:
     def render(self, messages: Sequence[Message], where: str, *, add_generation_prompt: bool) -> list[int]:
         """The conversation in the template's words; UserErrors name the row."""
         try:
-            return render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt)
+            ids = render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
+        require_rows_for_row(ids, self.target, self.vocab_size, where)
+        return ids
 
     def refuse_stop_within(self, answer: str, place: str) -> None:
         """Refuse an answer with a stop token's text in it: the target would have ended there."""
@@ -113,13 +117,3 @@ class Renderer:
     def ending(self, ids: Sequence[int]) -> str:
         """The last tokens of a rendering, quoted."""
         return repr(self.tokenizer.decode(list(ids[-SHOWN:])))
-
-
-def stop_ids_of(target: Path) -> AbstractSet[int]:
-    """The ids at which the target stops, as eval.models.stop_token_ids has them, without its weights."""
-    if (target / "generation_config.json").is_file():
-        generation = GenerationConfig.from_pretrained(target, local_files_only=True)
-    else:
-        generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(target, local_files_only=True))
-    eos = generation.eos_token_id
-    return frozenset([eos] if isinstance(eos, int) else eos or [])

@@ -83,7 +83,8 @@ def debug_architecture(values: Values, tiny: TinyRun, run: Path) -> Values:
     else:
         looked_at = {"calibration": debug_calibration(values["calibration"], run)}
     source = None if values["source"] is None else str(run / SOURCE)
-    return {**sizes, "shape": None, "plan": None, "scores": None, "source": source, **looked_at}
+    of_source = {"source": source, "source_revision": "main"}
+    return {**sizes, "shape": None, "plan": None, "scores": None, **of_source, **looked_at}
 
 
 def debug_calibration(calibration: Values, run: Path) -> Values:

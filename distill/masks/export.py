@@ -14,10 +14,10 @@ from architectures.manifest import MANIFEST_NAME
 from architectures.masking import fold
 from architectures.masks import Masks, middle
 from architectures.plan import PLAN_NAME, PruningPlan
-from architectures.prune import carry_files
 from architectures.shapes import checkpoint_tensors
 from architectures.slicing import tensor_places
 from architectures.target import read_config
+from architectures.target_files import carry_files
 from architectures.weights import TensorInfo, require_replaceable, write_weights
 from distill.export import stored_name
 

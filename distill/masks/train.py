@@ -45,7 +45,7 @@ from distill.text.mixture import text_eval_loaders, text_loader
 from distill.times import split_time
 from distill.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, newest_for_all, training_device
 from eval.latency.room import free_bytes
-from eval.models import load_model, load_tokenizer
+from eval.models import load_model, load_tokenizer, require_rows
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA
 CLIPPING_THRESHOLD = 1.0
@@ -57,13 +57,14 @@ def train_masks(recipe: Recipe) -> None:
     """Train masks into <run>/masks, from the start or from where an earlier session stopped.
 
     Raises:
-        UserError: If the shape cannot be cut out of the target, the text cannot be read, or an earlier session of this
-            run began with another recipe.
+        UserError: If the shape cannot be cut out of the target, it has no row for one of its tokens, the text cannot be
+            read, or an earlier session of this run began with another recipe.
     """
     run = Path(recipe.run_dir)
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
     refuse_long_texts(recipe, {recipe.target.path: length_of(target)}, {})
     refuse_too_large(recipe, target)
+    require_rows(target, last_id=max(load_tokenizer(target).get_vocab().values()))
     begin_masks(recipe, target)
     model = build_mask_model(recipe, target)
     trainer = build_mask_trainer(recipe, model, target)

@@ -37,7 +37,7 @@ def write_cache(recipe: Recipe, target: Path, inputs: dict[str, str]) -> None:
     from distill.train import read_answers, restore_signals
 
     restore_signals()  # importing Composer took Ctrl-C away
-    train_set, eval_set = read_answers(recipe)
+    train_set, eval_set = read_answers(recipe, target)
     dtype = teacher_dtype(recipe, recipe.distill.precision)
     settings = CaptureSettings(recipe.distill.teacher, dtype=dtype, seed=recipe.seed, batch_size=recipe.data.batch_size)
     details = {

@@ -19,7 +19,7 @@ from eval.models import load_tokenizer, require_rows, text_config, tokenizer_ide
 from eval.recorded.ground_truth import read_ground_truth
 from eval.shards import SETTINGS_NAME, Claim, read_claims, shorten
 from eval.tasks.rows import checked_text, first_field, load_rows
-from eval.trace_laws import require_rows_of
+from eval.token_ids import require_known_ids
 from eval.traces import Trace, read_traces
 
 TRACES_NAME = "eval"  # held out of training, so never the text the draft has learned
@@ -90,7 +90,12 @@ def read_recorded_traces(folder: Path, tokenizer_folder: Path) -> Recording:
     traces = read_held_out(folder)
     claim = read_claims(folder)[TRACES_NAME]
     require_recorded_tokenizer(claim, folder, tokenizer_folder)
-    require_rows_of(traces, vocab_size=text_config(tokenizer_folder).vocab_size, folder=folder)
+    require_known_ids(
+        (trace.token_ids for trace in traces),
+        folder,
+        TRACES_NAME,
+        {tokenizer_folder: text_config(tokenizer_folder).vocab_size},
+    )
     where, remedy = f"{folder / SETTINGS_NAME}: {TRACES_NAME}.settings", "Give the answers as they were written."
     settings = checked(SETTINGS, claim["settings"], where, remedy)
     if settings.temperature > 0 and settings.top_p < 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 from eval.config import EvalConfig
 from eval.models import text_config
 from eval.tasks.forms import Prompt
-from eval.trace_laws import require_rows_of
+from eval.token_ids import require_known_ids
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 
 TRACES_NAME = "eval"
@@ -35,7 +35,7 @@ def record_answers(
     target: Path, prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, temperature: float, seed: int
 ) -> Answers:
     """Let the target answer, unless it has, and read its answers."""
-    folder = out / "answers" / f"T{temperature:g}"
+    folder = answers_folder(out, temperature)
     settings = DecodingSettings(
         max_new_tokens=config.max_new_tokens,
         temperature=temperature,
@@ -48,8 +48,21 @@ def record_answers(
     )
     write_traces(target, prompts, folder, settings, name=TRACES_NAME)
     traces = read_traces(folder, TRACES_NAME)
-    require_rows_of(traces, vocab_size=text_config(target).vocab_size, folder=folder)
     return Answers(traces, prompt_numbers(traces, prompts))
+
+
+def require_rows_of(models: Sequence[Path], answers: Mapping[float, Answers], out: Path) -> None:
+    """Refuse answers with a token that one of the models has no row for; `out` as in `record_answers`."""
+    vocab_sizes = {folder: text_config(folder).vocab_size for folder in models}
+    for temperature, group in answers.items():
+        require_known_ids(
+            (trace.token_ids for trace in group.traces), answers_folder(out, temperature), TRACES_NAME, vocab_sizes
+        )
+
+
+def answers_folder(out: Path, temperature: float) -> Path:
+    """Where a scorecard's answers at one temperature are."""
+    return out / "answers" / f"T{temperature:g}"
 
 
 def prompt_numbers(traces: Sequence[Trace], prompts: Sequence[Prompt]) -> list[int]:

@@ -25,7 +25,7 @@ from eval.models import load_model, require_positions, require_same_tokenizer, s
 from eval.replay import answer_logits, replay_answer
 from eval.rounds.round_trace import Run
 from eval.scorecard.acceptance_record import acceptance_record, comparison_record
-from eval.scorecard.answers import Answers, context_of, longest_text, record_answers
+from eval.scorecard.answers import Answers, context_of, longest_text, record_answers, require_rows_of
 from eval.scorecard.beside import write_beside
 from eval.scorecard.grid import measure_batches, write_grid
 from eval.scorecard.page import scorecard_page
@@ -64,6 +64,7 @@ def score_drafts(
         answers = {t: record_answers(target, taken, config, out, temperature=t, seed=seed) for t in config.temperature}
         for folder in (target, *drafts.values()):
             require_positions(folder, longest_text(answers))
+        require_rows_of([target, *drafts.values()], answers, out)
         pair = Pair(
             load_model(target, dtype=config.dtype),
             {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()},

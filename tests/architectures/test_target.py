@@ -51,7 +51,9 @@ def test_a_local_folder_is_itself(tiny_target):
 
 def test_a_revision_of_something_local_is_refused(tiny_target):
     for path in (str(tiny_target), "model.gguf"):
-        with pytest.raises(UserError, match=rf"target\.revision=v2 belongs to a hub id, but {path} is local\."):
+        with pytest.raises(
+            UserError, match=rf"{path}: is local, and revision v2 is for a hub id\. Leave the revision out\."
+        ):
             resolve_checkpoint(path, revision="v2")
 
 

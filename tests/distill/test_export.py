@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from architectures.errors import UserError
 from architectures.manifest import read_manifest, write_manifest
+from architectures.target import read_config
 from distill.checkpoints import find_checkpoints
 from distill.export import export_checkpoint, name_some
 from distill.train import train
@@ -54,7 +55,7 @@ def stored_names(folder: Path) -> set[str]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_loaded_logits_are_the_students_bit_for_bit(trained, tmp_path, dtype):
     checkpoint, init = trained()
-    export_checkpoint(checkpoint, init, tmp_path / "draft", dtype=dtype, finish=finish)
+    export_checkpoint(checkpoint, init, tmp_path / "draft", target=init, dtype=dtype, finish=finish)
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
     assert draft.dtype == getattr(torch, dtype)
     assert torch.equal(draft(PROMPT_IDS).logits, student_of(checkpoint, init, dtype)(PROMPT_IDS).logits)
@@ -65,7 +66,7 @@ def test_loaded_logits_are_the_students_bit_for_bit(trained, tmp_path, dtype):
 @pytest.mark.parametrize("tied", [True, False])
 def test_tied_stays_tied_and_untied_untied(trained, make_checkpoint, tmp_path, tied):
     checkpoint, init = trained(init=make_checkpoint(seed=3, num_hidden_layers=2, tie_word_embeddings=tied))
-    export_checkpoint(checkpoint, init, tmp_path / "draft", dtype="float32", finish=finish)
+    export_checkpoint(checkpoint, init, tmp_path / "draft", target=init, dtype="float32", finish=finish)
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
     assert (draft.lm_head.weight is draft.model.embed_tokens.weight) == tied
     assert ("lm_head.weight" in stored_names(tmp_path / "draft")) == (not tied)
@@ -90,7 +91,7 @@ def test_every_family_is_exported_under_the_names_of_its_files(make_checkpoint, 
     saved = {f"student.lm.{name}": tensor for name, tensor in student.state_dict().items()}
     torch.save({"state": {"model": saved}}, tmp_path / "checkpoint.pt")
 
-    export_checkpoint(tmp_path / "checkpoint.pt", init, tmp_path / "draft", dtype="float32", finish=finish)
+    export_checkpoint(tmp_path / "checkpoint.pt", init, tmp_path / "draft", target=init, dtype="float32", finish=finish)
 
     assert stored_names(tmp_path / "draft") == stored_names(init)
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
@@ -100,7 +101,7 @@ def test_every_family_is_exported_under_the_names_of_its_files(make_checkpoint, 
 def test_everything_else_is_inits(trained, tmp_path):
     checkpoint, init = trained()
     (init / "plan.json").write_text("{}\n")
-    export_checkpoint(checkpoint, init, tmp_path / "draft", dtype="bfloat16", finish=finish)
+    export_checkpoint(checkpoint, init, tmp_path / "draft", target=init, dtype="bfloat16", finish=finish)
     names = {path.name for path in init.iterdir()}
     assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"} <= names
     assert {path.name for path in (tmp_path / "draft").iterdir()} == names
@@ -115,7 +116,7 @@ def test_everything_else_is_inits(trained, tmp_path):
 
 def test_neither_teacher_nor_optimiser_reaches_the_folder(trained, tmp_path):
     checkpoint, init = trained()
-    export_checkpoint(checkpoint, init, tmp_path / "draft", dtype="float32", finish=finish)
+    export_checkpoint(checkpoint, init, tmp_path / "draft", target=init, dtype="float32", finish=finish)
     model = torch.load(checkpoint, weights_only=False)["state"]["model"]
     assert all(name.startswith("student.lm.") for name in model)
     assert "model.layers.2.mlp.up_proj.weight" not in stored_names(tmp_path / "draft")  # the target has four layers
@@ -123,7 +124,7 @@ def test_neither_teacher_nor_optimiser_reaches_the_folder(trained, tmp_path):
 
 def test_works_as_assistant_with_the_targets_exact_greedy_text(trained, tiny_target, tmp_path):
     checkpoint, init = trained()
-    export_checkpoint(checkpoint, init, tmp_path / "draft", dtype="float32", finish=finish)
+    export_checkpoint(checkpoint, init, tmp_path / "draft", target=init, dtype="float32", finish=finish)
     target = AutoModelForCausalLM.from_pretrained(tiny_target)
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
     settings = {"attention_mask": torch.ones_like(PROMPT_IDS), "max_new_tokens": 40, "do_sample": False}
@@ -136,9 +137,9 @@ def test_works_as_assistant_with_the_targets_exact_greedy_text(trained, tiny_tar
 def test_an_earlier_draft_is_replaced_whole(trained, tmp_path):
     checkpoint, init = trained()
     draft = tmp_path / "draft"
-    export_checkpoint(checkpoint, init, draft, dtype="float32", finish=finish)
+    export_checkpoint(checkpoint, init, draft, target=init, dtype="float32", finish=finish)
     (draft / "left-over.txt").write_text("old")
-    export_checkpoint(checkpoint, init, draft, dtype="bfloat16", finish=finish)
+    export_checkpoint(checkpoint, init, draft, target=init, dtype="bfloat16", finish=finish)
     assert not (draft / "left-over.txt").exists()
     assert read_manifest(draft) is not None
 
@@ -146,14 +147,14 @@ def test_an_earlier_draft_is_replaced_whole(trained, tmp_path):
 def test_a_failed_export_leaves_the_earlier_draft_and_nothing_else(trained, tmp_path):
     checkpoint, init = trained()
     draft = tmp_path / "draft"
-    export_checkpoint(checkpoint, init, draft, dtype="float32", finish=finish)
+    export_checkpoint(checkpoint, init, draft, target=init, dtype="float32", finish=finish)
     before = (draft / "model.safetensors").read_bytes()
 
     def fail(folder: Path) -> None:
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        export_checkpoint(checkpoint, init, draft, dtype="bfloat16", finish=fail)
+        export_checkpoint(checkpoint, init, draft, target=init, dtype="bfloat16", finish=fail)
     assert (draft / "model.safetensors").read_bytes() == before
     assert [path.name for path in draft.parent.glob("draft*")] == ["draft"]
 
@@ -163,7 +164,7 @@ def test_a_folder_of_something_else_is_not_replaced(trained, tmp_path):
     (tmp_path / "draft").mkdir()
     (tmp_path / "draft" / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match=r"exists, is not empty and holds no manifest\.json"):
-        export_checkpoint(checkpoint, init, tmp_path / "draft", dtype="float32", finish=finish)
+        export_checkpoint(checkpoint, init, tmp_path / "draft", target=init, dtype="float32", finish=finish)
     assert (tmp_path / "draft" / "thesis.txt").read_text() == "mine"
 
 
@@ -171,7 +172,7 @@ def test_the_draft_does_not_replace_its_init(trained):
     checkpoint, init = trained()
     before = (init / "model.safetensors").read_bytes()
     with pytest.raises(UserError, match="cannot become a checkpoint made from"):
-        export_checkpoint(checkpoint, init, init, dtype="float32", finish=finish)
+        export_checkpoint(checkpoint, init, init, target=init, dtype="float32", finish=finish)
     assert (init / "model.safetensors").read_bytes() == before
 
 
@@ -187,14 +188,21 @@ def test_the_draft_does_not_replace_its_init(trained):
 def test_a_checkpoint_of_another_init_is_refused_by_name(trained, make_checkpoint, tmp_path, overrides, problem):
     checkpoint, _ = trained()
     with pytest.raises(UserError, match=problem):
-        export_checkpoint(checkpoint, make_checkpoint(**overrides), tmp_path / "draft", dtype="float32", finish=finish)
+        export_checkpoint(
+            checkpoint,
+            make_checkpoint(**overrides),
+            tmp_path / "draft",
+            target=checkpoint.parent.parent / "init",
+            dtype="float32",
+            finish=finish,
+        )
     assert not (tmp_path / "draft").exists()
 
 
 def test_an_untied_checkpoint_is_refused_where_init_is_tied(trained, make_checkpoint, tiny_draft, tmp_path):
     checkpoint, _ = trained(init=make_checkpoint(seed=3, num_hidden_layers=2, tie_word_embeddings=False))
     with pytest.raises(UserError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
-        export_checkpoint(checkpoint, tiny_draft, tmp_path / "draft", dtype="float32", finish=finish)
+        export_checkpoint(checkpoint, tiny_draft, tmp_path / "draft", target=tiny_draft, dtype="float32", finish=finish)
 
 
 def test_a_few_names_in_order_stand_for_many():
@@ -204,12 +212,29 @@ def test_a_few_names_in_order_stand_for_many():
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("vocab_size", [259, 264, 300])
-def test_rows_beyond_the_targets_vocabulary_are_left_out(trained, make_checkpoint, tmp_path, vocab_size, tied):
+def test_the_draft_has_the_targets_vocabulary(trained, make_checkpoint, tmp_path, vocab_size, tied):
     checkpoint, init = trained(init=make_checkpoint(seed=2, num_hidden_layers=2, tie_word_embeddings=tied))
-    export_checkpoint(checkpoint, init, tmp_path / "draft", dtype="float32", finish=finish, vocab_size=vocab_size)
+    target = make_checkpoint(vocab_size=vocab_size, num_hidden_layers=1)
+    export_checkpoint(checkpoint, init, tmp_path / "draft", target=target, dtype="float32", finish=finish)
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
-    rows = min(264, vocab_size)
-    assert draft.config.vocab_size == rows
-    assert draft.get_input_embeddings().weight.shape == (rows, 64)
-    expected = student_of(checkpoint, init)(PROMPT_IDS).logits[..., :rows]
-    torch.testing.assert_close(draft(PROMPT_IDS).logits, expected, rtol=1e-5, atol=1e-5)
+    assert draft.config.vocab_size == vocab_size
+    assert draft.get_input_embeddings().weight.shape == (vocab_size, 64)
+    rows, logits = min(264, vocab_size), draft(PROMPT_IDS).logits
+    expected = student_of(checkpoint, init)(PROMPT_IDS).logits
+    torch.testing.assert_close(logits[..., :rows], expected[..., :rows], rtol=1e-5, atol=1e-5)
+    added = expected.mean(dim=-1, keepdim=True).expand(*logits.shape[:-1], vocab_size - rows)
+    torch.testing.assert_close(logits[..., rows:], added, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_the_targets_is_taken_from_it_and_not_from_an_init_made_otherwise(trained, make_checkpoint, tmp_path):
+    checkpoint, init = trained()
+    target = make_checkpoint(eos_token_id=[2, 7], pad_token_id=None)
+    (target / "chat_template.jinja").write_text("another {{ messages }}")
+    (target / "generation_config.json").write_text('{"eos_token_id": [2, 7],\n  "odd":  "spacing"}')
+    (init / "added_tokens.json").write_text("{}")
+    export_checkpoint(checkpoint, init, tmp_path / "draft", target=target, dtype="float32", finish=finish)
+    for name in ("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "draft" / name).read_bytes() == (target / name).read_bytes(), name
+    assert not (tmp_path / "draft" / "added_tokens.json").exists()
+    config = read_config(tmp_path / "draft")
+    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, [2, 7], None)

@@ -66,23 +66,25 @@ def test_every_scored_method_makes_a_draft(make_recipe, tmp_path, method):
 
 def test_pure_methods_look_at_no_text(make_recipe, tiny_target, scores_file):
     recipe = make_recipe(layers=2, calibration={"text": "/nowhere.txt"})
-    assert recipe_plan(recipe, tiny_target).source_layers == (0, 3)
+    assert recipe_plan(recipe, tiny_target, tiny_target).source_layers == (0, 3)
     assert not scores_file.exists()
 
 
 def test_scores_are_computed_once_for_every_shape(make_recipe, tiny_target, scores_file, capsys):
-    recipe_plan(make_recipe(layers=2, method="block_influence"), tiny_target)
+    recipe_plan(make_recipe(layers=2, method="block_influence"), tiny_target, tiny_target)
     written = scores_file.stat().st_mtime_ns
-    recipe_plan(make_recipe(layers=3, intermediate=64, method="block_influence", rescale=True), tiny_target)
+    recipe_plan(
+        make_recipe(layers=3, intermediate=64, method="block_influence", rescale=True), tiny_target, tiny_target
+    )
 
     assert scores_file.stat().st_mtime_ns == written
     assert "computed (block_influence_L)" in capsys.readouterr().out
 
 
 def test_a_method_that_needs_more_adds_to_the_file(make_recipe, tiny_target, scores_file):
-    recipe_plan(make_recipe(layers=2, method="greedy"), tiny_target)
+    recipe_plan(make_recipe(layers=2, method="greedy"), tiny_target, tiny_target)
     before = load_scores(scores_file).arrays
-    recipe_plan(make_recipe(layers=2, method="merge"), tiny_target)
+    recipe_plan(make_recipe(layers=2, method="merge"), tiny_target, tiny_target)
     after = load_scores(scores_file).arrays
 
     assert set(before) == {"removal_order"}
@@ -92,16 +94,16 @@ def test_a_method_that_needs_more_adds_to_the_file(make_recipe, tiny_target, sco
 
 @pytest.mark.parametrize("change", [{"tokens": 96}, {"sequence_len": 16}])
 def test_other_text_makes_other_scores(make_recipe, tiny_target, scores_file, change):
-    recipe_plan(make_recipe(layers=2, method="block_influence"), tiny_target)
+    recipe_plan(make_recipe(layers=2, method="block_influence"), tiny_target, tiny_target)
     before = load_scores(scores_file).arrays["block_influence_L"]
-    recipe_plan(make_recipe(layers=2, method="block_influence", calibration=change), tiny_target)
+    recipe_plan(make_recipe(layers=2, method="block_influence", calibration=change), tiny_target, tiny_target)
 
     assert not np.array_equal(before, load_scores(scores_file).arrays["block_influence_L"])
 
 
 def test_runs_may_share_a_folder_of_scores(make_recipe, tiny_target, tmp_path):
     recipe = make_recipe(layers=2, method="block_influence", scores=str(tmp_path / "shared"))
-    recipe_plan(recipe, tiny_target)
+    recipe_plan(recipe, tiny_target, tiny_target)
     assert (tmp_path / "shared" / SCORES_NAME).is_file()
     assert not (tmp_path / "run").exists()
 
@@ -109,7 +111,7 @@ def test_runs_may_share_a_folder_of_scores(make_recipe, tiny_target, tmp_path):
 def test_text_shorter_than_asked_is_refused_with_both_counts(make_recipe, tiny_target, scores_file):
     recipe = make_recipe(layers=2, method="block_influence", calibration={"tokens": 5000})
     with pytest.raises(UserError, match=r"has \d+ tokens, 4992 are asked for .*architecture\.calibration\.text"):
-        recipe_plan(recipe, tiny_target)
+        recipe_plan(recipe, tiny_target, tiny_target)
     assert not scores_file.exists()
 
 
@@ -119,7 +121,9 @@ def test_a_text_file_and_a_file_of_prompts_can_calibrate(make_recipe, tiny_targe
     prompts.write_text("".join(json.dumps({"question": f"Why {i}?"}) + "\n" for i in range(20)))
     found = []
     for file in (text, prompts):
-        recipe_plan(make_recipe(layers=2, method="block_influence", calibration={"text": str(file)}), tiny_target)
+        recipe_plan(
+            make_recipe(layers=2, method="block_influence", calibration={"text": str(file)}), tiny_target, tiny_target
+        )
         found.append(load_scores(scores_file).arrays["block_influence_L"])
     assert not np.array_equal(*found)
 
@@ -136,16 +140,16 @@ def test_what_the_recipe_does_not_look_at_does_not_count(make_recipe, tiny_targe
 
 def test_another_number_type_makes_other_scores(make_recipe, tiny_target, capsys):
     recipe = make_recipe(layers=2, method="block_influence")
-    recipe_plan(recipe, tiny_target)
+    recipe_plan(recipe, tiny_target, tiny_target)
     target = recipe.target.model_copy(update={"dtype": "bfloat16"})
-    recipe_plan(recipe.model_copy(update={"target": target}), tiny_target)
+    recipe_plan(recipe.model_copy(update={"target": target}), tiny_target, tiny_target)
     assert capsys.readouterr().out.count("computed") == 2
 
 
 def test_another_plan_in_the_same_place_is_noticed(make_recipe, tiny_target, tmp_path):
     inputs = []
     for layers in (2, 3):
-        plan = recipe_plan(make_recipe(layers=layers), tiny_target)
+        plan = recipe_plan(make_recipe(layers=layers), tiny_target, tiny_target)
         (tmp_path / "plan.json").write_text(plan.to_json())
         inputs.append(prune_inputs(make_recipe(plan=str(tmp_path / "plan.json")), tiny_target))
     assert inputs[0] != inputs[1]
@@ -179,8 +183,9 @@ def test_an_earlier_draft_can_be_cut_again(make_recipe, tmp_path):
     assert "architecture.source" in manifest["inputs"]
 
 
+@pytest.mark.parametrize("with_source", [False, True])
 def test_without_prompts_the_targets_own_are_calibrated_on_where_the_answers_will_look(
-    make_recipe, tiny_target, tmp_path, monkeypatch
+    make_recipe, make_checkpoint, tiny_target, tmp_path, monkeypatch, with_source
 ):
     asked = []
 
@@ -190,7 +195,8 @@ def test_without_prompts_the_targets_own_are_calibrated_on_where_the_answers_wil
 
     monkeypatch.setattr("distill.data.generate.write_own_prompts", write)
     data = {"prompts": (), "self_written_prompts": 20, "num_eval_prompts": 2, "max_new_tokens": 8}
-    recipe = make_recipe(layers=2, method="block_influence")
+    of_source = {"source": str(make_checkpoint(seed=9))} if with_source else {}
+    recipe = make_recipe(layers=2, method="block_influence", **of_source)
     recipe = Recipe.model_validate({**recipe.model_dump(mode="json"), "data": data})
     prune_stage(recipe)
     generate_stage(recipe)

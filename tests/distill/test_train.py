@@ -276,7 +276,7 @@ def test_the_optimiser_is_the_recipes(name, kind):
 
 def test_training_answers_are_shuffled_with_the_recipes_seed_and_held_out_ones_are_not(make_run):
     recipe = make_run(global_train_batch_size=4, device_eval_batch_size=3).model_copy(update={"seed": 5})
-    train_set, eval_set = read_answers(recipe)
+    train_set, eval_set = read_answers(recipe, Path(recipe.target.path))
     model = build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
     trainer = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=None)
     loaders = trainer.state.train_dataloader, trainer.state.evaluators[0].dataloader.dataloader

@@ -55,6 +55,13 @@ def test_loading_shows_its_bar_in_a_terminal_alone(tiny_target, is_terminal, cap
     assert ("Loading weights" in capsys.readouterr().err) is is_terminal
 
 
+@pytest.mark.parametrize("settings", ["{", "[2]", '{"eos_token_id": "</s>"}'])
+def test_generation_settings_that_cannot_be_read_are_refused(copy, settings):
+    (copy / "generation_config.json").write_text(settings)
+    with pytest.raises(UserError, match=r"copy/generation_config\.json: "):
+        load_model(copy, dtype="float32", device="cpu")
+
+
 def test_stop_tokens_come_from_the_generation_config(copy):
     assert stop_token_ids(load_model(copy, dtype="float32", device="cpu")) == {2}
     edit_json(copy / "generation_config.json", eos_token_id=[2, 7])

@@ -274,6 +274,15 @@ def test_another_template_or_stop_token_is_another_set_of_answers(make_checkpoin
         collect_given(folder, data, tmp_path / "data", seed=3, dtype="float32")
 
 
+@pytest.mark.parametrize("row", [{"prompt": "\u00ed", "answer": "y"}, {"prompt": "x", "answer": "\u00ed"}])
+def test_a_row_whose_tokens_the_target_has_no_rows_for_is_refused(make_checkpoint, row_file, tmp_path, row):
+    target = make_checkpoint(seed=1, vocab_size=258, num_hidden_layers=1)  # its tokenizer has 259 tokens
+    path = row_file(*({"prompt": f"{n}?", "answer": "y"} for n in range(3)), row)
+    message = rf"rows\.jsonl:4: holds token id 258, which is beyond the vocabulary of {target}, vocab_size 258\. Mend"
+    with pytest.raises(UserError, match=message):
+        collect_given(target, config(path, num_eval_prompts=1), tmp_path / "data", seed=3, dtype="float32")
+
+
 def test_refusals_leave_nothing_behind(tiny_target, row_file, tmp_path):
     for path, message in (
         (
@@ -308,7 +317,7 @@ def test_conversations_are_trained_on_whole_and_held_out_answers_are_apart(given
     assert manifest is not None
     assert manifest["answers"] == "given"
     counts = manifest["counts"]
-    train_set, eval_set = read_answers(recipe)
+    train_set, eval_set = read_answers(recipe, Path(recipe.target.path))
     assert [len(train_set), len(eval_set)] == [counts["train"]["sequences"], counts["eval"]["answers"]]
     assert {len(example.spans) for example in train_set.examples} == {1, 2, 3}
     assert {len(example.spans) for example in eval_set.examples} == {1}

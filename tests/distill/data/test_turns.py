@@ -13,10 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
 from architectures.errors import UserError
+from architectures.generation_settings import stop_ids
 from distill.data.batches import AnswerDataset, Example
 from distill.data.conversations import Conversation
 from distill.data.given import traces_of
-from distill.data.turns import Renderer, stop_ids_of
+from distill.data.turns import Renderer
 from eval.models import load_model, stop_token_ids
 from eval.tasks.rendering import render_prompt
 from eval.traces import Trace
@@ -350,10 +351,10 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path):
 
 def test_stop_tokens_are_those_of_the_loaded_target(make_checkpoint):
     folder = make_checkpoint(seed=1)
-    assert stop_ids_of(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu")) == {2}
+    assert stop_ids(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu")) == {2}
     (folder / "generation_config.json").unlink()
-    assert stop_ids_of(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu")) == {2}
+    assert stop_ids(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu")) == {2}
     GenerationConfig(eos_token_id=[5, 2]).save_pretrained(folder)
-    assert stop_ids_of(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu")) == {2, 5}
+    assert stop_ids(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu")) == {2, 5}
     GenerationConfig().save_pretrained(folder)
-    assert stop_ids_of(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu"))
+    assert stop_ids(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu"))

@@ -261,3 +261,12 @@ def test_shares_of_the_training_are_times_too(make_masks):
 def test_times_in_batches(make_masks):
     config = make_masks(max_duration="200ba").architecture.masks
     assert [in_batches(time, config) for time in ("0.2dur", "640ba", "0.001dur")] == [40, 640, 1]
+
+
+def test_a_target_without_rows_for_its_tokens_is_refused_before_training(make_masks, make_checkpoint):
+    recipe = make_masks()
+    target = make_checkpoint(vocab_size=258)
+    recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(target)})})
+    with pytest.raises(UserError, match=rf"^{target}: vocab_size is 258 but its tokenizer has tokens up to id 258"):
+        train(recipe)
+    assert not (Path(recipe.run_dir) / "mask_checkpoints").exists()

@@ -63,7 +63,7 @@ def greatest_difference(one, other) -> float:
 
 
 def answers_of(recipe, name="train") -> CachedAnswers:
-    answers = dict(zip(("train", "eval"), read_answers(recipe), strict=True))[name]
+    answers = dict(zip(("train", "eval"), read_answers(recipe, Path(recipe.target.path)), strict=True))[name]
     return CachedAnswers(answers, TeacherCache(Path(recipe.run_dir) / "teacher_cache", name))
 
 
@@ -195,7 +195,7 @@ def test_held_out_metrics_are_exact_whatever_is_trained_on(make_run, cached, mon
 
 def test_a_cache_of_other_answers_is_refused(cached, monkeypatch):
     recipe = cached("run", TOP_K)
-    monkeypatch.setattr(distill.train, "read_answers", lambda recipe: read_answers(recipe)[::-1])
+    monkeypatch.setattr(distill.train, "read_answers", lambda *given: read_answers(*given)[::-1])
     with pytest.raises(UserError, match=r"its train rows belong to other answers than those in the data folder"):
         train(recipe)
 

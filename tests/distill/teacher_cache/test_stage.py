@@ -36,7 +36,7 @@ def cache_of(recipe: Recipe) -> Path:
 
 def test_the_cache_holds_the_answers_that_training_reads(recipe, capsys):
     cache_stage(recipe)
-    train_set, eval_set = read_answers(recipe)
+    train_set, eval_set = read_answers(recipe, Path(recipe.target.path))
     for name, dataset in (("train", train_set), ("eval", eval_set)):
         cache = TeacherCache(cache_of(recipe), name)
         cache.require_examples(dataset.examples)

@@ -101,6 +101,18 @@ def test_a_draft_without_rows_for_all_tokens_is_refused(greedy_traces, noisy_fol
         read_recorded_traces(greedy_traces, draft)
 
 
+def test_an_id_that_the_draft_has_no_row_for_is_refused_by_line(greedy_traces, noisy_folder, tmp_path):
+    traces = tmp_path / "traces"
+    shutil.copytree(greedy_traces, traces)
+    shard = traces / "eval-00001.jsonl"
+    first, second = (json.loads(line) for line in shard.read_text().splitlines())
+    second["answer_ids"][1] = 264
+    shard.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    message = rf"eval-00001\.jsonl:2: token id 264 is beyond the vocabulary of {noisy_folder}, which has vocab_size 264"
+    with pytest.raises(UserError, match=message):
+        read_recorded_traces(traces, noisy_folder)
+
+
 def changed_claim(traces, out, change):
     shutil.copytree(traces, out)
     claims = json.loads((out / "settings.json").read_text())

@@ -381,6 +381,13 @@ def test_a_draft_with_another_tokenizer_is_refused_before_any_work(target_folder
     assert not list(tmp_path.iterdir())
 
 
+def test_an_answer_that_a_draft_has_no_rows_for_is_refused_by_line(make_checkpoint, tiny_draft, tmp_path):
+    target = make_checkpoint(seed=3, vocab_size=4096)  # that random weights seldom say one of the first 264 ids
+    message = r"eval-00000\.jsonl:1: token id \d{3,4} is beyond the vocabulary of .*, which has vocab_size 264\. "
+    with pytest.raises(UserError, match=message):
+        score_drafts(target, {"draft": tiny_draft}, PROMPTS[:1], config(), tmp_path, seed=1)
+
+
 def test_texts_longer_than_a_draft_holds_are_refused(target_folder, make_checkpoint, tmp_path):
     draft = make_checkpoint(seed=1, max_position_embeddings=40, pad_token_id=2)
     with pytest.raises(UserError, match="max_position_embeddings is 40, but the longest text to score has") as caught:

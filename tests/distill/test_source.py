@@ -1,0 +1,273 @@
+"""A draft cut out of another model than its target: it has what is the target's, and its source a pinned revision."""
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+import eval.scorecard
+from architectures.errors import UserError
+from architectures.generation_settings import SETTINGS_NAME, read_generation_settings
+from architectures.manifest import fingerprint_checkpoint, read_manifest, write_manifest
+from architectures.shapes import Shape
+from architectures.target import read_config
+from distill.check import planned
+from distill.choose.command import candidates_in
+from distill.progressive import earlier_stages
+from distill.recipe import Recipe, save_recipe
+from distill.stage_inputs import eval_inputs, generate_inputs, prune_inputs
+from distill.stages import eval_stage, export_stage, prune_stage
+from distill.train import main, train
+from eval.shards import claim_shards, write_shard
+from eval.traces import Trace
+from tests.distill.after_training import metrics
+
+OF_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", SETTINGS_NAME)
+VOCAB, SMALLER = 272, 264
+SETTINGS = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 0, "temperature": 0.6, "do_sample": True}
+
+
+@pytest.fixture
+def target(make_checkpoint) -> Path:
+    """A target with end tokens and a padded vocabulary of its own."""
+    folder = make_checkpoint(seed=1, vocab_size=VOCAB, eos_token_id=[2, 7])
+    (folder / SETTINGS_NAME).write_text(json.dumps(SETTINGS))
+    return folder
+
+
+@pytest.fixture
+def source(make_checkpoint) -> Path:
+    """A smaller model with the target's vocabulary, and words, end tokens and padding of its own."""
+    folder = make_checkpoint(seed=2, num_hidden_layers=3, vocab_size=SMALLER)
+    (folder / "chat_template.jinja").write_text("SOURCE {{ messages }}")
+    return folder
+
+
+@pytest.fixture
+def make_recipe(tmp_path, target, source):
+    def make(**architecture) -> Recipe:
+        wanted = {"layers": 2, "method": "first_last", "source": str(source), **architecture}
+        settings = {
+            "max_duration": "2ba",
+            "global_train_batch_size": 4,
+            "precision": "fp32",
+            "scheduler": {"t_warmup": "0ba"},
+            "save_interval": "1dur",
+            "eval_interval": "1dur",
+        }
+        return Recipe.model_validate(
+            {
+                "run_name": "run",
+                "run_dir": str(tmp_path / "run"),
+                "target": {"path": str(target), "dtype": "float32"},
+                "architecture": wanted,
+                "data": {"self_written_prompts": 1, "max_seq_len": 30, "max_new_tokens": 25},
+                "distill": settings,
+            }
+        )
+
+    return make
+
+
+def write_answers(recipe: Recipe, *last_ids: int, name: str = "train") -> None:
+    """One answer for each id, which ends it; the first is on the first line."""
+    folder = Path(recipe.run_dir) / "data"
+    (path,) = claim_shards(folder, name, {}, num_shards=1)
+    traces = [Trace(i, f"t:{i}", (), (1, 70, 80), (90, last), "", "stop") for i, last in enumerate(last_ids)]
+    write_shard(path, [asdict(trace) for trace in traces])
+    write_manifest(folder, stage="generate", inputs=generate_inputs(recipe, Path(recipe.target.path)))
+
+
+def require_dressed(draft: Path, target: Path) -> None:
+    for name in OF_TARGET:
+        assert (draft / name).read_bytes() == (target / name).read_bytes(), name
+    config = read_config(draft)
+    assert (config["eos_token_id"], config["vocab_size"]) == ([2, 7], VOCAB)
+    assert AutoModelForCausalLM.from_pretrained(draft).generation_config.eos_token_id == [2, 7]
+
+
+def test_it_trains_on_ids_that_its_source_has_no_rows_for_and_is_exported_with_all_that_is_the_targets(
+    make_recipe, target, source
+):
+    recipe = make_recipe()
+    run = Path(recipe.run_dir)
+    prune_stage(recipe)
+    require_dressed(run / "init", target)
+    manifest = read_manifest(run / "init")
+    assert manifest is not None
+    assert manifest["source"] == {"path": str(source), "revision": "main"}
+    assert planned(recipe).draft == Shape.from_config(read_config(run / "init"))
+
+    write_answers(recipe, *range(SMALLER, VOCAB))
+    write_answers(recipe, 265, 271, name="eval")
+    train(recipe)
+    log = metrics(recipe)
+    assert 0 < log[1]["loss/train/total"] < log[0]["loss/train/total"]
+    require_dressed(run / "draft", target)
+
+    shutil.copyfile(source / "chat_template.jinja", run / "init" / "chat_template.jinja")  # as an earlier version left
+    export_stage(recipe)
+    require_dressed(run / "draft", target)
+
+
+def test_candidates_that_are_timed_have_the_targets_vocabulary(make_recipe, target):
+    assert {one.shape.vocab for one in candidates_in(target, make_recipe(), [1, 2], None)} == {VOCAB}
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "last_ids", "line", "unknown", "reader"),
+    [
+        (260, (90, 262), 2, 262, "init"),
+        (264, (90, 100, 272), 3, 272, "init"),
+        (280, (272,), 1, 272, "target"),
+        (264, (90, -1), 2, -1, "init"),
+    ],
+    ids=["beyond the draft", "beyond both", "beyond the target", "negative"],
+)
+@pytest.mark.parametrize("name", ["train", "eval"])
+def test_an_id_without_a_row_ends_with_one_message_before_training(
+    make_recipe, make_checkpoint, target, capsys, name, vocab_size, last_ids, line, unknown, reader
+):
+    recipe = make_recipe()
+    run = Path(recipe.run_dir)
+    shutil.copytree(make_checkpoint(seed=2, num_hidden_layers=2, vocab_size=vocab_size), run / "init")
+    write_manifest(run / "init", stage="prune", inputs=prune_inputs(recipe, target))
+    for split in ("train", "eval"):
+        write_answers(recipe, *(last_ids if split == name else (90,)), name=split)
+    save_recipe(recipe, run / "recipe.yaml")
+
+    assert main([str(run / "recipe.yaml")]) == 2
+    model, size = (run / "init", vocab_size) if reader == "init" else (target, VOCAB)
+    assert (
+        f"{run / 'data' / f'{name}-00000.jsonl'}:{line}: token id {unknown} is beyond the vocabulary of {model}, which "
+        f"has vocab_size {size}. " in capsys.readouterr().err
+    )
+    assert not (run / "checkpoints").exists()
+
+
+def test_a_source_with_another_tokenizer_is_refused(make_recipe, source):
+    file = source / "tokenizer.json"
+    file.write_text(file.read_text().replace('"<|im_start|>"', '"<|im_begin|>"'))
+    with pytest.raises(UserError, match=r"its tokenizer is not that of the target .*<\|im_.*name a source that was"):
+        prune_stage(make_recipe())
+
+
+def test_a_source_without_rows_for_its_tokens_is_refused(make_recipe, make_checkpoint):
+    small = make_checkpoint(vocab_size=258)
+    with pytest.raises(UserError, match=rf"^{small}: vocab_size is 258 but its tokenizer has tokens up to id 258"):
+        prune_stage(make_recipe(source=str(small)))
+
+
+def test_rows_of_tokens_are_not_cut(make_recipe, target):
+    (target / "config.json").write_text(json.dumps(read_config(target) | {"vocab_size": 258}))
+    with pytest.raises(UserError, match=rf"^{target}: vocab_size is 258 but its tokenizer has tokens up to id 258"):
+        prune_stage(make_recipe())
+
+
+def test_padding_that_the_target_does_not_have_is_cut(make_recipe, make_checkpoint, target):
+    recipe = make_recipe(source=str(make_checkpoint(seed=2, num_hidden_layers=3, vocab_size=300)))
+    prune_stage(recipe)
+    require_dressed(Path(recipe.run_dir) / "init", target)
+
+
+@pytest.fixture
+def hub(monkeypatch, source) -> list[tuple[str, str]]:
+    """The hub holds the source at every revision; what is asked of it."""
+    asked = []
+
+    def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
+        asked.append((repo_id, revision))
+        return source
+
+    monkeypatch.setattr("architectures.target.fetch", fetch)
+    return asked
+
+
+def test_a_source_on_the_hub_is_taken_at_its_revision_everywhere(make_recipe, target, hub):
+    recipe = make_recipe(source="owner/small", source_revision="v2")
+    planned(recipe)
+    prune_stage(recipe)
+    candidates_in(target, recipe, [1], None)
+    assert set(hub) == {("owner/small", "v2")}
+    manifest = read_manifest(Path(recipe.run_dir) / "init")
+    assert manifest is not None
+    assert manifest["source"] == {"path": "owner/small", "revision": "v2"}
+    assert manifest["inputs"]["architecture.source_revision"] == "v2"
+
+
+def test_another_revision_is_another_input_and_a_local_source_has_none(make_recipe, target, hub):
+    first, second = (
+        prune_inputs(make_recipe(source="owner/small", source_revision=revision), target) for revision in ("v2", "v3")
+    )
+    assert {name for name in first if first[name] != second[name]} == {"architecture.source_revision"}
+    local = prune_inputs(make_recipe(), target)
+    assert "architecture.source_revision" not in local
+    assert first.keys() - local.keys() == {"architecture.source_revision"}
+
+
+def test_a_revision_of_a_local_source_is_refused(make_recipe, source):
+    with pytest.raises(UserError, match=rf"^{source}: is local, and revision v2 is for a hub id\."):
+        prune_stage(make_recipe(source_revision="v2"))
+
+
+def test_a_revision_is_of_the_recipes_own_source_and_not_of_the_stage_before(make_recipe, hub):
+    recipe = make_recipe(source="owner/small", source_revision="v2", layers=None, stages=[3, 2, 1])
+    stages = [stage.architecture for stage in earlier_stages(recipe)]
+    assert [(stage.source, stage.source_revision) for stage in stages] == [
+        ("owner/small", "v2"),
+        (str(Path(recipe.run_dir) / "stage-3" / "draft"), "main"),
+    ]
+
+
+def test_a_revision_without_a_source_is_refused(mistakes):
+    text = "run_name: r\ntarget: {path: t}\narchitecture: {layers: 2, source_revision: v2}\n"
+    lines = mistakes(f"{text}data: {{self_written_prompts: 9}}\n")
+    assert [line.removeprefix("r.yaml:3: ") for line in lines] == [
+        "architecture must leave out source_revision without source, got v2. The target's own is target.revision."
+    ]
+
+
+def scored(best: int) -> dict[str, Any]:
+    """As much of a scorecard as says which lookahead is best."""
+    rows = [{"draft": "undistilled", "temperature": 0.0, "best_lookahead": 9}]
+    rows += [{"draft": "draft", "temperature": t, "best_lookahead": n} for t, n in ((1.0, 8), (0.0, best))]
+    return {"drafts": [{"draft": row["draft"]} for row in rows[:2]], "acceptance": rows, "speedup": rows}
+
+
+def test_the_scored_lookahead_is_written_into_the_draft_and_makes_nothing_stale(
+    make_recipe, target, monkeypatch, capsys
+):
+    recipe = make_recipe()
+    run = Path(recipe.run_dir)
+    prune_stage(recipe)
+    shutil.copytree(run / "init", run / "draft")
+    write_answers(recipe, 90, name="eval")
+    calls = []
+
+    def score(target: Path, drafts: Any, prompts: Any, config: Any, out: Path, *, seed: int) -> None:
+        calls.append(out)
+        out.mkdir(parents=True)
+        (out / "scorecard.json").write_text(json.dumps(scored(3)))
+
+    monkeypatch.setattr(eval.scorecard, "score_drafts", score)
+    before = eval_inputs(recipe, target), fingerprint_checkpoint(run / "draft")
+    eval_stage(recipe)
+
+    assert "num_assistant_tokens 3, the best lookahead scored" in capsys.readouterr().out
+    wanted = SETTINGS | {
+        "num_assistant_tokens": 3,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+    assert read_generation_settings(run / "draft") == wanted
+    assert (eval_inputs(recipe, target), fingerprint_checkpoint(run / "draft")) == before
+    assert (run / "init" / SETTINGS_NAME).read_bytes() == (target / SETTINGS_NAME).read_bytes()
+
+    shutil.copyfile(target / SETTINGS_NAME, run / "draft" / SETTINGS_NAME)  # as another export of the same draft does
+    eval_stage(recipe)
+    assert len(calls) == 1
+    assert read_generation_settings(run / "draft") == wanted

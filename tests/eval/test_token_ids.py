@@ -1,0 +1,62 @@
+"""Ids that a model has no row for are named with their place before a model reads them."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from architectures.errors import UserError
+from eval.shards import claim_shards, row_place, write_shard
+from eval.tasks.forms import Prompt, user_turn
+from eval.token_ids import require_known_ids, unknown_id
+from eval.traces import DecodingSettings, Trace, read_traces, write_traces
+
+SETTINGS = DecodingSettings(
+    max_new_tokens=4, temperature=0, top_p=1, batch_size=2, shard_size=2, max_prompt_len=90, seed=1, dtype="float32"
+)
+
+
+def test_the_first_unknown_id_is_found():
+    assert unknown_id([0, 9], 10) is None
+    assert unknown_id([], 10) is None
+    assert unknown_id([0, 10, 11], 10) == 10
+    assert unknown_id([3, -2, 11], 10) == -2
+
+
+def test_a_row_is_found_in_its_shard(tmp_path):
+    paths = claim_shards(tmp_path, "train", {}, num_shards=3)
+    for path, count in zip(paths, (2, 1, 2), strict=True):
+        write_shard(path, [{}] * count)
+    assert [row_place(tmp_path, "train", row) for row in range(5)] == [
+        f"{tmp_path}/train-0000{shard}.jsonl:{line}" for shard, line in ((0, 1), (0, 2), (1, 1), (2, 1), (2, 2))
+    ]
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [((1, 12), (2,)), ((1, 2), (3, 12))])
+def test_prompts_and_answers_count_and_the_smallest_model_is_named(tmp_path, prompt, answer):
+    paths = claim_shards(tmp_path, "eval", {}, num_shards=2)
+    rows = [Trace(0, "p:1", (), (1,), (2,), "", "stop"), Trace(1, "p:2", (), prompt, answer, "", "stop")]
+    for path, trace in zip(paths, rows, strict=True):
+        write_shard(path, [asdict(trace)])
+    ids = [trace.token_ids for trace in read_traces(tmp_path, "eval")]
+    models = {tmp_path / "large": 20, tmp_path / "small": 12, tmp_path / "larger": 30}
+    require_known_ids(ids, tmp_path, "eval", {**models, tmp_path / "small": 13})
+    message = rf"eval-00001\.jsonl:1: token id 12 is beyond the vocabulary of {tmp_path}/small, which has vocab_size 12"
+    with pytest.raises(UserError, match=message):
+        require_known_ids(ids, tmp_path, "eval", models)
+
+
+def test_a_prompt_whose_tokens_the_target_has_no_rows_for_is_refused_by_row(make_checkpoint, tmp_path):
+    target = make_checkpoint(num_hidden_layers=1, vocab_size=258)  # its tokenizer has 259 tokens
+    prompts = [Prompt(f"p.jsonl:{n}", (user_turn(text),)) for n, text in ((1, "plain"), (2, "\u00ed"))]
+    write_traces(target, prompts[:1], tmp_path / "known", SETTINGS)
+    with pytest.raises(UserError, match=rf"^p\.jsonl:2: holds token id 258, .* vocabulary of {target}, vocab_size 258"):
+        write_traces(target, prompts, tmp_path / "unknown", SETTINGS)
+
+
+def test_rows_hold_ids_as_they_were_written(tmp_path):
+    (path,) = claim_shards(tmp_path, "eval", {}, num_shards=1)
+    trace = Trace(0, "p:1", (), (1, 2), (3,), "", "stop")
+    write_shard(path, [asdict(trace)])
+    assert "token_ids" not in json.loads(path.read_text())
+    assert trace.token_ids == (1, 2, 3)
