@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
+from architectures.fingerprint import fingerprint_file
 from architectures.gguf_header import gguf_config, read_gguf_header
 from architectures.known_targets import known_config
-from architectures.manifest import changed_inputs, fingerprint_file, read_manifest
+from architectures.manifest import changed_inputs, read_manifest
 from architectures.reading import read_json_object
 
 WANTED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]

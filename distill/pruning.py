@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from architectures.manifest import changed_inputs, fingerprint_checkpoint, read_manifest, write_manifest
+from architectures.fingerprint import fingerprint_checkpoint
+from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.plan import PLAN_NAME, PruningPlan, load_plan, needed_scores, plan_pruning
 from architectures.scores import Scores
 from architectures.shapes import Shape
@@ -26,7 +27,7 @@ def weights_and_plan(recipe: Recipe, target: Path) -> tuple[Path, PruningPlan]:
         source = cut_from(recipe, target)
         return source, recipe_plan(recipe, source)
     masks, source = Path(recipe.run_dir) / "masks", Shape.from_config(read_config(target))
-    return masks, load_plan(masks / PLAN_NAME, source, target=fingerprint_checkpoint(target))
+    return masks, load_plan(masks / PLAN_NAME, source, target=target)
 
 
 def recipe_plan(recipe: Recipe, target: Path) -> PruningPlan:
@@ -36,12 +37,11 @@ def recipe_plan(recipe: Recipe, target: Path) -> PruningPlan:
         UserError: If the shape cannot be cut out of the target, or the plan was made for another one.
     """
     source, wanted = Shape.from_config(read_config(target), where=str(target / "config.json")), recipe.architecture
-    fingerprint = fingerprint_checkpoint(target)
     if wanted.plan is not None:
-        return load_plan(Path(wanted.plan), source, target=fingerprint)
+        return load_plan(Path(wanted.plan), source, target=target)
     needed = needed_scores(source, wanted)
     scores = recipe_scores(recipe, target, needed) if needed else Scores()
-    return plan_pruning(source, wanted, scores, seed=recipe.seed, target=fingerprint)
+    return plan_pruning(source, wanted, scores, seed=recipe.seed, target=fingerprint_checkpoint(target))
 
 
 def recipe_scores(recipe: Recipe, target: Path, needed: set[str]) -> Scores:

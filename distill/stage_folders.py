@@ -5,15 +5,18 @@ from pathlib import Path
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest
 from architectures.target import resolve_checkpoint
+from distill.older_runs import adopt_older_run
 from distill.recipe import Recipe, save_recipe
 
 
 def begin_stage(recipe: Recipe) -> Path:
     """Save the resolved recipe in its run folder and return the target's folder."""
     save_recipe(recipe, Path(recipe.run_dir) / "recipe.yaml")
-    return resolve_checkpoint(
+    target = resolve_checkpoint(
         recipe.target.path, revision=recipe.target.revision, cache=Path(recipe.run_dir) / "target"
     )
+    adopt_older_run(recipe, target)
+    return target
 
 
 def is_current(folder: Path, inputs: dict[str, str]) -> bool:

@@ -18,7 +18,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_value
+from architectures.fingerprint import fingerprint_value
 from eval.quantised import loading_arguments
 
 MAX_NAMES_SHOWN = 5

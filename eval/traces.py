@@ -16,13 +16,14 @@ from typing import Any, Literal, cast
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_checkpoint, fingerprint_value
+from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.progress import track
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps, finished
 from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.decoding.wanted import Wanted
 from eval.models import load_model, load_tokenizer, stop_token_ids, tokenizer_identity
+from eval.older_answers import adopt_older_answers
 from eval.shards import claim_shards, read_shards, write_shard
 from eval.tasks.forms import Message, Prompt
 from eval.tasks.rendering import render_prompt, template_hash
@@ -121,6 +122,7 @@ def write_traces(
     Raises:
         UserError: If out holds answers of this name made otherwise, or no prompt is short enough.
     """
+    adopt_older_answers(out, target)
     tokenizer = load_tokenizer(target)
     turns = first_turns(drop_too_long(prompts, tokenizer, settings.max_prompt_len))
     chunks = [turns[start : start + settings.shard_size] for start in range(0, len(turns), settings.shard_size)]

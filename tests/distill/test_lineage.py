@@ -14,13 +14,8 @@ import torch
 
 from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
-from architectures.manifest import (
-    changed_inputs,
-    fingerprint_file,
-    fingerprint_value,
-    read_manifest,
-    write_manifest,
-)
+from architectures.fingerprint import fingerprint_file, fingerprint_value
+from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from distill import stage_inputs, stages
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.lineage import begin_training, refuse_orphaned_training, require_training_inputs, write_draft_manifest

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_tokenizer, read_manifest
+from architectures.fingerprint import fingerprint_tokenizer
+from architectures.manifest import read_manifest
 from distill import stages
 from distill.lineage import require_training_inputs
 from distill.progressive import share_answers, stage_recipe
