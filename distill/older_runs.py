@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from architectures.atomic import write_text
-from architectures.manifest import adopt_inputs, is_of_older_kind, read_manifest
+from architectures.manifest import MANIFEST_NAME, adopt_inputs, is_of_older_kind, read_manifest
 from architectures.older_fingerprint import say_adopted, today_by_older
 from architectures.target import resolve_checkpoint
 from distill.recipe import Recipe
@@ -63,7 +63,8 @@ def checkpoints_of(recipe: Recipe, target: Path) -> list[Path]:
 
 def rename_models(folder: Path, same: Mapping[str, str]) -> None:
     """Put today's fingerprints, whole or by their first twelve digits, in the place of older ones in all records."""
-    for path in (path for pattern in RECORDS for path in folder.rglob(pattern)):
+    paths = [path for pattern in RECORDS for path in folder.rglob(pattern) if path.name != MANIFEST_NAME]
+    for path in paths:
         text = renamed = path.read_text(encoding="utf-8")
         for older, today in same.items():
             renamed = renamed.replace(older, today).replace(older[:12], today[:12])

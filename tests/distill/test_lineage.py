@@ -159,6 +159,17 @@ def test_a_source_without_a_task_is_what_it_was_before_there_were_tasks(make_run
     assert eval_inputs(changed(recipe, "eval.tasks", (source,)), target)["eval"] == fingerprint_value(settings)
 
 
+@pytest.mark.parametrize("keys", [{"name": "rows"}, {"task": "gsm8k", "name": "rows"}])
+def test_a_data_set_in_a_folder_is_what_its_files_hold(tmp_path, monkeypatch, keys):
+    monkeypatch.chdir(tmp_path)
+    found = {fingerprint_sources([PromptSource(**keys)])}  # of the hub, known by its name
+    Path("rows").mkdir()
+    for content in ('{"question": "a"}', '{"question": "b"}'):
+        Path("rows/train.jsonl").write_text(content)
+        found.add(fingerprint_sources([PromptSource(**keys)]))
+    assert len(found) == 3
+
+
 def test_a_task_and_its_version_are_part_of_what_something_is_made_from(tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "a"}')
