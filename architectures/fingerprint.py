@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from architectures.file_hashes import sha256_of_file, sha256_of_files
+from architectures.generation_settings import SETTINGS_NAME, generation_identity
 from architectures.reading import read_json_object, read_text
 
 FINGERPRINT_KIND = "widedraft.fingerprint/2"  # 1 sampled the weights, see older_fingerprint
 
 # What transformers reads of a folder, and nothing that it does not: a licence or a note beside it changes no answer.
-# generation_config.json is there for its end tokens, which decide where answers stop. Weights in other forms than
-# safetensors are refused where they are read, and code of a folder's own never runs.
+# Weights in other forms than safetensors are refused where they are read, and code of a folder's own never runs.
 TOKENIZER_SETTINGS, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 PARTS_OF_TOKENIZERS = ("vocab.json", "merges.txt", "vocab.txt", "special_tokens_map.json", "added_tokens.json")
 IDENTITY_FILES = (
     "config.json",
-    "generation_config.json",
     "adapter_config.json",
     *TOKENIZER_FILES,
     *PARTS_OF_TOKENIZERS,
@@ -41,14 +40,18 @@ def fingerprint_file(path: Path) -> str:
 
 
 def fingerprint_checkpoint(folder: Path) -> str:
-    """sha256 over names and contents, every byte, of the files of a Hugging Face folder that make the model."""
+    """sha256 over names and contents, every byte, of the files of a Hugging Face folder that make the model.
+
+    Of the generation settings, whose end tokens decide where answers stop, the values that are of this model alone.
+    """
     names = sorted(
         {
             *(name for name in IDENTITY_FILES if (folder / name).is_file()),
             *(path.name for pattern in IDENTITY_PATTERNS for path in folder.glob(pattern)),
         }
     )
-    return fingerprint_of_files(folder, names)
+    has_settings = any((folder / name).is_file() for name in (SETTINGS_NAME, "config.json"))
+    return fingerprint_of_files(folder, names, beside=generation_identity(folder) if has_settings else None)
 
 
 def fingerprint_folder(folder: Path) -> str:
@@ -58,10 +61,10 @@ def fingerprint_folder(folder: Path) -> str:
     return fingerprint_of_files(folder, sorted(path.as_posix() for path in visible))
 
 
-def fingerprint_of_files(folder: Path, names: Sequence[str]) -> str:
-    """sha256 over names and contents of some files of a folder."""
+def fingerprint_of_files(folder: Path, names: Sequence[str], *, beside: Any = None) -> str:
+    """sha256 over names and contents of some files of a folder, and a value that counts too."""
     hashes = sha256_of_files([folder / name for name in names], description=f"hashing {folder}")
-    return fingerprint_value([FINGERPRINT_KIND, *zip(names, hashes, strict=True)])
+    return fingerprint_value([FINGERPRINT_KIND, beside, *zip(names, hashes, strict=True)])
 
 
 def fingerprint_tokenizer(folder: Path) -> dict[str, str]:

@@ -8,7 +8,6 @@ import pytest
 from architectures import file_hashes
 from architectures.errors import UserError
 from architectures.fingerprint import (
-    IDENTITY_FILES,
     fingerprint_checkpoint,
     fingerprint_folder,
     fingerprint_tokenizer,
@@ -76,7 +75,26 @@ def test_weights_count_anywhere(tmp_path, position):
     assert fingerprint_checkpoint(tmp_path) != before
 
 
-@pytest.mark.parametrize("name", [*IDENTITY_FILES, "model.safetensors.index.json", "spiece.model", "x.safetensors"])
+READ_BY_TRANSFORMERS = [
+    "config.json",
+    "adapter_config.json",
+    "x.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+]
+
+
+@pytest.mark.parametrize("name", READ_BY_TRANSFORMERS)
 def test_every_file_that_transformers_reads_counts(tmp_path, name):
     """Its content, whether it is there, and what it is called."""
     found = {fingerprint_checkpoint(tmp_path)}
@@ -84,6 +102,17 @@ def test_every_file_that_transformers_reads_counts(tmp_path, name):
         (tmp_path / name).write_text(content)
         found.add(fingerprint_checkpoint(tmp_path))
     assert len(found) == 3
+
+
+def test_end_tokens_count_and_what_an_assistant_proposes_does_not(tmp_path):
+    """A draft is told its best lookahead when it was scored; that must not make its scorecard stale."""
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
+    settings = tmp_path / "generation_config.json"
+    found = [fingerprint_checkpoint(tmp_path)]
+    for text in ('{"eos_token_id": 2}', '{"eos_token_id": 2, "num_assistant_tokens": 5}', '{"eos_token_id": [2, 7]}'):
+        settings.write_text(text)
+        found.append(fingerprint_checkpoint(tmp_path))
+    assert found[0] == found[1] == found[2] != found[3]
 
 
 @pytest.mark.parametrize("name", ["README.md", "LICENSE.txt", "manifest.json", "plan.json", "pytorch_model.bin"])

@@ -1,0 +1,77 @@
+"""generation_config.json: where answers end and how a draft is used. A draft's is its target's. No torch.
+
+transformers reads three of its keys from the *draft* when it decodes with one: how many tokens to propose a round, by
+which schedule, and below which confidence to stop. They are known when the draft is scored, and are no part of what a
+checkpoint is: `generation_identity` leaves them out, so that writing them makes no earlier work stale.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from architectures.atomic import write_json
+from architectures.errors import UserError
+from architectures.reading import read_json_object
+
+SETTINGS_NAME = "generation_config.json"
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+ASSISTANT_KEYS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+REMEDY = "Take the file the checkpoint came with, or delete it: config.json is read then."
+
+Values = dict[str, Any]
+
+
+def read_generation_settings(folder: Path) -> Values:
+    """What generation_config.json says; without one, the special ids of config.json, which transformers takes then.
+
+    Raises:
+        UserError: If it is no JSON object, or a special id is none.
+    """
+    file = folder / SETTINGS_NAME
+    if not file.exists():
+        config = read_json_object(folder / "config.json", "Give the folder of a Hugging Face checkpoint.")
+        return {key: config[key] for key in SPECIAL_IDS if key in config}
+    values = read_json_object(file, REMEDY)
+    for key in SPECIAL_IDS:
+        if not is_special_id(key, values.get(key)):
+            several = ", or a list of such" if key == "eos_token_id" else ""
+            raise UserError(f"{file}: {key} must be a whole number{several}, got {values[key]!r}. {REMEDY}")
+    return values
+
+
+def is_special_id(key: str, value: Any) -> bool:
+    """Whether a value may stand for a special token: an id, null, or several ids that each end a text."""
+    if isinstance(value, list):
+        return key == "eos_token_id" and all(map(is_id, value))
+    return value is None or is_id(value)
+
+
+def is_id(value: Any) -> bool:
+    """A whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def stop_ids(folder: Path) -> frozenset[int]:
+    """The ids at which a checkpoint's `generate` stops; empty when it never does."""
+    eos = read_generation_settings(folder).get("eos_token_id")
+    return frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
+
+
+def generation_identity(folder: Path) -> Values:
+    """The part of a checkpoint's generation settings that belongs to its identity: all but the assistant's keys."""
+    return {key: value for key, value in read_generation_settings(folder).items() if key not in ASSISTANT_KEYS}
+
+
+def write_assistant_settings(draft: Path, *, lookahead: int) -> bool:
+    """Have transformers' `generate(assistant_model=draft)` propose so many tokens each round; everything else stays.
+
+    The confidence threshold is 0, as the draft was scored: with transformers' own 0.4 it would stop early.
+
+    Returns:
+        Whether the file changed.
+    """
+    before = read_generation_settings(draft)
+    after = {**before, **dict(zip(ASSISTANT_KEYS, (lookahead, "constant", 0.0), strict=True))}
+    if after == before:
+        return False
+    write_json(after, draft / SETTINGS_NAME)
+    return True
