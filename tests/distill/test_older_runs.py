@@ -14,7 +14,8 @@ from architectures.older_fingerprint import ADOPTED, sampled_fingerprint
 from architectures.reading import MIB
 from distill import stage_inputs
 from distill.lineage import begin_training, require_training_inputs
-from distill.older_runs import adopt_older_run
+from distill.losses.config import TokenSelection
+from distill.older_runs import adopt_older_run, checkpoints_of
 from distill.recipe import Recipe
 from distill.stage_inputs import (
     cache_inputs,
@@ -88,6 +89,7 @@ def older_run(make_run, target, monkeypatch):
         write_manifest(run / "teacher_cache", stage="cache", inputs=cache_inputs(recipe, target))
         begin_training(recipe)
         shutil.copytree(run / "init", run / "draft")
+        (run / "draft" / "config.json").write_text((run / "draft" / "config.json").read_text() + " ")  # another model
         training = draft_inputs(recipe, training_inputs(recipe))
         write_manifest(run / "draft", stage="export", inputs=training, finished=True)
         write_manifest(run / "eval", stage="eval", inputs=eval_inputs(recipe, target))
@@ -154,6 +156,21 @@ def test_what_is_not_equal_by_the_older_kind_counts_as_changed(older_run, target
         "draft",
         "eval",
     ]
+
+
+def test_every_checkpoint_that_a_stage_may_name_is_asked_for(make_run, tiny_target, tiny_draft):
+    recipe = make_run()
+    run, selection = Path(recipe.run_dir), TokenSelection(reference=str(tiny_draft))
+    (run / "draft").mkdir()
+    (run / "stage-3" / "draft").mkdir(parents=True)
+    distill = recipe.distill.model_copy(update={"token_selection": selection})
+    named = [tiny_target, run / "init", run / "draft", tiny_draft]
+    for keys, also in (({"source": str(tiny_draft)}, tiny_draft), ({"stages": (3, 2)}, run / "stage-3" / "draft")):
+        architecture = recipe.architecture.model_copy(update=keys)
+        found = checkpoints_of(
+            recipe.model_copy(update={"architecture": architecture, "distill": distill}), tiny_target
+        )
+        assert sorted(found) == sorted([*named, also])
 
 
 def test_a_run_of_today_is_adopted_by_nothing(make_run, tiny_target, monkeypatch):
