@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
+from architectures.file_hashes import rehash_from_now
 from architectures.manifest import package_version
 from distill import recipe_commands, scoring
 from distill.exits import report_user_errors
 from eval.latency.command import latency, latency_arguments
 from eval.pair import commands as pair_commands
+from eval.rehash import rehash_argument
 from eval.report.command import report, report_arguments
 from eval.speed.command import speed, speed_arguments
 
@@ -55,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     stage.arguments(stage_parser)
     options = stage_parser.parse_intermixed_args(chosen.arguments)
+    if getattr(options, "rehash", False):  # commands that fingerprint nothing have no such option
+        rehash_from_now()
     return report_user_errors(lambda: stage.run(options))
 
 
@@ -70,12 +74,14 @@ def import_arguments(parser: argparse.ArgumentParser) -> None:
     """FILE --to DIR."""
     parser.add_argument("file", type=Path, metavar="FILE", help="a .gguf file of a LLaMA-like model")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the Hugging Face folder to write")
+    rehash_argument(parser)
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE, or what is scored without one, and perhaps --debug."""
     scoring.eval_arguments(parser)
     recipe_commands.debug_argument(parser)
+    rehash_argument(parser)
 
 
 def shapes(options: argparse.Namespace) -> None:
@@ -141,15 +147,15 @@ STAGES = {
     "masks": Stage(
         recipe_commands.masks,
         "train learned masks, for a recipe with that method, into <run>/masks; then prune",
-        recipe_commands.recipe_arguments,
+        recipe_commands.stage_arguments,
     ),
     "prune": Stage(
         recipe_commands.prune,
         "cut the undistilled draft out of the target, into <run>/init",
-        recipe_commands.recipe_arguments,
+        recipe_commands.stage_arguments,
     ),
     "generate": Stage(
-        recipe_commands.generate, "let the target answer the prompts, into <run>/data", recipe_commands.recipe_arguments
+        recipe_commands.generate, "let the target answer the prompts, into <run>/data", recipe_commands.stage_arguments
     ),
     "cache": Stage(
         recipe_commands.cache,
@@ -159,10 +165,10 @@ STAGES = {
     "distill": Stage(
         recipe_commands.distill,
         "train the draft on this machine and export it, into <run>/draft",
-        recipe_commands.recipe_arguments,
+        recipe_commands.stage_arguments,
     ),
     "export": Stage(
-        recipe_commands.export, "write <run>/draft from the newest intact checkpoint", recipe_commands.recipe_arguments
+        recipe_commands.export, "write <run>/draft from the newest intact checkpoint", recipe_commands.stage_arguments
     ),
     "eval": Stage(score, "score a draft against its target, into <run>/eval", eval_arguments),
     "verify": Stage(
@@ -213,7 +219,7 @@ STAGES = {
     "run": Stage(
         recipe_commands.run_everything,
         "all of it; continues where a stopped run left off",
-        recipe_commands.recipe_arguments,
+        recipe_commands.stage_arguments,
     ),
 }
 

@@ -26,8 +26,9 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family
 from architectures.families.rotary import GGUF_LAYER, GGUF_OUTSIDE
+from architectures.fingerprint import fingerprint_file
 from architectures.gguf_header import TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
-from architectures.manifest import MANIFEST_NAME, fingerprint_file, write_manifest
+from architectures.manifest import MANIFEST_NAME, write_manifest
 from architectures.shapes import Shape, checkpoint_tensors
 from architectures.weights import TensorInfo, require_replaceable, write_weights
 

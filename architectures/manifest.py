@@ -1,10 +1,8 @@
 """manifest.json: where an artifact came from, and whether it is still the one its inputs would make.
 
-Reads no weights beyond samples and never imports torch, so `widedraft check` may use it.
+Never imports torch, so `widedraft check` may use it.
 """
 
-import hashlib
-import json
 import os
 import platform
 import subprocess
@@ -16,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from architectures.atomic import write_json
+from architectures.fingerprint import FINGERPRINT_KIND
 from architectures.reading import read_json_object
 
 MANIFEST_NAME = "manifest.json"
+KIND_KEYS = ("fingerprint", "adopted")  # say what kind its fingerprints are, and nothing of what was made
 PACKAGES = ("widedraft", "torch", "transformers", "mosaicml", "datasets", "tokenizers", "safetensors", "numpy")
-SAMPLE_BYTES = 1 << 20
-IDENTITY_FILES = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
 
 
 def write_manifest(folder: Path, *, stage: str, inputs: Mapping[str, str], **details: Any) -> None:
@@ -29,8 +27,8 @@ def write_manifest(folder: Path, *, stage: str, inputs: Mapping[str, str], **det
 
     Write it last: a folder without a manifest is an unfinished one.
     """
-    record = {"stage": stage, "inputs": dict(inputs), **details, "provenance": provenance()}
-    write_json(record, folder / MANIFEST_NAME)
+    record = {"stage": stage, "inputs": dict(inputs), "fingerprint": FINGERPRINT_KIND, **details}
+    write_json({**record, "provenance": provenance()}, folder / MANIFEST_NAME)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -43,63 +41,36 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return read_json_object(path, f"Delete {folder} and run its stage again.") if path.is_file() else None
 
 
+def adopt_inputs(folder: Path, same: Mapping[str, str]) -> bool:
+    """Note in a manifest today's fingerprints of inputs that were recorded by an older kind; whether there are any.
+
+    They stand beside the recorded ones, from which the fingerprints of later stages were made.
+
+    Args:
+        folder: A finished one.
+        same: Today's fingerprint by the older one.
+    """
+    manifest = read_manifest(folder) or {}
+    found = {name: same[value] for name, value in manifest.get("inputs", {}).items() if value in same}
+    if found:
+        write_json({**manifest, "fingerprint": FINGERPRINT_KIND, "adopted": found}, folder / MANIFEST_NAME)
+    return bool(found)
+
+
+def is_of_older_kind(manifest: Mapping[str, Any]) -> bool:
+    """Whether its inputs may be fingerprints of an older kind."""
+    return manifest.get("fingerprint") != FINGERPRINT_KIND
+
+
+def recorded_inputs(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The fingerprints to compare: the recorded ones, and in place of an older kind those that were adopted."""
+    return {**manifest["inputs"], **manifest.get("adopted", {})}
+
+
 def changed_inputs(manifest: Mapping[str, Any], inputs: Mapping[str, str]) -> list[str]:
     """Names of the inputs whose fingerprints differ from the recorded ones, sorted."""
-    recorded = manifest["inputs"]
+    recorded = recorded_inputs(manifest)
     return sorted(name for name in recorded.keys() | inputs.keys() if recorded.get(name) != inputs.get(name))
-
-
-def fingerprint_value(value: Any) -> str:
-    """sha256 of a JSON-able value, independent of key order."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
-
-
-def fingerprint_file(path: Path) -> str:
-    """sha256 of a whole file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fingerprint_checkpoint(folder: Path) -> str:
-    """sha256 over a Hugging Face folder: config and tokenizer whole; of each weight file its name, size and samples.
-
-    Three samples of 1 MiB (start, middle, end) tell two trainings of one shape apart without reading 13 GB.
-    """
-    digest = hashlib.sha256()
-    for name in IDENTITY_FILES:
-        if (folder / name).is_file():
-            digest.update(f"{name}:{fingerprint_file(folder / name)}\n".encode())
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}\n".encode())
-        with path.open("rb") as file:
-            for start in (0, max(0, size // 2 - SAMPLE_BYTES // 2), max(0, size - SAMPLE_BYTES)):
-                file.seek(start)
-                digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
-
-
-def fingerprint_tokenizer(folder: Path) -> dict[str, str]:
-    """sha256 of what makes ids of text, under "tokenizer", and of what frames a conversation, under "chat template".
-
-    Read from the files of a Hugging Face folder, so that no tokenizer has to be loaded.
-    """
-    settings = read_json_file(folder / "tokenizer_config.json")
-    template = settings.pop("chat_template", None)
-    if (folder / "chat_template.jinja").is_file():
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    files = [folder / name for name in ("tokenizer.json", "tokenizer.model")]
-    contents = [fingerprint_file(path) if path.is_file() else None for path in files]
-    return {"tokenizer": fingerprint_value([settings, contents]), "chat template": fingerprint_value(template)}
-
-
-def read_json_file(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file.
-
-    Raises:
-        UserError: If the file is no JSON object.
-    """
-    return read_json_object(path, "Fetch the checkpoint again.") if path.exists() else {}
 
 
 def provenance() -> dict[str, Any]:

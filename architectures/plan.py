@@ -17,6 +17,8 @@ from architectures.depth import (
     without_removed,
 )
 from architectures.errors import UserError
+from architectures.fingerprint import fingerprint_checkpoint
+from architectures.older_fingerprint import sampled_fingerprint, say_adopted
 from architectures.plan_laws import broken_laws
 from architectures.reading import read_text
 from architectures.scores import Scores
@@ -130,26 +132,37 @@ def plan_pruning(
     )
 
 
-def load_plan(file: Path, source: Shape, *, target: str | None) -> PruningPlan:
+def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
     """A plan from a file, made for this very target.
 
     Args:
         file: A plan.json.
         source: The target's shape.
-        target: The target's fingerprint; None compares shapes alone.
+        target: The target's folder, whose fingerprint is compared; None compares shapes alone.
 
     Raises:
         UserError: If it cannot be read, or was made for another target.
     """
     plan = PruningPlan.from_json(read_text(file, remedy=REMEDY, most_mib=PLAN_MIB), where=str(file))
-    if plan.source != source or (target is not None and plan.target != target):
+    if plan.source != source or (target is not None and not is_plan_for(plan, target, file)):
+        found = None if target is None else fingerprint_checkpoint(target)
         raise UserError(
             f"{file}: made for another target (fingerprint {short(plan.target)}, {plan.source.layers} layers) than "
-            f"this one ({short(target)}, {source.layers} layers). Make a plan for this target, or name the other one."
+            f"this one ({short(found)}, {source.layers} layers). Make a plan for this target, or name the other one."
         )
     for mistake in broken_laws(plan):
         raise UserError(f"{file}: {mistake}. {REMEDY}")
     return plan
+
+
+def is_plan_for(plan: PruningPlan, target: Path, file: Path) -> bool:
+    """Whether a plan was made for a checkpoint; says so where an older kind of fingerprint tells."""
+    if plan.target == fingerprint_checkpoint(target):
+        return True
+    is_same = plan.target == sampled_fingerprint(target)
+    if is_same:
+        say_adopted(file)
+    return is_same
 
 
 def short(fingerprint: str | None) -> str:

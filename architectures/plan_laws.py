@@ -19,7 +19,9 @@ def broken_laws(plan: "PruningPlan") -> Iterator[str]:
     if wrong:
         kept, of = sizes[wrong[0]]
         yield f"draft.{wrong[0]} must be > 0 and at most the source's {of}, got {kept}"
-    elif replace(draft, **{name: of for name, (_, of) in sizes.items()}) != source:
+    elif draft.vocab < 1:  # that of the target, which may have more rows than the source, or fewer
+        yield f"draft.vocab must be > 0, got {draft.vocab}"
+    elif replace(draft, vocab=source.vocab, **{name: of for name, (_, of) in sizes.items()}) != source:
         yield "draft must differ from source in its sizes alone"
     else:
         yield from broken_lists(plan)

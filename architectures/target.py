@@ -5,10 +5,11 @@ from typing import Any
 
 from architectures.config_entries import require_config
 from architectures.errors import UserError
+from architectures.fingerprint import fingerprint_file
 from architectures.generation_settings import read_generation_settings
 from architectures.gguf_header import gguf_config, read_gguf_header
 from architectures.known_targets import known_config
-from architectures.manifest import changed_inputs, fingerprint_file, read_manifest
+from architectures.manifest import changed_inputs, read_manifest
 from architectures.reading import read_json_object
 
 REMEDY = "Fetch the checkpoint again."

@@ -13,7 +13,7 @@ from distill.config import DistillConfig
 from distill.data.config import DataConfig
 from distill.data.conversations import Conversation, load_conversations
 from distill.recipe import Recipe
-from distill.stage_inputs import generate_inputs, target_record
+from distill.stage_inputs import asked_inputs, target_record
 from distill.times import split_time
 from eval.config import PromptSource
 from eval.tasks.forms import Prompt
@@ -83,7 +83,7 @@ def finished_counts(recipe: Recipe) -> dict[str, Any] | None:
     manifest = read_manifest(Path(recipe.run_dir) / "data")
     if manifest is None or manifest["target"] != target_record(recipe):
         return None
-    changed = changed_inputs(manifest, generate_inputs(recipe, Path(recipe.target.path)))
+    changed = changed_inputs(manifest, asked_inputs(recipe))
     return manifest["counts"] if set(changed) <= {"target"} else None
 
 

@@ -11,6 +11,7 @@ from architectures.manifest import (
     write_manifest,
 )
 from architectures.target import resolve_checkpoint
+from distill.older_runs import adopt_older_run
 from distill.recipe import Recipe
 from distill.stage_folders import refuse_changed, require_finished
 from distill.stage_inputs import (
@@ -33,6 +34,7 @@ def require_training_inputs(recipe: Recipe) -> dict[str, str]:
     """
     run = Path(recipe.run_dir)
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
+    adopt_older_run(recipe, target)
     for name, command, inputs in (
         ("init", "prune", prune_inputs(recipe, target)),
         ("data", "generate", generate_inputs(recipe, target)),

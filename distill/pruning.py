@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from architectures.manifest import changed_inputs, fingerprint_checkpoint, read_manifest, write_manifest
+from architectures.fingerprint import fingerprint_checkpoint
+from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.plan import PLAN_NAME, PruningPlan, load_plan, needed_scores, plan_pruning
 from architectures.scores import Scores
 from architectures.shapes import Shape
@@ -31,7 +32,7 @@ def weights_and_plan(recipe: Recipe, target: Path) -> tuple[Path, PruningPlan]:
     vocab = shape_of(target).vocab
     if recipe.architecture.method == "learned_masks":
         masks = Path(recipe.run_dir) / "masks"
-        return masks, load_plan(masks / PLAN_NAME, shape_of(target), target=fingerprint_checkpoint(target))
+        return masks, load_plan(masks / PLAN_NAME, shape_of(target), target=target)
     source = cut_from(recipe, target)
     if source != target:
         require_shared_tokens(target, source)
@@ -64,12 +65,11 @@ def recipe_plan(recipe: Recipe, source: Path, target: Path) -> PruningPlan:
         UserError: If the shape cannot be cut out of the source, or the plan was made for another one.
     """
     shape, wanted = shape_of(source), recipe.architecture
-    fingerprint = fingerprint_checkpoint(source)
     if wanted.plan is not None:
-        return load_plan(Path(wanted.plan), shape, target=fingerprint)
+        return load_plan(Path(wanted.plan), shape, target=source)
     needed = needed_scores(shape, wanted)
     scores = recipe_scores(recipe, source, target, needed) if needed else Scores()
-    return plan_pruning(shape, wanted, scores, seed=recipe.seed, target=fingerprint)
+    return plan_pruning(shape, wanted, scores, seed=recipe.seed, target=fingerprint_checkpoint(source))
 
 
 def recipe_scores(recipe: Recipe, source: Path, target: Path, needed: set[str]) -> Scores:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill.choose.command import choose_arguments
+from eval.rehash import rehash_argument
 
 if TYPE_CHECKING:
     from distill.recipe import Recipe
@@ -15,6 +16,12 @@ def recipe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a YAML file, see recipes/")
     override_argument(parser)
     debug_argument(parser)
+
+
+def stage_arguments(parser: argparse.ArgumentParser) -> None:
+    """RECIPE key=value ..., and perhaps --rehash."""
+    recipe_arguments(parser)
+    rehash_argument(parser)
 
 
 def debug_argument(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +35,7 @@ def debug_argument(parser: argparse.ArgumentParser) -> None:
 
 def cache_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE key=value ... and perhaps --verify."""
-    recipe_arguments(parser)
+    stage_arguments(parser)
     parser.add_argument(
         "--verify", action="store_true", help="compare the checksums of a finished cache; write nothing"
     )
@@ -43,7 +50,7 @@ def override_argument(parser: argparse.ArgumentParser) -> None:
 
 def choosing_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE key=value ..., --debug and what only this stage takes."""
-    recipe_arguments(parser)
+    stage_arguments(parser)
     choose_arguments(parser)
 
 

@@ -7,6 +7,7 @@ from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest
 from architectures.target import read_config, resolve_checkpoint
 from distill.longest_texts import refuse_long_texts
+from distill.older_runs import adopt_older_run
 from distill.recipe import Recipe, save_recipe
 
 
@@ -21,6 +22,7 @@ def begin_stage(recipe: Recipe) -> Path:
         recipe.target.path, revision=recipe.target.revision, cache=Path(recipe.run_dir) / "target"
     )
     refuse_long_texts(recipe, {recipe.target.path: length_of(target)}, {})
+    adopt_older_run(recipe, target)
     return target
 
 

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
-from architectures.manifest import (
+from architectures.fingerprint import (
     fingerprint_checkpoint,
     fingerprint_file,
+    fingerprint_folder,
     fingerprint_tokenizer,
     fingerprint_value,
-    read_manifest,
 )
+from architectures.manifest import KIND_KEYS, read_manifest
 from architectures.number_types import Dtype
 from architectures.plan import needed_scores
 from architectures.shapes import Shape
@@ -68,7 +69,8 @@ def masks_as_input(recipe: Recipe, target: Path) -> dict[str, str]:
     masks = Path(recipe.run_dir) / "masks"
     require_finished(masks, "masks")
     refuse_changed(masks, mask_inputs(recipe, target))
-    return {"masks": fingerprint_value(read_manifest(masks)), "target.dtype": recipe.target.dtype}
+    kept = {key: value for key, value in (read_manifest(masks) or {}).items() if key not in KIND_KEYS}
+    return {"masks": fingerprint_value(kept), "target.dtype": recipe.target.dtype}
 
 
 def prune_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
@@ -146,10 +148,14 @@ def stage_folder(recipe: Recipe, layers: int) -> Path:
 
 
 def generate_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
-    """What the answers are made from; where text is trained on, held-out prompts alone are answered."""
+    """What the answers are made from."""
+    return {"target": fingerprint_checkpoint(target), **asked_inputs(recipe)}
+
+
+def asked_inputs(recipe: Recipe) -> dict[str, str]:
+    """What the answers are made from beside the target; of a training on text held-out prompts alone are answered."""
     held_out_alone = {"distill.train_on": "text"} if recipe.distill.train_on == "text" else {}
     return {
-        "target": fingerprint_checkpoint(target),
         "target.dtype": recipe.target.dtype,
         "data": fingerprint_value(recipe.data.model_dump(mode="json", exclude={"prompts": TASK})),
         "prompts": fingerprint_sources(recipe.data.prompts),
@@ -218,23 +224,30 @@ def eval_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
 
 
 def fingerprint_sources(sources: Sequence[PromptSource]) -> str:
-    """Content of prompt files and names of hub datasets, as one fingerprint."""
+    """Content of prompt files and local data sets, and names of those of the hub, as one fingerprint."""
     parts: list[Any] = []
     for source in sources:
-        content = None
-        if source.path is not None and Path(source.path).is_file():
-            content = fingerprint_file(Path(source.path))
         task = [] if source.task is None else [TASKS[source.task].label]
-        parts.append([source.model_dump(mode="json", exclude={"task"}), content, *task])
+        parts.append(
+            [source.model_dump(mode="json", exclude={"task"}), content_of(source.path, source.name), *task],
+        )
     return fingerprint_value(parts)
 
 
 def fingerprint_text(recipe: Recipe) -> str:
-    """Section text, and the content of its files, as one fingerprint."""
+    """Section text, and the content of its files and local data sets, as one fingerprint."""
     assert recipe.text is not None  # whoever trains on text has some
-    files = [domain.path for domain in recipe.text.domains]
-    contents = [fingerprint_file(Path(path)) if path is not None and Path(path).is_file() else None for path in files]
+    contents = [content_of(domain.path, domain.dataset) for domain in recipe.text.domains]
     return fingerprint_value([recipe.text.model_dump(mode="json"), contents])
+
+
+def content_of(path: str | None, dataset: str | None) -> str | None:
+    """What a file holds, or all files of a data set in a local folder; None of a hub id, which is known by its name."""
+    if path is not None and Path(path).is_file():
+        return fingerprint_file(Path(path))
+    if dataset is not None and Path(dataset).is_dir():
+        return fingerprint_folder(Path(dataset))
+    return None
 
 
 def target_record(recipe: Recipe) -> dict[str, str]:

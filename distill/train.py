@@ -32,6 +32,7 @@ from composer import Trainer
 from composer.utils import dist
 
 from architectures.errors import UserError
+from architectures.file_hashes import rehash_from_now
 from architectures.target import resolve_checkpoint
 from distill.checkpoints import chosen_checkpoint, find_checkpoints
 from distill.data.batches import AnswerDataset
@@ -47,6 +48,7 @@ from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
 from distill.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
 from eval.models import require_same_tokenizer
+from eval.rehash import rehash_argument
 from eval.token_ids import require_known_ids
 from eval.traces import read_traces
 
@@ -63,7 +65,10 @@ def train_from_arguments(argv: Sequence[str] | None) -> None:
     parser.add_argument("recipe", type=Path, help="a recipe file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe values to change")
     parser.add_argument("--debug", action="store_true", help="a tiny random target and few steps, in <run>-debug")
+    rehash_argument(parser)
     arguments = parser.parse_intermixed_args(argv)
+    if arguments.rehash:
+        rehash_from_now()
     if arguments.debug:
         arguments.recipe, arguments.overrides = debug_run(arguments.recipe, arguments.overrides), []
     train(load_recipe(arguments.recipe, arguments.overrides))

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from architectures.context_length import ContextLength, context_length
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_value, read_json_file
+from architectures.fingerprint import fingerprint_value, read_json_file
 from architectures.reading import require_regular
 from architectures.target import read_config
 from architectures.weights import read_index

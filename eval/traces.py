@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.entry_kinds import TokenId
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_checkpoint, fingerprint_value
+from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.progress import track
 from architectures.typed_file import parsed
 from eval.decoding.sampling import Sampling
@@ -26,6 +26,7 @@ from eval.decoding.speculative import decode_steps, finished
 from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.decoding.wanted import Wanted
 from eval.models import context_length_of, load_model, load_tokenizer, stop_token_ids, text_config, tokenizer_identity
+from eval.older_answers import adopt_older_answers
 from eval.shards import REWRITTEN, claim_shards, shard_lines, write_shard
 from eval.tasks.forms import Message, Prompt
 from eval.tasks.rendering import render_prompt, template_hash
@@ -138,6 +139,7 @@ def write_traces(
     Raises:
         UserError: If out holds answers of this name made otherwise, or no prompt is short enough.
     """
+    adopt_older_answers(out, target)
     settings, tokenizer = within_context(target, settings), load_tokenizer(target)
     turns = first_turns(drop_too_long(prompts, tokenizer, settings.max_prompt_len))
     chunks = [turns[start : start + settings.shard_size] for start in range(0, len(turns), settings.shard_size)]

@@ -3,12 +3,16 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+CACHE = TemporaryDirectory(prefix="widedraft-tests-")  # the user's own remembers nothing of tests
+os.environ["WIDEDRAFT_CACHE"] = CACHE.name
 
 SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (

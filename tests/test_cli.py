@@ -110,6 +110,31 @@ def test_every_stage_has_help(stage, capsys):
     assert f"usage: widedraft {stage}" in capsys.readouterr().out
 
 
+FINGERPRINTS_NOTHING = {"check", "shapes", "tasks", "export-recorded", "rounds", "report"}
+
+
+@pytest.mark.parametrize("stage", widedraft.STAGES)
+def test_rehash_is_of_the_commands_that_fingerprint(stage, capsys):
+    with pytest.raises(SystemExit):
+        widedraft.main([stage, "--help"])
+    assert ("--rehash" in capsys.readouterr().out) == (stage not in FINGERPRINTS_NOTHING)
+
+
+def test_rehash_reaches_the_processes_of_a_training(recipe, monkeypatch):
+    monkeypatch.setenv("WIDEDRAFT_REHASH_FROM", "0")
+    monkeypatch.setattr(stages, "distill_stage", lambda *arguments: None)
+    before_ns = time.time_ns()
+    assert widedraft.main(["distill", recipe]) == 0
+    assert stages.training_environment()["WIDEDRAFT_REHASH_FROM"] == "0"
+    assert widedraft.main(["distill", recipe, "--rehash"]) == 0
+    assert before_ns <= int(stages.training_environment()["WIDEDRAFT_REHASH_FROM"]) <= time.time_ns()
+
+
+def test_rehash_is_refused_where_nothing_is_fingerprinted(capsys):
+    assert widedraft.main(["verify", "--target", "a", "--draft", "b", "--rehash"]) == 2
+    assert "--rehash is for the fingerprints that --rounds writes" in capsys.readouterr().err
+
+
 def test_shapes_prints_the_table(capsys):
     assert widedraft.main(["shapes"]) == 0
     assert "wide-796m" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_value
+from architectures.fingerprint import fingerprint_value
 from distill.data.config import DataConfig
 from distill.data.conversations import Conversation
 from distill.data.self_written import SelfWriting, write_own_prompts

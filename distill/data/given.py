@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_tokenizer, fingerprint_value
+from architectures.fingerprint import fingerprint_tokenizer, fingerprint_value
 from architectures.progress import track
 from distill.data.config import DataConfig
 from distill.data.conversations import Conversation, load_conversations
 from distill.data.generate import count_answers, decoding_settings, drop_duplicates, hold_out
 from distill.data.turns import Renderer
+from eval.older_answers import adopt_older_answers
 from eval.shards import claim_shards, write_shard
 from eval.tasks.forms import Prompt
 from eval.traces import Trace, continues, places_of, read_traces, write_traces
@@ -191,6 +192,7 @@ def write_given(renderer: Renderer, conversations: Sequence[Conversation], out: 
     Raises:
         UserError: If out holds answers to train on made otherwise, or a row's answers cannot be told apart.
     """
+    adopt_older_answers(out, renderer.target)
     record = {
         **fingerprint_tokenizer(renderer.target),
         "answers": "given",

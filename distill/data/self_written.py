@@ -15,12 +15,13 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_checkpoint
+from architectures.fingerprint import fingerprint_checkpoint
 from architectures.progress import track
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.models import context_length_of, load_model, load_tokenizer, stop_token_ids
+from eval.older_answers import adopt_older_answers
 from eval.shards import claim_shards, read_shard, write_shard
 from eval.tasks.forms import Prompt, user_turn
 from eval.tasks.rendering import template_hash
@@ -77,6 +78,7 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
         UserError: If the target has no chat template, says too little that is new, was made for texts too short to
             hold a prompt, or out holds prompts made otherwise.
     """
+    adopt_older_answers(out, target)
     tokenizer = load_tokenizer(target)
     turn = find_user_turn(tokenizer, target)
     settings = within_context(target, settings, opening=len(turn.opening_ids))

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from architectures.config import MasksConfig
-from architectures.manifest import fingerprint_checkpoint, read_manifest, write_manifest
+from architectures.fingerprint import fingerprint_checkpoint
+from architectures.manifest import read_manifest, write_manifest
 from architectures.masking import masked
 from architectures.masks import Masks, plan_from_masks
 from architectures.shapes import Shape
@@ -36,6 +37,7 @@ from distill.masks.model import MaskModel
 from distill.memory import mask_training
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import ConsoleReport, MetricsFile
+from distill.older_runs import adopt_older_run
 from distill.recipe import Recipe
 from distill.stage_folders import length_of, refuse_changed
 from distill.stage_inputs import mask_inputs, recipe_hash, target_record, teacher_dtype
@@ -65,6 +67,7 @@ def train_masks(recipe: Recipe) -> None:
     refuse_long_texts(recipe, {recipe.target.path: length_of(target)}, {})
     refuse_too_large(recipe, target)
     require_rows(target, last_id=max(load_tokenizer(target).get_vocab().values()))
+    adopt_older_run(recipe, target)
     begin_masks(recipe, target)
     model = build_mask_model(recipe, target)
     trainer = build_mask_trainer(recipe, model, target)

@@ -12,11 +12,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from architectures.atomic import write_text
 from architectures.errors import UserError
-from architectures.manifest import MANIFEST_NAME, changed_inputs, fingerprint_file, read_manifest
+from architectures.file_hashes import hash_files
+from architectures.fingerprint import FINGERPRINT_KIND
+from architectures.manifest import MANIFEST_NAME, changed_inputs, is_of_older_kind, read_manifest, recorded_inputs
 from architectures.progress import track
+from architectures.reading import parse_json
 
 # Of files, names and journal. Where shards are cut belongs to it: a journal knows them by number alone.
 FORMAT = "widedraft.teacher_cache/2"
@@ -89,12 +93,12 @@ def verify_files(folder: Path) -> int:
 
 
 def intact_files(folder: Path, records: Mapping[str, FileRecord]) -> dict[str, FileRecord]:
-    """The records whose files are as they were written, by checksum."""
+    """The records whose files are as they were written, by checksum; a disk that errs leaves times as they were."""
     checked = track(records.items(), description=f"checking {folder.name}", total=len(records))
     return {
         name: record
         for name, record in checked
-        if (folder / name).is_file() and fingerprint_file(folder / name) == record.sha256
+        if (folder / name).is_file() and hash_files([folder / name], description=name) == [record.sha256]
     }
 
 
@@ -116,7 +120,7 @@ class Journal:
         self.files: dict[str, FileRecord] = {}
         manifest = read_manifest(folder)
         if manifest is not None:  # it was finished, and a file was lost since then
-            self._refuse_others(manifest["inputs"])
+            self._refuse_others(recorded_inputs(manifest))
             self.files = recorded_files(folder)
         elif self.path.is_file():
             self.files = self._read()
@@ -124,7 +128,7 @@ class Journal:
     def begin(self, intact: Mapping[str, FileRecord]) -> None:
         """Write down the files that are whole, and no others; the cache counts as unfinished from now on."""
         self.files = dict(intact)
-        head = json.dumps({"format": FORMAT, "inputs": self.inputs}) + "\n"
+        head = json.dumps({"format": FORMAT, "inputs": self.inputs, "fingerprint": FINGERPRINT_KIND}) + "\n"
         lines = [head, *(journal_line(name, record) for name, record in intact.items())]
         write_text("".join(lines), self.path)
         (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
@@ -137,8 +141,8 @@ class Journal:
 
     def _read(self) -> dict[str, FileRecord]:
         """What an interrupted capture wrote; its last line may be cut short."""
-        first, *lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        head = json.loads(first)
+        _, *lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        head = journal_head(self.path)
         refuse_other_format(self.folder, head["format"])
         self._refuse_others(head["inputs"])
         whole = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -151,6 +155,32 @@ class Journal:
                 f"{self.folder} was begun from another {', '.join(changed)} than the recipe now asks for. "
                 f"Choose another run_name, or delete {self.folder}."
             )
+
+
+def is_journal_of_older_kind(folder: Path) -> bool:
+    """Whether a cache that is being written has a journal, with fingerprints of an older kind."""
+    path = folder / JOURNAL_NAME
+    return path.is_file() and is_of_older_kind(journal_head(path))
+
+
+def adopt_journal(folder: Path, same: Mapping[str, str]) -> bool:
+    """Replace a journal's fingerprints of an older kind, given today's by the older ones; whether there are any."""
+    path = folder / JOURNAL_NAME
+    if not path.is_file() or not is_of_older_kind(head := journal_head(path)):
+        return False
+    inputs = {name: same.get(value, value) for name, value in head["inputs"].items()}
+    if inputs == head["inputs"]:
+        return False
+    _, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    first = json.dumps({**head, "inputs": inputs, "fingerprint": FINGERPRINT_KIND}) + "\n"
+    write_text("".join([first, *lines]), path)
+    return True
+
+
+def journal_head(path: Path) -> dict[str, Any]:
+    """The first line of a journal: what the cache is made from."""
+    with path.open(encoding="utf-8") as file:
+        return parse_json(file.readline(), f"{path}:1", f"Delete {path.parent} and run `widedraft cache RECIPE`.")
 
 
 def journal_line(name: str, record: FileRecord) -> str:

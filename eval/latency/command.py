@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
 from eval.pair.commands import DTYPES, require_plot_name
+from eval.rehash import rehash_argument
 from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def latency_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-threads", type=int, default=None, metavar="N", help="of the processor (default: all)")
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of intervals (default: 0.95)")
     parser.add_argument("--seed", type=int, default=17, help="of the order of steps (default: 17)")
+    rehash_argument(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the step times of --shapes")
 
@@ -162,7 +164,7 @@ def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], l
 
 def described_model(model: "PreTrainedModel") -> dict[str, Any]:
     """Which model it was."""
-    from architectures.manifest import fingerprint_checkpoint
+    from architectures.fingerprint import fingerprint_checkpoint
 
     config = model.config.get_text_config(decoder=True)
     return {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
+from eval.rehash import rehash_argument
 from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def pair_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write every round decoded with the draft as JSON lines; `widedraft rounds FILE` prints their figures",
     )
+    rehash_argument(parser)
 
 
 def asked_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +62,7 @@ def verify_arguments(parser: argparse.ArgumentParser) -> None:
 def verify(options: argparse.Namespace) -> None:
     """Print every finding; exit code 1 where a law does not hold."""
     require_positive(options, "lookahead", "num_prompts", "max_new_tokens", "temperature", "samples")
-    require_file_name(options.rounds)
+    require_sensible_rounds(options)
     from eval.decoding.sampling import Sampling
     from eval.pair.opened import open_pair, prompts_of
     from eval.pair.verify import Verification, verify_pair
@@ -108,7 +110,7 @@ def quality(options: argparse.Namespace) -> None:
     """Print how many answers are right alone and with the draft; exit code 1 where the draft changed a text."""
     given = () if options.max_new_tokens is None else ("max_new_tokens",)
     require_positive(options, "lookahead", "num_prompts", "batch_size", *given)
-    require_file_name(options.rounds)
+    require_sensible_rounds(options)
     require_checks(options)
     from eval.pair.opened import open_pair
     from eval.quality.check import Asking, check_answers
@@ -162,7 +164,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
 def compare(options: argparse.Namespace) -> None:
     """Answer prompts from a file, or from the keyboard, with and without the draft."""
     require_positive(options, "lookahead", "max_new_tokens")
-    require_file_name(options.rounds)
+    require_sensible_rounds(options)
     if options.temperature < 0:
         raise UserError(f"--temperature must be 0 or more, got {options.temperature:g}.")
     from rich.console import Console
@@ -202,10 +204,12 @@ def write_rounds(options: argparse.Namespace, pair: "OpenPair", runs: Sequence["
     print(f"{path}: {sum(len(text.rounds) for run in runs for text in run.decoded)} rounds")
 
 
-def require_file_name(path: Path | None) -> None:
-    """Raise UserError where a file cannot be written, before anything is decoded."""
-    if path is not None and path.is_dir():
-        raise UserError(f"--rounds {path}: is a folder. Name a file in it.")
+def require_sensible_rounds(options: argparse.Namespace) -> None:
+    """Raise UserError where a trace cannot be written, or nothing is fingerprinted, before anything is decoded."""
+    if options.rounds is not None and options.rounds.is_dir():
+        raise UserError(f"--rounds {options.rounds}: is a folder. Name a file in it.")
+    if options.rounds is None and options.rehash:
+        raise UserError("--rehash is for the fingerprints that --rounds writes: give --rounds FILE, or leave it out.")
 
 
 def require_plot_name(path: Path | None) -> None:

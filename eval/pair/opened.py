@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from architectures.manifest import fingerprint_checkpoint
+from architectures.fingerprint import fingerprint_checkpoint
 from architectures.target import resolve_checkpoint
 from eval.models import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
 from eval.rounds.round_trace import ModelIdentity
@@ -62,7 +62,7 @@ class OpenPair:
 
 
 def identity_of(folder: Path, model: PreTrainedModel) -> ModelIdentity:
-    """Which model it is; reads the whole of its weights."""
+    """Which model it is; reads the whole of its weights unless that was done before and nothing changed."""
     return ModelIdentity(str(folder), fingerprint_checkpoint(folder), str(model.dtype).removeprefix("torch."))
 
 

@@ -7,7 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from architectures.atomic import write_text
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_file, write_manifest
+from architectures.fingerprint import fingerprint_file
+from architectures.manifest import write_manifest
 from eval.models import load_tokenizer
 from eval.recorded.answers import RecordedAnswer, read_recorded_traces
 from eval.recorded.ground_truth import write_ground_truth

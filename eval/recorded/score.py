@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.atomic import write_json, write_text
-from architectures.manifest import fingerprint_value, provenance
+from architectures.fingerprint import fingerprint_value
+from architectures.manifest import provenance
 from architectures.progress import track
 from eval.acceptance import Array, Counts, Resampling, pool
 from eval.config import EvalConfig

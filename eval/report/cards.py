@@ -174,7 +174,8 @@ def require_one_target(cards: Sequence[Card]) -> None:
         if ours["fingerprint"] != theirs["fingerprint"]:
             raise UserError(
                 f"{card.path}: its target is {theirs['path']} ({theirs['fingerprint'][:12]}), that of {first.path} is "
-                f"{ours['path']} ({ours['fingerprint'][:12]}). Drafts of different targets need a report each."
+                f"{ours['path']} ({ours['fingerprint'][:12]}). Drafts of different targets need a report each. "
+                "If it is one target, score again: an older widedraft knew models by samples of their weights."
             )
 
 

@@ -184,7 +184,8 @@ def require_models(grid: GridFile, drafts: Sequence[ScoredDraft]) -> None:
     target = drafts[0].card.record["target"]
     if TARGET not in grid.models or grid.models[TARGET].fingerprint != target["fingerprint"]:
         raise UserError(
-            f"{grid.path}: holds no times of the target {target['path']} ({target['fingerprint'][:12]}). Time that one."
+            f"{grid.path}: holds no times of the target {target['path']} ({target['fingerprint'][:12]}). "
+            "Time that one, and score again if an older widedraft did: it knew models by samples of their weights."
         )
     timed = [one for one in drafts if grid.name_of(one.model["fingerprint"]) is not None]
     if not timed:

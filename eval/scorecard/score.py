@@ -11,7 +11,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from architectures.atomic import write_json, write_text
-from architectures.manifest import fingerprint_checkpoint, fingerprint_value, provenance
+from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
+from architectures.manifest import provenance
 from architectures.progress import track
 from eval.acceptance import Resampling
 from eval.bins import ReplayedAnswer

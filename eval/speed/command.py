@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
 from eval.pair.commands import DTYPES, opener_of, require_plot_name, require_positive
+from eval.rehash import rehash_argument
 from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def speed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-threads", type=int, default=None, metavar="N", help="of the processor (default: all)")
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of intervals (default: 0.95)")
     parser.add_argument("--seed", type=int, default=17, help="of every random number (default: 17)")
+    rehash_argument(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw speed against the lookahead")
 

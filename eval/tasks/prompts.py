@@ -5,7 +5,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from architectures.manifest import fingerprint_value
+from architectures.fingerprint import fingerprint_value
 from eval.config import PromptSource
 from eval.tasks.forms import Prompt, parse_row
 from eval.tasks.reading import task_prompt

@@ -1,6 +1,5 @@
-"""Manifests tell whether an artifact is current; fingerprints notice what matters and nothing else."""
+"""Manifests tell whether an artifact is current."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -8,14 +7,7 @@ import pytest
 
 from architectures import manifest
 from architectures.errors import UserError
-from architectures.manifest import (
-    changed_inputs,
-    fingerprint_checkpoint,
-    fingerprint_value,
-    git_commit,
-    read_manifest,
-    write_manifest,
-)
+from architectures.manifest import adopt_inputs, changed_inputs, git_commit, read_manifest, write_manifest
 
 
 def test_a_folder_without_manifest_is_unfinished(tmp_path):
@@ -56,31 +48,15 @@ def test_changed_inputs_names_added_removed_and_different_ones():
     assert changed_inputs(recorded, {"same": "1", "different": "x", "added": "4"}) == ["added", "different", "removed"]
 
 
-def test_value_fingerprint_ignores_key_order_and_nothing_else():
-    assert fingerprint_value({"a": 1, "b": 2}) == fingerprint_value({"b": 2, "a": 1})
-    assert fingerprint_value({"a": 1}) != fingerprint_value({"a": 2})
-
-
-@pytest.mark.parametrize("position", ["start", "middle", "end"])
-def test_checkpoint_fingerprint_sees_weights_anywhere(tmp_path, position):
-    size = 8 * manifest.SAMPLE_BYTES
-    weights = bytearray(size)
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(weights)
-    before = fingerprint_checkpoint(tmp_path)
-    weights[{"start": 0, "middle": size // 2, "end": size - 1}[position]] = 1
-    path.write_bytes(weights)
-    assert fingerprint_checkpoint(tmp_path) != before
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
-def test_checkpoint_fingerprint_sees_config_tokenizer_and_template(tmp_path, tiny_target, name):
-    folder = tmp_path / "copy"
-    shutil.copytree(tiny_target, folder)
-    before = fingerprint_checkpoint(folder)
-    assert before == fingerprint_checkpoint(tiny_target)
-    (folder / name).write_text((folder / name).read_text() + " ")
-    assert fingerprint_checkpoint(folder) != before
+def test_adopted_inputs_are_compared_and_the_recorded_ones_kept(tmp_path):
+    write_manifest(tmp_path, stage="prune", inputs={"target": "older", "seed": "1"})
+    assert adopt_inputs(tmp_path, {"older": "today"})
+    record = read_manifest(tmp_path)
+    assert record is not None
+    assert record["inputs"] == {"target": "older", "seed": "1"}
+    assert changed_inputs(record, {"target": "today", "seed": "1"}) == []
+    assert changed_inputs(record, {"target": "older", "seed": "1"}) == ["target"]
+    assert not adopt_inputs(tmp_path, {"other": "today"})
 
 
 def test_git_commit_is_ours_or_none(monkeypatch, tmp_path):

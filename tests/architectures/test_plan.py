@@ -9,7 +9,10 @@ import pytest
 
 from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
+from architectures.fingerprint import fingerprint_checkpoint
+from architectures.older_fingerprint import ADOPTED, sampled_fingerprint
 from architectures.plan import PruningPlan, load_plan, needed_scores, plan_pruning
+from architectures.reading import MIB
 from architectures.scores import Scores
 from architectures.shapes import NAMED_SHAPES, Shape
 
@@ -222,15 +225,37 @@ def test_no_cut_where_no_layer_is_missing():
 
 
 def test_a_plan_for_another_target_is_refused(tmp_path):
-    plan = plan_pruning(SMOLLM2, ArchitectureConfig(layers=6, method="first_last"), target="a" * 64)
-    file = tmp_path / "plan.json"
-    file.write_text(plan.to_json())
+    target = make_target(tmp_path / "target")
+    plan = write_plan(file := tmp_path / "plan.json", target=fingerprint_checkpoint(target))
 
-    assert load_plan(file, SMOLLM2, target="a" * 64) == load_plan(file, SMOLLM2, target=None) == plan
-    with pytest.raises(UserError, match=r"another target \(fingerprint aaaaaaaaaaaa, 30 layers\) than this one \(bbb"):
-        load_plan(file, SMOLLM2, target="b" * 64)
+    assert load_plan(file, SMOLLM2, target=target) == load_plan(file, SMOLLM2, target=None) == plan
+    (target / "model.safetensors").write_bytes(bytes(8 * MIB - 1) + b"1")
+    this = fingerprint_checkpoint(target)
+    both = rf"another target \(fingerprint {plan.target[:12]}, 30 layers\) than this one \({this[:12]}, 30"
+    with pytest.raises(UserError, match=both):
+        load_plan(file, SMOLLM2, target=target)
     with pytest.raises(UserError, match="made for another target"):
         load_plan(file, replace(SMOLLM2, layers=31), target=None)
+
+
+def test_a_plan_of_an_older_widedraft_is_used_and_said_to_be(tmp_path, capsys):
+    target = make_target(tmp_path / "target")
+    plan = write_plan(file := tmp_path / "plan.json", target=sampled_fingerprint(target))
+    assert load_plan(file, SMOLLM2, target=target) == plan
+    assert capsys.readouterr().out == f"   {file}: {ADOPTED}\n"
+
+
+def make_target(folder):
+    """A folder with a weight file larger than the samples of the older kind of fingerprint."""
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes(8 * MIB))
+    return folder
+
+
+def write_plan(file, *, target):
+    plan = plan_pruning(SMOLLM2, ArchitectureConfig(layers=6, method="first_last"), target=target)
+    file.write_text(plan.to_json())
+    return plan
 
 
 @pytest.mark.parametrize(
@@ -269,7 +294,8 @@ def full_plan():
             r"draft\.layers must be > 0 and at most the source's 4, got",
         ),
         (lambda plan: plan["draft"].update(hidden=0), r"draft\.hidden must be > 0"),
-        (lambda plan: plan["draft"].update(vocab=7), "draft must differ from source in its sizes alone"),
+        (lambda plan: plan["draft"].update(head_dim=7), "draft must differ from source in its sizes alone"),
+        (lambda plan: plan["draft"].update(vocab=0), r"draft\.vocab must be > 0, got 0"),
         (lambda plan: plan["neurons"].pop(), "neurons must have one list for each of 2 layers, got 1"),
         (lambda plan: plan["neurons"][1].pop(), r"neurons\.1 must hold 96 different numbers"),
         (lambda plan: plan.update(neurons=None), "neurons must be given where 96 of 128 are kept"),
@@ -288,6 +314,9 @@ def test_a_plan_that_cannot_be_cut_by_is_refused(tmp_path, edit, message):
     record = json.loads(plan.to_json())
     (tmp_path / "plan.json").write_text(json.dumps(record))
     assert load_plan(tmp_path / "plan.json", plan.source, target=None) == plan
+    grown = plan.with_vocab(104)
+    (tmp_path / "plan.json").write_text(grown.to_json())
+    assert load_plan(tmp_path / "plan.json", plan.source, target=None) == grown
     edit(record)
     (tmp_path / "plan.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=rf"plan\.json: .*{message}.*Name a plan\.json as"):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from architectures import fingerprint
 from architectures.errors import UserError
 from architectures.manifest import write_manifest
 from distill.check import check_recipe, disk_rows, free_bytes, planned, size
@@ -274,6 +275,21 @@ def test_finished_answers_are_counted_and_others_are_not(checked, tiny_target):
         assert row(checked(change)[1], "answer tokens ").startswith("at most")
     write_prompts(13)
     assert row(checked()[1], "answer tokens ").startswith("at most")
+
+
+hash_of = fingerprint.sha256_of_file
+
+
+def test_no_weights_are_read_for_finished_answers(checked, tiny_target, monkeypatch):
+    recipe, _ = checked()
+    counts = {"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}}
+    inputs = generate_inputs(recipe, tiny_target)
+    write_manifest(Path("run/data"), stage="generate", inputs=inputs, counts=counts, target=target_record(recipe))
+    read = []
+    monkeypatch.setattr(fingerprint, "sha256_of_files", lambda paths, **_: read.append(paths))
+    monkeypatch.setattr(fingerprint, "sha256_of_file", lambda path: read.append(path.name) or hash_of(path))
+    assert row(checked()[1], "answer tokens ") == "180, counted in run/data"
+    assert read == ["prompts.jsonl"]
 
 
 GIVEN = ("data.answers=given", "data.max_new_tokens=50")

@@ -14,13 +14,8 @@ import torch
 
 from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
-from architectures.manifest import (
-    changed_inputs,
-    fingerprint_file,
-    fingerprint_value,
-    read_manifest,
-    write_manifest,
-)
+from architectures.fingerprint import fingerprint_file, fingerprint_value
+from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from distill import stage_inputs, stages
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.lineage import begin_training, refuse_orphaned_training, require_training_inputs, write_draft_manifest
@@ -162,6 +157,17 @@ def test_a_source_without_a_task_is_what_it_was_before_there_were_tasks(make_run
     shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
     settings = {**recipe.eval.model_dump(mode="json"), "tasks": [before]}
     assert eval_inputs(changed(recipe, "eval.tasks", (source,)), target)["eval"] == fingerprint_value(settings)
+
+
+@pytest.mark.parametrize("keys", [{"name": "rows"}, {"task": "gsm8k", "name": "rows"}])
+def test_a_data_set_in_a_folder_is_what_its_files_hold(tmp_path, monkeypatch, keys):
+    monkeypatch.chdir(tmp_path)
+    found = {fingerprint_sources([PromptSource(**keys)])}  # of the hub, known by its name
+    Path("rows").mkdir()
+    for content in ('{"question": "a"}', '{"question": "b"}'):
+        Path("rows/train.jsonl").write_text(content)
+        found.add(fingerprint_sources([PromptSource(**keys)]))
+    assert len(found) == 3
 
 
 def test_a_task_and_its_version_are_part_of_what_something_is_made_from(tmp_path, monkeypatch):

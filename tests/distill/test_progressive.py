@@ -6,7 +6,8 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_checkpoint, read_manifest
+from architectures.fingerprint import fingerprint_checkpoint
+from architectures.manifest import read_manifest
 from distill.progressive import earlier_stages, share_answers
 from distill.recipe import Recipe, load_recipe, save_recipe
 from distill.stage_inputs import cut_from

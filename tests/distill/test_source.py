@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 import eval.scorecard
 from architectures.errors import UserError
+from architectures.fingerprint import fingerprint_checkpoint
 from architectures.generation_settings import SETTINGS_NAME, read_generation_settings
-from architectures.manifest import fingerprint_checkpoint, read_manifest, write_manifest
+from architectures.manifest import read_manifest, write_manifest
 from architectures.shapes import Shape
 from architectures.target import read_config
 from distill.check import planned

@@ -156,7 +156,7 @@ def test_recorded_ids_beyond_the_draft_are_refused(tiny_target, folder):
         patch.setattr("eval.recorded.answers.tokenizer_identity", lambda _: tokenizer)
         with pytest.raises(
             UserError,
-            match=r"eval-00000\.jsonl:1: token id 1000000000 is beyond the vocabulary of .*, which has vocab_size 264\.",
+            match=r"eval-00000\.jsonl:1: token id 1000000000 is beyond .*, which has vocab_size 264\.",
         ):
             read_recorded_traces(folder, tiny_target)
 

@@ -14,6 +14,7 @@ from eval.traces import DecodingSettings, Trace, read_traces, write_traces
 SETTINGS = DecodingSettings(
     max_new_tokens=4, temperature=0, top_p=1, batch_size=2, shard_size=2, max_prompt_len=90, seed=1, dtype="float32"
 )
+ASKED = ({"role": "user", "content": "why"},)
 
 
 def test_the_first_unknown_id_is_found():
@@ -35,7 +36,7 @@ def test_a_row_is_found_in_its_shard(tmp_path):
 @pytest.mark.parametrize(("prompt", "answer"), [((1, 12), (2,)), ((1, 2), (3, 12))])
 def test_prompts_and_answers_count_and_the_smallest_model_is_named(tmp_path, prompt, answer):
     paths = claim_shards(tmp_path, "eval", {}, num_shards=2)
-    rows = [Trace(0, "p:1", (), (1,), (2,), "", "stop"), Trace(1, "p:2", (), prompt, answer, "", "stop")]
+    rows = [Trace(0, "p:1", ASKED, (1,), (2,), "", "stop"), Trace(1, "p:2", ASKED, prompt, answer, "", "stop")]
     for path, trace in zip(paths, rows, strict=True):
         write_shard(path, [asdict(trace)])
     ids = [trace.token_ids for trace in read_traces(tmp_path, "eval")]
@@ -56,7 +57,7 @@ def test_a_prompt_whose_tokens_the_target_has_no_rows_for_is_refused_by_row(make
 
 def test_rows_hold_ids_as_they_were_written(tmp_path):
     (path,) = claim_shards(tmp_path, "eval", {}, num_shards=1)
-    trace = Trace(0, "p:1", (), (1, 2), (3,), "", "stop")
+    trace = Trace(0, "p:1", ASKED, (1, 2), (3,), "", "stop")
     write_shard(path, [asdict(trace)])
     assert "token_ids" not in json.loads(path.read_text())
     assert trace.token_ids == (1, 2, 3)

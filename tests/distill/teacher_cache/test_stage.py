@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from architectures import file_hashes
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_tokenizer, read_manifest
+from architectures.fingerprint import fingerprint_tokenizer
+from architectures.manifest import read_manifest
 from distill import stages
 from distill.lineage import require_training_inputs
 from distill.progressive import share_answers, stage_recipe
@@ -143,6 +145,13 @@ def test_a_template_inside_the_tokenizers_settings_counts_as_a_template(tmp_path
     settings.write_text("{")
     with pytest.raises(UserError, match=r"tokenizer_config\.json: is not valid JSON"):
         fingerprint_tokenizer(tmp_path)
+
+
+def test_verification_reads_whatever_is_remembered(recipe, monkeypatch):
+    """A disk that errs leaves a file's times as they were."""
+    cache_stage(recipe)
+    monkeypatch.setattr(file_hashes, "recall", None)  # nobody may ask
+    verify_cache_stage(recipe)
 
 
 def test_verification_is_of_a_finished_cache(recipe, capsys):

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_checkpoint
+from architectures.fingerprint import fingerprint_checkpoint
 from eval.models import load_tokenizer
 from eval.recorded.answers import answer_lengths, number_prompts, read_recorded_text, read_recorded_traces
 from eval.recorded.export import export_recorded

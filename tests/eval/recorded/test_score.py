@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_checkpoint
+from architectures.fingerprint import fingerprint_checkpoint
 from eval.config import EvalConfig
 from eval.recorded.answers import answer_lengths, read_recorded_text, read_recorded_traces
 from eval.recorded.export import export_recorded

@@ -7,7 +7,7 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_checkpoint
+from architectures.fingerprint import fingerprint_checkpoint
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_value
+from architectures.fingerprint import fingerprint_value
 from eval.config import EvalConfig
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
@@ -219,7 +219,7 @@ def test_the_live_loop_runs_at_the_best_predicted_lookahead(scorecard):
 
 
 def test_origins_are_recorded(scorecard, target_folder):
-    from architectures.manifest import fingerprint_checkpoint
+    from architectures.fingerprint import fingerprint_checkpoint
 
     assert scorecard["target"]["fingerprint"] == fingerprint_checkpoint(target_folder)
     assert [(row["draft"], row["layers"]) for row in scorecard["drafts"]] == [("undistilled", 2), ("draft", 4)]

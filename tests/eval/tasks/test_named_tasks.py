@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from architectures.manifest import fingerprint_value
+from architectures.fingerprint import fingerprint_value
 from eval.config import PromptSource
 from eval.models import load_tokenizer
 from eval.tasks.forms import Prompt, raw_text

@@ -1,0 +1,172 @@
+"""Fingerprints notice any byte of what makes a model, and nothing else."""
+
+import os
+import shutil
+
+import pytest
+
+from architectures import file_hashes
+from architectures.errors import UserError
+from architectures.fingerprint import (
+    fingerprint_checkpoint,
+    fingerprint_folder,
+    fingerprint_tokenizer,
+    fingerprint_value,
+)
+from architectures.older_fingerprint import (
+    partial_tokenizer_fingerprint,
+    sampled_fingerprint,
+    today_by_older,
+)
+
+MIB = 1 << 20
+# Of the folder in test_the_older_kind_is_what_it_was, by widedraft at bac3949.
+OLDER_CHECKPOINT = "8ce0c0e95de1af4822e1dc6d8f581fdb8d411df7fd17fb50f1678eadcd8f9042"
+OLDER_TOKENIZER = "598ae822a0380778374ff95b7e7eaf959d3694999b53bf0adc836b54cd042f47"
+OLD_NS = 1_500_000_000_000_000_000
+
+
+def test_value_fingerprint_ignores_key_order_and_nothing_else():
+    assert fingerprint_value({"a": 1, "b": 2}) == fingerprint_value({"b": 2, "a": 1})
+    assert fingerprint_value({"a": 1}) != fingerprint_value({"a": 2})
+
+
+@pytest.fixture
+def large_weights(tmp_path, monkeypatch):
+    """A weight file of 270 MB, most of it a hole, at rest and remembered."""
+    monkeypatch.setattr(file_hashes, "SETTLED_NS", 0)
+    monkeypatch.setenv("WIDEDRAFT_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "model" / "model.safetensors"
+    path.parent.mkdir()
+    with path.open("wb") as file:
+        file.truncate(270_000_000)
+    os.utime(path, ns=(OLD_NS, OLD_NS))
+    return path
+
+
+def test_4_kib_a_quarter_of_the_way_into_270_mb_are_noticed(large_weights):
+    """Also with the modification time put back. The older kind saw neither."""
+    found, sampled = [fingerprint_checkpoint(large_weights.parent)], [sampled_fingerprint(large_weights.parent)]
+    for content, is_hidden in ((b"\x01", False), (b"\x02", True)):
+        with large_weights.open("r+b") as file:
+            os.pwrite(file.fileno(), content * 4096, 270_000_000 // 4)
+        if is_hidden:
+            os.utime(large_weights, ns=(OLD_NS, OLD_NS))
+        found.append(fingerprint_checkpoint(large_weights.parent))
+        sampled.append(sampled_fingerprint(large_weights.parent))
+    assert len(set(found)) == 3
+    assert len(set(sampled)) == 1
+
+
+def test_an_unchanged_checkpoint_is_read_once(large_weights, monkeypatch):
+    before = fingerprint_checkpoint(large_weights.parent)
+    monkeypatch.setattr(file_hashes, "hash_file", None)  # nobody may ask it
+    assert fingerprint_checkpoint(large_weights.parent) == before
+
+
+@pytest.mark.parametrize("position", [0, 1, 3 * MIB, 5 * MIB, 8 * MIB - 1])
+def test_weights_count_anywhere(tmp_path, position):
+    weights = bytearray(8 * MIB)
+    path = tmp_path / "model-00001-of-00002.safetensors"
+    path.write_bytes(weights)
+    before = fingerprint_checkpoint(tmp_path)
+    weights[position] = 1
+    path.write_bytes(weights)
+    assert fingerprint_checkpoint(tmp_path) != before
+
+
+READ_BY_TRANSFORMERS = [
+    "config.json",
+    "adapter_config.json",
+    "x.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+]
+
+
+@pytest.mark.parametrize("name", READ_BY_TRANSFORMERS)
+def test_every_file_that_transformers_reads_counts(tmp_path, name):
+    """Its content, whether it is there, and what it is called."""
+    found = {fingerprint_checkpoint(tmp_path)}
+    for content in ("{}", "{} "):
+        (tmp_path / name).write_text(content)
+        found.add(fingerprint_checkpoint(tmp_path))
+    assert len(found) == 3
+
+
+def test_end_tokens_count_and_what_an_assistant_proposes_does_not(tmp_path):
+    """A draft is told its best lookahead when it was scored; that must not make its scorecard stale."""
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
+    settings = tmp_path / "generation_config.json"
+    found = [fingerprint_checkpoint(tmp_path)]
+    for text in ('{"eos_token_id": 2}', '{"eos_token_id": 2, "num_assistant_tokens": 5}', '{"eos_token_id": [2, 7]}'):
+        settings.write_text(text)
+        found.append(fingerprint_checkpoint(tmp_path))
+    assert found[0] == found[1] == found[2] != found[3]
+
+
+@pytest.mark.parametrize("name", ["README.md", "LICENSE.txt", "manifest.json", "plan.json", "pytorch_model.bin"])
+def test_no_other_file_does(tmp_path, name):
+    before = fingerprint_checkpoint(tmp_path)
+    (tmp_path / name).write_text("{}")
+    assert fingerprint_checkpoint(tmp_path) == before
+
+
+def test_a_copy_is_the_same_and_swapped_shards_are_not(tmp_path, tiny_target):
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_target, copy)
+    assert fingerprint_checkpoint(copy) == fingerprint_checkpoint(tiny_target)
+    for one, other in ("ab", "ba"):
+        folder = tmp_path / one
+        folder.mkdir()
+        (folder / "1.safetensors").write_text(one)
+        (folder / "2.safetensors").write_text(other)
+    assert fingerprint_checkpoint(tmp_path / "a") != fingerprint_checkpoint(tmp_path / "b")
+
+
+def test_a_pipe_among_the_weights_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="is a pipe"):
+        fingerprint_checkpoint(tmp_path)
+
+
+def test_a_folder_is_its_files_but_for_hidden_ones(tmp_path):
+    found = []
+    for name, content in (("a.jsonl", "1"), ("a.jsonl", "2"), ("deep/b.jsonl", "2"), (".git/index", "3")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+        found.append(fingerprint_folder(tmp_path))
+    assert len(set(found)) == 3
+    assert found[2] == found[3]
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"])
+def test_a_tokenizer_in_parts_is_all_of_them(tmp_path, name):
+    found = {fingerprint_tokenizer(tmp_path)["tokenizer"]}
+    assert found == {partial_tokenizer_fingerprint(tmp_path)}
+    for content in ("{}", "{} "):
+        (tmp_path / name).write_text(content)
+        found.add(fingerprint_tokenizer(tmp_path)["tokenizer"])
+    assert len(found) == 3
+
+
+def test_the_older_kind_is_what_it_was(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text('{"a": 1}')
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "x", "b": 2}')
+    (tmp_path / "model.safetensors").write_bytes(bytes(range(256)) * 20_000)
+    older = today_by_older(tmp_path)
+    assert older == {
+        OLDER_CHECKPOINT: fingerprint_checkpoint(tmp_path),
+        OLDER_TOKENIZER: fingerprint_tokenizer(tmp_path)["tokenizer"],
+    }
