@@ -265,6 +265,10 @@ def test_another_template_or_stop_token_is_another_set_of_answers(make_checkpoin
     folder, data = make_checkpoint(seed=1), config(row_file(*rows(3)))
     collect_given(folder, data, tmp_path / "data", seed=3, dtype="float32")
     GenerationConfig(eos_token_id=[2, 5]).save_pretrained(folder)
+    with pytest.raises(UserError, match="eval answers were made with other settings: target was"):
+        collect_given(folder, data, tmp_path / "data", seed=3, dtype="float32")
+    settings = tmp_path / "data" / "settings.json"
+    settings.write_text(json.dumps({"train": json.loads(settings.read_text())["train"]}))
     with pytest.raises(UserError, match=r"stop_ids was \[2\], is \[2, 5\]\."):
         collect_given(folder, data, tmp_path / "data", seed=3, dtype="float32")
     GenerationConfig(eos_token_id=2).save_pretrained(folder)
