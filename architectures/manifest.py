@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from architectures.atomic import write_json
+from architectures.entry_kinds import Kind
+from architectures.errors import UserError
 from architectures.reading import read_json_object
 
 MANIFEST_NAME = "manifest.json"
+INPUTS = Kind("an object with a fingerprint for each input", dict[str, str])
 PACKAGES = ("widedraft", "torch", "transformers", "mosaicml", "datasets", "tokenizers", "safetensors", "numpy")
 SAMPLE_BYTES = 1 << 20
 IDENTITY_FILES = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
@@ -37,10 +40,16 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a finished folder, or None where there is none.
 
     Raises:
-        UserError: If the file is no JSON object.
+        UserError: If the file is no JSON object, or does not name what the folder was made from.
     """
-    path = folder / MANIFEST_NAME
-    return read_json_object(path, f"Delete {folder} and run its stage again.") if path.is_file() else None
+    path, remedy = folder / MANIFEST_NAME, f"Delete {folder} and run its stage again."
+    if not path.exists():
+        return None
+    manifest = read_json_object(path, remedy)
+    inputs = manifest.get("inputs")
+    if not INPUTS.fits(inputs):
+        raise UserError(f"{path}: inputs {INPUTS.mistake(inputs)}. {remedy}")
+    return manifest
 
 
 def changed_inputs(manifest: Mapping[str, Any], inputs: Mapping[str, str]) -> list[str]:

@@ -13,10 +13,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
 from architectures.atomic import write_text
 from architectures.errors import UserError
 from architectures.manifest import MANIFEST_NAME, changed_inputs, fingerprint_file, read_manifest
 from architectures.progress import track
+from architectures.reading import read_text
+from architectures.typed_file import checked, parsed
 
 # Of files, names and journal. Where shards are cut belongs to it: a journal knows them by number alone.
 FORMAT = "widedraft.teacher_cache/2"
@@ -31,6 +36,25 @@ class FileRecord:
     sha256: str
 
 
+class Head(TypedDict):
+    """The first line of a journal."""
+
+    format: str
+    inputs: dict[str, str]
+
+
+class Row(TypedDict):
+    """Any other line."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+REMEDY = "Delete the folder and run `widedraft cache RECIPE`."
+FILES, HEAD, ROW = TypeAdapter(dict[str, FileRecord]), TypeAdapter(Head), TypeAdapter(Row)
+
+
 def recorded_files(folder: Path) -> dict[str, FileRecord]:
     """Every file a finished cache should hold, by name.
 
@@ -41,7 +65,7 @@ def recorded_files(folder: Path) -> dict[str, FileRecord]:
     if manifest is None:
         raise UserError(f"{folder}: holds no finished teacher cache. Run `widedraft cache RECIPE`: it continues.")
     refuse_other_format(folder, manifest.get("format"))
-    return {name: FileRecord(**record) for name, record in manifest["files"].items()}
+    return checked(FILES, manifest.get("files"), f"{folder / MANIFEST_NAME}: files", REMEDY)
 
 
 def refuse_other_format(folder: Path, found: str | None) -> None:
@@ -137,12 +161,12 @@ class Journal:
 
     def _read(self) -> dict[str, FileRecord]:
         """What an interrupted capture wrote; its last line may be cut short."""
-        first, *lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        head = json.loads(first)
+        first, *lines = read_text(self.path, remedy=REMEDY).split("\n")  # the last is empty, or cut short
+        head = parsed(HEAD, first, f"{self.path}:1", REMEDY)
         refuse_other_format(self.folder, head["format"])
         self._refuse_others(head["inputs"])
-        whole = [json.loads(line) for line in lines if line.endswith("\n")]
-        return {row.pop("name"): FileRecord(**row) for row in whole}
+        rows = [parsed(ROW, line, f"{self.path}:{number}", REMEDY) for number, line in enumerate(lines[:-1], start=2)]
+        return {row["name"]: FileRecord(row["num_bytes"], row["sha256"]) for row in rows}
 
     def _refuse_others(self, inputs: Mapping[str, str]) -> None:
         changed = changed_inputs({"inputs": inputs}, self.inputs)
