@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from architectures.atomic import write_json
+from architectures.entry_kinds import Kind
+from architectures.errors import UserError
 from architectures.fingerprint import FINGERPRINT_KIND
 from architectures.reading import read_json_object
 
 MANIFEST_NAME = "manifest.json"
 KIND_KEYS = ("fingerprint", "adopted")  # say what kind its fingerprints are, and nothing of what was made
+INPUTS = Kind("an object with a fingerprint for each input", dict[str, str])
 PACKAGES = ("widedraft", "torch", "transformers", "mosaicml", "datasets", "tokenizers", "safetensors", "numpy")
 
 
@@ -35,10 +38,16 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a finished folder, or None where there is none.
 
     Raises:
-        UserError: If the file is no JSON object.
+        UserError: If the file is no JSON object, or does not name what the folder was made from.
     """
-    path = folder / MANIFEST_NAME
-    return read_json_object(path, f"Delete {folder} and run its stage again.") if path.is_file() else None
+    path, remedy = folder / MANIFEST_NAME, f"Delete {folder} and run its stage again."
+    if not path.exists():
+        return None
+    manifest = read_json_object(path, remedy)
+    inputs = manifest.get("inputs")
+    if not INPUTS.fits(inputs):
+        raise UserError(f"{path}: inputs {INPUTS.mistake(inputs)}. {remedy}")
+    return manifest
 
 
 def adopt_inputs(folder: Path, same: Mapping[str, str]) -> bool:

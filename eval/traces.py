@@ -58,7 +58,7 @@ class Trace:
 
     id: Annotated[int, Field(ge=0)]
     source: str
-    messages: Annotated[tuple[Message, ...], Field(min_length=1)]
+    messages: tuple[Message, ...]
     prompt_ids: TokenIds
     answer_ids: TokenIds
     answer: str

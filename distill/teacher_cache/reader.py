@@ -8,17 +8,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from architectures.errors import UserError
 from architectures.manifest import read_manifest
+from architectures.typed_file import checked
 from distill.teacher_cache.contents import widen
 from distill.teacher_cache.index import fingerprint_examples, load_index
-from distill.teacher_cache.record import refuse_ill_sized
+from distill.teacher_cache.record import REMEDY, refuse_ill_sized
 
 if TYPE_CHECKING:
     from distill.data.batches import Example
+
+
+class Split(TypedDict):
+    """What a manifest says of a split."""
+
+    contents: str
+    examples: str
+    shards: list[str]
+
+
+SPLITS = TypeAdapter(dict[str, Split])
 
 
 class TeacherCache:
@@ -37,16 +51,16 @@ class TeacherCache:
 
     def __init__(self, folder: Path, name: str):
         refuse_ill_sized(folder)
-        splits = (read_manifest(folder) or {})["splits"]
+        splits = checked(SPLITS, (read_manifest(folder) or {}).get("splits"), f"{folder}: splits", REMEDY)
         if name not in splits:
             raise UserError(
                 f"{folder}: holds no {name} answers, but {', '.join(splits)}. Delete it, and make it again."
             )
         self.folder = folder
         self.name = name
-        self.contents: str = splits[name]["contents"]
-        self.examples: str = splits[name]["examples"]
-        self.files: list[str] = splits[name]["shards"]
+        self.contents = splits[name]["contents"]
+        self.examples = splits[name]["examples"]
+        self.files = splits[name]["shards"]
         self.index = load_index(folder, name)
 
     def __len__(self) -> int:

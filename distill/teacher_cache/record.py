@@ -12,7 +12,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from architectures.atomic import write_text
 from architectures.errors import UserError
@@ -20,7 +23,8 @@ from architectures.file_hashes import hash_files
 from architectures.fingerprint import FINGERPRINT_KIND
 from architectures.manifest import MANIFEST_NAME, changed_inputs, is_of_older_kind, read_manifest, recorded_inputs
 from architectures.progress import track
-from architectures.reading import parse_json
+from architectures.reading import read_text
+from architectures.typed_file import checked, parsed
 
 # Of files, names and journal. Where shards are cut belongs to it: a journal knows them by number alone.
 FORMAT = "widedraft.teacher_cache/2"
@@ -35,6 +39,26 @@ class FileRecord:
     sha256: str
 
 
+class Head(TypedDict):
+    """The first line of a journal."""
+
+    format: str
+    inputs: dict[str, str]
+    fingerprint: NotRequired[str]
+
+
+class Row(TypedDict):
+    """Any other line."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+REMEDY = "Delete the folder and run `widedraft cache RECIPE`."
+FILES, HEAD, ROW = TypeAdapter(dict[str, FileRecord]), TypeAdapter(Head), TypeAdapter(Row)
+
+
 def recorded_files(folder: Path) -> dict[str, FileRecord]:
     """Every file a finished cache should hold, by name.
 
@@ -45,7 +69,7 @@ def recorded_files(folder: Path) -> dict[str, FileRecord]:
     if manifest is None:
         raise UserError(f"{folder}: holds no finished teacher cache. Run `widedraft cache RECIPE`: it continues.")
     refuse_other_format(folder, manifest.get("format"))
-    return {name: FileRecord(**record) for name, record in manifest["files"].items()}
+    return checked(FILES, manifest.get("files"), f"{folder / MANIFEST_NAME}: files", REMEDY)
 
 
 def refuse_other_format(folder: Path, found: str | None) -> None:
@@ -141,12 +165,12 @@ class Journal:
 
     def _read(self) -> dict[str, FileRecord]:
         """What an interrupted capture wrote; its last line may be cut short."""
-        _, *lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        _, *lines = read_text(self.path, remedy=REMEDY).split("\n")  # the last is empty, or cut short
         head = journal_head(self.path)
         refuse_other_format(self.folder, head["format"])
         self._refuse_others(head["inputs"])
-        whole = [json.loads(line) for line in lines if line.endswith("\n")]
-        return {row.pop("name"): FileRecord(**row) for row in whole}
+        rows = [parsed(ROW, line, f"{self.path}:{number}", REMEDY) for number, line in enumerate(lines[:-1], start=2)]
+        return {row["name"]: FileRecord(row["num_bytes"], row["sha256"]) for row in rows}
 
     def _refuse_others(self, inputs: Mapping[str, str]) -> None:
         changed = changed_inputs({"inputs": inputs}, self.inputs)
@@ -177,10 +201,10 @@ def adopt_journal(folder: Path, same: Mapping[str, str]) -> bool:
     return True
 
 
-def journal_head(path: Path) -> dict[str, Any]:
+def journal_head(path: Path) -> Head:
     """The first line of a journal: what the cache is made from."""
     with path.open(encoding="utf-8") as file:
-        return parse_json(file.readline(), f"{path}:1", f"Delete {path.parent} and run `widedraft cache RECIPE`.")
+        return parsed(HEAD, file.readline(), f"{path}:1", REMEDY)
 
 
 def journal_line(name: str, record: FileRecord) -> str:

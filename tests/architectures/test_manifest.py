@@ -74,3 +74,27 @@ def test_commit_of_this_checkout():
     commit = git_commit()
     assert commit is not None
     assert commit.removesuffix("+changes") == head.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "inputs must be an object with a fingerprint for each input, got None"),
+        ('{"inputs": []}', r"inputs must be .*, got \[\]"),
+        ('{"inputs": {"target": 3}}', r"inputs must be .*, got {'target': 3}"),
+        ('{"inputs": null}', "inputs must be .*, got None"),
+        ("[]", "holds no JSON object"),
+        ("[" * 100_000, "is nested too deeply"),
+        ("9" * 5000, "Exceeds the limit"),
+    ],
+)
+def test_a_manifest_that_names_no_inputs_is_refused(tmp_path, text, message):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(UserError, match=rf"manifest\.json: .*{message}.* Delete .* and run its stage again\."):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_that_is_a_folder_is_refused(tmp_path):
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(UserError, match=r"manifest\.json: is a folder, not a file"):
+        read_manifest(tmp_path)
