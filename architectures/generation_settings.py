@@ -42,7 +42,12 @@ def stop_ids(folder: Path) -> frozenset[int]:
 
 
 def generation_identity(folder: Path) -> Values:
-    """The part of a checkpoint's generation settings that belongs to its identity: all but the assistant's keys."""
+    """The part of a checkpoint's generation settings that belongs to its identity: all but the assistant's keys.
+
+    Nothing where there is neither generation_config.json nor config.json: such a folder is no checkpoint.
+    """
+    if not any((folder / name).exists() for name in (SETTINGS_NAME, "config.json")):
+        return {}
     return {key: value for key, value in read_generation_settings(folder).items() if key not in ASSISTANT_KEYS}
 
 

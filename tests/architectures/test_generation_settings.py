@@ -58,6 +58,10 @@ def test_any_other_change_is_another_identity(folder, change):
     assert generation_identity(folder) != before
 
 
+def test_a_folder_that_is_no_checkpoint_has_none(tmp_path):
+    assert generation_identity(tmp_path) == {}
+
+
 def test_settings_that_name_no_end_are_not_those_of_a_folder_without_a_file(folder):
     without = generation_identity(folder)
     put(folder, '{"bos_token_id": 1}')

@@ -207,6 +207,19 @@ def test_disk_counts_the_cache_of_a_teacher_the_recipe_wants(checked):
     assert not [line for line in checked()[1] if "teacher cache" in line]
 
 
+def test_the_teacher_is_the_target_and_not_what_the_draft_is_cut_out_of(checked, make_checkpoint):
+    wider = {"hidden_size": 128, "vocab_size": 300, "num_attention_heads": 8, "head_dim": 16}
+    of_source = f"architecture.source={make_checkpoint(**wider)}"
+    for teacher in ("{source: cache}", "{source: cache, contents: top_k, k: 264}"):
+        words = (f"distill.teacher={teacher}", "distill.precision=fp32")
+        name = "teacher cache, top_k, at most" if "top_k" in teacher else "teacher cache, hidden, at most"
+        plain, cut_out = (row(checked(*sources, *words)[1], name) for sources in ((), (of_source,)))
+        assert plain == cut_out
+    with pytest.raises(UserError, match=r"k must be at most the target's vocab_size, got 265 and 264"):
+        checked(of_source, "distill.teacher={source: cache, contents: top_k, k: 265}")
+    assert planned(checked(of_source)[0]).draft.vocab == 264
+
+
 def test_more_entries_of_the_teacher_than_it_has(checked):
     with pytest.raises(
         UserError, match=r"^distill\.teacher\.k must be at most the target's vocab_size, got 265 and 264"

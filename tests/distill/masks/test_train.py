@@ -105,6 +105,9 @@ def test_prune_slices_the_trained_weights_by_their_plan(make_masks, tmp_path):
             AutoModelForCausalLM.from_pretrained(run / name, dtype="auto").eval() for name in ("init", "masks")
         )
         torch.testing.assert_close(draft(ids).logits, whole(ids).logits, **CLOSE)
+    for folder in (run / "masks", run / "init"):
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+            assert (folder / name).read_bytes() == (Path(recipe.target.path) / name).read_bytes()
     assert widedraft.main(["masks", str(tmp_path / "recipe.yaml")]) == 0  # up to date
 
 
