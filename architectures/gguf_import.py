@@ -55,7 +55,7 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
     require_gguf_tensors(file, header, {stored[name]: size for name, size in checkpoint_tensors(shape).items()})
     entries |= rope_entries(file, header, entries)
     require_known_splitting(file, header)
-    require_replaceable(out, MANIFEST_NAME, reading=file)
+    require_replaceable(out, MANIFEST_NAME, reading=file, stage="import-gguf")
 
     written = getattr(torch, dtype)
     layout = {name: TensorInfo(written, header.tensors[stored[name]].size) for name in stored}
@@ -215,7 +215,9 @@ def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
     Transformers rebuilds the vocabulary. Special tokens are taken from the header: transformers 5.17 mistakes the
     beginning for the end and adds no beginning.
     """
-    rebuilt = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    rebuilt = AutoTokenizer.from_pretrained(
+        file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
+    )
     ids = {name: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL_TOKENS.items()}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=rebuilt.backend_tokenizer,
