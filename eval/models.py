@@ -15,14 +15,19 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_value
+from architectures.reading import read_json_object
+from architectures.weights import require_files_of_folder
 from eval.quantised import loading_arguments
 
 MAX_NAMES_SHOWN = 5
 BOUNDARY_IDS = ("bos_token_id", "eos_token_id")
+# Without the last, transformers asks on the terminal whether to run code that a checkpoint brings.
+FROM_THE_FOLDER_ALONE = {"local_files_only": True, "trust_remote_code": False}
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -33,8 +38,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """
     require_checkpoint(folder)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, **FROM_THE_FOLDER_ALONE)
     except (OSError, ValueError, KeyError) as error:
+        refuse_own_code(folder, error)
         raise UserError(
             f"{folder}: its tokenizer could not be read ({first_line(error)}). "
             "Copy tokenizer.json and tokenizer_config.json of the target there, or make the folder again."
@@ -63,6 +69,7 @@ def load_model(
             config.json, or what packs them is not installed.
     """
     require_checkpoint(folder)
+    require_files_of_folder(folder)
     place = device or default_device()
     packing = {} if bits is None else loading_arguments(bits, dtype=dtype, device=place)
     show_progress_only_in_a_terminal()
@@ -70,13 +77,14 @@ def load_model(
         loaded: Any = model_class(folder, encoder_decoder=encoder_decoder).from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
-            local_files_only=True,
+            **FROM_THE_FOLDER_ALONE,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # so that the report names them; none is accepted
             output_loading_info=True,
             **packing,
         )
     except (OSError, ValueError, SafetensorError) as error:
+        refuse_own_code(folder, error)
         raise UserError(
             f"{folder}: its weights could not be read ({first_line(error)}). "
             "A file is missing or cut short: copy or download the folder again, or run the stage that wrote it again."
@@ -88,7 +96,7 @@ def load_model(
 
 def model_class(folder: Path, *, encoder_decoder: bool) -> Any:
     """What opens a checkpoint; refuses an encoder-decoder model unless it is welcome."""
-    if not AutoConfig.from_pretrained(folder, local_files_only=True).is_encoder_decoder:
+    if not load_config(folder).is_encoder_decoder:
         return AutoModelForCausalLM
     if not encoder_decoder:
         raise UserError(
@@ -175,15 +183,35 @@ def require_checkpoint(folder: Path) -> None:
         raise UserError(f"{folder}: no config.json there. Give the folder of a Hugging Face checkpoint.")
 
 
-def text_config(folder: Path) -> PreTrainedConfig:
-    """The decoder's part of a checkpoint's config.json."""
+def load_config(folder: Path) -> PreTrainedConfig:
+    """A checkpoint's config.json as transformers reads it.
+
+    Raises:
+        UserError: If transformers does not know its architecture, or it is damaged.
+    """
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, **FROM_THE_FOLDER_ALONE)
     except (OSError, ValueError) as error:
+        refuse_own_code(folder, error)
         raise UserError(
             f"{folder / 'config.json'}: could not be read ({first_line(error)}). Make the folder again."
         ) from error
-    return config.get_text_config(decoder=True)
+
+
+def text_config(folder: Path) -> PreTrainedConfig:
+    """The decoder's part of a checkpoint's config.json."""
+    return load_config(folder).get_text_config(decoder=True)
+
+
+def refuse_own_code(folder: Path, error: Exception) -> None:
+    """Raise UserError if what transformers could not open brings Python code of its own to be opened with."""
+    for name in ("config.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file() and "auto_map" in read_json_object(path, "Fetch the checkpoint again."):
+            raise UserError(
+                f"{path}: needs Python code of its own (auto_map), which widedraft never runs, and transformers "
+                f"{transformers_version} cannot open it without. Use a checkpoint of an architecture it knows."
+            ) from error
 
 
 def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Set as AbstractSet
 from itertools import takewhile
 from pathlib import Path
 
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from architectures.errors import UserError
 from distill.data.conversations import WRITTEN_INSTEAD, assistant_turn
-from eval.models import load_tokenizer
+from eval.models import load_config, load_tokenizer
 from eval.tasks.forms import Message, user_turn
 from eval.tasks.rendering import render_chat
 from eval.traces import continues
@@ -120,6 +120,6 @@ def stop_ids_of(target: Path) -> AbstractSet[int]:
     if (target / "generation_config.json").is_file():
         generation = GenerationConfig.from_pretrained(target, local_files_only=True)
     else:
-        generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(target, local_files_only=True))
+        generation = GenerationConfig.from_model_config(load_config(target))
     eos = generation.eos_token_id
     return frozenset([eos] if isinstance(eos, int) else eos or [])
