@@ -18,6 +18,7 @@ from distill.data.packing_rules import refuse_unpackable
 from distill.expected_work import Work, expected_work, loss_words, read_prompts, read_rows, work_rows
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
 from distill.recipe import Recipe
+from distill.run_folder import require_run_folder
 from distill.stage_inputs import teacher_dtype
 from distill.teacher.config import bytes_per_token, refuse_k_beyond
 
@@ -55,6 +56,7 @@ def check_recipe(recipe: Recipe) -> str:
         UserError: With everything wrong with target, shape and prompts, one line each.
     """
     problems: list[str] = []
+    attempt(lambda: require_run_folder(recipe), problems)
     cut = attempt(lambda: planned(recipe), problems)
     prompts = [attempt(partial(read_rows, source, recipe.data), problems) for source in recipe.data.prompts]
     for source in recipe.eval.tasks:
