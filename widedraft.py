@@ -10,6 +10,7 @@ from architectures.errors import UserError
 from architectures.file_hashes import rehash_from_now
 from architectures.manifest import package_version
 from distill import recipe_commands, scoring
+from distill.checkpoint_trust import OPTION, trust_option
 from distill.exits import report_user_errors
 from eval.latency.command import latency, latency_arguments
 from eval.pair import commands as pair_commands
@@ -78,10 +79,11 @@ def import_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE, or what is scored without one, and perhaps --debug."""
+    """RECIPE, or what is scored without one, and perhaps --debug and --trust-checkpoints."""
     scoring.eval_arguments(parser)
     recipe_commands.debug_argument(parser)
     rehash_argument(parser)
+    trust_option(parser)
 
 
 def shapes(options: argparse.Namespace) -> None:
@@ -114,12 +116,11 @@ def import_gguf(options: argparse.Namespace) -> None:
 
 def score(options: argparse.Namespace) -> None:
     """Score a recipe's draft, any draft against any target, or any draft on recorded answers."""
-    from distill.stages import checkpoints_stage, eval_stage
-
     named = (options.target, options.draft, options.prompts, options.recorded)
     if any(value is not None for value in named):
         if options.checkpoints:
             raise UserError("--checkpoints are those of a recipe's training. Give the RECIPE alone, or leave it out.")
+        require_checkpoints_to_trust(options)
         scoring.score_without_recipe(options)
     elif not options.words or options.out is not None or options.baseline is not None:
         raise UserError(
@@ -127,8 +128,15 @@ def score(options: argparse.Namespace) -> None:
             "perhaps --baseline and --out."
         )
     else:
+        require_checkpoints_to_trust(options)
         options.recipe, *options.overrides = options.words
-        (checkpoints_stage if options.checkpoints else eval_stage)(recipe_commands.recipe_of(options))
+        recipe_commands.score(options)
+
+
+def require_checkpoints_to_trust(options: argparse.Namespace) -> None:
+    """Raise UserError where trust is given and no checkpoint is read."""
+    if options.trust_checkpoints and not options.checkpoints:
+        raise UserError(f"{OPTION} goes with --checkpoints: nothing else here reads any. Leave it out.")
 
 
 STAGES = {
@@ -147,7 +155,7 @@ STAGES = {
     "masks": Stage(
         recipe_commands.masks,
         "train learned masks, for a recipe with that method, into <run>/masks; then prune",
-        recipe_commands.stage_arguments,
+        recipe_commands.training_arguments,
     ),
     "prune": Stage(
         recipe_commands.prune,
@@ -165,10 +173,12 @@ STAGES = {
     "distill": Stage(
         recipe_commands.distill,
         "train the draft on this machine and export it, into <run>/draft",
-        recipe_commands.stage_arguments,
+        recipe_commands.training_arguments,
     ),
     "export": Stage(
-        recipe_commands.export, "write <run>/draft from the newest intact checkpoint", recipe_commands.stage_arguments
+        recipe_commands.export,
+        "write <run>/draft from the newest intact checkpoint",
+        recipe_commands.training_arguments,
     ),
     "eval": Stage(score, "score a draft against its target, into <run>/eval", eval_arguments),
     "verify": Stage(
@@ -219,7 +229,7 @@ STAGES = {
     "run": Stage(
         recipe_commands.run_everything,
         "all of it; continues where a stopped run left off",
-        recipe_commands.stage_arguments,
+        recipe_commands.training_arguments,
     ),
 }
 

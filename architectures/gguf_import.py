@@ -60,7 +60,7 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
     require_gguf_tensors(file, header, {stored[name]: size for name, size in checkpoint_tensors(shape).items()})
     entries |= rope_entries(file, header, entries)
     require_known_splitting(file, header)
-    require_replaceable(out, MANIFEST_NAME, reading=file)
+    require_replaceable(out, MANIFEST_NAME, reading=file, stage="import-gguf")
 
     written = getattr(torch, dtype)
     layout = {name: TensorInfo(written, header.tensors[stored[name]].size) for name in stored}
@@ -250,7 +250,9 @@ def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
     beginning for the end and adds no beginning.
     """
     try:
-        rebuilt = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        rebuilt = AutoTokenizer.from_pretrained(
+            file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # the library raises plain Exceptions of lists that do not fit each other
         if not (isinstance(error, TOKENIZER_ERRORS) or type(error) is Exception):
             raise

@@ -17,6 +17,7 @@ from architectures.atomic import write_json
 from architectures.entry_kinds import Kind
 from architectures.errors import UserError
 from architectures.fingerprint import FINGERPRINT_KIND
+from architectures.masked_words import masked
 from architectures.reading import read_json_object
 
 MANIFEST_NAME = "manifest.json"
@@ -95,14 +96,14 @@ def provenance() -> dict[str, Any]:
 
 
 def command() -> list[str]:
-    """This process's words, the program without the folder that this project or its environment is in.
+    """This process's words without secrets, the program without the folder that this project or its environment is in.
 
-    Cards go with a draft to the hub, where an installation's folder helps nobody.
+    Cards go with a draft to the hub, where an installation's folder helps nobody and a secret helps the wrong people.
     """
     program, home = Path(sys.argv[0]), Path(__file__).parents[1]
     if program.is_absolute():
         program = program.relative_to(home) if program.is_relative_to(home) else Path(program.name)
-    return [str(program), *sys.argv[1:]]
+    return [str(program), *(masked(word) for word in sys.argv[1:])]
 
 
 def package_version(name: str) -> str | None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from architectures.atomic import write_json
 from architectures.entry_kinds import Kind
 from architectures.errors import UserError
+from architectures.manifest import read_manifest
 from architectures.progress import track
 from architectures.reading import read_json_object
 
@@ -70,6 +71,7 @@ def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
         UserError: If there are no safetensors, a shard is missing or cut short, the index and the shards disagree,
             or a tensor has no floating dtype we know.
     """
+    require_files_of_folder(folder)
     indexed = read_index(folder)
     names = sorted(set(indexed.values())) if indexed else [single_file(folder)]
     info: dict[str, TensorInfo] = {}
@@ -99,7 +101,11 @@ def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """Tensor name -> shard name; empty where one file holds everything."""
+    """Tensor name -> shard name; empty where one file holds everything.
+
+    Raises:
+        UserError: If it is no index, or names anything but a safetensors file in this very folder.
+    """
     path = folder / INDEX_NAME
     if not path.exists():
         return {}
@@ -108,7 +114,24 @@ def read_index(folder: Path) -> dict[str, str]:
         raise UserError(
             f"{path}: not a safetensors index: weight_map {INDEX.mistake(found)}. Fetch the checkpoint again."
         )
+    for tensor, name in found.items():
+        if "\0" in name or Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(
+                f"{path}: says that {tensor} is in {name!r}, which is no safetensors file of this folder. "
+                "Fetch the checkpoint again."
+            )
     return found
+
+
+def require_files_of_folder(folder: Path) -> None:
+    """Raise UserError if a checkpoint names weight files outside its folder, or others than `open_weights` reads."""
+    read_index(folder)
+    config = folder / "config.json"
+    if config.is_file() and read_json_object(config, "Fetch the checkpoint again.").get("transformers_weights"):
+        raise UserError(
+            f"{config}: names its weights by transformers_weights; only {SINGLE_NAME} and {INDEX_NAME} are read. "
+            "Rename the files so, and delete the entry."
+        )
 
 
 def single_file(folder: Path) -> str:
@@ -252,18 +275,27 @@ def write_shard(layout: Mapping[str, TensorInfo], read: Callable[[str], Tensor],
             opened.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
-def require_replaceable(out: Path, mark: str, *, reading: Path) -> None:
-    """Refuse to replace a folder that is not ours, or the one we read from.
+def require_replaceable(out: Path, mark: str, *, reading: Path, stage: str | None = None) -> None:
+    """Refuse to replace a folder that is not ours, or one we read from.
 
     Args:
         out: The folder about to be written.
         mark: A file that every earlier result of the same kind holds.
         reading: The file or folder the result is made from.
+        stage: That an earlier result's manifest names, where the mark is the manifest: others write files of that name.
 
     Raises:
         UserError: If out exists and is neither empty nor such a result.
     """
-    if out.is_file() or out.resolve() == reading.resolve():
+    is_other = out.is_symlink() or (out.exists() and not out.is_dir())
+    if is_other or reading.resolve().is_relative_to(out.resolve()):
         raise UserError(f"{out}: cannot become a checkpoint made from {reading}. Choose another folder.")
-    if out.is_dir() and not (out / mark).is_file() and any(out.iterdir()):
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not (out / mark).is_file():
         raise UserError(f"{out}: exists, is not empty and holds no {mark}. Choose another folder, or empty this one.")
+    if stage is not None and (found := (read_manifest(out) or {}).get("stage")) != stage:
+        raise UserError(
+            f"{out}: exists, and its {mark} is of stage {found!r}, not {stage!r}. "
+            "Choose another folder, or empty this one."
+        )

@@ -1,6 +1,5 @@
 """What happens during training besides learning: checkpoints that survive a full disk, and the intervals of metrics."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from composer import Callback, Logger, State, Time
 from composer.callbacks import CheckpointSaver
 from composer.utils import dist, reproducibility
 
+from architectures.atomic import replacing
 from architectures.errors import UserError
 from distill.checkpoints import BEST_NAME, CHECKPOINT_NAME, LATEST_NAME, find_checkpoints, training_time
 from distill.metrics import estimates
@@ -125,15 +125,8 @@ class CheckpointWriter(CheckpointSaver):
 
 def write_checkpoint(contents: dict[str, Any], path: Path) -> None:
     """Write a checkpoint through a neighbouring file and a rename, so that a crash leaves no half of it."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            torch.save(contents, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as file:
+        torch.save(contents, file)
 
 
 def link_to(path: Path, name: str) -> None:

@@ -20,6 +20,7 @@ from distill.longest_texts import refuse_long_calibration, refuse_long_texts
 from distill.masks.memory import refuse_sharded_masks
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
 from distill.recipe import Recipe
+from distill.run_folder import require_run_folder
 from distill.stage_inputs import teacher_dtype
 from distill.teacher.config import bytes_per_token, refuse_k_beyond
 
@@ -59,6 +60,7 @@ def check_recipe(recipe: Recipe) -> str:
         UserError: With everything wrong with target, shape and prompts, one line each.
     """
     problems: list[str] = []
+    attempt(lambda: require_run_folder(recipe), problems)
     cut = attempt(lambda: planned(recipe), problems)
     prompts = [attempt(partial(read_rows, source, recipe.data), problems) for source in recipe.data.prompts]
     for source in recipe.eval.tasks:

@@ -6,8 +6,10 @@ and holds a CRC-32 of every entry, so damage shows without unpickling anything.
 """
 
 import re
+import struct
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +17,8 @@ CHECKPOINT_NAME = "ep{epoch}-ba{batch}-rank{rank}.pt"  # Composer fills this in
 LATEST_NAME = "latest-rank{rank}.pt"  # a link to the newest
 BEST_NAME = "best-rank0.pt"  # a link to the one whose held-out tau was highest
 MASK_CHECKPOINTS_KEPT = 2  # of mask training, whose recipe has no key for it
+# What zipfile raises on bytes that no archiver wrote: also for encrypted entries and unknown compressions.
+NOT_A_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError, EOFError, ValueError)
 FILE_PATTERN = re.compile(r"ep(\d+)-ba(\d+)-rank0\.pt")
 
 
@@ -43,7 +47,7 @@ def best_checkpoint(folder: Path) -> Path | None:
     link = folder / BEST_NAME
     if not link.is_symlink():
         return None
-    path = folder / link.readlink()
+    path = folder / link.readlink().name
     problem = damage(path) if path.is_file() else "it is gone"
     if problem is not None:
         print(f"{path}: the best checkpoint cannot be used ({problem}).", file=sys.stderr)
@@ -53,7 +57,8 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 def find_checkpoints(folder: Path) -> list[Path]:
     """All checkpoint files of a training, whole or not, oldest first."""
-    return sorted((path for path in folder.glob("*.pt") if FILE_PATTERN.fullmatch(path.name)), key=training_time)
+    named = (path for path in folder.glob("*.pt") if FILE_PATTERN.fullmatch(path.name) and path.is_file())
+    return sorted(named, key=training_time)
 
 
 def training_time(path: Path) -> tuple[int, int]:
@@ -65,10 +70,15 @@ def training_time(path: Path) -> tuple[int, int]:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint file, in a few words; None when every byte of it is as it was written."""
+    """What is wrong with a checkpoint file, in a few words; None when every byte of it is as it was written.
+
+    torch stores entries as they are and none twice. An archive that would be larger when unpacked is not read at all.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+                return "its entries are larger than the file"
             entry = archive.testzip()
-    except zipfile.BadZipFile as error:
-        return str(error)
+    except NOT_A_ZIP as error:
+        return str(error) or type(error).__name__
     return None if entry is None else f"wrong checksum of {entry}"

@@ -6,7 +6,6 @@ Tokenizer, chat template, generation settings, special ids and vocab_size are th
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from architectures.target import read_config
 from architectures.target_files import carry_files, with_special_ids
 from architectures.vocabulary import fit_rows
 from architectures.weights import TensorInfo, open_weights, require_replaceable, write_weights
+from distill.checkpoint_reading import read_state
 
 STUDENT_PREFIX = "student.lm."  # where DistillModel keeps the language model
 MAX_NAMES_SHOWN = 5
@@ -61,7 +61,7 @@ def export_checkpoint(
         drop_tied_head(student, checkpoint, family)
     sizes = {name: info.size for name, info in open_weights(init).info.items()}
     require_one_model(student, sizes, checkpoint=checkpoint, init=init)
-    require_replaceable(out, MANIFEST_NAME, reading=init)
+    require_replaceable(out, MANIFEST_NAME, reading=init, stage="export")
 
     cast, vocab_size = getattr(torch, dtype), vocab_size_of(target)
     by_id = set(vocabulary_tensors(sizes, family))
@@ -87,11 +87,6 @@ def read_student(checkpoint: Path, family: Family) -> dict[str, Tensor]:
     """The student's tensors under their names in a Hugging Face folder, left on disk until they are used."""
     saved = read_state(checkpoint)["model"]
     return {stored_name(name.removeprefix(STUDENT_PREFIX), family): tensor for name, tensor in saved.items()}
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What Composer saved; tensors are left on disk until they are used."""
-    return torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=False)["state"]
 
 
 def stored_name(name: str, family: Family) -> str:

@@ -5,22 +5,24 @@ complete and check recipes, and the tables of docs/recipes.md.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
 from architectures.atomic import write_json, write_text
 from architectures.config import ArchitectureConfig, Section, TargetConfig
 from architectures.errors import UserError
 from distill.config import DistillConfig, ExportConfig
 from distill.data.config import DataConfig
+from distill.recipe_reading.environment import from_environment
 from distill.recipe_reading.mistakes import mistakes_of, report
 from distill.recipe_reading.reference import write_reference
 from distill.recipe_reading.source import read_source
+from distill.recipe_reading.yaml_lines import KeyPath
 from distill.text.config import TextConfig
 from eval.config import EvalConfig
 
@@ -28,6 +30,9 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 SCHEMA_PATH = Path(__file__).parent.parent / "recipes" / "recipe.schema.json"
 INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${key} filled in from another key."}
+
+
+RESOLVED = "# Resolved by widedraft"  # begins every recipe that a stage wrote
 
 
 class RecipeError(UserError):
@@ -55,6 +60,30 @@ class Recipe(Section):
     )
     eval: EvalConfig = EvalConfig()
     export: ExportConfig = ExportConfig()
+    _references: dict[KeyPath, tuple[str, Any]] = PrivateAttr(default_factory=dict)
+
+    def refer(self, texts: Mapping[KeyPath, str]) -> None:
+        """Remember the text of values that came from the environment, for as long as they stay what they are."""
+        values = self.model_dump(mode="json")
+        self._references = {path: (text, value_at(path, values)) for path, text in texts.items()}
+
+    @property
+    def references(self) -> dict[KeyPath, tuple[str, Any]]:
+        """The text of each value that came from the environment, and that value."""
+        return dict(self._references)
+
+    def refer_as(self, other: "Recipe") -> None:
+        """Remember what another recipe does, of the values that are the same here."""
+        self._references = other.references
+
+    def to_save(self) -> dict[str, Any]:
+        """The values as a recipe file holds them; what came from the environment is named and not copied."""
+        values = self.model_dump(mode="json")
+        saved = _escaped(values)
+        for path, (text, value) in self.references.items():
+            if value_at(path, values) == value:
+                value_at(path[:-1], saved)[path[-1]] = text
+        return saved
 
     @field_validator("run_dir")
     @classmethod
@@ -112,10 +141,9 @@ def load_scoring(overrides: Sequence[str]) -> Scoring:
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
-    """Write a recipe with every default written out; it loads back equal."""
-    values = _escaped(recipe.model_dump(mode="json"))
-    header = "# Resolved by widedraft: every default is written out, every interpolation filled in.\n"
-    write_text(header + OmegaConf.to_yaml(OmegaConf.create(values)), path)
+    """Write a recipe with every default written out; it loads back equal, in the same environment."""
+    header = f"{RESOLVED}: every default is written out, every interpolation filled in but of the environment.\n"
+    write_text(header + OmegaConf.to_yaml(OmegaConf.create(recipe.to_save())), path)
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -143,6 +171,8 @@ def _load(text: str, name: str, overrides: Sequence[str], model: type[AnySection
         mistakes.extend(mistakes_of(error, source))
     else:
         if not mistakes:
+            if isinstance(loaded, Recipe):
+                loaded.refer(from_environment(source.written))
             return loaded
     raise RecipeError(report(mistakes, source))
 
@@ -152,6 +182,16 @@ def _syntax_mistake(error: yaml.YAMLError | ValueError, name: str) -> str:
     place = f"{name}:{mark.line + 1}" if mark is not None else name
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
     return f"{place}: the recipe must be YAML ({problem}). Mend the line or the one above it."
+
+
+def value_at(path: KeyPath, values: Any) -> Any:
+    """The value at a path; None where there is none."""
+    for step in path:
+        inside = isinstance(values, list) and isinstance(step, int) and step < len(values)
+        if not inside and not (isinstance(values, dict) and step in values):
+            return None
+        values = values[step]
+    return values
 
 
 def _escaped(value: Any) -> Any:

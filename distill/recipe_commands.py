@@ -1,14 +1,25 @@
 """Commands that take a recipe: RECIPE key=value ..., and perhaps --debug. Each imports what it runs when it runs."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from distill.checkpoint_trust import trust_checkpoints, trust_option
 from distill.choose.command import choose_arguments
 from eval.rehash import rehash_argument
 
 if TYPE_CHECKING:
     from distill.recipe import Recipe
+
+
+class Named(NamedTuple):
+    """The recipe a command names, and the file and words it is made from, which training processes read again."""
+
+    recipe: "Recipe"
+    path: Path
+    overrides: list[str]
 
 
 def recipe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +44,18 @@ def debug_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def training_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every stage takes, and --trust-checkpoints for what continues or reads a training."""
+    stage_arguments(parser)
+    trust_option(parser)
+
+
+def trust_if_asked(options: argparse.Namespace) -> None:
+    """Trust checkpoints from here on where the command line says so."""
+    if options.trust_checkpoints:
+        trust_checkpoints()
+
+
 def cache_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE key=value ... and perhaps --verify."""
     stage_arguments(parser)
@@ -50,7 +73,7 @@ def override_argument(parser: argparse.ArgumentParser) -> None:
 
 def choosing_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE key=value ..., --debug and what only this stage takes."""
-    stage_arguments(parser)
+    training_arguments(parser)
     choose_arguments(parser)
 
 
@@ -70,6 +93,22 @@ def recipe_words(options: argparse.Namespace, *, weights: bool = True) -> tuple[
     return begin_debug(options.recipe, options.overrides, weights=weights), []
 
 
+@contextmanager
+def own_run(options: argparse.Namespace) -> Iterator[Named]:
+    """The recipe a command names, in a run that no other command works in meanwhile.
+
+    Raises:
+        UserError: If the recipe is wrong, its folder may not be a run's, or another process works in it.
+    """
+    from distill.recipe import load_recipe
+    from distill.run_folder import owned_run
+
+    path, overrides = recipe_words(options)
+    recipe = load_recipe(path, overrides)
+    with owned_run(recipe):
+        yield Named(recipe, path, overrides)
+
+
 def check(options: argparse.Namespace) -> None:
     """Print what the recipe would make and cost."""
     from distill.check import check_recipe
@@ -81,53 +120,78 @@ def choose(options: argparse.Namespace) -> None:
     """Rank shapes by predicted speed; the winner becomes a recipe."""
     from distill.choose.command import choose as choose_shape
 
-    choose_shape(*recipe_words(options), options)
+    trust_if_asked(options)
+    with own_run(options) as named:
+        choose_shape(named.path, named.overrides, options)
 
 
 def masks(options: argparse.Namespace) -> None:
     """Train learned masks; the training processes load the recipe themselves."""
     from distill.stages import mask_stage
 
-    mask_stage(*recipe_words(options))
+    trust_if_asked(options)
+    with own_run(options) as named:
+        mask_stage(named.path, named.overrides)
 
 
 def prune(options: argparse.Namespace) -> None:
     """Cut the undistilled draft out of the target."""
     from distill.stages import prune_stage
 
-    prune_stage(recipe_of(options))
+    with own_run(options) as named:
+        prune_stage(named.recipe)
 
 
 def generate(options: argparse.Namespace) -> None:
     """Let the target answer the prompts."""
     from distill.stages import generate_stage
 
-    generate_stage(recipe_of(options))
+    with own_run(options) as named:
+        generate_stage(named.recipe)
 
 
 def cache(options: argparse.Namespace) -> None:
     """Let the teacher read the answers, or verify what it left."""
     from distill.teacher_cache import stage
 
-    (stage.verify_cache_stage if options.verify else stage.cache_stage)(recipe_of(options))
+    if options.verify:
+        stage.verify_cache_stage(recipe_of(options))
+        return
+    with own_run(options) as named:
+        stage.cache_stage(named.recipe)
 
 
 def export(options: argparse.Namespace) -> None:
     """Make the draft from the newest checkpoint."""
     from distill.stages import export_stage
 
-    export_stage(recipe_of(options))
+    trust_if_asked(options)
+    with own_run(options) as named:
+        export_stage(named.recipe)
 
 
 def distill(options: argparse.Namespace) -> None:
     """Train and export; the training processes load the recipe themselves."""
     from distill.stages import distill_stage
 
-    distill_stage(*recipe_words(options))
+    trust_if_asked(options)
+    with own_run(options) as named:
+        distill_stage(named.path, named.overrides)
+
+
+def score(options: argparse.Namespace) -> None:
+    """Score the draft, and every checkpoint of its training where that is asked for."""
+    from distill.stages import checkpoints_stage, eval_stage
+
+    trust_if_asked(options)
+    with own_run(options) as named:
+        (checkpoints_stage if options.checkpoints else eval_stage)(named.recipe)
 
 
 def run_everything(options: argparse.Namespace) -> None:
     """All stages, skipping what is done."""
     from distill.stages import run_all
 
-    run_all(*recipe_words(options))
+    trust_if_asked(options)
+    with own_run(options) as named:
+        run_all(named.path, named.overrides)

@@ -8,8 +8,9 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
+from distill.checkpoint_reading import read_state
 from distill.checkpoints import damage, find_checkpoints
-from distill.export import STUDENT_PREFIX, read_state
+from distill.export import STUDENT_PREFIX
 from distill.recipe import Recipe
 from eval.models import load_model
 from eval.training_curve.score import Saved

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from architectures.errors import UserError
 from architectures.target import resolve_checkpoint
 from distill.recipe import load_scoring
+from distill.run_folder import owned
 from eval.tasks.words import prompt_sources, prompts_argument
 
 if TYPE_CHECKING:
@@ -101,9 +102,10 @@ def score_pair(options: argparse.Namespace) -> None:
     prompts = load_in_turn(prompt_sources(options.prompts), most=settings.eval.max_prompts)
     named = {"baseline": options.baseline, "draft": options.draft}  # the last is the one the verdict is about
     drafts = {name: resolve_checkpoint(folder) for name, folder in named.items() if folder is not None}
-    scorecard = score_drafts(
-        resolve_checkpoint(options.target), drafts, prompts, settings.eval, out, seed=settings.seed
-    )
+    with owned(out):
+        scorecard = score_drafts(
+            resolve_checkpoint(options.target), drafts, prompts, settings.eval, out, seed=settings.seed
+        )
     print(f"scorecard: {out / 'scorecard.md'}\n\n{headline(scorecard)}")
 
 
@@ -116,7 +118,8 @@ def score_recorded(options: argparse.Namespace) -> None:
     settings = load_scoring(options.words)
     require_used(options.words, USED_KEYS)
     draft, out = resolve_checkpoint(options.draft), output_folder(options)
-    scorecard = score_recording(read_recording(options, draft), draft, settings.eval, out, seed=settings.seed)
+    with owned(out):
+        scorecard = score_recording(read_recording(options, draft), draft, settings.eval, out, seed=settings.seed)
     print(f"scorecard: {out / 'scorecard.md'}\n\n{headline(scorecard)}")
 
 
@@ -170,8 +173,15 @@ def require_used(words: Sequence[str], used: set[str]) -> None:
 
 
 def output_folder(options: argparse.Namespace) -> Path:
-    """Where a scorecard goes."""
-    return options.out or Path(f"eval-{Path(options.draft).name}")
+    """Where a scorecard goes.
+
+    Raises:
+        UserError: If that is no folder.
+    """
+    out = options.out or Path(f"eval-{Path(options.draft).name}")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file, and a scorecard is a folder of files. Choose another place.")
+    return out
 
 
 def export_recorded(options: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ from architectures.target import resolve_checkpoint
 from distill.lineage import masks_are_due, refuse_orphaned_training, require_training_inputs, write_draft_manifest
 from distill.progressive import earlier_stages, share_answers
 from distill.recipe import Recipe, load_recipe
+from distill.run_folder import held, owned_run
 from distill.stage_folders import begin_stage, is_current, refuse_changed, require_finished
 from distill.stage_inputs import (
     draft_inputs,
@@ -63,9 +64,10 @@ def run_earlier_stages(recipe: Recipe) -> None:
     cache_if_asked(recipe)
     for stage in earlier_stages(recipe):
         print(f"== stage of {stage.architecture.layers} layers, in {stage.run_dir}", flush=True)
-        share_answers(recipe, stage)
-        timed("prune", partial(prune_stage, stage))
-        timed("distill", partial(distill_stage, Path(stage.run_dir) / "recipe.yaml", []))
+        with owned_run(stage):
+            share_answers(recipe, stage)
+            timed("prune", partial(prune_stage, stage))
+            timed("distill", partial(distill_stage, Path(stage.run_dir) / "recipe.yaml", []))
 
 
 def timed(name: str, stage: Callable[[], None]) -> None:
@@ -273,8 +275,12 @@ def eval_prompts(recipe: Recipe) -> list["Prompt"]:
 
 
 def run_training(recipe_path: Path, overrides: Sequence[str]) -> None:
-    """Run `distill.train` in processes of its own; end this one with their exit code if they fail."""
-    completed = subprocess.run(training_command(recipe_path, overrides), env=training_environment(), check=False)
+    """Run `distill.train` in processes of its own; end this one with their exit code if they fail.
+
+    They keep this process's locks, so that a run is owned as long as its training lives.
+    """
+    command, locks = training_command(recipe_path, overrides), tuple(held.values())
+    completed = subprocess.run(command, env=training_environment(), pass_fds=locks, check=False)
     if completed.returncode != 0:
         sys.exit(completed.returncode)  # the training process has said why
 

@@ -25,6 +25,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ from composer.utils import dist
 from architectures.errors import UserError
 from architectures.file_hashes import rehash_from_now
 from architectures.target import resolve_checkpoint
+from distill.checkpoint_trust import trust_checkpoints, trust_option
 from distill.checkpoints import chosen_checkpoint, find_checkpoints
 from distill.data.batches import AnswerDataset
 from distill.debug.files import begin_debug
@@ -43,6 +45,7 @@ from distill.lineage import begin_training, masks_are_due, require_training_inpu
 from distill.longest_texts import refuse_long_texts
 from distill.masks.train import train_masks
 from distill.recipe import Recipe, load_recipe
+from distill.run_folder import owned_run
 from distill.stage_folders import length_of
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
@@ -66,9 +69,12 @@ def train_from_arguments(argv: Sequence[str] | None) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe values to change")
     parser.add_argument("--debug", action="store_true", help="a tiny random target and few steps, in <run>-debug")
     rehash_argument(parser)
+    trust_option(parser)
     arguments = parser.parse_intermixed_args(argv)
     if arguments.rehash:
         rehash_from_now()
+    if arguments.trust_checkpoints:
+        trust_checkpoints()
     if arguments.debug:
         arguments.recipe, arguments.overrides = debug_run(arguments.recipe, arguments.overrides), []
     train(load_recipe(arguments.recipe, arguments.overrides))
@@ -88,9 +94,15 @@ def train(recipe: Recipe) -> None:
     """Distil <run>/init into <run>/draft, from the start or from where an earlier session stopped.
 
     Raises:
-        UserError: If init, data or a cached teacher are missing or made from something else, or the recipe does not
-            fit this machine.
+        UserError: If init, data or a cached teacher are missing or made from something else, the recipe does not fit
+            this machine, or another process works in the run.
     """
+    with owned_run(recipe) if dist.get_global_rank() == 0 else nullcontext():
+        train_owned(recipe)
+
+
+def train_owned(recipe: Recipe) -> None:
+    """The steps of a training, in a run that no other command works in."""
     run = Path(recipe.run_dir)
     share_cores()
     if masks_are_due(recipe):

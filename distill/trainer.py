@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from architectures.config import MasksConfig
 from architectures.errors import UserError
 from distill.callbacks import CheckpointWriter, EvaluationIntervals
+from distill.checkpoint_trust import guard_composer
 from distill.checkpoints import newest_intact_checkpoint
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.data.batches import AnswerDataset
@@ -125,6 +126,7 @@ def build_trainer(
     eval_data = build_dataspec(
         eval_set, device_batch_size=config.device_eval_batch_size, shuffle=False, seed=recipe.seed
     )
+    guard_composer()
     return Trainer(
         model=model,
         train_dataloader=train_data,

@@ -16,14 +16,15 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
 from architectures.context_length import ContextLength, context_length
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_value, read_json_file
-from architectures.reading import require_regular
+from architectures.reading import read_json_object, require_regular
 from architectures.target import read_config
-from architectures.weights import read_index
+from architectures.weights import require_files_of_folder
 from eval.quantised import loading_arguments
 from eval.weight_checks import refuse_not_finite, refuse_whole_numbers, require_enough_bytes
 
@@ -37,6 +38,8 @@ DAMAGED = (  # what transformers raises of files whose entries are not of the ki
     OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RecursionError,
     StrictDataclassError, SafetensorError,
 )  # fmt: skip
+# Without the last, transformers asks on the terminal whether to run code that a checkpoint brings.
+FROM_THE_FOLDER_ALONE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -51,10 +54,11 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             read_json_file(folder / name)
         if (folder / "tokenizer.json").exists():
             require_regular(folder / "tokenizer.json", remedy=COPY_TOKENIZER, most_mib=TOKENIZER_MIB)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **FROM_THE_FOLDER_ALONE)
     except Exception as error:  # the library raises plain Exceptions of a damaged tokenizer.json
         if isinstance(error, UserError) or not (isinstance(error, DAMAGED) or type(error) is Exception):
             raise
+        refuse_own_code(folder, error)
         raise UserError(f"{folder}: its tokenizer could not be read ({one_line(error)}). {COPY_TOKENIZER}") from error
     require_words(folder, tokenizer)
     return tokenizer
@@ -92,7 +96,7 @@ def load_model(
             not fit config.json, or what packs them is not installed.
     """
     require_checkpoint(folder)
-    read_index(folder)
+    require_files_of_folder(folder)
     require_enough_bytes(folder)
     place = device or default_device()
     packing = {} if bits is None else loading_arguments(bits, dtype=dtype, device=place)
@@ -101,13 +105,14 @@ def load_model(
         loaded: Any = model_class(folder, encoder_decoder=encoder_decoder).from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
-            local_files_only=True,
+            **FROM_THE_FOLDER_ALONE,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # so that the report names them; none is accepted
             output_loading_info=True,
             **packing,
         )
     except DAMAGED as error:
+        refuse_own_code(folder, error)
         raise UserError(
             f"{folder}: its weights could not be read ({one_line(error)}). "
             "A file is missing or cut short: copy or download the folder again, or run the stage that wrote it again."
@@ -122,7 +127,7 @@ def load_model(
 
 def model_class(folder: Path, *, encoder_decoder: bool) -> Any:
     """What opens a checkpoint; refuses an encoder-decoder model unless it is welcome."""
-    if not model_config(folder).is_encoder_decoder:
+    if not load_config(folder).is_encoder_decoder:
         return AutoModelForCausalLM
     if not encoder_decoder:
         raise UserError(
@@ -236,22 +241,34 @@ def require_checkpoint(folder: Path) -> None:
 
 def text_config(folder: Path) -> PreTrainedConfig:
     """The decoder's part of a checkpoint's config.json."""
-    return model_config(folder).get_text_config(decoder=True)
+    return load_config(folder).get_text_config(decoder=True)
 
 
-def model_config(folder: Path) -> PreTrainedConfig:
-    """A checkpoint's config.json as transformers has it.
+def load_config(folder: Path) -> PreTrainedConfig:
+    """A checkpoint's config.json as transformers reads it.
 
     Raises:
-        UserError: If there is none, or an entry of it is one that no model has.
+        UserError: If there is none, transformers does not know its architecture, or an entry is one that no model has.
     """
     require_checkpoint(folder)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, **FROM_THE_FOLDER_ALONE)
     except DAMAGED as error:
+        refuse_own_code(folder, error)
         raise UserError(
             f"{folder / 'config.json'}: could not be read ({one_line(error)}). Make the folder again."
         ) from error
+
+
+def refuse_own_code(folder: Path, error: Exception) -> None:
+    """Raise UserError if what transformers could not open brings Python code of its own to be opened with."""
+    for name in ("config.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file() and "auto_map" in read_json_object(path, "Fetch the checkpoint again."):
+            raise UserError(
+                f"{path}: needs Python code of its own (auto_map), which widedraft never runs, and transformers "
+                f"{transformers_version} cannot open it without. Use a checkpoint of an architecture it knows."
+            ) from error
 
 
 def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:

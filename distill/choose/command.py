@@ -74,6 +74,8 @@ def choose(path: Path, overrides: Sequence[str], options: argparse.Namespace) ->
 
     if options.out is not None and options.out.is_dir():
         raise UserError(f"--out {options.out}: is a folder. Name a file in it.")
+    if options.out is not None and options.out.resolve() == path.resolve():
+        raise UserError(f"--out {options.out}: is the recipe that is read. Name another file.")
     recipe = load_recipe(path, overrides)
     short = load_recipe(path, [*overrides, f"distill.max_duration={options.duration}", *AT_THE_END])
     alphas, target = dict(options.alpha), begin_stage(recipe)

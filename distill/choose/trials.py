@@ -8,6 +8,7 @@ from architectures.target import is_gguf
 from distill.choose.candidates import Candidate
 from distill.progressive import share_answers
 from distill.recipe import Recipe
+from distill.run_folder import owned_run
 from distill.stage_folders import begin_stage
 from distill.stages import cache_if_asked, distill_stage, eval_prompts, generate_stage, prune_stage, timed
 
@@ -24,9 +25,10 @@ def train_candidates(recipe: Recipe, candidates: Sequence[Candidate]) -> None:
     for place, one in enumerate(candidates, start=1):
         print(f"== {one.name}, {place} of {len(candidates)}", flush=True)
         trial = beside(recipe, one)
-        share_answers(recipe, trial)
-        timed("prune", lambda trial=trial: prune_stage(trial))
-        timed("distill", lambda trial=trial: distill_stage(Path(trial.run_dir) / "recipe.yaml", []))
+        with owned_run(trial):
+            share_answers(recipe, trial)
+            timed("prune", lambda trial=trial: prune_stage(trial))
+            timed("distill", lambda trial=trial: distill_stage(Path(trial.run_dir) / "recipe.yaml", []))
 
 
 def beside(recipe: Recipe, one: Candidate) -> Recipe:

@@ -15,9 +15,10 @@ from architectures.errors import UserError
 from architectures.shapes import Shape
 from architectures.target import config_at_hand, is_gguf
 from architectures.tiny import BOS_ID, EOS_ID, PAD_ID, tiny_config
-from distill.debug.recipe import PROMPTS, SOURCE, TARGET, TEXT, debug_recipe, replaced, tiny_run
+from distill.debug.recipe import PROMPTS, SOURCE, TARGET, TEXT, TinyRun, debug_recipe, replaced, tiny_run
 from distill.exits import say_once
 from distill.recipe import Recipe, load_recipe, save_recipe
+from distill.run_folder import owned_run
 
 SEED = 17
 WEIGHTS_NAME = "model.safetensors"
@@ -48,16 +49,24 @@ def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = 
         recipe, Shape.from_config(config, where=recipe.target.path), Shape.from_config(source_config, where=path)
     )
     small = debug_recipe(recipe, tiny)
-    run = Path(small.run_dir)
     announce(recipe, small)
+    with owned_run(small):
+        write_debug(small, tiny, config, source_config, weights=weights)
+    return Path(small.run_dir) / "recipe.yaml"
+
+
+def write_debug(
+    small: Recipe, tiny: TinyRun, config: Mapping[str, Any], source_config: Mapping[str, Any], *, weights: bool
+) -> None:
+    """Everything a debug run reads, and its recipe."""
+    run = Path(small.run_dir)
     rows = [{"prompt": prompt, "answer": f"{prompt} Think of it."} for prompt in prompts()]
     write_text("".join(f"{dumps(row)}\n" for row in rows), run / PROMPTS)
     write_text("\n\n".join(prompts()), run / TEXT)
     write_tiny(run / TARGET, tiny_config(config, tiny.target), weights=weights)
-    if recipe.architecture.source is not None:
+    if small.architecture.source is not None:
         write_tiny(run / SOURCE, tiny_config(source_config, tiny.source), weights=weights)
     save_recipe(small, run / "recipe.yaml")
-    return run / "recipe.yaml"
 
 
 def debug_configs(recipe: Recipe) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -108,16 +117,16 @@ def write_tiny(folder: Path, config: Mapping[str, Any], *, weights: bool) -> Non
 def write_tiny_weights(folder: Path) -> None:
     """Random weights for a folder's config.json, the same each time, with a byte-level tokenizer; weights last."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    from eval.models import show_progress_only_in_a_terminal
+    from eval.models import load_config, show_progress_only_in_a_terminal
 
     show_progress_only_in_a_terminal()
     byte_tokenizer().save_pretrained(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = load_config(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         model.save_pretrained(scratch)
         for name in ("generation_config.json", WEIGHTS_NAME):

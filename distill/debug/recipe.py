@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.config import SIZES
+from architectures.masked_words import masked
 from architectures.shapes import Shape
 from architectures.tiny import tiny_shapes
 from distill.check import draft_and_origin
@@ -70,7 +71,9 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
     values["text"] = None if recipe.text is None else {**values["text"], **debug_text(values["text"], run)}
     values["distill"] |= debug_distill(values["distill"], run)
     values["eval"] |= debug_eval(values["eval"], run)
-    return Recipe.model_validate(values)
+    small = Recipe.model_validate(values)
+    small.refer_as(recipe)
+    return small
 
 
 def debug_architecture(values: Values, tiny: TinyRun, run: Path) -> Values:
@@ -175,10 +178,10 @@ def at_most(value: Any, bound: int) -> Any:
 
 def replaced(before: Recipe, after: Recipe) -> list[str]:
     """Every value that differs between two recipes, one line each: "data.max_seq_len: 2048 -> 128"."""
-    old, new = (dict(leaves(recipe.model_dump(mode="json"))) for recipe in (before, after))
+    old, new = (dict(leaves(recipe.to_save())) for recipe in (before, after))
     keys = [*old, *(key for key in new if key not in old)]
     return [
-        f"{key}: {json.dumps(old.get(key))} -> {json.dumps(new.get(key))}"
+        masked(f"{key}: {json.dumps(old.get(key))} -> {json.dumps(new.get(key))}")
         for key in keys
         if old.get(key) != new.get(key)
     ]

@@ -43,7 +43,7 @@ def export_masks(
         dtype: Number type of every weight.
         finish: Called with the folder before it takes its place; writes manifest.json.
     """
-    require_replaceable(out, MANIFEST_NAME, reading=target)
+    require_replaceable(out, MANIFEST_NAME, reading=target, stage="masks")
     family, cast = FAMILIES[masks.source.family], getattr(torch, dtype)
     trained = {stored_name(name, family): tensor for name, tensor in student.state_dict().items()}
     places, gates = tensor_places(masks.source), masks.final()

@@ -28,6 +28,7 @@ from architectures.shapes import Shape
 from architectures.sizes import masked_shape
 from architectures.target import read_config, resolve_checkpoint
 from distill.callbacks import CheckpointWriter
+from distill.checkpoint_trust import guard_composer
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
 from distill.longest_texts import refuse_long_texts
 from distill.losses.answer_logits import head_of
@@ -143,6 +144,7 @@ def build_mask_trainer(recipe: Recipe, model: MaskModel, target: Path) -> Traine
     config, folder = recipe.architecture.masks, Path(recipe.run_dir) / "mask_checkpoints"
     checkpoint = newest_for_all(folder)
     data, mixture = build_text(recipe, model, target)
+    guard_composer()
     return Trainer(
         model=model,
         train_dataloader=data,

@@ -143,6 +143,8 @@ def _reading_problem(error: OmegaConfBaseException, written: str, source: Source
     if isinstance(error, MissingMandatoryValue):
         return f"must be given, got {MISSING}."
     fact = str(error).splitlines()[0]
+    if unset := re.search("Environment variable '(.+)' not found", fact):
+        fact = f"environment variable {unset[1]} is not set. Set it, as it was when the recipe was written"
     problem = f"must be text whose ${{...}} can be filled in, got {written!r}: {fact}."
     if isinstance(error, InterpolationKeyError) and (missing := re.search("key '(.+)' not found", fact)):
         if missing[1] in required_keys(source.model.model_json_schema()):

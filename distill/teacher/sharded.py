@@ -13,11 +13,11 @@ from composer.utils import dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from distill.losses.answer_logits import AnswerLogits
 from distill.teacher.live import Teacher
-from eval.models import load_model
+from eval.models import load_config, load_model
 
 
 def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool = False) -> Teacher:
@@ -48,9 +48,9 @@ def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool
 
 def without_weights(target: Path, *, dtype: str) -> PreTrainedModel:
     """The model of a folder, its parameters without storage; buffers, which no checkpoint holds, are there."""
-    config = AutoConfig.from_pretrained(target, local_files_only=True)
+    config = load_config(target)
     with init_empty_weights(include_buffers=False):
-        lm = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        lm = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=False)
     lm.tie_weights()
     return lm
 

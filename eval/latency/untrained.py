@@ -31,7 +31,9 @@ def untrained_model(target: PreTrainedModel, shape: Shape) -> PreTrainedModel:
     )
     config: dict[str, Any] = draft_config(target.config.get_text_config(decoder=True).to_dict(), plan, None)
     with target.device:
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=target.dtype)
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**config), dtype=target.dtype, trust_remote_code=False
+        )
     return model.eval()
 
 

@@ -8,13 +8,14 @@ from transformers import PreTrainedTokenizerBase
 from architectures.atomic import write_text
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_file
-from architectures.manifest import write_manifest
+from architectures.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from eval.models import load_tokenizer
 from eval.recorded.answers import RecordedAnswer, read_recorded_traces
 from eval.recorded.ground_truth import write_ground_truth
 from eval.shards import SETTINGS_NAME
 
 ANSWERS_FILE, PROMPTS_FILE = "ground_truth.txt", "prompts.jsonl"
+STAGE = "export-recorded"
 
 
 def export_recorded(traces: Path, tokenizer_folder: Path, out: Path) -> int:
@@ -29,8 +30,10 @@ def export_recorded(traces: Path, tokenizer_folder: Path, out: Path) -> int:
         out: Folder to write.
 
     Raises:
-        UserError: If the answers were sampled, are of another tokenizer, or a prompt is not the tokens of any text.
+        UserError: If the answers were sampled, are of another tokenizer, a prompt is not the tokens of any text, or
+            files of these names are in out that were not written so.
     """
+    require_own_files(out)
     recording = read_recorded_traces(traces, tokenizer_folder)
     if recording.temperature > 0:
         raise UserError(
@@ -42,8 +45,15 @@ def export_recorded(traces: Path, tokenizer_folder: Path, out: Path) -> int:
     write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), out / PROMPTS_FILE)
     write_ground_truth([answer.answer_ids for answer in recording.answers], out / ANSWERS_FILE)
     inputs = {"answers": fingerprint_file(traces / SETTINGS_NAME)}
-    write_manifest(out, stage="export-recorded", inputs=inputs, target=recording.target)
+    write_manifest(out, stage=STAGE, inputs=inputs, target=recording.target)
     return len(rows)
+
+
+def require_own_files(out: Path) -> None:
+    """Raise UserError where files of somebody else, or of another stage, would be written over."""
+    for name in (PROMPTS_FILE, ANSWERS_FILE, MANIFEST_NAME):
+        if (out / name).exists() and (read_manifest(out) or {}).get("stage") != STAGE:
+            raise UserError(f"{out / name}: is there, and was not written by export-recorded. Choose another folder.")
 
 
 def prompt_as_text(tokenizer: PreTrainedTokenizerBase, answer: RecordedAnswer) -> str:

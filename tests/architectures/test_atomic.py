@@ -2,7 +2,8 @@
 
 import pytest
 
-from architectures.atomic import staged_folder, write_json, write_text
+from architectures import atomic
+from architectures.atomic import partial_beside, remove_partials, replacing, staged_folder, write_json, write_text
 
 
 def test_failed_write_leaves_the_old_text(tmp_path):
@@ -45,3 +46,59 @@ def test_staged_folder_replaces_what_was_there(tmp_path):
     with staged_folder(tmp_path / "out") as folder:
         (folder / "new").write_text("2")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
+
+
+def link_there(path):
+    """Where the next write will put what it has half-written, somebody has put a link to a file of the user's."""
+    victim = path.with_name("precious")
+    victim.write_text("precious")
+    path.with_name(f"{path.name}.partial").symlink_to(victim)
+    return victim
+
+
+def test_a_link_beside_a_file_is_not_written_through(tmp_path):
+    victim = link_there(tmp_path / "recipe.yaml")
+    write_text("new", tmp_path / "recipe.yaml")
+    assert victim.read_text() == "precious"
+    assert (tmp_path / "recipe.yaml").read_text() == "new"
+
+
+def test_a_link_is_not_written_through_even_if_its_name_was_guessed(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic, "partial_beside", lambda path: path.with_name(f"{path.name}.partial"))
+    victim = link_there(tmp_path / "recipe.yaml")
+    with pytest.raises(FileExistsError):
+        write_text("new", tmp_path / "recipe.yaml")
+    assert victim.read_text() == "precious"
+
+
+def test_a_link_in_the_files_own_place_is_replaced_and_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "a.json").symlink_to(tmp_path / "precious")
+    write_json({}, tmp_path / "a.json")
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not (tmp_path / "a.json").is_symlink()
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    path = tmp_path / "a"
+    with replacing(path) as one, replacing(path) as other:
+        one.write(b"one")
+        other.write(b"other")
+    assert path.read_bytes() == b"one"  # the outer block ended last
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path):
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    (tmp_path / "owned").mkdir()
+    (tmp_path / "owned" / "lock").touch()
+    left = [partial_beside(folder / "a") for folder in (tmp_path, tmp_path / "data" / "deep", tmp_path / "owned")]
+    for path in left:
+        path.touch()
+    staged = partial_beside(tmp_path / "draft")
+    staged.mkdir()
+    (staged / "half").touch()
+    (tmp_path / "mine.partial").touch()
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "owned")
+    remove_partials(tmp_path, mark="lock")
+    assert [path.exists() for path in (*left, staged, tmp_path / "mine.partial")] == [False, False, True, False, True]

@@ -145,11 +145,15 @@ def test_index_leaving_a_tensor_out(sharded):
         ('{"weight_map": {"a": 3}}', "weight_map must be .*, got {'a': 3}"),
         ('{"weight_map": {"a": null}}', "weight_map must be .*, got {'a': None}"),
         ('{"weight_map": {}}', "weight_map must be .*, got {}"),
+        *(
+            (f'{{"weight_map": {{"a": {name}}}}}', "says that a is in .*, which is no safetensors file of this folder")
+            for name in ('"../a.safetensors"', '"/x/a.safetensors"', r'"a\u0000.safetensors"', '"a.bin"', '""')
+        ),
     ],
 )
 def test_broken_index(sharded, text, message):
     (sharded / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(UserError, match=rf"index\.json: .*{message}"):
+    with pytest.raises(UserError, match=rf"index\.json: .*{message}.*Fetch the checkpoint again"):
         open_weights(sharded)
 
 
@@ -226,3 +230,17 @@ def test_only_our_own_folders_are_replaced(tmp_path):
         require_replaceable(out / ".." / "out", "plan.json", reading=out)
     with pytest.raises(UserError, match="cannot become a checkpoint made from"):
         require_replaceable(out / "thesis.tex", "plan.json", reading=source)
+    with pytest.raises(UserError, match="cannot become a checkpoint made from"):
+        require_replaceable(out, "plan.json", reading=out / "inside" / "model.gguf")
+    (tmp_path / "link").symlink_to(out)
+    with pytest.raises(UserError, match="cannot become a checkpoint made from"):
+        require_replaceable(tmp_path / "link", "plan.json", reading=source)
+
+
+@pytest.mark.parametrize("manifest", ["{}", '{"name": "my site"}', '{"stage": "generate"}'])
+def test_a_manifest_of_something_else_does_not_make_a_folder_ours(tmp_path, manifest):
+    (tmp_path / "manifest.json").write_text('{"stage": "export"}')
+    require_replaceable(tmp_path, "manifest.json", reading=tmp_path.parent / "init", stage="export")
+    (tmp_path / "manifest.json").write_text(manifest)
+    with pytest.raises(UserError, match=r"its manifest\.json is of stage .*, not 'export'"):
+        require_replaceable(tmp_path, "manifest.json", reading=tmp_path.parent / "init", stage="export")

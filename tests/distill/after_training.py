@@ -1,6 +1,8 @@
-"""What tests read of a training that ended: its last checkpoint, and its log."""
+"""What tests read of a training that ended, its last checkpoint and its log; and how they plant code in one."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +40,23 @@ def assert_equal(one: Any, other: Any, name: str = "") -> None:
         assert torch.equal(one, other), name
     else:
         assert one == other, name
+
+
+class Touch:
+    """Unpickling it runs a command."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.file}",)
+
+
+def in_a_pickle(saved: dict[str, Any], mark: Path) -> None:
+    saved["state"]["run_name"] = Touch(mark)
+
+
+def plant(path: Path, what: Callable[[dict[str, Any], Path], None], mark: Path) -> None:
+    saved = torch.load(path, weights_only=False)
+    what(saved, mark)
+    torch.save(saved, path)

@@ -65,7 +65,7 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
     With train_on="text" there are no answers but held-out ones.
     """
     from architectures.manifest import write_manifest
-    from distill.recipe import Recipe
+    from distill.recipe import Recipe, save_recipe
     from distill.stage_inputs import generate_inputs, prune_inputs
     from eval.shards import claim_shards, write_shard
 
@@ -94,6 +94,7 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
             export={"dtype": "bfloat16"},
         )
         run = Path(recipe.run_dir)
+        save_recipe(recipe, run / "recipe.yaml")
         shutil.copytree(init, run / "init")
         write_manifest(run / "init", stage="prune", inputs=prune_inputs(recipe, tiny_target))
         splits = {"eval": NUM_EVAL} if recipe.distill.train_on == "text" else {"train": NUM_TRAIN, "eval": NUM_EVAL}

@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from distill.checkpoints import find_checkpoints
 from distill.recipe import save_recipe
+from distill.run_folder import OWNED_VARIABLE, owned
 from distill.teacher_cache.stage import cache_stage
 from distill.train import train
-from tests.distill.after_training import last_state
+from tests.distill.after_training import in_a_pickle, last_state, plant
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 0.0, "atol": 1e-5}  # of weights after a few steps at learning rate 1e-3: sums in another order
@@ -136,6 +137,30 @@ def test_fsdp2_in_one_process_equals_ddp(make_run):
     completed = launch(sharded, 1)
     assert completed.returncode == 0, completed.stderr
     assert_same_training(plain, sharded)
+
+
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+def test_a_planted_checkpoint_is_refused_once_by_all(make_run, tmp_path, parallelism):
+    recipe = make_run(max_duration="1ba", parallelism=parallelism)
+    train(changed(recipe, parallelism="ddp"))
+    plant(find_checkpoints(Path(recipe.run_dir) / "checkpoints")[-1], in_a_pickle, tmp_path / "mark")
+    completed = launch(recipe, 2, max_duration="2ba")
+    assert completed.returncode == 2, completed.stderr
+    assert completed.stderr.count("names posix.system, which no checkpoint of a training here does") == 1
+    assert not (tmp_path / "mark").exists()
+
+
+def test_two_processes_share_one_lock_and_others_are_refused(make_run):
+    recipe = make_run(max_duration="1ba")
+    with owned(Path(recipe.run_dir)):
+        held = launch(recipe, 2)  # started by the owner
+        os.environ[OWNED_VARIABLE] = ""
+        refused = launch(recipe, 2)
+        os.environ[OWNED_VARIABLE] = recipe.run_dir
+    assert held.returncode == 0, held.stderr
+    assert refused.returncode == 2, refused.stderr
+    assert refused.stderr.count(f"{recipe.run_dir}: process {os.getpid()} on") == 1
+    assert launch(recipe, 2, max_duration="2ba").returncode == 0
 
 
 def test_a_user_error_is_said_once(make_run):

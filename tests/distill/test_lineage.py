@@ -217,7 +217,7 @@ def launch(monkeypatch):
     """launch(recipe) -> the commands and environments a distill stage starts; each ends with `launch.code`."""
     started: list[Any] = []
 
-    def run(command, *, env, check):
+    def run(command, *, env, check, pass_fds):
         started.append((command, env))
         return SimpleNamespace(returncode=launch.code)
 

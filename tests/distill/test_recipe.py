@@ -28,6 +28,7 @@ from distill.recipe import (
     write_schema,
 )
 from distill.recipe_reading.reference import REFERENCE_PATH, write_reference
+from distill.stage_inputs import recipe_hash
 from distill.times import split_time
 
 ROOT = Path(__file__).parents[2]
@@ -232,3 +233,61 @@ def test_the_mistakes_on_the_page_are_what_the_program_says(tmp_path):
         check=False,
     )
     assert (completed.stderr, completed.returncode) == (said, 2)
+
+
+FROM_ENVIRONMENT = BASE + (
+    "variables: {key: '${oc.env:WIDEDRAFT_TEST_KEY}', size: '${oc.env:WIDEDRAFT_TEST_SIZE,48}'}\n"
+    "seed: ${oc.decode:${variables.size}}\n"
+    "distill:\n  loggers:\n    wandb:\n"
+    "      init_kwargs: {api_key: '${variables.key}', entity: 'me-${oc.env:WIDEDRAFT_TEST_KEY}'}\n"
+)
+
+
+def test_what_the_environment_holds_is_named_in_a_saved_recipe_and_not_copied(write, tmp_path, monkeypatch):
+    monkeypatch.setenv("WIDEDRAFT_TEST_KEY", "sk-123")
+    recipe, saved = load_recipe(write(FROM_ENVIRONMENT)), tmp_path / "saved.yaml"
+    assert recipe.distill.loggers["wandb"]["init_kwargs"] == {"api_key": "sk-123", "entity": "me-sk-123"}
+    assert recipe.seed == 48
+    save_recipe(recipe, saved)
+    assert "sk-123" not in saved.read_text()
+    again = load_recipe(saved)
+    assert again == recipe
+    save_recipe(again, tmp_path / "again.yaml")
+    assert (tmp_path / "again.yaml").read_text() == saved.read_text()
+    assert recipe_hash(again) == recipe_hash(recipe)
+
+
+def test_another_value_in_the_environment_is_another_recipe(write, tmp_path, monkeypatch):
+    monkeypatch.setenv("WIDEDRAFT_TEST_KEY", "one")
+    recipe = load_recipe(write(FROM_ENVIRONMENT))
+    save_recipe(recipe, tmp_path / "saved.yaml")
+    monkeypatch.setenv("WIDEDRAFT_TEST_KEY", "two")
+    again = load_recipe(tmp_path / "saved.yaml")
+    assert again.variables["key"] == "two"
+    assert recipe_hash(again) != recipe_hash(recipe)
+
+
+def test_a_saved_recipe_says_what_it_misses_in_the_environment(write, tmp_path, monkeypatch):
+    monkeypatch.setenv("WIDEDRAFT_TEST_KEY", "one")
+    save_recipe(load_recipe(write(FROM_ENVIRONMENT)), tmp_path / "saved.yaml")
+    monkeypatch.delenv("WIDEDRAFT_TEST_KEY")
+    with pytest.raises(RecipeError, match=r"environment variable WIDEDRAFT_TEST_KEY is not set\. Set it, as"):
+        load_recipe(tmp_path / "saved.yaml")
+
+
+def test_a_value_that_was_changed_since_is_saved_as_it_is(write, tmp_path, monkeypatch):
+    monkeypatch.setenv("WIDEDRAFT_TEST_KEY", "/scratch")
+    recipe = load_recipe(write(BASE + "run_dir: '${oc.env:WIDEDRAFT_TEST_KEY}/run'\n"))
+    save_recipe(recipe.model_copy(update={"run_dir": "/scratch/run-debug"}), tmp_path / "saved.yaml")
+    assert load_recipe(tmp_path / "saved.yaml").run_dir == "/scratch/run-debug"
+    save_recipe(recipe.model_copy(update={"seed": 3}), tmp_path / "saved.yaml")
+    assert "run_dir: ${oc.env:WIDEDRAFT_TEST_KEY}/run" in (tmp_path / "saved.yaml").read_text()
+
+
+def test_a_word_of_the_command_line_may_name_the_environment(write, tmp_path, monkeypatch):
+    monkeypatch.setenv("WIDEDRAFT_TEST_KEY", "sk-123")
+    word = "distill.loggers={wandb: {init_kwargs: {api_key: '${oc.env:WIDEDRAFT_TEST_KEY}'}}}"
+    recipe = load_recipe(write(BASE), [word])
+    assert recipe.distill.loggers == {"wandb": {"init_kwargs": {"api_key": "sk-123"}}}
+    save_recipe(recipe, tmp_path / "saved.yaml")
+    assert "sk-123" not in (tmp_path / "saved.yaml").read_text()
