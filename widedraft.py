@@ -1,5 +1,14 @@
 """The command line: a table of stages, each imported only when called."""
 
+# Ctrl-C is answered from the first import on
+
+import sys
+
+from distill.interrupts import take_interrupts
+
+if __name__ == "__main__" or sys.argv[0].endswith("widedraft"):  # not where another program imports this one
+    take_interrupts()
+
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

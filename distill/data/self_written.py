@@ -23,7 +23,7 @@ from eval.decoding.texts import Limits
 from eval.models import load_model, load_tokenizer, stop_token_ids
 from eval.shards import claim_shards, read_shard, write_shard
 from eval.tasks.forms import Prompt, user_turn
-from eval.tasks.rendering import template_hash
+from eval.tasks.rendering import chat_text, template_hash
 from eval.traces import claimed_draws, derive_seed
 
 NAME = "self-written"
@@ -111,9 +111,7 @@ def find_user_turn(tokenizer: PreTrainedTokenizerBase, target: Path) -> UserTurn
             f"{target}: has no chat template, so it cannot write prompts in the user's place. "
             "Set data.self_written_prompts to 0 and name data.prompts, or take a chat model as target."
         )
-    rendered = str(
-        tokenizer.apply_chat_template([user_turn(SENTINEL)], add_generation_prompt=True, tokenize=False)  # with its end
-    )
+    rendered = chat_text(tokenizer, [user_turn(SENTINEL)], add_generation_prompt=True)  # with its end
     opening, *others = rendered.split(SENTINEL)
     if not opening or len(others) != 1 or not others[0].strip():
         raise UserError(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from architectures.errors import UserError
+from architectures.reading import require_regular
 from distill.text.config import TextConfig, TextDomain, is_plain_text
 
 if TYPE_CHECKING:
@@ -202,9 +203,13 @@ def open_rows(domain: TextDomain) -> "IterableDataset":
         if domain.path is None:
             rows = load_dataset(cast("str", domain.dataset), domain.config, split=domain.split, streaming=True)
         else:
-            Path(domain.path).open("rb").close()  # says why it cannot be read, which `datasets` does not
+            path = Path(domain.path)
+            require_regular(path, remedy=f"Mend or replace the path of text.domains {domain.name}.")
+            path.open("rb").close()  # says why it cannot be read, which `datasets` does not
             builder = "text" if is_plain_text(domain.path) else "json"
             rows = load_dataset(builder, data_files=domain.path, split="train", streaming=True)
+    except UserError:
+        raise
     except read_errors() as error:
         raise unreadable(domain, error) from error
     assert isinstance(rows, IterableDataset)
