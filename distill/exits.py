@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import select
 import signal
 import sys
 import time
@@ -93,12 +94,14 @@ def flush_stdout() -> None:
 
 def stdout_is_closed() -> bool:
     """Whether nobody reads what is printed, as after `| head`; nothing is printed any more then."""
-    try:
-        flush_stdout()
-    except BrokenPipeError:
+    if sys.stdout is None:
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout, 0)  # a pipe without a reader is an error that is told unasked
+    closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    if closed:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the end of Python would complain once more
-        return True
-    return False
+    return closed
 
 
 def fail(message: str) -> int:

@@ -180,8 +180,8 @@ def test_what_recipes_use_of_yaml_still_stands(tmp_path, monkeypatch):
 
 
 PIECES = (
-    "a: |- |\n|\n  |{|}|[|]|, |&x |*x|!!int |!!bool |<<: |? |> |'|\"|${a}|${.a}|${oc.env:HOME}|${oc.decode:|\\|#|%|---|1e400"
-    "|0x|run_name|seed: |eval: |data: |distill: |???|\0|\x85|é|.nan|1:59:59|~|\t|99999999999999999999"
+    "a: |- |\n|\n  |{|}|[|]|, |&x |*x|!!int |!!bool |<<: |? |> |'|\"|${a}|${.a}|${oc.env:HOME}|${oc.decode:|\\|#|%|---"
+    "|1e400|0x|run_name|seed: |eval: |data: |distill: |???|\0|\x85|é|.nan|1:59:59|~|\t|99999999999999999999"
 )
 yaml_pieces = st.lists(
     st.sampled_from([*PIECES.split("|"), "| "]),
