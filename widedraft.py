@@ -1,5 +1,14 @@
 """The command line: a table of stages, each imported only when called."""
 
+# Ctrl-C is answered from the first import on
+
+import sys
+
+from distill.interrupts import take_interrupts
+
+if __name__ == "__main__" or sys.argv[0].endswith("widedraft"):  # not where another program imports this one
+    take_interrupts()
+
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +27,9 @@ from eval.rehash import rehash_argument
 from eval.report.command import report, report_arguments
 from eval.speed.command import speed, speed_arguments
 
+# Every number among the options lies within these, whatever its stage asks of it besides.
+MOST = 10**6
+BOUNDS = {"seed": (0, 2**32 - 1), "num_threads": (1, 1024), "most_parameters": (1, 10**13), "parameters": (1, 10**13)}
 EXITS = "Exit codes: 0 fine, 2 a mistake you can mend (one message), 130 interrupted; run again to continue."
 
 
@@ -52,15 +64,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the stage")
     chosen = parser.parse_args(argv)
 
-    stage = STAGES[chosen.stage]
+    return report_user_errors(lambda: run_stage(chosen.stage, chosen.arguments))
+
+
+def run_stage(name: str, words: Sequence[str]) -> None:
+    """Run one stage with the words after its name.
+
+    Raises:
+        UserError: If a word is no text, or an option a number that nothing can be done with.
+    """
+    refuse_undecodable(words)
+    stage = STAGES[name]
     stage_parser = argparse.ArgumentParser(
-        prog=f"widedraft {chosen.stage}", description=stage.help, epilog=EXITS, allow_abbrev=False
+        prog=f"widedraft {name}", description=stage.help, epilog=EXITS, allow_abbrev=False
     )
     stage.arguments(stage_parser)
-    options = stage_parser.parse_intermixed_args(chosen.arguments)
+    options = stage_parser.parse_intermixed_args(words)
+    refuse_absurd_numbers(options)
     if getattr(options, "rehash", False):  # commands that fingerprint nothing have no such option
         rehash_from_now()
-    return report_user_errors(lambda: stage.run(options))
+    stage.run(options)
+
+
+def refuse_undecodable(words: Sequence[str]) -> None:
+    """Raise UserError for a word that no file can be named with, or that cannot be written in UTF-8."""
+    for word in words:
+        if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
+            raise UserError(f"{word[:80]!r}: is not UTF-8 text. Write the word in UTF-8, or rename the file.")
+
+
+def refuse_absurd_numbers(options: argparse.Namespace) -> None:
+    """Raise UserError for an option that is infinite, no number, or beyond what any machine does."""
+    for name, given in vars(options).items():
+        least, most = BOUNDS.get(name, (0, MOST))
+        for value in given if isinstance(given, list) else [given]:
+            if isinstance(value, int | float) and not least <= value <= most:
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{option} must be from {least:,} to {most:,}, got {str(value)[:40]}. Choose another.")
 
 
 def shapes_arguments(parser: argparse.ArgumentParser) -> None:

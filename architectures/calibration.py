@@ -5,6 +5,7 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from architectures.errors import UserError
+from architectures.reading import require_regular
 
 MAX_PARAGRAPH_CHARS = 100_000  # a file without blank lines is handed over in pieces, never read as a whole
 
@@ -55,8 +57,9 @@ def read_text(file: Path) -> Iterator[str]:
     """
     found = False
     try:
-        with file.open(encoding="utf-8") as lines:
-            for paragraph in paragraphs(lines):
+        require_regular(file, remedy="Give a UTF-8 text file as architecture.calibration.text.")
+        with file.open(encoding="utf-8") as opened:
+            for paragraph in paragraphs(iter(partial(opened.readline, MAX_PARAGRAPH_CHARS), "")):
                 found = True
                 yield paragraph
     except (OSError, UnicodeDecodeError) as error:

@@ -67,9 +67,12 @@ Size = Annotated[
 
 
 class Section(BaseModel):
-    """A group of recipe keys: unknown ones are refused, types are strict (1 may stand for 1.0), values never change."""
+    """A group of recipe keys: unknown ones are refused, types are strict (1 may stand for 1.0), values never change.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+    Numbers are finite.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
 
 
 class TargetConfig(Section):
@@ -104,10 +107,12 @@ class CalibrationConfig(Section):
         return sequence_len
 
 
+BATCHES = "[1-9](?:_?[0-9]){0,14}ba"
+
 MaskTime = Annotated[
     str,
     Field(
-        pattern=r"^(?:[1-9][0-9_]*ba|0?\.[0-9]*[1-9][0-9]*dur|1(?:\.0*)?dur)$",
+        pattern=rf"^(?:{BATCHES}|0?\.[0-9]{{0,9}}[1-9][0-9]{{0,9}}dur|1(?:\.0{{0,9}})?dur)$",
         title="a time in batches, or a share of the training",
         examples=["100ba", "0.25dur"],
     ),
@@ -119,7 +124,7 @@ class MasksConfig(Section):
 
     max_duration: str = Field(
         default="400ba",
-        pattern=r"^[1-9][0-9_]*ba$",
+        pattern=f"^{BATCHES}$",
         title="a time in batches",
         examples=["3200ba"],
         description="Length of the training; after a tenth of warm-up, rates fall to a tenth along a cosine.",

@@ -35,6 +35,8 @@ def read_text(path: Path, *, remedy: str = "Check the path.", most_mib: float | 
         raise UserError(f"{path}: cannot be read ({error.strerror}). {remedy}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8.") from error
+    except UserError:
+        raise
     except ValueError as error:  # a NUL in a path
         raise UserError(f"{str(path)!r}: is no path ({error}). {remedy}") from error
 

@@ -134,6 +134,11 @@ def draft_and_origin(recipe: Recipe, source: Shape) -> tuple[Shape, str]:
     narrower = any(getattr(draft, name) != getattr(source, name) for name in WIDTHS)
     methods = f"{wanted.method}, widths by {wanted.width_method}" if narrower else wanted.method
     if wanted.stages is not None:
+        if wanted.stages[0] > source.layers:
+            raise UserError(
+                f"architecture.stages must begin with at most the {source.layers} layers there are, got "
+                f"{wanted.stages}. A draft is cut from its target: choose fewer."
+            )
         return draft, f"cut to {', '.join(map(str, wanted.stages))} layers in turn, each by {methods}"
     if needed_scores(source, wanted):
         text = f"{wanted.calibration.tokens} tokens of {wanted.calibration.text or 'the prompts'}"

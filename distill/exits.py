@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import select
 import signal
 import sys
 import time
@@ -10,12 +11,16 @@ from collections.abc import Callable
 from types import FrameType
 
 from architectures.errors import UserError
+from distill.interrupts import EXIT_CODE, INTERRUPTED, catching_interrupts
 
 # Composer's launcher looks for a failed process ten times a second and then stops the others.
 WAIT_FOR_RANK_0_S = 10
 # What gloo and NCCL say when a process they talk to is gone.
 LOST_PROCESS = re.compile("Connection (closed|reset) by peer|ncclRemoteError")
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+NO_SUCH_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+SHOWN_CHARACTERS = 200  # of a path
+PIPE_CLOSED = 128 + signal.SIGPIPE  # as a shell has it of any program whose reader is gone
 FROM_CHECKPOINT = "Run the same command again to continue from the newest checkpoint, if there is one."
 
 
@@ -45,23 +50,58 @@ def report_user_errors(command: Callable[[], None]) -> int:
     Errors of our own making pass through with their traceback.
     """
     try:
-        command()
+        with catching_interrupts():
+            command()
+            flush_stdout()
     except UserError as error:
         return fail(str(error))
     except OSError as error:
-        if error.errno not in FULL_OR_FORBIDDEN:
+        if isinstance(error, BrokenPipeError) and stdout_is_closed():
+            return PIPE_CLOSED
+        message = place_problem(error)
+        if message is None:
             raise
-        place = error.filename or "the run folder"
-        return fail(f"{place}: {error.strerror}. Free or choose another place; the same command continues.")
+        return fail(message)
     except RuntimeError as error:
         if not LOST_PROCESS.search(str(error)):
             raise
         say_lost(f"Another process of this training is gone ({str(error).splitlines()[0]}).")
         return 1
     except KeyboardInterrupt:
-        say_once("\nInterrupted. Run the same command again to continue.")
-        return 130
+        say_once(INTERRUPTED)
+        return EXIT_CODE
     return 0
+
+
+def place_problem(error: OSError) -> str | None:
+    """What is wrong with the place that an error of the system names, and what to do; None if it is no such error."""
+    place = str(error.filename2 or error.filename or "")
+    shown = place if len(place) <= SHOWN_CHARACTERS else f"{place[:SHOWN_CHARACTERS]}..."
+    if error.errno in FULL_OR_FORBIDDEN:
+        return (
+            f"{shown or 'the run folder'}: {error.strerror}. Free or choose another place; the same command continues."
+        )
+    if error.errno in NO_SUCH_PLACE and place:
+        return f"{shown}: {error.strerror}. Name another file or folder."
+    return None
+
+
+def flush_stdout() -> None:
+    """Write what was printed, so that an error of it is the command's."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def stdout_is_closed() -> bool:
+    """Whether nobody reads what is printed, as after `| head`; nothing is printed any more then."""
+    if sys.stdout is None:
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout, 0)  # a pipe without a reader is an error that is told unasked
+    closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the end of Python would complain once more
+    return closed
 
 
 def fail(message: str) -> int:

@@ -16,6 +16,7 @@ from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_
 from architectures.atomic import write_json, write_text
 from architectures.config import ArchitectureConfig, Section, TargetConfig
 from architectures.errors import UserError
+from architectures.reading import read_text
 from distill.config import DistillConfig, ExportConfig
 from distill.data.config import DataConfig
 from distill.recipe_reading.environment import from_environment
@@ -28,6 +29,7 @@ from eval.config import EvalConfig
 
 AnySection = TypeVar("AnySection", bound=Section)
 
+MOST_MIB = 1  # of a recipe; the longest here has 3 KiB
 SCHEMA_PATH = Path(__file__).parent.parent / "recipes" / "recipe.schema.json"
 INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${key} filled in from another key."}
 
@@ -44,6 +46,7 @@ class Recipe(Section):
 
     run_name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=100,
         title="a name of letters, digits, '.', '_' and '-'",
         examples=["quickstart", "llama2-7b-wide-796m"],
         description="Name of the run; names its folder and its logs.",
@@ -121,13 +124,12 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a YAML file, under the command line's key=value words.
 
     Raises:
-        RecipeError: With every mistake of file and command line, one line each.
+        RecipeError: If the file cannot be read; otherwise with every mistake of file and command line, one line each.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise RecipeError(f"{path}: the recipe cannot be read: {reason}. Name a YAML file.") from error
+        text = read_text(Path(path), remedy="Name a recipe, which is a YAML file.", most_mib=MOST_MIB)
+    except UserError as error:
+        raise RecipeError(str(error)) from error
     return _load(text, str(path), overrides, Recipe)
 
 
@@ -162,8 +164,10 @@ def write_schema(path: Path = SCHEMA_PATH) -> None:
 def _load(text: str, name: str, overrides: Sequence[str], model: type[AnySection]) -> AnySection:
     try:
         source = read_source(text, name, overrides, model)
-    except (yaml.YAMLError, ValueError) as error:
+    except yaml.YAMLError as error:
         raise RecipeError(_syntax_mistake(error, name)) from error
+    except UserError as error:
+        raise RecipeError(str(error)) from error
     mistakes = source.mistakes
     try:
         loaded = model.model_validate(source.values)
@@ -177,7 +181,7 @@ def _load(text: str, name: str, overrides: Sequence[str], model: type[AnySection
     raise RecipeError(report(mistakes, source))
 
 
-def _syntax_mistake(error: yaml.YAMLError | ValueError, name: str) -> str:
+def _syntax_mistake(error: yaml.YAMLError, name: str) -> str:
     mark = getattr(error, "problem_mark", None)
     place = f"{name}:{mark.line + 1}" if mark is not None else name
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]

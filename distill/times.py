@@ -7,11 +7,13 @@ from pydantic import Field
 
 # Composer's time strings. It also knows sec and iter, left out here: `dur` intervals never come round when training
 # is limited in seconds, and an iteration whose length nobody set never ends.
-WHOLE = r"[1-9](?:_?[0-9])*(?:e[0-9]+)?"
+#
+# The numbers of digits are bounded so that no value is infinite, and no fraction rounds to nothing.
+WHOLE = r"[1-9](?:_?[0-9]){0,14}(?:e[0-9]|e1[0-5])?"
 
-FRACTION = r"(?:0?\.[0-9]*[1-9][0-9]*|1(?:\.0*)?)"
+FRACTION = r"(?:0?\.[0-9]{0,9}[1-9][0-9]{0,9}|1(?:\.0{0,9})?)"
 
-FRACTION_OR_ZERO = r"(?:0(?:\.[0-9]*)?|\.[0-9]+)"
+FRACTION_OR_ZERO = r"(?:0(?:\.[0-9]{0,18})?|\.[0-9]{1,18})"
 
 Duration = Annotated[
     str,

@@ -19,6 +19,11 @@ from distill.own_packages import refuse_foreign_packages
 
 refuse_foreign_packages()
 
+from distill.interrupts import restore_interrupts, take_interrupts
+
+if __name__ == "__main__":
+    take_interrupts()
+
 import argparse
 import os
 import signal
@@ -31,6 +36,8 @@ from pathlib import Path
 import torch
 from composer import Trainer
 from composer.utils import dist
+
+restore_interrupts()  # which importing Composer has taken
 
 from architectures.errors import UserError
 from architectures.file_hashes import rehash_from_now
@@ -141,13 +148,13 @@ def train_owned(recipe: Recipe) -> None:
 
 
 def restore_signals() -> None:
-    """Undo what importing Composer did: Ctrl-C raises KeyboardInterrupt again, and ranks above 0 end at once.
+    """Undo what importing Composer did: Ctrl-C is answered as before, and ranks above 0 end at once.
 
     Composer exits in an orderly way on SIGTERM, for the sake of loggers, which only rank 0 has; its launcher takes that
     for a crash of its own and prints all the others' output after the one message that matters. Rank 0 does so too, and
     says what happened.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    restore_interrupts()
     signal.signal(signal.SIGTERM, signal.SIG_DFL if dist.get_global_rank() != 0 else end_on_sigterm)
 
 

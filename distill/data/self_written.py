@@ -24,7 +24,7 @@ from eval.models import context_length_of, load_model, load_tokenizer, stop_toke
 from eval.older_answers import adopt_older_answers
 from eval.shards import claim_shards, read_shard, write_shard
 from eval.tasks.forms import Prompt, user_turn
-from eval.tasks.rendering import template_hash
+from eval.tasks.rendering import chat_text, template_hash
 from eval.traces import claimed_draws, derive_seed
 
 NAME = "self-written"
@@ -133,9 +133,7 @@ def find_user_turn(tokenizer: PreTrainedTokenizerBase, target: Path) -> UserTurn
             f"{target}: has no chat template, so it cannot write prompts in the user's place. "
             "Set data.self_written_prompts to 0 and name data.prompts, or take a chat model as target."
         )
-    rendered = str(
-        tokenizer.apply_chat_template([user_turn(SENTINEL)], add_generation_prompt=True, tokenize=False)  # with its end
-    )
+    rendered = chat_text(tokenizer, [user_turn(SENTINEL)], add_generation_prompt=True)  # with its end
     opening, *others = rendered.split(SENTINEL)
     if not opening or len(others) != 1 or not others[0].strip():
         raise UserError(

@@ -86,7 +86,8 @@ def _text_requirement(node: Schema) -> str:
     if "pattern" in node:
         *others, last = node["examples"]
         examples = f"{', '.join(others)} or {last}" if others else last
-        return f"{node['title']} such as {examples}"
+        most = f", at most {node['maxLength']} characters," if "maxLength" in node else ""
+        return f"{node['title']}{most} such as {examples}"
     return "text that is not empty" if node.get("minLength") else "text"
 
 

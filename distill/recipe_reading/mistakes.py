@@ -10,16 +10,17 @@ from pydantic_core import ErrorDetails
 
 from distill.recipe_reading.keys import Schema, known_keys, nearest_key, requirement, schema_at, section_keys
 from distill.recipe_reading.source import BROKEN, Source
-from distill.recipe_reading.yaml_lines import KeyPath, Mistake, dotted
-
-SHOWN_CHARACTERS = 80
+from distill.recipe_reading.text_rules import short, shown
+from distill.recipe_reading.yaml_lines import MOST_MISTAKES, KeyPath, Mistake, dotted
 
 
 def mistakes_of(error: ValidationError, source: Source) -> Iterator[Mistake]:
     """One mistake per key that is wrong; keys that could not be read at all were reported when they were read."""
     seen = {mistake.path for mistake in source.mistakes if mistake.path in source.overrides}
     schema = source.model.model_json_schema()
-    placed = [(*_place(details, source.values), details) for details in error.errors(include_url=False)]
+    placed = [
+        (*_place(details, source.values), details) for details in error.errors(include_url=False)[: MOST_MISTAKES + 1]
+    ]
     paths = {path for path, _, _ in placed}
     for path, value, details in placed:
         if path not in seen and value is not BROKEN and not _is_above(path, paths):
@@ -34,7 +35,9 @@ def _is_above(path: KeyPath, paths: Iterable[KeyPath]) -> bool:
 
 def report(mistakes: Iterable[Mistake], source: Source) -> str:
     """One line per mistake, each beginning with its place: the file in the order of its lines, then the command."""
-    return "\n".join(text for _, text in sorted(_located(mistake, source) for mistake in mistakes))
+    lines = [text for _, text in sorted(_located(mistake, source) for mistake in mistakes)]
+    more = [] if len(lines) <= MOST_MISTAKES else ["There are more mistakes than these."]
+    return "\n".join(lines[:MOST_MISTAKES] + more)
 
 
 def _located(mistake: Mistake, source: Source) -> tuple[tuple[bool, int], str]:
@@ -46,8 +49,8 @@ def _located(mistake: Mistake, source: Source) -> tuple[tuple[bool, int], str]:
     if mistake.line is not None or word is None:
         place, order = (f"{source.name}:{line}" if line else source.name), (False, line)
     else:  # a command-line word replaces everything the file says below its key
-        place, order = f"command line: {word}", (True, 0)
-    return order, f"{place}: {dotted(mistake.path) or 'the recipe'} {mistake.text}"
+        place, order = f"command line: {short(word)}", (True, 0)
+    return order, f"{place}: {short(dotted(mistake.path)) or 'the recipe'} {mistake.text}"
 
 
 def _place(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
@@ -122,5 +125,4 @@ def _at(path: KeyPath, values: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """A value in few words, as YAML writes it."""
-    text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+    return shown(value) if isinstance(value, str) else short(json.dumps(value, ensure_ascii=False, default=str))

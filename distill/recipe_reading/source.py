@@ -15,10 +15,21 @@ from omegaconf.errors import (
 )
 from pydantic import BaseModel
 
+from distill.recipe_reading.filling import Filling
 from distill.recipe_reading.keys import nearest_key, required_keys
-from distill.recipe_reading.yaml_lines import MISSING, KeyPath, Mistake, dotted, grammar_problem, read_yaml
+from distill.recipe_reading.text_rules import shown, unusable_text
+from distill.recipe_reading.yaml_lines import (
+    MISSING,
+    MOST_MISTAKES,
+    MOST_NESTED,
+    KeyPath,
+    Mistake,
+    dotted,
+    read_yaml,
+    read_yaml_value,
+)
 
-OVERRIDE_KEY = re.compile(r"[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*|\[\d+\])*")
+OVERRIDE_KEY = re.compile(r"[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*|\[\d{1,9}\])*")
 
 
 class Broken:
@@ -55,7 +66,8 @@ def read_source(text: str, name: str, overrides: Sequence[str], model: type[Base
     """The values of a YAML text under the overrides, with the model's defaults where both are silent.
 
     Raises:
-        yaml.YAMLError, ValueError: If the text is not YAML.
+        yaml.YAMLError: If the text is not YAML.
+        UserError: If filling in its `${...}` would take too long.
     """
     read = read_yaml(text)
     source = Source(name, model, lines=read.lines, mistakes=list(read.mistakes))
@@ -64,6 +76,7 @@ def read_source(text: str, name: str, overrides: Sequence[str], model: type[Base
     for word in overrides:
         _override(config, word, source)
     source.written = with_defaults(cast("dict[str, Any]", OmegaConf.to_container(config)), model)
+    Filling(source.written).refuse_too_much(name)
     source.values = _resolved(OmegaConf.create(source.written), source.written, (), source)
     return source
 
@@ -91,23 +104,35 @@ def _override(config: DictConfig, word: str, source: Source) -> None:
     key, equals, text = word.partition("=")
     path = _key_path(key) if OVERRIDE_KEY.fullmatch(key) else (word,)
     source.overrides[path] = word
-    try:
-        problem = _word_problem(key, equals, text)
-        if problem is None:
-            parsed = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"])))
-            OmegaConf.update(config, key, parsed["value"], merge=False, force_add=True)
-    except yaml.YAMLError as error:
-        problem = f"must have a YAML value, got {text!r}: {getattr(error, 'problem', error)}. Quote it for the shell."
-    except (OmegaConfBaseException, ValueError) as error:
-        problem = f"must name a place that exists: {str(error).splitlines()[0]}."
+    problem = _key_problem(key, equals, path)
+    if problem is None:
+        try:
+            problem = _put(config, key, text)
+        except yaml.YAMLError as error:
+            fact = str(getattr(error, "problem", None) or error).splitlines()[0]
+            problem = f"must have a YAML value, got {shown(text)}: {fact}. Quote it for the shell."
+        except (OmegaConfBaseException, ValueError) as error:
+            problem = f"must name a place that exists: {str(error).splitlines()[0]}."
     if problem is not None:
         source.mistakes.append(Mistake(path, problem))
 
 
-def _word_problem(key: str, equals: str, text: str) -> str | None:
+def _put(config: DictConfig, key: str, text: str) -> str | None:
+    """Put the value that a text says at a key; or say what is wrong with the text."""
+    read = read_yaml_value(text)
+    if read.mistakes:
+        return read.mistakes[0].text
+    parsed = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"])))
+    OmegaConf.update(config, key, parsed["value"], merge=False, force_add=True)
+    return None
+
+
+def _key_problem(key: str, equals: str, path: KeyPath) -> str | None:
     if not equals or not OVERRIDE_KEY.fullmatch(key):
         return "must be key=value, with a key such as distill.optimizer.lr or data.prompts[0].path."
-    return grammar_problem(text) if "${" in text else None
+    if len(path) > MOST_NESTED:
+        return f"must be nested at most {MOST_NESTED} deep, got a key of {len(path)} parts."
+    return None
 
 
 def _key_path(key: str) -> KeyPath:
@@ -126,17 +151,23 @@ def _value(config: Any, step: str | int, written: Any, path: KeyPath, source: So
         return _resolved(config[step], written, path, source)
     if not (isinstance(written, str) and ("${" in written or written == MISSING)):
         return written
+    if len(source.mistakes) > MOST_MISTAKES:  # each takes a while to explain
+        return BROKEN
     try:
         value = config[step]
-        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-    except OmegaConfBaseException as error:
+        value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    except (OmegaConfBaseException, RecursionError) as error:
         problem = _reading_problem(error, written, source)
-        if problem is not None and path not in {mistake.path for mistake in source.mistakes}:
-            source.mistakes.append(Mistake(path, problem))
-        return BROKEN
+    else:
+        problem = unusable_text(value) if isinstance(value, str) else None
+        if problem is None:
+            return value
+    if problem is not None and path not in {mistake.path for mistake in source.mistakes}:
+        source.mistakes.append(Mistake(path, problem))
+    return BROKEN
 
 
-def _reading_problem(error: OmegaConfBaseException, written: str, source: Source) -> str | None:
+def _reading_problem(error: OmegaConfBaseException | RecursionError, written: str, source: Source) -> str | None:
     """Why a value cannot be read; None if the mistake is in the key it points to, which reports it."""
     if isinstance(error, InterpolationToMissingValueError):
         return None

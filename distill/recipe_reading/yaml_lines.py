@@ -5,14 +5,20 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import GrammarParseError
+
+from distill.recipe_reading.text_rules import filling_problem, shown, unusable_text
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
+MOST_VALUES = 4000  # of a recipe; those behind aliases count wherever they stand
+MOST_NESTED = 32  # sections and lists inside each other
+MOST_MISTAKES = 30  # told of one recipe
+
 MISSING = "???"  # OmegaConf's mark of a value that is not there
 TEXT_TAG = "tag:yaml.org,2002:str"
+NUMBER_CHARACTERS = {"tag:yaml.org,2002:int": 18, "tag:yaml.org,2002:float": 40}  # at most; 18 digits fit 64 bits
 TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")}
+RESOLVER = yaml.resolver.Resolver()
 
 
 @dataclass(frozen=True)
@@ -38,21 +44,23 @@ class YamlText:
         text: YAML with one value per key; a value nobody can use stands as `???`.
         lines: The line, from 1, of every key and list item.
         mistakes: What was dropped or replaced in the text.
+        num_values: How many it holds; one behind aliases is counted wherever it stands.
     """
 
     text: str = ""
     lines: dict[KeyPath, int] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
+    num_values: int = 0
 
 
 def read_yaml(text: str) -> YamlText:
     """The lines and mistakes of a YAML text whose outermost level holds keys.
 
     Raises:
-        yaml.YAMLError: If the text is not YAML, or its outermost level holds something else.
+        yaml.YAMLError: If the text is not YAML, holds too many values, or its outermost level holds something else.
     """
     result = YamlText()
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    root = _composed(text)
     if isinstance(root, yaml.MappingNode):
         result.text = yaml.serialize(_mended(root, (), (), result)) or ""
     elif root is not None:
@@ -63,22 +71,42 @@ def read_yaml(text: str) -> YamlText:
     return result
 
 
+def read_yaml_value(text: str) -> YamlText:
+    """The mistakes of a YAML text of any value, and the text without them.
+
+    Raises:
+        yaml.YAMLError: If the text is not YAML, or holds too many values.
+    """
+    result = YamlText()
+    root = _composed(text)
+    if root is not None:
+        result.text = yaml.serialize(_mended(root, (), (), result)) or ""
+    return result
+
+
 def dotted(path: KeyPath) -> str:
     """A key as people write it: data.prompts[1].path."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
-def grammar_problem(text: str) -> str | None:
-    """What is wrong with the `${...}` of a text, None if it can be read."""
+def _composed(text: str) -> yaml.Node | None:
     try:
-        OmegaConf.create({"key": text})
-    except GrammarParseError:
-        return f"must be text with a whole ${{key}}, got {text!r}. Close the brace, or write \\${{ to mean the signs."
-    return None
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError as error:
+        raise yaml.MarkedYAMLError(problem=f"nested more than {MOST_NESTED} deep") from error
 
 
 def _mended(node: yaml.Node, path: KeyPath, above: tuple[yaml.Node, ...], result: YamlText) -> yaml.Node:
-    """The node without its mistakes; they and the lines of everything below it go into result."""
+    """The node without its mistakes; they and the lines of everything below it go into result.
+
+    Raises:
+        yaml.YAMLError: If there are too many values.
+    """
+    result.num_values += 1
+    if result.num_values > MOST_VALUES:
+        raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values", problem_mark=node.start_mark)
+    if len(result.mistakes) > MOST_MISTAKES:  # no more are told
+        return yaml.ScalarNode(TEXT_TAG, MISSING)
     problem = _problem(node, above)
     if problem is not None:
         result.mistakes.append(Mistake(path, problem, node.start_mark.line + 1))
@@ -99,9 +127,25 @@ def _problem(node: yaml.Node, above: tuple[yaml.Node, ...]) -> str | None:
         return "must not hold itself, got an alias of a section around it. Write the values out."
     if node.tag not in TAGS:
         return f"must be a plain value, got the YAML tag {node.tag}. Remove the tag."
-    if isinstance(node, yaml.ScalarNode) and "${" in node.value:
-        return grammar_problem(node.value)
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar_problem(node)
+    if len(above) >= MOST_NESTED:
+        return f"must be nested at most {MOST_NESTED} deep, got more. Write it flatter."
     return None
+
+
+def _scalar_problem(node: yaml.ScalarNode) -> str | None:
+    if node.tag != TEXT_TAG and node.tag != _natural_tag(node.value):
+        return f"must be a plain value, got the YAML tag {node.tag} of {shown(node.value)}. Remove the tag."
+    most = NUMBER_CHARACTERS.get(node.tag)
+    if most is not None and len(node.value) > most:
+        return f"must be a number of at most {most} characters, got {shown(node.value)}. Write it shorter."
+    return unusable_text(node.value) or (filling_problem(node.value) if "${" in node.value else None)
+
+
+def _natural_tag(text: str) -> str:
+    """What YAML takes a text for that has neither tag nor quotes."""
+    return RESOLVER.resolve(yaml.ScalarNode, text, (True, False))
 
 
 def _readable_pairs(
@@ -114,6 +158,8 @@ def _readable_pairs(
         if not isinstance(key, yaml.ScalarNode) or key.tag != TEXT_TAG:
             shown = f"`{key.value}`" if isinstance(key, yaml.ScalarNode) else "a list or section"
             result.mistakes.append(Mistake(path, f"must have plain text as keys, got {shown}. Quote it.", line))
+        elif (problem := unusable_text(key.value)) is not None:
+            result.mistakes.append(Mistake(path, f"must have keys that are text: {problem}", line))
         elif key.value in first_lines:
             lines = f"lines {first_lines[key.value]} and {line}"
             result.mistakes.append(Mistake((*path, key.value), f"must stand once, got {lines}. Keep one.", line))

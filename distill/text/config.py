@@ -26,6 +26,7 @@ class TextDomain(Section):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=100,
         title="a name of letters, digits, '.', '_' and '-'",
         examples=["wiki", "github"],
         description="Name of the domain in logs and checkpoints.",

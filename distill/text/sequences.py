@@ -5,6 +5,7 @@ tokenizer's own special tokens and followed by its end-of-sequence token. Docume
 are cut every max_seq_len tokens; what is left at the end of the text is too short and not used.
 """
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from architectures.errors import UserError
+from architectures.reading import parse_json, require_regular
 from distill.text.config import TextConfig, TextDomain, is_plain_text
+from eval.tasks.rows import require_object
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -85,7 +88,13 @@ class PackedText:
         self.num_rows += len(rows)
         return texts
 
-    def _text(self, row: Mapping[str, Any], number: int) -> str:
+    def _text(self, row: Any, number: int) -> str:
+        path = self.domain.path
+        if path is not None and not is_plain_text(path):
+            if not row["text"].strip():
+                return ""
+            row = parse_json(row["text"], f"{path}:{number}", "Write one JSON object per line.")
+            require_object(row, f"{path}:{number}", example=f'{{"{self.domain.field}": "Some text."}}')
         text = row.get(self.domain.field)
         if not isinstance(text, str):
             raise UserError(
@@ -202,9 +211,13 @@ def open_rows(domain: TextDomain) -> "IterableDataset":
         if domain.path is None:
             rows = load_dataset(cast("str", domain.dataset), domain.config, split=domain.split, streaming=True)
         else:
-            Path(domain.path).open("rb").close()  # says why it cannot be read, which `datasets` does not
-            builder = "text" if is_plain_text(domain.path) else "json"
-            rows = load_dataset(builder, data_files=domain.path, split="train", streaming=True)
+            path = Path(domain.path)
+            require_regular(path, remedy=f"Mend or replace the path of text.domains {domain.name}.")
+            path.open("rb").close()  # says why it cannot be read, which `datasets` does not
+            # JSON lines are read as lines too: pyarrow's JSON reader ends the process at deep nesting
+            rows = load_dataset("text", data_files=domain.path, split="train", streaming=True)
+    except UserError:
+        raise
     except read_errors() as error:
         raise unreadable(domain, error) from error
     assert isinstance(rows, IterableDataset)
@@ -215,7 +228,8 @@ def read_errors() -> tuple[type[Exception], ...]:
     """What `datasets` raises where text is missing or is not what it should be."""
     from datasets.exceptions import DatasetsError
 
-    return (DatasetsError, OSError, ValueError, RuntimeError, StopIteration)  # the last where a JSON file has no rows
+    # StopIteration where a JSON file has no rows; the last two of damaged gzip
+    return (DatasetsError, OSError, ValueError, RuntimeError, StopIteration, EOFError, zlib.error)
 
 
 def unreadable(domain: TextDomain, error: Exception) -> UserError:

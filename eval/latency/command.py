@@ -73,7 +73,7 @@ def latency_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parameter_count(text: str) -> int:
     """290M -> 290,000,000."""
-    number = re.fullmatch(r"(\d+(?:\.\d+)?)([MB])", text)
+    number = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([MB])", text)
     if number is None or float(number[1]) == 0:
         raise argparse.ArgumentTypeError(f"must be a number above 0 of M or B, as 290M or 1.3B, got {text!r}")
     return round(float(number[1]) * {"M": 1e6, "B": 1e9}[number[2]])

@@ -38,6 +38,8 @@ def report(options: argparse.Namespace) -> None:
     from eval.report.page import write_report
 
     out = options.out or default_page(options.runs)
+    if out.is_dir():
+        raise UserError(f"{out}: is a folder. Remove it, or name another page with --out.")
     page, *plots = write_report(options.runs, out, latency=options.latency)
     print(f"{page}: open it in a browser; {len(plots)} plots beside it")
 

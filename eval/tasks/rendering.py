@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from architectures.errors import UserError
 from eval.tasks.forms import TEXT, Message
+from eval.tasks.template_cost import TEMPLATE_FAULTS, refuse_costly_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,21 +34,37 @@ def render_chat(
     """Token ids of a conversation in the tokenizer's chat template, opened for the assistant's turn if that is asked.
 
     Raises:
-        UserError: If the chat template refuses the conversation.
+        UserError: As `chat_text`.
+    """
+    text = chat_text(tokenizer, messages, add_generation_prompt=add_generation_prompt)
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    """The text of a conversation in the tokenizer's chat template.
+
+    Raises:
+        UserError: If the chat template refuses the conversation, fails at it, or takes too much for any.
     """
     from jinja2 import TemplateError
 
+    refuse_costly_template(tokenizer)
+    roles = ", ".join(message["role"] for message in messages)
     try:
-        ids = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=add_generation_prompt, return_dict=False
+        text = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=add_generation_prompt, tokenize=False
         )
     except TemplateError as error:
-        roles = ", ".join(message["role"] for message in messages)
         raise UserError(
             f"The target's chat template refuses a conversation of the roles {roles}: {error}. "
             "Give it the order of roles its template accepts."
         ) from error
-    return cast("list[int]", ids)
+    except TEMPLATE_FAULTS as error:
+        raise UserError(
+            f"{tokenizer.name_or_path}: its chat template fails at a conversation of the roles {roles}: {error}. "
+            "Mend chat_template.jinja, or fetch the checkpoint again."
+        ) from error
+    return cast("str", text)
 
 
 def template_hash(tokenizer: "PreTrainedTokenizerBase") -> str:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,8 @@ from eval.config import PromptSource
 from eval.tasks.table import TASKS, HubRows
 
 Parsed = TypeVar("Parsed")
+
+MOST_CHARACTERS = 1 << 24  # of a row
 
 
 def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed]) -> list[Parsed]:
@@ -30,7 +33,11 @@ def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         require_regular(path, remedy="Name a file of JSON lines.")
         with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(iter(partial(file.readline, MOST_CHARACTERS + 1), ""), start=1):
+                if len(line) > MOST_CHARACTERS:
+                    raise UserError(
+                        f"{path}:{number}: has over {MOST_CHARACTERS:,} characters. Write one JSON object per line."
+                    )
                 if line.strip():
                     yield f"{path}:{number}", parse_json(line, f"{path}:{number}", "Write one JSON object per line.")
     except OSError as error:

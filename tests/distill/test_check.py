@@ -423,3 +423,26 @@ def test_sizes_for_people():
 
 def test_free_space_is_that_of_the_disk_the_folder_will_be_on(tmp_path):
     assert free_bytes(tmp_path / "not" / "yet") == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.01)
+
+
+def test_stages_begin_within_the_target(checked):
+    assert checked("architecture.layers=null", "architecture.stages=[4,2]")
+    with pytest.raises(UserError, match=r"stages must begin with at most the 4 layers there are, got \[99, 1\]"):
+        checked("architecture.layers=null", "architecture.stages=[99,1]")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "distill.max_duration=999_999_999_999_999ba",
+        "distill.max_duration=1e15tok",
+        "distill.max_duration=999999999999999e15ep",
+        "distill.global_train_batch_size=999999999999999999",
+        "data.prompts[0].num_prompts=999999999999999999",
+        "data.shard_size=999999999999999999",
+        "eval.latency_batches=[999999999999999999]",
+        "distill.save_num_checkpoints_to_keep=999999999999999999",
+    ],
+)
+def test_the_largest_numbers_a_recipe_may_hold_are_counted_with(checked, word):
+    assert checked(word)

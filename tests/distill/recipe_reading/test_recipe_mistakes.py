@@ -293,7 +293,7 @@ ON_COMMAND_LINE = {
         "eval.temperature=[0",
         (
             "command line: eval.temperature=[0: eval.temperature must have a YAML value, got '[0': "
-            "did not find expected ',' or ']'. Quote it for the shell."
+            "expected ',' or ']', but got '<stream end>'. Quote it for the shell."
         ),
     ),
     "interpolation cut short": (

@@ -188,7 +188,7 @@ REFUSED = {
             "Set field of text.domains d to the one with the text."
         ),
     ),
-    "not JSON": ({"path": "broken.jsonl"}, "broken.jsonl: text.domains d cannot be read ("),
+    "not JSON": ({"path": "broken.jsonl"}, "broken.jsonl:1: is not valid JSON ("),
 }
 
 

@@ -183,7 +183,7 @@ def test_missing_file(tmp_path):
 
 
 def test_folder_instead_of_a_file(tmp_path):
-    with pytest.raises(UserError, match=r"cannot be read \(Is a directory\)"):
+    with pytest.raises(UserError, match="is a folder, not a file"):
         load(str(tmp_path))
 
 

@@ -1,0 +1,162 @@
+"""JSON-lines files and chat templates that would hang, exhaust memory or end in a traceback."""
+
+import json
+import os
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from architectures.errors import UserError
+from distill.data.conversations import load_conversations
+from eval.config import PromptSource
+from eval.models import load_tokenizer
+from eval.tasks import rows
+from eval.tasks.forms import user_turn
+from eval.tasks.prompts import load_prompts
+from eval.tasks.rendering import chat_text, render_prompt
+from eval.tasks.table import TASKS
+
+MOST_S = 5.0
+
+ROWS = {
+    "nested 100,000 deep": ("[" * 100_000 + "]" * 100_000, "is nested too deeply"),
+    "a field nested 100,000 deep": ('{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}", "is nested too deeply"),
+    "a number of 5,000 digits": ('{"prompt": ' + "9" * 5000 + "}", "4300 digits"),
+    "a category of 5,000 digits": ('{"prompt": "a", "category": ' + "9" * 5000 + "}", "4300 digits"),
+    "infinite": ('{"prompt": 1e400}', "prompt must be a non-empty text, got Infinity"),
+    "not a number": ('{"prompt": NaN}', "prompt must be a non-empty text, got NaN"),
+    "true": ('{"prompt": true}', "prompt must be a non-empty text, got true"),
+    "white space": ('{"prompt": " \\n\\t"}', 'prompt must be a non-empty text, got " \\n\\t"'),
+    "half a character": ('{"prompt": "\\ud800"}', "half a surrogate pair"),
+    "turns of numbers": ('{"turns": [1]}', "turns[0] must be a non-empty text"),
+    "messages of lists": ('{"messages": [[]]}', "messages[0] must be an object"),
+    "a role of a list": ('{"messages": [{"role": ["user"], "content": "a"}]}', "role must be one of"),
+    "a role of an object": ('{"messages": [{"role": {}, "content": "a"}]}', "role must be one of"),
+    "a category of a list": ('{"prompt": "a", "category": ["b"]}', "category must be a non-empty text"),
+    "a NUL byte": ("\0", "is not valid JSON"),
+    "no row": ("\n\n", "no prompts in it"),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+@pytest.mark.parametrize("load", [load_prompts, load_conversations])
+def test_a_hostile_row_is_refused_in_seconds(tmp_path, case, load):
+    line, expected = ROWS[case]
+    (tmp_path / "p.jsonl").write_text(line + "\n", encoding="utf-8")
+    start_s = time.process_time()
+    with pytest.raises(UserError) as raised:
+        load([PromptSource(path=str(tmp_path / "p.jsonl"))])
+    assert time.process_time() - start_s < MOST_S
+    assert expected in str(raised.value) or load is load_conversations
+    assert len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize("depth", range(300, 1000, 7))
+def test_a_row_is_refused_at_every_depth(tmp_path, depth):
+    """What json just reads, the message must show too: both recurse, from places of the stack of their own."""
+    (tmp_path / "p.jsonl").write_text('{"prompt": ' + "[" * depth + "]" * depth + "}\n", encoding="utf-8")
+    with pytest.raises(UserError):
+        load_prompts([PromptSource(path=str(tmp_path / "p.jsonl"))])
+
+
+def test_pipes_and_rows_without_end_are_refused(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(8 << 30)
+    for name, message in (("pipe", "is a pipe, not a file"), ("sparse", "1: has over 16,777,216 characters")):
+        with pytest.raises(UserError, match=message):
+            load_prompts([PromptSource(path=str(tmp_path / name))])
+    with pytest.raises(UserError, match="cannot be read"):
+        load_prompts([PromptSource(path="x" * 5000)])
+
+
+def test_a_row_of_the_most_characters_is_read(tmp_path, monkeypatch):
+    row = json.dumps({"prompt": "a" * 50})
+    (tmp_path / "p.jsonl").write_text(f"{row}\n{row}", encoding="utf-8")
+    monkeypatch.setattr(rows, "MOST_CHARACTERS", len(row) + 1)
+    assert len(load_prompts([PromptSource(path=str(tmp_path / "p.jsonl"))])) == 2
+    monkeypatch.setattr(rows, "MOST_CHARACTERS", len(row))
+    with pytest.raises(UserError, match="1: has over"):
+        load_prompts([PromptSource(path=str(tmp_path / "p.jsonl"))])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "prompt", "messages", "turns", "input", "answer", "category"]), inner
+        )
+    ),
+    max_leaves=12,
+)
+FIELDS = ["messages", "turns", "prompt", "question", "instruction", "input", "answer", "category", "output", "ctx"]
+
+
+@settings(max_examples=200, deadline=2000)
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values), st.sampled_from([None, *TASKS]))
+def test_any_row_is_read_or_refused(tmp_path_factory, row, task):
+    path = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
+    path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    for load in (load_prompts, load_conversations):
+        try:
+            for read in load([PromptSource(path=str(path), task=task)]):
+                assert all(isinstance(message["content"], str) for message in read.messages)
+        except UserError as error:
+            assert str(error)  # noqa: PT017  # nothing but a refusal may come
+
+
+def repeated(step: str) -> str:
+    return f"{{% set n = namespace(x=9) %}}{{% for i in range(40) %}}{{% set n.x = {step} %}}{{% endfor %}}"
+
+
+LOOP = "{% for i in range(100000) %}"
+BOMBS = {
+    "a text times 10^11": "{{ 'x' * 10**11 }}",
+    "two loops of 10^5": LOOP * 2 + "x{% endfor %}{% endfor %}",
+    "six silent loops": LOOP * 6 + "{% endfor %}" * 6,
+    "a power of powers": "{{ 9**(9**9) }}",
+    "a number squared 40 times": repeated("n.x * n.x"),
+    "a text doubled 40 times": repeated("n.x ~ n.x"),
+    "a width of 10^11": "{{ 'x' | center(10**11) }}",
+    "only after two turns": "{% if messages | length > 2 %}" + LOOP * 6 + "{% endfor %}" * 6 + "{% endif %}",
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", BOMBS)
+def test_a_template_that_makes_too_much_is_refused(tiny_target, case, monkeypatch):
+    monkeypatch.setattr("eval.tasks.template_cost.MOST_CPU_S", 1)
+    tokenizer = load_tokenizer(tiny_target)
+    tokenizer.chat_template = BOMBS[case] + "{{ messages[0]['content'] }}"
+    with pytest.raises(UserError, match="its chat template takes more than"):
+        render_prompt(tokenizer, [user_turn("a")])
+
+
+FAULTY = {
+    "a sum of text and number": ("{{ 1 + 'a' }}", "fails at a conversation of the roles user"),
+    "a division by zero": ("{{ 1 / 0 }}", "fails at a conversation of the roles user"),
+    "itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "fails at a conversation of the roles user"),
+    "not a template": ("{% for %}", "refuses a conversation of the roles user"),
+    "Python": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses a conversation of the roles user"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTY)
+def test_a_faulty_template_is_named(tiny_target, case):
+    template, message = FAULTY[case]
+    tokenizer = load_tokenizer(tiny_target)
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match=message):
+        render_prompt(tokenizer, [user_turn("a")])
+
+
+def test_a_conversation_has_the_ids_transformers_gives_it(tiny_target):
+    tokenizer = load_tokenizer(tiny_target)
+    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    messages = [user_turn("What is 2 + 2?"), {"role": "assistant", "content": "4"}, user_turn(" sure? ")]
+    theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert render_prompt(tokenizer, messages) == theirs
+    assert tokenizer.decode(theirs) == chat_text(tokenizer, messages, add_generation_prompt=True)

@@ -1,0 +1,190 @@
+"""Words, numbers, pipes and signals that a command may meet: one message and its exit code, never a traceback."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import widedraft
+from distill import interrupts
+from distill.exits import report_user_errors
+
+ROOT = Path(__file__).parents[1]
+PAIR = ("--target", "a", "--draft", "b")
+NUMBERS = {
+    "verify": (*PAIR, "--prompts", "gsm8k"),
+    "quality": (*PAIR, "--check", "multiplication"),
+    "compare": (*PAIR, "--prompts", "gsm8k"),
+    "speed": (*PAIR, "--prompts", "gsm8k"),
+    "latency": ("--target", "a"),
+    "choose": ("absent.yaml",),
+    "rounds": ("absent.jsonl",),
+}
+
+
+def numeric_options(stage: str) -> list[str]:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    widedraft.STAGES[stage].arguments(parser)
+    return [action.option_strings[0] for action in parser._actions if action.type in (int, float)]
+
+
+@pytest.mark.parametrize("stage", NUMBERS)
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e400", "9" * 5000, "10000000000000000", "-1", "x", ""])
+def test_every_number_of_every_command_is_bounded(stage, number, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = numeric_options(stage)
+    assert options
+    for option in options:
+        try:
+            code = widedraft.main([stage, *NUMBERS[stage], f"{option}={number}"])
+        except SystemExit as end:  # argparse's own refusal
+            code = end.code
+        assert code == 2
+        message = capsys.readouterr().err.splitlines()[-1]
+        assert option in message, message
+        assert len(message) < 6000
+
+
+def test_most_parameters_and_seeds_have_bounds_of_their_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert widedraft.main(["choose", "absent.yaml", "--most-parameters", "1000000000000"]) == 2
+    assert "absent.yaml: cannot be read" in capsys.readouterr().err
+    assert widedraft.main(["speed", *PAIR, "--prompts", "gsm8k", "--seed", "4294967296"]) == 2
+    assert capsys.readouterr().err == "--seed must be from 0 to 4,294,967,295, got 4294967296. Choose another.\n"
+
+
+@pytest.mark.parametrize("word", ["a\0b", "b\udcff.yaml", "x" * 5000])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "WORD"),
+        ("check", "r.yaml", "run_dir=WORD"),
+        ("check", "r.yaml", "run_name=WORD"),
+        ("check", "r.yaml", "target.path=WORD"),
+        ("check", "r.yaml", "architecture.source=WORD"),
+        ("check", "r.yaml", "architecture.plan=WORD"),
+        ("check", "r.yaml", "data.prompts=[{path: WORD}]"),
+        ("check", "r.yaml", "eval.tasks=[{path: WORD}]"),
+        ("prune", "r.yaml", "run_dir=WORD"),
+        ("shapes", "--target", "WORD"),
+        ("import-gguf", "WORD", "--to", "out"),
+        ("import-gguf", "WORD.gguf", "--to", "out"),
+        ("report", "WORD"),
+        ("rounds", "WORD"),
+        ("rounds", "rounds", "--recorded", "WORD"),
+        ("eval", "--target", "WORD", "--draft", "b", "--prompts", "gsm8k"),
+        ("eval", "--recorded", "WORD", "--draft", "b"),
+        ("eval", "r.yaml", "run_dir=WORD", "--checkpoints"),
+        ("export-recorded", "WORD", "--tokenizer", "a", "--to", "out"),
+        ("latency", "--target", "a", "--out", "WORD"),
+        ("verify", *PAIR, "--prompts", "WORD"),
+        ("verify", *PAIR, "--prompts", "gsm8k", "--rounds", "WORD"),
+        ("quality", *PAIR, "--check", "gsm8k=WORD"),
+    ],
+    ids=" ".join,
+)
+def test_a_path_that_cannot_be_is_named(words, word, tmp_path, monkeypatch, capsys, tiny_target):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' * 70, encoding="utf-8")
+    (tmp_path / "r.yaml").write_text(
+        f"run_name: demo\ntarget: {{path: {tiny_target}}}\narchitecture: {{layers: 2, method: first_last}}\n"
+        "data: {prompts: [{path: p.jsonl}]}\n",
+        encoding="utf-8",
+    )
+    assert widedraft.main([each.replace("WORD", word) for each in words]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def run(*words: str, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "widedraft", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        **options,
+    )
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly():
+    """As `widedraft tasks | head -1`: exit code 141, which a shell has of any program ended by SIGPIPE."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    completed = subprocess.run(
+        [sys.executable, "-m", "widedraft", "tasks"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    os.close(writing)
+    assert (completed.returncode, completed.stderr) == (141, "")
+
+
+def test_another_broken_pipe_is_our_own_bug():
+    def command() -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        report_user_errors(command)
+
+
+@pytest.mark.parametrize("during", ["while heavy modules are imported", "before a command", "after a command"])
+def test_ctrl_c_outside_a_command_ends_in_one_line(during, tmp_path):
+    """A module of ours whose import takes a while stands for torch's; it would swallow an exception, as C++ does."""
+    slow = "import time\nprint('now', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('lost')\n"
+    (tmp_path / "slow.py").write_text(slow, encoding="utf-8")
+    programs = {
+        "while heavy modules are imported": (
+            "from distill.interrupts import catching_interrupts\nwith catching_interrupts():\n    import slow\n"
+        ),
+        "before a command": "import slow\n",
+        "after a command": (
+            "from distill.exits import report_user_errors\nreport_user_errors(lambda: None)\n"
+            "print('now', flush=True)\nimport time\ntime.sleep(60)\n"
+        ),
+    }
+    program = f"from distill.interrupts import take_interrupts\ntake_interrupts()\n{programs[during]}"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "now\n"
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=30)
+    assert (out, said, process.returncode) == ("", "\nInterrupted. Run the same command again to continue.\n", 130)
+
+
+@pytest.mark.parametrize("after_s", [0.2, 0.35, 0.5])
+def test_ctrl_c_at_the_start_ends_in_one_line(after_s):
+    process = run("tasks")
+    time.sleep(after_s)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) in ((0, ""), (130, f"{interrupts.INTERRUPTED}\n"))
+
+
+def test_a_command_catches_ctrl_c_itself_and_a_process_that_ignores_it_stays_so(monkeypatch):
+    monkeypatch.setattr(interrupts.Process, "is_ours", False)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupts.take_interrupts()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupts.take_interrupts()
+        assert signal.getsignal(signal.SIGINT) is interrupts.interrupt
+        assert report_user_errors(lambda: os.kill(os.getpid(), signal.SIGINT)) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
