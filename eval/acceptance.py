@@ -6,19 +6,19 @@ token of a text (its stop token, if it has one) is always the target's and never
 
 Shape suffixes used in this file:
     T = tokens of one answer, K = position in a round (1..lookahead at index 0..lookahead-1),
-    P = prompts, C = columns of one number per prompt, R = resamples
+    P = prompts, C = columns of one number per prompt, R = resamples, K = quotients
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from eval.intervals import Array, least_units, percentile_interval, simultaneous_bound, standard_errors
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,12 @@ def per_position(count_XK: Array) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Resampling:
-    """How intervals are made: percentile bootstrap over prompts.
+    """How intervals are made.
 
-    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13. The prompt is the unit, because the
-    accepts within one text depend on each other.
+    Those of rates, and of their differences: bootstrap over prompts, expanded for few of them. The prompt is the unit,
+    because the accepts within one text depend on each other. Those of speed-ups: the t law of the log of the quotient.
+
+    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13; eval.intervals for the rest.
     """
 
     confidence: float
@@ -171,7 +173,7 @@ class Resampling:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval; no bounds where one prompt, or none, leaves nothing to resample."""
+    """A value with its interval; no bounds where too few prompts were counted (eval.intervals.least_units)."""
 
     value: float
     low: float | None
@@ -183,33 +185,56 @@ class Estimate:
         return None if self.low is None or self.high is None else [self.low, self.high]
 
 
+Columns = tuple[Sequence[float], Sequence[float]]  # numerators and denominators, one of each per prompt
+
+
 def pooled_ratio(numerators: Sequence[float], denominators: Sequence[float], resampling: Resampling) -> Estimate:
     """Sum of the numerators over sum of the denominators, one of each per prompt, with its interval."""
     return bootstrap_over_prompts((numerators, denominators), operator.truediv, resampling)
 
 
-def paired_ratio_difference(
-    first: tuple[Sequence[float], Sequence[float]],
-    second: tuple[Sequence[float], Sequence[float]],
-    resampling: Resampling,
-) -> Estimate:
+def paired_ratio_difference(first: Columns, second: Columns, resampling: Resampling) -> Estimate:
     """First pooled ratio minus the second, both resampled with the same prompts.
 
     Args:
-        first: Numerators and denominators, one of each per prompt.
-        second: The same for the other draft, in the same order of prompts.
+        first: Of one draft.
+        second: Of the other, in the same order of prompts.
         resampling: How the interval is made.
     """
-    return bootstrap_over_prompts((*first, *second), partial(compare_ratios, compare=operator.sub), resampling)
+    return bootstrap_over_prompts((*first, *second), difference_of_ratios, resampling)
 
 
-def paired_ratio_quotient(
-    first: tuple[Sequence[float], Sequence[float]],
-    second: tuple[Sequence[float], Sequence[float]],
-    resampling: Resampling,
-) -> Estimate:
-    """First pooled ratio over the second, both resampled with the same prompts; arguments as for the difference."""
-    return bootstrap_over_prompts((*first, *second), partial(compare_ratios, compare=operator.truediv), resampling)
+def paired_ratio_quotient(first: Columns, second: Columns, resampling: Resampling) -> Estimate:
+    """First pooled ratio over the second, of the same prompts; arguments as for the difference."""
+    [only] = paired_ratio_quotients([(first, second)], resampling)
+    return only
+
+
+def paired_ratio_quotients(pairs: Sequence[tuple[Columns, Columns]], resampling: Resampling) -> list[Estimate]:
+    """Several quotients of the same prompts, whose intervals hold all of their true values together so often.
+
+    A quotient of one pair has the interval of Student's t on the log of it, linearised: what each prompt adds to the
+    log, to first order. Times are never 0, so its numerators and denominators are above 0.
+    """
+    logs_K = [math.log((sum(a) / sum(b)) / (sum(c) / sum(d))) for (a, b), (c, d) in pairs]
+    influence_KP = np.array([log_influence(*pair) for pair in pairs])
+    if influence_KP.shape[1] < least_units(resampling.confidence):
+        return [Estimate(value=math.exp(log), low=None, high=None) for log in logs_K]
+    bound = simultaneous_bound(
+        influence_KP, resampling.confidence, num_draws=resampling.num_resamples, seed=resampling.seed
+    )
+    reach_K = bound * standard_errors(influence_KP)
+    return [
+        Estimate(value=math.exp(log), low=math.exp(log - reach), high=math.exp(log + reach))
+        for log, reach in zip(logs_K, reach_K, strict=True)
+    ]
+
+
+def log_influence(first: Columns, second: Columns) -> Array:
+    """influence_P: how far each prompt moves the log of a quotient of pooled ratios, times the number of prompts."""
+    shares = (np.asarray(column, dtype=np.float64) / sum(column) for column in (*first, *second))
+    above, below, other_above, other_below = shares
+    return len(above) * (above - below - other_above + other_below)
 
 
 def mean_of_ratios(numerators: Sequence[float], denominators: Sequence[float], resampling: Resampling) -> Estimate:
@@ -219,28 +244,25 @@ def mean_of_ratios(numerators: Sequence[float], denominators: Sequence[float], r
     return pooled_ratio(ratios, [1.0] * len(ratios), resampling)
 
 
-def compare_ratios(
-    first_numerator: Array,
-    first_denominator: Array,
-    second_numerator: Array,
-    second_denominator: Array,
-    *,
-    compare: Callable[[Array, Array], Array],
+def difference_of_ratios(
+    first_numerator: Array, first_denominator: Array, second_numerator: Array, second_denominator: Array
 ) -> Array:
-    """Two pooled ratios made into one number: their difference, say."""
-    return compare(first_numerator / first_denominator, second_numerator / second_denominator)
+    """One pooled ratio less another."""
+    return first_numerator / first_denominator - second_numerator / second_denominator
 
 
 def bootstrap_over_prompts(
     columns: Sequence[Sequence[float]], statistic: Callable[..., Array], resampling: Resampling
 ) -> Estimate:
-    """A statistic of the sums of some columns with one entry per prompt, with its percentile interval.
+    """A statistic of the sums of some columns with one entry per prompt, with its expanded percentile interval.
 
     Resamples that leave the statistic without a value, as where a denominator is 0, are left out of the interval.
+    Prompts in which nothing was counted are no units: too few others, and there is no interval.
     """
     columns_CP = np.asarray(columns, dtype=np.float64)
     value = float(statistic(*columns_CP.sum(axis=1)))
-    if columns_CP.shape[1] < 2:
+    num_counted = int((columns_CP != 0).any(axis=0).sum())
+    if num_counted < least_units(resampling.confidence):
         return Estimate(value=value, low=None, high=None)
     weights_RP = resampling_weights(columns_CP.shape[1], resampling)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -248,15 +270,8 @@ def bootstrap_over_prompts(
     values_R = values_R[np.isfinite(values_R)]
     if not len(values_R):
         return Estimate(value=value, low=None, high=None)
-    low, high = percentile_interval(values_R, resampling.confidence)
+    low, high = percentile_interval(values_R, resampling.confidence, num_units=num_counted)
     return Estimate(value=value, low=low, high=high)
-
-
-def percentile_interval(values_R: Sequence[float] | Array, confidence: float) -> tuple[float, float]:
-    """What lies between the two tails of resampled values, each half of what confidence leaves."""
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(values_R, (tail, 1 - tail))
-    return float(low), float(high)
 
 
 @lru_cache(maxsize=4)

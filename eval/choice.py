@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.acceptance import Resampling, percentile_interval, resampling_weights
+from eval.acceptance import Resampling, resampling_weights
+from eval.intervals import percentile_interval
 from eval.promise import full_rate, promise
 from eval.speedup import StepTimes, best_lookahead, break_even_alpha, iid_speedup, predicted_speedup
 
