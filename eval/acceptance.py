@@ -6,10 +6,9 @@ token of a text (its stop token, if it has one) is always the target's and never
 
 Shape suffixes used in this file:
     T = tokens of one answer, K = position in a round (1..lookahead at index 0..lookahead-1),
-    P = prompts, C = columns of one number per prompt, R = resamples, K = quotients
+    P = prompts, C = columns of one number per prompt, R = resamples
 """
 
-import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from eval.intervals import Array, least_units, percentile_interval, simultaneous_bound, standard_errors
+from eval.intervals import Array, least_units, percentile_interval
+
+INTERVALS = "expanded percentile bootstrap"  # as records and pages name how intervals of rates are made
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class Resampling:
     """How intervals are made.
 
     Those of rates, and of their differences: bootstrap over prompts, expanded for few of them. The prompt is the unit,
-    because the accepts within one text depend on each other. Those of speed-ups: the t law of the log of the quotient.
+    because the accepts within one text depend on each other. Those of speed-ups: Student's t (eval.paired_ratios).
 
     Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13; eval.intervals for the rest.
     """
@@ -202,39 +203,6 @@ def paired_ratio_difference(first: Columns, second: Columns, resampling: Resampl
         resampling: How the interval is made.
     """
     return bootstrap_over_prompts((*first, *second), difference_of_ratios, resampling)
-
-
-def paired_ratio_quotient(first: Columns, second: Columns, resampling: Resampling) -> Estimate:
-    """First pooled ratio over the second, of the same prompts; arguments as for the difference."""
-    [only] = paired_ratio_quotients([(first, second)], resampling)
-    return only
-
-
-def paired_ratio_quotients(pairs: Sequence[tuple[Columns, Columns]], resampling: Resampling) -> list[Estimate]:
-    """Several quotients of the same prompts, whose intervals hold all of their true values together so often.
-
-    A quotient of one pair has the interval of Student's t on the log of it, linearised: what each prompt adds to the
-    log, to first order. Times are never 0, so its numerators and denominators are above 0.
-    """
-    logs_K = [math.log((sum(a) / sum(b)) / (sum(c) / sum(d))) for (a, b), (c, d) in pairs]
-    influence_KP = np.array([log_influence(*pair) for pair in pairs])
-    if influence_KP.shape[1] < least_units(resampling.confidence):
-        return [Estimate(value=math.exp(log), low=None, high=None) for log in logs_K]
-    bound = simultaneous_bound(
-        influence_KP, resampling.confidence, num_draws=resampling.num_resamples, seed=resampling.seed
-    )
-    reach_K = bound * standard_errors(influence_KP)
-    return [
-        Estimate(value=math.exp(log), low=math.exp(log - reach), high=math.exp(log + reach))
-        for log, reach in zip(logs_K, reach_K, strict=True)
-    ]
-
-
-def log_influence(first: Columns, second: Columns) -> Array:
-    """influence_P: how far each prompt moves the log of a quotient of pooled ratios, times the number of prompts."""
-    shares = (np.asarray(column, dtype=np.float64) / sum(column) for column in (*first, *second))
-    above, below, other_above, other_below = shares
-    return len(above) * (above - below - other_above + other_below)
 
 
 def mean_of_ratios(numerators: Sequence[float], denominators: Sequence[float], resampling: Resampling) -> Estimate:

@@ -38,9 +38,9 @@ def percentile_interval(
 ) -> tuple[float, float]:
     """What lies between the two tails of resampled values, each half of what confidence leaves.
 
-    Resamples of few units spread too little: their variance is that of the sample, (n - 1) / n of what is estimated, and
-    a normal law has too light tails. Where the number of units is given, the tails are taken as much farther out as
-    would be right for a mean of normal values. The result stays within what was resampled, so a share stays in [0, 1].
+    Resamples of few units spread too little: their variance is that of the sample, (n - 1) / n of what is estimated,
+    and the tails of a normal law are too light. Where the number of units is given, the ends are taken as much farther
+    out as would be right for a mean of normal values. They stay within what was resampled: a share stays in [0, 1].
 
     Source: Hesterberg 2015, "What Teachers Should Know About the Bootstrap" (arXiv 1411.5279), the expanded percentile
     interval.

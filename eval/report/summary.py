@@ -44,8 +44,9 @@ def draft_verdict(one: ScoredDraft, grids: Grids) -> str:
         return verdict(record)
     grid = grids.get(one.card.path)
     batches = "" if grid is None else batch_words(one, live["temperature"], grid)
+    decided = decision(live["speedup"], too_few=too_few_live(record))
     return (
-        f"{decision(live['speedup'], too_few=too_few_live(record))}: {with_interval(live['speedup'], times=True)} the speed of the target alone at "
+        f"{decided}: {with_interval(live['speedup'], times=True)} the speed of the target alone at "
         f"batch 1, temperature {live['temperature']:g}, lookahead {live['lookahead']}, on a {machine(record)}{batches}."
     )
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from architectures.atomic import write_json, write_text
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value, provenance
 from architectures.progress import track
-from eval.acceptance import Resampling
+from eval.acceptance import INTERVALS, Resampling
 from eval.bins import ReplayedAnswer
 from eval.config import EvalConfig
 from eval.latency.floor import byte_ratio
@@ -78,7 +78,13 @@ def score_drafts(
             "target": model_record(target, pair.target),
             "drafts": [{"draft": name, **model_record(drafts[name], pair.drafts[name])} for name in drafts],
             "prompts": prompts_record(prompts, answers, config),
-            "settings": {**config.model_dump(mode="json"), "seed": seed, "threads": num_threads, "device": pair.device},
+            "settings": {
+                **config.model_dump(mode="json"),
+                "seed": seed,
+                "threads": num_threads,
+                "device": pair.device,
+                "intervals": INTERVALS,
+            },
             **measured,
             "provenance": provenance(),
         }

@@ -195,6 +195,11 @@ def machine_words(hardware: Record, device: str, num_threads: int) -> str:
     return f"CPU ({hardware['processor']}, {num_threads} thread{'s' if num_threads > 1 else ''})"
 
 
+def interval_method(settings: Record) -> str:
+    """How a scorecard's intervals of rates were made; those that do not say it were made before there was a choice."""
+    return settings.get("intervals", "percentile bootstrap")
+
+
 def with_interval(estimate: Record, *, times: bool = False) -> str:
     """A value with its interval: 0.512 [0.480, 0.544], or 1.12x [1.05, 1.20]; "none" where nothing was counted."""
     if estimate["value"] is None:

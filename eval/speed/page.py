@@ -75,8 +75,8 @@ def best_sentences(record: Record) -> list[str]:
     compared = record["best"][0]["compared"] if record["best"] else 0
     if compared > 1 and record["best"][0]["speedup"]["interval"] is not None:
         told.append(
-            f"In these sentences intervals hold for all {compared} ways compared together, since the best was picked on "
-            "the same turns; in the table each holds for its own row."
+            f"In these sentences intervals hold for all {compared} ways compared together, since the best was picked "
+            "on the same turns; in the table each holds for its own row."
         )
     return told
 

@@ -9,10 +9,11 @@ are the units of its interval, all repetitions of a group together: repetitions 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval.acceptance import Resampling, paired_ratio_quotient
+from eval.acceptance import Resampling
 from eval.decoding.texts import Round
 from eval.intervals import percentile_interval
 from eval.latency.measure import Latency
+from eval.paired_ratios import paired_ratio_quotient
 from eval.speed.best import behind_the_fastest, best_of_each, estimate_record
 from eval.speed.measure import Seconds, Times, columns, whole_seconds
 from eval.speed.ways import DRAFT, PLAIN, Taken, Way

@@ -10,8 +10,6 @@ from eval.acceptance import (
     count_trace,
     mean_of_ratios,
     paired_ratio_difference,
-    paired_ratio_quotient,
-    paired_ratio_quotients,
     pool,
     pooled_ratio,
     ratio,
@@ -19,6 +17,7 @@ from eval.acceptance import (
     tau,
 )
 from eval.intervals import expanded_tail
+from eval.paired_ratios import paired_ratio_quotient, paired_ratio_quotients
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 # Ten tokens at lookahead 3: [a a a t] [t] [a t] [a a t]. The last round has room for two.
@@ -138,7 +137,7 @@ def test_no_interval_where_no_resample_counted_anything():
 
 @pytest.mark.parametrize("num_prompts", [1, 2, 5])
 def test_few_prompts_have_no_interval(num_prompts):
-    """Five lie on one side of the truth in 1 of 16 cases, more often than in 5 %; those with nothing counted are none."""
+    """Five lie on one side of the truth in 1 of 16 cases: more than 5 %. Prompts with nothing counted do not help."""
     rows = [3, 1, 2, 3, 1][:num_prompts], [4] * num_prompts
     padded = tuple(column + [0] * 20 for column in rows)
     for found in (
