@@ -15,6 +15,8 @@ import numpy as np
 from eval.acceptance import Columns, Estimate, Resampling
 from eval.intervals import Array, least_units, simultaneous_bound, standard_errors
 
+INTERVALS = "Student's t of the log"  # as records name how intervals of quotients are made
+
 
 def paired_ratio_quotient(first: Columns, second: Columns, resampling: Resampling) -> Estimate:
     """First pooled ratio over the second, of the same prompts; arguments as for the difference."""

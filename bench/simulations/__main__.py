@@ -11,6 +11,7 @@ from pathlib import Path
 
 from architectures.manifest import git_commit
 from bench.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
+from bench.simulations.exams import exam_rows
 from bench.simulations.latency import latency_rows, read_series
 from bench.simulations.prediction import prediction_rows
 from bench.simulations.shares import Row
@@ -52,6 +53,7 @@ def all_rows(options: argparse.Namespace) -> Iterator[Row]:
     yield from checkpoint_rows(options.runs // 2, seed=seed)
     yield from prediction_rows(series, options.runs // 4, seed=seed)
     yield from latency_rows(series, options.runs // 2, seed=seed)
+    yield from exam_rows(options.runs, seed=seed)
 
 
 def with_table(text: str, rows: Iterable[Row]) -> str:

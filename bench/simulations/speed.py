@@ -10,7 +10,7 @@ from bench.simulations.turns import Recording, Truth, draft_ways, drawn_times, l
 from eval.acceptance import Resampling
 from eval.paired_ratios import paired_ratio_quotient
 from eval.speed.best import behind_the_fastest, best_of_each, spent
-from eval.speed.command import GROUPS, LEAST_PROMPTS
+from eval.speed.command import default_prompts
 from eval.speed.measure import Times
 from eval.speed.ways import DRAFT, PLAIN, Way
 
@@ -97,7 +97,7 @@ CASES = (
 
 def default_groups(batch: int) -> int:
     """Of prompts, where --num-prompts is not given."""
-    return max(GROUPS * batch, LEAST_PROMPTS) // batch
+    return default_prompts(batch) // batch
 
 
 def speed_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Iterator[Row]:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from architectures.atomic import write_json, write_text
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value, provenance
 from architectures.progress import track
+from eval import paired_ratios
 from eval.acceptance import INTERVALS, Resampling
 from eval.bins import ReplayedAnswer
 from eval.config import EvalConfig
@@ -84,6 +85,7 @@ def score_drafts(
                 "threads": num_threads,
                 "device": pair.device,
                 "intervals": INTERVALS,
+                "speedup_intervals": paired_ratios.INTERVALS,
             },
             **measured,
             "provenance": provenance(),

@@ -74,7 +74,7 @@ def speed(options: argparse.Namespace) -> None:
     from eval.speed.page import speed_page
     from eval.speed.plot import speed_plot
 
-    asked = prompts_of(options.prompts, options.num_prompts or max(GROUPS * options.batch, LEAST_PROMPTS))
+    asked = prompts_of(options.prompts, options.num_prompts or default_prompts(options.batch))
     warn_of_few_groups(options, len(asked))
     opened = open_pairs(options.target, options.draft, dtype=dtype_here(options.dtype))
     pairs = dict(zip(draft_names(options.draft), opened, strict=True))
@@ -89,6 +89,11 @@ def speed(options: argparse.Namespace) -> None:
     if options.out is not None:
         write_json({**record, "provenance": provenance()}, options.out)
         print(f"\n{options.out}: the figures")
+
+
+def default_prompts(batch: int) -> int:
+    """How many are taken where --num-prompts is not given."""
+    return max(GROUPS * batch, LEAST_PROMPTS)
 
 
 def warn_of_few_groups(options: argparse.Namespace, num_prompts: int) -> None:

@@ -13,7 +13,7 @@ from eval.acceptance import Resampling
 from eval.decoding.texts import Round
 from eval.intervals import percentile_interval
 from eval.latency.measure import Latency
-from eval.paired_ratios import paired_ratio_quotient
+from eval.paired_ratios import INTERVALS, paired_ratio_quotient
 from eval.speed.best import behind_the_fastest, best_of_each, estimate_record
 from eval.speed.measure import Seconds, Times, columns, whole_seconds
 from eval.speed.ways import DRAFT, PLAIN, Taken, Way
@@ -111,6 +111,7 @@ def speed_record_of_all(times: Times, latency: Latency, resampling: Resampling) 
         "ways": rows,
         "steps_ms": steps_record(steps),
         "groups": len(times[Way(PLAIN)][0]),
+        "intervals": INTERVALS,
         "best": best,
         "behind": behind_the_fastest(best, times, resampling),
         "largest_error": largest_error(rows),
