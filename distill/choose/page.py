@@ -10,9 +10,7 @@ from eval.scorecard.tables import table
 from eval.scorecard.verdict import with_interval
 
 PROSPECT_COLUMNS = ("candidate", "layers × hidden", "parameters", "cost of a step", "most it can gain", "α it needs")
-RIVAL_SHARE = (
-    0.025  # of the draws a draft must win to be named a rival: one of two equal ones wins fewer in 5 % of runs
-)
+RIVAL_SHARE = 0.025  # of the draws that name a rival: one of two equal drafts wins fewer in 5 % of runs
 RANKED_COLUMNS = ("candidate", "lookahead", "predicted speed", "tokens/s", "the fastest in")
 
 

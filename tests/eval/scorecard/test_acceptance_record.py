@@ -78,7 +78,9 @@ def test_rates_of_rounds_by_hand():
 
 
 def test_every_rate_has_an_interval_over_prompts():
-    record = lookahead_record(GOOD, 2, RESAMPLING)
+    """Each kind of prompt three times over, so that something of everything was counted in three."""
+    often = [replace(one, prompt=one.prompt + 3 * copy) for copy in range(3) for one in GOOD.answers]
+    record = lookahead_record(replace(GOOD, answers=often), 2, RESAMPLING)
     rates = [record[name] for name in ("tau", "tau_per_prompt", "utilisation", "alpha_of_rounds")]
     rates += [place[name] for place in record["positions"] for name in ("joint", "unconditional", "conditional")]
     for rate in (*rates, *record["histogram_share"]):
