@@ -11,7 +11,7 @@ JOBS ?= 2
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart test check-code unit-tests schema requirements clean
+.PHONY: quickstart test check-code unit-tests simulations schema requirements clean
 
 quickstart: $(READY) $(MODEL)/config.json
 	$(BIN)/widedraft run recipes/quickstart.yaml
@@ -25,6 +25,9 @@ check-code: $(READY)
 
 unit-tests: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS)
+
+simulations: $(READY) # about 15 minutes of one core; the table of docs/scoring.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.simulations --out bench/results/simulations.json --doc docs/scoring.md
 
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -12,13 +12,14 @@ Shape suffixes used in this file:
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from eval.intervals import Array, least_units, percentile_interval
+
+INTERVALS = "expanded percentile bootstrap"  # as records and pages name how intervals of rates are made
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,12 @@ def per_position(count_XK: Array) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Resampling:
-    """How intervals are made: percentile bootstrap over prompts.
+    """How intervals are made.
 
-    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13. The prompt is the unit, because the
-    accepts within one text depend on each other.
+    Those of rates, and of their differences: bootstrap over prompts, expanded for few of them. The prompt is the unit,
+    because the accepts within one text depend on each other. Those of speed-ups: Student's t (eval.paired_ratios).
+
+    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13; eval.intervals for the rest.
     """
 
     confidence: float
@@ -171,7 +174,7 @@ class Resampling:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval; no bounds where one prompt, or none, leaves nothing to resample."""
+    """A value with its interval; no bounds where too few prompts were counted (eval.intervals.least_units)."""
 
     value: float
     low: float | None
@@ -183,33 +186,23 @@ class Estimate:
         return None if self.low is None or self.high is None else [self.low, self.high]
 
 
+Columns = tuple[Sequence[float], Sequence[float]]  # numerators and denominators, one of each per prompt
+
+
 def pooled_ratio(numerators: Sequence[float], denominators: Sequence[float], resampling: Resampling) -> Estimate:
     """Sum of the numerators over sum of the denominators, one of each per prompt, with its interval."""
     return bootstrap_over_prompts((numerators, denominators), operator.truediv, resampling)
 
 
-def paired_ratio_difference(
-    first: tuple[Sequence[float], Sequence[float]],
-    second: tuple[Sequence[float], Sequence[float]],
-    resampling: Resampling,
-) -> Estimate:
+def paired_ratio_difference(first: Columns, second: Columns, resampling: Resampling) -> Estimate:
     """First pooled ratio minus the second, both resampled with the same prompts.
 
     Args:
-        first: Numerators and denominators, one of each per prompt.
-        second: The same for the other draft, in the same order of prompts.
+        first: Of one draft.
+        second: Of the other, in the same order of prompts.
         resampling: How the interval is made.
     """
-    return bootstrap_over_prompts((*first, *second), partial(compare_ratios, compare=operator.sub), resampling)
-
-
-def paired_ratio_quotient(
-    first: tuple[Sequence[float], Sequence[float]],
-    second: tuple[Sequence[float], Sequence[float]],
-    resampling: Resampling,
-) -> Estimate:
-    """First pooled ratio over the second, both resampled with the same prompts; arguments as for the difference."""
-    return bootstrap_over_prompts((*first, *second), partial(compare_ratios, compare=operator.truediv), resampling)
+    return bootstrap_over_prompts((*first, *second), difference_of_ratios, resampling)
 
 
 def mean_of_ratios(numerators: Sequence[float], denominators: Sequence[float], resampling: Resampling) -> Estimate:
@@ -219,28 +212,25 @@ def mean_of_ratios(numerators: Sequence[float], denominators: Sequence[float], r
     return pooled_ratio(ratios, [1.0] * len(ratios), resampling)
 
 
-def compare_ratios(
-    first_numerator: Array,
-    first_denominator: Array,
-    second_numerator: Array,
-    second_denominator: Array,
-    *,
-    compare: Callable[[Array, Array], Array],
+def difference_of_ratios(
+    first_numerator: Array, first_denominator: Array, second_numerator: Array, second_denominator: Array
 ) -> Array:
-    """Two pooled ratios made into one number: their difference, say."""
-    return compare(first_numerator / first_denominator, second_numerator / second_denominator)
+    """One pooled ratio less another."""
+    return first_numerator / first_denominator - second_numerator / second_denominator
 
 
 def bootstrap_over_prompts(
     columns: Sequence[Sequence[float]], statistic: Callable[..., Array], resampling: Resampling
 ) -> Estimate:
-    """A statistic of the sums of some columns with one entry per prompt, with its percentile interval.
+    """A statistic of the sums of some columns with one entry per prompt, with its expanded percentile interval.
 
     Resamples that leave the statistic without a value, as where a denominator is 0, are left out of the interval.
+    Prompts in which nothing was counted are no units: too few others, and there is no interval.
     """
     columns_CP = np.asarray(columns, dtype=np.float64)
     value = float(statistic(*columns_CP.sum(axis=1)))
-    if columns_CP.shape[1] < 2:
+    num_counted = int((columns_CP != 0).any(axis=0).sum())
+    if num_counted < least_units(resampling.confidence):
         return Estimate(value=value, low=None, high=None)
     weights_RP = resampling_weights(columns_CP.shape[1], resampling)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -248,15 +238,8 @@ def bootstrap_over_prompts(
     values_R = values_R[np.isfinite(values_R)]
     if not len(values_R):
         return Estimate(value=value, low=None, high=None)
-    low, high = percentile_interval(values_R, resampling.confidence)
+    low, high = percentile_interval(values_R, resampling.confidence, num_units=num_counted)
     return Estimate(value=value, low=min(low, value), high=max(high, value))  # of few resamples all may lie on one side
-
-
-def percentile_interval(values_R: Sequence[float] | Array, confidence: float) -> tuple[float, float]:
-    """What lies between the two tails of resampled values, each half of what confidence leaves."""
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(values_R, (tail, 1 - tail))
-    return float(low), float(high)
 
 
 @lru_cache(maxsize=4)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.acceptance import Resampling, percentile_interval, resampling_weights
+from eval.acceptance import Resampling, resampling_weights
+from eval.intervals import least_units, percentile_interval
 from eval.promise import full_rate, promise
 from eval.speedup import StepTimes, best_lookahead, break_even_alpha, iid_speedup, predicted_speedup
 
@@ -31,7 +32,7 @@ class Ranked:
         draft: Its name.
         lookahead: At which it promises most.
         speedup: Predicted, of decoding, against the target alone.
-        interval: Of it.
+        interval: Of it; None where too few prompts or repetitions tell how sure it is.
         tokens_per_s: What that comes to here.
         first_share: In how many of the draws it is the fastest.
     """
@@ -39,7 +40,7 @@ class Ranked:
     draft: str
     lookahead: int
     speedup: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None
     tokens_per_s: float
     first_share: float
 
@@ -56,7 +57,11 @@ def ranking(scorecard: Record, temperature: float) -> list[Ranked]:
     steps, draws = step_times(scorecard["latency"]), drawn_times(scorecard["latency"], resampling)
     chosen = {name: promise(row, steps[name]) for name, row in rows.items()}
     drawn = {name: drawn_speedups(row, chosen[name][0], draws[name], resampling) for name, row in rows.items()}
-    return in_order(chosen, drawn, steps, resampling)
+    num_prompts = min(len(row["by_prompt"]["tokens"]) for row in rows.values())
+    intervals = {
+        name: drawn_interval(drawn_N, scorecard["latency"], resampling, num_prompts) for name, drawn_N in drawn.items()
+    }
+    return in_order(chosen, drawn, intervals, steps)
 
 
 def predicted_interval(scorecard: Record, forecast: Record) -> tuple[float, float] | None:
@@ -67,16 +72,39 @@ def predicted_interval(scorecard: Record, forecast: Record) -> tuple[float, floa
         forecast: One of its sections of `speedup`.
 
     Returns:
-        None where a scorecard does not hold the sums of every prompt, or holds one prompt.
+        None where a scorecard does not hold the sums of every prompt, or holds too few prompts or repetitions.
     """
     named = (forecast["draft"], forecast["temperature"])
     [row] = [row for row in scorecard["acceptance"] if (row["draft"], row["temperature"]) == named]
-    if row.get("by_prompt") is None or len(row["by_prompt"]["tokens"]) < 2:
+    if row.get("by_prompt") is None:
         return None
     resampling = resampling_of(scorecard)
     times = drawn_times(scorecard["latency"], resampling)[row["draft"]]
     drawn_N = drawn_speedups(row, forecast["best_lookahead"], times, resampling)
-    return percentile_interval(drawn_N, resampling.confidence)
+    return drawn_interval(drawn_N, scorecard["latency"], resampling, len(row["by_prompt"]["tokens"]))
+
+
+def drawn_interval(
+    drawn_N: Array, latency: Record, resampling: Resampling, num_prompts: int | None
+) -> tuple[float, float] | None:
+    """What lies between the tails of drawn speeds; None where prompts or repetitions are too few to know them.
+
+    Args:
+        drawn_N: Speed-ups, one for each draw.
+        latency: Whose step times were drawn.
+        resampling: How.
+        num_prompts: That were drawn from; None where acceptance was given.
+    """
+    few_prompts = num_prompts is not None and num_prompts < least_units(resampling.confidence)
+    if few_prompts or not all(step["interval_ms"] for step in steps_of(latency)):
+        return None
+    return percentile_interval(drawn_N, resampling.confidence, num_units=num_prompts)
+
+
+def steps_of(latency: Record) -> list[Record]:
+    """Every kind of step, of the target and of all drafts."""
+    of_drafts = [one[kind] for one in latency["drafts"] for kind in ("one_token", "two_tokens")]
+    return [latency["target"], *latency["verify"], *of_drafts]
 
 
 def ranking_of_alphas(latency: Record, alphas: Mapping[str, float], resampling: Resampling) -> list[Ranked]:
@@ -95,7 +123,8 @@ def ranking_of_alphas(latency: Record, alphas: Mapping[str, float], resampling: 
         name: np.array([iid_speedup(alpha, chosen[name][0], each) for each in draws[name]])
         for name, alpha in alphas.items()
     }
-    return in_order(chosen, drawn, steps, resampling)
+    intervals = {name: drawn_interval(drawn_N, latency, resampling, None) for name, drawn_N in drawn.items()}
+    return in_order(chosen, drawn, intervals, steps)
 
 
 def iid_promise(alpha: float, steps: StepTimes) -> tuple[int, float]:
@@ -108,8 +137,8 @@ def iid_promise(alpha: float, steps: StepTimes) -> tuple[int, float]:
 def in_order(
     chosen: Mapping[str, tuple[int, float]],
     drawn: Mapping[str, Array],
+    intervals: Mapping[str, tuple[float, float] | None],
     steps: Mapping[str, StepTimes],
-    resampling: Resampling,
 ) -> list[Ranked]:
     """Drafts by speed, from the lookahead and speed-up of each, and from its speed-up in every draw."""
     firsts_N = np.array(list(drawn.values())).argmax(axis=0)
@@ -118,7 +147,7 @@ def in_order(
             draft=name,
             lookahead=lookahead,
             speedup=speedup,
-            interval=percentile_interval(drawn[name], resampling.confidence),
+            interval=intervals[name],
             tokens_per_s=speedup / steps[name].target_s,
             first_share=float((firsts_N == place).mean()),
         )
@@ -156,11 +185,9 @@ def drawn_times(latency: Record, resampling: Resampling) -> dict[str, list[StepT
     A draw of a target's step is the same for all drafts.
     """
     rng, spread = np.random.default_rng(resampling.seed), NormalDist().inv_cdf((1 + resampling.confidence) / 2)
-    every = [latency["target"], *latency["verify"]]
-    every += [one[kind] for one in latency["drafts"] for kind in ("one_token", "two_tokens")]
     drawn = {
         id(step): step["median_ms"] + width(step) / (2 * spread) * rng.standard_normal(resampling.num_resamples)
-        for step in every
+        for step in steps_of(latency)
     }
     return {
         one["draft"]: [
@@ -172,7 +199,7 @@ def drawn_times(latency: Record, resampling: Resampling) -> dict[str, list[StepT
 
 
 def width(step: Record) -> float:
-    """How wide the interval of a median is; none is known of a single repetition."""
+    """How wide the interval of a median is; none is known of few repetitions."""
     return step["interval_ms"][1] - step["interval_ms"][0] if step["interval_ms"] else 0.0
 
 

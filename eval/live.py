@@ -8,9 +8,10 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from architectures.progress import track
-from eval.acceptance import Counts, Estimate, Resampling, count_trace, paired_ratio_quotient, pool
+from eval.acceptance import Counts, Estimate, Resampling, count_trace, pool
 from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Speculation
+from eval.paired_ratios import paired_ratio_quotient
 from eval.rounds.round_trace import Run
 from eval.traces import Trace
 

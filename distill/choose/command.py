@@ -159,7 +159,7 @@ def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate
     from eval.latency.steps import Setting
     from eval.latency.untrained import untrained_models
     from eval.models import load_model, load_tokenizer
-    from eval.pair.opened import PROMPTS
+    from eval.pair.built_in import PROMPTS
     from eval.scorecard.record import latency_record
 
     config, names = recipe.eval, [one.name for one in candidates]

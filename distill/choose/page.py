@@ -1,14 +1,16 @@
 """What was found of candidates, as tables and sentences. Pure text; no torch."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from distill.choose.candidates import Candidate
 from eval.choice import Prospect, Ranked
 from eval.scorecard.tables import table
+from eval.scorecard.verdict import with_interval
 
 PROSPECT_COLUMNS = ("candidate", "layers × hidden", "parameters", "cost of a step", "most it can gain", "α it needs")
-RIVAL_SHARE = 0.05  # of the draws that a draft must win to be named beside the winner
+RIVAL_SHARE = 0.025  # of the draws that name a rival: one of two equal drafts wins fewer in 5 % of runs
 RANKED_COLUMNS = ("candidate", "lookahead", "predicted speed", "tokens/s", "the fastest in")
 
 
@@ -79,11 +81,10 @@ def ranking_page(ranked: Sequence[Ranked], basis: Basis) -> str:
 
 def ranked_cells(one: Ranked) -> tuple[str, ...]:
     """One row."""
-    low, high = one.interval
     return (
         one.draft,
         str(one.lookahead),
-        f"{one.speedup:.2f}x [{low:.2f}, {high:.2f}]",
+        with_interval({"value": one.speedup, "interval": one.interval}, times=True),
         f"{one.tokens_per_s:.1f}",
         f"{one.first_share:.0%} of draws",
     )
@@ -92,8 +93,8 @@ def ranked_cells(one: Ranked) -> tuple[str, ...]:
 def ranking_verdict(ranked: Sequence[Ranked], basis: Basis) -> str:
     """The winner, its rivals, and whether it pays at all."""
     best, *others = ranked
-    low, high = best.interval
+    low, high = best.interval or (0.0, math.inf)
     pays = basis.pays if low > 1 else basis.loses if high < 1 else basis.undecided
-    rivals = [one.draft for one in others if one.first_share >= RIVAL_SHARE]
+    rivals = [one.draft for one in others if best.interval is None or one.first_share >= RIVAL_SHARE]
     doubt = f" The fastest may as well be {' or '.join(rivals)}." if rivals else ""
     return f"{best.draft} promises most.{doubt} {pays}"

@@ -180,6 +180,8 @@ def described_model(model: "PreTrainedModel") -> dict[str, Any]:
 
 def require_sensible(options: argparse.Namespace) -> None:
     """Raise UserError for numbers nothing can be measured with."""
+    from eval.intervals import least_units
+
     for name in ("batch", "context", "lookahead"):
         for value in getattr(options, name):
             if value < 1:
@@ -187,10 +189,13 @@ def require_sensible(options: argparse.Namespace) -> None:
     require_sensible_shapes(options)
     if options.compile and options.target_bits is not None:
         raise UserError("--compile measures steps of plain weights: leave --target-bits away, or --compile.")
-    if options.repeats < 2:
-        raise UserError(f"--repeats must be at least 2, or nothing has an interval; got {options.repeats}.")
     if not 0 < options.confidence < 1:
         raise UserError(f"--confidence must be between 0 and 1, got {options.confidence:g}.")
+    if options.repeats < least_units(options.confidence):
+        raise UserError(
+            f"--repeats must be at least {least_units(options.confidence)}, or no median has an interval at confidence "
+            f"{options.confidence:g}; got {options.repeats}."
+        )
     if options.num_threads is not None and options.num_threads < 1:
         raise UserError(f"--num-threads must be above 0, got {options.num_threads}.")
     if options.out is not None and options.out.is_dir():

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from architectures.equal_shapes import EqualShape
 from architectures.shapes import Shape
 from architectures.sizes import WIDTHS
-from eval.acceptance import Resampling, percentile_interval
+from eval.acceptance import Resampling
+from eval.intervals import percentile_interval
 
 Record = dict[str, Any]
 Array = NDArray[np.float64]

@@ -17,7 +17,7 @@ from eval.latency.floor import step_bytes
 from eval.latency.machine import machine_state, memory_bandwidth
 from eval.latency.measure import Latency, measure_both_ways
 from eval.latency.steps import TARGET, Setting
-from eval.latency.timing import StepTime
+from eval.latency.timing import Bounds, StepTime
 
 Record = dict[str, Any]
 
@@ -128,14 +128,17 @@ def latency_record(latency: Latency) -> Record:
 
 
 def step_record(time: StepTime) -> Record:
-    """Percentiles of one kind of step, in milliseconds, each with its interval."""
+    """Percentiles of one kind of step, in milliseconds, each with its bounds."""
     return {
-        f"p{percentile}_ms": {
-            "value": 1000 * seconds,
-            "interval": [1000 * bound for bound in time.intervals_s[percentile]] if time.intervals_s else None,
-        }
+        f"p{percentile}_ms": {"value": 1000 * seconds, "interval": bounds_record(time.bounds_s[percentile])}
         for percentile, seconds in time.percentiles_s.items()
     }
+
+
+def bounds_record(bounds_s: Bounds) -> list[float | None] | None:
+    """[low, high] in milliseconds, with null for a bound that there is not; null where there is neither."""
+    found = [None if bound_s is None else 1000 * bound_s for bound_s in bounds_s]
+    return None if found == [None, None] else found
 
 
 def floors(models: Mapping[str, PreTrainedModel], row: Record, bytes_per_s: float) -> dict[str, float | None]:

@@ -98,7 +98,7 @@ def measure_latency(
         setting: Where.
         lookaheads: Numbers of draft tokens whose verification is timed.
         repetitions: One item for each of every step; what happens until it comes is not timed.
-        resampling: How the intervals of percentiles are made; the seed also draws the order of the steps.
+        resampling: Its confidence is that of percentiles, its seed draws the order of the steps.
     """
     steps = decoding_steps(target, drafts, setting, lookaheads)
     timed = time_together(steps, np.random.default_rng(resampling.seed), repetitions)
@@ -145,4 +145,6 @@ def timing_ticks(repeats: int) -> Iterable[int]:
 def latency_of(timed: Timed[Kind], context: int, resampling: Resampling) -> Latency:
     """What was measured, in percentiles."""
     repeats = len(next(iter(timed.seconds.values())))
-    return Latency(context, repeats, timed.warm_up_repeats, timed.is_settled, timed.times(resampling), timed.seconds)
+    return Latency(
+        context, repeats, timed.warm_up_repeats, timed.is_settled, timed.times(resampling.confidence), timed.seconds
+    )

@@ -9,7 +9,8 @@ from eval.scorecard.tables import table
 
 Record = dict[str, Any]
 
-COLUMNS = ("step", "ms in turn", "p10", "p90", "p99", "ms by itself", "least ms", "share reached")
+COLUMNS = ("ms by itself", "least ms", "share reached")
+PERCENTILES = ("p10", "p90", "p99")  # beside the median; the last of many repetitions only
 
 
 def grid_page(record: Record) -> str:
@@ -31,9 +32,10 @@ def cell_part(cell: Record) -> str:
     title = f"## Batch {cell['batch']}, {cell['context_tokens']} tokens of context, {how} steps"
     both = zip(cell["together"]["steps"], cell["alone"]["steps"], strict=True)
     rows = [step_cells(step, alone, cell) for step, alone in both]
+    columns = ("step", "ms in turn", *percentiles_of(cell["together"]["steps"][0]), *COLUMNS)
     unsettled = [] if cell["together"]["settled"] else ["Times had not settled: the machine was doing other work."]
     depth = depth_sentences(cell["depth_and_width"]) if "depth_and_width" in cell else []
-    return "\n\n".join([title, table(COLUMNS, rows), *unsettled, *draft_sentences(cell), *depth])
+    return "\n\n".join([title, table(columns, rows), *unsettled, *draft_sentences(cell), *depth])
 
 
 def step_cells(step: Record, alone: Record, cell: Record) -> Sequence[str]:
@@ -43,11 +45,16 @@ def step_cells(step: Record, alone: Record, cell: Record) -> Sequence[str]:
     return (
         step_name(step),
         with_interval_ms(step["p50_ms"]),
-        *(f"{step[f'p{percentile}_ms']['value']:.2f}" for percentile in (10, 90, 99)),
+        *(f"{step[f'{name}_ms']['value']:.2f}" for name in percentiles_of(step)),
         f"{alone['p50_ms']['value']:.2f}",
         f"{least:.2f}" if is_bound else "",
         f"{least / median:.0%}" if is_bound else "",
     )
+
+
+def percentiles_of(step: Record) -> list[str]:
+    """Those that are told of a step beside its median."""
+    return [name for name in PERCENTILES if f"{name}_ms" in step]
 
 
 def step_name(step: Record) -> str:

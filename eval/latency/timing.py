@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import bootstrap
 
-from eval.acceptance import Resampling
+from eval.intervals import percentile_bounds
 
 Kind = TypeVar("Kind", bound=Hashable)
 Step = Callable[[], float]  # does its work once and returns the seconds it took
@@ -19,8 +17,9 @@ Step = Callable[[], float]  # does its work once and returns the seconds it took
 WARM_UP_WINDOW = 5  # repetitions whose median is compared with that of as many before
 WARM_UP_LIMIT = 20  # repetitions after which timing starts, stable or not
 STABLE_CHANGE = 0.02  # relative change of the median below which warm-up ends
-PERCENTILES: tuple[int, ...] = (10, 50, 90, 99)
-Interval = tuple[float, float]
+PERCENTILES: tuple[int, ...] = (10, 50, 90)
+RARE, RARE_REPEATS = 99, 200  # a percentile that says nothing of fewer repetitions: two of them lie beyond it
+Bounds = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,12 @@ class StepTime:
     """Seconds of one kind of step over all repetitions.
 
     Attributes:
-        percentiles_s: Each of PERCENTILES.
-        intervals_s: Of each, by bootstrap over repetitions; empty where there was one repetition only.
+        percentiles_s: Each of PERCENTILES, and RARE where there were RARE_REPEATS repetitions.
+        bounds_s: Of each, by order statistics; a bound is None where no repetition is surely beyond the percentile.
     """
 
     percentiles_s: Mapping[int, float]
-    intervals_s: Mapping[int, Interval]
+    bounds_s: Mapping[int, Bounds]
 
     @property
     def median_s(self) -> float:
@@ -41,9 +40,10 @@ class StepTime:
         return self.percentiles_s[50]
 
     @property
-    def interval_s(self) -> Interval | None:
-        """Of the median."""
-        return self.intervals_s.get(50)
+    def interval_s(self) -> tuple[float, float] | None:
+        """Of the median; None of few repetitions (eval.intervals.least_units)."""
+        low, high = self.bounds_s[50]
+        return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Timed(Generic[Kind]):
     warm_up_repeats: int
     is_settled: bool
 
-    def times(self, resampling: Resampling) -> dict[Kind, StepTime]:
-        """Percentiles and intervals of every kind."""
-        return {kind: summarise(values, resampling) for kind, values in self.seconds.items()}
+    def times(self, confidence: float) -> dict[Kind, StepTime]:
+        """Percentiles and their bounds, of every kind."""
+        return {kind: summarise(values, confidence) for kind, values in self.seconds.items()}
 
 
 def time_together(steps: Mapping[Kind, Step], rng: np.random.Generator, repetitions: Iterable[object]) -> Timed[Kind]:
@@ -120,23 +120,10 @@ def has_settled(totals_s: Sequence[float]) -> bool:
     return bool(abs(np.median(totals_s[-WARM_UP_WINDOW:]) / before - 1) < STABLE_CHANGE)
 
 
-def summarise(values_s: Sequence[float], resampling: Resampling) -> StepTime:
-    """Percentiles with bootstrap intervals; no intervals of a single value."""
-    percentiles: dict[int, float] = dict(zip(PERCENTILES, percentiles_of(values_s).tolist(), strict=True))
-    if len(values_s) < 2:
-        return StepTime(percentiles, {})
-    interval = bootstrap(
-        (values_s,),
-        percentiles_of,
-        n_resamples=resampling.num_resamples,
-        confidence_level=resampling.confidence,
-        method="percentile",
-        rng=np.random.default_rng(resampling.seed),
-    ).confidence_interval
-    bounds = zip(PERCENTILES, interval.low.tolist(), interval.high.tolist(), strict=True)
-    return StepTime(percentiles, {percentile: (low, high) for percentile, low, high in bounds})
-
-
-def percentiles_of(values: Sequence[float] | NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    """PERCENTILES along an axis, as the first one of the result."""
-    return np.percentile(values, PERCENTILES, axis=axis)
+def summarise(values_s: Sequence[float], confidence: float) -> StepTime:
+    """Percentiles, each with bounds that hold whatever the law of the times is."""
+    told = (*PERCENTILES, RARE) if len(values_s) >= RARE_REPEATS else PERCENTILES
+    return StepTime(
+        {percentile: float(np.percentile(values_s, percentile)) for percentile in told},
+        {percentile: percentile_bounds(values_s, percentile / 100, confidence) for percentile in told},
+    )

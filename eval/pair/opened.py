@@ -10,22 +10,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from architectures.fingerprint import fingerprint_checkpoint
 from architectures.target import resolve_checkpoint
 from eval.models import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
+from eval.pair.built_in import PROMPTS
 from eval.rounds.round_trace import ModelIdentity
 from eval.tasks.forms import Prompt, user_turn
 from eval.tasks.prompts import load_in_turn, load_prompts
 from eval.tasks.rendering import render_prompt
 from eval.tasks.words import prompt_sources
-
-PROMPTS = (  # where a user names none
-    "Explain to a child why the sea is salty.",
-    "Write a Python function that returns the n-th Fibonacci number.",
-    "A train leaves at 9:40 and arrives at 13:05. How long does the journey take?",
-    "List five things to check before buying a used bicycle.",
-    "Translate into French: The library closes at six on Fridays.",
-    "Who painted the ceiling of the Sistine Chapel, and how long did it take?",
-    "Write a polite email that asks a landlord to repair a leaking tap.",
-    "What happens to water when it freezes?",
-)
 
 
 @dataclass(frozen=True)

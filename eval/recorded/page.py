@@ -4,7 +4,7 @@ from typing import Any
 
 from eval.scorecard.acceptance_page import position_part, tau_table
 from eval.scorecard.tables import table
-from eval.scorecard.verdict import machine, with_interval
+from eval.scorecard.verdict import interval_method, machine, with_interval
 
 Record = dict[str, Any]
 
@@ -98,7 +98,7 @@ def method_section(scorecard: Record) -> list[str]:
             f"{recording['target_fingerprint'] or 'not named'}."
         ),
         (
-            f"Intervals: {100 * settings['confidence']:g} % percentile bootstrap over prompts, "
+            f"Intervals: {100 * settings['confidence']:g} % {interval_method(settings)} over prompts, "
             f"{settings['num_resamples']} resamples, seed {settings['seed']}."
         ),
         f"Machine: {machine(scorecard)}.",

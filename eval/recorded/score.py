@@ -16,7 +16,7 @@ from architectures.atomic import write_json, write_text
 from architectures.fingerprint import fingerprint_value
 from architectures.manifest import provenance
 from architectures.progress import track
-from eval.acceptance import Array, Counts, Resampling, pool
+from eval.acceptance import INTERVALS, Array, Counts, Resampling, pool
 from eval.config import EvalConfig
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
 from eval.latency.machine import torch_threads
@@ -108,7 +108,7 @@ def score_recording(recording: Recording, draft: Path, config: EvalConfig, out: 
         "left_out": left_out(recording.temperature),
         "drafts": [{"draft": "draft", **model_record(draft, model)}],
         "recording": recording_record(recording, answers),
-        "settings": {**settings, "device": str(model.device)},
+        "settings": {**settings, "device": str(model.device), "intervals": INTERVALS},
         "acceptance": acceptance_records(scores, recording.temperature, config, seed=seed),
         "provenance": provenance(),
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from eval.report.blocks import Block, Facts, Section, Sentence, Table
 from eval.report.cards import Card
-from eval.scorecard.verdict import agreement_sentence, machine
+from eval.scorecard.verdict import agreement_sentence, interval_method, machine
 
 Record = dict[str, Any]
 
@@ -51,8 +51,8 @@ def facts(card: Card) -> list[tuple[str, str]]:
         (
             "intervals",
             (
-                f"{100 * settings['confidence']:g} % percentile bootstrap over prompts, {settings['num_resamples']} "
-                f"resamples, seed {settings['seed']}"
+                f"{100 * settings['confidence']:g} % {interval_method(settings)} over prompts, "
+                f"{settings['num_resamples']} resamples, seed {settings['seed']}"
             ),
         ),
         ("live decoding", "not run" if record["live"] is None else live_words(record)),

@@ -9,7 +9,7 @@ from eval.report.cards import Card
 from eval.report.differences import difference_blocks
 from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
 from eval.report.grid_file import Grids
-from eval.scorecard.verdict import decision, machine, prediction, verdict, with_interval
+from eval.scorecard.verdict import decision, machine, prediction, too_few_live, verdict, with_interval
 
 Record = dict[str, Any]
 
@@ -44,8 +44,9 @@ def draft_verdict(one: ScoredDraft, grids: Grids) -> str:
         return verdict(record)
     grid = grids.get(one.card.path)
     batches = "" if grid is None else batch_words(one, live["temperature"], grid)
+    decided = decision(live["speedup"], too_few=too_few_live(record))
     return (
-        f"{decision(live['speedup'])}: {with_interval(live['speedup'], times=True)} the speed of the target alone at "
+        f"{decided}: {with_interval(live['speedup'], times=True)} the speed of the target alone at "
         f"batch 1, temperature {live['temperature']:g}, lookahead {live['lookahead']}, on a {machine(record)}{batches}."
     )
 

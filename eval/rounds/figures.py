@@ -6,7 +6,7 @@ eval/acceptance.py counts. Texts that are decoded together share the seconds of 
 
 from collections.abc import Iterable, Sequence
 
-from eval.acceptance import Counts, Resampling, count_proposals, pool, ratio
+from eval.acceptance import INTERVALS, Counts, Resampling, count_proposals, pool, ratio
 from eval.config import EvalConfig
 from eval.rounds.round_trace import RoundTrace, RunSettings, TracedRound
 from eval.scorecard.acceptance_page import position_part, tau_table
@@ -83,8 +83,8 @@ def rounds_page(trace: RoundTrace) -> str:
     parts.append(
         f"Number types {header.draft.dtype} and {header.target.dtype}, on {header.device} with {header.threads} "
         f"threads; commit {origin.get('git_commit')}, {origin.get('created')}. Intervals: "
-        f"{100 * RESAMPLING.confidence:g} % percentile bootstrap over prompts, {RESAMPLING.num_resamples} resamples, "
-        f"seed {RESAMPLING.seed}."
+        f"{100 * RESAMPLING.confidence:g} % {INTERVALS} over prompts, {RESAMPLING.num_resamples} "
+        f"resamples, seed {RESAMPLING.seed}."
     )
     return "\n\n".join(parts) + "\n"
 

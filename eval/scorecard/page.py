@@ -7,6 +7,7 @@ from eval.scorecard.tables import table
 from eval.scorecard.verdict import (
     agreement_sentence,
     alpha_words,
+    interval_method,
     machine,
     main_forecast,
     prediction,
@@ -131,7 +132,7 @@ def method_section(scorecard: Record) -> list[str]:
             f"{settings['batch_size']}; seed {settings['seed']}."
         ),
         (
-            f"Intervals: {100 * settings['confidence']:g} % percentile bootstrap over prompts, "
+            f"Intervals: {100 * settings['confidence']:g} % {interval_method(settings)} over prompts, "
             f"{settings['num_resamples']} resamples."
         ),
         f"Machine: {machine(scorecard)}; number type {settings['dtype']}.",

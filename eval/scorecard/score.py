@@ -14,7 +14,8 @@ from architectures.atomic import write_json, write_text
 from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.manifest import provenance
 from architectures.progress import track
-from eval.acceptance import Resampling
+from eval import paired_ratios
+from eval.acceptance import INTERVALS, Resampling
 from eval.bins import ReplayedAnswer
 from eval.config import EvalConfig
 from eval.latency.floor import byte_ratio
@@ -80,7 +81,14 @@ def score_drafts(
             "target": model_record(target, pair.target),
             "drafts": [{"draft": name, **model_record(drafts[name], pair.drafts[name])} for name in drafts],
             "prompts": prompts_record(prompts, answers, config),
-            "settings": {**config.model_dump(mode="json"), "seed": seed, "threads": num_threads, "device": pair.device},
+            "settings": {
+                **config.model_dump(mode="json"),
+                "seed": seed,
+                "threads": num_threads,
+                "device": pair.device,
+                "intervals": INTERVALS,
+                "speedup_intervals": paired_ratios.INTERVALS,
+            },
             **measured,
             "provenance": provenance(),
         }

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from eval.choice import predicted_interval
+from eval.intervals import least_units
 
 Record = dict[str, Any]
 
@@ -23,7 +24,7 @@ def verdict(scorecard: Record) -> str:
     setting = f"at batch 1, temperature 0, lookahead {live['lookahead']}, {where}"
     interval = live["speedup"]["interval"]
     if interval is None:
-        return f"Unclear: {speed} the speed of the target alone {setting}; one prompt gives no interval."
+        return f"Unclear: {speed} the speed of the target alone {setting}; {too_few_live(scorecard)}."
     low, high = interval
     if low > 1:
         return f"{speed} faster {setting}."
@@ -32,10 +33,15 @@ def verdict(scorecard: Record) -> str:
     return f"No difference shown: {speed} the speed of the target alone {setting}; the interval holds 1."
 
 
-def decision(speedup: Record) -> str:
-    """What the interval of a measured speed-up decides: which way, and whether by how much."""
+def decision(speedup: Record, *, too_few: str) -> str:
+    """What the interval of a measured speed-up decides: which way, and whether by how much.
+
+    Args:
+        speedup: With its interval.
+        too_few: Why there is none, where there is none.
+    """
     if speedup["interval"] is None:
-        return "Not decided, because one prompt gives no interval"
+        return f"Not decided, because {too_few}"
     low, high = speedup["interval"]
     if low <= 1 <= high:
         return "Not decided, because the interval holds 1"
@@ -43,6 +49,18 @@ def decision(speedup: Record) -> str:
     if high - low > abs(speedup["value"] - 1):
         return f"{which_way}, but by how much is not decided, because the interval is wider than the effect"
     return which_way
+
+
+def too_few_words(count: int, one: str, several: str, least: int) -> str:
+    """That so few units give no interval, and how many would."""
+    found = f"one {one} gives" if count == 1 else f"{count} {several} give"
+    return f"{found} no interval: {least} are the least"
+
+
+def too_few_live(scorecard: Record) -> str:
+    """Why a live measurement has no interval."""
+    least = least_units(scorecard["settings"]["confidence"])
+    return too_few_words(scorecard["live"]["prompts"], "prompt", "prompts", least)
 
 
 def find_warnings(scorecard: Record) -> list[str]:
@@ -68,8 +86,10 @@ def find_warnings(scorecard: Record) -> list[str]:
             f"Step times had not settled after {scorecard['latency']['warm_up_repeats']} warm-up repetitions: the "
             "machine was doing other work. Measure again when it is quiet."
         )
-    if scorecard["prompts"]["scored"] < 2:
-        warnings.append("Only one prompt was scored: nothing here has an interval.")
+    least = least_units(scorecard["settings"]["confidence"])
+    if scorecard["prompts"]["scored"] < least:
+        few = too_few_words(scorecard["prompts"]["scored"], "scored prompt", "scored prompts", least)
+        warnings.append(f"{few[0].upper()}{few[1:]}.")
     return warnings
 
 
@@ -173,6 +193,11 @@ def machine_words(hardware: Record, device: str, num_threads: int) -> str:
     if device.startswith("cuda"):
         return f"GPU ({hardware['accelerators'][0]})"
     return f"CPU ({hardware['processor']}, {num_threads} thread{'s' if num_threads > 1 else ''})"
+
+
+def interval_method(settings: Record) -> str:
+    """How a scorecard's intervals of rates were made; those that do not say it were made before there was a choice."""
+    return settings.get("intervals", "percentile bootstrap")
 
 
 def with_interval(estimate: Record, *, times: bool = False) -> str:

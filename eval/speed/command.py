@@ -1,6 +1,7 @@
 """`widedraft speed`: its arguments, and what it does. Imports torch only when it runs."""
 
 import argparse
+import sys
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 NUM_RESAMPLES = 2000
 STEP_REPEATS = 100  # of every step at least, shared out between the turns
+GROUPS, LEAST_PROMPTS = 12, 16  # by default; so many show a true 1.2x nearly always (docs/scoring.md)
 
 
 def speed_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +33,13 @@ def speed_arguments(parser: argparse.ArgumentParser) -> None:
         "--draft", required=True, nargs="+", metavar="B", help="folder or hub id of the draft, or of several"
     )
     prompts_argument(parser)
-    parser.add_argument("--num-prompts", type=int, default=8, metavar="N", help="prompts used at most (default: 8)")
+    parser.add_argument(
+        "--num-prompts",
+        type=int,
+        default=None,
+        metavar="N",
+        help=f"prompts used at most (default: {GROUPS} groups of --batch, and {LEAST_PROMPTS} at least)",
+    )
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of a text (default: 128)")
     parser.add_argument(
         "--lookahead",
@@ -43,7 +51,7 @@ def speed_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="prompts decoded together (default: 1)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of the texts (default: 0)")
-    parser.add_argument("--repeats", type=int, default=2, metavar="N", help="of everything (default: 2)")
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of everything (default: 1)")
     parser.add_argument("--assisted", action="store_true", help="measure transformers' assisted generation too")
     parser.add_argument(
         "--compile", action="store_true", help="compile the models' steps first: minutes, then faster steps"
@@ -68,7 +76,8 @@ def speed(options: argparse.Namespace) -> None:
     from eval.speed.page import speed_page
     from eval.speed.plot import speed_plot
 
-    asked = prompts_of(options.prompts, options.num_prompts)
+    asked = prompts_of(options.prompts, options.num_prompts or default_prompts(options.batch))
+    warn_of_few_groups(options, len(asked))
     opened = open_pairs(options.target, options.draft, dtype=dtype_here(options.dtype))
     pairs = dict(zip(draft_names(options.draft), opened, strict=True))
     prompts = [opened[0].rendered(prompt) for prompt in asked]
@@ -82,6 +91,25 @@ def speed(options: argparse.Namespace) -> None:
     if options.out is not None:
         write_json({**record, "provenance": provenance()}, options.out)
         print(f"\n{options.out}: the figures")
+
+
+def default_prompts(batch: int) -> int:
+    """How many are taken where --num-prompts is not given."""
+    return max(GROUPS * batch, LEAST_PROMPTS)
+
+
+def warn_of_few_groups(options: argparse.Namespace, num_prompts: int) -> None:
+    """Say before minutes are spent that they will decide nothing."""
+    from eval.intervals import least_units
+
+    groups, least = -(-num_prompts // options.batch), least_units(options.confidence)
+    if groups < least:
+        print(
+            f"Nothing will be decided: {num_prompts} prompts at --batch {options.batch} are {groups} "
+            f"group{'s' if groups > 1 else ''}, and {least} are the least that give an interval. Take at least "
+            f"{least * options.batch} prompts: --num-prompts, and --prompts where there are not so many.",
+            file=sys.stderr,
+        )
 
 
 def draft_names(drafts: "Sequence[str]") -> list[str]:
@@ -181,7 +209,8 @@ def settings_of(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]
 
 def require_sensible(options: argparse.Namespace) -> None:
     """Raise UserError for numbers nothing can be measured with."""
-    require_positive(options, "num_prompts", "max_new_tokens", "batch", "repeats")
+    counts = ("max_new_tokens", "batch", "repeats")
+    require_positive(options, *counts, *(["num_prompts"] if options.num_prompts is not None else []))
     for lookahead in options.lookahead:
         if lookahead < 1 or options.lookahead.count(lookahead) > 1:
             named = " ".join(map(str, options.lookahead))

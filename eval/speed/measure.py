@@ -3,13 +3,14 @@
 Steps are timed between the turns, so that what is predicted from them and what is measured meet the same machine.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from eval.speed.ways import Run, Taken, Way
 
 Prompts = Sequence[Sequence[int]]
+Seconds = Callable[[Taken], float | None]
 Times = dict[Way, list[dict[int, Taken]]]  # by way, for each repetition, by the place of the group
 
 
@@ -51,3 +52,17 @@ def take_turns(
                 found[way].append({})
             found[way][repeat][place] = ways[way](groups[place])
         yield
+
+
+def columns(rows: Sequence[Mapping[int, Taken]], seconds: Seconds) -> tuple[list[float], list[float]] | None:
+    """Seconds and tokens of every group, over all repetitions; None where such seconds are not told."""
+    units = [[row[place] for row in rows] for place in sorted(rows[0])]
+    taken = [[seconds(one) for one in unit] for unit in units]
+    if any(value is None for unit in taken for value in unit):
+        return None
+    return [sum(value or 0 for value in unit) for unit in taken], [sum(one.tokens for one in unit) for unit in units]
+
+
+def whole_seconds(taken: Taken) -> float:
+    """The reading of the prompt included."""
+    return taken.whole_s

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from eval.intervals import least_units
 from eval.scorecard.tables import table
-from eval.scorecard.verdict import decision, with_interval
+from eval.scorecard.verdict import decision, too_few_words, with_interval
 from eval.speed.ways import DRAFT, PLAIN
 
 Record = dict[str, Any]
@@ -69,8 +70,34 @@ def row_of(record: Record, kind: str, draft: str | None, lookahead: int) -> Reco
 
 
 def best_sentences(record: Record) -> list[str]:
-    """Every draft at its best, and what is gained without one."""
-    return [best_sentence(row_of(record, one["way"], one["draft"], one["lookahead"])) for one in record["best"]]
+    """Every draft at its best, and what is gained without one; then how these intervals are meant."""
+    told = [best_sentence(one, record) for one in record["best"]]
+    compared = record["best"][0]["compared"] if record["best"] else 0
+    if compared > 1 and record["best"][0]["speedup"]["interval"] is not None:
+        told.append(
+            f"In these sentences intervals hold for all {compared} ways compared together, since the best was picked "
+            "on the same turns; in the table each holds for its own row."
+        )
+    return told
+
+
+def best_sentence(one: Record, record: Record) -> str:
+    """What a way is worth where it is fastest, and whether that is decided."""
+    return (
+        f"At its best of those measured, lookahead {one['lookahead']}, {label_of(one)} gives "
+        f"{with_interval(one['speedup'], times=True)}, the reading of the prompt included. "
+        f"{decision(one['speedup'], too_few=too_few_groups(record))}."
+    )
+
+
+def too_few_groups(record: Record) -> str:
+    """Why there is no interval, and what to do."""
+    settings = record["settings"]
+    least = least_units(settings["confidence"])
+    return (
+        f"{too_few_words(record['groups'], 'group of prompts', 'groups of prompts', least)}; --num-prompts "
+        f"{least * settings['batch']} makes them at --batch {settings['batch']}"
+    )
 
 
 def fastest_sentence(record: Record) -> list[str]:
@@ -83,26 +110,18 @@ def fastest_sentence(record: Record) -> list[str]:
     told = [f"{one['draft']} {with_interval(one['fastest'], times=True)}" for one in behind]
     sentence = (
         f"Each at its best, {fastest} is the fastest. In the same turns it is so many times as fast as the others: "
-        f"{', '.join(told)}. {fastest_decision(behind)}."
+        f"{', '.join(told)}. {fastest_decision(record)}."
     )
     return [sentence]
 
 
-def fastest_decision(behind: list[Record]) -> str:
+def fastest_decision(record: Record) -> str:
     """Whether the fastest is faster than all others."""
-    open_ones = [
-        one["draft"] for one in behind if one["fastest"]["interval"] is None or one["fastest"]["interval"][0] <= 1
-    ]
+    behind = record["behind"]
+    if any(one["fastest"]["interval"] is None for one in behind):
+        return f"Not decided, because {too_few_groups(record)}"
+    open_ones = [one["draft"] for one in behind if one["fastest"]["interval"][0] <= 1]
     return f"Not decided against {', '.join(open_ones)}" if open_ones else "Decided against all of them"
-
-
-def best_sentence(row: Record) -> str:
-    """What a way is worth where it is fastest, and whether that is decided."""
-    speedup = row["whole"]["speedup"]
-    return (
-        f"At its best of those measured, lookahead {row['lookahead']}, {label_of(row)} gives "
-        f"{with_interval(speedup, times=True)}, the reading of the prompt included. {decision(speedup)}."
-    )
 
 
 def error_sentence(record: Record) -> str:

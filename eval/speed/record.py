@@ -2,22 +2,24 @@
 
 Drafts that took the same turns are compared in the same way, each at the lookahead that is best for it.
 
-A ratio compares seconds per token of the same prompts in the same turns. Its interval is made by bootstrap over groups
-of prompts, all repetitions of a group together; of a single group over its repetitions.
+A ratio compares seconds per token of the same prompts in the same turns. Groups of prompts that were decoded together
+are the units of its interval, all repetitions of a group together: repetitions tell nothing of other prompts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval.acceptance import Estimate, Resampling, paired_ratio_quotient, percentile_interval
+from eval.acceptance import Resampling
 from eval.decoding.texts import Round
+from eval.intervals import percentile_interval
 from eval.latency.measure import Latency
-from eval.speed.measure import Times
-from eval.speed.ways import DRAFT, LOOKUP, PLAIN, Taken, Way
+from eval.paired_ratios import INTERVALS, paired_ratio_quotient
+from eval.speed.best import behind_the_fastest, best_of_each, estimate_record
+from eval.speed.measure import Seconds, Times, columns, whole_seconds
+from eval.speed.ways import DRAFT, PLAIN, Taken, Way
 from eval.speedup import StepTimes, predicted_speedup
 
 Record = dict[str, Any]
-Seconds = Callable[[Taken], float | None]
 
 
 def way_record(way: Way, times: Times, latency: Latency, resampling: Resampling) -> Record:
@@ -62,23 +64,6 @@ def speed_record(way: Way, times: Times, resampling: Resampling, seconds: Second
     return {"tokens_per_s": sum(own[1]) / sum(own[0]), "speedup": estimate_record(ratio)}
 
 
-def whole_seconds(taken: Taken) -> float:
-    """The reading of the prompt included."""
-    return taken.whole_s
-
-
-def columns(rows: Sequence[dict[int, Taken]], seconds: Seconds) -> tuple[list[float], list[float]] | None:
-    """Seconds and tokens of every group over all repetitions, or of every repetition of a single group."""
-    places = sorted(rows[0])
-    units = (
-        [[row[place] for row in rows] for place in places] if len(places) > 1 else [[row[places[0]]] for row in rows]
-    )
-    taken = [[seconds(one) for one in unit] for unit in units]
-    if any(value is None for unit in taken for value in unit):
-        return None
-    return [sum(value or 0 for value in unit) for unit in taken], [sum(one.tokens for one in unit) for unit in units]
-
-
 def pass_ms(taken: Sequence[Taken]) -> float | None:
     """Milliseconds from one pass of the target to the next; None where passes are not told."""
     spent = [(one.decode_s, one.passes) for one in taken if one.decode_s is not None and one.passes is not None]
@@ -117,21 +102,18 @@ def predicted_round(full_rate: float, lookahead: int, steps: StepTimes) -> Recor
     return {"draft": 1000 * draft_s, "verify": 1000 * steps.verify_s[lookahead], "rest": 0.0}
 
 
-def estimate_record(estimate: Estimate) -> Record:
-    """A value with its interval."""
-    return {"value": estimate.value, "interval": estimate.interval}
-
-
 def speed_record_of_all(times: Times, latency: Latency, resampling: Resampling) -> Record:
     """Every way; step times; every kind of way at its best; the drafts beside the fastest of them."""
     steps = {name: latency.step_times(name) for name in latency.drafts}
     rows = [way_record(way, times, latency, resampling) for way in times]
-    best = best_rows(rows)
+    best = best_of_each(times, resampling)
     return {
         "ways": rows,
         "steps_ms": steps_record(steps),
-        "best": [{key: row[key] for key in ("way", "draft", "lookahead")} for row in best],
-        "behind": behind_the_fastest([row for row in best if row["way"] == DRAFT], times, resampling),
+        "groups": len(times[Way(PLAIN)][0]),
+        "intervals": INTERVALS,
+        "best": best,
+        "behind": behind_the_fastest(best, times, resampling),
         "largest_error": largest_error(rows),
     }
 
@@ -146,37 +128,6 @@ def steps_record(steps: Mapping[str, StepTimes]) -> Record:
             name: {"draft": 1000 * own.draft_s, "draft_two": 1000 * own.draft_two_s} for name, own in steps.items()
         },
     }
-
-
-def best_rows(rows: Sequence[Record]) -> list[Record]:
-    """Each draft and looking up at the lookahead at which it is fastest, the reading of the prompt included."""
-    found: dict[tuple[str, str | None], Record] = {}
-    for row in rows:
-        if row["way"] in (DRAFT, LOOKUP):
-            key = (row["way"], row["draft"])
-            found[key] = max(found.get(key, row), row, key=lambda one: one["whole"]["speedup"]["value"])
-    return list(found.values())
-
-
-def behind_the_fastest(best: Sequence[Record], times: Times, resampling: Resampling) -> list[Record]:
-    """How many times as fast as each other draft the fastest is, in the same turns; the fastest of these first.
-
-    Args:
-        best: The drafts' rows, each at its best.
-        times: Of all ways.
-        resampling: How intervals are made.
-    """
-    first, *others = sorted(best, key=lambda row: -row["whole"]["speedup"]["value"])
-
-    def spent(row: Record) -> tuple[list[float], list[float]]:
-        found = columns(times[Way(DRAFT, row["lookahead"], row["draft"])], whole_seconds)
-        assert found is not None
-        return found
-
-    return [
-        {"draft": row["draft"], "fastest": estimate_record(paired_ratio_quotient(spent(row), spent(first), resampling))}
-        for row in others
-    ]
 
 
 def largest_error(rows: Sequence[Record]) -> Record:

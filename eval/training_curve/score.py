@@ -11,11 +11,12 @@ from transformers import PreTrainedModel
 
 from architectures.atomic import write_text
 from architectures.reading import read_json_object
-from eval.acceptance import Resampling, paired_ratio_difference, pooled_ratio
+from eval.acceptance import Columns, Estimate, Resampling, pooled_ratio
 from eval.choice import step_times
 from eval.config import EvalConfig
 from eval.latency.machine import torch_threads
 from eval.models import load_model
+from eval.paired_ratios import paired_ratio_differences
 from eval.report.fields import require_fields
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.record import speedup_record
@@ -23,7 +24,7 @@ from eval.scorecard.score import Pair, replay_drafts
 from eval.scorecard.scores import DraftScore
 from eval.speedup import StepTimes
 from eval.tasks.forms import Prompt
-from eval.training_curve.curves import JSON_NAME, PAGE_NAME, SCHEMA, Curve, Curves, Point, value_of, write_curves
+from eval.training_curve.curves import JSON_NAME, PAGE_NAME, SCHEMA, Curve, Curves, Point, Value, value_of, write_curves
 from eval.training_curve.page import curves_page
 
 
@@ -98,12 +99,28 @@ def curve(saved: Sequence[Saved], scores: Sequence[DraftScore], steps: StepTimes
     forecasts = [speedup_record(score, steps, None) for score in scores]
     best = max(range(len(saved)), key=lambda place: forecasts[place]["predicted"])
     lookahead = forecasts[best]["best_lookahead"]
-    best_columns = scores[best].tau_columns(lookahead)
+    behind = behind_the_best([score.tau_columns(lookahead) for score in scores], best, resampling)
     points = []
     for place, (one, score) in enumerate(zip(saved, scores, strict=True)):
         columns = score.tau_columns(lookahead)
         [row] = [row for row in forecasts[place]["lookahead"] if row["lookahead"] == lookahead]
-        behind = None if place == best else value_of(paired_ratio_difference(best_columns, columns, resampling))
         alpha, tau = (value_of(pooled_ratio(*each, resampling)) for each in (score.alpha_columns(), columns))
-        points.append(Point(one.name, one.batches, one.tokens, alpha, tau, row["predicted"], behind))
+        points.append(Point(one.name, one.batches, one.tokens, alpha, tau, row["predicted"], behind[place]))
     return Curve(scores[best].temperature, lookahead, saved[best].name, tuple(points))
+
+
+def behind_the_best(tau_columns: Sequence[Columns], best: int, resampling: Resampling) -> list[Value | None]:
+    """The best's tau less that of each, None of the best itself; it was picked on the same prompts.
+
+    Intervals hold for every two checkpoints together, so that whichever comes out best, it is no more often wrongly
+    said to be ahead than the confidence allows.
+    """
+    places = range(len(tau_columns))
+    pairs = [(first, second) for first in places for second in places if first != second]
+    found = (
+        paired_ratio_differences([(tau_columns[first], tau_columns[second]) for first, second in pairs], resampling)
+        if pairs
+        else []
+    )
+    by_pair: dict[tuple[int, int], Estimate] = dict(zip(pairs, found, strict=True))
+    return [None if place == best else value_of(by_pair[best, place]) for place in places]

@@ -105,15 +105,16 @@ def test_tau_is_that_of_the_replay_of_all_answers(lookahead):
     assert pooled(f"tau_{lookahead}", answers[:1], answers[1:]).compute().item() == pytest.approx(expected)
 
 
-def test_the_interval_surrounds_the_value_and_needs_two_answers():
-    metric = pooled("tau_3", [answer(1, 1, 0, 1), answer(0, 0, 0), answer(1, 1, 1, 1, 1)])
+def test_the_interval_surrounds_the_value_and_needs_six_answers():
+    answers = [answer(1, 1, 0, 1), answer(0, 0, 0), answer(1, 1, 1, 1, 1)] * 2
+    metric = pooled("tau_3", answers)
     value = metric.compute().item()
     assert metric.estimate is not None
     assert metric.estimate.low < value < metric.estimate.high
-    alone = pooled("tau_3", [answer(1, 1, 0, 1)])
-    alone.compute()
-    assert alone.estimate is not None
-    assert alone.estimate.interval is None
+    few = pooled("tau_3", answers[:5])
+    few.compute()
+    assert few.estimate is not None
+    assert few.estimate.interval is None
 
 
 def test_reset_forgets():

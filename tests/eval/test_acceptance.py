@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap
+from scipy.stats import bootstrap, t
 
 from eval.acceptance import (
     Counts,
@@ -16,6 +16,8 @@ from eval.acceptance import (
     resampling_weights,
     tau,
 )
+from eval.intervals import expanded_tail
+from eval.paired_ratios import paired_ratio_quotient, paired_ratio_quotients
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 # Ten tokens at lookahead 3: [a a a t] [t] [a t] [a a t]. The last round has room for two.
@@ -92,17 +94,18 @@ def test_pooled_ratio_is_the_ratio_of_sums():
 
 
 def test_equal_prompts_give_an_interval_without_width():
-    estimate = pooled_ratio([3, 3, 3], [4, 4, 4], RESAMPLING)
+    estimate = pooled_ratio([3] * 6, [4] * 6, RESAMPLING)
     assert (estimate.value, estimate.interval) == (0.75, [0.75, 0.75])
 
 
 def test_the_mean_of_ratios_weights_prompts_and_not_tokens():
-    estimate = mean_of_ratios([12, 2, 0], [12, 1, 0], RESAMPLING)  # the third has nothing to say
+    estimate = mean_of_ratios([12, 2, 0] * 3, [12, 1, 0] * 3, RESAMPLING)  # every third has nothing to say
     assert estimate.value == (1 + 2) / 2
-    assert estimate.interval == [1, 2]
+    assert estimate.interval == mean_of_ratios([12, 2] * 3, [12, 1] * 3, RESAMPLING).interval
+    assert mean_of_ratios([12, 2, 0, 0] * 2, [12, 1, 0, 0] * 2, RESAMPLING).interval is None  # four prompts, not eight
 
 
-def test_the_interval_is_scipys():
+def test_the_interval_is_scipys_at_a_confidence_that_allows_for_few_prompts():
     rng = np.random.default_rng(3)
     columns = rng.gamma(2, size=25), rng.gamma(5, size=25)
     settings = Resampling(confidence=0.8, num_resamples=20000, seed=2)
@@ -111,7 +114,7 @@ def test_the_interval_is_scipys():
         lambda above, below, axis: above.sum(axis) / below.sum(axis),
         n_resamples=20000,
         paired=True,
-        confidence_level=0.8,
+        confidence_level=1 - 2 * expanded_tail(25, 0.8),
         method="percentile",
         rng=rng,
     ).confidence_interval
@@ -120,30 +123,41 @@ def test_the_interval_is_scipys():
 
 
 def test_resamples_in_which_nothing_was_counted_are_left_out_of_the_interval():
-    """One prompt of two was counted: a quarter of the resamples lack it, and the rest all give its own ratio."""
-    assert pooled_ratio([1, 0], [4, 0], RESAMPLING).interval == [0.25, 0.25]
+    """Six prompts of sixty were counted: some resamples lack them all, and the rest all give their ratio."""
+    assert (resampling_weights(60, RESAMPLING)[:, :6].sum(axis=1) == 0).any()
+    assert pooled_ratio([1] * 6 + [0] * 54, [4] * 6 + [0] * 54, RESAMPLING).interval == [0.25, 0.25]
 
 
 def test_no_interval_where_no_resample_counted_anything():
-    single = (Resampling(confidence=0.95, num_resamples=1, seed=seed) for seed in range(100))
-    unlucky = next(one for one in single if resampling_weights(2, one)[0, 0] == 0)
-    estimate = pooled_ratio([1, 0], [4, 0], unlucky)
+    single = (Resampling(confidence=0.95, num_resamples=1, seed=seed) for seed in range(10000))
+    unlucky = next(one for one in single if not resampling_weights(60, one)[0, :6].any())
+    estimate = pooled_ratio([1] * 6 + [0] * 54, [4] * 6 + [0] * 54, unlucky)
     assert (estimate.value, estimate.interval) == (0.25, None)
 
 
-def test_one_prompt_has_no_interval():
-    estimate = pooled_ratio([3], [4], RESAMPLING)
-    assert estimate.value == 0.75
-    assert estimate.interval is None
-    assert paired_ratio_difference(([3], [4]), ([1], [4]), RESAMPLING).interval is None
+@pytest.mark.parametrize("num_prompts", [1, 2, 5])
+def test_few_prompts_have_no_interval(num_prompts):
+    """Five lie on one side of the truth in 1 of 16 cases: more than 5 %. Prompts with nothing counted do not help."""
+    rows = [3, 1, 2, 3, 1][:num_prompts], [4] * num_prompts
+    padded = tuple(column + [0] * 20 for column in rows)
+    for found in (
+        pooled_ratio(*rows, RESAMPLING),
+        pooled_ratio(*padded, RESAMPLING),
+        paired_ratio_difference(padded, padded, RESAMPLING),
+        paired_ratio_quotient(rows, rows, RESAMPLING),
+    ):
+        assert found.interval is None
+    assert pooled_ratio(*rows, RESAMPLING).value == sum(rows[0]) / sum(rows[1])
+    assert pooled_ratio([3, 1, 2, 3, 1, 2], [4] * 6, RESAMPLING).interval is not None
 
 
-def test_the_interval_is_the_percentile_bootstrap_over_prompts():
+def test_the_interval_is_the_expanded_percentile_bootstrap_over_prompts():
     rng = np.random.default_rng(0)
     numerators, denominators = rng.integers(0, 50, 30), rng.integers(50, 100, 30)
     drawn = np.random.default_rng(1).integers(0, 30, (20000, 30))
     ratios = numerators[drawn].sum(1) / denominators[drawn].sum(1)
-    expected = np.quantile(ratios, [0.05, 0.95])
+    tail = expanded_tail(30, 0.9)
+    expected = np.quantile(ratios, [tail, 1 - tail])
     wide = Resampling(confidence=0.9, num_resamples=20000, seed=5)
     interval = pooled_ratio(list(numerators), list(denominators), wide).interval
     assert interval == pytest.approx(list(expected), abs=4e-3)  # 5 times the error of 20,000 draws
@@ -157,7 +171,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
         chances = rng.beta(4, 4, 40)  # prompts differ: the unit of resampling must be the prompt
         estimate = pooled_ratio(list(rng.binomial(50, chances)), [50] * 40, quick)
         covered += estimate.interval[0] <= 0.5 <= estimate.interval[1]
-    assert 0.84 < covered / 300 < 0.95
+    assert 0.85 < covered / 300 < 0.95
 
 
 def test_the_same_seed_gives_the_same_interval_and_another_seed_another():
@@ -168,7 +182,7 @@ def test_the_same_seed_gives_the_same_interval_and_another_seed_another():
 
 
 def test_a_draft_does_not_differ_from_itself():
-    rows = [5.0, 1.0, 9.0], [10.0, 10.0, 12.0]
+    rows = [5.0, 1.0, 9.0] * 2, [10.0, 10.0, 12.0] * 2
     assert paired_ratio_difference(rows, rows, RESAMPLING).interval == [0, 0]
 
 
@@ -184,3 +198,45 @@ def test_pairing_takes_the_prompts_own_difficulty_out_of_the_difference():
 
 def test_the_difference_is_first_minus_second():
     assert paired_ratio_difference(([3, 3], [4, 4]), ([1, 1], [4, 4]), RESAMPLING).value == 0.5
+
+
+def quotient_by_scipy(first, second, confidence):
+    """Student's t on the logs of the prompts' own quotients."""
+    logs = np.log(np.array(first) / np.array(second))
+    return np.exp(t.interval(confidence, len(logs) - 1, logs.mean(), logs.std(ddof=1) / len(logs) ** 0.5))
+
+
+def test_the_interval_of_a_quotient_is_students_where_prompts_weigh_alike():
+    """To first order in how much prompts differ: a thousandth here."""
+    first, second = [1.001, 1.0, 0.999, 1.002, 0.998, 1.0, 1.001], [0.5] * 7
+    estimate = paired_ratio_quotient((first, [10] * 7), (second, [10] * 7), RESAMPLING)
+    assert estimate.interval == pytest.approx(list(quotient_by_scipy(first, second, 0.95)), rel=1e-5)
+
+
+def test_influence_is_what_leaving_a_prompt_out_does():
+    rng = np.random.default_rng(1)
+    columns = rng.uniform(1, 1.2, (4, 200))
+    pair = tuple(map(tuple, columns[:2])), tuple(map(tuple, columns[2:]))
+    whole = paired_ratio_quotient(*pair, RESAMPLING)
+    logs = []
+    for place in range(200):
+        (a, b), (c, d) = (np.delete(columns[half : half + 2], place, axis=1).sum(axis=1) for half in (0, 2))
+        logs.append(np.log(a / b / (c / d)))
+    jackknife = np.std(logs) * 199 / 200**0.5
+    reach = np.log(whole.high / whole.value)
+    assert reach == pytest.approx(t.ppf(0.975, 199) * jackknife, rel=0.01)
+    assert np.log(whole.value / whole.low) == pytest.approx(reach)
+
+
+def test_several_quotients_hold_together_and_one_alone_as_ever():
+    rng = np.random.default_rng(2)
+    alone = [1.0] * 9, [1] * 9
+    others = [(rng.uniform(0.8, 1.2, 9).tolist(), [1] * 9) for _ in range(5)]
+    one = paired_ratio_quotient(alone, others[0], RESAMPLING)
+    together = paired_ratio_quotients([(alone, other) for other in others], RESAMPLING)
+    assert together[0].value == one.value
+    assert together[0].low < one.low < one.high < together[0].high
+    copies = paired_ratio_quotients([(alone, others[0])] * 5, RESAMPLING)
+    assert np.log(copies[0].high / one.value) == pytest.approx(np.log(one.high / one.value), rel=0.1)
+    bonferroni = t.ppf(1 - 0.025 / 5, 8) / t.ppf(0.975, 8)
+    assert np.log(together[0].high / one.value) < bonferroni * np.log(one.high / one.value)

@@ -4,7 +4,9 @@ Those of training are in tests/distill/test_training_faults.py, of commands in t
 elsewhere before.
 """
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.decoding.wanted import Streams, Wanted
 from eval.models import load_model
 from eval.pair import compare, opened
-from eval.pair.opened import PROMPTS
+from eval.pair.built_in import PROMPTS
 from eval.pair.race import Runner, race, writers_of
 from eval.rounds.figures import rounds_record
 from eval.rounds.round_trace import Run, traced_rounds
@@ -153,8 +155,14 @@ def test_a_rate_counts_tokens_and_not_characters(target_tokenizer):
 
 
 def test_no_two_built_in_prompts_are_joined_by_a_missing_comma():
-    assert len(PROMPTS) == 8
+    assert len(PROMPTS) == len(set(PROMPTS)) == 128
     assert not [prompt for prompt in PROMPTS if re.search(r"[.?!][A-Z]", prompt)]
+
+
+def test_no_built_in_prompt_is_one_that_the_quickstart_trains_on():
+    path = Path(__file__).parents[2] / "recipes" / "prompts" / "quickstart.jsonl"
+    trained = {json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines()}
+    assert not trained & set(PROMPTS)
 
 
 def test_no_row_is_left_out_for_the_data_set_it_names(tmp_path):

@@ -119,11 +119,12 @@ def test_the_page_says_what_cannot_pay(recipe, source):
 @pytest.mark.parametrize(
     ("interval", "shares", "words"),
     [
-        ((1.1, 1.3), (0.97, 0.03), "a promises most. It pays already."),
-        ((1.1, 1.3), (0.95, 0.05), "a promises most. The fastest may as well be b. It pays already."),
+        ((1.1, 1.3), (0.98, 0.02), "a promises most. It pays already."),
+        ((1.1, 1.3), (0.97, 0.03), "a promises most. The fastest may as well be b. It pays already."),
         ((1.1, 1.3), (0.6, 0.2, 0.2), "a promises most. The fastest may as well be b or c. It pays already."),
         ((0.9, 1.3), (1.0, 0.0), "a promises most. Whether it pays already is not decided."),
         ((0.7, 0.9), (1.0, 0.0), "a promises most. After so short a training it does not pay yet"),
+        (None, (1.0, 0.0), "a promises most. The fastest may as well be b. Whether it pays already is not decided."),
     ],
 )
 def test_the_verdict_says_how_sure_it_is(interval, shares, words):

@@ -20,6 +20,7 @@ CONFIG = EvalConfig(
     lookahead=(1, 3),
     batch_size=4,
     num_resamples=100,
+    confidence=0.75,  # three prompts are enough for an interval
     num_threads=1,
     latency_repeats=3,
     latency_batches=(),

@@ -30,11 +30,11 @@ def speedup(value, low, high):
             "Slower, but by how much is not decided, because the interval is wider than the effect",
         ),
         (speedup(1.5, 1.25, 1.75), "Faster"),  # as wide as the effect, not wider
-        ({"value": 1.4, "interval": None}, "Not decided, because one prompt gives no interval"),
+        ({"value": 1.4, "interval": None}, "Not decided, because of rain"),
     ],
 )
 def test_the_interval_decides(estimate, words):
-    assert decision(estimate) == words
+    assert decision(estimate, too_few="of rain") == words
 
 
 bounds = st.floats(min_value=0.01, max_value=10)
@@ -43,7 +43,7 @@ bounds = st.floats(min_value=0.01, max_value=10)
 @given(st.tuples(bounds, bounds, bounds).map(sorted))
 def test_a_direction_is_claimed_only_where_the_whole_interval_lies_there(numbers):
     low, value, high = numbers
-    told = decision(speedup(value, low, high))
+    told = decision(speedup(value, low, high), too_few="")
     assert told.startswith("Faster") == (low > 1)
     assert told.startswith("Slower") == (high < 1)
     assert ("not decided" in told.lower()) == (low <= 1 <= high or high - low > abs(value - 1))
@@ -95,6 +95,12 @@ def test_without_an_interval_the_fastest_is_not_decided(rewrite, page_of):
     rewrite("shallow", live(9.0, 8.9, 9.1))
     rewrite("deep", lambda record: record["live"].update(speedup={"value": 1.4, "interval": None}))
     assert "which is not decided: its interval overlaps" in page_of("deep", "shallow").words["verdict"][0]
+
+
+def test_without_an_interval_it_says_how_many_prompts_give_one(rewrite, page_of):
+    rewrite("deep", lambda record: record["live"].update(speedup={"value": 1.4, "interval": None}, prompts=2))
+    [words] = page_of("deep").words["verdict"]
+    assert words.startswith("Not decided, because 2 prompts give no interval: 3 are the least: 1.40x the speed of")
 
 
 def test_where_one_draft_alone_was_measured_it_is_not_the_fastest(rewrite, page_of):

@@ -138,8 +138,8 @@ def test_the_page_tells_counts_rates_and_times(tmp_path):
     for told in (
         "Rule rejection, temperature 0.5, lookahead 2; 2 texts of 2 prompts.",
         "| 3 | 5 | 2 | 3 | 6 |",
-        "| 2 | 2.000 [2.000, 2.000] | 2.000 [2.000, 2.000] | 1.000 (3.0 / 3.0) | 3.0 |",
-        "alpha of rounds 1.000 [1.000, 1.000], utilisation 1.000 [1.000, 1.000]",
+        "| 2 | 2.000 | 2.000 | 1.000 (3.0 / 3.0) | 3.0 |",
+        "alpha of rounds 1.000, utilisation 1.000",
         "### By position: draft, temperature 0.5, lookahead 2",
         "| 1 | 0.667 (2.0 / 3.0) | 1.000 (2.0 / 2.0) | 1.000 (2.0 / 2.0) |",
         "| rounds | 1.0 | 1.0 | 1.0 |",

@@ -33,6 +33,7 @@ def config(**changes):
         "lookahead": (1, 4),
         "batch_size": 3,
         "num_resamples": 100,
+        "confidence": 0.75,  # three prompts are enough for an interval
         "num_threads": 1,
         "latency_repeats": 3,
         "latency_batches": (),
@@ -340,7 +341,7 @@ def test_one_prompt_has_no_intervals_and_the_scorecard_says_so(target_folder, no
     assert acceptance(scorecard, "draft", 0.0)["alpha"]["interval"] is None
     assert scorecard["live"]["speedup"]["interval"] is None
     assert scorecard["verdict"].startswith("Unclear")
-    assert "Only one prompt was scored: nothing here has an interval." in scorecard["warnings"]
+    assert "One scored prompt gives no interval: 3 are the least." in scorecard["warnings"]
 
 
 def test_without_temperature_zero_nothing_is_decoded_live(target_folder, noisy_folder, tmp_path):

@@ -20,9 +20,9 @@ def scorecard(
             "agreement": {**agreement, "loop": counts, "replay": {"rounds": 9.0, "accepted": 6.0}},
         },
         "acceptance": [{"temperature": 0.0, "target_changed_tokens": changed}],
-        "prompts": {"scored": 4},
+        "prompts": {"scored": 6},
         "latency": {"settled": settled, "warm_up_repeats": 20},
-        "settings": {"dtype": dtype, "device": device, "threads": threads},
+        "settings": {"dtype": dtype, "device": device, "threads": threads, "confidence": 0.95},
         "provenance": MACHINE,
     }
 
@@ -40,6 +40,10 @@ def scorecard(
 )
 def test_the_verdict_follows_from_the_interval(value, interval, start):
     assert verdict(scorecard(value, interval)).startswith(start)
+
+
+def test_without_an_interval_the_verdict_says_how_many_prompts_give_one():
+    assert verdict(scorecard(1.12, None)).endswith("4 prompts give no interval: 6 are the least.")
 
 
 def test_the_verdict_names_the_machine():
@@ -73,9 +77,10 @@ def test_answers_the_target_would_not_give_again_are_told_in_float32():
     assert find_warnings(scorecard(changed=3, dtype="bfloat16")) == []
 
 
-def test_a_single_prompt_is_told():
-    warnings = find_warnings({**scorecard(), "prompts": {"scored": 1}})
-    assert warnings == ["Only one prompt was scored: nothing here has an interval."]
+@pytest.mark.parametrize(("scored", "found"), [(1, "One scored prompt gives"), (5, "5 scored prompts give")])
+def test_few_prompts_are_told(scored, found):
+    warnings = find_warnings({**scorecard(), "prompts": {"scored": scored}})
+    assert warnings == [f"{found} no interval: 6 are the least."]
 
 
 def full_scorecard(*temperatures):

@@ -13,8 +13,11 @@ import widedraft
 from eval.acceptance import Resampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
+from eval.intervals import least_units
 from eval.latency.measure import measure_latency
 from eval.latency.steps import Setting
+from eval.pair.built_in import PROMPTS
+from eval.speed.command import default_prompts
 from eval.speed.measure import groups_of, take_turns, warm_up
 from eval.speed.page import speed_page
 from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Setup, Way, ways_to_decode
@@ -137,6 +140,21 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
     assert record["target"]["fingerprint"] != record["drafts"][NAME]["fingerprint"]
     if more != ("--temperature", 0.8):
         assert len({row["tokens"] for row in record["ways"]}) == 1
+
+
+def test_too_few_groups_are_told_before_anything_is_measured(target_folder, noisy_folder, capsys):
+    few = ("--num-prompts", 3, "--max-new-tokens", 2, "--lookahead", 1, "--batch", 2)
+    assert run_speed("--target", target_folder, "--draft", noisy_folder, *few) == 0
+    told = capsys.readouterr()
+    assert "Nothing will be decided: 3 prompts at --batch 2 are 2 groups, and 6 are the least" in told.err
+    assert "Take at least 12 prompts: --num-prompts, and --prompts where there are not so many." in told.err
+    assert told.out.count("Not decided, because 2 groups of prompts give no interval: 6 are the least") == 2
+
+
+@pytest.mark.parametrize("batch", range(1, 22))
+def test_the_defaults_make_enough_groups_at_every_batch(batch):
+    groups = groups_of([[1]] * min(default_prompts(batch), len(PROMPTS)), batch)
+    assert len(groups) >= max(least_units(0.95), 12 if batch <= 10 else 0)
 
 
 def test_a_second_draft_of_another_tokenizer_is_refused(target_folder, noisy_folder, tmp_path, capsys):

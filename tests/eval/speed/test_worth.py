@@ -3,14 +3,16 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from eval.acceptance import Resampling
 from eval.decoding.texts import Round
+from eval.speed.best import behind_the_fastest, best_of_each
 from eval.speed.page import error_sentence, speed_page
 from eval.speed.plot import draw
-from eval.speed.record import best_rows, largest_error, pass_ms, round_record, speed_record_of_all, way_record
+from eval.speed.record import largest_error, pass_ms, round_record, speed_record_of_all, way_record
 from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Taken, Way
 from eval.speedup import StepTimes
 
@@ -54,23 +56,46 @@ def test_the_ratio_is_seconds_per_token_over_seconds_per_token():
         Way(LOOKUP, 1): [{0: taken(20, 1.0, 1.0), 1: taken(10, 0.5, 1.0)}],
     }
     row = way_record(Way(LOOKUP, 1), times, Steps(), RESAMPLING)
-    assert row["decode"] == {"tokens_per_s": 20, "speedup": {"value": 2.0, "interval": [2.0, 2.0]}}
+    assert row["decode"] == {"tokens_per_s": 20, "speedup": {"value": pytest.approx(2.0), "interval": None}}
     assert row["whole"]["speedup"]["value"] == pytest.approx((4 / 20) / (3.5 / 30))
     own = way_record(Way(PLAIN), times, Steps(), RESAMPLING)
-    assert own["whole"]["speedup"] == {"value": 1.0, "interval": [1.0, 1.0]}
+    assert own["whole"]["speedup"] == {"value": 1.0, "interval": None}
 
 
-def test_of_one_group_repetitions_are_resampled_and_of_several_the_groups():
-    fast, slow, alone = taken(10, 0.5), taken(10, 2.0), taken(10, 1.0)
-    one_group = {Way(PLAIN): [{0: alone}, {0: alone}], Way(LOOKUP, 1): [{0: fast}, {0: slow}]}
-    low, high = way_record(Way(LOOKUP, 1), one_group, Steps(), RESAMPLING)["decode"]["speedup"]["interval"]
-    assert (low, high) == pytest.approx((0.5, 2.0))
-    noise_within_groups = {
-        Way(PLAIN): [{0: alone, 1: alone}] * 2,
-        Way(LOOKUP, 1): [{0: fast, 1: slow}, {0: slow, 1: fast}],
+def times_of(*decode_s, repeats=1):
+    """Looking up took so long for ten tokens of each group, again and again; the target alone one second."""
+    return {
+        Way(PLAIN): [dict.fromkeys(range(len(decode_s)), taken(10, 1.0))] * repeats,
+        Way(LOOKUP, 1): [{place: taken(10, each_s) for place, each_s in enumerate(decode_s)}] * repeats,
     }
-    interval = way_record(Way(LOOKUP, 1), noise_within_groups, Steps(), RESAMPLING)["decode"]["speedup"]["interval"]
+
+
+def test_groups_are_the_units_and_repetitions_are_not():
+    """All repetitions of a group together: what comes and goes within a group leaves no doubt."""
+    several = times_of(0.5, 0.6, 0.4, 0.5, 0.5, 0.6)
+    once, often = (
+        way_record(Way(LOOKUP, 1), times, Steps(), RESAMPLING)["decode"]["speedup"]["interval"]
+        for times in (several, {way: rows * 9 for way, rows in several.items()})
+    )
+    assert often == pytest.approx(once)
+    assert once[0] < 1.9 < once[1]
+    alone, fast, slow = taken(10, 1.0), taken(10, 0.5), taken(10, 2.0)
+    swapped = {
+        Way(PLAIN): [dict.fromkeys(range(6), alone)] * 2,
+        Way(LOOKUP, 1): [dict.fromkeys(range(6), fast), dict.fromkeys(range(6), slow)],
+    }
+    interval = way_record(Way(LOOKUP, 1), swapped, Steps(), RESAMPLING)["decode"]["speedup"]["interval"]
     assert interval == pytest.approx([0.8, 0.8])
+
+
+@pytest.mark.parametrize(("groups", "has_interval"), [(1, False), (2, False), (4, False), (5, True)])
+def test_few_groups_have_no_interval_however_often_they_are_repeated(groups, has_interval):
+    """At a confidence of 0.9 five are the least: fewer lie on one side of the truth too often by chance alone."""
+    times = times_of(*[0.5] * groups, repeats=20)
+    for way in times:
+        for seconds in ("decode", "whole"):
+            interval = way_record(way, times, Steps(), RESAMPLING)[seconds]["speedup"]["interval"]
+            assert (interval is not None) == has_interval
 
 
 @pytest.mark.parametrize(("lookahead", "accepted"), [(1, [1, 0, 1, 0]), (4, [4, 2, 4, 0])])
@@ -89,20 +114,28 @@ def test_a_loop_of_nothing_but_steps_is_predicted_exactly(lookahead, accepted):
     assert row["round_ms"] == pytest.approx(row["predicted_round_ms"])
 
 
-def all_ways(rest_s):
+def all_ways(rest_s, groups=6):
     rounds, seconds = rounds_of(4, [4, 0, 2, 0], rest_s=rest_s)
     found = [Round(0, 4, 0, 0, 1, 0.0, 0.04), Round(1, 4, 1, 1, 1, 0.0, 0.04)]
-    return {
-        Way(PLAIN): [{0: taken(10, 0.4), 1: taken(10, 0.4)}],
-        Way(DRAFT, 4, NAME): [{0: taken(10, seconds, rounds=rounds), 1: taken(10, seconds, rounds=rounds)}],
-        Way(LOOKUP, 4): [{0: taken(3, 0.08, rounds=found), 1: taken(3, 0.08, rounds=found)}],
-        Way(TRANSFORMERS, 4, NAME): [{0: Taken(10, None, None, 0.8), 1: Taken(10, None, None, 0.8)}],
+    each = {
+        Way(PLAIN): taken(10, 0.4),
+        Way(DRAFT, 4, NAME): taken(10, seconds, rounds=rounds),
+        Way(LOOKUP, 4): taken(3, 0.08, rounds=found),
+        Way(TRANSFORMERS, 4, NAME): Taken(10, None, None, 0.8),
     }
+    return {way: [dict.fromkeys(range(groups), one)] for way, one in each.items()}
 
 
-def record_of(rest_s):
-    settings = {"batch": 1, "temperature": 0.0, "prompts": 2, "repeats": 1, "compiled": False}
-    return {"settings": settings, **speed_record_of_all(all_ways(rest_s), Steps(), RESAMPLING)}
+def record_of(rest_s, groups=6):
+    settings = {
+        "batch": 1,
+        "temperature": 0.0,
+        "prompts": groups,
+        "repeats": 1,
+        "compiled": False,
+        "confidence": RESAMPLING.confidence,
+    }
+    return {"settings": settings, **speed_record_of_all(all_ways(rest_s, groups), Steps(), RESAMPLING)}
 
 
 def test_prediction_names_the_term_it_misses():
@@ -153,7 +186,7 @@ def test_a_rounds_time_is_that_of_the_row_that_took_most_of_them():
 
 def test_the_page_has_every_way_and_says_what_is_faster():
     page = speed_page(record_of(0.0))
-    assert "## Batch 1, temperature 0, 2 prompts, 1 repetitions, eager steps" in page
+    assert "## Batch 1, temperature 0, 6 prompts, 1 repetitions, eager steps" in page
     assert "| target alone |  |  | 25.0 | 1.00x [1.00, 1.00] |  | 1.00x [1.00, 1.00] |  |" in page
     assert re.search(
         r"\| draft \| 4 \| 2\.50 \| \d+\.\d \| 1\.50x \[1\.50, 1\.50\] \| 1\.50x \[0\.83, 2\.86\] \|", page
@@ -164,6 +197,18 @@ def test_the_page_has_every_way_and_says_what_is_faster():
     assert f"{best}, draft gives 1.50x [1.50, 1.50], {included}. Faster." in page
     assert f"{best}, n-gram lookup gives 1.50x [1.50, 1.50], {included}. Faster." in page
     assert "the fastest" not in page
+    assert "intervals hold for all 2 ways compared together" in page
+
+
+@pytest.mark.parametrize(("groups", "few"), [(1, "one group of prompts gives"), (4, "4 groups of prompts give")])
+def test_the_page_of_few_groups_decides_nothing_and_says_how_many_do(groups, few):
+    """0.57x [0.57, 0.57] Slower, the page once said of two groups; 1.50x is as sure here."""
+    record = record_of(0.0, groups=groups)
+    record["settings"]["batch"] = 4
+    page = speed_page(record)
+    remedy = "no interval: 5 are the least; --num-prompts 20 makes them at --batch 4."
+    assert page.count(f"1.50x, the reading of the prompt included. Not decided, because {few} {remedy}") == 2
+    assert not re.search(r"Faster|Slower|1\.50x \[1.50|compared together", page)
 
 
 def page_of_lookups(*decode_s):
@@ -176,19 +221,19 @@ def page_of_lookups(*decode_s):
 
 def test_what_is_said_of_a_way_is_what_its_interval_says():
     included = "the reading of the prompt included"
-    assert f"4.00x [4.00, 4.00], {included}. Faster." in page_of_lookups(0.1, 0.1)
-    assert f"0.13x [0.13, 0.13], {included}. Slower." in page_of_lookups(3.0, 3.0)
-    undecided = "Not decided, because the interval holds 1."
-    assert f"0.80x [0.50, 2.00], {included}. {undecided}" in page_of_lookups(0.2, 0.8)
+    assert f"4.00x [4.00, 4.00], {included}. Faster." in page_of_lookups(*[0.1] * 6)
+    assert f"0.13x [0.13, 0.13], {included}. Slower." in page_of_lookups(*[3.0] * 6)
+    undecided = re.escape("Not decided, because the interval holds 1.")
+    assert re.search(rf"0\.80x \[0\.\d\d, 1\.\d\d\], {included}. {undecided}", page_of_lookups(*[0.2, 0.8] * 3))
 
 
 def record_of_drafts(**decode_s):
     """Several drafts at one lookahead: seconds of each group of ten tokens, which take the target alone 0.4."""
     rounds, _ = rounds_of(4, [4, 0, 2, 0])
-    times = {Way(PLAIN): [{place: taken(10, 0.4) for place in range(3)}]}
+    times = {Way(PLAIN): [{place: taken(10, 0.4) for place in range(6)}]}
     for name, seconds in decode_s.items():
         times[Way(DRAFT, 4, name)] = [{place: taken(10, each_s, rounds=rounds) for place, each_s in enumerate(seconds)}]
-    times[Way(LOOKUP, 4)] = [{place: taken(10, 0.4, rounds=rounds) for place in range(3)}]
+    times[Way(LOOKUP, 4)] = [{place: taken(10, 0.4, rounds=rounds) for place in range(6)}]
     steps = Steps()
     steps.drafts = tuple(decode_s)
     settings = record_of(0.0)["settings"]
@@ -197,7 +242,11 @@ def record_of_drafts(**decode_s):
 
 def test_drafts_are_compared_in_the_same_turns():
     """All of 2 are of one mind with the fastest, though the intervals of their speed-ups overlap."""
-    record = record_of_drafts(a=(0.11, 0.22, 0.44), b=(0.10, 0.20, 0.40), c=(0.48, 0.24, 0.12))
+    record = record_of_drafts(
+        a=(0.11, 0.22, 0.44, 0.11, 0.22, 0.44),
+        b=(0.10, 0.20, 0.40, 0.10, 0.20, 0.40),
+        c=(0.48, 0.24, 0.12, 0.48, 0.24, 0.12),
+    )
     assert [(one["way"], one["draft"]) for one in record["best"]] == [
         (DRAFT, "a"),
         (DRAFT, "b"),
@@ -213,18 +262,48 @@ def test_drafts_are_compared_in_the_same_turns():
     assert f"{told}a 1.10x [1.10, 1.10], c 1.20x [" in page
     assert "Not decided against c." in page
     assert all(f"| {name} | 4 | 2.50 |" in page for name in "abc")
-    decided = speed_page(record_of_drafts(a=(0.2, 0.2, 0.2), b=(0.1, 0.1, 0.1)))
+    decided = speed_page(record_of_drafts(a=(0.2,) * 6, b=(0.1,) * 6))
     assert "a 2.00x [2.00, 2.00]. Decided against all of them." in decided
 
 
+def whole_times(**speeds):
+    """Drafts at lookaheads 1, 2, ..., so many times as fast as the target alone, on each of six groups."""
+    times = {Way(PLAIN): [dict.fromkeys(range(6), taken(10, 1.0))]}
+    for draft, by_lookahead in speeds.items():
+        for lookahead, of_groups in enumerate(by_lookahead, start=1):
+            seconds = {place: taken(10, 1 / value) for place, value in enumerate(np.broadcast_to(of_groups, 6))}
+            times[Way(DRAFT, lookahead, draft)] = [seconds]
+    return times
+
+
 def test_a_draft_is_at_its_best_where_the_whole_is_fastest():
-    rows = [
-        {"way": DRAFT, "draft": name, "lookahead": lookahead, "whole": {"speedup": {"value": value}}}
-        for name, values in (("a", (0.9, 1.2, 1.1)), ("b", (0.8, 0.7, 0.6)))
-        for lookahead, value in enumerate(values, start=1)
+    best = best_of_each(whole_times(a=(0.9, 1.2, 1.1), b=(0.8, 0.7, 0.6)), RESAMPLING)
+    assert [(row["draft"], row["lookahead"]) for row in best] == [("a", 2), ("b", 1)]
+    assert [row["speedup"]["value"] for row in best] == pytest.approx([1.2, 0.8])
+    assert [row["compared"] for row in best] == [6, 6]
+
+
+def test_the_interval_of_the_best_is_wider_the_more_it_was_picked_from():
+    uneven = [1.1, 1.3, 1.2, 1.25, 1.15, 1.4]
+    others = [np.roll(uneven, shift) - 0.2 for shift in (1, 3, 5)]
+    widths = []
+    for drafts in ({"a": (uneven,)}, {"a": (uneven, others[0])}, {"a": (uneven, *others)}):
+        [best] = best_of_each(whole_times(**drafts), RESAMPLING)
+        assert best["lookahead"] == 1
+        low, high = best["speedup"]["interval"]
+        widths.append(high / low)
+    assert widths[0] < widths[1] < widths[2]
+
+
+def test_drafts_are_compared_at_any_lookahead_of_each():
+    times = whole_times(a=(1.0, 1.5), b=(1.2, 1.1), c=(0.9, 0.8))
+    found = behind_the_fastest(best_of_each(times, RESAMPLING), times, RESAMPLING)
+    assert [(one["draft"], one["fastest"]["value"]) for one in found] == [
+        ("b", pytest.approx(1.5 / 1.2)),
+        ("c", pytest.approx(1.5 / 0.9)),
     ]
-    plain = {"way": PLAIN, "draft": None, "lookahead": 0, "whole": {"speedup": {"value": 1.0}}}
-    assert [(row["draft"], row["lookahead"]) for row in best_rows([plain, *rows])] == [("a", 2), ("b", 1)]
+    assert {one["compared"] for one in found} == {3 * 2 * 2 * 2}
+    assert behind_the_fastest(best_of_each(whole_times(a=(1.0,)), RESAMPLING), times, RESAMPLING) == []
 
 
 def test_the_plot_has_every_way_and_what_was_predicted():

@@ -63,14 +63,16 @@ def test_of_two_equal_checkpoints_the_earlier_is_best():
 
 
 def test_one_that_is_behind_on_every_prompt_is_not_named_as_a_rival():
-    found = curve(saved("a", "b", "c"), [score_of(12, 12), score_of(7, 8), score_of(7, 9)], STEPS, RESAMPLING)
+    least, better, close = score_of(*[12] * 8), score_of(*[7, 8] * 4), score_of(*[7, 9, 7, 8] * 2)
+    found = curve(saved("a", "b", "c"), [least, better, close], STEPS, RESAMPLING)
     assert best_sentence(found) == "Best at temperature 0: b, which is not decided against c."
-    alone = curve(saved("a", "b"), [score_of(12, 12), score_of(7, 8)], STEPS, RESAMPLING)
+    alone = curve(saved("a", "b"), [least, better], STEPS, RESAMPLING)
     assert best_sentence(alone) == "Best at temperature 0: b; every other is behind it."
 
 
-def test_one_prompt_decides_nothing():
-    found = curve(saved("a", "b"), [score_of(12), score_of(7)], STEPS, RESAMPLING)
+@pytest.mark.parametrize("prompts", [1, 5])
+def test_few_prompts_decide_nothing(prompts):
+    found = curve(saved("a", "b"), [score_of(*[12] * prompts), score_of(*[7] * prompts)], STEPS, RESAMPLING)
     assert best_sentence(found) == "Best at temperature 0: b, which is not decided against a."
 
 

@@ -1,0 +1,1 @@
+"""How often the intervals of this project hold the truth, and how often its decisions are wrong."""

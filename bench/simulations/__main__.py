@@ -1,0 +1,73 @@
+"""Simulate every interval of the project, keep what was found, and write it as the table of docs/scoring.md.
+
+python -m bench.simulations --out bench/results/simulations.json --doc docs/scoring.md
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from architectures.manifest import git_commit
+from bench.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
+from bench.simulations.exams import exam_rows
+from bench.simulations.latency import latency_rows, read_series
+from bench.simulations.prediction import prediction_rows
+from bench.simulations.shares import Row
+from bench.simulations.speed import live_rows, speed_rows
+from bench.simulations.turns import read_recordings
+from eval.scorecard.tables import table
+
+RESULTS = Path(__file__).parents[1] / "results"
+COLUMNS = ("interval or decision", "made of", "should be", "is", "±")
+BEGIN, END = "<!-- simulations: begin -->", "<!-- simulations: end -->"
+
+
+def main() -> None:
+    """Simulate and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=Path, default=RESULTS / "self_speed.json")
+    parser.add_argument("--steps", type=Path, default=RESULTS / "step_times.json")
+    parser.add_argument("--runs", type=int, default=2000, help="of each; a quarter of the slowest")
+    parser.add_argument("--seed", type=int, default=17)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--doc", type=Path, required=True)
+    options = parser.parse_args()
+    rows = []
+    for row in all_rows(options):
+        print(" | ".join(cells_of(row)), flush=True)
+        rows.append(row)
+    result = {"rows": [asdict(row) for row in rows], "seed": options.seed, "commit": git_commit()}
+    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    options.doc.write_text(with_table(options.doc.read_text(encoding="utf-8"), rows), encoding="utf-8")
+
+
+def all_rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Everything, in the order of the table."""
+    recordings, series, seed = read_recordings(options.turns), read_series(options.steps), options.seed
+    yield from speed_rows(recordings, options.runs // 2, seed=seed)
+    yield from live_rows(recordings, options.runs, seed=seed)
+    yield from rate_rows(options.runs, seed=seed)
+    yield from difference_rows(options.runs // 4, seed=seed)
+    yield from checkpoint_rows(options.runs // 2, seed=seed)
+    yield from prediction_rows(series, options.runs // 4, seed=seed)
+    yield from latency_rows(series, options.runs // 2, seed=seed)
+    yield from exam_rows(options.runs, seed=seed)
+
+
+def with_table(text: str, rows: Iterable[Row]) -> str:
+    """A page with the table between its two marks."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n\n{table(COLUMNS, [cells_of(row) for row in rows])}\n\n{END}{after}"
+
+
+def cells_of(row: Row) -> tuple[str, ...]:
+    """One line, in percent."""
+    should = "high" if row.nominal is None else f"{row.nominal:.0%}" if row.holds else f"at most {row.nominal:.0%}"
+    return row.what, row.size, should, f"{row.share:.1%}", f"{row.error:.1%}"
+
+
+if __name__ == "__main__":
+    main()

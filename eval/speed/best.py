@@ -1,0 +1,95 @@
+"""At which lookahead each way is fastest, and which of several drafts: picked and judged on the same turns.
+
+The best of several owes some of its lead to chance. What is told of it has an interval that holds for all that were
+compared at once, so that picking the best of them costs no confidence.
+"""
+
+from collections.abc import Sequence
+from itertools import permutations, product
+from typing import Any
+
+from eval.acceptance import Columns, Estimate, Resampling
+from eval.paired_ratios import paired_ratio_quotients
+from eval.speed.measure import Times, columns, whole_seconds
+from eval.speed.ways import DRAFT, LOOKUP, PLAIN, Way
+
+Record = dict[str, Any]
+
+
+def best_of_each(times: Times, resampling: Resampling) -> list[Record]:
+    """Each draft and looking up, at the lookahead at which it is fastest, the reading of the prompt included.
+
+    Args:
+        times: Of all ways.
+        resampling: How intervals are made.
+    """
+    compared = [way for way in times if way.kind in (DRAFT, LOOKUP)]
+    alone = spent(times, Way(PLAIN))
+    estimates = paired_ratio_quotients([(alone, spent(times, way)) for way in compared], resampling)
+    best: dict[tuple[str, str], tuple[Way, Estimate]] = {}
+    for way, estimate in zip(compared, estimates, strict=True):
+        held = best.get((way.kind, way.draft))
+        if held is None or estimate.value > held[1].value:
+            best[way.kind, way.draft] = way, estimate
+    return [
+        {
+            "way": way.kind,
+            "draft": way.draft or None,
+            "lookahead": way.lookahead,
+            "speedup": estimate_record(estimate),
+            "compared": len(compared),
+        }
+        for way, estimate in best.values()
+    ]
+
+
+def behind_the_fastest(best: Sequence[Record], times: Times, resampling: Resampling) -> list[Record]:
+    """How many times as fast as each other draft the fastest is, in the same turns; the fastest of these first.
+
+    Args:
+        best: From `best_of_each`.
+        times: Of all ways.
+        resampling: How intervals are made. They hold for every two drafts at any lookahead of each.
+    """
+    first, *others = sorted((row for row in best if row["way"] == DRAFT), key=lambda row: -row["speedup"]["value"]) or [
+        None
+    ]
+    if first is None or not others:
+        return []
+    compared = pairs_of_drafts(list(times))
+    pairs = [(spent(times, slower), spent(times, faster)) for faster, slower in compared]
+    estimates = dict(zip(compared, paired_ratio_quotients(pairs, resampling), strict=True))
+    return [
+        {
+            "draft": row["draft"],
+            "fastest": estimate_record(estimates[way_of(first), way_of(row)]),
+            "compared": len(compared),
+        }
+        for row in others
+    ]
+
+
+def pairs_of_drafts(ways: Sequence[Way]) -> list[tuple[Way, Way]]:
+    """Every way of every draft beside every way of every other."""
+    by_draft: dict[str, list[Way]] = {}
+    for way in ways:
+        if way.kind == DRAFT:
+            by_draft.setdefault(way.draft, []).append(way)
+    return [pair for one, other in permutations(by_draft.values(), 2) for pair in product(one, other)]
+
+
+def way_of(row: Record) -> Way:
+    """The way of a draft's row."""
+    return Way(DRAFT, row["lookahead"], row["draft"])
+
+
+def spent(times: Times, way: Way) -> Columns:
+    """Seconds of everything and tokens, of every group."""
+    found = columns(times[way], whole_seconds)
+    assert found is not None
+    return found
+
+
+def estimate_record(estimate: Estimate) -> Record:
+    """A value with its interval."""
+    return {"value": estimate.value, "interval": estimate.interval}
