@@ -27,11 +27,11 @@ from scipy.stats import kstest
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from eval.decoding.rules import LOSSLESS
+from eval.decoding.rules import LOSSLESS, RULES
 from eval.decoding.sampling import Sampling, distribution
 from eval.decoding.sequencer import Opener, open_sequencer
 from eval.decoding.speculative import GREEDY, plain_decode, speculative_decode
-from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
+from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed
 from eval.models import shared_vocab_size
 from eval.replay import answer_logits
 from eval.rounds.round_trace import Run
@@ -128,7 +128,10 @@ def decode_run(
     sampling: Sampling = GREEDY,
     rule: str = LOSSLESS[0],
 ) -> Run:
-    """Texts decoded with a draft: one of each prompt at temperature 0, else as many as are wanted."""
+    """Texts decoded with a draft: one of each prompt at temperature 0, else as many as are wanted.
+
+    Each rule has random numbers of its own: the exact rules write by the target's alone, and would write the same.
+    """
     samples = 1 if sampling.is_greedy else wanted.samples
     places = [place for place in range(len(prompts)) for _ in range(samples)]
     speculation, seeds = Speculation(wanted.lookahead, rule=rule), wanted.seeds
@@ -139,6 +142,7 @@ def decode_run(
         speculation=speculation,
         sampling=sampling,
         seeds=seeds,
+        row_seeds=[row_seed(row, list(RULES).index(rule)) for row in range(len(places))],
         opener=wanted.opener,
     )
     drafter = "target" if pair[0] is pair[1] else "draft"
