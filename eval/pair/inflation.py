@@ -67,8 +67,8 @@ class Evidence:
 
     def least_found(self, level: float) -> float | None:
         """The smallest inflation that is found in POWER of the runs, to a tenth of a percent; None above SIZES."""
-        tried = np.arange(0.001, SIZES[-1] + 0.0005, 0.001)
-        return next((float(each) for each in tried if self.power(each, level) >= POWER), None)
+        tried = np.arange(0.001, SIZES[-1] + 0.0005, 0.001).tolist()
+        return next((each for each in tried if self.power(each, level) >= POWER), None)
 
 
 def pooled(each: Sequence[Evidence]) -> Evidence:
