@@ -20,7 +20,7 @@ from scipy.optimize import root_scalar
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one step at batch 1; any unit will do, for only ratios count.
+    """Seconds of one step; any unit will do, for only ratios count.
 
     Attributes:
         target_s: The target, one token.
@@ -62,8 +62,9 @@ def predicted_speedup(tau: float, full_rate: float, lookahead: int, times: StepT
     """Plain decoding time over speculative decoding time, from measured acceptance and step times.
 
     Args:
-        tau: Tokens per round at this lookahead, the target's own included.
-        full_rate: Share of the rounds that kept all proposals.
+        tau: Tokens per round at this lookahead, the target's own included; of a batch, the steps of the target alone
+            that a round stands for.
+        full_rate: Share of the rounds that kept all proposals; of a batch, in any of its rows.
         lookahead: Tokens proposed per round.
         times: Measured steps; must hold verify_s for this lookahead.
     """

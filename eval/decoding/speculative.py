@@ -45,7 +45,8 @@ def speculative_decode(
         speculation: How the draft is used.
         sampling: How tokens are chosen, on both sides.
         seeds: Of the three streams of random numbers.
-        row_seeds: One per prompt; its draws depend on this and the seeds alone. Its place if None.
+        row_seeds: One per prompt; its draws depend on this and the seeds alone. `eval.decoding.texts.row_seed` makes
+            them. May be left out at temperature 0 only: prompts of two calls that both count from 0 would draw alike.
         opener: How the models are run: `open_sequencer`, or an eval.decoding.compiled.CompiledSteps.
 
     Returns:
@@ -95,8 +96,13 @@ def decode_steps(
 
     Yields:
         What a step added to a text; after its last, (its place among the prompts, the text).
+
+    Raises:
+        ValueError: If texts are sampled and no row seeds given.
     """
     everything = range(len(wanted.prompts))
+    if row_seeds is None and not wanted.sampling.is_greedy:
+        raise ValueError("sampled texts need row_seeds, one per prompt that no prompt of another call has, got None.")
     draws = Streams.of(wanted, seeds, everything if row_seeds is None else row_seeds, models[0].device)
     together = all(takes_rows(model, goes_back=wanted.goes_back) for model in models)
     for places in [everything] if together else [[place] for place in everything]:

@@ -207,6 +207,21 @@ def completes_a_stop_string(token_ids: Sequence[int], limits: Limits) -> bool:
     return any(stop in text for stop in limits.stop_strings)
 
 
+def row_seed(place: int, repetition: int = 0) -> int:
+    """The seed of one prompt's draws in one repetition; no other prompt or repetition has it.
+
+    Args:
+        place: Of the prompt among all that are decoded, in this call or another, below 2**32.
+        repetition: From 0, below 2**32.
+    """
+    return repetition << 32 | place
+
+
+def stream_seed(seed: int, row: int) -> int:
+    """The seed of one row's draws in one stream."""
+    return int(np.random.SeedSequence((seed, row % 2**64)).generate_state(1, np.uint64)[0] >> 1)
+
+
 def stream(seed: int, row_seeds: Sequence[int], count: int, device: torch.device) -> Tensor:
     """draws_BD of one stream: a row's depend on the stream's seed and its own alone, not on its neighbours.
 
@@ -216,9 +231,7 @@ def stream(seed: int, row_seeds: Sequence[int], count: int, device: torch.device
         count: Draws a row.
         device: Where they are wanted.
     """
-    pairs = [(seed, row % 2**64) for row in row_seeds]
-    seeds = [int(np.random.SeedSequence(pair).generate_state(1, np.uint64)[0] >> 1) for pair in pairs]
-    return uniform_draws(seeds, count).to(device)
+    return uniform_draws([stream_seed(seed, row) for row in row_seeds], count).to(device)
 
 
 def window(draws_BD: Tensor, texts: Sequence[Text], width: int) -> Tensor:

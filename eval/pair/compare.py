@@ -19,7 +19,7 @@ from rich.text import Text
 from eval.decoding.sampling import Sampling
 from eval.decoding.sequencer import Opener, open_sequencer
 from eval.decoding.speculative import decode_steps
-from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
+from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed
 from eval.decoding.wanted import Wanted
 from eval.pair.opened import OpenPair
 from eval.pair.race import Runner, Writer, race, spans
@@ -75,12 +75,12 @@ def compare(
         The source of each prompt, and its answer with the draft.
     """
     answered = []
-    for prompt in prompts:
-        ids = pair.rendered(prompt)
+    for place, prompt in enumerate(prompts):
+        ids, seed = pair.rendered(prompt), row_seed(place)
         pair.require_room([ids], wanted.limits.max_new_tokens)
         if wanted.opener is not open_sequencer:
-            compile_steps(pair, ids, wanted)
-        plain, speculative = runners(pair, ids, wanted)
+            compile_steps(pair, ids, wanted, seed)
+        plain, speculative = runners(pair, ids, wanted, seed)
         console.print(Text(f"> {prompt.messages[-1]['content']}", style="bold"))
         if console.is_terminal:
             with Live(console=console, refresh_per_second=REFRESHES_PER_S) as live:
@@ -108,17 +108,17 @@ def compared_run(wanted: Comparison, decoded: Sequence[Decoded]) -> Run:
     )
 
 
-def compile_steps(pair: OpenPair, ids: Sequence[int], wanted: Comparison) -> None:
+def compile_steps(pair: OpenPair, ids: Sequence[int], wanted: Comparison, seed: int) -> None:
     """Decode the first tokens of a prompt unseen, so that no answer's clock counts the compiling."""
-    for runner in runners(pair, ids, wanted):
+    for runner in runners(pair, ids, wanted, seed):
         runner.advance()
 
 
-def runners(pair: OpenPair, ids: Sequence[int], wanted: Comparison) -> tuple[Runner, Runner]:
-    """Plain and speculative decoding of one prompt, neither begun."""
+def runners(pair: OpenPair, ids: Sequence[int], wanted: Comparison, seed: int) -> tuple[Runner, Runner]:
+    """Plain and speculative decoding of one prompt, neither begun; both draw by one seed."""
     alone = Wanted([ids], wanted.limits, wanted.sampling)
     together = Wanted([ids], wanted.limits, wanted.sampling, wanted.speculation)
-    how: dict[str, Any] = {"seeds": wanted.seeds, "opener": wanted.opener}
+    how: dict[str, Any] = {"seeds": wanted.seeds, "row_seeds": [seed], "opener": wanted.opener}
     return (
         Runner(decode_steps([pair.target], alone, **how), drafts=False),
         Runner(decode_steps([pair.target, pair.draft], together, **how), drafts=True),

@@ -4,17 +4,19 @@ Three kinds of check, each on texts decoded for the purpose:
 
     greedy text      With the draft, the target writes the text it writes alone: the same tokens in float32. Each is its
                      argmax, or a near tie with it, when it reads the whole text again without a cache; that alone is
-                     asked in half precision, where one token and several at once round differently.
+                     asked in half precision, where one token and several at once round differently. Near ties may be
+                     no more and no larger than honest rounding explains (eval/pair/near_ties.py).
     own draft        The target proposing to itself keeps everything.
     distribution     Sampled texts are the target's. Given the tokens before it, a token x drawn from p has a place
                      u = P(tokens ordered before x) + v p(x), v uniform, that is uniform in [0, 1] and independent from
                      token to token (Rosenblatt 1952, "Remarks on a multivariate transformation", with the usual jitter
                      for discrete p). Two orders are tested: by q - p, what the draft overstates first, where a fault in
                      favour of the draft shows, and by id, where one of random numbers does, since tokens are drawn in
-                     that order. A Kolmogorov-Smirnov test of each decides; p is twice the smaller (Bonferroni).
+                     that order. A Kolmogorov-Smirnov test of each decides, and a test made for accept chances that are
+                     too high (eval/pair/inflation.py); p is three times the smallest (Bonferroni).
 
 Shape suffixes used in this file:
-    T = tokens of a text, V = vocabulary
+    T = tokens of a text, V = vocabulary, O = orders
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,18 +29,20 @@ from scipy.stats import kstest
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from eval.decoding.rules import LOSSLESS
+from eval.decoding.rules import LOSSLESS, RULES
 from eval.decoding.sampling import Sampling, distribution
 from eval.decoding.sequencer import Opener, open_sequencer
 from eval.decoding.speculative import GREEDY, plain_decode, speculative_decode
-from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
+from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed
 from eval.models import shared_vocab_size
+from eval.pair.inflation import POWER, SIZES, Evidence, evidence, pooled
+from eval.pair.near_ties import Judgement, judge_ties, read_all
 from eval.replay import answer_logits
 from eval.rounds.round_trace import Run
 
-LEAST_P = 1e-3  # a sound pair fails a distribution check once in a thousand times
+LEAST_P = 1e-3  # a sound pair fails a check of chances once in a thousand times
 LEAST_OWN = 0.98  # of its own proposals a target in half precision keeps; vLLM's tests of draft models ask the same
-TIE_STEPS = 4  # roundings of the largest logit within which two count as a near tie
+NUM_TESTS = 3  # of a distribution
 
 
 @dataclass(frozen=True)
@@ -108,15 +112,26 @@ def check_greedy_text(
     run = decode_run("greedy text", (target, draft), prompts, wanted)
     decoded, plain = run.decoded, plain_decode(target, prompts, limits=wanted.limits, opener=wanted.opener)
     same = sum(one.token_ids == own.token_ids for one, own in zip(decoded, plain, strict=True))
-    detail = f"{same} of {len(prompts)} texts are those of plain decoding; {kept_of(decoded)}"
-    ties, others, count = 0, 0, sum(len(one.token_ids) for one in decoded)
-    for prompt, one in zip(prompts, decoded, strict=True):
-        short_T, tolerance_T = shortfalls(target, prompt, one.token_ids)
-        ties += int(((short_T > 0) & (short_T <= tolerance_T)).sum())
-        others += int((short_T > tolerance_T).sum())
-    detail += f"; of {count} tokens {ties} ({ties / count:.2%}) are near ties of the argmax and {others} are neither"
-    holds = others == 0 and (same == len(prompts) or target.dtype != torch.float32)
-    return Finding(run.label, holds, detail, run)
+    texts = [(prompt, one.token_ids) for prompt, one in zip(prompts, decoded, strict=True)]
+    judged = judge_ties(read_all(target, texts, widths=(1, wanted.lookahead + 1)))
+    detail = f"{same} of {len(prompts)} texts are those of plain decoding; {kept_of(decoded)}; {ties_words(judged)}"
+    is_honest = judged.too_far == 0 and judged.p_value >= LEAST_P
+    return Finding(run.label, is_honest and (same == len(prompts) or target.dtype != torch.float32), detail, run)
+
+
+def ties_words(judged: Judgement) -> str:
+    """How many near ties there are, and how many honest rounding has."""
+    found = (
+        f"of {judged.tokens} tokens {judged.ties} ({judged.ties / judged.tokens:.2%}) are near ties of the argmax and "
+        f"{judged.too_far} are neither"
+    )
+    if not judged.ties + judged.too_far:
+        return found
+    return (
+        f"{found}; they lie up to {judged.largest:.2g} logits below it, {judged.allowed:.2g} are allowed; {judged.own} "
+        f"choices are the text's alone, {judged.other} an honest reading's, p = {judged.p_value:.3g}, asked: "
+        f"{LEAST_P:g}"
+    )
 
 
 def decode_run(
@@ -128,7 +143,10 @@ def decode_run(
     sampling: Sampling = GREEDY,
     rule: str = LOSSLESS[0],
 ) -> Run:
-    """Texts decoded with a draft: one of each prompt at temperature 0, else as many as are wanted."""
+    """Texts decoded with a draft: one of each prompt at temperature 0, else as many as are wanted.
+
+    Each rule has random numbers of its own: the exact rules write by the target's alone, and would write the same.
+    """
     samples = 1 if sampling.is_greedy else wanted.samples
     places = [place for place in range(len(prompts)) for _ in range(samples)]
     speculation, seeds = Speculation(wanted.lookahead, rule=rule), wanted.seeds
@@ -139,18 +157,11 @@ def decode_run(
         speculation=speculation,
         sampling=sampling,
         seeds=seeds,
+        row_seeds=[row_seed(row, list(RULES).index(rule)) for row in range(len(places))],
         opener=wanted.opener,
     )
     drafter = "target" if pair[0] is pair[1] else "draft"
     return Run(label, places, decoded, wanted.max_new_tokens, speculation, sampling, seeds, drafter)
-
-
-def shortfalls(target: PreTrainedModel, prompt: Sequence[int], token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """How far each token's logit is below the largest, and how far a near tie may be, both [T] in float32."""
-    logits_TV = answer_logits(target, prompt, token_ids)
-    own_T = logits_TV.gather(1, torch.tensor(token_ids, device=logits_TV.device)[:, None])[:, 0]
-    tolerance_T = TIE_STEPS * torch.finfo(target.dtype).eps * logits_TV.abs().amax(dim=-1)
-    return logits_TV.amax(dim=-1) - own_T, tolerance_T
 
 
 def check_own_draft(target: PreTrainedModel, prompts: Sequence[Sequence[int]], wanted: Verification) -> Finding:
@@ -172,34 +183,73 @@ def check_distribution(
     """Whether sampled texts are the target's own by one rule."""
     label = f"distribution, {rule}, T={wanted.sampling.temperature:g}"
     run = decode_run(label, (target, draft), prompts, wanted, sampling=wanted.sampling, rule=rule)
-    rng = np.random.default_rng(wanted.seed)
-    places = np.concatenate(
-        [
-            places_in_order((target, draft), prompts[place], one.token_ids, wanted.sampling, rng)
-            for place, one in zip(run.places, run.decoded, strict=True)
-        ],
-        axis=1,
+    rng = np.random.default_rng((wanted.seed, list(RULES).index(rule)))
+    texts = [
+        read_text((target, draft), prompts[place], one, wanted.sampling, rule=rule, rng=rng)
+        for place, one in zip(run.places, run.decoded, strict=True)
+    ]
+    places_OT, inflation = (
+        np.concatenate([text.places_OT for text in texts], axis=1),
+        pooled([text.inflation for text in texts]),
     )
-    p_value = min(1.0, 2 * min(float(kstest(each, "uniform").pvalue) for each in places))
-    detail = f"p = {p_value:.3g} from {places.shape[1]} tokens, asked: {LEAST_P:g}; {kept_of(run.decoded)}"
+    p_value = least_of([inflation.p_value, *(float(kstest(each, "uniform").pvalue) for each in places_OT)])
+    detail = (
+        f"p = {p_value:.3g} from {places_OT.shape[1]} tokens, asked: {LEAST_P:g}; {power_words(inflation)}; "
+        f"{kept_of(run.decoded)}"
+    )
     return Finding(label, p_value >= LEAST_P, detail, run)
 
 
+def least_of(p_values: Sequence[float]) -> float:
+    """The p-value of several tests together: the smallest, as often as there are tests."""
+    assert len(p_values) == NUM_TESTS
+    return min(1.0, NUM_TESTS * min(p_values))
+
+
+def power_words(inflation: Evidence) -> str:
+    """The smallest fault that so many tokens show."""
+    found = inflation.least_found(LEAST_P / NUM_TESTS)
+    if found is None:
+        return f"accept chances inflated by {SIZES[-1]:.0%} would pass more often than in {1 - POWER:.0%} of runs"
+    return f"finds accept chances inflated by {found:.1%} in {POWER:.0%} of runs"
+
+
+@dataclass(frozen=True)
+class SampledText:
+    """What one sampled text says of where it was drawn from.
+
+    Attributes:
+        places_OT: Where each token falls in the target's distribution, in each order.
+        inflation: Of accept chances.
+    """
+
+    places_OT: np.ndarray
+    inflation: Evidence
+
+
 @torch.inference_mode()
-def places_in_order(
+def read_text(
     pair: tuple[PreTrainedModel, PreTrainedModel],
     prompt: Sequence[int],
-    token_ids: Sequence[int],
+    decoded: Decoded,
     sampling: Sampling,
+    *,
+    rule: str,
     rng: np.random.Generator,
-) -> np.ndarray:
-    """Where each token falls in the target's distribution, by q - p and by id: [2, T], uniform if all is well."""
-    vocab_size = shared_vocab_size(*pair)
-    p_TV, q_TV = (
-        distribution(answer_logits(model, prompt, token_ids)[:, :vocab_size], sampling).double() for model in pair
+) -> SampledText:
+    """Read a text by both models again, without a cache."""
+    vocab_size, token_ids = shared_vocab_size(*pair), decoded.token_ids
+    p_TV, q_TV = (distribution(answer_logits(model, prompt, token_ids)[:, :vocab_size], sampling) for model in pair)
+    return SampledText(
+        places_in_order(p_TV.double(), q_TV.double(), token_ids, rng),
+        evidence(p_TV, q_TV, token_ids, decoded.rounds, rule),
     )
+
+
+def places_in_order(p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Where each token falls in the target's distribution, by q - p and by id: [O, T], uniform if all is well."""
     own_T1 = torch.tensor(token_ids, device=p_TV.device)[:, None]
-    ids_V = torch.arange(vocab_size, device=p_TV.device).double()
+    ids_V = torch.arange(p_TV.shape[1], device=p_TV.device).double()
     found = []
     for order_TV in (p_TV - q_TV, ids_V.expand_as(p_TV)):
         own_order_T1 = order_TV.gather(1, own_T1)

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scipy.stats import binomtest
-from transformers import PreTrainedModel
 
 from architectures.progress import track
 from eval.decoding.sequencer import Opener, open_sequencer
 from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Speculation
+from eval.pair.near_ties import Parting, excess_p, find_parting, tie_allowance
 from eval.pair.opened import OpenPair
-from eval.pair.verify import Finding, kept_of, shortfalls
+from eval.pair.verify import LEAST_P, Finding, kept_of
 from eval.quality.exams import Exam
 from eval.rounds.round_trace import Run
 
@@ -49,17 +49,20 @@ class Outcome:
         drafted: Whether it was with the draft.
         equal: Whether the two texts are.
         tied: Whether they are not, but part at a near tie of the target.
+        p_value: The chance that so many texts that part, or more, leave the target's argmax with the draft and not
+            alone, if either is as likely.
     """
 
     alone: Sequence[bool]
     drafted: Sequence[bool]
     equal: Sequence[bool]
     tied: Sequence[bool]
+    p_value: float = 1.0
 
     @property
     def holds(self) -> bool:
-        """Whether the draft left every text as it is."""
-        return all(equal or tied for equal, tied in zip(self.equal, self.tied, strict=True))
+        """Whether the draft left every text as it is, but for near ties that go either way."""
+        return self.p_value >= LEAST_P and all(equal or tied for equal, tied in zip(self.equal, self.tied, strict=True))
 
     def words(self) -> str:
         """The shares that are right, and how the texts compare."""
@@ -69,7 +72,8 @@ class Outcome:
         return (
             f"alone {share_words(self.alone)}; with the draft {share_words(self.drafted)}; right only alone "
             f"{only_alone}, only with the draft {only_drafted}; {num_equal} of {count} texts are equal, {num_tied} "
-            f"part at a near tie, {count - num_equal - num_tied} elsewhere"
+            f"part at a near tie, {count - num_equal - num_tied} elsewhere; p = {self.p_value:.3g} that the draft does "
+            f"not favour either side, asked: {LEAST_P:g}"
         )
 
 
@@ -83,7 +87,7 @@ def check_answers(pair: OpenPair, exam: Exam, asking: Asking) -> Finding:
     limits = Limits(asking.max_new_tokens or exam.max_new_tokens, pair.stop_ids)
     pair.require_room(prompts, limits.max_new_tokens)
     plain, drafted = decode_both(pair, prompts, limits, asking, description=exam.name)
-    outcome = compare_answers(pair, exam, prompts, plain, drafted)
+    outcome = compare_answers(pair, exam, prompts, plain, drafted, width=asking.lookahead + 1)
     num_cut = sum(not text.stopped for text in plain)
     cut = f"{num_cut} of {len(plain)} are cut at {limits.max_new_tokens} tokens"
     run = Run(
@@ -119,19 +123,31 @@ def compare_answers(
     prompts: Sequence[Sequence[int]],
     plain: Sequence[Decoded],
     drafted: Sequence[Decoded],
+    *,
+    width: int,
 ) -> Outcome:
-    """What the answers say, and whether they are the same."""
+    """What the answers say, and whether they are the same; texts that part are read again by so many tokens a step."""
     ids = [(one.token_ids, other.token_ids) for one, other in zip(plain, drafted, strict=True)]
     equal = [one == other for one, other in ids]
+    parted = [
+        None if same else find_parting(pair.target, prompt, *both, width=width)
+        for prompt, both, same in zip(prompts, ids, equal, strict=True)
+    ]
+    found = [parting for parting in parted if parting is not None]
+    allowed = tie_allowance([parting.noise for parting in found])
     return Outcome(
         alone=[exam.is_right(place, written(pair, one)) for place, (one, _) in enumerate(ids)],
         drafted=[exam.is_right(place, written(pair, other)) for place, (_, other) in enumerate(ids)],
         equal=equal,
-        tied=[
-            not same and parts_at_a_tie(pair.target, prompt, *both)
-            for prompt, both, same in zip(prompts, ids, equal, strict=True)
-        ],
+        tied=[parting is not None and parting.is_tie(allowed) for parting in parted],
+        p_value=favour_p(found),
     )
+
+
+def favour_p(parted: Sequence[Parting]) -> float:
+    """The chance of so many texts that only with the draft leave the argmax, if alone is as likely to."""
+    alone, drafted = (sum(parting.leaves(side) for parting in parted) for side in (0, 1))
+    return excess_p(drafted, alone)
 
 
 def written(pair: OpenPair, token_ids: Sequence[int]) -> str:
@@ -139,18 +155,6 @@ def written(pair: OpenPair, token_ids: Sequence[int]) -> str:
     text = pair.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     return text
-
-
-def parts_at_a_tie(target: PreTrainedModel, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two texts first differ where the target, reading them again, finds both tokens near its best."""
-    place = next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
-    if place is None:  # one goes on where the other has ended: nothing to tie
-        return False
-    for text in (one, other):
-        short_T, tolerance_T = shortfalls(target, prompt, text[: place + 1])
-        if short_T[place] > tolerance_T[place]:
-            return False
-    return True
 
 
 def share_words(right: Sequence[bool]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from eval.decoding.texts import row_seed
 from eval.speed.ways import Run, Taken, Way
 
 Prompts = Sequence[Sequence[int]]
@@ -21,9 +22,15 @@ def groups_of(prompts: Prompts, batch: int) -> list[Prompts]:
 
 def warm_up(ways: Mapping[Way, Run], groups: Sequence[Prompts]) -> None:
     """Decode some groups by every way, untimed."""
-    for group in groups:
+    for place, group in enumerate(groups):
         for run in ways.values():
-            run(group)
+            run(group, row_seeds_of(groups, place, 0))
+
+
+def row_seeds_of(groups: Sequence[Prompts], place: int, repeat: int) -> list[int]:
+    """A seed for each prompt of a group: its own in every repetition, and the same for all ways and any batch."""
+    first = sum(len(group) for group in groups[:place])
+    return [row_seed(first + row, repeat) for row in range(len(groups[place]))]
 
 
 def take_turns(
@@ -50,7 +57,7 @@ def take_turns(
             way = names[chosen]
             if len(found[way]) <= repeat:
                 found[way].append({})
-            found[way][repeat][place] = ways[way](groups[place])
+            found[way][repeat][place] = ways[way](groups[place], row_seeds_of(groups, place, repeat))
         yield
 
 

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eval.acceptance import Resampling
-from eval.decoding.texts import Round
-from eval.intervals import percentile_interval
 from eval.latency.measure import Latency
 from eval.paired_ratios import INTERVALS, paired_ratio_quotient
 from eval.speed.best import behind_the_fastest, best_of_each, estimate_record
 from eval.speed.measure import Seconds, Times, columns, whole_seconds
+from eval.speed.prediction import catch_up_rate, longest, predicted_round, prediction, steps_per_round
 from eval.speed.ways import DRAFT, PLAIN, Taken, Way
-from eval.speedup import StepTimes, predicted_speedup
+from eval.speedup import StepTimes
 
 Record = dict[str, Any]
 
@@ -47,9 +46,10 @@ def way_record(way: Way, times: Times, latency: Latency, resampling: Resampling)
         "predicted": None,
     }
     if way.kind == DRAFT:
-        full_rate = sum(one.accepted == one.lookahead for one in rounds) / len(rounds)
-        record["predicted"] = prediction(way, record["tau"], full_rate, latency, resampling)
-        record["predicted_round_ms"] = predicted_round(full_rate, way.lookahead, latency.step_times(way.draft))
+        alone = [one for row in times[Way(PLAIN)] for one in row.values()]
+        worth, caught_up = steps_per_round(taken, alone), catch_up_rate(taken)
+        record["predicted"] = prediction(way, worth, caught_up, latency, resampling)
+        record["predicted_round_ms"] = predicted_round(caught_up, way.lookahead, latency.step_times(way.draft))
     return record
 
 
@@ -79,27 +79,6 @@ def round_record(taken: Sequence[Taken]) -> Record:
     draft_s, verify_s = sum(one.draft_s for one in rounds), sum(one.verify_s for one in rounds)
     parts = {"draft": draft_s, "verify": verify_s, "rest": whole_s - draft_s - verify_s}
     return {name: 1000 * seconds / len(rounds) for name, seconds in parts.items()}
-
-
-def longest(taken: Taken) -> Sequence[Round]:
-    """The rounds of the row that took most of them: each was taken by all rows that were left."""
-    return max(taken.texts, key=len)
-
-
-def prediction(way: Way, tau: float, full_rate: float, latency: Latency, resampling: Resampling) -> Record:
-    """What step times promise for the rounds that were decoded; the interval is that of step times alone."""
-    resampled = latency.resampled_step_times(way.draft, way.lookahead, resampling)
-    drawn = [predicted_speedup(tau, full_rate, way.lookahead, each) for each in resampled]
-    return {
-        "value": predicted_speedup(tau, full_rate, way.lookahead, latency.step_times(way.draft)),
-        "interval": list(percentile_interval(drawn, resampling.confidence)),
-    }
-
-
-def predicted_round(full_rate: float, lookahead: int, steps: StepTimes) -> Record:
-    """The same by step times; nothing is predicted of the loop."""
-    draft_s = lookahead * steps.draft_s + full_rate * (steps.draft_two_s - steps.draft_s)
-    return {"draft": 1000 * draft_s, "verify": 1000 * steps.verify_s[lookahead], "rest": 0.0}
 
 
 def speed_record_of_all(times: Times, latency: Latency, resampling: Resampling) -> Record:

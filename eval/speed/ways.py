@@ -13,7 +13,7 @@ from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
 from eval.decoding.sequencer import Opener, open_sequencer
 from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
-from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation
+from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, stream_seed
 
 PLAIN, DRAFT, LOOKUP, TRANSFORMERS = "target alone", "draft", "n-gram lookup", "transformers"
 
@@ -53,7 +53,7 @@ class Taken:
     passes: int | None = None
 
 
-Run = Callable[[Sequence[Sequence[int]]], Taken]
+Run = Callable[[Sequence[Sequence[int]], Sequence[int]], Taken]  # prompts decoded together, and a row seed of each
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def ways_to_decode(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = 
     return ways
 
 
-def run_plain(setup: Setup, prompts: Sequence[Sequence[int]]) -> Taken:
+def run_plain(setup: Setup, prompts: Sequence[Sequence[int]], row_seeds: Sequence[int]) -> Taken:
     """The target alone."""
     return taken(
         plain_decode(
@@ -104,13 +104,18 @@ def run_plain(setup: Setup, prompts: Sequence[Sequence[int]]) -> Taken:
             limits=setup.limits,
             sampling=setup.sampling,
             seeds=setup.seeds,
+            row_seeds=row_seeds,
             opener=setup.opener,
         )
     )
 
 
 def run_drafted(
-    setup: Setup, draft: PreTrainedModel | NgramLookup, lookahead: int, prompts: Sequence[Sequence[int]]
+    setup: Setup,
+    draft: PreTrainedModel | NgramLookup,
+    lookahead: int,
+    prompts: Sequence[Sequence[int]],
+    row_seeds: Sequence[int],
 ) -> Taken:
     """The target with something that proposes tokens."""
     return taken(
@@ -122,6 +127,7 @@ def run_drafted(
             speculation=Speculation(lookahead),
             sampling=setup.sampling,
             seeds=setup.seeds,
+            row_seeds=row_seeds,
             opener=setup.opener,
         )
     )
@@ -135,12 +141,18 @@ def taken(texts: Sequence[Decoded]) -> Taken:
     return Taken(tokens, prefill_s, decode_s, prefill_s + decode_s, tuple(text.rounds for text in texts), passes)
 
 
-def run_assisted(setup: Setup, draft: PreTrainedModel, lookahead: int, prompts: Sequence[Sequence[int]]) -> Taken:
+def run_assisted(
+    setup: Setup,
+    draft: PreTrainedModel,
+    lookahead: int,
+    prompts: Sequence[Sequence[int]],
+    row_seeds: Sequence[int],
+) -> Taken:
     """The loop of transformers with the same draft, which proposes as many tokens whatever it thinks of them."""
-    [prompt] = prompts
+    [prompt], [row] = prompts, row_seeds
     ids_1T = torch.tensor([list(prompt)], device=setup.target.device)
     propose_always(draft, lookahead)
-    torch.manual_seed(setup.seeds.target)
+    torch.manual_seed(stream_seed(setup.seeds.target, row))
     generate: Any = setup.target.generate  # its types know no assistant
     start_s = clock_s(ids_1T.device)
     output_1T = generate(

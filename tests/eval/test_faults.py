@@ -75,7 +75,9 @@ def test_acceptance_draws_of_a_seeded_text_are_not_all_equal():
 
 def test_token_id_zero_can_be_sampled_and_goes_on(small_pair):
     """Of four tokens every eighth text or so has no zero; one that has is as long as any other."""
-    decoded = speculative_decode(*small_pair, [(1,)] * 60, limits=Limits(8), sampling=Sampling(1.5))
+    decoded = speculative_decode(
+        *small_pair, [(1,)] * 60, limits=Limits(8), sampling=Sampling(1.5), row_seeds=range(60)
+    )
     assert sum(0 in text.token_ids[:-1] for text in decoded) > 30
     assert {len(text.token_ids) for text in decoded} == {8}
     assert not any(text.stopped for text in decoded)
@@ -104,8 +106,8 @@ def untied_pairs(make_checkpoint):
 
 def written(models, prompts, sampling):
     """Texts of a batch with a draft and without, each with what its rounds kept."""
-    drafted = speculative_decode(*models, prompts, limits=Limits(12), sampling=sampling)
-    plain = plain_decode(models[0], prompts, limits=Limits(12), sampling=sampling)
+    how = {"limits": Limits(12), "sampling": sampling, "row_seeds": range(len(prompts))}
+    drafted, plain = speculative_decode(*models, prompts, **how), plain_decode(models[0], prompts, **how)
     return [(text.token_ids, [one.accepted for one in text.rounds]) for text in [*drafted, *plain]]
 
 

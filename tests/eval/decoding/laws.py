@@ -63,6 +63,7 @@ def law_sampled_texts_are_the_targets(target, draft, rule="rejection", sampling=
         speculation=Speculation(lookahead, rule=rule),
         sampling=sampling,
         seeds=Seeds(3 * seed, 3 * seed + 1, 3 * seed + 2),
+        row_seeds=range(ROWS),
     )
     assert any(one.accepted for text in decoded for one in text.rounds), "nothing was accepted: the test is empty"
     require_same_law([text.token_ids for text in decoded], text_chances(target, sampling))
@@ -89,6 +90,7 @@ def law_the_target_accepts_its_own_proposals(target, prompts, sampling=GREEDY, r
         limits=Limits(20),
         speculation=Speculation(lookahead, rule=rule),
         sampling=sampling,
+        row_seeds=range(len(prompts)),
     )
     for text in decoded:
         assert all(one.accepted == one.proposed for one in text.rounds), [
@@ -98,11 +100,9 @@ def law_the_target_accepts_its_own_proposals(target, prompts, sampling=GREEDY, r
 
 def law_exact_rules_write_what_plain_sampling_writes(target, draft, prompts, rule, sampling=WARM):
     """With the same stream of the target's draws, token for token."""
-    limits = Limits(24)
-    plain = plain_decode(target, prompts, limits=limits, sampling=sampling)
-    decoded = speculative_decode(
-        target, draft, prompts, limits=limits, sampling=sampling, speculation=Speculation(3, rule=rule)
-    )
+    how = {"limits": Limits(24), "sampling": sampling, "row_seeds": range(len(prompts))}
+    plain = plain_decode(target, prompts, **how)
+    decoded = speculative_decode(target, draft, prompts, speculation=Speculation(3, rule=rule), **how)
     assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
     assert any(one.accepted for text in decoded for one in text.rounds)
 
@@ -115,7 +115,7 @@ def law_rows_do_not_feel_each_other(target, draft, prompts, sampling, rule="reje
         "sampling": sampling,
         "opener": opener,
     }
-    together = speculative_decode(target, draft, prompts, **arguments)
+    together = speculative_decode(target, draft, prompts, row_seeds=range(len(prompts)), **arguments)
     for place, (prompt, row) in enumerate(zip(prompts, together, strict=True)):
         [alone] = speculative_decode(target, draft, [prompt], row_seeds=[place], **arguments)
         assert alone.token_ids == row.token_ids

@@ -48,15 +48,20 @@ def test_every_lossless_rule_writes_the_targets_texts(small_pair, rule, lookahea
 def test_plain_sampling_writes_the_targets_texts(small_pair):
     """The null of the tests above: the same statistic on texts that need no proof."""
     target, _ = small_pair
-    decoded = plain_decode(target, [(1,)] * ROWS, limits=Limits(4), sampling=Sampling(0.7))
+    decoded = plain_decode(target, [(1,)] * ROWS, limits=Limits(4), sampling=Sampling(0.7), row_seeds=range(ROWS))
     require_same_law([text.token_ids for text in decoded], text_chances(target, Sampling(0.7)))
 
 
 def test_an_adaptive_lookahead_writes_the_targets_texts(small_pair):
     target, draft = small_pair
-    speculation = Speculation(1, adaptive=True)
     decoded = speculative_decode(
-        target, draft, [(1,)] * ROWS, limits=Limits(4), speculation=speculation, sampling=Sampling(0.7)
+        target,
+        draft,
+        [(1,)] * ROWS,
+        limits=Limits(4),
+        speculation=Speculation(1, adaptive=True),
+        sampling=Sampling(0.7),
+        row_seeds=range(ROWS),
     )
     require_same_law([text.token_ids for text in decoded], text_chances(target, Sampling(0.7)))
 
@@ -114,6 +119,7 @@ def test_streams_are_apart(small_pair):
                 speculation=Speculation(3, rule=rule),
                 sampling=Sampling(1.0),
                 seeds=seeds,
+                row_seeds=range(60),
             )
             written[name, rule] = [text.token_ids for text in decoded]
     for name in ("draft", "accept", "target"):

@@ -1,12 +1,24 @@
 """`widedraft verify` passes a sound pair and names the check that a faulty decoder fails."""
 
+from dataclasses import replace
+
 import pytest
 
 from architectures.errors import UserError
 from eval.decoding.sampling import Sampling
+from eval.decoding.texts import Round
 from eval.models import load_model, load_tokenizer
+from eval.pair import verify
 from eval.pair.opened import open_pair
-from eval.pair.verify import LEAST_P, Verification, check_distribution, check_greedy_text, check_own_draft, verify_pair
+from eval.pair.verify import (
+    LEAST_P,
+    Verification,
+    check_distribution,
+    check_greedy_text,
+    check_own_draft,
+    decode_run,
+    verify_pair,
+)
 from tests.eval.decoding import test_mutants
 
 WANTED = Verification(max_new_tokens=24, sampling=Sampling(0.8), samples=12)
@@ -86,6 +98,19 @@ def test_half_precision_does_not_allow_other_tokens(monkeypatch, target_folder, 
     target, draft = (load_model(folder, dtype="bfloat16", device="cpu") for folder in (target_folder, noisy_folder))
     test_mutants.cache_one_long(monkeypatch.setattr)
     assert not check_greedy_text(target, draft, prompts[SOME], WANTED).holds
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept", "holds"), [("bfloat16", 98, True), ("bfloat16", 97, False), ("float32", 99, False)]
+)
+def test_of_its_own_proposals_a_target_keeps_98_of_100_in_half_precision_and_all_in_float32(
+    monkeypatch, target_folder, dtype, kept, holds
+):
+    rounds = [Round(0, 100, 100, kept, 1, 0.0, 0.0)]
+    run = decode_run("own", [load_model(target_folder, dtype="float32")] * 2, [[5]], Verification(max_new_tokens=2))
+    decoded = [replace(run.decoded[0], rounds=tuple(rounds))]
+    monkeypatch.setattr(verify, "decode_run", lambda *_args, **_options: replace(run, decoded=decoded))
+    assert check_own_draft(load_model(target_folder, dtype=dtype), [[5]], WANTED).holds is holds
 
 
 def test_a_text_of_one_token_proves_nothing_of_its_own_draft(target):

@@ -31,7 +31,7 @@ def written(run, names, path):
 def decode(target, draft, prompts, speculation, sampling, limits, samples=1):
     """A run as the commands make it."""
     places = [place for place in range(len(prompts)) for _ in range(samples)]
-    arguments = {"limits": limits, "speculation": speculation, "sampling": sampling}
+    arguments = {"limits": limits, "speculation": speculation, "sampling": sampling, "row_seeds": range(len(places))}
     decoded = speculative_decode(target, draft, [prompts[place] for place in places], **arguments)
     return Run("run", places, decoded, limits.max_new_tokens, speculation, sampling, Seeds())
 

@@ -95,7 +95,8 @@ def test_at_temperature_zero_the_rule_is_equality_whatever_was_asked_for(target,
     for rule in ("rejection", "exact_sampled_draft", "typical"):
         arguments = {"limits": Limits(6), "speculation": Speculation(2, rule=rule)}
         [greedy] = speculative_decode(target, noisy_draft, prompts[1:2], **arguments)
-        [warm] = speculative_decode(target, noisy_draft, prompts[1:2], sampling=Sampling(1.0), **arguments)
+        sampled = {"sampling": Sampling(1.0), "row_seeds": [0]}
+        [warm] = speculative_decode(target, noisy_draft, prompts[1:2], **sampled, **arguments)
         assert (greedy.rule, warm.rule) == ("exact_greedy_draft", rule)
 
 

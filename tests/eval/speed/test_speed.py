@@ -51,12 +51,12 @@ def test_every_way_writes_as_many_tokens_as_the_target(setup, target, prompts, b
     for group in groups_of(prompts, batch):
         written = sum(len(text.token_ids) for text in plain_decode(target, group, limits=setup.limits))
         for way, run in ways.items():
-            assert run(group).tokens == written, way
+            assert run(group, range(len(group))).tokens == written, way
 
 
 def test_the_seconds_are_those_of_the_whole_batch(setup, prompts):
     for way, run in ways_to_decode(setup, [3]).items():
-        taken = run(prompts[:3])
+        taken = run(prompts[:3], range(3))
         assert taken.whole_s == taken.prefill_s + taken.decode_s
         assert (
             0 < sum(one.draft_s + one.verify_s for one in max(taken.texts, key=len)) < taken.decode_s
@@ -74,7 +74,7 @@ def test_transformers_proposes_as_many_tokens_each_round(target, prompts, monkey
     hook = target.register_forward_pre_hook(
         lambda _module, _args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
-    run([prompts[2]])
+    run([prompts[2]], [0])
     hook.remove()
     assert sum(count >= 5 for count in fed) >= 3
 
@@ -85,7 +85,7 @@ def test_prompts_are_grouped_in_their_order():
 
 def test_every_way_takes_every_turn_in_another_order():
     log = []
-    ways = {Way(name): lambda group, name=name: log.append((name, group)) or (name, group) for name in "abc"}
+    ways = {Way(name): lambda group, _seeds, name=name: log.append((name, group)) or (name, group) for name in "abc"}
     found, turns = {}, product(range(40), range(2))
     taken_after = [len(log) for _ in take_turns(ways, ["x", "y"], turns, np.random.default_rng(1), found=found)]
     assert taken_after == list(range(3, 3 * 2 * 40 + 1, 3))
@@ -97,7 +97,7 @@ def test_every_way_takes_every_turn_in_another_order():
 
 def test_warm_up_decodes_every_group_by_every_way():
     log = []
-    ways = {Way(name): lambda group, name=name: log.append(name + group) for name in "ab"}
+    ways = {Way(name): lambda group, _seeds, name=name: log.append(name + group) for name in "ab"}
     warm_up(ways, ["x", "y"])
     assert log == ["ax", "bx", "ay", "by"]
 
@@ -108,8 +108,8 @@ def test_passes_of_the_target_are_those_of_the_longest_row(setup, target, prompt
     lengths = [len(text.token_ids) for text in plain_decode(target, prompts[:3], limits=setup.limits)]
     assert len(set(lengths)) > 1
     ways = ways_to_decode(setup, [3])
-    assert ways[Way(PLAIN)](prompts[:3]).passes == max(lengths)
-    drafted = ways[Way(DRAFT, 3, NAME)](prompts[:3])
+    assert ways[Way(PLAIN)](prompts[:3], range(3)).passes == max(lengths)
+    drafted = ways[Way(DRAFT, 3, NAME)](prompts[:3], range(3))
     assert drafted.passes == max(len(rounds) for rounds in drafted.texts)
 
 

@@ -114,6 +114,42 @@ def test_a_loop_of_nothing_but_steps_is_predicted_exactly(lookahead, accepted):
     assert row["round_ms"] == pytest.approx(row["predicted_round_ms"])
 
 
+def batch_of(lookahead, rows, steps=STEPS):
+    """Rounds of rows that are decoded together, and their seconds: the draft catches up for all rows if for any."""
+    texts, seconds, left = [[] for _ in rows], 0.0, range(len(rows))
+    for step in range(max(map(len, rows))):
+        before, left = left, [row for row in range(len(rows)) if step < len(rows[row])]
+        full = step > 0 and any(rows[row][step - 1] == lookahead for row in before if row in left)
+        draft_s = lookahead * steps.draft_s + full * (steps.draft_two_s - steps.draft_s)
+        seconds += draft_s + steps.verify_s[lookahead]
+        for row in left:
+            one = Round(0, lookahead, lookahead, rows[row][step], len(left), draft_s, steps.verify_s[lookahead])
+            texts[row].append(one)
+    tokens = sum(kept + 1 for row in rows for kept in row)
+    return Taken(tokens, 0.0, seconds, seconds, tuple(map(tuple, texts)), max(map(len, rows)))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ([4, 2, 0, 1], [0, 4, 0, 1]),  # in turn: the batch catches up twice, each row once
+        ([4, 4, 1, 0], [4, 4, 1, 0]),  # at once: twice as well
+        ([4, 0, 0, 0], [1, 4]),  # the second row ends with a round that kept everything, and nobody catches up
+        ([0, 0, 0, 0], [4]),  # one row takes four times as long as the other
+    ],
+)
+def test_a_batch_of_nothing_but_steps_is_predicted_exactly(rows):
+    """The target alone takes a step for each token of the longest row, a draft a round of all rows that are left."""
+    drafted = batch_of(4, rows)
+    longest = max(sum(kept + 1 for kept in row) for row in rows)
+    alone = Taken(drafted.tokens, 0.0, longest * STEPS.target_s, longest * STEPS.target_s, (), longest)
+    times = {Way(PLAIN): [{0: alone}], Way(DRAFT, 4, NAME): [{0: drafted}]}
+    row = way_record(Way(DRAFT, 4, NAME), times, Steps(), RESAMPLING)
+    assert row["predicted"]["value"] == pytest.approx(row["decode"]["speedup"]["value"])
+    assert row["round_ms"] == pytest.approx(row["predicted_round_ms"])
+    assert row["tau"] == drafted.tokens / sum(map(len, rows))
+
+
 def all_ways(rest_s, groups=6):
     rounds, seconds = rounds_of(4, [4, 0, 2, 0], rest_s=rest_s)
     found = [Round(0, 4, 0, 0, 1, 0.0, 0.04), Round(1, 4, 1, 1, 1, 0.0, 0.04)]

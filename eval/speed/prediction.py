@@ -1,0 +1,80 @@
+"""What step times promise for the rounds that were decoded.
+
+A batch of rows is decoded in rounds of all rows that are left, as long as any is; so is it without a draft, in steps.
+Seconds per token compare the rounds of the row that takes most of them with the steps of the row that takes most:
+
+    S = w T_target / (g T_draft + f (T_draft_two - T_draft) + T_verify(g))
+
+with w the tokens per round of the batch over the tokens per step of the target alone, both over all rows, and f the
+share of its rounds before which the draft catches up, which a batch does if any of its rows kept everything. Of one row
+w is tau, and this is the formula of eval/speedup.py. Steps are those of the whole batch: what a round gets cheaper when
+rows have left is not predicted.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from eval.acceptance import Resampling
+from eval.decoding.texts import Round
+from eval.intervals import percentile_interval
+from eval.latency.measure import Latency
+from eval.speed.ways import Taken, Way
+from eval.speedup import StepTimes, predicted_speedup
+
+Record = dict[str, Any]
+
+
+def longest(taken: Taken) -> Sequence[Round]:
+    """The rounds of the row that took most of them: each was taken by all rows that were left."""
+    return max(taken.texts, key=len)
+
+
+def steps_per_round(taken: Sequence[Taken], alone: Sequence[Taken]) -> float:
+    """How many steps of the target alone a round of the batch stands for: tau, if there is one row.
+
+    Args:
+        taken: By a way whose passes are rounds.
+        alone: By the target alone, of the same prompts.
+    """
+    return tokens_per_pass(taken) / tokens_per_pass(alone)
+
+
+def tokens_per_pass(taken: Sequence[Taken]) -> float:
+    """Tokens of all rows over passes of the target, each of all rows that were left."""
+    return sum(one.tokens for one in taken) / sum(one.passes or 0 for one in taken)
+
+
+def catch_up_rate(taken: Sequence[Taken]) -> float:
+    """Share of the rounds of batches before which the draft catches up on a token of any row."""
+    caught_up = sum(catches_up(one, step) for one in taken for step in range(1, len(longest(one))))
+    return caught_up / sum(len(longest(one)) for one in taken)
+
+
+def catches_up(taken: Taken, step: int) -> bool:
+    """Whether any row that goes on at a round kept everything in the round before."""
+    before = (row[step - 1] for row in taken.texts if len(row) > step)
+    return any(one.accepted == one.proposed for one in before)
+
+
+def prediction(way: Way, worth: float, caught_up: float, latency: Latency, resampling: Resampling) -> Record:
+    """What step times promise; the interval is that of step times alone.
+
+    Args:
+        way: Of a draft.
+        worth: Steps of the target alone that a round stands for.
+        caught_up: Share of the rounds before which the draft catches up.
+        latency: Steps of the target and each draft.
+        resampling: How the interval is made.
+    """
+    resampled = latency.resampled_step_times(way.draft, way.lookahead, resampling)
+    drawn = [predicted_speedup(worth, caught_up, way.lookahead, each) for each in resampled]
+    return {
+        "value": predicted_speedup(worth, caught_up, way.lookahead, latency.step_times(way.draft)),
+        "interval": list(percentile_interval(drawn, resampling.confidence)),
+    }
+
+
+def predicted_round(caught_up: float, lookahead: int, steps: StepTimes) -> Record:
+    """Milliseconds of a round's parts by step times; nothing is predicted of the loop."""
+    draft_s = lookahead * steps.draft_s + caught_up * (steps.draft_two_s - steps.draft_s)
+    return {"draft": 1000 * draft_s, "verify": 1000 * steps.verify_s[lookahead], "rest": 0.0}

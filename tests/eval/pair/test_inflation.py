@@ -1,0 +1,144 @@
+"""The fault of inflated accept chances is modelled as it happens, and found as often as `verify` says."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from eval.decoding import rules
+from eval.decoding.rules import LOSSLESS, REJECTION, RULES, Draws, Proposal
+from eval.decoding.sampling import Sampling
+from eval.decoding.texts import Round
+from eval.pair import verify
+from eval.pair.inflation import POWER, SIZES, evidence, inflated_by_rule, judged_places, one_hot_argmax
+from eval.pair.verify import LEAST_P, NUM_TESTS, Verification, check_distribution, power_words
+
+VOCAB = 6
+ROWS = 200_000
+
+
+def two_distributions(seed=3, count=1):
+    generator = torch.Generator().manual_seed(seed)
+    p, q = torch.randn(2, count, VOCAB, generator=generator).mul(1.2).softmax(dim=-1)
+    return p, q
+
+
+def inflate_chances(patch, by):
+    """Every accept chance is so much higher than p / q."""
+
+    def mutant(target_BJV, proposal):
+        p_BK, q_BK = (rules.chance_of(probs, proposal.tokens_BK) for probs in (target_BJV[:, :-1], proposal.probs_BKV))
+        return ((1 + by) * p_BK / q_BK).clamp(max=1)
+
+    patch(rules, "accept_chances", mutant)
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_nothing_is_drawn_otherwise_without_a_fault_and_with_one_chances_add_up(rule):
+    p, q = two_distributions(count=20)
+    torch.testing.assert_close(inflated_by_rule(rule)(p, q, 0.0), p)
+    for size in SIZES:
+        drawn = inflated_by_rule(rule)(p, q, size)
+        assert drawn.min() >= 0
+        torch.testing.assert_close(drawn.sum(dim=-1), torch.ones(20))
+        assert (drawn - p).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("by", [0.1, 1.0])
+def test_rejection_with_inflated_chances_draws_what_the_model_says(monkeypatch, by):
+    inflate_chances(monkeypatch.setattr, by)
+    p, q = two_distributions()
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.multinomial(q[0], ROWS, replacement=True, generator=generator)[:, None]
+    proposal = Proposal(tokens, q.expand(ROWS, 1, VOCAB), torch.ones(ROWS, dtype=torch.long))
+    draws = Draws(torch.rand(ROWS, 1, generator=generator), torch.rand(ROWS, 2, generator=generator))
+    verdict = RULES[REJECTION](p.expand(ROWS, 2, VOCAB), proposal, draws)
+    first = torch.where(verdict.accepted_B > 0, tokens[:, 0], verdict.next_B)
+    require_drawn_from(first, inflated_by_rule(REJECTION)(p, q, by)[0])
+    with pytest.raises(AssertionError):
+        require_drawn_from(first, p[0])
+
+
+@pytest.mark.parametrize("rule", LOSSLESS[1:])
+def test_exact_rules_with_inflated_chances_draw_what_the_model_says(rule):
+    """Where the target draws another token, the proposed one is kept often enough to make its chance 1.3 p in all."""
+    by, rng = 0.3, np.random.default_rng(1)
+    p, q = two_distributions()
+    q_V = (q if rule == "exact_sampled_draft" else one_hot_argmax(q))[0].double().numpy()
+    p_V = p[0].double().numpy()
+    proposed, drawn = rng.choice(VOCAB, ROWS, p=q_V / q_V.sum()), rng.choice(VOCAB, ROWS, p=p_V / p_V.sum())
+    wrongly = rng.random(ROWS) < np.minimum(1, by * p_V / (1 - p_V))[proposed]
+    written = np.where(wrongly, proposed, drawn)
+    require_drawn_from(torch.tensor(written), inflated_by_rule(rule)(p, q, by)[0])
+    assert (proposed == written).mean() == pytest.approx((1 + by) * (p_V * q_V).sum(), abs=0.01)
+
+
+def require_drawn_from(tokens, chances_V):
+    counts = torch.bincount(tokens, minlength=VOCAB).numpy()
+    expected = chances_V.double().numpy()
+    assert chisquare(counts, expected / expected.sum() * len(tokens)).pvalue > 1e-4
+
+
+def test_what_the_draft_had_no_part_in_is_not_judged():
+    """A round that kept both of two, one that kept one of two, one without room: the bonus tokens are the target's."""
+    rounds = [Round(0, 2, 2, 2, 1, 0, 0), Round(3, 2, 2, 1, 1, 0, 0), Round(5, 2, 0, 0, 1, 0, 0)]
+    assert judged_places(rounds) == [0, 1, 3, 4]
+
+
+def runs_of(by, rule, count, runs=400):
+    """Evidence of many runs over the same distributions, from tokens drawn with inflated chances."""
+    p, q = two_distributions(count=count)
+    drawn = inflated_by_rule(rule)(p, q, by)
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.multinomial(drawn, runs, replacement=True, generator=generator).T.tolist()
+    rounds = [Round(0, count, count, count - 1, 1, 0, 0)]
+    return [evidence(p, q, each, rounds, rule) for each in tokens]
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_p_values_hold_their_level_and_power_is_what_is_said(rule):
+    count, level = 1500, 0.01
+    sound = runs_of(0.0, rule, count)
+    assert sum(each.p_value < level for each in sound) <= 12  # of 400; 4 expected
+    assert sum(each.p_value < 0.5 for each in sound) in range(160, 241)
+    said = sound[0].least_found(level)
+    assert 0.02 < said < 0.9
+    found = np.mean([each.p_value < level for each in runs_of(said, rule, count)])
+    assert found == pytest.approx(POWER, abs=0.05)
+    assert sound[0].power(said, level) == pytest.approx(POWER, abs=0.01)
+    assert sound[0].power(0.0, level) == pytest.approx(level)
+
+
+def test_more_tokens_find_smaller_faults_and_none_finds_nothing():
+    few, many = (runs_of(0.0, REJECTION, count, runs=1)[0].least_found(LEAST_P) for count in (400, 4000))
+    assert few > 2 * many
+    p, q = two_distributions()
+    nothing = evidence(p, q, [0], [Round(0, 1, 0, 0, 1, 0, 0)], REJECTION)
+    assert (nothing.p_value, nothing.least_found(LEAST_P)) == (1.0, None)
+    assert power_words(nothing) == "accept chances inflated by 100% would pass more often than in 10% of runs"
+
+
+def said_by(finding):
+    return float(finding.detail.split("inflated by ")[1].split("%")[0]) / 100
+
+
+def test_verify_finds_the_inflation_that_it_says_it_finds(monkeypatch, small_pair):
+    """In 9 of 10 runs, says the page; here in at least 6 of 8. Without the fault all pass."""
+    wanted = [
+        Verification(max_new_tokens=24, sampling=Sampling(0.6, top_k=3), samples=20, seed=seed) for seed in range(8)
+    ]
+    prompts = [(1,), (2, 3)]
+    sound = [check_distribution(*small_pair, prompts, each, REJECTION) for each in wanted]
+    assert all(finding.holds for finding in sound)
+    said = said_by(sound[0])
+    assert 0.2 < said < 0.8
+    inflate_chances(monkeypatch.setattr, said)
+    found = [not check_distribution(*small_pair, prompts, each, REJECTION).holds for each in wanted]
+    assert sum(found) >= 6
+    monkeypatch.setattr(verify, "LEAST_P", 1e-7)
+    assert sum(not check_distribution(*small_pair, prompts, each, REJECTION).holds for each in wanted[:4]) < 4
+
+
+def test_several_tests_share_their_level():
+    assert verify.least_of([0.2, 0.01, 0.4]) == pytest.approx(0.01 * NUM_TESTS)
+    assert verify.least_of([0.9] * NUM_TESTS) == 1.0

@@ -1,0 +1,141 @@
+"""Near ties are believed as often and as large as other readings of the same texts have them."""
+
+import pytest
+import torch
+
+from eval.decoding import batch
+from eval.models import load_model
+from eval.pair.near_ties import (
+    TIE_NOISE,
+    TextTies,
+    excess_p,
+    judge_ties,
+    read_all,
+    read_ties,
+    shortfalls,
+    stepwise_logits,
+)
+from eval.pair.verify import LEAST_P, Verification, check_greedy_text
+from eval.replay import answer_logits
+from tests.eval.decoding.test_plain_decoding import FAMILIES
+
+WANTED = Verification(max_new_tokens=32)
+NOBODY = frozenset()
+
+
+def second_of_two_near_ties(monkeypatch, share):
+    """When the target judges a proposal, the second-best token is taken where it lies within what 4 roundings allow."""
+    verify = batch.Batch.verify
+
+    def mutant(self, proposal, counts):
+        with monkeypatch.context() as patch:
+            feed = self.verifier.feed
+            patch.setattr(self.verifier, "feed", lambda *args, **how: swapped(feed(*args, **how), share))
+            return verify(self, proposal, counts)
+
+    monkeypatch.setattr(batch.Batch, "verify", mutant)
+
+
+def swapped(logits, share):
+    """Logits in which the second of two near ties stands above the first."""
+    logits, allowed = logits.float(), 4 * share * torch.finfo(logits.dtype).eps
+    values, ids = logits.topk(2, dim=-1)
+    near = values[..., 0] - values[..., 1] <= allowed * logits.abs().amax(dim=-1)
+    raised = torch.where(near, values[..., 0] + 1, values[..., 1])
+    return logits.scatter(-1, ids[..., 1:], raised[..., None])
+
+
+@pytest.fixture(scope="module")
+def half_pair(target_folder, noisy_folder):
+    return [load_model(folder, dtype="bfloat16", device="cpu") for folder in (target_folder, noisy_folder)]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_decoder_that_is_wrong_within_rounding_fails_in_half_precision(monkeypatch, half_pair, prompts, share):
+    second_of_two_near_ties(monkeypatch, share)
+    finding = check_greedy_text(*half_pair, prompts, WANTED)
+    assert not finding.holds
+    assert " choices are the text's alone, " in finding.detail
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_honest_decoder_passes_in_half_precision(half_pair, seed):
+    generator = torch.Generator().manual_seed(seed)
+    prompts = [torch.randint(3, 259, (length,), generator=generator).tolist() for length in (3, 5, 9, 17)]
+    finding = check_greedy_text(*half_pair, prompts, WANTED)
+    assert finding.holds, finding.detail
+
+
+def test_a_decoder_that_is_wrong_within_rounding_fails_in_float32(monkeypatch, target, noisy_draft, prompts):
+    """Wider than float32 rounds, for these texts hold no nearer ties."""
+    second_of_two_near_ties(monkeypatch, 1e4)
+    assert not check_greedy_text(target, noisy_draft, prompts, WANTED).holds
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("width", [1, 5])
+def test_step_by_step_the_target_reads_what_it_reads_at_once(make_checkpoint, prompts, family, width):
+    model = load_model(make_checkpoint(seed=1, model_type=family, **FAMILIES[family]), dtype="float32", device="cpu")
+    for prompt in ([5], prompts[3]):
+        whole, stepwise = (
+            answer_logits(model, prompt, prompts[4]),
+            stepwise_logits(model, prompt, prompts[4], width=width),
+        )
+        torch.testing.assert_close(stepwise, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_so_does_an_encoder_decoder(translators, prompts):
+    target, _ = translators
+    whole, stepwise = (answer_logits(target, [5, 6], prompts[3]), stepwise_logits(target, [5, 6], prompts[3], width=4))
+    torch.testing.assert_close(stepwise, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_a_text_of_argmaxes_is_read_once(target, prompts):
+    ids = [int(answer_logits(target, prompts[1], [0])[0].argmax())]
+    [read] = read_all(target, [(prompts[1], ids)], widths=(1,))
+    assert (read.own, read.others, read.short) == (NOBODY, (), ())
+    wrong = [(ids[0] + 1) % 259]
+    first, second = read_all(target, [(prompts[1], ids), (prompts[1], wrong)], widths=(1, 2))
+    assert (len(first.others), len(second.others)) == (2, 2)
+    assert second.own == {(ids[0], wrong[0])}
+    assert second.noise > 0
+    assert len(second.short) == 1
+
+
+def test_a_near_tie_is_no_larger_than_readings_differ():
+    allowed = TIE_NOISE * 0.2
+    assert allowed == pytest.approx(0.3)
+    texts = [
+        TextTies(10, ((0.29, 1.0), (0.31, 1.0), (0.1, 0.05)), NOBODY, (NOBODY,), 0.1),
+        TextTies(5, ((0.1, 1.0),), NOBODY, (NOBODY,), 0.2),
+    ]
+    judged = judge_ties(texts)
+    assert (judged.tokens, judged.ties, judged.too_far) == (15, 2, 2)
+    assert (judged.largest, judged.allowed) == (0.31, allowed)
+
+
+def test_four_roundings_of_the_largest_logit_are_a_near_tie_at_most():
+    logits = torch.tensor([[-20.0, 16.0, 15.5]])
+    short_T, tolerance_T = shortfalls(logits, torch.tensor([2]), torch.bfloat16)
+    assert (short_T.item(), tolerance_T.item()) == (0.5, 20 * 4 / 128)
+
+
+def test_choices_of_the_text_alone_are_counted_against_the_reading_that_explains_most():
+    """Each once a text: one that goes in circles meets the same near tie again and again."""
+    own, other = frozenset((place, 50) for place in range(12)), frozenset((place, 50) for place in range(8))
+    unlike, more = frozenset((place, 60) for place in range(4)), frozenset({(99, 1), (98, 1)})
+    judged = judge_ties([TextTies(99, (), own, (NOBODY, other | unlike)), TextTies(99, (), more, (more, more))])
+    assert (judged.own, judged.other) == (4, 4)
+    assert judged.p_value == excess_p(4, 4) > 0.5
+    blamed = judge_ties([TextTies(99, (), own, (NOBODY, frozenset({(5, 70)})))])
+    assert (blamed.own, blamed.other, blamed.p_value) == (12, 1, excess_p(12, 1))
+
+
+def test_ten_choices_that_no_reading_has_are_too_many():
+    assert excess_p(0, 0) == 1.0
+    assert excess_p(9, 0) == 2**-9 > LEAST_P > excess_p(10, 0) == 2**-10
+
+
+def test_a_near_tie_taken_again_and_again_counts_once(target, prompts):
+    ids = [int(answer_logits(target, prompts[1], [0])[0].argmax()), 7, 7, 7]
+    assert len(read_ties(target, prompts[1], ids).short) > len(read_ties(target, prompts[1], ids).own) - 1 >= 0
