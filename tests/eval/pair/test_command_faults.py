@@ -178,4 +178,4 @@ def test_every_option_is_among_those_tried(command):
     parser = argparse.ArgumentParser()
     getattr(commands, f"{command}_arguments")(parser)
     known = {action.option_strings[-1].removeprefix("--") for action in parser._actions} - {"help"}
-    assert known == {*OPTIONS[command], "rounds"}
+    assert known == {*OPTIONS[command], "rounds", "rehash"}  # what is written, and how files are known
