@@ -191,10 +191,10 @@ def _syntax_mistake(error: yaml.YAMLError, name: str) -> str:
 def value_at(path: KeyPath, values: Any) -> Any:
     """The value at a path; None where there is none."""
     for step in path:
-        inside = isinstance(values, list) and isinstance(step, int) and step < len(values)
-        if not inside and not (isinstance(values, dict) and step in values):
+        steps = dict(enumerate(values)) if isinstance(values, list) else values
+        if not isinstance(steps, dict) or step not in steps:
             return None
-        values = values[step]
+        values = steps[step]
     return values
 
 

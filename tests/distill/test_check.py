@@ -12,7 +12,7 @@ from architectures.manifest import write_manifest
 from distill.check import check_recipe, disk_rows, free_bytes, planned, size
 from distill.expected_work import Work
 from distill.memory import trainings
-from distill.recipe import load_recipe
+from distill.recipe import load_recipe, save_recipe
 from distill.stage_inputs import generate_inputs, target_record
 
 RECIPE = """\
@@ -275,6 +275,7 @@ def test_finished_answers_are_counted_and_others_are_not(checked, tiny_target):
     recipe, _ = checked()
     counts = {"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}}
     inputs = generate_inputs(recipe, tiny_target)
+    save_recipe(recipe, Path("run/recipe.yaml"))
     write_manifest(Path("run/data"), stage="generate", inputs=inputs, counts=counts, target=target_record(recipe))
     _, lines = checked()
     assert row(lines, "answer tokens ") == "180, counted in run/data"
@@ -321,6 +322,7 @@ def test_given_conversations_are_counted_whole(checked, tiny_target):
     train = {"prompts": 8, "answers": 20, "answer_tokens": 90, "sequences": 9, "split": 1}
     counts = {"prompts": 10, "train": train}
     inputs = generate_inputs(recipe, tiny_target)
+    save_recipe(recipe, Path("run/recipe.yaml"))
     write_manifest(Path("run/data"), stage="generate", inputs=inputs, counts=counts, target=target_record(recipe))
     lines = checked(*GIVEN)[1]
     assert row(lines, "steps") == "3 of 4 answers each (1ep)"

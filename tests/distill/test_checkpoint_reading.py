@@ -21,6 +21,7 @@ from architectures.errors import UserError
 from distill.checkpoint_reading import is_free_of_code, read_checkpoint
 from distill.checkpoint_trust import OPTION, REFUSE_CODE, TRUST, VALIDATION_VARIABLE
 from distill.checkpoints import damage, find_checkpoints
+from distill.saved_models import saved_models
 from distill.train import main, train
 from tests.distill.after_training import assert_equal, in_a_pickle, last_state, plant
 
@@ -70,6 +71,8 @@ def test_a_planted_checkpoint_is_neither_continued_nor_exported(trained, tmp_pat
     for command in (lambda: main([recipe]), lambda: widedraft.main(["export", recipe, "export.checkpoint=latest"])):
         assert command() == 2
         assert f"{path}: {PLANTED[what]}" in capsys.readouterr().err
+    with pytest.raises(UserError, match=f"{path}: {PLANTED[what]}"):
+        saved_models(trained)
     assert not mark.exists()
 
 

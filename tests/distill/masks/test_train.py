@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from distill.masks.train import build_mask_model, build_mask_optimizer, in_batch
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.recipe import Recipe, save_recipe
 from distill.train import train
-from tests.distill.after_training import assert_equal, last_state, metrics
+from tests.distill.after_training import assert_equal, in_a_pickle, last_state, metrics, plant
 
 ROOT = Path(__file__).parents[3]
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # as in test_prune_families
@@ -138,8 +139,6 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_masks, stopped, batch):
 
 
 def test_a_finished_training_only_writes_its_masks_again(make_masks):
-    import shutil
-
     recipe = make_masks()
     train(recipe)
     folder = Path(recipe.run_dir) / "masks"
@@ -147,6 +146,16 @@ def test_a_finished_training_only_writes_its_masks_again(make_masks):
     shutil.rmtree(folder)
     train(recipe)
     assert (folder / "model.safetensors").read_bytes() == first
+
+
+def test_planted_masks_are_not_continued(make_masks, tmp_path):
+    recipe = make_masks(max_duration="1ba", target_warmup="1ba")
+    train(recipe)
+    shutil.rmtree(Path(recipe.run_dir) / "masks")
+    plant(find_checkpoints(Path(recipe.run_dir) / "mask_checkpoints")[-1], in_a_pickle, tmp_path / "mark")
+    with pytest.raises(UserError, match=r"names posix\.system, which no checkpoint of a training here does"):
+        train(recipe)
+    assert not (tmp_path / "mark").exists()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
