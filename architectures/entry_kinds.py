@@ -91,12 +91,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_CHARS_SHOWN else f"{text[:MAX_CHARS_SHOWN]}…"
 
 
-def number(words: str, **bounds: float) -> Kind:
+def number(words: str, **bounds: Any) -> Kind:
     """A finite number within bounds; whole ones are numbers too, truth values are none."""
     return Kind(words, Annotated[float, Field(allow_inf_nan=False, **bounds)])
 
 
-def whole(words: str, **bounds: int) -> Kind:
+def whole(words: str, **bounds: Any) -> Kind:
     """A whole number within bounds."""
     return Kind(words, Annotated[int, Field(**bounds)])
 

@@ -29,7 +29,7 @@ def lack_of_room(models: Mapping[str, PreTrainedModel], *, batch: int, context: 
     """Why so many rows of so many tokens cannot be timed, and what can; None where they can."""
     for name, model in models.items():
         config = model.config.get_text_config(decoder=True).to_dict()
-        limit = context_length(config, where=model.name_or_path)
+        limit = context_length(config, where=str(model.name_or_path))
         if limit is not None and context + CHAIN_LENGTH > limit.tokens:
             return (
                 f"the {name} ({model.name_or_path}) was made for texts of {limit.tokens} tokens ({limit.origin}), "
