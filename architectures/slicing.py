@@ -129,8 +129,8 @@ def scaled(plan: PruningPlan, place: Place, axes: tuple[str, ...], tensor: Tenso
     scale_H = stream_scale(plan, place.layer) if place.role in written_by(plan) else None
     if scale_H is None:
         return tensor
-    by_rows = scale_H[:, None] if tensor.dim() == 2 else scale_H
-    return (tensor.float() / by_rows).to(tensor.dtype)
+    along_H = [-1 if axis == "hidden" else 1 for axis in axes]  # a linear's rows, the columns of GPT-2's
+    return (tensor.float() / scale_H.view(along_H)).to(tensor.dtype)
 
 
 def norm_factor(plan: PruningPlan, place: Place, axes: tuple[str, ...]) -> Tensor | float | None:
@@ -151,7 +151,7 @@ def norm_factor(plan: PruningPlan, place: Place, axes: tuple[str, ...]) -> Tenso
 
 
 def written_by(plan: PruningPlan) -> tuple[str, ...]:
-    """The roles whose rows are added to the residual stream as they are."""
+    """The roles whose outputs are added to the residual stream as they are."""
     has_post_norms = any(role in FAMILIES[plan.source.family].layer for role in POST_NORMS)
     return () if has_post_norms else WRITERS
 

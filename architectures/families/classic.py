@@ -92,6 +92,7 @@ BLOOM = Family(
     tied=True,
     texts_apart="mask_and_bias",  # a bias by distance stands for positions, which it does not take
     context_key=None,
+    fixed_entries={"apply_residual_connection_post_layernorm": False},
 )
 GPT2 = Family(
     model_type="gpt2",

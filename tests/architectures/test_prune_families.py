@@ -172,20 +172,44 @@ def test_a_merged_layer_is_the_first_plus_the_differences_of_the_others(target, 
         torch.testing.assert_close(found[name], merged[name])
 
 
-def test_a_constant_scale_multiplies_the_stream_behind_the_cut(wide_target, tmp_path):
+def test_a_constant_scale_multiplies_the_stream_behind_the_cut(target, tmp_path):
     scale = 3.0
     plan = replace(
-        plan_for(wide_target, layers=3),
+        plan_for(target, layers=3),
         cuts=(Cut(layer=2, scale=(scale,) * 64),),
         read_gains=(1.0, 1.0, 1 / scale, 1 / scale),
     )
-    draft = pruned(wide_target, plan, tmp_path / "draft")
+    draft = pruned(target, plan, tmp_path / "draft")
 
-    plain = pruned(wide_target, replace(plan, cuts=(), read_gains=()), tmp_path / "plain")
+    plain = pruned(target, replace(plan, cuts=(), read_gains=()), tmp_path / "plain")
     layer = plain.get_submodule(f"{FAMILIES[plan.source.family].layer_prefix}2")
     layer.register_forward_pre_hook(lambda _, inputs: (inputs[0] * scale, *inputs[1:]))
 
     torch.testing.assert_close(logits(draft), logits(plain), **CLOSE)
+
+
+def test_behind_a_cut_modules_write_the_inverse_of_the_scale_and_norms_read_it(target, tmp_path):
+    """Of the modules' outputs, so that it holds however a family stores its matrices."""
+    scale_H = torch.linspace(0.5, 2, 64)
+    plan = plan_for(target, layers=3)
+    cuts = replace(plan, cuts=(Cut(layer=1, scale=tuple(scale_H.tolist())),), read_gains=(1.0, 2.0, 3.0, 4.0))
+    cut, plain = (pruned(target, each, tmp_path / name) for name, each in (("cut", cuts), ("plain", plan)))
+    family, generator = FAMILIES[plan.source.family], torch.Generator().manual_seed(2)
+    post_norms = [role for role in ("attention_post_norm", "ffn_post_norm") if role in family.layer]
+    written = {"attention_output": plan.source.axis("query"), "ffn_down": plan.source.intermediate}
+    for layer in range(3):
+        factor_H = scale_H if layer else torch.ones(64)
+        for role, width in {**written, **dict.fromkeys([*post_norms, "attention_norm", "ffn_norm"], 64)}.items():
+            one, other = (model.get_submodule(family.layer_module(layer, role)) for model in (cut, plain))
+            x = torch.randn(5, width, generator=generator)
+            found, expected = one(x), other(x)
+            if role in ("attention_norm", "ffn_norm"):
+                bias = getattr(other, "bias", None)
+                bias = torch.zeros(64) if bias is None else bias
+                expected = (expected - bias) * factor_H * cuts.read_gains[layer] + bias
+            elif role in post_norms or not post_norms:
+                expected = expected / factor_H
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_scale_at_the_end_is_exact_where_the_gain_is(family_checkpoint, tmp_path):

@@ -1,0 +1,176 @@
+"""Every option of pruning with every family: it works, or it is refused with the reason. One table for both."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import AutoModelForCausalLM
+
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.plan import PLAN_NAME, PruningPlan
+from architectures.shapes import Shape
+from architectures.target import read_config
+from distill.check import check_recipe
+from distill.recipe import Recipe
+from distill.stages import prune_stage
+
+SIZES = {  # four layers of heads 16 wide, 64 channels, as every tiny checkpoint
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "bloom": {"n_layer": 4, "n_head": 4},
+    "gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_inner": 96},
+}
+CLASSIC = [name for name, family in FAMILIES.items() if not family.width]
+DEPTH = ("first_last", "evenly_spaced", "random", "block_influence", "greedy", "merge")
+WIDTH = ("activation", "flap", "magnitude", "random")
+LAYERS_ALONE = "targets only layers can be cut"
+EVERYTHING = {"layers": 2, "intermediate": 64, "heads": 2, "kv_heads": 1, "hidden": 32}
+
+# option -> (section architecture, why all families refuse it, why CLASSIC do); None where it works
+WORKS = (None, None)
+OPTIONS: dict[str, tuple[dict[str, object], str | None, str | None]] = {
+    **{f"layers by {method}": ({"layers": 2, "method": method}, *WORKS) for method in DEPTH},
+    **{
+        f"layers by {method}, rescaled": ({"layers": 2, "method": method, "rescale": True}, *WORKS)
+        for method in DEPTH
+        if method != "merge"
+    },
+    "merged and rescaled": ({"layers": 2, "method": "merge", "rescale": True}, "must have rescale: false", None),
+    "all layers, rescaled": ({"layers": 4, "method": "greedy", "rescale": True}, *WORKS),
+    "one layer, rescaled": ({"layers": 1, "method": "first_last", "rescale": True}, *WORKS),
+    **{f"neurons by {method}": ({"intermediate": 64, "width_method": method}, None, LAYERS_ALONE) for method in WIDTH},
+    **{f"heads by {method}": ({"heads": 2, "width_method": method}, None, LAYERS_ALONE) for method in WIDTH},
+    **{
+        f"channels by {method}": ({"hidden": 32, "width_method": method}, None, LAYERS_ALONE)
+        for method in WIDTH
+        if method != "flap"
+    },
+    "channels by flap": ({"hidden": 32, "width_method": "flap"}, f"has no scores of them|{LAYERS_ALONE}", None),
+    "everything": (EVERYTHING, None, LAYERS_ALONE),
+    "everything, rescaled": ({**EVERYTHING, "rescale": True}, None, LAYERS_ALONE),
+    "more layers": ({"layers": 5}, "exceeds the target in layers 5", None),
+    "a named shape": ({"shape": "wide-1.3b"}, "has heads 128 wide", None),
+    "no layer": ({"layers": 0}, "must be a whole number > 0", None),
+    "masks and rescale": ({"layers": 2, "method": "learned_masks", "rescale": True}, "leave out rescale", None),
+    "two shapes": ({"layers": 2, "shape": "wide-1.3b"}, "must hold one of them", None),
+}
+
+
+@pytest.fixture(scope="module")
+def targets(make_checkpoint) -> Callable[..., Path]:
+    """targets(family, **config) -> its checkpoint, made once."""
+    made: dict[str, Path] = {}
+
+    def of(family: str, **config) -> Path:
+        key = f"{family} {config}"
+        if key not in made:
+            made[key] = make_checkpoint(model_type=family, **SIZES.get(family, {}), **config)
+        return made[key]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def scores(tmp_path_factory) -> Path:
+    """Scores of a target, shared by its cells."""
+    return tmp_path_factory.mktemp("scores")
+
+
+@pytest.fixture
+def recipe_of(tmp_path, scores) -> Callable[..., Recipe]:
+    """A recipe of a target and a section architecture, with enough text to calibrate on."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(20)))
+    text = scores / "text.txt"
+    text.write_text("What comes after this? " * 20)
+
+    def make(target: Path, **architecture) -> Recipe:
+        if "plan" not in architecture and architecture.get("method") != "learned_masks":
+            calibration = {"text": str(text), "tokens": 64, "sequence_len": 32}
+            architecture |= {"scores": str(scores / target.name), "calibration": calibration}
+        return Recipe.model_validate(
+            {
+                "run_name": "r",
+                "run_dir": str(tmp_path / "run"),
+                "target": {"path": str(target), "dtype": "float32"},
+                "architecture": architecture,
+                "data": {"prompts": [{"path": str(prompts)}], "num_eval_prompts": 2},
+            }
+        )
+
+    return make
+
+
+def logits(folder: Path) -> torch.Tensor:
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+        return model(torch.arange(3, 35)[None], use_cache=False).logits
+
+
+def pruned(recipe: Recipe) -> tuple[Path, PruningPlan]:
+    prune_stage(recipe)
+    init = Path(recipe.run_dir) / "init"
+    return init, PruningPlan.from_json((init / PLAN_NAME).read_text())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_works_or_is_refused(targets, recipe_of, option, family):
+    target, (architecture, for_all, for_classic) = targets(family), OPTIONS[option]
+    why = for_all or (for_classic if family in CLASSIC else None)
+    if why is not None:
+        with pytest.raises((UserError, ValidationError), match=why):
+            check_recipe(recipe_of(target, **architecture))
+        with pytest.raises((UserError, ValidationError), match=why):
+            prune_stage(recipe_of(target, **architecture))
+        return
+    recipe = recipe_of(target, **architecture)
+    check_recipe(recipe)
+    init, plan = pruned(recipe)
+    assert Shape.from_config(read_config(init)) == plan.draft
+    wanted = {
+        name: architecture[name] for name in ("layers", "intermediate", "heads", "hidden") if name in architecture
+    }
+    assert {name: getattr(plan.draft, name) for name in wanted} == wanted
+    assert bool(plan.cuts) == bool(plan.read_gains) == bool(architecture.get("rescale") and plan.draft.layers < 4)
+    assert logits(init).isfinite().all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("method", "rescale"), [*((method, False) for method in DEPTH), ("first_last", True)])
+def test_an_option_that_takes_nothing_away_changes_no_bit(targets, recipe_of, method, rescale, family):
+    target = targets(family)
+    init, _ = pruned(recipe_of(target, layers="1x", method=method, rescale=rescale))
+    assert torch.equal(logits(init), logits(target))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_stays_tied_or_apart(targets, recipe_of, family, tied):
+    target = targets(family, **{} if tied else {"tie_word_embeddings": False})
+    init, plan = pruned(recipe_of(target, layers=4, method="first_last", rescale=True))
+    assert plan.draft.tied == tied
+    assert torch.equal(logits(init), logits(target))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_plan_and_a_source_serve_every_family(targets, recipe_of, tmp_path, family):
+    target = targets(family)
+    first, plan = pruned(recipe_of(target, layers=3, method="evenly_spaced"))
+    moved = first.rename(tmp_path / "earlier")
+    again, same = pruned(recipe_of(target, plan=str(moved / PLAN_NAME)))
+    assert same == plan
+    assert torch.equal(logits(again), logits(moved))
+    _, shorter = pruned(recipe_of(target, source=str(moved), layers=2, method="first_last"))
+    assert (shorter.source.layers, shorter.source_layers) == (3, (0, 2))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stages_are_a_cut_of_the_stage_before(targets, recipe_of, family):
+    recipe = recipe_of(targets(family), stages=[3, 2], method="first_last", rescale=True)
+    assert "cut to 3, 2 layers in turn, each by first_last" in check_recipe(recipe)
+    with pytest.raises(UserError, match=r"stage-3/draft: not finished\. `widedraft run RECIPE` makes one stage after"):
+        prune_stage(recipe)
