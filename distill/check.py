@@ -17,6 +17,7 @@ from architectures.target import config_at_hand, is_gguf
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
 from distill.expected_work import Work, expected_work, loss_words, read_prompts, read_rows, work_rows
 from distill.longest_texts import refuse_long_calibration, refuse_long_texts
+from distill.masks.memory import refuse_sharded_masks
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
 from distill.recipe import Recipe
 from distill.stage_inputs import teacher_dtype
@@ -65,6 +66,8 @@ def check_recipe(recipe: Recipe) -> str:
     if cut is not None:
         attempt(lambda: refuse_k_beyond(recipe.distill.teacher, vocab=cut.source.vocab), problems)
         attempt(lambda: refuse_texts_beyond(recipe, cut), problems)
+        if recipe.architecture.method == "learned_masks":
+            attempt(lambda: refuse_sharded_masks(recipe, cut.target), problems)
     work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
     if cut is None or work is None:
         raise UserError("\n".join(problems))

@@ -155,20 +155,39 @@ def process_counts(training: Training) -> list[int]:
 
 def memory_parts(training: Training, processes: int) -> list[Part]:
     """What one of so many processes holds at its fullest."""
-    student, parts = training.student, []
-    count, shards = student.parameters(), processes if training.sharded else 1
+    return [
+        *student_parts(training, processes),
+        *replica_parts(training, processes),
+        *teacher_parts(training, processes),
+        activation_part(training, processes),
+        loss_part(training, processes),
+    ]
+
+
+def held_bytes(training: Training, processes: int) -> int:
+    """The least one of so many processes can do with: student and teacher, and what an optimiser's step looks at."""
+    return together([*student_parts(training, processes), *teacher_parts(training, processes)])
+
+
+def student_parts(training: Training, processes: int) -> list[Part]:
+    """The student's weights, and as much for each of the gradients and the moments; a process's share of them."""
+    count, shards = training.student.parameters(), processes if training.sharded else 1
     divided = f" / {shards} processes" if shards > 1 else ""
-    for name, copies in (("student weights", 1), ("gradients", 1), ("Adam's two moments", 2)):
-        origin = f"{count:,} parameters x {copies * MASTER_BYTES} bytes{divided}"
-        parts.append(Part(f"{name}, float32", count * copies * MASTER_BYTES // shards, origin))
-    parts += replica_parts(training, processes)
-    if training.teacher is not None:
-        parts += teacher_parts(training, training.teacher, processes)
-    return [*parts, activation_part(training, processes), loss_part(training, processes)]
+    return [
+        Part(
+            f"{name}, float32",
+            count * copies * MASTER_BYTES // shards,
+            f"{count:,} parameters x {copies * MASTER_BYTES} bytes{divided}",
+        )
+        for name, copies in (("student weights", 1), ("gradients", 1), ("Adam's two moments", 2))
+    ]
 
 
-def teacher_parts(training: Training, teacher: Shape, processes: int) -> list[Part]:
+def teacher_parts(training: Training, processes: int) -> list[Part]:
     """The frozen teacher: all of it where it runs; its head, for evaluations, and a batch's rows where it is cached."""
+    teacher = training.teacher
+    if teacher is None:
+        return []
     dtype, item = training.teacher_dtype, DTYPE_BYTES[training.teacher_dtype]
     if training.teacher_sharded and processes > 1:
         return sharded_teacher_parts(teacher, dtype, processes)

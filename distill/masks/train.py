@@ -31,7 +31,9 @@ from distill.checkpoints import MASK_CHECKPOINTS_KEPT
 from distill.longest_texts import refuse_long_texts
 from distill.losses.answer_logits import head_of
 from distill.masks.export import export_masks, open_kept_fraction
+from distill.masks.memory import refuse_masks_beyond, refuse_sharded_masks
 from distill.masks.model import MaskModel
+from distill.memory import mask_training
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import ConsoleReport, MetricsFile
 from distill.recipe import Recipe
@@ -42,6 +44,7 @@ from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, he
 from distill.text.mixture import text_eval_loaders, text_loader
 from distill.times import split_time
 from distill.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, newest_for_all, training_device
+from eval.latency.room import free_bytes
 from eval.models import load_model, load_tokenizer
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA
@@ -60,6 +63,7 @@ def train_masks(recipe: Recipe) -> None:
     run = Path(recipe.run_dir)
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
     refuse_long_texts(recipe, {recipe.target.path: length_of(target)}, {})
+    refuse_too_large(recipe, target)
     begin_masks(recipe, target)
     model = build_mask_model(recipe, target)
     trainer = build_mask_trainer(recipe, model, target)
@@ -72,6 +76,22 @@ def train_masks(recipe: Recipe) -> None:
         trainer.engine.close()
     if dist.get_global_rank() == 0:
         write_masks(recipe, model, target)
+
+
+def refuse_too_large(recipe: Recipe, target: Path) -> None:
+    """Raise UserError, before anything is loaded, if this process cannot hold the training or was told to share it."""
+    source = Shape.from_config(read_config(target), where=str(target / "config.json"))
+    refuse_sharded_masks(recipe, source)
+    device, sharers = torch.device("cpu"), dist.get_local_world_size()
+    if torch.cuda.is_available():
+        device, sharers = torch.device(f"cuda:{dist.get_local_rank()}"), 1
+    free = free_bytes(device)
+    refuse_masks_beyond(
+        mask_training(recipe, source),
+        processes=dist.get_world_size(),
+        free_bytes=None if free is None else free // sharers,
+        device=str(device),
+    )
 
 
 def begin_masks(recipe: Recipe, target: Path) -> None:
