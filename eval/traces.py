@@ -196,19 +196,23 @@ def drop_too_long(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase,
             fitting.append(prompt)
         else:
             too_long.append(prompt.source)
-    places = ", ".join(too_long[:MAX_PLACES_SHOWN]) + (", ..." if len(too_long) > MAX_PLACES_SHOWN else "")
     if too_long and not fitting:
         raise UserError(
-            f"All {len(prompts)} prompts are longer than {max_prompt_len} tokens ({places}). "
+            f"All {len(prompts)} prompts are longer than {max_prompt_len} tokens ({places_of(too_long)}). "
             "Allow longer ones, or shorten them."
         )
     if too_long:
         print(
             f"{len(too_long)} of {len(prompts)} prompts are longer than {max_prompt_len} tokens and are left out: "
-            f"{places}",
+            f"{places_of(too_long)}",
             file=sys.stderr,
         )
     return fitting
+
+
+def places_of(sources: Sequence[str]) -> str:
+    """Where some rows are, the first of them if there are many."""
+    return ", ".join(sources[:MAX_PLACES_SHOWN]) + (", ..." if len(sources) > MAX_PLACES_SHOWN else "")
 
 
 class Answerer:

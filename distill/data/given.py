@@ -24,7 +24,7 @@ from distill.data.generate import count_answers, decoding_settings, drop_duplica
 from distill.data.turns import Renderer
 from eval.shards import claim_shards, write_shard
 from eval.tasks.forms import Prompt
-from eval.traces import Trace, continues, read_traces, write_traces
+from eval.traces import Trace, continues, places_of, read_traces, write_traces
 
 
 @dataclass(frozen=True)
@@ -110,16 +110,22 @@ def drop_without_room(
     Raises:
         UserError: If all of them have more.
     """
-    fitting = [each for each in conversations if len(renderer.opened(each.question, each.source)) <= max_prompt_len]
+    fitting: list[Conversation] = []
+    too_long: list[str] = []
+    for each in conversations:
+        if len(renderer.opened(each.question, each.source)) <= max_prompt_len:
+            fitting.append(each)
+        else:
+            too_long.append(each.source)
     if not fitting:
         raise UserError(
-            f"All {len(conversations)} conversations begin with more than {max_prompt_len} tokens. "
-            "Raise data.max_seq_len, or shorten them."
+            f"All {len(conversations)} conversations begin with more than {max_prompt_len} tokens "
+            f"({places_of(too_long)}). Raise data.max_seq_len, or shorten them."
         )
-    if len(fitting) < len(conversations):
+    if too_long:
         print(
-            f"{len(conversations) - len(fitting)} of {len(conversations)} conversations begin with more than "
-            f"{max_prompt_len} tokens and are left out",
+            f"{len(too_long)} of {len(conversations)} conversations begin with more than {max_prompt_len} tokens and "
+            f"are left out: {places_of(too_long)}",
             file=sys.stderr,
         )
     return fitting

@@ -381,17 +381,20 @@ def test_a_draft_with_another_tokenizer_is_refused_before_any_work(target_folder
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("short", ["target", "draft"])
-def test_texts_longer_than_a_model_holds_are_refused(target_folder, make_checkpoint, tmp_path, short):
-    folders = {"target": target_folder, "draft": target_folder}
-    folders[short] = make_checkpoint(seed=1, max_position_embeddings=40, pad_token_id=2)
+def test_texts_longer_than_a_draft_holds_are_refused(target_folder, make_checkpoint, tmp_path):
+    draft = make_checkpoint(seed=1, max_position_embeddings=40, pad_token_id=2)
     with pytest.raises(UserError, match="max_position_embeddings is 40, but the longest text to score has") as caught:
-        score_drafts(
-            folders["target"], {"draft": folders["draft"]}, PROMPTS, config(temperature=(0.0,)), tmp_path, seed=1
-        )
+        score_drafts(target_folder, {"draft": draft}, PROMPTS, config(temperature=(0.0,)), tmp_path, seed=1)
     traces = read_traces(tmp_path / "answers" / "T0", "eval")
     longest = max(len(trace.prompt_ids) + len(trace.answer_ids) for trace in traces)
     assert f"has {longest} tokens." in str(caught.value)
+
+
+def test_prompts_without_room_for_an_answer_in_what_the_target_holds_are_refused(make_checkpoint, tmp_path):
+    target = make_checkpoint(seed=1, max_position_embeddings=40, pad_token_id=2)
+    most = 40 - config().max_new_tokens
+    with pytest.raises(UserError, match=rf"All \d+ prompts are longer than {most} tokens \("):
+        score_drafts(target, {"draft": target}, PROMPTS, config(temperature=(0.0,)), tmp_path, seed=1)
 
 
 def test_half_precision_is_scored_and_differences_are_told(target_folder, noisy_folder, tmp_path):
