@@ -79,7 +79,7 @@ def recipe_of(**sections) -> Recipe:
         "architecture": {"layers": 2, "method": "first_last"},
     }
     merged = {name: {**settings.get(name, {}), **sections.get(name, {})} for name in {**settings, **sections}}
-    return Recipe(run_name="r", target={"path": "here"}, **merged)
+    return Recipe.model_validate({"run_name": "r", "target": {"path": "here"}, **merged})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Every option of pruning with every family: it works, or it is refused with the reason. One table for both."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ EVERYTHING = {"layers": 2, "intermediate": 64, "heads": 2, "kv_heads": 1, "hidde
 
 # option -> (section architecture, why all families refuse it, why CLASSIC do); None where it works
 WORKS = (None, None)
-OPTIONS: dict[str, tuple[dict[str, object], str | None, str | None]] = {
+OPTIONS: dict[str, tuple[Mapping[str, object], str | None, str | None]] = {
     **{f"layers by {method}": ({"layers": 2, "method": method}, *WORKS) for method in DEPTH},
     **{
         f"layers by {method}, rescaled": ({"layers": 2, "method": method, "rescale": True}, *WORKS)

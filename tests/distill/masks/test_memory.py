@@ -27,14 +27,16 @@ def recipe_of(tmp_path, monkeypatch):
     Path("p.jsonl").write_text("".join(json.dumps({"prompt": f"Count to {n}."}) + "\n" for n in range(8)))
 
     def make(target="meta-llama/Llama-2-7b-hf", architecture=None, **distill) -> Recipe:
-        return Recipe(
-            run_name="r",
-            run_dir="run",
-            target={"path": str(target), "dtype": "bfloat16"},
-            architecture={"method": "learned_masks", **(architecture or {"shape": "wide-1.3b"})},
-            data={"prompts": [{"path": "p.jsonl"}], "num_eval_prompts": 2},
-            text={"domains": [{"name": "a", "path": "p.jsonl", "field": "prompt"}], "num_eval_sequences": 1},
-            distill={"device_train_microbatch_size": 1, **distill},
+        return Recipe.model_validate(
+            {
+                "run_name": "r",
+                "run_dir": "run",
+                "target": {"path": str(target), "dtype": "bfloat16"},
+                "architecture": {"method": "learned_masks", **(architecture or {"shape": "wide-1.3b"})},
+                "data": {"prompts": [{"path": "p.jsonl"}], "num_eval_prompts": 2},
+                "text": {"domains": [{"name": "a", "path": "p.jsonl", "field": "prompt"}], "num_eval_sequences": 1},
+                "distill": {"device_train_microbatch_size": 1, **distill},
+            }
         )
 
     return make
