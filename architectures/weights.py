@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -103,7 +103,7 @@ def read_index(folder: Path) -> dict[str, str]:
     path = folder / INDEX_NAME
     if not path.exists():
         return {}
-    found = read_json_object(path, "Fetch the checkpoint again.").get("weight_map")
+    found: Any = read_json_object(path, "Fetch the checkpoint again.").get("weight_map")
     if not INDEX.fits(found):
         raise UserError(
             f"{path}: not a safetensors index: weight_map {INDEX.mistake(found)}. Fetch the checkpoint again."
