@@ -91,14 +91,16 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_CHARS_SHOWN else f"{text[:MAX_CHARS_SHOWN]}…"
 
 
-def number(words: str, **bounds: Any) -> Kind:
+def number(
+    words: str, *, gt: float | None = None, ge: float | None = None, lt: float | None = None, le: float | None = None
+) -> Kind:
     """A finite number within bounds; whole ones are numbers too, truth values are none."""
-    return Kind(words, Annotated[float, Field(allow_inf_nan=False, **bounds)])
+    return Kind(words, Annotated[float, Field(gt=gt, ge=ge, lt=lt, le=le, allow_inf_nan=False)])
 
 
-def whole(words: str, **bounds: Any) -> Kind:
+def whole(words: str, *, ge: int, le: int | None = None) -> Kind:
     """A whole number within bounds."""
-    return Kind(words, Annotated[int, Field(**bounds)])
+    return Kind(words, Annotated[int, Field(ge=ge, le=le)])
 
 
 def count(most: int) -> Kind:

@@ -103,14 +103,15 @@ def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict
 
 
 def require_numbers(weights: Weights, name: str) -> Tensor:
-    """A tensor of the source, if every entry is a number.
+    """A tensor of the source, if every entry is a finite number.
 
     Raises:
-        UserError: If there is a NaN in it; names the tensor.
+        UserError: If there is a NaN or an infinity in it; names the tensor.
     """
     tensor = weights.read(name)
-    if tensor.numel() and torch.stack(tensor.aminmax()).isnan().any():
+    if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
         raise UserError(
-            f"{weights.files[name]}: {name} holds NaN. A draft of it could not speak: fetch the checkpoint again."
+            f"{weights.files[name]}: {name} holds NaN or infinity. A draft of it could not speak: "
+            "fetch the checkpoint again."
         )
     return tensor

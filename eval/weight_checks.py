@@ -60,7 +60,7 @@ def refuse_whole_numbers(folder: Path, model: PreTrainedModel) -> None:
 def refuse_not_finite(folder: Path, model: PreTrainedModel) -> None:
     """Raise UserError naming the first tensor with an entry that is NaN or infinite.
 
-    One reading of the weights (docs/decoding.md has the time); the device is waited for once.
+    One reading of the weights (docs/pruning.md has the time); the device is waited for once.
     """
     tensors = {name: one for name, one in model.named_parameters() if one.is_floating_point() and one.numel()}
     if not tensors:
