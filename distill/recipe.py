@@ -187,7 +187,7 @@ def _syntax_mistake(error: yaml.YAMLError | ValueError, name: str) -> str:
 def value_at(path: KeyPath, values: Any) -> Any:
     """The value at a path; None where there is none."""
     for step in path:
-        steps = dict(enumerate(values)) if isinstance(values, list) else values
+        steps: Any = dict(enumerate(values)) if isinstance(values, list) else values
         if not isinstance(steps, dict) or step not in steps:
             return None
         values = steps[step]
