@@ -73,8 +73,10 @@ class EvalConfig(Section):
     batch_size: int = Field(default=32, ge=1, description="Rows decoded together while the target writes its answers.")
     confidence: float = Field(default=0.95, gt=0, lt=1, description="Coverage of every interval, a fraction.")
     num_resamples: int = Field(default=2000, ge=1, le=100_000, description="Bootstrap resamples of the prompts.")
-    num_threads: int | None = Field(default=None, ge=1, description="Processor threads; null uses every core it may.")
-    latency_repeats: int = Field(default=40, ge=1, description="Timed repetitions of every step at batch 1.")
+    num_threads: int | None = Field(
+        default=None, ge=1, le=1024, description="Processor threads; null uses every core it may."
+    )
+    latency_repeats: int = Field(default=40, ge=1, le=10**6, description="Timed repetitions of every step at batch 1.")
     latency_batches: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(1, 4, 16),
         strict=False,

@@ -86,8 +86,8 @@ MISTAKES = {
     "name that is no name": (
         "text: {domains: [{name: a/b, path: a.txt}]}",
         (
-            "r.yaml:5: text.domains[0].name must be a name of letters, digits, '.', '_' and '-' such as wiki or "
-            "github, got 'a/b'."
+            "r.yaml:5: text.domains[0].name must be a name of letters, digits, '.', '_' and '-', at most 100 "
+            "characters, such as wiki or github, got 'a/b'."
         ),
     ),
     "domain without a name": (
