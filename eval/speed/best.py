@@ -51,11 +51,10 @@ def behind_the_fastest(best: Sequence[Record], times: Times, resampling: Resampl
         times: Of all ways.
         resampling: How intervals are made. They hold for every two drafts at any lookahead of each.
     """
-    first, *others = sorted((row for row in best if row["way"] == DRAFT), key=lambda row: -row["speedup"]["value"]) or [
-        None
-    ]
-    if first is None or not others:
+    drafts = sorted((row for row in best if row["way"] == DRAFT), key=lambda row: -row["speedup"]["value"])
+    if len(drafts) < 2:
         return []
+    first, *others = drafts
     compared = pairs_of_drafts(list(times))
     pairs = [(spent(times, slower), spent(times, faster)) for faster, slower in compared]
     estimates = dict(zip(compared, paired_ratio_quotients(pairs, resampling), strict=True))
