@@ -101,11 +101,16 @@ def percentile_bounds(
     Source: David and Nagaraja 2003, "Order Statistics", sec. 7.1: the number of values below it is binomial.
     """
     values_U, tail = np.sort(values_U), (1 - confidence) / 2
-    below = int(binom.ppf(tail, len(values_U), share))  # fewer than so many lie below it in at most `tail` of the cases
-    above = int(binom.ppf(tail, len(values_U), 1 - share))
+    below, above = (surely_inside(len(values_U), each, tail) for each in (share, 1 - share))
     low = float(values_U[below - 1]) if below > 0 else None
     high = float(values_U[-above]) if above > 0 else None
     return low, high
+
+
+def surely_inside(num_values: int, share: float, tail: float) -> int:
+    """The largest number such that fewer values than it lie in this share of the law in at most `tail` of the cases."""
+    chance_of_so_many_U = binom.cdf(np.arange(num_values), num_values, share)
+    return int(np.searchsorted(chance_of_so_many_U, tail * (1 + 1e-9), side="right"))
 
 
 def holds(interval: tuple[float, float] | list[float] | None, value: float) -> bool:

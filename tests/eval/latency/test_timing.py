@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from eval.intervals import least_units
 from eval.latency.timing import WARM_UP_LIMIT, has_settled, summarise, time_alone, time_together, warm_up
 
 CONFIDENCE = 0.95
@@ -60,6 +61,13 @@ def test_the_interval_is_the_medians_at_the_confidence_asked_for():
 def test_few_repetitions_have_no_interval(repeats, has_interval):
     summary = summarise(list(range(repeats)), CONFIDENCE)
     assert summary.interval_s == ((0, 5) if has_interval else None)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.75, 0.9, 0.95, 0.99])
+def test_a_median_has_an_interval_from_the_least_units_on(confidence):
+    least = least_units(confidence)
+    assert summarise(range(least - 1), confidence).interval_s is None
+    assert summarise(range(least), confidence).interval_s == (0, least - 1)
 
 
 def test_a_bound_is_there_only_where_a_repetition_is_surely_beyond():
