@@ -19,6 +19,7 @@ from architectures.shapes import Shape
 from architectures.target import local_path, read_config, resolve_checkpoint
 from distill.recipe import Recipe
 from distill.stage_folders import refuse_changed, require_finished
+from distill.text.config import is_plain_text
 from eval.config import PromptSource
 from eval.tasks.table import TASKS
 
@@ -41,6 +42,8 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
 )
 
 TASK = {"__all__": {"task"}}  # of sources, whose own fingerprint says it: one without a task stays what it was
+
+JSON_READ_BY_LINE = "lines/2"  # the reader before told places in such files otherwise: none is continued with this one
 
 RESUMABLE = {**dict.fromkeys(RESUMABLE_KEYS, True), "teacher": {"parallelism"}}
 
@@ -237,8 +240,11 @@ def fingerprint_sources(sources: Sequence[PromptSource]) -> str:
 def fingerprint_text(recipe: Recipe) -> str:
     """Section text, and the content of its files and local data sets, as one fingerprint."""
     assert recipe.text is not None  # whoever trains on text has some
-    contents = [content_of(domain.path, domain.dataset) for domain in recipe.text.domains]
-    return fingerprint_value([recipe.text.model_dump(mode="json"), contents])
+    domains = recipe.text.domains
+    contents = [content_of(domain.path, domain.dataset) for domain in domains]
+    by_line = any(domain.path is not None and not is_plain_text(domain.path) for domain in domains)
+    reader = [JSON_READ_BY_LINE] if by_line else []
+    return fingerprint_value([recipe.text.model_dump(mode="json"), contents, *reader])
 
 
 def content_of(path: str | None, dataset: str | None) -> str | None:
