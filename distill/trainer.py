@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from architectures.config import MasksConfig
 from architectures.errors import UserError
 from distill.callbacks import CheckpointWriter, EvaluationIntervals
+from distill.checkpoint_reading import read_checkpoint
 from distill.checkpoint_trust import guard_composer
 from distill.checkpoints import newest_intact_checkpoint
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
@@ -60,10 +61,31 @@ def training_device() -> Device:
 
 
 def newest_for_all(folder: Path) -> Path | None:
-    """The newest intact checkpoint of a folder, chosen by rank 0 for all; None where there is none."""
-    chosen = [newest_intact_checkpoint(folder) if dist.get_global_rank() == 0 else None]
-    dist.broadcast_object_list(chosen, src=0)
-    return chosen[0]
+    """The newest intact checkpoint of a folder, chosen and read by rank 0 for all; None where there is none.
+
+    Composer asks again before it reads it; under FSDP2 a refusal would then come to rank 0 alone, the others waiting.
+
+    Raises:
+        UserError: On all processes, if it holds anything but what a training here saves.
+    """
+    outcome = [newest_or_problem(folder) if dist.get_global_rank() == 0 else None]
+    dist.broadcast_object_list(outcome, src=0)
+    assert outcome[0] is not None  # rank 0 has filled it
+    checkpoint, problem = outcome[0]
+    if problem is not None:
+        raise UserError(problem)
+    return checkpoint
+
+
+def newest_or_problem(folder: Path) -> tuple[Path | None, str | None]:
+    """The newest intact checkpoint, or why it is refused."""
+    checkpoint = newest_intact_checkpoint(folder)
+    try:
+        if checkpoint is not None:
+            read_checkpoint(checkpoint)
+    except UserError as error:
+        return None, str(error)
+    return checkpoint, None
 
 
 def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) -> DistillModel:
