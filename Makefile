@@ -26,7 +26,7 @@ check-code: $(READY)
 unit-tests: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS)
 
-simulations: $(READY) # about 15 minutes of one core; the table of docs/scoring.md
+simulations: $(READY) # about ten minutes of one core; the table of docs/scoring.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.simulations --out bench/results/simulations.json --doc docs/scoring.md
 
 $(READY): requirements.txt pyproject.toml

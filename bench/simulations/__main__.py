@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=Path, default=RESULTS / "self_speed.json")
     parser.add_argument("--steps", type=Path, default=RESULTS / "step_times.json")
-    parser.add_argument("--runs", type=int, default=2000, help="of each; a quarter of the slowest")
+    parser.add_argument("--runs", type=int, default=1000, help="of each; half or a quarter of the slow ones")
     parser.add_argument("--seed", type=int, default=17)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--doc", type=Path, required=True)

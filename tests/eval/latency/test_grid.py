@@ -12,9 +12,10 @@ from architectures.errors import UserError
 from eval.acceptance import Resampling
 from eval.latency.command import latency_arguments, opened
 from eval.latency.floor import byte_ratio, shape_of, step_bytes, weight_bytes_read
-from eval.latency.grid import Grid, measure_grid, repeated
-from eval.latency.page import grid_page
+from eval.latency.grid import Grid, measure_grid, repeated, step_record
+from eval.latency.page import grid_page, percentiles_of
 from eval.latency.room import free_bytes, require_room
+from eval.latency.timing import StepTime
 from eval.models import load_model, load_tokenizer
 from eval.tasks.forms import user_turn
 from eval.tasks.rendering import render_prompt
@@ -115,9 +116,20 @@ def test_memory_that_can_still_be_taken(tmp_path, target):
     assert free_bytes(target.device, tmp_path / "absent") is None
 
 
+def test_bounds_that_are_not_there_are_null():
+    time = StepTime({10: 0.001, 50: 0.002, 90: 0.003}, {10: (None, 0.0015), 50: (0.001, 0.003), 90: (None, None)})
+    record = step_record(time)
+    assert [record[f"p{percentile}_ms"]["interval"] for percentile in (10, 50, 90)] == [
+        [None, pytest.approx(1.5)],
+        [1, 3],
+        None,
+    ]
+    assert "p99_ms" not in record
+
+
 def a_step(model, tokens, median, *, prefill=False):
     estimate = {"value": median, "interval": [median - 1, median + 1]}
-    percentiles = {f"p{percentile}_ms": estimate for percentile in (10, 50, 90, 99)}
+    percentiles = {f"p{percentile}_ms": estimate for percentile in (10, 50, 90)}
     return {"model": model, "tokens": tokens, "prefill": prefill, **percentiles}
 
 
@@ -139,12 +151,18 @@ def page_of(draft_ms, *, settled=True):
 def test_the_page_has_a_line_for_each_step():
     page = page_of(10.0)
     assert "## Batch 2, 9 tokens of context, compiled steps" in page
-    assert "| target, 1 token | 40.00 [39.00, 41.00] | 40.00 | 40.00 | 40.00 | 40.00 | 10.00 | 25% |" in page
+    assert "| target, 1 token | 40.00 [39.00, 41.00] | 40.00 | 40.00 | 40.00 | 10.00 | 25% |" in page
     assert "| target, 5 tokens (verify) | 60.00" in page
-    assert "| draft, 1 token | 10.00 [9.00, 11.00] | 10.00 | 10.00 | 10.00 | 10.00 |  |  |" in page
-    assert "| target, prefill of 9 tokens | 80.00 [79.00, 81.00] | 80.00 | 80.00 | 80.00 | 80.00 |  |  |" in page
+    assert "| draft, 1 token | 10.00 [9.00, 11.00] | 10.00 | 10.00 | 10.00 |  |  |" in page
+    assert "| target, prefill of 9 tokens | 80.00 [79.00, 81.00] | 80.00 | 80.00 | 80.00 |  |  |" in page
     assert "A step of draft costs 0.250 of a target step." in page
     assert "not settled" not in page
+
+
+def test_the_page_tells_the_99th_percentile_where_there_is_one():
+    step = a_step("target", 1, 40.0)
+    assert percentiles_of(step) == ["p10", "p90"]
+    assert percentiles_of(step | {"p99_ms": {"value": 90.0, "interval": [60.0, None]}}) == ["p10", "p90", "p99"]
 
 
 def test_the_page_says_that_a_slow_draft_cannot_pay():
@@ -163,7 +181,7 @@ def run_latency(*words):
 def test_a_packed_target_reads_fewer_bytes_and_is_named(target_folder, noisy_folder, target, tmp_path, capsys, bits):
     pytest.importorskip("bitsandbytes", reason="packs the weights")
     out = tmp_path / "latency.json"
-    words = ("--batch", 2, "--context", 8, "--lookahead", 2, "--repeats", 2, "--dtype", "float32", "--num-threads", 1)
+    words = ("--batch", 2, "--context", 8, "--lookahead", 2, "--repeats", 6, "--dtype", "float32", "--num-threads", 1)
     models = ("--target", target_folder, "--draft", noisy_folder)
     assert run_latency(*models, *words, "--target-bits", bits, "--out", out) == 0
     record = json.loads(out.read_text())
@@ -191,7 +209,7 @@ def test_without_what_packs_them_the_remedy_is_named(target_folder, monkeypatch,
 
 def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, capsys):
     out = tmp_path / "latency.json"
-    words = ("--batch", 1, "--context", 8, "--lookahead", 2, "--repeats", 2, "--dtype", "float32", "--num-threads", 1)
+    words = ("--batch", 1, "--context", 8, "--lookahead", 2, "--repeats", 6, "--dtype", "float32", "--num-threads", 1)
     assert run_latency("--target", target_folder, "--draft", noisy_folder, *words, "--out", out) == 0
     record = json.loads(out.read_text())
     printed = capsys.readouterr().out
@@ -204,7 +222,7 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
 
 
 def test_a_target_alone_has_its_own_time(target_folder, capsys):
-    assert run_latency("--target", target_folder, "--batch", 1, "--context", 8, "--repeats", 2) == 0
+    assert run_latency("--target", target_folder, "--batch", 1, "--context", 8, "--repeats", 6) == 0
     printed = capsys.readouterr().out
     assert "target, 1 token" in printed
     assert "draft" not in printed
@@ -227,7 +245,7 @@ def test_caches_are_filled_with_the_prompts_that_are_named(target_folder, tmp_pa
         (("--target-bits", 8, "--compile"), "--compile measures steps of plain weights"),
         (("--target-bits", 4, "--shapes"), "--target-bits packs a target beside its drafts"),
         (("--lookahead", 0), "--lookahead must be above 0, got 0"),
-        (("--repeats", 1), "--repeats must be at least 2, .* got 1"),
+        (("--repeats", 5), "--repeats must be at least 6, or no median has an interval at confidence 0.95; got 5"),
         (("--confidence", 1.5), "--confidence must be between 0 and 1, got 1.5"),
         (("--num-threads", 0), "--num-threads must be above 0, got 0"),
         (("--out", "."), "--out .: is a folder"),

@@ -147,7 +147,7 @@ def run_latency(*words):
 
 def test_the_command_measures_every_shape(target_folder, target, tmp_path, capsys):
     out, size = tmp_path / "shapes.json", f"{target.num_parameters() / 1e6:.2f}M"
-    words = ("--batch", 1, "--context", 8, "--lookahead", 2, "--repeats", 2, "--dtype", "float32")
+    words = ("--batch", 1, "--context", 8, "--lookahead", 2, "--repeats", 6, "--dtype", "float32")
     asked = ("--shapes", 1, 2, 3, "--parameters", size)
     assert run_latency("--target", target_folder, *words, *asked, "--out", out, "--plot", tmp_path / "shapes.png") == 0
     assert (tmp_path / "shapes.png").read_bytes().startswith(b"\x89PNG")
