@@ -58,6 +58,30 @@ def test_a_decoder_that_is_wrong_within_rounding_fails_in_half_precision(monkeyp
     assert " choices are the text's alone, " in finding.detail
 
 
+def test_near_ties_that_are_small_enough_but_too_many_fail(monkeypatch, half_pair, prompts):
+    second_of_two_near_ties(monkeypatch, 0.3)
+    finding = check_greedy_text(*half_pair, [[*prompt, extra] for prompt in prompts for extra in (5, 77, 130)], WANTED)
+    assert not finding.holds
+    assert " and 0 are neither; " in finding.detail
+
+
+def test_few_tokens_that_are_no_near_ties_fail(monkeypatch, half_pair, prompts):
+    """The first round alone takes the second best, however far it is: too few to be too many."""
+    verify, rounds = batch.Batch.verify, []
+
+    def mutant(self, proposal, counts):
+        rounds.append(1)
+        with monkeypatch.context() as patch:
+            feed, share = self.verifier.feed, 1e9 if len(rounds) == 1 else 0.0
+            patch.setattr(self.verifier, "feed", lambda *args, **how: swapped(feed(*args, **how), share))
+            return verify(self, proposal, counts)
+
+    monkeypatch.setattr(batch.Batch, "verify", mutant)
+    finding = check_greedy_text(*half_pair, prompts[1:4], WANTED)
+    assert not finding.holds
+    assert float(finding.detail.split("p = ")[1].split(",")[0]) > LEAST_P
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_an_honest_decoder_passes_in_half_precision(half_pair, seed):
     generator = torch.Generator().manual_seed(seed)
