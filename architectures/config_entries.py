@@ -70,6 +70,7 @@ CONFIG: dict[str, Kind] = {
     **kinds("num_attention_heads", "n_head", "num_heads", of=HEADS),
     **kinds("num_key_value_heads", "head_dim", of=HEADS.or_null()),
     **kinds("max_position_embeddings", "n_positions", "original_max_position_embeddings", of=POSITIONS),
+    **kinds("max_seq_len", "n_ctx", "seq_length", "max_sequence_length", of=POSITIONS),
     "sliding_window": POSITIONS.or_null(),
     **kinds("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", of=EPSILON),
     **kinds("rope_theta", "rope_local_base_freq", of=ROPE_BASE),

@@ -19,11 +19,11 @@ from torch import Tensor
 from architectures.atomic import write_json
 from architectures.entry_kinds import Kind
 from architectures.errors import UserError
-from architectures.manifest import read_manifest
 from architectures.progress import track
 from architectures.reading import read_json_object
 
 SINGLE_NAME = "model.safetensors"
+REMEDY = "Choose another folder, or empty this one."
 INDEX_NAME = "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9  # as transformers' save_pretrained cut them for years; the hub takes any size
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -293,9 +293,6 @@ def require_replaceable(out: Path, mark: str, *, reading: Path, stage: str | Non
     if not out.is_dir() or not any(out.iterdir()):
         return
     if not (out / mark).is_file():
-        raise UserError(f"{out}: exists, is not empty and holds no {mark}. Choose another folder, or empty this one.")
-    if stage is not None and (found := (read_manifest(out) or {}).get("stage")) != stage:
-        raise UserError(
-            f"{out}: exists, and its {mark} is of stage {found!r}, not {stage!r}. "
-            "Choose another folder, or empty this one."
-        )
+        raise UserError(f"{out}: exists, is not empty and holds no {mark}. {REMEDY}")
+    if stage is not None and (found := read_json_object(out / mark, REMEDY).get("stage")) != stage:
+        raise UserError(f"{out}: exists, and its {mark} is of stage {found!r}, not {stage!r}. {REMEDY}")

@@ -70,7 +70,12 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
     from eval.shards import claim_shards, write_shard
 
     def make(
-        name: str = "run", *, init: Path = tiny_draft, text: dict[str, Any] | None = None, **distill: Any
+        name: str = "run",
+        *,
+        init: Path = tiny_draft,
+        text: dict[str, Any] | None = None,
+        num_eval: int = NUM_EVAL,
+        **distill: Any,
     ) -> Recipe:
         settings = {
             "max_duration": "2ep",
@@ -97,7 +102,7 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
         save_recipe(recipe, run / "recipe.yaml")
         shutil.copytree(init, run / "init")
         write_manifest(run / "init", stage="prune", inputs=prune_inputs(recipe, tiny_target))
-        splits = {"eval": NUM_EVAL} if recipe.distill.train_on == "text" else {"train": NUM_TRAIN, "eval": NUM_EVAL}
+        splits = {"eval": num_eval} if recipe.distill.train_on == "text" else {"train": NUM_TRAIN, "eval": num_eval}
         for split, count in splits.items():
             (path,) = claim_shards(run / "data", split, {}, num_shards=1)
             write_shard(path, [asdict(trace) for trace in random_answers(count, seed=count)])

@@ -299,6 +299,7 @@ def test_no_weights_are_read_for_finished_answers(checked, tiny_target, monkeypa
     counts = {"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}}
     inputs = generate_inputs(recipe, tiny_target)
     write_manifest(Path("run/data"), stage="generate", inputs=inputs, counts=counts, target=target_record(recipe))
+    save_recipe(recipe, Path("run/recipe.yaml"))
     read = []
     monkeypatch.setattr(fingerprint, "sha256_of_files", lambda paths, **_: read.append(paths))
     monkeypatch.setattr(fingerprint, "sha256_of_file", lambda path: read.append(path.name) or hash_of(path))

@@ -237,7 +237,7 @@ def test_the_mistakes_on_the_page_are_what_the_program_says(tmp_path):
 
 FROM_ENVIRONMENT = BASE + (
     "variables: {key: '${oc.env:WIDEDRAFT_TEST_KEY}', size: '${oc.env:WIDEDRAFT_TEST_SIZE,48}'}\n"
-    "seed: ${oc.decode:${variables.size}}\n"
+    "seed: ${oc.decode:${oc.env:WIDEDRAFT_TEST_SIZE,48}}\n"
     "distill:\n  loggers:\n    wandb:\n"
     "      init_kwargs: {api_key: '${variables.key}', entity: 'me-${oc.env:WIDEDRAFT_TEST_KEY}'}\n"
 )

@@ -114,7 +114,7 @@ def test_other_ranks_print_nothing(monkeypatch, capsys):
 
 
 def test_lines_on_the_console(make_run, capsys):
-    train(make_run(max_duration="4ba", console_log_interval="2ba", eval_interval="4ba"))
+    train(make_run(num_eval=12, max_duration="4ba", console_log_interval="2ba", eval_interval="4ba"))
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("batch ")]
     assert [line.split(":")[0] for line in lines] == ["batch 0", "batch 2 (50%)", "batch 4 (100%)", "batch 4"]
     assert "held-out alpha 0." in lines[0]
@@ -144,7 +144,7 @@ def test_the_use_of_the_device_is_logged(make_run):
 
 
 def test_intervals_of_evaluations_are_logged(make_run):
-    recipe = make_run(max_duration="1ba")
+    recipe = make_run(num_eval=12, max_duration="1ba")
     train(recipe)
     for record in records(recipe):
         if "metrics/eval/alpha" in record:

@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
+from architectures.atomic import remove_partials
 from architectures.errors import UserError
 from architectures.manifest import read_manifest
+from distill.run_folder import LOCK_NAME
 from distill.teacher.config import TeacherConfig
 from distill.teacher_cache import capture, index, record
 from distill.teacher_cache.contents import (
@@ -87,6 +89,7 @@ def test_more_entries_than_the_vocabulary_has_are_refused(write, tmp_path):
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
+from architectures.atomic import partial_beside
 from distill.data.batches import Example
 from distill.teacher_cache import capture, index
 from distill.teacher.config import TeacherConfig
@@ -98,7 +101,7 @@ write_tensors = capture.write_tensors
 
 def die_in_the_third_shard(tensors, path):
     if path.name == "train-00002.safetensors":
-        path.with_name(path.name + ".partial").write_text("half of a sha")
+        partial_beside(path).write_text("half of a sha")
         with (path.parent / "capture.jsonl").open("a") as journal:
             journal.write('{"name": "train-000')
         os.kill(os.getpid(), signal.SIGKILL)
@@ -129,6 +132,7 @@ def test_a_killed_capture_ends_in_the_same_bytes(write, tiny_target, examples, t
         with pytest.raises(UserError, match=r"holds no finished teacher cache\. Run `widedraft cache RECIPE`"):
             TeacherCache(killed, "train")
         since_ns = [(killed / file).stat().st_mtime_ns for file in done]
+        remove_partials(killed, mark=LOCK_NAME)  # as the next owner of the run does
         write(teacher, name)
         assert contents_on_disk(killed) == contents_on_disk(whole)
         assert [(killed / file).stat().st_mtime_ns for file in done] == since_ns  # continued, not begun again
