@@ -65,7 +65,7 @@ PROMPTS = (
     "Seven friends share a bill of 164.50 euros. How much does each of them pay?",
     "Plan a day in a city you have never visited, with little money.",
     "Summarise in one sentence: The bridge was closed in March after engineers found cracks, and it will open in June.",
-    "What is osmosis?",
+    "What is a capacitor?",
     "Write a speech of one minute for a friend's wedding.",
     "Why does ice float?",
     "Describe the taste of an orange to someone who has never eaten one.",
