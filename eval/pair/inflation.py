@@ -29,6 +29,7 @@ from eval.decoding.texts import Round
 
 FAULT = 0.05  # f: the inflation that h is made for
 SIZES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # e at which sums are known; in between they are interpolated
+ROUNDING = 1e-4  # of h: a draft that is the target differs from it by nothing else
 POWER = 0.9  # of runs, in which the stated inflation is found
 
 Array = NDArray[np.float64]
@@ -93,11 +94,18 @@ def evidence(p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], rounds: Seque
     """
     kept_N = torch.tensor(judged_places(rounds), dtype=torch.long, device=p_TV.device)
     p_NV, q_NV, inflated = p_TV[kept_N].float(), q_TV[kept_N].float(), inflated_by_rule(rule)
-    score_NV = torch.where(p_NV > 0, inflated(p_NV, q_NV, FAULT) / p_NV - 1, 0)
+    score_NV = score(p_NV, inflated(p_NV, q_NV, FAULT))
     own_N1 = torch.tensor(token_ids, device=p_TV.device)[kept_N, None]
     moments = [moments_under(inflated(p_NV, q_NV, size), score_NV) for size in (0.0, *SIZES)]
     means, variances = (np.array(column) for column in zip(*moments, strict=True))
     return Evidence(float(score_NV.gather(1, own_N1).double().sum()), variances[0], means[1:], variances[1:])
+
+
+def score(p_NV: Tensor, inflated_NV: Tensor) -> Tensor:
+    """H of every token: 0 where it is rounding alone, and of mean 0 under p."""
+    score_NV = torch.where(p_NV > 0, inflated_NV / p_NV - 1, 0)
+    score_NV = torch.where(score_NV.abs() > ROUNDING, score_NV, 0)
+    return score_NV - (p_NV * score_NV).sum(dim=-1, keepdim=True)
 
 
 def judged_places(rounds: Sequence[Round]) -> list[int]:

@@ -10,7 +10,7 @@ from eval.decoding.rules import LOSSLESS, REJECTION, RULES, Draws, Proposal
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Round
 from eval.pair import verify
-from eval.pair.inflation import POWER, SIZES, evidence, inflated_by_rule, judged_places, one_hot_argmax
+from eval.pair.inflation import FAULT, POWER, SIZES, evidence, inflated_by_rule, judged_places, one_hot_argmax, score
 from eval.pair.verify import LEAST_P, NUM_TESTS, Verification, check_distribution, power_words
 
 VOCAB = 6
@@ -116,6 +116,22 @@ def test_more_tokens_find_smaller_faults_and_none_finds_nothing():
     nothing = evidence(p, q, [0], [Round(0, 1, 0, 0, 1, 0, 0)], REJECTION)
     assert (nothing.p_value, nothing.least_found(LEAST_P)) == (1.0, None)
     assert power_words(nothing) == "accept chances inflated by 100% would pass more often than in 10% of runs"
+
+
+def test_a_draft_that_is_the_target_but_for_rounding_shows_nothing():
+    p, _ = two_distributions(count=300)
+    q = p * (1 + 1e-6 * torch.randn(p.shape, generator=torch.Generator().manual_seed(2)))
+    rounds = [Round(0, 300, 300, 299, 1, 0, 0)]
+    for rule, draft in ((REJECTION, p), (REJECTION, q / q.sum(dim=-1, keepdim=True))):
+        found = evidence(p, draft, torch.multinomial(p, 1)[:, 0].tolist(), rounds, rule)
+        assert (found.p_value, found.least_found(LEAST_P)) == (1.0, None)
+
+
+def test_scores_have_mean_zero():
+    p, q = two_distributions(count=50)
+    for rule in LOSSLESS:
+        mean_N = (p * score(p, inflated_by_rule(rule)(p, q, FAULT))).sum(dim=-1)
+        torch.testing.assert_close(mean_N, torch.zeros(50), atol=1e-7, rtol=0)
 
 
 def said_by(finding):
