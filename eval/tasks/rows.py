@@ -128,5 +128,8 @@ def describe(value: Any) -> str:
         return "null"
     if value in ("", [], {}):
         return f"an empty {'text' if value == '' else 'list' if value == [] else 'object'}"
-    shown = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        shown = json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:  # what json could just read, it cannot write from a deeper place of the stack
+        return "a value of many levels"
     return shown if len(shown) <= 40 else f"{shown[:40]}…"

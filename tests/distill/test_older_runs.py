@@ -85,7 +85,7 @@ def older_run(make_run, target, monkeypatch):
         patch.setattr(stage_inputs, "fingerprint_checkpoint", sampled_fingerprint)
         write_manifest(run / "init", stage="prune", inputs=prune_inputs(recipe, target))
         write_manifest(run / "data", stage="generate", inputs=generate_inputs(recipe, target))
-        write_manifest(run / "scores", stage="scores", inputs=scores_inputs(recipe, target))
+        write_manifest(run / "scores", stage="scores", inputs=scores_inputs(recipe, target, target))
         write_manifest(run / "teacher_cache", stage="cache", inputs=cache_inputs(recipe, target))
         begin_training(recipe)
         shutil.copytree(run / "init", run / "draft")
@@ -110,7 +110,7 @@ def inputs_of(recipe, target):
     return {
         "init": prune_inputs(recipe, target),
         "data": generate_inputs(recipe, target),
-        "scores": scores_inputs(recipe, target),
+        "scores": scores_inputs(recipe, target, target),
         "teacher_cache": cache_inputs(recipe, target),
         "checkpoints": training,
         "draft": draft_inputs(recipe, training),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from architectures.atomic import remove_partials
 from architectures.errors import UserError
 from eval import traces
 from eval.decoding.sampling import Sampling
@@ -187,6 +188,7 @@ def test_finished_answers_load_no_model(chatty_target, tmp_path, capsys, monkeyp
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
+from architectures.atomic import partial_beside
 from eval import shards, traces
 from eval.tasks.forms import Prompt
 
@@ -195,7 +197,7 @@ prompts = [Prompt(source, tuple(messages), tuple(later)) for source, messages, l
 
 def die_in_the_second_shard(path, rows):
     if path.name == "train-00001.jsonl":
-        path.with_name(path.name + ".partial").write_text("half of a sha")
+        partial_beside(path).write_text("half of a sha")
         os.kill(os.getpid(), signal.SIGKILL)
     shards.write_shard(path, rows)
 
@@ -224,6 +226,7 @@ def test_killed_run_ends_in_the_same_bytes(chatty_target, tmp_path):
         with pytest.raises(UserError, match=r"2 of 3 shards are missing, the first is train-00001\.jsonl"):
             read_traces(killed, "train")
         kept_since_ns = first_shard.stat().st_mtime_ns
+        remove_partials(killed, mark="run.lock")  # as the next owner of a run does
         write_traces(chatty_target, prompts, killed, settings)
         assert shard_bytes(killed) == shard_bytes(whole)
         assert first_shard.stat().st_mtime_ns == kept_since_ns  # continued, not begun again

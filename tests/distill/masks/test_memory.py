@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import distill.masks.train
+import distill.train
 from architectures.errors import UserError
 from architectures.manifest import write_manifest
 from architectures.shapes import NAMED_SHAPES
@@ -110,6 +111,7 @@ def test_training_refuses_before_it_loads(recipe_of, tiny_target, monkeypatch, d
     monkeypatch.setattr(distill.masks.train, "free_bytes", lambda _: free)
     monkeypatch.setattr(distill.masks.train, "load_model", lambda *_, **__: pytest.fail("loaded"))
     recipe = recipe_of(tiny_target, {"layers": 2}, **distill_keys)
+    monkeypatch.setattr(distill.train, "join_other_processes", lambda _: None)  # or this process would stay joined
     with pytest.raises(UserError, match=message):
         train(recipe)
     assert not Path("run/mask_checkpoints").exists()

@@ -241,13 +241,13 @@ def test_caches_are_filled_with_the_prompts_that_are_named(target_folder, tmp_pa
     ("words", "message"),
     [
         (("--batch", 0), "--batch must be above 0, got 0"),
-        (("--context", -1), "--context must be above 0, got -1"),
+        (("--context", -1), "--context must be from 0 to 1,000,000, got -1"),
         (("--target-bits", 8, "--compile"), "--compile measures steps of plain weights"),
         (("--target-bits", 4, "--shapes"), "--target-bits packs a target beside its drafts"),
         (("--lookahead", 0), "--lookahead must be above 0, got 0"),
         (("--repeats", 5), "--repeats must be at least 6, or no median has an interval at confidence 0.95; got 5"),
         (("--confidence", 1.5), "--confidence must be between 0 and 1, got 1.5"),
-        (("--num-threads", 0), "--num-threads must be above 0, got 0"),
+        (("--num-threads", 0), "--num-threads must be from 1 to 1,024, got 0"),
         (("--out", "."), "--out .: is a folder"),
     ],
 )

@@ -155,9 +155,9 @@ def test_compare_reads_prompts_from_standard_input(target_folder, noisy_folder):
     ("words", "said"),
     [
         (["verify", "--lookahead", "0"], "--lookahead must be above 0, got 0."),
-        (["verify", "--samples", "-1"], "--samples must be above 0, got -1."),
+        (["verify", "--samples", "-1"], "--samples must be from 0 to 1,000,000, got -1."),
         (["verify", "--temperature", "0"], "--temperature must be above 0, got 0."),
-        (["compare", "--temperature", "-1"], "--temperature must be 0 or more, got -1."),
+        (["compare", "--temperature", "-1"], "--temperature must be from 0 to 1,000,000, got -1.0."),
         (["compare", "--max-new-tokens", "0"], "--max-new-tokens must be above 0, got 0."),
         (["compare", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["verify", "--max-new-tokens", "5000"], "max_position_embeddings is 2048"),

@@ -110,6 +110,7 @@ def test_the_file_is_what_was_returned_and_says_where_it_came_from(asked, greedy
         "seed",
         "threads",
         "device",
+        "intervals",
     }
 
 
