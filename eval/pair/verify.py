@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import kstest
+from scipy.stats import binom, kstest
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -168,9 +168,16 @@ def check_own_draft(target: PreTrainedModel, prompts: Sequence[Sequence[int]], w
     """Whether the target keeps what it proposes itself."""
     run = decode_run("target as its own draft", (target, target), prompts, wanted)
     accepted, proposed = counted(run.decoded)
-    least = 1.0 if target.dtype == torch.float32 else LEAST_OWN
-    detail = f"{kept_of(run.decoded)}; asked: {least:.0%}"
-    return Finding(run.label, proposed > 0 and accepted >= least * proposed, detail, run)
+    if target.dtype == torch.float32:
+        return Finding(run.label, accepted == proposed > 0, f"{kept_of(run.decoded)}; asked: 100%", run)
+    p_value = own_p_value(proposed - accepted, proposed)
+    detail = f"{kept_of(run.decoded)}, p = {p_value:.3g}; asked: {LEAST_OWN:.0%}, p = {LEAST_P:g}"
+    return Finding(run.label, proposed > 0 and p_value >= LEAST_P, detail, run)
+
+
+def own_p_value(num_rejected: int, num_proposed: int) -> float:
+    """How often a target that keeps LEAST_OWN of its own proposals rejects as many of them, or more."""
+    return float(binom.sf(num_rejected - 1, num_proposed, 1 - LEAST_OWN))
 
 
 def check_distribution(

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from scipy.stats import binom
 
 from architectures.errors import UserError
 from eval.decoding.sampling import Sampling
@@ -17,6 +18,7 @@ from eval.pair.verify import (
     check_greedy_text,
     check_own_draft,
     decode_run,
+    own_p_value,
     verify_pair,
 )
 from tests.eval.decoding import test_mutants
@@ -101,9 +103,9 @@ def test_half_precision_does_not_allow_other_tokens(monkeypatch, target_folder, 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kept", "holds"), [("bfloat16", 98, True), ("bfloat16", 97, False), ("float32", 99, False)]
+    ("dtype", "kept", "holds"), [("bfloat16", 93, True), ("bfloat16", 92, False), ("float32", 99, False)]
 )
-def test_of_its_own_proposals_a_target_keeps_98_of_100_in_half_precision_and_all_in_float32(
+def test_a_target_rejects_no_more_of_its_own_proposals_than_chance_explains_and_none_in_float32(
     monkeypatch, target_folder, dtype, kept, holds
 ):
     rounds = [Round(0, 100, 100, kept, 1, 0.0, 0.0)]
@@ -130,3 +132,18 @@ def test_an_encoder_decoder_checkpoint_is_opened_where_it_can_be_used(translator
     assert open_pair(str(folder), str(folder), dtype="float32").target.config.is_encoder_decoder
     with pytest.raises(UserError, match="an encoder-decoder model"):
         load_model(folder, dtype="float32")
+
+
+@pytest.mark.parametrize("proposed", [50, 103, 1000])
+def test_a_target_in_half_precision_fails_for_its_own_proposals_once_in_a_thousand_runs(proposed):
+    """Four rejected of 103 are no fault at 98 %: a share alone had failed a sound pair there."""
+    chances = binom.pmf(range(proposed + 1), proposed, 0.02)
+    failing = [chance for rejected, chance in enumerate(chances) if own_p_value(rejected, proposed) < LEAST_P]
+    assert LEAST_P / 20 < sum(failing) <= LEAST_P
+
+
+def test_many_rejected_proposals_of_its_own_fail():
+    assert own_p_value(4, 103) == pytest.approx(0.152, abs=0.001)
+    assert own_p_value(10, 103) < LEAST_P
+    assert own_p_value(36, 1000) < LEAST_P
+    assert own_p_value(0, 103) == 1
