@@ -21,7 +21,7 @@ from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.lineage import begin_training, refuse_orphaned_training, require_training_inputs, write_draft_manifest
 from distill.losses.config import TokenSelection
 from distill.recipe import save_recipe
-from distill.stage_inputs import eval_inputs, fingerprint_sources, generate_inputs, prune_inputs
+from distill.stage_inputs import eval_inputs, fingerprint_sources, fingerprint_text, generate_inputs, prune_inputs
 from distill.stages import distill_stage, eval_prompts, export_stage
 from distill.train import train
 from eval.config import PromptSource
@@ -157,6 +157,16 @@ def test_a_source_without_a_task_is_what_it_was_before_there_were_tasks(make_run
     shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
     settings = {**recipe.eval.model_dump(mode="json"), "tasks": [before]}
     assert eval_inputs(changed(recipe, "eval.tasks", (source,)), target)["eval"] == fingerprint_value(settings)
+
+
+@pytest.mark.parametrize(("name", "has_other_reader"), [("rows.jsonl", True), ("text.txt", False)])
+def test_text_that_another_reader_read_is_another_text(make_run, tmp_path, name, has_other_reader):
+    """Its checkpoints tell places as that reader told them."""
+    (tmp_path / name).write_text('{"text": "a"}\n')
+    domain = {"name": "d", "path": str(tmp_path / name)}
+    recipe = make_run(train_on="text", text={"domains": [domain]})
+    before = fingerprint_value([recipe.text.model_dump(mode="json"), [fingerprint_file(tmp_path / name)]])
+    assert (fingerprint_text(recipe) != before) is has_other_reader
 
 
 @pytest.mark.parametrize("keys", [{"name": "rows"}, {"task": "gsm8k", "name": "rows"}])
