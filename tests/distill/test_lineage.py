@@ -164,7 +164,7 @@ def test_text_that_another_reader_read_is_another_text(make_run, tmp_path, name,
     """Its checkpoints tell places as that reader told them."""
     (tmp_path / name).write_text('{"text": "a"}\n')
     domain = {"name": "d", "path": str(tmp_path / name)}
-    recipe = make_run(train_on="text", text={"domains": [domain]})
+    recipe = make_run(train_on="text", text={"domains": [domain]}, max_duration="6ba", eval_interval="3ba")
     before = fingerprint_value([recipe.text.model_dump(mode="json"), [fingerprint_file(tmp_path / name)]])
     assert (fingerprint_text(recipe) != before) is has_other_reader
 
