@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -142,7 +142,9 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=1000)
+@settings(
+    max_examples=300, deadline=10_000, suppress_health_check=[HealthCheck.too_slow]
+)  # of a machine that others use
 @given(st.dictionaries(st.sampled_from(sorted(CONFIG | GENERATION)), JSON, max_size=3))
 def test_any_entries_are_accepted_or_refused(changes):
     with suppress(UserError):

@@ -95,7 +95,7 @@ json_values = st.recursive(
 FIELDS = ["messages", "turns", "prompt", "question", "instruction", "input", "answer", "category", "output", "ctx"]
 
 
-@settings(max_examples=200, deadline=2000)
+@settings(max_examples=200, deadline=10_000)
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values), st.sampled_from([None, *TASKS]))
 def test_any_row_is_read_or_refused(tmp_path_factory, row, task):
     path = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
