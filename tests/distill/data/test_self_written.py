@@ -240,3 +240,12 @@ def test_same_words_in_other_case_and_spacing_count_once(tiny_target, tmp_path):
     )
     writer = Writer(tiny_target, load_tokenizer(tiny_target), UserTurn([1], frozenset(), "x"), SETTINGS)
     assert list(self_written.distinct_texts(writer, [path])) == ["Why so?  Tell", "why not?"]
+
+
+def test_prompts_are_no_longer_than_the_context_leaves_behind_the_opening(make_checkpoint):
+    target = make_checkpoint(num_hidden_layers=1, max_position_embeddings=30)
+    assert self_written.within_context(target, SETTINGS, opening=6).max_new_tokens == 24
+    long_enough = dataclasses.replace(SETTINGS, max_new_tokens=20)
+    assert self_written.within_context(target, long_enough, opening=6) == long_enough
+    with pytest.raises(UserError, match="max_position_embeddings is 30, and its chat template opens a prompt with 30"):
+        self_written.within_context(target, SETTINGS, opening=30)
