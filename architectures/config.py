@@ -138,16 +138,10 @@ class MasksConfig(Section):
         default="auto",
         description="Sequences per forward pass on one device; auto finds the largest that fits a GPU's memory.",
     )
-    weight_lr: float = Field(default=1e-4, gt=0, allow_inf_nan=False, description="Peak learning rate of the weights.")
-    mask_lr: float = Field(
-        default=0.3, gt=0, allow_inf_nan=False, description="Peak learning rate of masks and multipliers."
-    )
-    lm_weight: float = Field(
-        default=1.0, ge=0, allow_inf_nan=False, description="Weight of the loss of the next token of the text."
-    )
-    kl_weight: float = Field(
-        default=1.0, ge=0, allow_inf_nan=False, description="Weight of KL(target || masked); 0 leaves the target out."
-    )
+    weight_lr: float = Field(default=1e-4, gt=0, description="Peak learning rate of the weights.")
+    mask_lr: float = Field(default=0.3, gt=0, description="Peak learning rate of masks and multipliers.")
+    lm_weight: float = Field(default=1.0, ge=0, description="Weight of the loss of the next token of the text.")
+    kl_weight: float = Field(default=1.0, ge=0, description="Weight of KL(target || masked); 0 leaves the target out.")
     precision: PrecisionOrAuto = Field(
         default="amp_bf16",
         description="Arithmetic of forward and backward; weights, masks and moments stay float32. auto as for distill.",

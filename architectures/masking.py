@@ -25,8 +25,6 @@ from architectures.masks import Gates
 from architectures.shapes import Shape
 from architectures.slicing import POST_NORMS, WRITERS, Place
 
-INPUT_AXES = {"attention_output": "query", "ffn_down": "intermediate"}
-
 
 @contextmanager
 def masked(model: nn.Module, gates: Gates, shape: Shape) -> Iterator[None]:

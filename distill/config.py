@@ -26,13 +26,12 @@ class OptimizerConfig(Section):
     name: Literal["decoupled_adamw", "adamw"] = Field(
         default="decoupled_adamw", description="Composer's DecoupledAdamW or PyTorch's AdamW."
     )
-    lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False, description="Peak learning rate.")
+    lr: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), strict=False, description="Decay of the two moments.")
-    eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False, description="Added to the second moment's root.")
+    eps: float = Field(default=1e-8, gt=0, description="Added to the second moment's root.")
     weight_decay: float = Field(
         default=0.0,
         ge=0,
-        allow_inf_nan=False,
         description="Fraction of the weights removed each step; adamw multiplies it by the learning rate.",
     )
 
@@ -47,7 +46,6 @@ class SchedulerConfig(Section):
     alpha_f: float = Field(
         default=0.1,
         ge=0,
-        allow_inf_nan=False,
         description="Learning rate at the end as a multiple of lr; constant_with_warmup has none.",
     )
 
@@ -66,7 +64,7 @@ class GradientClipping(Section):
     """Bounds the gradient of every step."""
 
     clipping_type: Literal["norm"] = Field(default="norm", description="What is bounded: the norm of all gradients.")
-    clipping_threshold: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="Largest norm.")
+    clipping_threshold: float = Field(default=1.0, gt=0, description="Largest norm.")
 
 
 class DistillConfig(Section):
@@ -90,9 +88,7 @@ class DistillConfig(Section):
         description="What is minimised per answer token: a loss, or a weighted sum of several. auto is "
         "negative_log_acceptance, or forward_kl where the teacher is a cache of top_k or samples.",
     )
-    temperature: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, description="Divides the logits of teacher and student in the loss."
-    )
+    temperature: float = Field(default=1.0, gt=0, description="Divides the logits of teacher and student in the loss.")
     max_duration: Duration = Field(default="1ep", description="Length of training.")
     global_train_batch_size: int = Field(default=8, ge=1, description="Sequences per step over all processes.")
     device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(

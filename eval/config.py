@@ -64,7 +64,7 @@ class EvalConfig(Section):
     lookahead: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = Field(
         default=(1, 8), strict=False, description="First and last number of draft tokens per round to report."
     )
-    temperature: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = Field(
+    temperature: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         default=(0.0, 1.0), strict=False, min_length=1, description="Sampling temperatures to report; 0 is greedy."
     )
     dtype: DtypeOrAuto = Field(

@@ -45,14 +45,14 @@ class LossTerm(Section):
     """One loss of a weighted sum, in nats per answer token; options that it does not have are refused."""
 
     name: LossName = Field(description="A loss of docs/losses.md.")
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="Factor in the sum.")
+    weight: float = Field(default=1.0, gt=0, description="Factor in the sum.")
     beta: OpenFraction | None = Field(
         default=None, description="Teacher's share of the mixture in jensen_shannon; null means 0.5."
     )
     skew: OpenFraction | None = Field(
         default=None, description="Share of the first distribution in what it is compared with; null means 0.1."
     )
-    decay: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+    decay: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="How fast lk_hybrid turns from KL to acceptance as that grows; null means 3."
     )
     forward_weight: OpenFraction | None = Field(

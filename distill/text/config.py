@@ -38,13 +38,10 @@ class TextDomain(Section):
     config: str | None = Field(default=None, min_length=1, description="Configuration of a `datasets` name.")
     split: str = Field(default="train", min_length=1, description="Split of a `datasets` name.")
     field: str = Field(default="text", min_length=1, description="Where a row of JSON lines or a dataset has its text.")
-    weight: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, description="Share of the sequences at first, relative to the others."
-    )
+    weight: float = Field(default=1.0, gt=0, description="Share of the sequences at first, relative to the others.")
     reference_loss_nats: float | None = Field(
         default=None,
         ge=0,
-        allow_inf_nan=False,
         description="Nats per token the model should reach here; null takes those of the model it is made from.",
     )
 

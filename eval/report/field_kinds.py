@@ -45,11 +45,6 @@ def whole_from(low: int, most: int = MOST) -> Callable[[Any], bool]:
     return lambda value: is_number(value) and isinstance(value, int) and low <= value <= most
 
 
-def are_counts(value: Any) -> bool:
-    """Whether it is a list of numbers, none of them negative."""
-    return isinstance(value, list) and all(map(in_range(NOT_NEGATIVE), value))
-
-
 def is_interval(value: Any) -> bool:
     """Whether it is [low, high], or null where there is none."""
     return value is None or (
