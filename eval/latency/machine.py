@@ -12,7 +12,7 @@ import torch
 
 from eval.clock import clock_s
 
-BANDWIDTH_BYTES = 2**29
+BANDWIDTH_BYTES = {"cpu": 2**29, "cuda": 2**32}
 BANDWIDTH_REPEATS = 12
 ROW_LENGTH = 2**14
 GPU_QUESTIONS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
@@ -79,7 +79,7 @@ def gpu_state() -> list[dict[str, str]] | None:
     return [dict(zip(GPU_QUESTIONS, row, strict=True)) for row in rows]
 
 
-def memory_bandwidth(device: torch.device, *, num_bytes: int = BANDWIDTH_BYTES) -> dict[str, float]:
+def memory_bandwidth(device: torch.device, *, num_bytes: int | None = None) -> dict[str, float]:
     """Bytes a second that memory moves: the best of some runs of copying, and of a product of matrix and vector.
 
     A copy counts what it reads and what it writes. A processor also reads what it is about to write over, which nobody
@@ -87,8 +87,10 @@ def memory_bandwidth(device: torch.device, *, num_bytes: int = BANDWIDTH_BYTES) 
 
     Args:
         device: Whose memory.
-        num_bytes: Of the tensor copied, and of the matrix; far more than any cache holds.
+        num_bytes: Of the tensor copied, and of the matrix; by default far more than any cache holds, and enough that
+            starting the work takes no share of the time.
     """
+    num_bytes = num_bytes or BANDWIDTH_BYTES[device.type]
     matrix = torch.ones(num_bytes // 4 // ROW_LENGTH, ROW_LENGTH, device=device)
     vector, target = torch.ones(ROW_LENGTH, device=device), torch.empty_like(matrix)
     copied_s, read_s = (

@@ -1,0 +1,46 @@
+"""The stages in order of worth, with the time each may take. `python -m bench.gpu.stages` prints them.
+
+Together they and the installation before them fit into one call of ten minutes; what a stage leaves over is not handed
+on, so that the later ones are as long as they were tried with.
+"""
+
+from typing import NamedTuple
+
+MOST_S = 560  # of all stages together; unpacking and installing come before them
+
+
+class Listed(NamedTuple):
+    """A stage by its name.
+
+    Attributes:
+        limit_s: After which it is cut off; the rows it has yielded by then are kept.
+        what: In a line.
+        module: Whose `rows` it is: a bench.gpu.stage.Stage.
+    """
+
+    limit_s: int
+    what: str
+    module: str
+
+
+STAGES = {
+    "machine": Listed(20, "peak FLOP/s and memory bandwidth, and the versions of everything", "bench.gpu.machine"),
+    "tests": Listed(80, "the tests marked gpu", "bench.gpu.tests_stage"),
+    "steps": Listed(125, "step times of named shapes beside the bandwidth floor", "bench.gpu.steps"),
+    "break_even": Listed(5, "the acceptance from which each shape pays, from the step times", "bench.gpu.break_even"),
+    "distillation": Listed(100, "tokens/s and MFU of training: teacher live, cached, none", "bench.gpu.distillation"),
+    "loss": Listed(30, "chunked loss beside whole logits and Liger: memory and time", "bench.gpu.losses"),
+    "draft": Listed(125, "a draft trained there and then: speed-up beside assisted generation", "bench.gpu.draft"),
+    "answers": Listed(40, "answers/s of our decoder beside transformers' generate", "bench.gpu.answers"),
+    "profile": Listed(35, "a trace and a memory timeline of a round and of a training step", "bench.gpu.profiles"),
+}
+
+
+def listing() -> str:
+    """Every stage with its limit, and the sum."""
+    lines = [f"{stage.limit_s:5} s  {name:13} {stage.what}" for name, stage in STAGES.items()]
+    return "\n".join([*lines, f"{sum(stage.limit_s for stage in STAGES.values()):5} s  together, at most"])
+
+
+if __name__ == "__main__":
+    print(listing())
