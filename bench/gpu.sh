@@ -3,8 +3,8 @@
 #
 #   bench/gpu.sh --pack                 where there is a package index: fill .carry/ (wheels, target), list what travels
 #   bench/gpu.sh --dry-run              what would travel and run, how large and how long
-#   bench/gpu.sh --receive              on the machine, first call: check and keep what came with .carry/first
-#   bench/gpu.sh [--only STAGE] ...     on the machine, with .carry/second: every stage, in order of worth
+#   bench/gpu.sh --receive              on the machine, in each of the two calls: check and keep what came
+#   bench/gpu.sh [--only STAGE] ...     on the machine: every stage, in order of worth
 #
 # What is put together stays in $WIDEDRAFT_GPU (default ~/.cache/widedraft-gpu), so a later call begins at once.
 set -euo pipefail
@@ -18,17 +18,20 @@ case "${1:-}" in
     --dry-run) "$PYTHON" -m bench.gpu.carry list && exec "$PYTHON" -m bench.gpu.stages ;;
 esac
 
-if [ -d .carry ]; then
+receive() {
     "$PYTHON" -m bench.gpu.carry receive --keep "$KEEP"
-fi
-if compgen -G "$KEEP/carried/*.whl" > /dev/null && [ ! -e "$KEEP/site/ready" ]; then
+    [ ! -e "$KEEP/site/ready" ] && compgen -G "$KEEP/carried/*.whl" > /dev/null || return 0
     # Beside what the machine has, not over it, and without the pins that Composer asks for.
     "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --target "$KEEP/site" "$KEEP"/carried/*.whl
     PYTHONPATH="$KEEP/site" "$PYTHON" -m pip install --quiet --no-index --no-deps --no-build-isolation --no-compile \
-        --target "$KEEP/site" .
-    rm -rf "$KEEP"/site/{architectures,eval,distill,widedraft.py} # its own files are those of this working tree
+        --upgrade --target "$KEEP/widedraft" .
+    mv "$KEEP"/widedraft/widedraft-*.dist-info "$KEEP/site/" # its name and version; the code is this working tree's
     touch "$KEEP/site/ready"
+}
+
+if [ "${1:-}" = --receive ]; then
+    receive
+    exit
 fi
-[ "${1:-}" != --receive ] || exit 0
 export PYTHONPATH="$PWD:$KEEP/site${PYTHONPATH:+:$PYTHONPATH}" PATH="$KEEP/site/bin:$PATH"
 exec "$PYTHON" -m bench.gpu --keep "$KEEP" "$@"
