@@ -23,7 +23,7 @@ from architectures.tiny import tiny_config, tiny_shapes
 from bench.gpu.one import END
 from bench.gpu.record import begun, device_name, keep, stage_record, summary
 from bench.gpu.stage import Row, Size
-from bench.gpu.stages import MOST_S, STAGES, Listed
+from bench.gpu.stages import MOST_S, SLACK, STAGES, Listed
 from distill.debug.files import prompts, write_tiny
 from distill.exits import report_user_errors
 
@@ -66,11 +66,12 @@ def run(options: argparse.Namespace) -> None:
     record, file = begun(device, size, options.out)
     print(f"{device_name(device)}, size {size}, torch {torch.__version__}: {', '.join(options.only)}", flush=True)
     told = setting(options, device, size)
+    within_s = options.within or MOST_S * SLACK[size]
     for name in record["stages"]:
         hand_on(name, record, told)
     for name in STAGES:
         if name in options.only:
-            left_s = options.within - (time.monotonic() - begin_s)
+            left_s = within_s - (time.monotonic() - begin_s)
             keep(record, name, run_stage(name, STAGES[name], told, left_s), file)
             print(summary(record, [name]), flush=True)
             hand_on(name, record, told)
@@ -130,7 +131,7 @@ def target_folder(options: argparse.Namespace, size: Size) -> Path:
 
 def run_stage(name: str, listed: Listed, told: Record, left_s: float) -> Record:
     """Run one stage in a process of its own, and kill it at its limit."""
-    limit_s = min(listed.limit_s, left_s)
+    limit_s = min(listed.limit_s * SLACK[told["size"]], left_s)
     if limit_s < 1:
         return stage_record("skipped", "no time was left", [], seconds=0, limit_s=0)
     work = Path(told["work"])

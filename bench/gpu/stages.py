@@ -6,6 +6,7 @@ on, so that the later ones are as long as they were tried with.
 
 from typing import NamedTuple
 
+SLACK = {"full": 1, "laptop": 3, "tiny": 10}  # times a stage's limit: only a GPU is had for minutes
 MOST_S = 560  # of all stages together; unpacking and installing come before them
 
 

@@ -28,6 +28,7 @@ def run_body(tmp_path, monkeypatch):
     """Runs a stage with a body of its own."""
     monkeypatch.setenv("PYTHONPATH", f"{Path(runner.__file__).parents[2]}:{tmp_path}")
     monkeypatch.setattr(runner, "GRACE_S", 1)
+    monkeypatch.setitem(runner.SLACK, "tiny", 1)
 
     def run(body: str, *, limit_s: float = 60.0, left_s: float = 60.0) -> dict:
         (tmp_path / "own_stage.py").write_text(HEAD + body)
