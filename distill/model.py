@@ -149,10 +149,11 @@ class DistillModel(ComposerModel):
         """The loss summed over answer tokens, chosen ones alone where there is a selection; scalar float32."""
         head, token_ids_A = head.narrowed(self.vocab_size), batch["next_ids"][batch["keep"]]
         weights_A = self.selected(hidden_AH, head, batch, teacher)
-        places_A = weights_A.nonzero().squeeze(1)  # what is left out needs no logits
+        # what is left out needs no logits; where nothing is, nothing is copied, and no GPU is waited for
+        places_A = None if weights_A is None else weights_A.nonzero().squeeze(1)
 
         def loss_of_rows(student_CV: Tensor, rows: slice) -> Tensor:
-            places_C = places_A[rows]
+            places_C = rows if places_A is None else places_A[rows]
             asked = teacher if self.objective.asks_teacher else None
             with self.teacher_time():
                 said = None if asked is None else asked.said(places_C)
@@ -160,14 +161,16 @@ class DistillModel(ComposerModel):
                 self.watch(student_CV.detach(), said)
             return self.objective(student_CV, said, token_ids_A[places_C])
 
+        if weights_A is None:
+            return sum_of_rows(hidden_AH, head, loss_of_rows)
         return sum_of_rows(hidden_AH[places_A], head, loss_of_rows, weights_A=weights_A[places_A])
 
     def selected(
         self, hidden_AH: Tensor, head: Head, batch: Batch, teacher: TeacherRows | KeptEntries | None
-    ) -> Tensor:
-        """weights_A of the tokens' losses: 1 for all of them, or what the selection gives."""
+    ) -> Tensor | None:
+        """weights_A of the tokens' losses as the selection gives them; None where all of them count as 1."""
         if self.selection is None:
-            return torch.ones(len(hidden_AH), device=hidden_AH.device)
+            return None
         reference = self.rows_of(self.selection.reference, batch)
         assert isinstance(teacher, TeacherRows), "a selection compares with the teacher's logits"
         assert isinstance(reference, TeacherRows), "the reference is run"

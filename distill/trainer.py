@@ -20,6 +20,7 @@ from composer.optim import (
 )
 from composer.utils import dist
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 
 from architectures.config import MasksConfig
 from architectures.errors import UserError
@@ -44,7 +45,7 @@ from distill.stage_inputs import teacher_dtype
 from distill.teacher.alpha_bounds import AlphaBounds
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.config import refuse_cut_entries
-from distill.teacher.live import load_teacher
+from distill.teacher.live import Teacher, load_teacher
 from distill.teacher.sharded import load_sharded_teacher
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.contents import load_head
@@ -103,20 +104,41 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
             distill.packing is true and one of the models cannot be packed.
     """
     on_gpu, config = torch.cuda.is_available(), recipe.distill
-    full_precision = config.precision == "fp32"
     dtype = teacher_dtype(recipe, config.precision)
     place = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
     load_frozen, selection = partial(load_teacher, **place, packing=config.packing), config.token_selection
     cached = config.teacher.source == "cache"
     load_live = load_sharded_teacher if config.teacher.parallelism == "fsdp2" else load_teacher
-    student = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
+    return distill_model(
+        recipe,
+        load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu"),
+        CachedTeacher(load_head(target, **place)) if cached else load_live(target, **place, packing=config.packing),
+        selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
+        eval_tasks=eval_tasks,
+    )
+
+
+def distill_model(
+    recipe: Recipe,
+    student: PreTrainedModel,
+    teacher: Teacher | CachedTeacher,
+    *,
+    selection: Selection | None = None,
+    eval_tasks: tuple[str, ...] = (),
+) -> DistillModel:
+    """A student beside its teacher, as a recipe trains them, wherever their weights came from.
+
+    Raises:
+        UserError: As build_model.
+    """
+    config = recipe.distill
     model = DistillModel(
         AnswerLogits(student, packing=config.packing),
-        CachedTeacher(load_head(target, **place)) if cached else load_live(target, **place, packing=config.packing),
+        teacher,
         objective=build_objective(list(config.terms), temperature=config.temperature, contents=config.teacher.contents),
-        selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
+        selection=selection,
         held_out=HeldOut(eval_tasks, recipe.data.temperature, recipe.data.top_p),
-        cpu_bfloat16=not on_gpu and not full_precision,
+        cpu_bfloat16=not torch.cuda.is_available() and config.precision != "fp32",
     )
     refuse_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
     return model
@@ -238,11 +260,14 @@ def microbatch_size(config: DistillConfig | MasksConfig) -> int | Literal["auto"
 
 
 def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim.Optimizer:
-    """The optimiser of the student's parameters; the teacher has none here."""
-    kinds = {"decoupled_adamw": DecoupledAdamW, "adamw": torch.optim.AdamW}
-    return kinds[config.name](
-        model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
-    )
+    """The optimiser of the student's parameters; the teacher has none here.
+
+    On a GPU torch's is fused: one pass over weights, gradients and moments, where Composer's makes eight.
+    """
+    settings = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+    if config.name == "decoupled_adamw":
+        return DecoupledAdamW(model.parameters(), **settings)
+    return torch.optim.AdamW(model.parameters(), fused=torch.cuda.is_available(), **settings)
 
 
 def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
