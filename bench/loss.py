@@ -19,6 +19,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,9 +33,31 @@ from distill.losses.chunked import Head, chunked_sum, plain_sum
 from distill.losses.config import LossTerm, chunk_size
 from distill.losses.objective import Objective
 
-HIDDEN, TEACHER_HIDDEN = 576, 1024
 PEERS = {"liger": "liger_kernel", "trl": "trl"}
 BYTES_OF_PLAIN = {"forward_kl": 24, "jensen_shannon": 48}  # per token and entry, about; decides only what is tried
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is measured.
+
+    Attributes:
+        path: One of PATHS.
+        loss: By its name in a recipe.
+        tokens: Rows of hidden states.
+        vocab: Rows of both heads.
+        hidden: Width of the student's.
+        teacher_hidden: Of the teacher's.
+        chunk_tokens: Rows whose logits exist at a time on the path "chunked"; as training takes them if None.
+    """
+
+    path: str
+    loss: str
+    tokens: int
+    vocab: int
+    hidden: int = 576
+    teacher_hidden: int = 1024
+    chunk_tokens: int | None = None
 
 
 def main() -> None:
@@ -49,12 +73,12 @@ def main() -> None:
         "--few-tokens", type=int, nargs="+", default=[64, 512, 1024], help="to see which path is faster"
     )
     parser.add_argument("--most-gib", type=float, default=9.0, help="of whole logits")
-    parser.add_argument("--path", choices=PATHS, help="measure this alone and print a line of JSON")
-    parser.add_argument("--loss", choices=BYTES_OF_PLAIN, default="forward_kl")
+    parser.add_argument("--job", type=json.loads, help="measure this alone, and print a line of JSON")
     parser.add_argument("--peers-alone", action="store_true", help="only the comparison with Liger's and TRL's code")
     options = parser.parse_args()
-    if options.path:
-        print(json.dumps(measure(options)))
+    if options.job:
+        torch.set_num_threads(options.threads)
+        print(json.dumps(measure(Job(**options.job), device=options.device, repeats=options.repeats)))
         return
     record = {"rows": list(rows(options)), "threads": options.threads, "provenance": provenance()}
     print(table(record["rows"]))
@@ -103,45 +127,65 @@ def beyond_memory(options: argparse.Namespace, vocab: int) -> list[dict[str, Any
 
 def compare(options: argparse.Namespace, vocab: int, tokens: int, loss: str, paths: list[str]) -> dict[str, Any]:
     """One process after the other for each path."""
-    base = [sys.executable, "-W", "ignore", __file__, "--device", options.device, "--threads", str(options.threads)]
-    base += ["--repeats", str(options.repeats), "--tokens", str(tokens), "--vocabularies", str(vocab), "--loss", loss]
     measured = {}
     for path in paths:
-        completed = subprocess.run([*base, "--path", path], capture_output=True, text=True, check=False)
-        if completed.returncode:
-            sys.exit(f"{path} at {tokens} x {vocab} failed:\n{completed.stderr[-2000:]}")
-        measured[path] = json.loads(completed.stdout.splitlines()[-1])
+        job = Job(path=path, loss=loss, tokens=tokens, vocab=vocab)
+        try:
+            measured[path] = measure_in_a_process(
+                job, device=options.device, repeats=options.repeats, threads=options.threads
+            )
+        except RuntimeError as error:
+            sys.exit(str(error))
     row = {"loss": loss, "vocab": vocab, "tokens": tokens, "chunk_tokens": chunk_size(vocab), "paths": measured}
     print(json.dumps(row), file=sys.stderr, flush=True)
     return row
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Peak memory above what was there, and the least time."""
-    torch.set_num_threads(options.threads)
-    device, [vocab] = options.device, options.vocabularies
-    generator = torch.Generator().manual_seed(0)
+def measure_in_a_process(job: Job, *, device: str, repeats: int, threads: int) -> dict[str, Any]:
+    """What measure gives in a process of its own, whose peak of memory is the job's alone.
 
-    def random(*size: int) -> Tensor:
-        return (torch.randn(*size, generator=generator) * size[-1] ** -0.5).to(device)
+    Raises:
+        RuntimeError: With the end of what the process said, if it failed.
+    """
+    command = [sys.executable, "-W", "ignore", __file__, "--device", device, "--threads", str(threads)]
+    command += ["--repeats", str(repeats), "--job", json.dumps(asdict(job))]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise RuntimeError(f"{job.path} at {job.tokens} x {job.vocab} failed:\n{completed.stderr[-2000:]}")
+    return json.loads(completed.stdout.splitlines()[-1])
 
-    hidden = (random(options.tokens, HIDDEN) * HIDDEN**0.5).requires_grad_()
-    weight = random(vocab, HIDDEN).requires_grad_()
-    teacher_hidden = (random(options.tokens, TEACHER_HIDDEN) * TEACHER_HIDDEN**0.5).bfloat16()
-    teacher_weight = random(vocab, TEACHER_HIDDEN).bfloat16()
-    run = PATHS[options.path](hidden, weight, teacher_hidden, teacher_weight, options.loss)
+
+def measure(job: Job, *, device: str, repeats: int) -> dict[str, Any]:
+    """Peak memory above what was there before, and the least time of one loss with its gradients."""
+    hidden, weight, teacher_hidden, teacher_weight = tensors = inputs_of(job, device)
+    prepare = partial(PATHS[job.path], chunk_tokens=job.chunk_tokens) if job.chunk_tokens else PATHS[job.path]
+    run = prepare(*tensors, job.loss)
     with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
-        run_small = PATHS[options.path](hidden[:4], weight, teacher_hidden[:4], teacher_weight, options.loss)
+        run_small = prepare(hidden[:4], weight, teacher_hidden[:4], teacher_weight, job.loss)
         run_small().backward()  # what a first call allocates for good is not the loss's
         hidden.grad = weight.grad = None
         before = reset_peak(device)
         times = []
-        for _ in range(options.repeats):
+        for _ in range(repeats):
             start_s = now_s(device)
             value = step(run, hidden, weight)
             times.append(now_s(device) - start_s)
         extra = peak(device) - before
-    return {"extra_mib": round(extra / 2**20), "seconds": round(min(times), 3), "loss_nats": value}
+    return {"extra_mib": round(extra / 2**20), "seconds": round(min(times), 5), "loss_nats": value}
+
+
+def inputs_of(job: Job, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Random hidden states and head of a student, which want gradients, and of its teacher; made on the device."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, device=device) * size[-1] ** -0.5
+
+    hidden = (random(job.tokens, job.hidden) * job.hidden**0.5).requires_grad_()
+    weight = random(job.vocab, job.hidden).requires_grad_()
+    teacher_hidden = (random(job.tokens, job.teacher_hidden) * job.teacher_hidden**0.5).bfloat16()
+    teacher_weight = random(job.vocab, job.teacher_hidden).bfloat16()
+    return hidden, weight, teacher_hidden, teacher_weight
 
 
 def step(run: Callable[[], Tensor], hidden: Tensor, weight: Tensor) -> float:
@@ -155,7 +199,9 @@ def step(run: Callable[[], Tensor], hidden: Tensor, weight: Tensor) -> float:
 def ours(total: Callable[..., Tensor]) -> Callable[..., Callable[[], Tensor]]:
     """A path of ours."""
 
-    def prepare(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, loss: str) -> Any:
+    def prepare(
+        hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, loss: str, **options: int
+    ) -> Any:
         head, teacher = (Head(each, None, None, len(each)) for each in (weight, teacher_weight))
         objective = Objective((LossTerm(name=loss),))  # pyright: ignore[reportArgumentType]
         token_ids = torch.zeros(len(hidden), dtype=torch.long)
@@ -165,14 +211,20 @@ def ours(total: Callable[..., Tensor]) -> Callable[..., Callable[[], Tensor]]:
                 teacher_CV = teacher.logits(teacher_hidden[at])
             return objective(student_CV, teacher_CV, token_ids[at])
 
-        return lambda: total(hidden, head, loss_of_rows) / len(hidden)
+        return lambda: total(hidden, head, loss_of_rows, **options) / len(hidden)
 
     return prepare
 
 
-def in_chunks(hidden: Tensor, head: Head, loss_of_rows: Callable[[Tensor, slice], Tensor]) -> Tensor:
+def in_chunks(
+    hidden: Tensor,
+    head: Head,
+    loss_of_rows: Callable[[Tensor, slice], Tensor],
+    *,
+    chunk_tokens: int | None = None,
+) -> Tensor:
     """Chunks even where the plain path would be taken."""
-    size = min(chunk_size(head.vocab_size), len(hidden))
+    size = min(chunk_tokens or chunk_size(head.vocab_size), len(hidden))
     return chunked_sum(hidden, head, loss_of_rows, chunk_tokens=size)
 
 

@@ -74,13 +74,17 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
     runs = {}
     for contents, teacher in TEACHERS.items():
         cache = folder / "teacher_cache"
-        runs[contents] = write_cache(cache, fingerprint, teacher, options)
+        runs[contents] = write_cache(cache, fingerprint, teacher, **sizes_of(options))
         drop_from_cache(cache, answers)
         runs[contents] |= read_in_a_process(cache)
         for file in cache.iterdir():
             file.unlink()
-    sizes = {name: getattr(options, name) for name in ("answers", "answer_tokens", "hidden", "vocab")}
-    return {**sizes, "runs": runs}
+    return {**sizes_of(options), "runs": runs}
+
+
+def sizes_of(options: argparse.Namespace) -> dict[str, int]:
+    """How many answers of how many tokens, and of what widths their rows are."""
+    return {name: getattr(options, name) for name in ("answers", "answer_tokens", "hidden", "vocab")}
 
 
 def write_answers(folder: Path, options: argparse.Namespace) -> None:
@@ -101,15 +105,26 @@ def answer_row(number: int, generator: random.Random, options: argparse.Namespac
     return {"id": number, "source": f"bench:{number}", **texts, **split, "finish_reason": "length"}
 
 
-def write_cache(cache: Path, fingerprint: str, teacher: TeacherConfig, options: argparse.Namespace) -> dict:
+def write_cache(
+    cache: Path,
+    fingerprint: str,
+    teacher: TeacherConfig,
+    *,
+    answers: int,
+    answer_tokens: int,
+    hidden: int,
+    vocab: int,
+    dtype: str = "bfloat16",
+) -> dict:
     """A finished cache of random rows; one block of them serves for all shards, since only its size counts."""
-    sizes = {"hidden": options.hidden, "vocab": options.vocab, "dtype": "bfloat16"}
-    num_kept = [options.answer_tokens] * options.answers
-    shards = cut_into_shards("train", num_kept, token_bytes=bytes_per_token(teacher, "train", **sizes))
-    block = random_rows(max(len(shard.answers) for shard in shards) * options.answer_tokens, teacher, options)
+    num_kept = [answer_tokens] * answers
+    token_bytes = bytes_per_token(teacher, "train", hidden=hidden, vocab=vocab, dtype=dtype)
+    shards = cut_into_shards("train", num_kept, token_bytes=token_bytes)
+    count = max(len(shard.answers) for shard in shards) * answer_tokens
+    block = random_rows(count, teacher, hidden=hidden, vocab=vocab, dtype=dtype)
     files = {index_file("train"): write_index(cache, "train", num_kept, shards)}
     for shard in shards:
-        rows = len(shard.answers) * options.answer_tokens
+        rows = len(shard.answers) * answer_tokens
         files[shard.file] = write_tensors({name: one[:rows] for name, one in block.items()}, cache / shard.file)
     names = [shard.file for shard in shards]
     split = {"contents": teacher.contents, "examples": fingerprint, "shards": names}
@@ -123,12 +138,12 @@ def write_cache(cache: Path, fingerprint: str, teacher: TeacherConfig, options: 
     }
 
 
-def random_rows(count: int, teacher: TeacherConfig, options: argparse.Namespace) -> dict[str, torch.Tensor]:
+def random_rows(count: int, teacher: TeacherConfig, *, hidden: int, vocab: int, dtype: str) -> dict[str, torch.Tensor]:
     """Rows of the right types."""
     if teacher.contents == "hidden":
-        return {"hidden": torch.randn(count, options.hidden).bfloat16()}
+        return {"hidden": torch.randn(count, hidden).to(getattr(torch, dtype))}
     width = teacher.k or teacher.num_samples
-    ids = narrow_ids(torch.randint(options.vocab, (count, width)), options.vocab)
+    ids = narrow_ids(torch.randint(vocab, (count, width)), vocab)
     if teacher.contents == "samples":
         return {"ids": ids}
     return {"ids": ids, "log_probs": torch.randn(count, width).half(), "log_tail": torch.randn(count)}

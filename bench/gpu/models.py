@@ -1,0 +1,26 @@
+"""Models of random weights: how long a step takes depends on a model's shape, not on its weights."""
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+from architectures.known_targets import LLAMA_2_7B
+from architectures.shapes import Shape
+
+LLAMA_7B = Shape.from_config(LLAMA_2_7B)
+
+
+def random_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A LLaMA of this shape in eval mode, its weights drawn on the device itself, where a 7B model takes seconds."""
+    config = LlamaConfig(
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=8192,
+    )
+    with device:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False).eval()
