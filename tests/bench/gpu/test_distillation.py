@@ -81,6 +81,16 @@ def test_counted_flops_are_those_the_training_logs(monkeypatch, setting):
         assert sum(counted) // len(counted) == flops_per_step(pair, cell)
 
 
+def test_the_first_steps_are_left_out(monkeypatch, setting):
+    pair, cell = pair_of(setting), cells("tiny")[0]
+    seconds = [*[9.0] * cell.warmup, *[0.5] * cell.steps]
+    phases = [dict.fromkeys(PHASES, 0.0) | {"student": each} for each in seconds]
+    monkeypatch.setattr(training, "step_seconds", lambda _: phases)
+    recipe = recipe_of(pair, cell, setting.work / "run", "fp32")
+    row = measure_training(pair, cell, recipe, setting.device, idle_bytes=0)
+    assert (row["step_s"], row["student_s"]) == (0.5, 0.5)
+
+
 def test_nothing_is_held_after_a_training_and_nothing_was_saved_or_evaluated(monkeypatch, setting):
     models, trainers = [], []
     build, trainer = training.distill_model, training.build_trainer
