@@ -8,7 +8,7 @@ import torch
 
 from architectures.shapes import NAMED_SHAPES
 from bench.gpu import distillation, training
-from bench.gpu.distillation import cells, pair_of, rows
+from bench.gpu.distillation import cells, mfu_at_batch, pair_of, rows
 from bench.gpu.stage import Setting, SkippedError
 from bench.gpu.training import answers_of, flops_per_step, measure_training, recipe_of
 from distill.monitoring.step_times import PHASES
@@ -64,7 +64,14 @@ def test_aims_follow_the_cells_they_are_about(setting):
     assert places == [1, 4]
     live, _, cached, alone = found[:4]
     assert found[1]["reached"] == live["mfu"]
+    assert found[1]["reached_at_recipe_batch"] == pytest.approx(live["mfu"], abs=1e-3)  # that batch is the cell's
     assert found[4]["reached"] == pytest.approx(alone["step_s"] / cached["step_s"], abs=1e-3)
+
+
+def test_a_larger_batch_takes_the_optimisers_step_once():
+    row = {"batch": 8, "step_s": 3.0, "optimiser_s": 1.0, "flops_per_step": 30, "peak_flops": 20.0}
+    assert mfu_at_batch(row, 8) == pytest.approx(30 / 3 / 20)
+    assert mfu_at_batch(row, 32) == pytest.approx(120 / 9 / 20)
 
 
 def test_counted_flops_are_those_the_training_logs(monkeypatch, setting):
