@@ -21,7 +21,7 @@ FOLDERS = (  # of a checkout; of a wheel, in an environment and in a folder of i
     Path(sysconfig.get_path("data")) / "share" / "widedraft" / "devices",
     ROOT / "share" / "widedraft" / "devices",
 )
-PROCESSOR = re.compile(r", \d+ cores?$")
+PROCESSOR = re.compile(r", \d+ cores$")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def this_device_name() -> str:
 def processor_device_name() -> str:
     """The processor and the cores this process may use."""
     machine = hardware()
-    return f"{machine['processor']}, {machine['cores']} core{'' if machine['cores'] == 1 else 's'}"
+    return f"{machine['processor']}, {machine['cores']} cores"
 
 
 def gpu_name() -> str | None:

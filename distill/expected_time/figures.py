@@ -61,13 +61,28 @@ class StepRow:
 
 @dataclass(frozen=True)
 class AnswerRow:
-    """Answers written in batches; tokens_per_s counts their tokens over all of the time, prompts' reading included."""
+    """Answers written in batches of which none ends early.
+
+    Attributes:
+        model: Its name.
+        how: "ours" or "transformers".
+        batch: Prompts answered together.
+        prompt_tokens: Of each.
+        new_tokens: Of each answer.
+        tokens_per_s: Written, over all of the time, the reading of the prompts included.
+        dtype: Of the weights.
+        step_ms: Of a step behind the prompts, all rows together; None where it was not told apart.
+        floor_share: Bytes read over bandwidth, over the time of a step; None where that is not known.
+    """
 
     model: str
     how: str
     batch: Count
+    prompt_tokens: Count
+    new_tokens: Count
     tokens_per_s: Positive
     dtype: str
+    step_ms: Positive | None = None
     floor_share: Positive | None = None
 
 

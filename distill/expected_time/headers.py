@@ -1,12 +1,11 @@
 """The hours and step times in recipe headers and in the table of docs/recipes.md, derived for one H100. No torch.
 
-`python -m distill.expected_time.headers` writes them, from bench/results/devices if an H100 was measured, else from
+`python -m distill.recipe` writes them too, from bench/results/devices if an H100 was measured, else from
 what is published. A recipe takes part whose header has a paragraph `Estimated:`; that one, `Hours:` and `Step:` are
 rewritten whole. In the table the cells of its row under the columns COLUMNS are.
 """
 
 import re
-import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ RECIPES, DOC = ROOT / "recipes", ROOT / "docs" / "recipes.md"
 WIDTH, INDENT = 118, 13  # of a header's lines, and of "# Estimated: "
 MARK = "Estimated"
 COLUMNS = ("hours on one H100", "ms a step")
-BEGIN, END = "<!-- hours: written by `python -m distill.expected_time.headers` -->\n", "<!-- end of hours -->\n"
+BEGIN, END = "<!-- hours: written by `python -m distill.recipe` -->\n", "<!-- end of hours -->\n"
 NOMINAL = PUBLISHED[0].name
 
 
@@ -140,15 +139,9 @@ def table_cells(times: list[StageTime], step: Rate) -> tuple[str, str]:
     return total, f"{step.value:.1f}"
 
 
-def main() -> int:
+def write_headers() -> None:
     """Rewrite headers and table."""
     device = nominal_device()
     for path in derived_recipes():
         write_text(with_paragraphs(path.read_text(encoding="utf-8"), derived_paragraphs(path, device)), path)
     write_text(with_cells(DOC.read_text(encoding="utf-8"), device), DOC)
-    print(f"{len(derived_recipes())} recipes and {DOC.name}: {device.name}, {basis(device)}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,6 @@ Every rate says which it was. A rate of None means that neither is known. Pure; 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, log
-from pathlib import Path
 
 from architectures.shapes import DTYPE_BYTES, NAMED_SHAPES, Shape
 from distill.expected_time.devices import Device
@@ -18,6 +17,8 @@ ASSUMED_MFU = 0.30  # of a training step, where only the peak is known
 ASSUMED_LAUNCH_MS = 30 / 32  # a layer and step, of a decoder that launches every kernel from Python
 ASSUMED_FLOOR_SHARE = 0.6  # least time over time of a step that waits for memory and not for launches
 DRAFT_LAYER_MS = 0.55  # a layer of a served draft: "Decoding Speculative Decoding" (arXiv 2402.01528), on A100
+CARRIED_TARGET = ("target", "SmolLM2-135M-Instruct")  # what the bench's rows call the model it brings along
+SMOLLM2_135M = Shape(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152, tied=True)
 PRECISION_DTYPES = {"amp_bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -48,7 +49,7 @@ def training_flops_per_s(device: Device, source: str, precision: str, student: S
     rows = [row for row in of_device(device, "distillation") if row.precision == precision]
     same = [row for row in rows if row.source == source]
     if same or rows:
-        row = min(same or rows, key=lambda each: not is_shape(each.student, student))
+        row = min(same or rows, key=lambda each: shape_named(each.student) != student)
         kind = {"live": "a live teacher", "cached": "a cached teacher", "none": "no teacher"}[row.source]
         words = f"{tera(row.flops_per_s)}, {row.student} with {kind}"
         return Rate(row.flops_per_s, bool(same), f"measured {words}" if same else f"assumed as {words}")
@@ -67,42 +68,105 @@ def assumed_training(device: Device, precision: str) -> Rate | None:
     return Rate(ASSUMED_MFU * value, measured=False, words=words)
 
 
-def answer_tokens_per_s(device: Device, path: str, target: Shape, dtype: str, batch: int) -> Rate | None:
-    """Tokens a second of this target's answers, prompts' reading included; None where nobody measured this target."""
-    rows = [
-        row
-        for row in of_device(device, "answers")
-        if row.how == "ours" and row.dtype == dtype and is_model(row.model, path, target)
-    ]
-    if not rows:
-        return None
-    row = min(rows, key=lambda each: distance(each.batch, batch))
-    words = f"measured {row.tokens_per_s:,.0f}/s at batch {row.batch}"
-    if row.batch != batch:
-        words += f", which stands in for {batch}"
-    return Rate(row.tokens_per_s, measured=True, words=words)
-
-
 def step_s(device: Device, shape: Shape, dtype: str, *, batch: int, context: int) -> Rate | None:
     """Seconds of a decoding step as our decoder takes it: kernels launched one by one."""
-    steps = [row for row in of_device(device, "steps") if (row.how, row.tokens, row.dtype) == ("eager", 1, dtype)]
-    if steps:
-        return scaled_step(device, nearest_step(steps, shape, batch, context), shape, batch, context)
     floor_s = least_step_s(device, shape, dtype, batch, context)
-    shares = [
-        row
-        for row in of_device(device, "answers")
-        if row.how == "ours" and row.dtype == dtype and row.floor_share is not None
-    ]
-    if device.is_processor:  # on a GPU what is above the floor is launches, and no multiple of it
-        return None if floor_s is None or not shares else by_floor_share(floor_s, shares, batch)
-    if floor_s is None:
+    found = measured_steps(device, dtype)
+    if found:
+        return scaled_step(device, nearest_step(found, shape, batch, context), shape, floor_s)
+    if device.is_processor or floor_s is None:
         return None
-    value_s = max(ASSUMED_LAUNCH_MS / 1e3 * shape.layers, floor_s / ASSUMED_FLOOR_SHARE)
-    words = f"assumed {1e3 * value_s:.0f} ms a step, {ASSUMED_LAUNCH_MS:.2f} ms a layer to launch its kernels"
-    if value_s > ASSUMED_LAUNCH_MS / 1e3 * shape.layers:
-        words = f"assumed {1e3 * value_s:.0f} ms a step, its bytes at {ASSUMED_FLOOR_SHARE:.0%} of the bandwidth"
+    launches_s, bytes_s = ASSUMED_LAUNCH_MS / 1e3 * shape.layers, floor_s / ASSUMED_FLOOR_SHARE
+    value_s = max(launches_s, bytes_s)
+    by_launches = f"{ASSUMED_LAUNCH_MS:.2f} ms a layer to launch its kernels"
+    by_bytes = f"its bytes at {ASSUMED_FLOOR_SHARE:.0%} of the bandwidth"
+    words = f"assumed {1e3 * value_s:.3g} ms a step, {by_launches if launches_s >= bytes_s else by_bytes}"
     return Rate(value_s, measured=False, words=words)
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step of one token a row that was measured, whichever stage of the bench did.
+
+    Attributes:
+        name: Of the model.
+        layers: Of the model.
+        parameters: Of the model.
+        batch: Rows.
+        context: Tokens in each before it.
+        seconds: It took.
+        share: The least it could have taken over that; None where that is not known.
+    """
+
+    name: str
+    layers: int
+    parameters: int
+    batch: int
+    context: int
+    seconds: float
+    share: float | None
+
+    def is_of(self, shape: Shape) -> bool:
+        """Whether the model has this shape."""
+        return (self.layers, self.parameters) == (shape.layers, shape.parameters())
+
+
+def measured_steps(device: Device, dtype: str) -> list[MeasuredStep]:
+    """Steps of our decoder by the stage `steps`, and those behind the prompts by the stage `answers`."""
+    steps = [row for row in of_device(device, "steps") if (row.how, row.tokens, row.dtype) == ("eager", 1, dtype)]
+    answers = [row for row in of_device(device, "answers") if (row.how, row.dtype) == ("ours", dtype)]
+    return [*map(of_step, steps), *(of_answers(row) for row in answers if shape_named(row.model) is not None)]
+
+
+def of_step(row: StepRow) -> MeasuredStep:
+    """A row of the stage `steps`."""
+    share = None if row.floor_ms is None else row.floor_ms / row.median_ms
+    return MeasuredStep(row.shape, row.layers, row.parameters, row.batch, row.context, row.median_ms / 1e3, share=share)
+
+
+def of_answers(row: AnswerRow) -> MeasuredStep:
+    """A row of the stage `answers`; where steps were not told apart, the reading of prompts is counted in them."""
+    shape = shape_named(row.model)
+    assert shape is not None, "the caller leaves others out"
+    seconds = row.batch / row.tokens_per_s if row.step_ms is None else row.step_ms / 1e3
+    context = row.prompt_tokens + row.new_tokens // 2
+    return MeasuredStep(row.model, shape.layers, shape.parameters(), row.batch, context, seconds, share=row.floor_share)
+
+
+def nearest_step(found: Iterable[MeasuredStep], shape: Shape, batch: int, context: int) -> MeasuredStep:
+    """The measurement of the same shape, else of the most similar size, at the nearest batch, then context."""
+
+    def order(one: MeasuredStep) -> tuple[float, ...]:
+        size = 0.0 if one.is_of(shape) else 1 + distance(one.parameters, shape.parameters())
+        return size, distance(one.batch, batch), distance(one.context + 1, context + 1)
+
+    return min(found, key=order)
+
+
+def scaled_step(device: Device, one: MeasuredStep, shape: Shape, floor_s: float | None) -> Rate:
+    """A measured step, as long as this shape at this batch and context makes it.
+
+    On a GPU a step waits for launches, which grow with layers, or for memory, whichever takes longer. On a processor it
+    grows with the bytes: by what more of them take for the same model, in proportion to them for another.
+
+    Args:
+        device: Where.
+        one: The measurement.
+        shape: Of the model whose step is wanted.
+        floor_s: The least that takes; None where that is not known, and layers alone count.
+    """
+    value_s = one.seconds * shape.layers / one.layers
+    if floor_s is not None and one.share is not None:
+        if not device.is_processor:
+            value_s = max(value_s, floor_s / max(one.share, ASSUMED_FLOOR_SHARE))
+        elif one.is_of(shape):
+            value_s = max(floor_s, value_s + floor_s - one.share * one.seconds)
+        else:
+            value_s = floor_s / one.share
+    where = f"{1e3 * one.seconds:.3g} ms measured of {one.name} at batch {one.batch}, {one.context} tokens"
+    if one.is_of(shape):
+        return Rate(value_s, measured=True, words=f"{1e3 * value_s:.3g} ms a step, from {where}")
+    return Rate(value_s, measured=False, words=f"assumed {1e3 * value_s:.3g} ms a step, from {where}")
 
 
 def steps_of_answers(device: Device, count: int, batch: int, most_tokens: int) -> float:
@@ -114,44 +178,6 @@ def steps_of_answers(device: Device, count: int, batch: int, most_tokens: int) -
     if device.is_processor:
         return count * written_answer(most_tokens) / batch
     return ceil(count / batch) * most_tokens
-
-
-def nearest_step(rows: Iterable[StepRow], shape: Shape, batch: int, context: int) -> StepRow:
-    """The measurement of the same shape, else of the most similar size, at the nearest batch, then context."""
-
-    def order(row: StepRow) -> tuple[float, ...]:
-        size = 0.0 if row_is_of(row, shape) else 1 + distance(row.parameters, shape.parameters())
-        return size, distance(row.batch, batch), distance(row.context + 1, context + 1)
-
-    return min(rows, key=order)
-
-
-def scaled_step(device: Device, row: StepRow, shape: Shape, batch: int, context: int) -> Rate:
-    """A measured step, as long as this shape at this batch and context makes it.
-
-    On a GPU a step waits for launches, which grow with layers, or for memory, whichever takes longer; on a processor it
-    grows with the bytes.
-    """
-    floor_s = least_step_s(device, shape, row.dtype, batch, context)
-    value_s = row.median_ms / 1e3 * shape.layers / row.layers
-    if floor_s is not None and row.floor_ms is not None:
-        share = row.floor_ms / row.median_ms
-        by_bytes_s = floor_s / (share if device.is_processor else max(share, ASSUMED_FLOOR_SHARE))
-        value_s = by_bytes_s if device.is_processor else max(value_s, by_bytes_s)
-    where = f"{row.median_ms:.3g} ms of {row.shape} at batch {row.batch}, {row.context} tokens"
-    if row_is_of(row, shape):
-        return Rate(value_s, measured=True, words=f"measured {where}, here {1e3 * value_s:.3g} ms")
-    return Rate(value_s, measured=False, words=f"assumed {1e3 * value_s:.3g} ms a step, as {where}, measured")
-
-
-def by_floor_share(floor_s: float, rows: list[AnswerRow], batch: int) -> Rate:
-    """The least time, lengthened as the answers of another model were."""
-    row = min(rows, key=lambda each: distance(each.batch, batch))
-    assert row.floor_share is not None, "the caller chose those that have one"
-    words = (
-        f"assumed {1e3 * floor_s / row.floor_share:.3g} ms a step, its bytes at {row.floor_share:.0%} of the bandwidth"
-    )
-    return Rate(floor_s / row.floor_share, measured=False, words=f"{words} as {row.model} was measured")
 
 
 def least_step_s(device: Device, shape: Shape, dtype: str, batch: int, context: int) -> float | None:
@@ -169,7 +195,7 @@ def served_step_ms(device: Device, draft: Shape, dtype: str = "bfloat16") -> Rat
     rows = [
         row
         for row in of_device(device, "steps")
-        if (row.how, row.tokens, row.batch, row.dtype) == ("captured", 1, 1, dtype) and row_is_of(row, draft)
+        if (row.how, row.tokens, row.batch, row.dtype) == ("captured", 1, 1, dtype) and of_step(row).is_of(draft)
     ]
     if rows:
         row = min(rows, key=lambda each: each.context)
@@ -187,19 +213,11 @@ def of_device(device: Device, stage: str) -> tuple:
     return () if device.figures is None else getattr(device.figures, stage)
 
 
-def is_shape(name: str, shape: Shape) -> bool:
-    """Whether a name is that of a published shape, and it is this one."""
-    return name in NAMED_SHAPES and NAMED_SHAPES[name].shape == shape
-
-
-def is_model(name: str, path: str, shape: Shape) -> bool:
-    """Whether a measured model is the recipe's: the last part of its path, or a published shape."""
-    return name.casefold() == Path(path).name.casefold() or is_shape(name, shape)
-
-
-def row_is_of(row: StepRow, shape: Shape) -> bool:
-    """Whether a measured shape is this one."""
-    return (row.layers, row.hidden, row.parameters) == (shape.layers, shape.hidden, shape.parameters())
+def shape_named(name: str) -> Shape | None:
+    """The shape a bench calls by this name: a published one, or the target it carries."""
+    if name in CARRIED_TARGET:
+        return SMOLLM2_135M
+    return NAMED_SHAPES[name].shape if name in NAMED_SHAPES else None
 
 
 def distance(one: float, other: float) -> float:

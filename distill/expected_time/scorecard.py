@@ -6,7 +6,7 @@ from math import inf
 from architectures.shapes import Shape
 from distill.expected_time.devices import Device
 from distill.expected_time.lengths import written_answer
-from distill.expected_time.rates import answer_tokens_per_s, step_s, steps_of_answers, training_flops_per_s
+from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
 from distill.expected_time.stage_time import Run, StageTime, unknown
 from distill.monitoring.flops import forward_flops
 from distill.recipe import Recipe
@@ -52,12 +52,9 @@ def scored_steps(run: Run, device: Device) -> Steps | None:
 
 def written_s(run: Run, device: Device, steps: Steps) -> float:
     """Seconds in which the target writes the answers of all temperatures."""
-    config, count = run.recipe.eval, num_answers(run.recipe)
-    path, batch = run.recipe.target.path, config.batch_size
-    rate = answer_tokens_per_s(device, path, run.target, config.dtype, batch)
-    if rate is not None:
-        return count * written_answer(config.max_new_tokens) / rate.value
-    return steps_of_answers(device, count, batch, config.max_new_tokens) * steps[run.target, batch]
+    config = run.recipe.eval
+    count = steps_of_answers(device, num_answers(run.recipe), config.batch_size, config.max_new_tokens)
+    return count * steps[run.target, config.batch_size]
 
 
 def replay_flops(run: Run) -> int:

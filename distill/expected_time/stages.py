@@ -5,7 +5,7 @@ Not counted: loading models, cutting the draft, writing files, padding.
 
 from distill.expected_time.devices import Device
 from distill.expected_time.lengths import written_answer
-from distill.expected_time.rates import answer_tokens_per_s, step_s, steps_of_answers, training_flops_per_s
+from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
 from distill.expected_time.scorecard import scorecard_time
 from distill.expected_time.stage_time import Run, StageTime, unknown
 from distill.expected_time.training import masks_time, trained_drafts, training_time
@@ -33,14 +33,11 @@ def answers_time(run: Run, device: Device) -> StageTime:
     written = run.lengths.answer if data.answers == "written" else written_answer(data.max_new_tokens)
     bound = "at most " if run.work.at_most else ""
     words = f"{bound}{count:,} of {written} tokens in batches of {data.batch_size}"
-    rate = answer_tokens_per_s(device, recipe.target.path, run.target, recipe.target.dtype, data.batch_size)
-    if rate is not None:
-        return StageTime("answers", count * written / rate.value, rate.measured, f"{words}; {rate.words}")
     context = run.lengths.prompt + data.max_new_tokens // 2
     step = step_s(device, run.target, recipe.target.dtype, batch=data.batch_size, context=context)
     reading = training_flops_per_s(device, "live", recipe.distill.precision, run.draft)
     if step is None or reading is None:
-        return unknown("answers", f"no answers and no steps in {recipe.target.dtype} were measured on {device.name}")
+        return unknown("answers", f"no answers or steps in {recipe.target.dtype} were measured on {device.name}")
     steps = steps_of_answers(device, count, data.batch_size, data.max_new_tokens)
     words += f", {steps:,.0f} steps"
     seconds = steps * step.value
