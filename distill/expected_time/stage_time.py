@@ -50,7 +50,7 @@ class StageTime:
 
 def unknown(name: str, reason: str) -> StageTime:
     """A stage whose time cannot be told."""
-    return StageTime(name, None, measured=False, words=f"not estimated: {reason}")
+    return StageTime(name, None, measured=False, words=reason)
 
 
 def duration(seconds: float) -> str:
