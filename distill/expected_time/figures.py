@@ -1,6 +1,7 @@
 """bench/results/devices/*.json: what `python -m bench.gpu` measured of a device, read into values. No torch.
 
-Only the stages that times are derived from are looked at; rows that say `skipped` or `failed` hold no measurement.
+Only the stages that times are derived from are looked at. Rows that say `skipped` or `failed` hold no measurement, and
+those without the key of NAMED_BY hold another: a stage's summary, or what was aimed at.
 """
 
 from collections.abc import Iterator, Mapping
@@ -96,6 +97,8 @@ class DistillationRow:
         source: Of what the teacher says; "none" is the student alone.
         precision: As distill.precision: "amp_bf16" or "fp32".
         flops_per_s: Measured.
+        packing: As distill.packing.
+        mixed_lengths: Whether sequences differed in length, as a recipe's do, so that some slots are padding.
     """
 
     teacher: str | None
@@ -103,6 +106,8 @@ class DistillationRow:
     source: Literal["live", "cached", "none"]
     precision: Literal["amp_bf16", "fp32"]
     flops_per_s: Positive
+    packing: bool = False
+    mixed_lengths: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,7 @@ ROWS: Mapping[str, TypeAdapter[Any]] = {
     "answers": TypeAdapter(AnswerRow),
     "distillation": TypeAdapter(DistillationRow),
 }
+NAMED_BY = {"steps": "shape", "answers": "model", "distillation": "source"}
 RECORD = TypeAdapter(DeviceRecord)
 
 
@@ -172,5 +178,5 @@ def measured_rows(record: DeviceRecord, stage: str, file: Path) -> Iterator[Any]
     """The measurements of a stage; none of one that is not there."""
     found = record.stages.get(stage)
     for place, row in enumerate(found.rows if found else ()):
-        if "skipped" not in row and "failed" not in row:
+        if NAMED_BY.get(stage, "dtype") in row and not {"skipped", "failed"} & row.keys():
             yield checked(ROWS[stage], row, f"{file}: stages.{stage}.rows[{place}]", REMEDY)

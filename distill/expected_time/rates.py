@@ -37,19 +37,28 @@ class Rate:
     words: str
 
 
-def training_flops_per_s(device: Device, source: str, precision: str, student: Shape) -> Rate | None:
+def training_flops_per_s(
+    device: Device, source: str, precision: str, student: Shape, *, packing: bool = False
+) -> Rate | None:
     """FLOPs a second of training steps.
+
+    Of several measurements the one of the same student counts, then of the same packing, then of sequences that differ
+    in length, as a recipe's do; then the first.
 
     Args:
         device: Where.
         source: "live", "cached" or "none": what the teacher is.
         precision: As distill.precision.
-        student: Its shape; of several measurements that of the same student counts, else the first.
+        student: Its shape.
+        packing: As distill.packing.
     """
     rows = [row for row in of_device(device, "distillation") if row.precision == precision]
     same = [row for row in rows if row.source == source]
     if same or rows:
-        row = min(same or rows, key=lambda each: shape_named(each.student) != student)
+        row = min(
+            same or rows,
+            key=lambda each: (shape_named(each.student) != student, each.packing != packing, not each.mixed_lengths),
+        )
         kind = {"live": "a live teacher", "cached": "a cached teacher", "none": "no teacher"}[row.source]
         words = f"{tera(row.flops_per_s)}, {row.student} with {kind}"
         return Rate(row.flops_per_s, bool(same), f"measured {words}" if same else f"assumed as {words}")

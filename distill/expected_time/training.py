@@ -31,11 +31,12 @@ def training_time(run: Run, device: Device, draft: Shape, name: str) -> StageTim
     """Steps and evaluations of one draft."""
     sequence, source = learned_sequence(run), teacher_source(run)
     count = trained_sequences(run, sequence[0])
-    rate = training_flops_per_s(device, source, run.recipe.distill.precision, draft)
+    config = run.recipe.distill
+    rate = training_flops_per_s(device, source, config.precision, draft, packing=config.packing)
     if count is None:
         return unknown(name, "how many answers there are is known once `widedraft generate` opens the data set")
     if rate is None:
-        return unknown(name, f"no training in {run.recipe.distill.precision} was measured on {device.name}")
+        return unknown(name, f"no training in {config.precision} was measured on {device.name}")
     each = training_flops(draft, [sequence], teacher=teacher_flops(run, draft, sequence, source))
     evaluations = num_evaluations(run, count)
     flops = count * each + evaluations * evaluation_flops(run, draft)

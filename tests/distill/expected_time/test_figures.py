@@ -18,6 +18,14 @@ def test_rows_of_a_stage_that_was_cut_off_count(device_file, records):
     assert [row.source for row in load_figures(device_file(records["h100"])).distillation] == ["live", "cached", "none"]
 
 
+def test_summaries_among_the_rows_are_passed_over(device_file, records):
+    before = load_figures(device_file(records["h100"]))
+    for name in ("steps", "answers", "distillation"):
+        rows = records["h100"]["stages"][name]["rows"]
+        rows[:0] = [{"aim": "80 % of the floor", "reached": 0.7}, {"deep": "a", "wide": "b", "how": "eager"}]
+    assert load_figures(device_file(records["h100"])) == before
+
+
 def test_a_stage_that_is_not_there_has_no_rows(device_file, records):
     del records["h100"]["stages"]["answers"]
     assert load_figures(device_file(records["h100"])).answers == ()

@@ -54,6 +54,15 @@ def test_of_several_students_the_same_one_counts_else_the_first(measured, record
     assert [rate.value for rate in rates if rate] == [200e12, 400e12, 400e12]
 
 
+def test_of_the_same_student_packing_counts_then_mixed_lengths(measured, records):
+    rows = records["h100"]["stages"]["distillation"]["rows"]
+    rows += [{**rows[0], "mixed_lengths": True, "flops_per_s": 310e12}]
+    rows += [{**rows[0], "mixed_lengths": True, "packing": True, "flops_per_s": 390e12}]
+    device = measured(records["h100"])
+    rates = [training_flops_per_s(device, "live", "amp_bf16", WIDE, packing=packing) for packing in (False, True)]
+    assert [rate.value for rate in rates if rate] == [310e12, 390e12]
+
+
 def test_another_kind_of_teacher_is_said_to_stand_in(measured, records):
     del records["h100"]["stages"]["distillation"]["rows"][1]
     rate = training_flops_per_s(measured(records["h100"]), "cached", "amp_bf16", WIDE)
