@@ -99,6 +99,19 @@ def test_a_step_is_the_one_measured_at_the_nearest_batch(measured, records):
         assert (rate.value, rate.measured) == (pytest.approx(expected), True)
 
 
+def test_steps_of_other_decoders_are_none_of_ours(measured, records):
+    stages = records["h100"]["stages"]
+    for name in ("steps", "answers"):
+        stages[name]["rows"].reverse()  # the captured ones, and transformers' answers, come first
+    device = measured(records["h100"])
+    rates = [step_s(device, LLAMA, "bfloat16", batch=batch, context=512) for batch in (1, 48)]
+    assert [rate.value for rate in rates if rate] == pytest.approx([0.024, 0.028])
+
+
+def test_nothing_is_assumed_of_the_steps_of_a_processor(measured, records):
+    assert step_s(measured(records["cores"]), LLAMA, "float32", batch=1, context=512) is None
+
+
 def test_a_gpu_waits_for_launches_or_for_memory_whichever_takes_longer(measured, records):
     device = measured(records["h100"])
     half = step_s(device, replace(LLAMA, layers=16), "bfloat16", batch=48, context=512)
@@ -162,6 +175,9 @@ def test_answers_of_a_gpu_take_as_many_steps_as_the_longest(published):
 def test_a_served_step_is_the_captured_one_of_this_shape(measured, records, published):
     rate = served_step_ms(measured(records["h100"]), WIDE)
     assert (rate.value, rate.measured) == (1.25, True)
+    row = next(row for row in records["h100"]["stages"]["steps"]["rows"] if row["median_ms"] == 1.25)
+    records["h100"]["stages"]["steps"]["rows"].insert(0, {**row, "context": 4096, "median_ms": 2.0})
+    assert served_step_ms(measured(records["h100"]), WIDE).value == 1.25  # of the shortest text
     other = served_step_ms(measured(records["h100"]), DEEP)
     assert (other.value, other.measured) == (pytest.approx(24 * 0.55 + 0.131 / 3.35, rel=1e-3), False)
     assert served_step_ms(published, WIDE).value == pytest.approx(5 * 0.55 + 0.262 / 3.35, rel=1e-3)

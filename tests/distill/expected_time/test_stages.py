@@ -6,9 +6,9 @@ import pytest
 
 from architectures.shapes import NAMED_SHAPES
 from distill.data.conversations import Conversation
-from distill.expected_time.devices import Device, Published
+from distill.expected_time.devices import Device, Published, find_device
 from distill.expected_time.lengths import Lengths, mean_lengths
-from distill.expected_time.page import spent_together
+from distill.expected_time.page import spent, spent_together
 from distill.expected_time.stage_time import Run, StageTime, duration, unknown
 from distill.expected_time.stages import stage_times
 from distill.expected_work import Work
@@ -64,6 +64,10 @@ def test_training_takes_the_flops_that_it_will_count_of_itself():
         ({"loss": "cross_entropy"}, 0),
         (
             {"token_selection": {"fraction": 0.4, "reference": "absent"}},
+            forward_flops(TARGET, EACH) + forward_flops(DRAFT, EACH),
+        ),
+        (
+            {"loss": "cross_entropy", "token_selection": {"fraction": 0.4, "reference": "absent"}},
             forward_flops(TARGET, EACH) + forward_flops(DRAFT, EACH),
         ),
     ],
@@ -133,6 +137,18 @@ def test_answers_are_steps_of_whole_batches_and_the_reading_of_prompts():
     assert not found.measured
 
 
+def test_a_scorecard_is_answers_replay_timed_steps_and_live_decoding():
+    """By hand: steps of 30 ms and, of 5 layers, 4.6875 ms; 10 held-out prompts at two temperatures, 115 tokens each."""
+    target_s, draft_s, sequence = 0.03, 0.0046875, [(815, 115)]
+    answers_s = 128 * target_s  # one batch of 32 rows
+    replay_s = 20 * (forward_flops(TARGET, sequence) + 2 * forward_flops(DRAFT, sequence)) / SPEED
+    timing_s = 50 * (9 * target_s + 18 * draft_s) + 3 * 2 * 20 * (5 * target_s + 9 * draft_s)
+    live_s = 2 * 10 * 115 * target_s
+    found = times(run_of())["scorecard"]
+    assert found.seconds == pytest.approx(answers_s + replay_s + timing_s + live_s)
+    assert not found.measured
+
+
 def test_given_answers_are_not_written_but_those_of_held_out_prompts():
     found = times(run_of(data={"answers": "given", "max_new_tokens": 512}))["answers"]
     assert found.words.startswith("10 of 300 tokens")
@@ -160,6 +176,19 @@ def test_training_can_be_divided_among_as_many_devices_as_share_its_batch():
     assert times(run_of(global_train_batch_size=64))["training"].processes == 8
     assert times(run_of(global_train_batch_size=6))["training"].processes == 6
     assert times(run_of())["answers"].processes == 1
+
+
+def test_processes_of_a_processor_share_its_cores(device_file, records):
+    cores = find_device(str(device_file(records["cores"])))
+    assert times(run_of(global_train_batch_size=64), cores)["training"].processes == 1
+
+
+def test_a_divided_training_is_told_beside_the_whole_and_called_unmeasured():
+    assert (
+        spent(StageTime("one", 7200.0, True, "", processes=8)) == "2.0 h (on 8 devices 15.0 min, divided, unmeasured)"
+    )
+    assert spent(StageTime("one", 7200.0, measured=True, words="")) == "2.0 h"
+    assert spent(unknown("one", "nobody knows")) == "unknown"
 
 
 def test_the_sum_is_of_what_is_known():
@@ -209,3 +238,7 @@ def test_nothing_is_longer_than_the_recipe_allows():
     data = run_of(data={"max_seq_len": 100, "max_new_tokens": 40}).recipe.data
     found = mean_lengths(data, Work(2, 1), [None])
     assert (found.prompt, found.answer) == (64, 36)
+    given = run_of(data={"answers": "given", "max_seq_len": 200, "max_new_tokens": 100}).recipe.data
+    long = ({"role": "user", "content": "x" * 40}, {"role": "assistant", "content": "x" * 4000})
+    found = mean_lengths(given, Work(2, 1), [[Conversation("test:1", long)]])
+    assert (found.prompt, found.answer) == (1, 199)
