@@ -182,8 +182,8 @@ def require_checkpoints_to_trust(options: argparse.Namespace) -> None:
 STAGES = {
     "check": Stage(
         recipe_commands.check,
-        "check a recipe; print shape, parameters, memory, disk, steps; loads no weights",
-        recipe_commands.recipe_arguments,
+        "check a recipe; print shape, parameters, memory, disk, steps, hours; loads no weights",
+        recipe_commands.check_arguments,
     ),
     "shapes": Stage(
         shapes, "list the named shapes with their true sizes, or what a target can become", shapes_arguments

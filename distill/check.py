@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from architectures.context_length import ContextLength, context_length
 from architectures.errors import UserError
@@ -15,6 +15,10 @@ from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.sizes import WIDTHS, draft_shape, masked_shape
 from architectures.target import config_at_hand, is_gguf
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
+from distill.expected_time.devices import find_device
+from distill.expected_time.lengths import mean_lengths
+from distill.expected_time.page import time_rows, time_title
+from distill.expected_time.stage_time import Run
 from distill.expected_work import Work, expected_work, loss_words, read_prompts, read_rows, work_rows
 from distill.longest_texts import refuse_long_calibration, refuse_long_texts
 from distill.masks.memory import refuse_sharded_masks
@@ -51,15 +55,20 @@ class Cut:
     unread: tuple[str, ...] = ()
 
 
-def check_recipe(recipe: Recipe) -> str:
-    """Shapes, parameters, layers kept, memory, disk, prompts, steps and tokens, as text.
+def check_recipe(recipe: Recipe, device: str | None = None) -> str:
+    """Shapes, parameters, layers kept, memory, disk, prompts, steps, tokens and hours, as text.
 
     Reads the target's config.json, the prompt files, and the manifest of <run>/data if there is one.
+
+    Args:
+        recipe: What would be run.
+        device: Where, as `find_device` takes it.
 
     Raises:
         UserError: With everything wrong with target, shape and prompts, one line each.
     """
     problems: list[str] = []
+    place = attempt(lambda: find_device(device), problems)
     attempt(lambda: require_run_folder(recipe), problems)
     cut = attempt(lambda: planned(recipe), problems)
     prompts = [attempt(partial(read_rows, source, recipe.data), problems) for source in recipe.data.prompts]
@@ -71,15 +80,21 @@ def check_recipe(recipe: Recipe) -> str:
         if recipe.architecture.method == "learned_masks":
             attempt(lambda: refuse_sharded_masks(recipe, cut.target), problems)
     work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
-    if cut is None or work is None:
+    if cut is None or work is None or place is None:
         raise UserError("\n".join(problems))
     blocks = {
         f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut),
         **{memory_title(training): memory_rows(training) for training in trainings(recipe, cut.target, cut.draft)},
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
         "work": [*work_rows(recipe, work), ("loss", loss_words(recipe.distill)), *slow_rows(recipe)],
+        time_title(place): time_rows(timed_run(recipe, cut, work, prompts), place),
     }
     return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in blocks.items())
+
+
+def timed_run(recipe: Recipe, cut: Cut, work: Work, prompts: Sequence[Sequence[Any] | None]) -> Run:
+    """What hours are derived from."""
+    return Run(recipe, cut.target, cut.draft, cut.source, work, mean_lengths(recipe.data, work, prompts))
 
 
 def attempt(step: Callable[[], Value], problems: list[str]) -> Value | None:

@@ -59,6 +59,11 @@ def expected_work(recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversati
     if counts is not None:
         train = counts["train"]
         return Work(counts["prompts"], train.get("sequences", train["answers"]), train["answer_tokens"])
+    return unwritten_work(recipe, sources)
+
+
+def unwritten_work(recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversation] | None]) -> Work:
+    """Counts from the prompts alone; errors as for `expected_work`."""
     bounds = [named.num_prompts for named, found in zip(recipe.data.prompts, sources, strict=True) if found is None]
     if None in bounds:
         return Work(None, None)

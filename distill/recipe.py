@@ -1,7 +1,7 @@
 """Every key a recipe may hold, and how a file and a command line become one Recipe. No torch.
 
 `python -m distill.recipe` writes what is derived from the models: recipes/recipe.schema.json, which editors use to
-complete and check recipes, and the tables of docs/recipes.md.
+complete and check recipes, the tables of docs/recipes.md, and the hours in the headers of recipes.
 """
 
 import re
@@ -218,3 +218,6 @@ def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     write_schema()
     write_reference(Recipe.model_json_schema())
+    from distill.expected_time.headers import write_headers  # imports this module, under its own name
+
+    write_headers()

@@ -29,6 +29,17 @@ def recipe_arguments(parser: argparse.ArgumentParser) -> None:
     debug_argument(parser)
 
 
+def check_arguments(parser: argparse.ArgumentParser) -> None:
+    """RECIPE key=value ... and perhaps --device."""
+    recipe_arguments(parser)
+    parser.add_argument(
+        "--device",
+        metavar="NAME|FILE",
+        help="tell hours on this device: one that was measured, a GPU whose figures are published, or a file of "
+        "`python -m bench.gpu` (default: this machine's GPU, else its processor)",
+    )
+
+
 def stage_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE key=value ..., and perhaps --rehash."""
     recipe_arguments(parser)
@@ -113,7 +124,7 @@ def check(options: argparse.Namespace) -> None:
     """Print what the recipe would make and cost."""
     from distill.check import check_recipe
 
-    print(check_recipe(recipe_of(options, weights=False)))
+    print(check_recipe(recipe_of(options, weights=False), options.device))
 
 
 def choose(options: argparse.Namespace) -> None:

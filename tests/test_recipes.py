@@ -35,7 +35,7 @@ def header(path: Path) -> dict[str, str]:
     found, label = {"": ""}, ""
     for line in comment.splitlines():
         text = line.removeprefix("#").strip()
-        if match := re.match(r"(Command|Hardware|Hours|Expect|Estimated): +", text):
+        if match := re.match(r"(Command|Hardware|Hours|Step|Expect|Estimated): +", text):
             label, text = match[1], text[match.end() :]
         found[label] = f"{found.get(label, '')} {text}".strip()
     return found
@@ -66,26 +66,26 @@ def test_the_header_says_command_hardware_hours_and_what_to_expect(path):
     assert set(LABELS) <= lines.keys()
     assert f"recipes/{path.name}" in lines["Command"]
     assert path.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=recipe.schema.json\n#\n# ")
-    for label in ("Hours", "Expect"):
+    for label in ("Hours", "Expect", *(["Step"] if path in PUBLISHED else [])):
         assert lines[label].startswith("estimate" if path in PUBLISHED else "measured"), label
 
 
 @every_published
 def test_estimates_say_how_they_were_made_and_that_nobody_has_run_them(path):
+    """By hand: 50,000 answers less 256, twice, of 1,000 tokens; output heads run at the 300 of the answer."""
     lines = header(path)
     assert "nobody has run it" in lines["Hours"]
-    flops = [
-        float(found)
-        for found in re.findall(r"([\d.]+) for the student|at ([\d.]+) GFLOP", lines["Estimated"])
-        for found in found
-        if found
-    ]
-    recipe = load_recipe(path)
-    cut = planned(recipe)
-    assert flops == pytest.approx(
-        [cut.target.flops_per_token(512) / 1e9, 3 * cut.draft.flops_per_token(512) / 1e9], abs=0.051
+    cut = planned(load_recipe(path))
+    teacher, student = (
+        shape.flops_per_token(500) - 0.7 * 2 * shape.vocab * shape.hidden for shape in (cut.target, cut.draft)
     )
-    hours = 100e6 * sum(flops) * 1e9 / (0.3 * 989e12) / 3600
+    flops = teacher + 3 * student
+    [told] = re.findall(r"99,488 sequences of 1,000 tokens, ([\d.]+) GFLOP a token", lines["Estimated"])
+    assert float(told) == pytest.approx(flops / 1e9, abs=0.06)
+    [(share, peak)] = re.findall(r"(?:assumed (\d+)% of the|measured) (\d+) TFLOP/s", lines["Estimated"])
+    evaluations = 11 * 256 * 1000 * (teacher + student)
+    speed = int(share or 100) / 100 * int(peak) * 1e12
+    hours = (99_488_000 * flops + evaluations) / speed / 3600
     assert float(re.findall(r"([\d.]+) for training", lines["Hours"])[0]) == pytest.approx(hours, abs=0.06)
     assert f"{cut.draft.parameters() / 1e6:.1f}M" in lines[""]
 

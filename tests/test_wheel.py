@@ -1,5 +1,6 @@
 """The wheel a user installs: complete, and immune to a stray eval.py in the working folder."""
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -34,6 +35,7 @@ def test_wheel_holds_the_packages_the_module_and_the_recipes(wheel):
         assert part in names
     assert any(name.endswith("share/widedraft/recipes/quickstart.yaml") for name in names)
     assert any(name.endswith("recipes/recipe.schema.json") for name in names)
+    assert any("share/widedraft/devices/" in name for name in names)
     assert not [name for name in names if name.startswith(("tests/", "bench/", "docs/"))]
 
 
@@ -53,6 +55,26 @@ def test_installed_widedraft_survives_a_stray_eval_module(installed, tiny_target
     )
     assert completed.returncode == 0, completed.stderr
     assert "layers" in completed.stdout
+
+
+def test_installed_widedraft_reads_the_devices_of_the_wheel(installed, tiny_target, tmp_path):
+    """A folder of the wheel's own: the checkout this test stands in has another."""
+    record = {"schema": 1, "device": "Some GPU", "slug": "some-gpu", "size": "full", "measured": "2026-12-01"}
+    file = installed / "share" / "widedraft" / "devices" / "some-gpu.json"
+    file.write_text(json.dumps({**record, "stages": {}}), encoding="utf-8")
+    recipe = installed / "share" / "widedraft" / "recipes" / "quickstart.yaml"
+    own_prompts = ("data.prompts=[]", "data.self_written_prompts=96")
+    overrides = [f"target.path={tiny_target}", "architecture.layers=2", "architecture.method=first_last", *own_prompts]
+    completed = subprocess.run(
+        [sys.executable, installed / "bin" / "widedraft", "check", recipe, *overrides, "--device", "some-gpu"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(installed), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert f"time on Some GPU (measured 2026-12-01, {file})" in completed.stdout
 
 
 def test_training_entry_point_names_the_stray_module(installed, tmp_path):

@@ -1,7 +1,6 @@
 """The file of a device: every stage's rows, with when and by what they were measured. Written as each stage ends."""
 
 import json
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ import torch
 
 from architectures.atomic import write_json
 from architectures.errors import UserError
-from architectures.manifest import hardware, provenance
+from architectures.manifest import provenance
 from bench.gpu.stage import Row, Size
+from distill.expected_time.devices import processor_device_name, slug_of
 
 SCHEMA = 1
 DEVICES = Path(__file__).parents[1] / "results" / "devices"
@@ -23,13 +23,7 @@ def device_name(device: torch.device) -> str:
     """The GPU's name, or the processor's with the number of cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    told = hardware()
-    return f"{told['processor']}, {told['cores']} cores"
-
-
-def slug_of(name: str) -> str:
-    """A device's name as a file's: "NVIDIA H100 80GB HBM3" is nvidia-h100-80gb-hbm3."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return processor_device_name()
 
 
 def begun(device: torch.device, size: Size, out: Path) -> tuple[Record, Path]:

@@ -1,10 +1,12 @@
-"""FLOPs of a training step."""
+"""FLOPs of a training step. No torch, whose batches are only read: `widedraft check` asks here too."""
 
 from collections.abc import Iterable, Mapping
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from architectures.shapes import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BACKWARD = 2  # times the forward pass: gradients of inputs and of weights
 
@@ -36,6 +38,6 @@ def training_flops(student: Shape, answers: Iterable[tuple[int, int]], *, teache
     return (1 + BACKWARD) * forward_flops(student, answers) + teacher
 
 
-def answers_in(batch: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+def answers_in(batch: Mapping[str, "Tensor"]) -> list[tuple[int, int]]:
     """Tokens of each sequence of a batch, and positions of it that the head runs at."""
     return list(zip(batch["attention_mask"].sum(dim=1).tolist(), batch["keep"].sum(dim=1).tolist(), strict=True))

@@ -10,6 +10,7 @@ from architectures import fingerprint
 from architectures.errors import UserError
 from architectures.manifest import write_manifest
 from distill.check import check_recipe, disk_rows, free_bytes, planned, size
+from distill.expected_time import devices
 from distill.expected_work import Work
 from distill.memory import trainings
 from distill.recipe import load_recipe, save_recipe
@@ -449,3 +450,40 @@ def test_stages_begin_within_the_target(checked):
 )
 def test_the_largest_numbers_a_recipe_may_hold_are_counted_with(checked, word):
     assert checked(word)
+
+
+DEVICE = {"schema": 1, "device": "Some GPU", "slug": "some-gpu", "size": "full", "measured": "2026-12-01", "stages": {}}
+
+
+def test_hours_are_told_of_the_device_that_is_named(checked):
+    recipe, _ = checked()
+    lines = check_recipe(recipe, "nvidia-h100-80gb-hbm3").split("\n\n")[-1].splitlines()
+    assert lines[0].startswith("time on NVIDIA H100 80GB HBM3 (")
+    assert [line.split()[0] for line in lines[1:]] == ["answers", "training", "scorecard", "together", "texts", "not"]
+
+
+def test_a_measured_device_is_told_with_its_file(checked):
+    recipe, _ = checked()
+    Path("some.json").write_text(json.dumps(DEVICE), encoding="utf-8")
+    lines = check_recipe(recipe, "some.json").split("\n\n")[-1].splitlines()
+    assert lines[0] == "time on Some GPU (measured 2026-12-01, some.json)"
+    reason = "unknown: no answers or steps in bfloat16 were measured on Some GPU"
+    assert lines[1].split(maxsplit=1) == ["answers", reason]
+
+
+def test_an_unknown_device_is_one_mistake_among_the_others(checked):
+    recipe, _ = checked()
+    Path("prompts.jsonl").unlink()
+    with pytest.raises(UserError) as refused:
+        check_recipe(recipe, "abacus")
+    told = str(refused.value).splitlines()
+    assert told[0].startswith("--device abacus: is no device that anything is known of. There are ")
+    assert told[1].startswith("prompts.jsonl: ")
+    assert len(told) == 2
+
+
+def test_without_a_name_it_is_this_machine(checked, monkeypatch):
+    monkeypatch.setattr(devices, "this_device_name", lambda: "Abacus, 2 cores")
+    _, lines = checked()
+    title = lines.index("time on Abacus, 2 cores (unknown: it has not been measured)")
+    assert lines[title + 1].startswith("not estimated  `python -m bench.gpu --size laptop` in a checkout measures it")

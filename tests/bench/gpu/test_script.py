@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.stages import STAGES
+from distill.expected_time.figures import load_figures
 
 ROOT = Path(__file__).parents[3]
 ON_A_GPU_ALONE = {"tests"}
@@ -31,3 +32,11 @@ def test_every_stage_runs_on_a_processor(tmp_path):
         assert not [row for row in stage["rows"] if "failed" in row]
         assert name in ON_A_GPU_ALONE or [row for row in stage["rows"] if "skipped" not in row]
     assert str(tmp_path) not in file.read_text(encoding="utf-8")
+    require_hours_can_be_read(record, tmp_path / "read.json")
+
+
+def require_hours_can_be_read(record: dict, file: Path) -> None:
+    """`widedraft check` finds rows of every stage that it derives hours from."""
+    file.write_text(json.dumps(record | {"size": "laptop"}), encoding="utf-8")  # a tiny one measures nothing
+    figures = load_figures(file)
+    assert all((figures.machine, figures.steps, figures.answers, figures.distillation))

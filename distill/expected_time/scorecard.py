@@ -1,0 +1,93 @@
+"""How long a scorecard takes: what eval/scorecard/score.py does, counted. Pure; no torch."""
+
+from itertools import product
+from math import inf
+
+from architectures.shapes import Shape
+from distill.expected_time.devices import Device
+from distill.expected_time.lengths import written_answer
+from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
+from distill.expected_time.stage_time import Run, StageTime, unknown
+from distill.monitoring.flops import forward_flops
+from distill.recipe import Recipe
+
+Steps = dict[tuple[Shape, int], float]  # seconds, by model and rows
+
+DRAFTS = 2  # the finished one, and the undistilled one beside it
+WARM_UPS = 10  # repetitions before steps count
+DRAFT_STEPS = 9  # a chain of eight, and one of two tokens
+GRID_LOOKAHEADS = 4  # whose verification is timed at other batches
+
+
+def scorecard_time(run: Run, device: Device) -> StageTime:
+    """Answers, their replay, step times, and live decoding; never taken as measured, since much is left out."""
+    config = run.recipe.eval
+    steps = scored_steps(run, device)
+    speed = training_flops_per_s(device, "live", run.recipe.distill.precision, run.draft)
+    if steps is None or speed is None:
+        return unknown("scorecard", f"no steps in {config.dtype} were measured on {device.name}")
+    written, live = written_answer(config.max_new_tokens), min(config.live_prompts, scored_prompts(run.recipe))
+    seconds = written_s(run, device, steps) + replay_flops(run) / speed.value + timing_s(run, steps)
+    seconds += 2 * live * written * steps[run.target, 1]
+    words = (
+        f"estimated: {num_answers(run.recipe):,} answers of {written} tokens, replayed by {1 + DRAFTS} models, steps "
+        f"timed, {live} prompts decoded with and without the draft; {1e3 * steps[run.target, 1]:.3g} ms a step of the "
+        "target alone"
+    )
+    return StageTime("scorecard", seconds, measured=False, words=words)
+
+
+def scored_steps(run: Run, device: Device) -> Steps | None:
+    """Seconds of a step of target and draft at each batch; None where one is not known."""
+    config = run.recipe.eval
+    context = scored_prompt(run) + written_answer(config.max_new_tokens) // 2
+    steps: Steps = {}
+    for shape, batch in product((run.target, run.draft), sorted({1, config.batch_size, *config.latency_batches})):
+        found = step_s(device, shape, config.dtype, batch=batch, context=context)
+        if found is None:
+            return None
+        steps[shape, batch] = found.value
+    return steps
+
+
+def written_s(run: Run, device: Device, steps: Steps) -> float:
+    """Seconds in which the target writes the answers of all temperatures."""
+    config = run.recipe.eval
+    count = steps_of_answers(device, num_answers(run.recipe), config.batch_size, config.max_new_tokens)
+    return count * steps[run.target, config.batch_size]
+
+
+def replay_flops(run: Run) -> int:
+    """FLOPs of target and drafts along all answers."""
+    written = written_answer(run.recipe.eval.max_new_tokens)
+    answers = [(scored_prompt(run) + written, written)] * num_answers(run.recipe)
+    return forward_flops(run.target, answers) + DRAFTS * forward_flops(run.draft, answers)
+
+
+def timing_s(run: Run, steps: Steps) -> float:
+    """Seconds of taking step times: at batch 1, and less often at others, there both in turn and alone."""
+    config = run.recipe.eval
+    first, last = config.lookahead
+    repeats, seldom = config.latency_repeats + WARM_UPS, max(2, config.latency_repeats // 4) + WARM_UPS
+    total_s = repeats * ((2 + last - first) * steps[run.target, 1] + DRAFTS * DRAFT_STEPS * steps[run.draft, 1])
+    for batch in config.latency_batches:
+        one_s = (1 + GRID_LOOKAHEADS) * steps[run.target, batch] + DRAFT_STEPS * steps[run.draft, batch]
+        total_s += 2 * seldom * one_s
+    return total_s
+
+
+def scored_prompt(run: Run) -> int:
+    """Tokens of a prompt; those of tasks are taken to be as long as those of the data."""
+    return min(run.lengths.prompt, run.recipe.eval.max_prompt_len)
+
+
+def num_answers(recipe: Recipe) -> int:
+    """Answers at all temperatures."""
+    return len(recipe.eval.temperature) * scored_prompts(recipe)
+
+
+def scored_prompts(recipe: Recipe) -> int:
+    """Prompts of the scorecard, at most."""
+    tasks = recipe.eval.tasks
+    there = sum(task.num_prompts or inf for task in tasks) if tasks else recipe.data.num_eval_prompts
+    return int(min(recipe.eval.max_prompts, there))

@@ -1,0 +1,67 @@
+"""How long each stage of a recipe takes on a device. Pure; no torch.
+
+Not counted: loading models, cutting the draft, writing files, padding.
+"""
+
+from distill.expected_time.devices import Device
+from distill.expected_time.lengths import written_answer
+from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
+from distill.expected_time.scorecard import scorecard_time
+from distill.expected_time.stage_time import Run, StageTime, unknown
+from distill.expected_time.training import masks_time, trained_drafts, training_time
+from distill.monitoring.flops import forward_flops
+
+UNOPENED = "how many prompts there are is known once `widedraft generate` opens the data set"
+
+
+def stage_times(run: Run, device: Device) -> list[StageTime]:
+    """Every stage that takes long, in the order of a run."""
+    recipe = run.recipe
+    times = [masks_time(run, device)] if recipe.architecture.method == "learned_masks" else []
+    times.append(answers_time(run, device))
+    if recipe.distill.teacher.source == "cache":
+        times.append(cache_time(run, device))
+    times += [training_time(run, device, draft, name) for name, draft in trained_drafts(run)]
+    return [*times, scorecard_time(run, device)]
+
+
+def answers_time(run: Run, device: Device) -> StageTime:
+    """The target's answers to the prompts that need one."""
+    recipe, data, count = run.recipe, run.recipe.data, prompts_answered(run)
+    if count is None:
+        return unknown("answers", UNOPENED)
+    written = run.lengths.answer if data.answers == "written" else written_answer(data.max_new_tokens)
+    bound = "at most " if run.work.at_most else ""
+    words = f"{bound}{count:,} of {written} tokens in batches of {data.batch_size}"
+    context = run.lengths.prompt + data.max_new_tokens // 2
+    step = step_s(device, run.target, recipe.target.dtype, batch=data.batch_size, context=context)
+    reading = training_flops_per_s(device, "live", recipe.distill.precision, run.draft)
+    if step is None or reading is None:
+        return unknown("answers", f"no answers or steps in {recipe.target.dtype} were measured on {device.name}")
+    steps = steps_of_answers(device, count, data.batch_size, data.max_new_tokens)
+    words += f", {steps:,.0f} steps"
+    seconds = steps * step.value
+    seconds += count * forward_flops(run.target, [(run.lengths.prompt, 1)]) / reading.value
+    measured = step.measured and reading.measured
+    return StageTime("answers", seconds, measured, f"{words}; {step.words}; prompts read at the speed of training")
+
+
+def prompts_answered(run: Run) -> int | None:
+    """How many answers the target writes; None where that is not known."""
+    held_out = run.recipe.data.num_eval_prompts
+    if run.recipe.data.answers == "given" or run.recipe.distill.train_on == "text":
+        return held_out
+    return None if run.work.answers is None else run.work.answers + held_out
+
+
+def cache_time(run: Run, device: Device) -> StageTime:
+    """The teacher reads every answer once, held out or not."""
+    rate = training_flops_per_s(device, "live", run.recipe.distill.precision, run.draft)
+    if run.work.answers is None:
+        return unknown("teacher cache", UNOPENED)
+    if rate is None:
+        return unknown("teacher cache", f"nothing was measured on {device.name}")
+    count = run.work.answers + run.recipe.data.num_eval_prompts
+    flops = count * forward_flops(run.target, [(run.lengths.whole, run.lengths.answer)])
+    words = f"{count:,} sequences of {run.lengths.whole:,} tokens read at the speed of training; {rate.words}"
+    return StageTime("teacher cache", flops / rate.value, measured=False, words=words)

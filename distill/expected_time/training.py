@@ -1,0 +1,127 @@
+"""How long a recipe's trainings take: of the draft, of those of earlier stages, of learned masks. Pure; no torch.
+
+FLOPs are counted as distill/monitoring/flops.py counts them while a training runs, so that a measured speed in FLOPs a
+second means the same here. Among several devices a training is divided as if talking to each other took nothing, which
+nobody has measured.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+
+from architectures.shapes import Shape
+from distill.expected_time.devices import Device
+from distill.expected_time.rates import training_flops_per_s
+from distill.expected_time.stage_time import Run, StageTime, unknown
+from distill.memory import learned_tokens, process_counts, trainings
+from distill.monitoring.flops import forward_flops, head_flops, training_flops
+from distill.times import split_time
+
+Sequence = tuple[int, int]  # tokens, and positions that the output head runs at
+
+
+def trained_drafts(run: Run) -> Iterator[tuple[str, Shape]]:
+    """The drafts of the stages before the last, which share its answers, and the draft."""
+    for layers in (run.recipe.architecture.stages or [])[:-1]:
+        yield f"training, {layers} layers", replace(run.source, layers=layers, vocab=run.target.vocab)
+    yield "training", run.draft
+
+
+def training_time(run: Run, device: Device, draft: Shape, name: str) -> StageTime:
+    """Steps and evaluations of one draft."""
+    sequence, source = learned_sequence(run), teacher_source(run)
+    count = trained_sequences(run, sequence[0])
+    config = run.recipe.distill
+    rate = training_flops_per_s(device, source, config.precision, draft, packing=config.packing)
+    if count is None:
+        return unknown(name, "how many answers there are is known once `widedraft generate` opens the data set")
+    if rate is None:
+        return unknown(name, f"no training in {config.precision} was measured on {device.name}")
+    each = training_flops(draft, [sequence], teacher=teacher_flops(run, draft, sequence, source))
+    evaluations = num_evaluations(run, count)
+    flops = count * each + evaluations * evaluation_flops(run, draft)
+    words = (
+        f"{count:,} sequences of {sequence[0]:,} tokens, {each / sequence[0] / 1e9:.3g} GFLOP a token, and "
+        f"{evaluations} evaluations; {rate.words}"
+    )
+    most = most_processes(run, device, "distillation")
+    return StageTime(name, flops / rate.value, rate.measured, words, processes=most)
+
+
+def masks_time(run: Run, device: Device) -> StageTime:
+    """The training of learned masks: all of the target learns, beside its frozen self. Never taken as measured."""
+    masks, text = run.recipe.architecture.masks, run.recipe.text
+    assert text is not None  # a recipe with learned masks has text
+    rate = training_flops_per_s(device, "live" if masks.kl_weight else "none", masks.precision, run.target)
+    if rate is None:
+        return unknown("mask training", f"no training in {masks.precision} was measured on {device.name}")
+    count = int(split_time(masks.max_duration)[0]) * masks.global_train_batch_size
+    sequence = (text.max_seq_len, text.max_seq_len - 1)
+    teacher = forward_flops(run.target, [sequence]) if masks.kl_weight else 0
+    flops = count * training_flops(run.target, [sequence], teacher=teacher)
+    words = f"{count:,} sequences of {text.max_seq_len:,} tokens, gates not counted; {rate.words}"
+    most = most_processes(run, device, "mask training")
+    return StageTime("mask training", flops / rate.value, measured=False, words=words, processes=most)
+
+
+def most_processes(run: Run, device: Device, title: str) -> int:
+    """Devices of one machine that can share a training; those of a processor share its cores."""
+    if device.is_processor:
+        return 1
+    [training] = [each for each in trainings(run.recipe, run.target, run.draft) if each.title == title]
+    return process_counts(training)[-1]
+
+
+def learned_sequence(run: Run) -> Sequence:
+    """A sequence of the draft's training, as long as they are on average."""
+    if run.recipe.distill.train_on == "answers":
+        return run.lengths.whole, run.lengths.answer
+    return learned_tokens(run.recipe)
+
+
+def trained_sequences(run: Run, seq_tokens: int) -> int | None:
+    """Sequences of the whole training, each as often as it is read; None where that is not known."""
+    value, unit = split_time(run.recipe.distill.max_duration)
+    if unit == "ep":
+        return None if run.work.answers is None else int(value * run.work.answers)
+    per_unit = {"ba": run.recipe.distill.global_train_batch_size, "sp": 1, "tok": 1 / seq_tokens}[unit]
+    return max(1, ceil(value * per_unit))
+
+
+def teacher_source(run: Run) -> str:
+    """What the teacher is while the student trains: "live", "cached" or "none"."""
+    config = run.recipe.distill
+    if config.token_selection is None and all(term.name == "cross_entropy" for term in config.terms):
+        return "none"
+    return "live" if config.teacher.source == "live" else "cached"
+
+
+def teacher_flops(run: Run, draft: Shape, sequence: Sequence, source: str) -> int:
+    """FLOPs of what the student is compared with: the teacher, and a reference, taken to be as large as the draft."""
+    reference = 0 if run.recipe.distill.token_selection is None else forward_flops(draft, [sequence])
+    if source == "live":
+        return forward_flops(run.target, [sequence]) + reference
+    of_states = source == "cached" and run.recipe.distill.teacher.contents == "hidden"
+    return reference + (sequence[1] * head_flops(run.target.vocab, run.target.hidden) if of_states else 0)
+
+
+def evaluation_flops(run: Run, draft: Shape) -> int:
+    """FLOPs of one evaluation: both models read every held-out answer."""
+    held_out = [(run.lengths.whole, run.lengths.answer)] * run.recipe.data.num_eval_prompts
+    return forward_flops(run.target, held_out) + forward_flops(draft, held_out)
+
+
+def num_evaluations(run: Run, sequences: int) -> int:
+    """Evaluations: before the first step if wanted, those that come due, and one at the end."""
+    config = run.recipe.distill
+    value, unit = split_time(config.eval_interval)
+    batch, seq_tokens = config.global_train_batch_size, learned_sequence(run)[0]
+    epoch = run.work.answers or sequences
+    per_interval = {
+        "dur": value * sequences,
+        "ep": value * epoch,
+        "ba": value * batch,
+        "sp": value,
+        "tok": value / seq_tokens,
+    }
+    return int(config.eval_first) + max(1, ceil(sequences / per_interval[unit] - 1e-6))

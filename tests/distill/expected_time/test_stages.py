@@ -1,0 +1,244 @@
+"""Times of stages: the FLOPs a training counts of itself over the speed, and what adds to what."""
+
+from dataclasses import replace
+
+import pytest
+
+from architectures.shapes import NAMED_SHAPES
+from distill.data.conversations import Conversation
+from distill.expected_time.devices import Device, Published, find_device
+from distill.expected_time.lengths import Lengths, mean_lengths
+from distill.expected_time.page import spent, spent_together
+from distill.expected_time.stage_time import Run, StageTime, duration, unknown
+from distill.expected_time.stages import stage_times
+from distill.expected_work import Work
+from distill.monitoring.flops import forward_flops, head_flops, training_flops
+from distill.recipe import Recipe
+from eval.tasks.forms import Prompt
+
+TARGET, DRAFT = (NAMED_SHAPES[name].shape for name in ("llama-7b", "wide-796m"))
+SPEED = 1e15
+FAST = Device("GPU", published=Published("GPU", {"amp_bf16": SPEED / 0.3}, 1e9))
+LENGTHS = Lengths(700, 300, "")
+EACH = [(1000, 300)]
+TEXT = {"domains": [{"name": "wiki", "path": "absent.txt"}], "max_seq_len": 1025}
+
+
+def run_of(work: Work | None = None, *, architecture=None, text=None, data=None, **distill) -> Run:
+    recipe = Recipe.model_validate(
+        {
+            "run_name": "demo",
+            "target": {"path": "absent"},
+            "architecture": architecture or {"layers": 5},
+            "data": {"prompts": [{"path": "absent"}], "num_eval_prompts": 10, "max_seq_len": 2048, **(data or {})},
+            "distill": {"eval_interval": "1dur", "eval_first": False, "precision": "amp_bf16", **distill},
+            "text": text,
+        }
+    )
+    return Run(recipe, TARGET, DRAFT, TARGET, work or Work(1010, 1000), LENGTHS)
+
+
+def times(run: Run, device: Device = FAST) -> dict[str, StageTime]:
+    return {time.name: time for time in stage_times(run, device)}
+
+
+def training(run: Run) -> float:
+    found = times(run)["training"].seconds
+    assert found is not None
+    return found
+
+
+EVALUATION = 10 * (forward_flops(TARGET, EACH) + forward_flops(DRAFT, EACH))
+
+
+def test_training_takes_the_flops_that_it_will_count_of_itself():
+    each = training_flops(DRAFT, EACH, teacher=forward_flops(TARGET, EACH))
+    assert training(run_of()) == pytest.approx((1000 * each + EVALUATION) / SPEED)
+
+
+@pytest.mark.parametrize(
+    ("distill", "teacher"),
+    [
+        ({"teacher": {"source": "cache"}}, 300 * head_flops(TARGET.vocab, TARGET.hidden)),
+        ({"teacher": {"source": "cache", "contents": "top_k"}}, 0),
+        ({"loss": "cross_entropy"}, 0),
+        (
+            {"token_selection": {"fraction": 0.4, "reference": "absent"}},
+            forward_flops(TARGET, EACH) + forward_flops(DRAFT, EACH),
+        ),
+        (
+            {"loss": "cross_entropy", "token_selection": {"fraction": 0.4, "reference": "absent"}},
+            forward_flops(TARGET, EACH) + forward_flops(DRAFT, EACH),
+        ),
+    ],
+)
+def test_what_the_teacher_takes(distill, teacher):
+    each = training_flops(DRAFT, EACH, teacher=teacher)
+    assert training(run_of(**distill)) == pytest.approx((1000 * each + EVALUATION) / SPEED)
+
+
+def test_a_cache_is_a_stage_in_which_the_teacher_reads_every_answer():
+    found = times(run_of(teacher={"source": "cache"}))
+    assert list(found) == ["answers", "teacher cache", "training", "scorecard"]
+    assert found["teacher cache"].seconds == pytest.approx(1010 * forward_flops(TARGET, EACH) / SPEED)
+
+
+@pytest.mark.parametrize(
+    ("duration", "sequences"), [("3ep", 3000), ("200ba", 1600), ("500sp", 500), ("2_000_000tok", 2000)]
+)
+def test_each_unit_of_duration(duration, sequences):
+    each = training_flops(DRAFT, EACH, teacher=forward_flops(TARGET, EACH))
+    seconds = training(run_of(max_duration=duration, scheduler={"t_warmup": "0.05dur"}))
+    assert seconds == pytest.approx((sequences * each + EVALUATION) / SPEED)
+
+
+@pytest.mark.parametrize(
+    ("interval", "first", "count"),
+    [("1dur", False, 1), ("0.1dur", True, 11), ("50ba", True, 1 + 3), ("1ep", False, 1), ("300sp", False, 4)],
+)
+def test_evaluations_are_counted(interval, first, count):
+    base = training(run_of()) * SPEED - EVALUATION
+    found = times(run_of(eval_interval=interval, eval_first=first))["training"]
+    assert found.seconds == pytest.approx((base + count * EVALUATION) / SPEED)
+    assert f"and {count} evaluations" in found.words
+
+
+def test_stages_of_cuts_are_trained_one_after_the_other():
+    found = times(run_of(architecture={"stages": [16, 8, 5]}))
+    assert list(found) == ["answers", "training, 16 layers", "training, 8 layers", "training", "scorecard"]
+    sixteen = replace(TARGET, layers=16)
+    each = training_flops(sixteen, EACH, teacher=forward_flops(TARGET, EACH))
+    evaluation = 10 * (forward_flops(TARGET, EACH) + forward_flops(sixteen, EACH))
+    assert found["training, 16 layers"].seconds == pytest.approx((1000 * each + evaluation) / SPEED)
+
+
+def test_masks_train_the_whole_target():
+    masks = {"max_duration": "100ba", "global_train_batch_size": 32}
+    architecture = {"layers": 5, "method": "learned_masks", "masks": masks}
+    found = times(run_of(architecture=architecture, text=TEXT))
+    sequence = [(1025, 1024)]
+    each = training_flops(TARGET, sequence, teacher=forward_flops(TARGET, sequence))
+    assert found["mask training"].seconds == pytest.approx(3200 * each / SPEED)
+    alone = times(run_of(architecture={**architecture, "masks": {**masks, "kl_weight": 0}}, text=TEXT))
+    assert alone["mask training"].seconds == pytest.approx(3200 * training_flops(TARGET, sequence, teacher=0) / SPEED)
+
+
+def test_text_training_reads_whole_sequences_and_answers_held_out_prompts_alone():
+    run = run_of(train_on="text", text=TEXT, max_duration="100ba", scheduler={"t_warmup": "5ba"})
+    each = training_flops(DRAFT, [(1024, 1024)], teacher=forward_flops(TARGET, [(1024, 1024)]))
+    assert training(run) == pytest.approx((800 * each + EVALUATION) / SPEED)
+    assert times(run)["answers"].words.startswith("10 of 300 tokens")
+
+
+def test_answers_are_steps_of_whole_batches_and_the_reading_of_prompts():
+    found = times(run_of(data={"max_new_tokens": 512, "batch_size": 48}))["answers"]
+    steps_s = -(-1010 // 48) * 512 * 32 * 30e-3 / 32
+    assert found.seconds == pytest.approx(steps_s + 1010 * forward_flops(TARGET, [(700, 1)]) / SPEED)
+    assert not found.measured
+
+
+def test_a_scorecard_is_answers_replay_timed_steps_and_live_decoding():
+    """By hand: steps of 30 ms and, of 5 layers, 4.6875 ms; 10 held-out prompts at two temperatures, 115 tokens each."""
+    target_s, draft_s, sequence = 0.03, 0.0046875, [(815, 115)]
+    answers_s = 128 * target_s  # one batch of 32 rows
+    replay_s = 20 * (forward_flops(TARGET, sequence) + 2 * forward_flops(DRAFT, sequence)) / SPEED
+    timing_s = 50 * (9 * target_s + 18 * draft_s) + 3 * 2 * 20 * (5 * target_s + 9 * draft_s)
+    live_s = 2 * 10 * 115 * target_s
+    found = times(run_of())["scorecard"]
+    assert found.seconds == pytest.approx(answers_s + replay_s + timing_s + live_s)
+    assert not found.measured
+
+
+def test_given_answers_are_not_written_but_those_of_held_out_prompts():
+    found = times(run_of(data={"answers": "given", "max_new_tokens": 512}))["answers"]
+    assert found.words.startswith("10 of 300 tokens")
+
+
+def test_a_bound_on_the_rows_is_said_to_be_one():
+    assert times(run_of(Work(1010, 1000, at_most=True)))["answers"].words.startswith("at most 1,010 of 300 tokens")
+
+
+def test_rows_nobody_counted_are_no_time():
+    found = times(run_of(Work(None, None)))
+    assert found["answers"].seconds is None
+    assert found["training"].seconds is None
+    assert found["scorecard"].seconds is not None
+    assert spent_together(list(found.values())).endswith(" without answers and training")
+
+
+def test_an_unknown_precision_is_no_time():
+    found = times(run_of(precision="fp32"))["training"]
+    assert found.seconds is None
+    assert found.words == "no training in fp32 was measured on GPU"
+
+
+def test_training_can_be_divided_among_as_many_devices_as_share_its_batch():
+    assert times(run_of(global_train_batch_size=64))["training"].processes == 8
+    assert times(run_of(global_train_batch_size=6))["training"].processes == 6
+    assert times(run_of())["answers"].processes == 1
+
+
+def test_processes_of_a_processor_share_its_cores(device_file, records):
+    cores = find_device(str(device_file(records["cores"])))
+    assert times(run_of(global_train_batch_size=64), cores)["training"].processes == 1
+
+
+def test_a_divided_training_is_told_beside_the_whole_and_called_unmeasured():
+    assert (
+        spent(StageTime("one", 7200.0, True, "", processes=8)) == "2.0 h (on 8 devices 15.0 min, divided, unmeasured)"
+    )
+    assert spent(StageTime("one", 7200.0, measured=True, words="")) == "2.0 h"
+    assert spent(unknown("one", "nobody knows")) == "unknown"
+
+
+def test_the_sum_is_of_what_is_known():
+    some = [StageTime("one", 60.0, measured=True, words=""), StageTime("two", 80.0, True, "", processes=8)]
+    assert spent_together(some) == "2.3 min (with 8 devices for training 70 s)"
+    assert spent_together([some[0], unknown("two", "nobody knows")]) == "60 s without two"
+    assert spent_together([unknown("two", "nobody knows")]) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.5, "0.5 s"), (45, "45 s"), (420, "7.0 min"), (5940, "99.0 min"), (9000, "2.5 h")]
+)
+def test_durations_for_people(seconds, said):
+    assert duration(seconds) == said
+
+
+def prompt(text: str) -> Prompt:
+    return Prompt("test:1", ({"role": "user", "content": text},))
+
+
+def test_lengths_are_those_of_the_prompts_at_hand():
+    data = run_of(data={"max_new_tokens": 128}).recipe.data
+    found = mean_lengths(data, Work(2, 1), [[prompt("x" * 40), prompt("x" * 80)]])
+    assert (found.prompt, found.answer) == (20 + 15, 115)
+    assert found.words == "answers of 115 tokens (assumed) to prompts of 35 (4 characters a token)"
+
+
+def test_lengths_of_what_check_does_not_open_are_assumed():
+    data = run_of(data={"max_new_tokens": 512}).recipe.data
+    found = mean_lengths(data, Work(2, 1), [None])
+    assert (found.prompt, found.answer, found.whole) == (700, 300, 1000)
+
+
+def test_answers_on_the_disk_are_counted():
+    data = run_of(data={"max_new_tokens": 512}).recipe.data
+    assert mean_lengths(data, Work(11, 10, answer_tokens=1234), [None]).answer == 123
+
+
+def test_given_answers_are_as_long_as_they_are():
+    data = run_of(data={"answers": "given"}).recipe.data
+    messages = ({"role": "user", "content": "x" * 40}, {"role": "assistant", "content": "x" * 400})
+    found = mean_lengths(data, Work(2, 1), [[Conversation("test:1", messages)]])
+    assert (found.prompt, found.answer) == (30, 120)
+
+
+def test_nothing_is_longer_than_the_recipe_allows():
+    data = run_of(data={"max_seq_len": 100, "max_new_tokens": 40}).recipe.data
+    found = mean_lengths(data, Work(2, 1), [None])
+    assert (found.prompt, found.answer) == (64, 36)
+    given = run_of(data={"answers": "given", "max_seq_len": 200, "max_new_tokens": 100}).recipe.data
+    long = ({"role": "user", "content": "x" * 40}, {"role": "assistant", "content": "x" * 4000})
+    found = mean_lengths(given, Work(2, 1), [[Conversation("test:1", long)]])
+    assert (found.prompt, found.answer) == (1, 199)
