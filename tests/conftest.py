@@ -60,14 +60,25 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
     What chooses its device itself, also in processes a test starts, finds a GPU in the second case alone.
     """
-    import torch
-
     if request.param == "cuda":
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device")
-        return "cuda"
+        return require_gpu()
     hide_gpus(monkeypatch)
     return "cpu"
+
+
+@pytest.fixture
+def gpu() -> str:
+    """For what only a GPU has: NCCL, memory that runs out. Tests that ask for it are marked gpu."""
+    return require_gpu()
+
+
+def require_gpu() -> str:
+    """Skips the test where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return "cuda"
 
 
 def hide_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
