@@ -1,11 +1,9 @@
 """Training of masks as a whole: what it leaves, that resuming and ranks change nothing, and what comes after it."""
 
 import os
-import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,40 +40,6 @@ from tests.distill.after_training import (
 
 ROOT = Path(__file__).parents[3]
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # as in test_prune_families
-
-
-@pytest.fixture
-def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Recipe]:
-    """make_masks(name, architecture={...}, **keys of architecture.masks) -> Recipe of a tiny run."""
-    text = tmp_path / "text.txt"
-    generator = random.Random(3)
-    text.write_text("".join(generator.choice("abcdefgh \n") for _ in range(6000)))
-
-    def make(name: str = "run", architecture=None, update_interval: str = "2ba", **masks) -> Recipe:
-        settings = {
-            "max_duration": "6ba",
-            "global_train_batch_size": 4,
-            "device_train_microbatch_size": 4,
-            "precision": "fp32",
-            "save_interval": "1ba",
-        }
-        sizes = {"layers": 2, "intermediate": 64, "heads": 2, "kv_heads": 1, "hidden": 32}
-        return Recipe(
-            run_name=name,
-            run_dir=str(tmp_path / name),
-            target={"path": str(tiny_target), "dtype": "float32"},
-            architecture={"method": "learned_masks", "masks": {**settings, **masks}, **(architecture or sizes)},
-            data={"self_written_prompts": 1},
-            text={
-                "domains": [{"name": "letters", "path": str(text)}],
-                "max_seq_len": 24,
-                "num_eval_sequences": 2,
-                "mixture": {"update_interval": update_interval},
-            },
-            distill={"progress_bar": False},
-        )
-
-    return make
 
 
 def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys):
