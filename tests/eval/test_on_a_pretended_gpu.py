@@ -89,7 +89,7 @@ def test_a_pair_is_verified(small, tmp_path, gpu, sampled):
     assert widedraft.main(["verify", *words, *sampled]) in (
         0,
         1,
-    )  # five tokens of random models prove nothing either way
+    )  # five tokens prove nothing
 
 
 def test_products_are_asked(small, gpu):

@@ -190,7 +190,7 @@ def made(device, monkeypatch):
     monkeypatch.setattr(CompiledSequencer, "compile", watched)
     if device == "cpu":
         monkeypatch.setattr(compiled, "compiled_forward", lambda _model: forward)
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: name)
+        monkeypatch.setattr(compiled.shutil, "which", lambda name: name)
     counters["inductor"].clear()
     yield shapes
     assert shapes
