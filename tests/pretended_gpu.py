@@ -7,7 +7,7 @@ from the processor's generator. It shows no kernels, CUDA graphs, memory or stre
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -56,8 +56,6 @@ class Pretending(TorchFunctionMode):
         if func is torch._has_compatible_shallow_copy_type:  # a module that moves asks whether to keep its parameters
             return all(isinstance(each, OnGpu) for each in args)
         refuse_mixing(func, args, kwargs)
-        if func in PARTS and isinstance(args[0], OnGpu) and torch.is_inference_mode_enabled():
-            return tuple(map(OnGpu, func(args[0].held, *args[1:], **kwargs)))  # torch has no such views of OnGpu there
         if not is_gpu(kwargs.get("device")):
             return func(*args, **kwargs)
         made = func(*args, **{**kwargs, "device": "cpu"})
@@ -138,7 +136,6 @@ ANSWERS = {
     Tensor.tolist: lambda tensor: tensor.held.tolist(),
 }
 CHANGING = ("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__")
-PARTS = (Tensor.split, Tensor.chunk, Tensor.unbind, torch.split, torch.chunk, torch.unbind)
 
 
 @contextmanager
@@ -149,8 +146,14 @@ def pretended_gpu() -> Iterator[torch.device]:
         for name, function in named.items():
             stack.enter_context(patch.object(torch, name, function))
         stack.enter_context(patch.object(torch.cuda, "synchronize", lambda _device=None: None))
+        # torch makes no views of a subclass in inference mode
+        stack.enter_context(patch.object(torch._C, "_InferenceMode", no_gradients))
         stack.enter_context(Pretending())
         yield CUDA
+
+
+def no_gradients(mode: bool) -> Any:
+    return torch.no_grad() if mode else nullcontext()
 
 
 def renamed(function: Any) -> Any:
