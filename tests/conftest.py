@@ -1,7 +1,8 @@
 """Tiny random checkpoints with a real tokenizer: every law is tested on these, in seconds."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -51,6 +52,55 @@ def build_tokenizer() -> Any:
         eos_token="<|im_end|>",
         chat_template=CHAT_TEMPLATE,
     )
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A test runs on the processor, whatever GPUs there are, and with `pytest -m gpu` on a GPU.
+
+    What chooses its device itself, also in processes a test starts, finds a GPU in the second case alone.
+    """
+    if request.param == "cuda":
+        return require_gpu()
+    hide_gpus(monkeypatch)
+    return "cpu"
+
+
+@pytest.fixture
+def gpu() -> str:
+    """For what only a GPU has: NCCL, memory that runs out. Tests that ask for it are marked gpu."""
+    return require_gpu()
+
+
+def require_gpu() -> str:
+    """Skips the test where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return "cuda"
+
+
+def hide_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is seen from now on, here and in processes that are started."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture
+def processor_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """A context in which no GPU is seen: what a GPU did is compared with what the processor does."""
+
+    @contextmanager
+    def hidden() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            hide_gpus(patch)
+            yield
+
+    return hidden
 
 
 @pytest.fixture(scope="session")

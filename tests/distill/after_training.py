@@ -6,10 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from distill.checkpoints import find_checkpoints
 from distill.recipe import Recipe
+
+# Of gradients and losses after one step, between a GPU and the processor or two runs on a GPU.
+DEVICE_RTOL = 1e-4  # float32 products of another library, summed in another order, through a few layers
+BFLOAT16_RTOL = 5e-2  # products of eight bits against float32; on the processor 1e-2
+REPEAT_RTOL = 1e-5  # the same device, whose sums may run in another order; a processor repeats itself bit for bit
 
 
 def last_state(recipe: Recipe, folder: str = "checkpoints") -> dict[str, Any]:
@@ -30,6 +36,19 @@ def metrics(recipe: Recipe, file: str = "metrics.jsonl") -> dict[int, dict[str, 
     return merged
 
 
+def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Euclidean distance over Euclidean norm, all tensors together."""
+    assert one.keys() == other.keys()
+    distance = sum(float((one[name] - other[name]).double().square().sum()) for name in one) ** 0.5
+    return distance / sum(float(one[name].double().square().sum()) for name in one) ** 0.5
+
+
+def mean_gradients(recipe: Recipe, folder: str = "checkpoints") -> dict[str, torch.Tensor]:
+    """Adam's first moments: after one step a tenth of the gradients, sizes and all, which its update would hide."""
+    (optimizer,) = last_state(recipe, folder)["optimizers"].values()
+    return {name: moments["exp_avg"] for name, moments in optimizer["state"].items()}
+
+
 def assert_equal(one: Any, other: Any, name: str = "") -> None:
     assert type(one) is type(other), name
     if isinstance(one, dict):
@@ -40,6 +59,14 @@ def assert_equal(one: Any, other: Any, name: str = "") -> None:
         assert torch.equal(one, other), name
     else:
         assert one == other, name
+
+
+def assert_same_update(one: Recipe, other: Recipe, rtol: float, folder: str = "checkpoints") -> None:
+    """After one step: the same gradients, by the norm of the difference over the norm, and the same loss."""
+    distance = relative_difference(mean_gradients(one, folder), mean_gradients(other, folder))
+    assert distance <= rtol, f"gradients are {distance:.1e} of their norm apart"
+    logs = [metrics(recipe, "masks.jsonl" if "mask" in folder else "metrics.jsonl") for recipe in (one, other)]
+    assert logs[0][0]["loss/train/total"] == pytest.approx(logs[1][0]["loss/train/total"], rel=rtol)
 
 
 class Touch:

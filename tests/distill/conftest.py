@@ -113,6 +113,42 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
 
 
 @pytest.fixture
+def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Any]:
+    """make_masks(name, architecture={...}, **keys of architecture.masks) -> Recipe of a tiny run."""
+    from distill.recipe import Recipe
+
+    text = tmp_path / "text.txt"
+    generator = random.Random(3)
+    text.write_text("".join(generator.choice("abcdefgh \n") for _ in range(6000)))
+
+    def make(name: str = "run", architecture=None, update_interval: str = "2ba", **masks) -> Recipe:
+        settings = {
+            "max_duration": "6ba",
+            "global_train_batch_size": 4,
+            "device_train_microbatch_size": 4,
+            "precision": "fp32",
+            "save_interval": "1ba",
+        }
+        sizes = {"layers": 2, "intermediate": 64, "heads": 2, "kv_heads": 1, "hidden": 32}
+        return Recipe(
+            run_name=name,
+            run_dir=str(tmp_path / name),
+            target={"path": str(tiny_target), "dtype": "float32"},
+            architecture={"method": "learned_masks", "masks": {**settings, **masks}, **(architecture or sizes)},
+            data={"self_written_prompts": 1},
+            text={
+                "domains": [{"name": "letters", "path": str(text)}],
+                "max_seq_len": 24,
+                "num_eval_sequences": 2,
+                "mixture": {"update_interval": update_interval},
+            },
+            distill={"progress_bar": False},
+        )
+
+    return make
+
+
+@pytest.fixture
 def mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """mistakes(text of a recipe, *overrides) -> the lines of the error it raises."""
     from distill.recipe import RecipeError, load_recipe

@@ -131,7 +131,8 @@ def test_two_processes_read_what_one_reads_from_a_cache(make_run, contents):
             assert first[name] == pytest.approx(second[name], rel=1e-5)
 
 
-def test_fsdp2_in_one_process_equals_ddp(make_run):
+def test_fsdp2_in_one_process_equals_ddp(make_run, device):
+    """float32; under gloo on the processor, under NCCL on a GPU."""
     plain, sharded = make_run("plain", max_duration="3ba"), make_run("sharded", parallelism="fsdp2", max_duration="3ba")
     train(plain)
     completed = launch(sharded, 1)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
@@ -17,6 +18,7 @@ from distill.pruning import recipe_plan
 from distill.recipe import Recipe
 from distill.stage_inputs import prune_inputs
 from distill.stages import generate_stage, prune_stage
+from eval.models import load_model
 from eval.tasks.forms import Prompt
 
 FIRST_LAST = {"method": "first_last"}  # looks at no text
@@ -62,6 +64,21 @@ def test_every_scored_method_makes_a_draft(make_recipe, tmp_path, method):
     assert (shape.layers, shape.intermediate, shape.heads, shape.kv_heads, shape.hidden) == (2, 96, 2, 1, 48)
     assert plan["method"] == method
     assert plan["target"]
+
+
+@pytest.mark.parametrize("method", ["block_influence", "greedy", "merge"])
+def test_a_target_shows_where_it_runs_what_it_shows_on_the_processor(make_recipe, device, processor_only, method):
+    """float32: the same layers, heads and channels are kept, and the draft's logits are the processor's within 1e-4."""
+    recipe = make_recipe(layers=2, intermediate=96, heads=2, hidden=48, method=method)
+    expected = recipe.model_copy(update={"run_dir": f"{recipe.run_dir}-expected"})
+    prune_stage(recipe)
+    with processor_only():
+        prune_stage(expected)
+    plans = [(Path(each.run_dir) / "init" / PLAN_NAME).read_text() for each in (recipe, expected)]
+    assert plans[0] == plans[1]
+    ids = torch.arange(3, 40)[None]
+    here, there = (load_model(Path(recipe.run_dir) / "init", dtype="float32", device=each) for each in (device, "cpu"))
+    torch.testing.assert_close(here(ids.to(device)).logits.cpu(), there(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_pure_methods_look_at_no_text(make_recipe, tiny_target, scores_file):

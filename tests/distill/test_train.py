@@ -21,7 +21,14 @@ from distill.stage_inputs import generate_inputs, prune_inputs, training_inputs
 from distill.train import main, read_answers, share_cores, train
 from distill.trainer import build_model, build_optimizer, build_trainer, device_batch_size, microbatch_size
 from eval.traces import read_traces
-from tests.distill.after_training import assert_equal, last_state, metrics, weights
+from tests.distill.after_training import (
+    assert_equal,
+    last_state,
+    mean_gradients,
+    metrics,
+    relative_difference,
+    weights,
+)
 
 UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
 
@@ -48,19 +55,6 @@ def test_same_recipe_same_weights_bit_for_bit(make_run):
     train(other)
     assert_equal(last_state(one)["model"], last_state(other)["model"])
     assert_equal(last_state(one)["optimizers"], last_state(other)["optimizers"])
-
-
-def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Euclidean distance over Euclidean norm, all tensors together."""
-    assert one.keys() == other.keys()
-    distance = sum(float((one[name] - other[name]).double().square().sum()) for name in one) ** 0.5
-    return distance / sum(float(one[name].double().square().sum()) for name in one) ** 0.5
-
-
-def mean_gradients(recipe) -> dict[str, torch.Tensor]:
-    """Adam's first moments: after one step a tenth of the gradients, sizes and all, which its update would hide."""
-    (optimizer,) = last_state(recipe)["optimizers"].values()
-    return {name: moments["exp_avg"] for name, moments in optimizer["state"].items()}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

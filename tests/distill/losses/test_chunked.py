@@ -4,6 +4,7 @@ Shape suffixes: A = tokens, H = hidden width, V = vocabulary entries.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from distill.losses.objective import OF_BOTH, Objective
 H, V, TEACHER_H = 12, 37, 9
 FORWARD_KL = (LossTerm(name="forward_kl"),)
 RTOL = 1e-5  # of the norm, as issue 4 demands: float32 sums in another order
+DEVICE_RTOL = 1e-4  # of the norm: another device's products and transcendental functions
 BFLOAT16_RTOL = 2e-2  # of the norm: each chunk's product is rounded to eight bits before it is added
 
 
@@ -26,14 +28,14 @@ def random(*size, seed=0, scale=1.0):
 class Problem:
     """Fresh leaves with the same values each time, and the loss of a frozen teacher's head over them."""
 
-    def __init__(self, num_tokens, *, bias=False, softcap=None, vocab_size=V, terms=FORWARD_KL):
-        self.hidden = random(num_tokens, H, seed=1).requires_grad_()
-        self.weight = random(V, H, seed=2).requires_grad_()
-        self.bias = random(V, seed=3).requires_grad_() if bias else None
+    def __init__(self, num_tokens, *, bias=False, softcap=None, vocab_size=V, terms=FORWARD_KL, device="cpu"):
+        self.hidden = random(num_tokens, H, seed=1).to(device).requires_grad_()
+        self.weight = random(V, H, seed=2).to(device).requires_grad_()
+        self.bias = random(V, seed=3).to(device).requires_grad_() if bias else None
         self.head = Head(self.weight, self.bias, softcap, vocab_size)
-        self.teacher = Head(random(V, TEACHER_H, seed=4), None, None, vocab_size)
-        self.teacher_hidden = random(num_tokens, TEACHER_H, seed=5)
-        self.token_ids = torch.arange(num_tokens) % vocab_size
+        self.teacher = Head(random(V, TEACHER_H, seed=4).to(device), None, None, vocab_size)
+        self.teacher_hidden = random(num_tokens, TEACHER_H, seed=5).to(device)
+        self.token_ids = torch.arange(num_tokens, device=device) % vocab_size
         self.objective = Objective(tuple(terms), temperature=1.5)
         self.leaves = [leaf for leaf in (self.hidden, self.weight, self.bias) if leaf is not None]
 
@@ -69,9 +71,48 @@ def test_chunks_change_nothing(chunk_tokens, bias, softcap):
 
 
 @pytest.mark.parametrize("name", [*OF_BOTH, "cross_entropy"])
-def test_every_loss_of_a_recipe_works_in_chunks(name):
-    problems = [Problem(11, terms=[LossTerm(name=name)]) for _ in range(2)]
-    assert_same(problems[0].chunked(4), problems[1].plain())
+def test_every_loss_of_a_recipe_works_in_chunks(name, device):
+    """float32, on one device and against the processor."""
+    problems = [Problem(11, terms=[LossTerm(name=name)], bias=True, device=device) for _ in range(2)]
+    found = problems[0].chunked(4)
+    assert_same(found, problems[1].plain())
+    expected = Problem(11, terms=[LossTerm(name=name)], bias=True).plain()
+    assert_same((found[0].cpu(), [gradient.cpu() for gradient in found[1]]), expected, rtol=DEVICE_RTOL)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_chunks_under_autocast_are_near_whole_float32(device, bias):
+    """bfloat16 products, float32 losses: against the processor's float32, by the norm."""
+    problem, expected = Problem(64, bias=bias, device=device), Problem(64, bias=bias).plain()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        loss, gradients = problem.chunked(16)
+    assert {gradient.dtype for gradient in gradients} == {torch.float32}
+    torch.testing.assert_close(loss.cpu(), expected[0], rtol=BFLOAT16_RTOL, atol=0)
+    for one, other in zip(gradients, expected[1], strict=True):
+        assert float((one.cpu() - other).norm()) <= BFLOAT16_RTOL * float(other.norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_take_less_memory_than_whole_logits(gpu, dtype):
+    """2,048 tokens of 32,000 entries: whole float32 logits and their gradient are 0.5 GiB at least, chunks a tenth."""
+    peaks = {}
+    for name in ("plain", "chunked"):
+        weight, hidden, teacher = (
+            torch.randn(size, 64, device=gpu, requires_grad=grad)
+            for size, grad in ((32_000, True), (2_048, True), (32_000, False))
+        )
+        said = Head(teacher.to(dtype), None, None, 32_000)
+        head = Head(weight, None, None, 32_000)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        total = plain_sum if name == "plain" else partial(chunked_sum, chunk_tokens=chunk_size(32_000))
+        with torch.autocast(gpu, dtype=dtype, enabled=dtype != torch.float32):
+            known = hidden.detach().to(dtype)
+            total(hidden, head, lambda some, rows: forward_kl(some, said.logits(known[rows]))).backward()  # noqa: B023
+        peaks[name] = torch.cuda.max_memory_allocated() - before
+    assert peaks["plain"] > 2 * 4 * 2_048 * 32_000
+    assert peaks["chunked"] < peaks["plain"] / 3
 
 
 def test_a_sum_of_losses_works_in_chunks():

@@ -1,11 +1,9 @@
 """Training of masks as a whole: what it leaves, that resuming and ranks change nothing, and what comes after it."""
 
 import os
-import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,44 +25,21 @@ from distill.masks.train import build_mask_model, build_mask_optimizer, in_batch
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.recipe import Recipe, save_recipe
 from distill.train import train
-from tests.distill.after_training import assert_equal, in_a_pickle, last_state, metrics, plant
+from tests.distill.after_training import (
+    DEVICE_RTOL,
+    REPEAT_RTOL,
+    assert_equal,
+    assert_same_update,
+    in_a_pickle,
+    last_state,
+    mean_gradients,
+    metrics,
+    plant,
+    relative_difference,
+)
 
 ROOT = Path(__file__).parents[3]
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # as in test_prune_families
-
-
-@pytest.fixture
-def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Recipe]:
-    """make_masks(name, architecture={...}, **keys of architecture.masks) -> Recipe of a tiny run."""
-    text = tmp_path / "text.txt"
-    generator = random.Random(3)
-    text.write_text("".join(generator.choice("abcdefgh \n") for _ in range(6000)))
-
-    def make(name: str = "run", architecture=None, update_interval: str = "2ba", **masks) -> Recipe:
-        settings = {
-            "max_duration": "6ba",
-            "global_train_batch_size": 4,
-            "device_train_microbatch_size": 4,
-            "precision": "fp32",
-            "save_interval": "1ba",
-        }
-        sizes = {"layers": 2, "intermediate": 64, "heads": 2, "kv_heads": 1, "hidden": 32}
-        return Recipe(
-            run_name=name,
-            run_dir=str(tmp_path / name),
-            target={"path": str(tiny_target), "dtype": "float32"},
-            architecture={"method": "learned_masks", "masks": {**settings, **masks}, **(architecture or sizes)},
-            data={"self_written_prompts": 1},
-            text={
-                "domains": [{"name": "letters", "path": str(text)}],
-                "max_seq_len": 24,
-                "num_eval_sequences": 2,
-                "mixture": {"update_interval": update_interval},
-            },
-            distill={"progress_bar": False},
-        )
-
-    return make
 
 
 def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys):
@@ -282,3 +257,29 @@ def test_a_target_without_rows_for_its_tokens_is_refused_before_training(make_ma
     with pytest.raises(UserError, match=rf"^{target}: vocab_size is 258 but its tokenizer has tokens up to id 258"):
         train(recipe)
     assert not (Path(recipe.run_dir) / "mask_checkpoints").exists()
+
+
+def test_masks_are_trained_as_on_the_processor(make_masks, device, processor_only):
+    """float32, one step; then the plan of six, whose gates may differ by rounding but not in number."""
+    here, expected = (make_masks(name, max_duration="1ba") for name in ("here", "expected"))
+    train(here)
+    with processor_only():
+        train(expected)
+    assert_same_update(here, expected, DEVICE_RTOL, "mask_checkpoints")
+    plans = [
+        PruningPlan.from_json((Path(recipe.run_dir) / "masks" / "plan.json").read_text()) for recipe in (here, expected)
+    ]
+    assert plans[0].draft == plans[1].draft
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_masks_are_resumed_on_the_device(make_masks, stopped, device, size):
+    """bfloat16, by the norm of Adam's first moments after three steps."""
+    settings = {"precision": "amp_bf16", "device_train_microbatch_size": size, "max_duration": "3ba"}
+    straight, resumed = (make_masks(name, **settings) for name in ("straight", "resumed"))
+    train(straight)
+    with stopped(distill.masks.train, "build_mask_loggers", 2):
+        train(resumed)
+    train(resumed)
+    moments = [mean_gradients(recipe, "mask_checkpoints") for recipe in (straight, resumed)]
+    assert relative_difference(*moments) <= (0 if device == "cpu" else REPEAT_RTOL)

@@ -382,3 +382,15 @@ def test_the_tokenizer_is_the_students(make_text_run):
     assert end == EOS
     assert torch.equal(batch["keep"], batch["input_ids"] != end)
     assert (batch["input_ids"] == end).any()
+
+
+def test_text_is_learned_as_on_the_processor(make_text_run, device, processor_only):
+    """float32, seven steps with updates of the mixture."""
+    here, expected = make_text_run("here"), make_text_run("expected")
+    train(here)
+    with processor_only():
+        train(expected)
+    logs = [metrics(recipe) for recipe in (here, expected)]
+    for name in ("loss/train/total", "mixture/a/loss", "mixture/a/weight", "metrics/eval/alpha"):
+        found, wanted = ([record[name] for record in log.values() if name in record] for log in logs)
+        assert found == pytest.approx(wanted, rel=1e-3), name

@@ -22,7 +22,7 @@ def text_chances(model, sampling, first=FIRST):
     ids_NT = torch.cat([torch.tensor([first]).expand(len(texts), -1), texts], dim=1)
     chances = torch.ones(len(texts), dtype=torch.float64)
     with torch.inference_mode():
-        logits_NTV = model(ids_NT, use_cache=False).logits
+        logits_NTV = model(ids_NT.to(model.device), use_cache=False).logits.cpu()
     for step in range(TEXT):
         place = len(first) + step
         seen_NV = torch.zeros(len(texts), SMALL_VOCAB, dtype=torch.bool).scatter(1, ids_NT[:, :place], True)

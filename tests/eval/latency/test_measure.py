@@ -233,11 +233,10 @@ def test_both_ways_time_the_same_steps(target, noisy_draft):
     assert next(ticks) == 4
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_steps_are_timed_on_a_gpu(target_folder, noisy_folder):
-    """bfloat16; only that times are positive and finite."""
-    target, draft = (load_model(folder, dtype="bfloat16", device="cuda") for folder in (target_folder, noisy_folder))
+def test_steps_are_timed_where_the_models_are(target_folder, noisy_folder, device):
+    """bfloat16 on a GPU; only that times are positive and finite."""
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    target, draft = (load_model(folder, dtype=dtype, device=device) for folder in (target_folder, noisy_folder))
     measured = measure_latency(
         target, {"draft": draft}, Setting(CONTEXT), lookaheads=[1, 4], repetitions=range(3), resampling=RESAMPLING
     )
