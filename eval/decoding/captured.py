@@ -82,7 +82,7 @@ class CudaRecorder:
             )
         self.device = device
         self.stream = cast("torch.cuda.Stream", torch.cuda.Stream(device))
-        self.pool = torch.cuda.graph_pool_handle()
+        self.first: torch.cuda.CUDAGraph | None = None  # a pool that no graph uses any longer cannot be used again
 
     def __call__(self, run: Run) -> tuple[Callable[[], None], Tensor]:
         """Run a pass beside the stream of the caller until it is warm, then capture it."""
@@ -92,9 +92,10 @@ class CudaRecorder:
                 for _ in range(WARM_UPS):
                     run()
             torch.cuda.current_stream().wait_stream(self.stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            graph, pool = torch.cuda.CUDAGraph(), None if self.first is None else self.first.pool()
+            with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
                 logits_BTV = run()
+            self.first = self.first or graph
         return graph.replay, logits_BTV
 
 

@@ -71,6 +71,10 @@ class FixedSteps:
         """Raise UserError where a model's steps cannot be made here; asked before anything is measured."""
         self.maker.require(model)
 
+    def forget(self) -> None:
+        """Let go of every cache, and the steps that were made for it, that no sequencer holds."""
+        self.free.clear()
+
     def __call__(
         self,
         model: PreTrainedModel,

@@ -109,6 +109,9 @@ class Calls:
                 calls.done.append((self.name, "waits for", other.name))
 
         class Graph:
+            def pool(self):
+                return "its pool"
+
             def replay(self):
                 calls.done.append((calls.stream, "replays"))
 
@@ -132,7 +135,6 @@ class Calls:
             "Stream": Stream,
             "CUDAGraph": Graph,
             "graph": capture,
-            "graph_pool_handle": lambda: "pool",
             "stream": on,
             "current_stream": lambda: Stream(name=calls.stream),
             "device": device,
@@ -142,7 +144,7 @@ class Calls:
 
 
 def test_passes_are_warm_before_they_are_captured_and_wait_for_their_inputs(monkeypatch):
-    """As torch's manual has it; all on one stream beside the caller's, into one pool."""
+    """As torch's manual has it; all on one stream beside the caller's, into one pool, that of the first."""
     calls = Calls(monkeypatch)
     recorder = CudaRecorder(torch.device("cuda:0"))
     logits = torch.zeros(1)
@@ -155,7 +157,10 @@ def test_passes_are_warm_before_they_are_captured_and_wait_for_their_inputs(monk
     replay()
     assert found is logits
     warm = [("side", "waits for", "caller's"), *[("side", "runs")] * 3, ("caller's", "waits for", "side")]
-    assert calls.done == [*warm, ("side", "captures into", "pool"), ("side", "runs"), ("caller's", "replays")]
+    assert calls.done == [*warm, ("side", "captures into", None), ("side", "runs"), ("caller's", "replays")]
+    calls.done.clear()
+    recorder(run)
+    assert calls.done == [*warm, ("side", "captures into", "its pool"), ("side", "runs")]
 
 
 @pytest.mark.gpu
