@@ -198,7 +198,7 @@ def equal_row(bench: Bench) -> Row:
     """What depth costs by shapes of equal size, all of them timed in turn."""
     cell, sizes = bench.sizes.equal_cell, bench.sizes
     target = bench.models[sizes.target]
-    named = {"shapes of equal size": len(sizes.equal), "how": cell.how, "batch": cell.batch, "context": cell.context}
+    named = {"equal_shapes": len(sizes.equal), "how": cell.how, "batch": cell.batch, "context": cell.context}
     needed = round(len(sizes.equal) * sizes.equal_share * sum(each.nbytes for each in target.parameters()))
     reason = lack(bench, cell, target) or lack_of_memory(bench.setting, needed, "their weights")
     if reason is not None:

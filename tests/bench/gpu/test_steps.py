@@ -1,4 +1,4 @@
-"""Steps by size tiny: every cell has a row or a reason, the floor is the bytes over the bandwidth, failures stay alone."""
+"""Steps by size tiny: every cell has rows or a reason, floors are bytes over bandwidth, failures stay alone."""
 
 import json
 import time
@@ -135,7 +135,7 @@ def test_what_does_not_fit_into_time_or_memory_is_not_begun(setting, monkeypatch
     assert "eager steps at batch 1 and 8 tokens takes about 1 s, and 0 s are left" in [
         row.get("skipped") for row in rows
     ]
-    monkeypatch.setattr("bench.gpu.stage.free_bytes", lambda device: 2**20)
+    monkeypatch.setattr("bench.gpu.stage.free_bytes", lambda device: 1000)
     rows = list(steps.rows(setting))
     assert any("GiB free" in row.get("skipped", "") for row in rows)
 
