@@ -66,11 +66,12 @@ class Bench:
         return Place(repeated(TEXT, cell.context), cell.batch, self.openers[cell.how])
 
     def forget(self) -> None:
-        """Give back the caches of the steps that were timed last."""
+        """Give back the caches of the steps that were timed last; no cycles are looked for, which takes as long."""
         for opener in self.openers.values():
             if isinstance(opener, FixedSteps):
                 opener.forget()
-        free_memory()
+        if self.setting.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def rows(setting: Setting) -> Iterator[Row]:
@@ -89,6 +90,7 @@ def rows(setting: Setting) -> Iterator[Row]:
             if name in bench.models:
                 yield from cell_rows(bench, cell, name)
         yield from summaries(bench, cell)
+        free_memory()
         if cell == sizes.equal_cell and sizes.target in bench.models:
             yield equal_row(bench)
 

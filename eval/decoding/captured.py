@@ -86,12 +86,13 @@ class CudaRecorder:
 
     def __call__(self, run: Run) -> tuple[Callable[[], None], Tensor]:
         """Run a pass beside the stream of the caller until it is warm, then capture it."""
-        with torch.cuda.device(self.device):
-            self.stream.wait_stream(torch.cuda.current_stream())
+        caller = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(caller):  # gone back to even after a capture that failed, where torch would stay
+            self.stream.wait_stream(caller)
             with torch.cuda.stream(self.stream):
                 for _ in range(WARM_UPS):
                     run()
-            torch.cuda.current_stream().wait_stream(self.stream)
+            caller.wait_stream(self.stream)
             graph, pool = torch.cuda.CUDAGraph(), None if self.first is None else self.first.pool()
             with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
                 logits_BTV = run()

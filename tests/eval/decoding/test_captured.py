@@ -118,26 +118,24 @@ class Calls:
         @contextmanager
         def on(stream):
             before, calls.stream = calls.stream, stream.name
-            yield
-            calls.stream = before
+            try:
+                yield
+            finally:
+                calls.stream = before
 
         @contextmanager
         def capture(graph, *, pool, stream, capture_error_mode):
             calls.done.append((stream.name, "captures into", pool))
-            with on(stream):
-                yield
-
-        @contextmanager
-        def device(where):
+            calls.stream = stream.name
             yield
+            calls.stream = "caller's"  # torch, too, stays where it is after an error
 
         parts = {
             "Stream": Stream,
             "CUDAGraph": Graph,
             "graph": capture,
             "stream": on,
-            "current_stream": lambda: Stream(name=calls.stream),
-            "device": device,
+            "current_stream": lambda device: Stream(name=calls.stream),
         }
         for name, part in parts.items():
             monkeypatch.setattr(torch.cuda, name, part)
@@ -161,6 +159,23 @@ def test_passes_are_warm_before_they_are_captured_and_wait_for_their_inputs(monk
     calls.done.clear()
     recorder(run)
     assert calls.done == [*warm, ("side", "captures into", "its pool"), ("side", "runs")]
+
+
+def test_a_capture_that_fails_leaves_the_stream_and_the_next_capture_alone(monkeypatch):
+    calls = Calls(monkeypatch)
+    recorder, passes = CudaRecorder(torch.device("cuda:0")), []
+
+    def run():
+        passes.append(calls.stream)
+        if len(passes) == 4:
+            raise torch.cuda.OutOfMemoryError
+        return torch.zeros(1)
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        recorder(run)
+    assert calls.stream == "caller's"
+    recorder(run)
+    assert [done for done in calls.done if "captures into" in done] == [("side", "captures into", None)] * 2
 
 
 @pytest.mark.gpu
