@@ -27,8 +27,8 @@ class Listed(NamedTuple):
 STAGES = {
     "machine": Listed(20, "peak FLOP/s and memory bandwidth, and the versions of everything", "bench.gpu.machine"),
     "tests": Listed(80, "the tests marked gpu", "bench.gpu.tests_stage"),
-    "steps": Listed(125, "step times of named shapes beside the bandwidth floor", "bench.gpu.steps"),
-    "break_even": Listed(5, "the acceptance from which each shape pays, from the step times", "bench.gpu.break_even"),
+    "steps": Listed(115, "step times of named shapes beside the bandwidth floor", "bench.gpu.steps"),
+    "break_even": Listed(15, "the acceptance from which each shape pays, from the step times", "bench.gpu.break_even"),
     "distillation": Listed(100, "tokens/s and MFU of training: teacher live, cached, none", "bench.gpu.distillation"),
     "loss": Listed(30, "chunked loss beside whole logits and Liger: memory and time", "bench.gpu.losses"),
     "draft": Listed(125, "a draft trained there and then: speed-up beside assisted generation", "bench.gpu.draft"),

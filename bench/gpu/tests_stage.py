@@ -17,7 +17,7 @@ from bench.gpu.stage import Row, Setting, SkippedError
 
 ROOT = Path(__file__).parents[2]
 MODULES = (  # all that have such tests, what is worth most first; a test looks for others
-    "tests/eval/decoding/test_compiled.py",
+    "tests/eval/decoding/test_fixed_steps.py",
     "tests/eval/decoding/test_on_a_device.py",
     "tests/distill/test_on_a_device.py",
     "tests/distill/losses/test_chunked.py",

@@ -30,7 +30,7 @@ def forward(
     whole: bool,
 ) -> Tensor:
     """Logits of tokens at positions of their rows, -1 for filling; `width` slots of the cache are looked at."""
-    cache.write_at(positions_BT.where(positions_BT >= 0, cache.capacity), width=width)
+    cache.write_at(positions_BT.masked_fill(positions_BT < 0, cache.capacity), width=width)
     positions_BT = positions_BT.clamp(min=0)
     output = model(
         input_ids=ids_BT,

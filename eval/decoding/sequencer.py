@@ -4,7 +4,7 @@ Feeding a token at a position forgets whatever stood there and behind it in that
 feeds at an earlier position.
 
     RowSequencer             many rows at once, each with a length of its own (eval/decoding/row_cache.py)
-    CompiledSequencer        the same with compiled steps (eval/decoding/compiled.py)
+    FixedSequencer           the same with compiled or captured steps (eval/decoding/fixed_steps.py)
     TextSequencer            one row, by the cache of transformers: any decoder-only model whose layers see everything
     ForwardSequencer         many rows, by the same: any decoder-only model, but nothing can be taken back
     TranslationSequencer     one row of an encoder-decoder model: the prompt is encoded once
@@ -53,7 +53,7 @@ class Sequencer(Protocol):
 
 
 class Opener(Protocol):
-    """Makes sequencers: `open_sequencer`, or eval.decoding.compiled.CompiledSteps."""
+    """Makes sequencers: `open_sequencer`, or an eval.decoding.fixed_steps.FixedSteps."""
 
     def __call__(
         self,
@@ -75,7 +75,7 @@ def open_sequencer(
     *,
     capacity: int,
     vocab_size: int,
-    feeds: Sequence[Feed] = (),  # noqa: ARG001  # of use where steps are compiled
+    feeds: Sequence[Feed] = (),  # noqa: ARG001  # of use where steps are made beforehand
     goes_back: bool = True,
 ) -> Sequencer:
     """The sequencer for some prompts, none of which has been read yet.
@@ -135,7 +135,7 @@ class RowSequencer:
 
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
         """See Sequencer."""
-        positions_BT = positions_of(spans, ids_BT.shape[1], left=whole).to(ids_BT.device)
+        positions_BT = positions_of(spans, ids_BT.shape[1], left=whole).to(ids_BT.device, non_blocking=True)
         width = max((start + count for start, count in spans if count), default=1)
         if width > self.cache.capacity:
             self.cache.widen(min(self.most, width + width // 8))

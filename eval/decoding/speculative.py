@@ -47,7 +47,7 @@ def speculative_decode(
         seeds: Of the three streams of random numbers.
         row_seeds: One per prompt; its draws depend on this and the seeds alone. `eval.decoding.texts.row_seed` makes
             them. May be left out at temperature 0 only: prompts of two calls that both count from 0 would draw alike.
-        opener: How the models are run: `open_sequencer`, or an eval.decoding.compiled.CompiledSteps.
+        opener: How the models are run: `open_sequencer`, or an eval.decoding.fixed_steps.FixedSteps.
 
     Returns:
         One for each prompt, in their order.

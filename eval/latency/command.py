@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
-from eval.pair.commands import DTYPES, require_plot_name
+from eval.pair.commands import DTYPES, how_asked, require_one_way, require_plot_name
 from eval.rehash import rehash_argument
 from eval.tasks.words import prompts_argument
 
@@ -62,6 +62,7 @@ def latency_arguments(parser: argparse.ArgumentParser) -> None:
         "--target-bits", type=int, choices=(8, 4), help="pack the target's linear layers, as a server may do"
     )
     parser.add_argument("--compile", action="store_true", help="measure compiled steps too: half a minute a shape")
+    parser.add_argument("--capture", action="store_true", help="measure captured steps too: CUDA graphs, on a GPU")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
     parser.add_argument("--num-threads", type=int, default=None, metavar="N", help="of the processor (default: all)")
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of intervals (default: 0.95)")
@@ -114,7 +115,7 @@ def measured(options: argparse.Namespace, models: Mapping[str, "PreTrainedModel"
     for batch, context in product(options.batch, options.context):
         require_room(models, batch=batch, context=context)
     prefill = options.shapes is None  # of shapes a step is asked, and reading takes longer than all of its steps
-    grid = Grid(options.batch, options.context, options.lookahead, options.repeats, options.compile, prefill=prefill)
+    grid = Grid(options.batch, options.context, options.lookahead, options.repeats, how_asked(options), prefill=prefill)
     with torch_threads(options.num_threads):
         return measure_grid(models, text_ids, grid, resampling_of(options))
 
@@ -187,8 +188,10 @@ def require_sensible(options: argparse.Namespace) -> None:
             if value < 1:
                 raise UserError(f"--{name} must be above 0, got {value}.")
     require_sensible_shapes(options)
-    if options.compile and options.target_bits is not None:
-        raise UserError("--compile measures steps of plain weights: leave --target-bits away, or --compile.")
+    require_one_way(options)
+    for name in ("compile", "capture"):
+        if getattr(options, name) and options.target_bits is not None:
+            raise UserError(f"--{name} measures steps of plain weights: leave --target-bits away, or --{name}.")
     if not 0 < options.confidence < 1:
         raise UserError(f"--confidence must be between 0 and 1, got {options.confidence:g}.")
     if options.repeats < least_units(options.confidence):

@@ -1,4 +1,4 @@
-"""Step times on a grid of batches and contexts, by eager and by compiled steps, beside what the machine was doing."""
+"""Step times on a grid of batches and contexts, by eager steps and others, beside what the machine was doing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,10 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.progress import track
 from eval.acceptance import Resampling
-from eval.decoding.compiled import CompiledSteps
+from eval.decoding.fixed_steps import FixedSteps
+from eval.decoding.openers import new_opener
 from eval.decoding.sequencer import Opener, open_sequencer, takes_rows
+from eval.how import How, flags_of
 from eval.latency.floor import step_bytes
 from eval.latency.machine import machine_state, memory_bandwidth
 from eval.latency.measure import Latency, measure_both_ways
@@ -31,7 +33,7 @@ class Grid:
         contexts: Tokens in every row before a step.
         lookaheads: Numbers of draft tokens whose verification is timed.
         repeats: Timed repetitions of every step, in turn with the others and once more by itself.
-        compiled: Whether everything is measured with compiled steps too.
+        made: How steps are run that everything is measured with too; "eager" for no others than the eager ones.
         prefill: Whether the reading of the contexts is timed.
     """
 
@@ -39,12 +41,17 @@ class Grid:
     contexts: Sequence[int]
     lookaheads: Sequence[int]
     repeats: int
-    compiled: bool = False
+    made: How = "eager"
     prefill: bool = True
 
-    def cells(self) -> list[tuple[bool, int, int]]:
-        """Whether compiled, batch and context of each; those with the same steps to compile follow each other."""
-        return list(product([False, True] if self.compiled else [False], self.batches, self.contexts))
+    def cells(self) -> list[tuple[How, int, int]]:
+        """How steps are run, batch and context of each; those with the same steps to make follow each other."""
+        return list(product(self.ways, self.batches, self.contexts))
+
+    @property
+    def ways(self) -> list[How]:
+        """How steps are run."""
+        return ["eager"] if self.made == "eager" else ["eager", self.made]
 
 
 def measure_grid(
@@ -62,18 +69,19 @@ def measure_grid(
         A record of plain values, in milliseconds, bytes and GB/s.
 
     Raises:
-        UserError: If a model reads one text at a time and the grid has larger batches.
+        UserError: If a model reads one text at a time and the grid has larger batches, or no other than eager steps
+            can be made of it here.
     """
     require_rows(models, grid)
+    openers = openers_for(grid, models)
     device, cells = models[TARGET].device, grid.cells()
     bandwidth, before = memory_bandwidth(device), machine_state(device)
     total = grid.repeats * len(cells)
     ticks = track(range(total), description="timing steps", total=total)
-    openers: dict[bool, Opener] = {False: open_sequencer, True: CompiledSteps()}
     rows = []
-    for compiled, batch, context in cells:
-        setting = Setting(repeated(text_ids, context), batch, openers[compiled])
-        rows.append(cell_record(models, setting, grid, ticks, resampling) | {"compiled": compiled})
+    for how, batch, context in cells:
+        setting = Setting(repeated(text_ids, context), batch, openers[how])
+        rows.append(cell_record(models, setting, grid, ticks, resampling) | flags_of(how))
     assert next(ticks, None) is None  # and the bar ends
     return {
         "lookaheads": list(grid.lookaheads),
@@ -81,6 +89,16 @@ def measure_grid(
         "machine": {"before": before, "after": machine_state(device), "threads": torch.get_num_threads()},
         "cells": [row | {"floor": floors(models, row, max(bandwidth.values()))} for row in rows],
     }
+
+
+def openers_for(grid: Grid, models: Mapping[str, PreTrainedModel]) -> dict[How, Opener]:
+    """What runs the models, each asked about every model before anything is measured."""
+    openers: dict[How, Opener] = {how: new_opener(how) for how in grid.ways}
+    for opener in openers.values():
+        if isinstance(opener, FixedSteps):
+            for model in models.values():
+                opener.require(model)
+    return openers
 
 
 def cell_record(

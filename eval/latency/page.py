@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from eval.how import how_of
 from eval.latency.shapes_page import depth_sentences, shapes_table
 from eval.latency.steps import TARGET
 from eval.scorecard.tables import table
@@ -28,7 +29,7 @@ def grid_page(record: Record) -> str:
 
 def cell_part(cell: Record) -> str:
     """The steps of one cell, and a line on each draft."""
-    how = "compiled" if cell["compiled"] else "eager"
+    how = how_of(cell)
     title = f"## Batch {cell['batch']}, {cell['context_tokens']} tokens of context, {how} steps"
     both = zip(cell["together"]["steps"], cell["alone"]["steps"], strict=True)
     rows = [step_cells(step, alone, cell) for step, alone in both]

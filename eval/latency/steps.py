@@ -65,15 +65,24 @@ def decoding_steps(
     lookaheads: Iterable[int],
 ) -> dict[Kind, Step]:
     """A timer for every kind of step but prefill."""
+    steps = target_steps(target, setting, lookaheads)
+    for name, draft in drafts.items():
+        steps |= draft_steps(name, draft, setting)
+    return steps
+
+
+def target_steps(target: PreTrainedModel, setting: Setting, lookaheads: Iterable[int]) -> dict[Kind, Step]:
+    """A timer for one token of the target, and for every verification."""
     verified = sorted({lookahead + 1 for lookahead in lookaheads})
     verifier = hold_context(target, setting, [(1, False), *((tokens, True) for tokens in verified)])
     steps: dict[Kind, Step] = {Kind(TARGET, 1): partial(time_step, verifier, 1, whole=False)}
-    steps |= {Kind(TARGET, tokens): partial(time_step, verifier, tokens, whole=True) for tokens in verified}
-    for name, draft in drafts.items():
-        drafter = hold_context(draft, setting, [(1, False), (2, False)])
-        steps[Kind(name, 1)] = partial(time_chain, drafter)
-        steps[Kind(name, 2)] = partial(time_step, drafter, 2, whole=False)
-    return steps
+    return steps | {Kind(TARGET, tokens): partial(time_step, verifier, tokens, whole=True) for tokens in verified}
+
+
+def draft_steps(name: str, draft: PreTrainedModel, setting: Setting) -> dict[Kind, Step]:
+    """A timer for a draft's step within a chain, and for the one that catches up."""
+    drafter = hold_context(draft, setting, [(1, False), (2, False)])
+    return {Kind(name, 1): partial(time_chain, drafter), Kind(name, 2): partial(time_step, drafter, 2, whole=False)}
 
 
 def prefill_steps(models: Mapping[str, PreTrainedModel], setting: Setting) -> dict[Kind, Step]:

@@ -65,15 +65,22 @@ class Timed(Generic[Kind]):
         return {kind: summarise(values, confidence) for kind, values in self.seconds.items()}
 
 
-def time_together(steps: Mapping[Kind, Step], rng: np.random.Generator, repetitions: Iterable[object]) -> Timed[Kind]:
+def time_together(
+    steps: Mapping[Kind, Step],
+    rng: np.random.Generator,
+    repetitions: Iterable[object],
+    *,
+    most_warm_ups: int = WARM_UP_LIMIT,
+) -> Timed[Kind]:
     """Time steps in turn, as decoding takes them: no model finds its weights warmer than it would there.
 
     Args:
         steps: By kind.
         rng: Draws the order of every repetition.
         repetitions: One item for each that counts.
+        most_warm_ups: Repetitions after which timing starts, stable or not.
     """
-    warm_up_repeats, is_settled = warm_up(lambda: sum(run_once(steps, rng).values()))
+    warm_up_repeats, is_settled = warm_up(lambda: sum(run_once(steps, rng).values()), most=most_warm_ups)
     seconds: dict[Kind, list[float]] = {kind: [] for kind in steps}
     for _ in repetitions:
         for kind, elapsed_s in run_once(steps, rng).items():
@@ -102,10 +109,10 @@ def shuffled(steps: Mapping[Kind, Step], rng: np.random.Generator) -> list[Kind]
     return [kinds[place] for place in rng.permutation(len(kinds))]
 
 
-def warm_up(run: Step) -> tuple[int, bool]:
-    """Run until the time it takes settles; returns how often, and whether it did."""
+def warm_up(run: Step, *, most: int = WARM_UP_LIMIT) -> tuple[int, bool]:
+    """Run until the time it takes settles, so often at most; returns how often, and whether it did."""
     totals_s: list[float] = []
-    while len(totals_s) < WARM_UP_LIMIT:
+    while len(totals_s) < most:
         totals_s.append(run())
         if has_settled(totals_s):
             return len(totals_s), True

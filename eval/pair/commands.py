@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
+from eval.how import How
 from eval.rehash import rehash_argument
 from eval.tasks.words import prompts_argument
 
@@ -26,9 +27,7 @@ def pair_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", required=True, metavar="A", help="folder or hub id of the model to draft for")
     parser.add_argument("--draft", required=True, metavar="B", help="folder or hub id of the draft")
     parser.add_argument("--lookahead", type=int, default=4, metavar="N", help="tokens proposed per round (default: 4)")
-    parser.add_argument(
-        "--compile", action="store_true", help="compile the models' steps first: minutes, then faster steps"
-    )
+    steps_arguments(parser)
     parser.add_argument(
         "--rounds",
         type=Path,
@@ -36,6 +35,16 @@ def pair_arguments(parser: argparse.ArgumentParser) -> None:
         help="write every round decoded with the draft as JSON lines; `widedraft rounds FILE` prints their figures",
     )
     rehash_argument(parser)
+
+
+def steps_arguments(parser: argparse.ArgumentParser) -> None:
+    """--compile or --capture."""
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the models' steps first: minutes, then faster steps"
+    )
+    parser.add_argument(
+        "--capture", action="store_true", help="capture the models' steps in CUDA graphs first: a GPU, no minutes"
+    )
 
 
 def asked_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +71,7 @@ def verify_arguments(parser: argparse.ArgumentParser) -> None:
 def verify(options: argparse.Namespace) -> None:
     """Print every finding; exit code 1 where a law does not hold."""
     require_positive(options, "lookahead", "num_prompts", "max_new_tokens", "temperature", "samples")
+    require_one_way(options)
     require_sensible_rounds(options)
     from eval.decoding.sampling import Sampling
     from eval.pair.opened import open_pair, prompts_of
@@ -110,6 +120,7 @@ def quality(options: argparse.Namespace) -> None:
     """Print how many answers are right alone and with the draft; exit code 1 where the draft changed a text."""
     given = () if options.max_new_tokens is None else ("max_new_tokens",)
     require_positive(options, "lookahead", "num_prompts", "batch_size", *given)
+    require_one_way(options)
     require_sensible_rounds(options)
     require_checks(options)
     from eval.pair.opened import open_pair
@@ -164,6 +175,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
 def compare(options: argparse.Namespace) -> None:
     """Answer prompts from a file, or from the keyboard, with and without the draft."""
     require_positive(options, "lookahead", "max_new_tokens")
+    require_one_way(options)
     require_sensible_rounds(options)
     if options.temperature < 0:
         raise UserError(f"--temperature must be 0 or more, got {options.temperature:g}.")
@@ -199,8 +211,8 @@ def write_rounds(options: argparse.Namespace, pair: "OpenPair", runs: Sequence["
     from eval.rounds.round_trace import write_round_trace
 
     target, draft = pair.identities()
-    device = str(pair.target.device)
-    write_round_trace(path, runs, prompts, target=target, draft=draft, device=device, compiled=options.compile)
+    device, how = str(pair.target.device), how_asked(options)
+    write_round_trace(path, runs, prompts, target=target, draft=draft, device=device, how=how)
     print(f"{path}: {sum(len(text.rounds) for run in runs for text in run.decoded)} rounds")
 
 
@@ -219,14 +231,28 @@ def require_plot_name(path: Path | None) -> None:
 
 
 def opener_of(options: argparse.Namespace) -> "Opener":
-    """How the models are run."""
-    from eval.decoding.compiled import CompiledSteps
-    from eval.decoding.sequencer import open_sequencer
+    """What runs the models."""
+    from eval.decoding.openers import new_opener
 
-    if not options.compile:
-        return open_sequencer
-    print("compiling the models' steps, half a minute or so for each shape ...", file=sys.stderr, flush=True)
-    return CompiledSteps()
+    if options.compile:
+        print("compiling the models' steps, half a minute or so for each shape ...", file=sys.stderr, flush=True)
+    return new_opener(how_asked(options))
+
+
+def how_asked(options: argparse.Namespace) -> How:
+    """How the models are to be run."""
+    if options.compile:
+        return "compiled"
+    return "captured" if options.capture else "eager"
+
+
+def require_one_way(options: argparse.Namespace) -> None:
+    """Raise UserError where steps are to be made in two ways."""
+    if options.compile and options.capture:
+        raise UserError(
+            "--compile and --capture both make the steps beforehand, and each step is run in one way only. Leave out "
+            "--compile for steps that are made in milliseconds, or --capture for faster ones that take minutes to make."
+        )
 
 
 def require_positive(options: argparse.Namespace, *names: str) -> None:

@@ -79,7 +79,7 @@ def compare(
         ids, seed = pair.rendered(prompt), row_seed(place)
         pair.require_room([ids], wanted.limits.max_new_tokens)
         if wanted.opener is not open_sequencer:
-            compile_steps(pair, ids, wanted, seed)
+            make_steps(pair, ids, wanted, seed)
         plain, speculative = runners(pair, ids, wanted, seed)
         console.print(Text(f"> {prompt.messages[-1]['content']}", style="bold"))
         if console.is_terminal:
@@ -108,8 +108,8 @@ def compared_run(wanted: Comparison, decoded: Sequence[Decoded]) -> Run:
     )
 
 
-def compile_steps(pair: OpenPair, ids: Sequence[int], wanted: Comparison, seed: int) -> None:
-    """Decode the first tokens of a prompt unseen, so that no answer's clock counts the compiling."""
+def make_steps(pair: OpenPair, ids: Sequence[int], wanted: Comparison, seed: int) -> None:
+    """Decode the first tokens of a prompt unseen, so that no answer's clock counts the making of steps."""
     for runner in runners(pair, ids, wanted, seed):
         runner.advance()
 

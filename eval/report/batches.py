@@ -36,7 +36,7 @@ def batch_words(one: ScoredDraft, temperature: float, grid: GridFile) -> str:
 
     The machine and the number type are named where they are not the scorecard's.
     """
-    eager = [promise for promise in promises(one, temperature, grid) if not promise.cell.compiled]
+    eager = [promise for promise in promises(one, temperature, grid) if promise.cell.how == "eager"]
     if not eager:
         return ""
     record = one.card.record
@@ -98,7 +98,7 @@ def cells(one: ScoredDraft, temperature: float, promise: Promise) -> tuple[str, 
         one.label,
         str(cell.batch),
         str(cell.context_tokens),
-        "compiled" if cell.compiled else "eager",
+        cell.how,
         f"{temperature:g}",
         str(promise.lookahead),
         f"{promise.speed:.2f}x",

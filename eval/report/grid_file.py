@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter
 
 from architectures.errors import UserError
 from architectures.typed_file import read_typed
+from eval.how import How, how_of
 from eval.latency.steps import TARGET
 from eval.report.cards import Card
 from eval.report.drafts import ScoredDraft, scored_drafts
@@ -52,6 +53,12 @@ class Cell:
     context_tokens: Positive
     compiled: bool
     together: Steps
+    captured: bool = False
+
+    @property
+    def how(self) -> How:
+        """The steps were run."""
+        return how_of({"compiled": self.compiled, "captured": self.captured})
 
     @property
     def medians_ms(self) -> dict[tuple[str, int], float]:

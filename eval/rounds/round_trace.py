@@ -19,6 +19,7 @@ from architectures.reading import read_text
 from architectures.typed_file import parsed
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Decoded, Seeds, Speculation
+from eval.how import How, flags_of
 from eval.shards import write_shard
 
 Schema = Literal["widedraft.rounds/1"]
@@ -122,6 +123,7 @@ class Header:
     compiled: bool
     runs: tuple[RunSettings, ...]
     provenance: dict[str, Any]
+    captured: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def write_round_trace(
     target: ModelIdentity,
     draft: ModelIdentity,
     device: str,
-    compiled: bool = False,
+    how: How = "eager",
 ) -> None:
     """Write every round of some runs, whole or not at all.
 
@@ -158,11 +160,20 @@ def write_round_trace(
         target: The model that decided.
         draft: The model that proposed, unless a run says otherwise.
         device: Where both were.
-        compiled: Whether their steps were, see eval/decoding/compiled.py.
+        how: Their steps were run.
     """
     rounds = [traced_rounds(run, prompts) for run in runs]
     settings = tuple(settings_of(run, len(lines)) for run, lines in zip(runs, rounds, strict=True))
-    header = Header(SCHEMA, target, draft, device, torch.get_num_threads(), compiled, settings, provenance())
+    header = Header(
+        schema=SCHEMA,
+        target=target,
+        draft=draft,
+        device=device,
+        threads=torch.get_num_threads(),
+        runs=settings,
+        provenance=provenance(),
+        **flags_of(how),
+    )
     write_shard(path, [asdict(header), *(asdict(one) for lines in rounds for one in lines)])
 
 

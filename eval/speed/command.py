@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
 from architectures.number_types import dtype_here
-from eval.pair.commands import DTYPES, opener_of, require_plot_name, require_positive
+from eval.how import flags_of
+from eval.pair.commands import (
+    DTYPES,
+    how_asked,
+    opener_of,
+    require_one_way,
+    require_plot_name,
+    require_positive,
+    steps_arguments,
+)
 from eval.rehash import rehash_argument
 from eval.tasks.words import prompts_argument
 
@@ -53,9 +62,7 @@ def speed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of the texts (default: 0)")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of everything (default: 1)")
     parser.add_argument("--assisted", action="store_true", help="measure transformers' assisted generation too")
-    parser.add_argument(
-        "--compile", action="store_true", help="compile the models' steps first: minutes, then faster steps"
-    )
+    steps_arguments(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
     parser.add_argument("--num-threads", type=int, default=None, metavar="N", help="of the processor (default: all)")
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of intervals (default: 0.95)")
@@ -176,7 +183,8 @@ def decode_and_time(
     from eval.speed.ways import ways_to_decode
 
     ways = ways_to_decode(setup, options.lookahead, assisted=options.assisted)
-    warm_up(ways, groups if options.compile else groups[:1])  # each capacity is compiled for before clocks run
+    is_eager = how_asked(options) == "eager"
+    warm_up(ways, groups[:1] if is_eager else groups)  # steps of each capacity are made before clocks run
     turns = list(product(range(options.repeats), range(len(groups))))
     ticks = track(turns, description="decoding by every way", total=len(turns))
     context = repeated(groups[0][0], len(groups[0][0]) + options.max_new_tokens // 2)
@@ -201,7 +209,7 @@ def settings_of(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]
         "batch": options.batch,
         "temperature": options.temperature,
         "repeats": options.repeats,
-        "compiled": options.compile,
+        **flags_of(how_asked(options)),
         "confidence": options.confidence,
         "seed": options.seed,
     }
@@ -210,6 +218,7 @@ def settings_of(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]
 def require_sensible(options: argparse.Namespace) -> None:
     """Raise UserError for numbers nothing can be measured with."""
     counts = ("max_new_tokens", "batch", "repeats")
+    require_one_way(options)
     require_positive(options, *counts, *(["num_prompts"] if options.num_prompts is not None else []))
     for lookahead in options.lookahead:
         if lookahead < 1 or options.lookahead.count(lookahead) > 1:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from eval.how import how_of
 from eval.intervals import least_units
 from eval.scorecard.tables import table
 from eval.scorecard.verdict import decision, too_few_words, with_interval
@@ -34,7 +35,7 @@ def speed_page(record: Record) -> str:
     settings = record["settings"]
     title = (
         f"## Batch {settings['batch']}, temperature {settings['temperature']:g}, {settings['prompts']} prompts, "
-        f"{settings['repeats']} repetitions, {'compiled' if settings['compiled'] else 'eager'} steps"
+        f"{settings['repeats']} repetitions, {how_of(settings)} steps"
     )
     told = [*best_sentences(record), *fastest_sentence(record), error_sentence(record)]
     return "\n\n".join([title, table(COLUMNS, rows), *told])

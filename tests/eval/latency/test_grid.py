@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+from typing import get_args
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch
 import widedraft
 from architectures.errors import UserError
 from eval.acceptance import Resampling
+from eval.decoding import captured, compiled
+from eval.how import How, flags_of, how_of
 from eval.latency.command import latency_arguments, opened
 from eval.latency.floor import byte_ratio, shape_of, step_bytes, weight_bytes_read
 from eval.latency.grid import Grid, measure_grid, repeated, step_record
@@ -19,6 +22,7 @@ from eval.latency.timing import StepTime
 from eval.models import load_model, load_tokenizer
 from eval.tasks.forms import user_turn
 from eval.tasks.rendering import render_prompt
+from tests.eval.decoding.stand_ins import watched_maker
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=50, seed=17)
 TEXT = list(range(3, 23))
@@ -34,7 +38,7 @@ def test_every_cell_has_every_step(record):
     cells = record["cells"]
     assert [(cell["batch"], cell["context_tokens"]) for cell in cells] == [(1, 8), (1, 30), (2, 8), (2, 30)]
     for cell in cells:
-        assert not cell["compiled"]
+        assert how_of(cell) == "eager"
         length = cell["context_tokens"]
         decoding = [("target", 1), ("target", 2), ("target", 4), ("draft", 1), ("draft", 2)]
         prefill = [("target", length, True), ("draft", length, True)]
@@ -81,9 +85,29 @@ def test_a_family_of_unknown_shape_has_no_floor(make_checkpoint, target):
     assert byte_ratio(model, target, context=5) is None
 
 
-def test_compiled_cells_follow_the_eager_ones():
-    grid = Grid(batches=[1, 2], contexts=[8], lookaheads=[1], repeats=2, compiled=True)
-    assert grid.cells() == [(False, 1, 8), (False, 2, 8), (True, 1, 8), (True, 2, 8)]
+@pytest.mark.parametrize("how", ["compiled", "captured"])
+def test_cells_of_other_steps_follow_the_eager_ones(target, noisy_draft, monkeypatch, how):
+    maker = watched_maker(how, monkeypatch)
+    monkeypatch.setattr(
+        *{"compiled": (compiled, "CompiledSteps"), "captured": (captured, "CapturedSteps")}[how], maker.opener
+    )
+    grid = Grid(batches=[1, 2], contexts=[8], lookaheads=[3], repeats=2, made=how)
+    record = measure_grid({"target": target, "draft": noisy_draft}, TEXT, grid, RESAMPLING)
+    cells = [(how_of(cell), cell["batch"], cell["context_tokens"]) for cell in record["cells"]]
+    assert cells == [("eager", 1, 8), ("eager", 2, 8), (how, 1, 8), (how, 2, 8)]
+    assert {(tokens, whole) for _, tokens, whole in maker.fed} == {(1, False), (2, False), (4, True)}
+    assert f"## Batch 2, 8 tokens of context, {how} steps" in grid_page(record)
+
+
+def test_what_cannot_be_captured_is_refused_before_anything_is_measured(target, monkeypatch):
+    monkeypatch.setattr("eval.latency.grid.memory_bandwidth", None)
+    with pytest.raises(UserError, match="--capture needs a GPU"):
+        measure_grid({"target": target}, TEXT, Grid([1], [8], [1], 2, made="captured"), RESAMPLING)
+
+
+def test_files_of_before_captured_steps_are_read():
+    assert [how_of({"compiled": is_compiled}) for is_compiled in (True, False)] == ["compiled", "eager"]
+    assert [how_of(flags_of(how)) for how in get_args(How)] == list(get_args(How))
 
 
 def test_a_model_of_one_text_at_a_time_is_measured_alone(make_checkpoint):
@@ -243,6 +267,7 @@ def test_caches_are_filled_with_the_prompts_that_are_named(target_folder, tmp_pa
         (("--batch", 0), "--batch must be above 0, got 0"),
         (("--context", -1), "--context must be from 0 to 1,000,000, got -1"),
         (("--target-bits", 8, "--compile"), "--compile measures steps of plain weights"),
+        (("--target-bits", 8, "--capture"), "--capture measures steps of plain weights"),
         (("--target-bits", 4, "--shapes"), "--target-bits packs a target beside its drafts"),
         (("--lookahead", 0), "--lookahead must be above 0, got 0"),
         (("--repeats", 5), "--repeats must be at least 6, or no median has an interval at confidence 0.95; got 5"),

@@ -5,14 +5,14 @@ import argparse
 import pytest
 
 import widedraft
-from eval.decoding import compiled
-from eval.decoding.row_step import forward
+from eval.decoding import captured, compiled
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models import load_model
 from eval.pair import commands, opened
 from eval.rounds.round_trace import read_round_trace
 from eval.tasks.rendering import render_prompt
+from tests.eval.decoding.stand_ins import watched_maker
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,7 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
         "temperature": 0.3,
         "samples": 1,
         "compile": None,
+        "capture": None,
     },
     "quality": {
         "target": "NOISY",
@@ -112,6 +113,7 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
         "max-new-tokens": 5,
         "batch-size": 1,
         "compile": None,
+        "capture": None,
     },
     "compare": {
         "target": "NOISY",
@@ -124,6 +126,7 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
         "temperature": 0.3,
         "num-threads": 2,
         "compile": None,
+        "capture": None,
     },
 }
 USUAL = {
@@ -138,7 +141,7 @@ def what_was_decoded(trace):
     rounds = [
         (one.prompt, one.sample, one.start, one.proposed, one.accepted, one.stopped, one.rows) for one in trace.rounds
     ]
-    return rounds, trace.header.target.dtype, trace.header.threads, trace.header.compiled
+    return rounds, trace.header.target.dtype, trace.header.threads, trace.header.compiled, trace.header.captured
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +158,8 @@ def usual(from_the_command_line, questions):
 def test_no_option_is_accepted_and_ignored(
     from_the_command_line, usual, questions, target_folder, noisy_folder, tmp_path, monkeypatch, command, option
 ):
-    monkeypatch.setattr(compiled, "compiled_forward", lambda _model: forward)  # compiling takes minutes
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: name)
+    monkeypatch.setattr(compiled, "CompiledSteps", watched_maker("compiled", monkeypatch).opener)  # it takes minutes
+    monkeypatch.setattr(captured, "CapturedSteps", watched_maker("captured", monkeypatch).opener)  # it takes a GPU
     (tmp_path / "other.jsonl").write_text('{"prompt": "another question"}\n')
     (tmp_path / "exam.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n')
     values = {

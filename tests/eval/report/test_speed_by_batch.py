@@ -93,16 +93,21 @@ def test_at_batch_1_and_with_its_own_times_it_is_the_scorecard_s_forecast(drafts
 
 
 def test_the_table_has_every_cell(drafts, write_grid, page_with):
-    cells = [cell(1, 50, 11.0), cell(4, 50, 20.0), cell(4, 50, 15.0, compiled=True)]
+    cells = [
+        cell(1, 50, 11.0),
+        cell(4, 50, 20.0),
+        cell(4, 50, 15.0, compiled=True),
+        cell(4, 50, 15.0) | {"captured": True},
+    ]
     page = page_with(write_grid(cells, other_machine))
     rows = page.cells(CAPTION)
     assert [(row["batch"], row["context"], row["steps"], row["temperature"]) for row in rows] == [
         (batch, "50", steps, temperature)
         for temperature in "01"
-        for batch, steps in (("1", "eager"), ("4", "eager"), ("4", "compiled"))
+        for batch, steps in (("1", "eager"), ("4", "eager"), ("4", "compiled"), ("4", "captured"))
     ]
     entries = {entry["lookahead"]: entry for entry in drafts[0].row(0.0)["lookahead"]}
-    for row, batch, verify_ms in zip(rows, (1, 4, 4), (11.0, 20.0, 15.0), strict=False):
+    for row, batch, verify_ms in zip(rows, (1, 4, 4, 4), (11.0, 20.0, 15.0, 15.0), strict=False):
         speeds = {}
         for lookahead, checked_ms in ((1, verify_ms), (3, verify_ms + 1)):
             catch_up_ms = any_full_rate(entries[lookahead], batch) * (2.0 - 1.0)

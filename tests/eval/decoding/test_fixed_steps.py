@@ -1,0 +1,251 @@
+"""Compiled and captured steps say what plain ones say, take the shapes they were made for, and share nothing in use."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+from torch._dynamo.utils import counters
+
+from architectures.errors import UserError
+from eval.decoding import captured, compiled
+from eval.decoding.sampling import Sampling
+from eval.decoding.sequencer import BY_ROWS, RowSequencer
+from eval.decoding.speculative import decode_steps, plain_decode, speculative_decode
+from eval.decoding.texts import Limits, Seeds, Speculation
+from eval.decoding.wanted import Wanted
+from eval.models import load_model
+from eval.pair.compare import Comparison, compare
+from eval.pair.opened import open_pair
+from eval.pair.race import race
+from eval.rounds.round_trace import read_round_trace
+from eval.tasks.forms import Prompt, user_turn
+from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
+from tests.eval.decoding.stand_ins import Watched, watched_maker
+from widedraft import main
+
+
+@pytest.fixture(params=["captured", "compiled"])
+def kind(request):
+    """Of steps."""
+    return request.param
+
+
+@pytest.fixture
+def maker(kind, monkeypatch):
+    """`.opener()` makes an opener of such steps; `.made` are the shapes that were made, `.fed` those that were fed."""
+    return watched_maker(kind, monkeypatch)
+
+
+@pytest.mark.parametrize("lookahead", [1, 4, 9])
+def test_a_batch_is_fed_the_shapes_it_was_opened_for(target, noisy_draft, prompts, maker, lookahead):
+    opener = maker.opener()
+    law_greedy_text_is_the_targets(target, noisy_draft, prompts, Limits(17, frozenset({2})), lookahead, opener)
+    rows = len(prompts)
+    assert set(maker.made) == {(rows, 1, False), (rows, 2, False), (rows, lookahead + 1, True)}
+    assert set(maker.made) - set(maker.fed) == ({(rows, 2, False)} if lookahead == 9 else set())  # never kept all nine
+
+
+def test_fewer_tokens_than_a_step_takes_are_filled_up(target, prompts, maker):
+    """On the left where the logits after the last token are asked for, on the right where all are."""
+    text = torch.tensor(prompts[3][:9])
+    with torch.inference_mode():
+        expected_TV = target(text[None], use_cache=False).logits[0]
+        feeds = [(4, False), (4, True)]
+        sequencer = maker.opener()(target, [prompts[3]], capacity=20, vocab_size=264, feeds=feeds)
+        last_1V = sequencer.feed(text[None, :3], [(0, 3)], whole=False)[0]
+        all_TV = sequencer.feed(text[None, 3:5], [(3, 2)], whole=True)[0]
+    torch.testing.assert_close(last_1V, expected_TV[2:3], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(all_TV, expected_TV[3:5], rtol=1e-4, atol=1e-4)
+    assert {shape[1] for shape in maker.fed} == {4}
+
+
+def test_an_adaptive_lookahead_has_two_widths(target, noisy_draft, prompts, maker):
+    speculation = Speculation(3, adaptive=True)
+    wanted = {"limits": Limits(30), "speculation": speculation}
+    decoded = speculative_decode(target, noisy_draft, prompts[:2], **wanted, opener=maker.opener())
+    assert [one.token_ids for one in decoded] == [
+        one.token_ids for one in speculative_decode(target, noisy_draft, prompts[:2], **wanted)
+    ]
+    assert {tokens for _, tokens, whole in maker.fed if whole} == {4, 17}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.3, top_p=0.9, repetition_penalty=1.3)])
+def test_rows_of_a_batch_do_not_feel_each_other(target, noisy_draft, prompts, maker, sampling):
+    law_rows_do_not_feel_each_other(target, noisy_draft, prompts, sampling, opener=maker.opener())
+    assert maker.fed
+
+
+@pytest.mark.parametrize("kind", ["compiled", "traced"], indirect=True)
+@pytest.mark.parametrize("family", sorted(BY_ROWS))
+def test_every_family_and_windows_far_shorter_than_the_cache(make_checkpoint, prompts, maker, family):
+    window = {} if family in {"llama", "gpt_neox", "gpt2"} else {"sliding_window": 6}
+    kinds = {"use_sliding_window": True, "max_window_layers": 2} if family in {"qwen2", "qwen3"} else {}
+    folder = make_checkpoint(seed=4, model_type=family, **window, **kinds)
+    model = load_model(folder, dtype="float32", device="cpu")
+    law_greedy_text_is_the_targets(model, model, prompts, Limits(12), opener=maker.opener())
+    assert maker.fed
+
+
+def test_texts_decoded_in_turns_have_caches_of_their_own(target, prompts, maker):
+    """And a text that is done leaves its cache to the next."""
+    opener, limits = maker.opener(), Limits(10)
+    alone = [plain_decode(target, [prompt], limits=limits)[0] for prompt in prompts[2:4]]
+    runs = [decode_steps([target], Wanted([prompt], limits, Sampling()), opener=opener) for prompt in prompts[2:4]]
+    steps = list(zip(*runs, strict=True))
+    for (_, decoded), own in zip(steps[-1], alone, strict=True):
+        assert decoded.token_ids == own.token_ids
+    del runs
+    [caches] = opener.free.values()
+    assert len(caches) == 2
+    plain_decode(target, prompts[2:3], limits=limits, opener=opener)
+    assert len(caches) == 2
+    assert maker.fed
+
+
+def test_a_step_is_made_once_and_before_the_clock_starts(target, prompts, maker):
+    opener = maker.opener()
+    for _ in range(2):
+        plain_decode(target, prompts[:1], limits=Limits(5), opener=opener)
+    assert maker.made == [(1, 1, False)]
+    assert maker.fed == [(1, 1, False)] * (5 + 5)
+
+
+def test_logits_that_were_handed_out_stay_what_they_were(target, maker):
+    """The next step of the model may write where a step put its own."""
+    with torch.inference_mode():
+        sequencer = maker.opener()(target, [[5]], capacity=9, vocab_size=264, feeds=[(1, False), (2, True)])
+        first = sequencer.feed(torch.tensor([[5]]), [(0, 1)], whole=False)
+        kept = first.clone()
+        sequencer.feed(torch.tensor([[7, 8]]), [(1, 2)], whole=True)
+    assert torch.equal(first, kept)
+
+
+def test_a_family_that_takes_one_row_is_refused(make_checkpoint, prompts, maker, kind):
+    folder = make_checkpoint(seed=4, model_type="opt", ffn_dim=128, word_embed_proj_dim=64)
+    model = load_model(folder, dtype="float32", device="cpu")
+    message = rf"steps of a model of type opt are not {kind} here\. Leave out --{kind[:-1]}\."
+    with pytest.raises(UserError, match=message):
+        plain_decode(model, prompts[:1], limits=Limits(2), opener=maker.opener())
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_a_rotary_embedding_that_looks_at_positions_is_refused(make_checkpoint, prompts, maker, kind, scaling):
+    """transformers reads the largest position back from the device at every step."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8} if scaling == "longrope" else {"factor": 2.0}
+    rope = {"rope_type": scaling, "rope_theta": 10000.0, "original_max_position_embeddings": 64, **factors}
+    folder = make_checkpoint(seed=4, rope_parameters=rope)
+    model = load_model(folder, dtype="float32", device="cpu")
+    with pytest.raises(UserError, match=rf"rotary embedding \({scaling}\) is chosen anew .* Leave out --{kind[:-1]}\."):
+        plain_decode(model, prompts[:1], limits=Limits(2), opener=maker.opener())
+
+
+@pytest.fixture
+def pair_words(target_folder, noisy_folder, tmp_path):
+    """Words that name two models and a prompt."""
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"prompt": "why"}\n', encoding="utf-8")
+    return ["--target", str(target_folder), "--draft", str(noisy_folder), "--prompts", str(questions)]
+
+
+@pytest.fixture
+def by_flag(maker, kind, monkeypatch):
+    """The flag of a kind of steps, whose opener is the watched one."""
+    module, name = {"compiled": (compiled, "CompiledSteps"), "captured": (captured, "CapturedSteps")}[kind]
+    monkeypatch.setattr(module, name, maker.opener)
+    return f"--{kind[:-1]}"
+
+
+@pytest.mark.parametrize("command", ["verify", "compare", "quality"])
+def test_commands_make_steps_where_they_are_told_to(
+    command, pair_words, maker, kind, by_flag, tmp_path, capsys, monkeypatch
+):
+    asked = ["--check", "multiplication", "--num-prompts", "2"] if command == "quality" else pair_words[4:]
+    words = [command, *pair_words[:4], *asked, "--max-new-tokens", "8", "--lookahead", "2", "--dtype", "float32"]
+    assert main(words) == 0
+    assert maker.fed == []
+    assert "compiling" not in capsys.readouterr().err
+    monkeypatch.delattr(RowSequencer, "feed")
+    rounds = tmp_path / "rounds.jsonl"
+    assert main([*words, by_flag, "--rounds", str(rounds)]) == 0
+    assert {(1, False), (2, False), (3, True)} == {shape[1:] for shape in maker.fed}
+    assert ("compiling the models' steps" in capsys.readouterr().err) == (kind == "compiled")
+    header = read_round_trace(rounds).header
+    assert (header.compiled, header.captured) == (kind == "compiled", kind == "captured")
+
+
+@pytest.mark.parametrize("command", ["verify", "compare", "quality", "speed", "latency"])
+def test_steps_are_made_in_one_way(command, pair_words, capsys):
+    words = pair_words[:4] + (["--check", "multiplication"] if command == "quality" else [])
+    assert main([command, *words, "--compile", "--capture"]) == 2
+    assert "Leave out --compile for steps that are made in milliseconds, or --capture" in capsys.readouterr().err
+
+
+def test_the_clocks_of_an_answer_do_not_count_the_making(target_folder, noisy_folder, maker, monkeypatch):
+    """Every shape was met by every cache before the race begins."""
+    raced = []
+
+    def watched(*runners):
+        raced.append(len(maker.made))
+        yield from race(*runners)
+        raced.append(len(maker.made))
+
+    monkeypatch.setattr("eval.pair.compare.race", watched)
+    pair = open_pair(str(target_folder), str(noisy_folder), dtype="float32")
+    wanted = Comparison(Limits(8), Speculation(2), Sampling(), Seeds(), maker.opener())
+    compare(pair, [Prompt("p.jsonl:1", (user_turn("why"),))], wanted, Console(file=io.StringIO()))
+    made = sorted(feed for _, *feed in maker.made)
+    assert made == [[1, False], [1, False], [2, False], [3, True]]  # of the target alone, and of both
+    assert raced == [4, 4]
+    assert maker.fed
+
+
+@pytest.fixture
+def maker_there(kind, device, monkeypatch):
+    """The real maker on a GPU, where no step may be left eager; a stand-in on the processor."""
+    if device == "cpu":
+        yield watched_maker(kind, monkeypatch)
+        return
+    counters["inductor"].clear()
+    yield Watched(compiled.Compiler() if kind == "compiled" else captured.Capturer(captured.CudaRecorder))
+    assert counters["inductor"]["cudagraph_skips"] == 0, "steps were compiled, and not captured"
+
+
+@pytest.fixture
+def pair_there(target_folder, noisy_folder, device):
+    return [load_model(folder, dtype="float32", device=device) for folder in (target_folder, noisy_folder)]
+
+
+@pytest.mark.timeout(900)  # of compiled steps, nearly all of which the compiler takes
+def test_steps_on_a_device_say_what_plain_ones_say(pair_there, target, prompts, maker_there):
+    """float32; 1e-4, products in another order. Each step is taken three times: made, captured and replayed."""
+    text, model = torch.tensor(prompts[3][:9]), pair_there[0]
+    with torch.inference_mode():
+        expected_TV = target(text[None], use_cache=False).logits[0]
+        sequencer = maker_there.opener()(
+            model, [prompts[3]], capacity=20, vocab_size=264, feeds=[(1, False), (4, True)]
+        )
+        ids_1T = text[None].to(model.device)
+        for start in (0, 1, 2):
+            last_1V = sequencer.feed(ids_1T[:, start : start + 1], [(start, 1)], whole=False)[0]
+            torch.testing.assert_close(last_1V.cpu(), expected_TV[start : start + 1], rtol=1e-4, atol=1e-4)
+        for _ in range(3):
+            all_TV = sequencer.feed(ids_1T[:, 3:7], [(3, 4)], whole=True)[0]
+            torch.testing.assert_close(all_TV.cpu(), expected_TV[3:7], rtol=1e-4, atol=1e-4)
+    assert sorted(maker_there.made) == [(1, 1, False), (1, 4, True)]
+
+
+@pytest.mark.timeout(900)
+def test_steps_on_a_device_write_the_targets_texts(pair_there, prompts, maker_there):
+    """float32, token for token; a batch that shrinks, and one after it that takes the same steps."""
+    opener = maker_there.opener()
+    for some in (prompts[:3], prompts[1:4]):
+        law_greedy_text_is_the_targets(*pair_there, some, Limits(14, frozenset({2})), opener=opener)
+    assert maker_there.fed
+
+
+@pytest.mark.timeout(900)
+def test_sampled_rows_on_a_device_do_not_feel_each_other(pair_there, prompts, maker_there):
+    """float32, token for token."""
+    law_rows_do_not_feel_each_other(*pair_there, prompts[:2], Sampling(0.8), opener=maker_there.opener())
+    assert maker_there.fed
