@@ -5,7 +5,6 @@ prompts are of random tokens, since time does not depend on which they are. What
 the reading of the prompts included; a step is what remains of the time without it.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.shapes import Shape
+from bench.gpu.memory import free_memory
 from bench.gpu.models import LLAMA_7B, random_model
 from bench.gpu.stage import Row, Setting, Size, SkippedError, lack_of_memory, lack_of_time, number_type
 from eval.clock import clock_s
@@ -242,10 +242,3 @@ def lack_of_cache(cell: Cell, model: PreTrainedModel, setting: Setting) -> str |
     widest = 4 * cell.batch * cell.prompt_tokens * (shape.intermediate + 4 * shape.hidden) * model.dtype.itemsize
     scores = 4 * cell.batch * cell.prompt_tokens**2
     return lack_of_memory(setting, caches + widest + scores, f"{cell.model} at batch {cell.batch}")
-
-
-def free_memory() -> None:
-    """Give back what the last cell held."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
