@@ -1,14 +1,16 @@
 """Answers a second: our decoder, as `widedraft generate` runs it, beside transformers' `generate`, in turns.
 
-Both read the same prompts of one length and write the same number of tokens, greedily; nothing ends a text early. The
-prompts are of random tokens, since time does not depend on which they are. What is written down is what was measured,
-the reading of the prompts included; a step is what remains of the time without it.
+Both read the same prompts and write the same number of tokens, greedily; nothing ends a text early. The prompts are of
+random tokens, since time does not depend on which they are, and of lengths that differ by up to an eighth, as those do
+that are sorted by length and answered together; transformers reads them filled on the left. What is written down is
+what was measured, the reading of the prompts included; a step is what remains of the time without it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -36,7 +38,7 @@ class Cell:
     Attributes:
         model: A name of MODELS, or TARGET.
         batch: Prompts answered together.
-        prompt_tokens: Of each.
+        prompt_tokens: Of the longest prompt.
         new_tokens: Of each answer.
         seconds: About what it takes, of both ways and all repetitions; of a cell that is begun.
     """
@@ -142,7 +144,8 @@ def named(cell: Cell) -> Row:
 def figures(cell: Cell, model: PreTrainedModel, taken: Sequence[Taken], bytes_per_s: float) -> Row:
     """What was measured of one way, medians over the repetitions; and the least a step can take beside its own time."""
     whole_s, step_s = median(one.whole_s for one in taken), median(one.step_s for one in taken)
-    read = step_bytes(model, batch=cell.batch, context=cell.prompt_tokens + cell.new_tokens // 2)
+    context = sum(lengths_of(cell)) // cell.batch + cell.new_tokens // 2
+    read = step_bytes(model, batch=cell.batch, context=context)
     floor_s = None if read is None else read / bytes_per_s
     return {
         "tokens_per_s": cell.batch * cell.new_tokens / whole_s,
@@ -172,11 +175,17 @@ def measured(cell: Cell, model: PreTrainedModel, repeats: int) -> dict[str, list
     return found
 
 
+def lengths_of(cell: Cell) -> list[int]:
+    """Tokens of every prompt, from seven eighths of the longest on."""
+    spread = cell.prompt_tokens // 8
+    return [cell.prompt_tokens - spread * row // cell.batch for row in reversed(range(cell.batch))]
+
+
 def random_prompts(cell: Cell, model: PreTrainedModel) -> list[list[int]]:
-    """Prompts of one length, the same in every call."""
+    """Prompts of these lengths, the same in every call, without the id that fills."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     generator = torch.Generator().manual_seed(17)
-    return torch.randint(vocab_size, (cell.batch, cell.prompt_tokens), generator=generator).tolist()
+    return [torch.randint(1, vocab_size, (length,), generator=generator).tolist() for length in lengths_of(cell)]
 
 
 def ours(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> Taken:
@@ -199,15 +208,15 @@ def timed_generate(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> tuple[float, list[list[int]]]:
     """Seconds of `generate`, the making of its input included as in ours, and what it wrote."""
-    config = model.generation_config
+    config, width = model.generation_config, max(map(len, prompts))
     assert config is not None
     config.eos_token_id = None  # nothing ends a text
+    generate: Any = model.generate  # pyright takes it for a tensor
     start_s = clock_s(model.device)
-    ids_BT = torch.tensor(prompts, device=model.device)
-    output_BT = model.generate(
-        ids_BT, attention_mask=torch.ones_like(ids_BT), do_sample=False, max_new_tokens=new_tokens, pad_token_id=0
-    )
-    ids = output_BT[:, ids_BT.shape[1] :].tolist()
+    ids_BT = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
+    mask_BT = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
+    output_BT = generate(ids_BT, attention_mask=mask_BT, do_sample=False, max_new_tokens=new_tokens, pad_token_id=0)
+    ids = output_BT[:, width:].tolist()
     return clock_s(model.device) - start_s, ids
 
 

@@ -36,7 +36,6 @@ Steps = Literal["eager", "compiled"]
 NAME = "draft"  # what the draft is called among the ways
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 AROUND = 1.5  # times the seconds of its turns a cell takes, with the warm-up and the steps that are timed between them
-STEP_REPEATS = 30  # of every step at least, shared out between the turns
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,14 @@ class Sizes:
         cells: In order of worth.
         max_new_tokens: Of a text.
         most_groups: That take a turn in a cell, where its seconds allow.
+        step_repeats: Of every step at least, shared out between those turns.
     """
 
     training: Training
     cells: Sequence[Cell]
     max_new_tokens: int
     most_groups: int
+    step_repeats: int
 
 
 # Four layers: where launches are what a step takes, one of L of 30 layers takes about (L + 1) / 31 of the target's, so
@@ -112,6 +113,7 @@ SIZES: dict[Size, Sizes] = {
         ),
         max_new_tokens=64,
         most_groups=12,
+        step_repeats=36,
     ),
     "laptop": Sizes(
         Training(
@@ -130,6 +132,7 @@ SIZES: dict[Size, Sizes] = {
         (Cell("eager", 1, 0.0, (1, 2), (1,), 30), Cell("eager", 8, 0.0, (1,), (), 15)),
         max_new_tokens=16,
         most_groups=6,
+        step_repeats=6,
     ),
     "tiny": Sizes(
         Training(
@@ -148,6 +151,7 @@ SIZES: dict[Size, Sizes] = {
         (Cell("eager", 1, 0.0, (1, 2), (2,), 2), Cell("eager", 2, 1.0, (1,), (), 2)),
         max_new_tokens=6,
         most_groups=6,
+        step_repeats=6,
     ),
 }
 
@@ -206,7 +210,7 @@ def rows_of(cell: Cell, pair: OpenPair, prompts: Prompts, setting: Setting, size
     if problem is not None:
         yield cell.name | {"skipped": problem}
         return
-    times, latency = decode_and_time(cell, setup_of(cell, pair, sizes), groups)
+    times, latency = decode_and_time(cell, setup_of(cell, pair, sizes), groups, sizes.step_repeats)
     record = speed_record_of_all(times, latency, RESAMPLING)
     for way in record["ways"]:
         yield (
@@ -266,7 +270,7 @@ def ways_of(cell: Cell, setup: Setup) -> dict[Way, Run]:
     return {way: run for way, run in every.items() if way in wanted}
 
 
-def decode_and_time(cell: Cell, setup: Setup, groups: Sequence[Prompts]) -> tuple[Times, Latency]:
+def decode_and_time(cell: Cell, setup: Setup, groups: Sequence[Prompts], step_repeats: int) -> tuple[Times, Latency]:
     """What every way took, and steps timed between the turns, as `widedraft speed` has them."""
     ways = ways_of(cell, setup)
     times: Times = {}
@@ -279,7 +283,7 @@ def decode_and_time(cell: Cell, setup: Setup, groups: Sequence[Prompts]) -> tupl
         setup.drafts,
         StepSetting(context, cell.batch, setup.opener),
         lookaheads=cell.lookaheads,
-        repetitions=(pause for pause in pauses for _ in range(-(-STEP_REPEATS // len(groups)))),
+        repetitions=(pause for pause in pauses for _ in range(-(-step_repeats // len(groups)))),
         resampling=RESAMPLING,
     )
     return times, latency

@@ -8,10 +8,10 @@ import torch
 
 from architectures.shapes import Shape
 from bench.gpu import answers
-from bench.gpu.answers import SIZES, TARGET, Cell, Sizes, measured, rows
+from bench.gpu.answers import SIZES, TARGET, Cell, Sizes, Taken, lengths_of, measured, random_prompts, rows
 from bench.gpu.models import random_model
 from bench.gpu.stage import Setting
-from eval.latency.floor import shape_of
+from eval.latency.floor import shape_of, step_bytes
 from eval.models import load_model
 
 SHAPE = Shape(layers=2, hidden=64, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=264)
@@ -45,10 +45,21 @@ def test_both_ways_write_the_same_and_as_many(tiny_target):
     stop = model.generation_config
     assert stop is not None
     stop.eos_token_id = list(range(264))  # any token would end a text
-    found = measured(Cell(TARGET, 3, 12, 6, 1), model, repeats=1)
+    found = measured(Cell(TARGET, 3, 24, 6, 1), model, repeats=1)
     [ours], [theirs] = found["ours"], found["transformers"]
     assert [list(row) for row in ours.token_ids] == theirs.token_ids
     assert [len(row) for row in theirs.token_ids] == [6, 6, 6]
+
+
+def test_prompts_are_of_several_lengths_and_the_floor_is_of_their_mean(tiny_target):
+    cell = Cell(TARGET, 4, 16, 6, 1)
+    assert lengths_of(cell) == [15, 15, 16, 16]
+    assert lengths_of(Cell(TARGET, 48, 512, 64, 1))[::47] == [450, 512]
+    model = load_model(tiny_target, dtype="float32", device="cpu")
+    assert [len(prompt) for prompt in random_prompts(cell, model)] == lengths_of(cell)
+    row = answers.figures(cell, model, [Taken([], 2.0, 0.01)], bytes_per_s=1e9)
+    assert row["floor_ms"] == pytest.approx(1000 * step_bytes(model, batch=4, context=15 + 3) / 1e9)
+    assert row["floor_share"] == pytest.approx(row["floor_ms"] / 10)
 
 
 def test_what_time_does_not_allow_is_left_out_and_the_rest_is_measured(setting, monkeypatch):
