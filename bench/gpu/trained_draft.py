@@ -56,8 +56,8 @@ class Training:
         max_seq_len: Of prompt and answer.
         answered_together: Prompts.
         trained_together: Answers of a batch.
-        generate_s: For prompts and answers.
-        train_s: For training: the batches that are timed, loading, the last evaluation and the export included.
+        generate_s: For prompts and answers, as far as can be told beforehand.
+        train_s: For the rest; what comes before the batches, the last evaluation and the export are taken off.
         timed_batches: Trained to see how long one takes; the first half does not count.
     """
 
@@ -72,6 +72,11 @@ class Training:
     generate_s: float
     train_s: float
     timed_batches: int
+
+    @property
+    def seconds(self) -> float:
+        """Of everything."""
+        return self.generate_s + self.train_s
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ def train_now(setting: Setting, training: Training) -> Row:
         generated_s = time.monotonic()
         timed = time_batches(recipe, setting.target, training.timed_batches)
         free_memory()
-        batches = batches_within(training.train_s - (time.monotonic() - generated_s), timed)
+        batches = batches_within(training.seconds - (time.monotonic() - start_s), timed)
         train(with_duration(recipe, batches))
         free_memory()
     end_s = time.monotonic()

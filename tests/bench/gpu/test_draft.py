@@ -16,6 +16,7 @@ from eval.decoding.sequencer import open_sequencer
 from eval.traces import read_traces
 
 PROMPTS = Path(__file__).parents[3] / "recipes" / "prompts" / "quickstart.jsonl"
+MANY = {"prompts": 10, "answers": 10, "answer_tokens": 100}
 FULL, TINY = SIZES["full"].training, SIZES["tiny"].training
 
 
@@ -134,17 +135,31 @@ def test_training_takes_at_most_two_thirds_of_the_time_that_is_left(setting):
         within(FULL, replace(setting, deadline_s=time.monotonic() + 10))
 
 
+def test_what_answers_took_too_long_is_taken_off_training(setting, tmp_path, monkeypatch):
+    """Seconds of a clock that only the stages move: 120 in all, 70 of them gone when the batches are planned."""
+    clock, planned = iter([0.0, 10.0, 60.0, 70.0, 130.0]), []
+    monkeypatch.setattr(trained_draft.time, "monotonic", lambda: next(clock))
+    for name in ("prune_stage", "generate_stage", "train", "free_memory"):
+        monkeypatch.setattr(trained_draft, name, lambda *_: None)
+    monkeypatch.setattr(trained_draft, "time_batches", lambda *_: TimedBatches(0.5, 5))
+    monkeypatch.setattr(trained_draft, "read_manifest", lambda _: {"counts": {"train": MANY}})
+    monkeypatch.setattr(trained_draft, "batches_within", lambda seconds, _: planned.append(seconds) or 1)
+    row = trained_draft.train_now(replace(setting, work=tmp_path), replace(FULL, self_written=()))
+    assert planned == [50.0]
+    assert (row["prune_s"], row["generate_s"], row["train_s"], row["seconds"]) == (10, 50, 70, 130)
+
+
 def test_batches_fill_the_time_and_are_never_none():
     assert batches_within(80, TimedBatches(batch_s=0.05, around_s=10)) == 1400
     assert batches_within(5, TimedBatches(batch_s=0.05, around_s=10)) == trained_draft.LEAST_BATCHES
 
 
 def test_the_target_writes_as_many_prompts_as_the_time_for_answers_holds(setting, monkeypatch):
-    most, *_, none = FULL.self_written
-    fits = 1.3 * steps_of(FULL, 570, 512)
-    for step_s, count in ((0.0, most), (FULL.generate_s / fits, 512), (1.01 * FULL.generate_s / fits, 256), (1, none)):
+    sizes = replace(FULL, answered_together=512, self_written=(1536, 512, 256, 0))
+    fits_s = FULL.generate_s / trained_draft.MARGIN / steps_of(sizes, 570, 512)
+    for step_s, count in ((0.0, 1536), (0.99 * fits_s, 512), (1.01 * fits_s, 256), (1, 0)):
         monkeypatch.setattr(trained_draft, "seconds_a_step", lambda *_, step_s=step_s: step_s)
-        assert affordable(setting, FULL) == count
+        assert affordable(setting, sizes) == count
 
 
 def test_steps_are_of_writing_answering_and_held_out_answers():
