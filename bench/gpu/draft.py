@@ -90,6 +90,7 @@ SIZES: dict[Size, Sizes] = {
     "full": Sizes(
         Training(
             layers=4,
+            calibration_tokens=1024,
             num_prompts=570,
             num_eval_prompts=160,
             self_written=(1500, 600, 0),  # what fills batches of 1,024 with the 410 others
@@ -118,6 +119,7 @@ SIZES: dict[Size, Sizes] = {
     "laptop": Sizes(
         Training(
             layers=4,
+            calibration_tokens=1024,
             num_prompts=64,
             num_eval_prompts=16,
             self_written=(),
@@ -137,6 +139,7 @@ SIZES: dict[Size, Sizes] = {
     "tiny": Sizes(
         Training(
             layers=2,
+            calibration_tokens=128,
             num_prompts=12,
             num_eval_prompts=6,
             self_written=(),

@@ -40,6 +40,7 @@ WRITTEN_TOKENS = 256  # of a prompt that the target writes itself, at most
 WRITTEN_FOR_ONE = 1.5  # texts sampled for each such prompt that is of use: a guess on the safe side
 RATE_STEPS = 12  # decoded to see how long a step of the target takes
 MARGIN = 1.3  # of predicted seconds: batches of other lengths, texts written to the disk
+CALIBRATION_SEQUENCES = 4
 LEAST_BATCHES = 20  # so many that the warm-up, a twentieth of them, has one
 
 
@@ -49,6 +50,7 @@ class Training:
 
     Attributes:
         layers: Kept of the target.
+        calibration_tokens: Of the prompts, read to choose the layers.
         num_prompts: Of the setting's prompts, the first so many.
         num_eval_prompts: Held out of training, the target's own among them.
         self_written: Prompts that the target may write itself, the most first; what fits the time is taken.
@@ -62,6 +64,7 @@ class Training:
     """
 
     layers: int
+    calibration_tokens: int
     num_prompts: int
     num_eval_prompts: int
     self_written: Sequence[int]
@@ -171,7 +174,9 @@ def recipe_of(setting: Setting, training: Training, *, self_written: int) -> Rec
     values = load_recipe(QUICKSTART).model_dump(mode="json")
     values |= {"run_name": "two-minutes", "run_dir": str(setting.work / RUN)}
     values["target"] |= {"path": str(setting.target)}
+    tokens = training.calibration_tokens
     values["architecture"] |= {"layers": training.layers}
+    values["architecture"]["calibration"] |= {"tokens": tokens, "sequence_len": tokens // CALIBRATION_SEQUENCES}
     values["data"] |= {
         "prompts": [{"path": str(setting.prompts), "num_prompts": training.num_prompts}],
         "num_eval_prompts": training.num_eval_prompts,
