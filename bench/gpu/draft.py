@@ -218,13 +218,13 @@ def rows_of(cell: Cell, pair: OpenPair, prompts: Prompts, setting: Setting, size
         yield (
             cell.name
             | figures(way)
+            | step_figures(way, record["steps_ms"])
             | {
                 "groups": record["groups"],
                 "new_tokens": sizes.max_new_tokens,
                 "dtype": str(pair.target.dtype).removeprefix("torch."),
             }
         )
-    yield {"what": "steps", **cell.name, **record["steps_ms"]}
 
 
 def figures(way: dict[str, Any]) -> Row:
@@ -242,6 +242,15 @@ def figures(way: dict[str, Any]) -> Row:
         "decode_interval": decode.get("speedup", {}).get("interval"),
         "predicted": predicted.get("value"),
     }
+
+
+def step_figures(way: dict[str, Any], steps_ms: dict[str, Any]) -> Row:
+    """Milliseconds of a step of who writes or proposes, and of a verification, timed between the turns of our loop."""
+    if way["way"] == PLAIN:
+        return {"step_ms": steps_ms["target"], "verify_ms": None}
+    if way["way"] == DRAFT:
+        return {"step_ms": steps_ms["drafts"][NAME]["draft"], "verify_ms": steps_ms["verify"][str(way["lookahead"])]}
+    return {"step_ms": None, "verify_ms": None}
 
 
 def setup_of(cell: Cell, pair: OpenPair, sizes: Sizes) -> Setup:

@@ -71,7 +71,7 @@ def test_what_time_does_not_allow_is_left_out_and_the_rest_is_measured(setting, 
 
 
 def test_what_memory_does_not_allow_is_left_out(setting, monkeypatch):
-    cells = (Cell("llama-7b", 48, 512, 64, 1), Cell(TARGET, 2, 12, 4, 1), Cell(TARGET, 10**9, 12, 4, 1))
+    cells = (Cell("llama-7b", 48, 512, 64, 1), Cell(TARGET, 2, 12, 4, 1), Cell(TARGET, 10**5, 12, 4, 1))
     monkeypatch.setitem(SIZES, "tiny", Sizes(cells, repeats=1, bandwidth_bytes=2**24))
     monkeypatch.setattr("bench.gpu.stage.free_bytes", lambda _: 2**30)
     found = list(rows(setting))
