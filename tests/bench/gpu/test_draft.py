@@ -64,9 +64,7 @@ def test_speeds_are_beside_the_target_alone_of_their_own_cell(found):
 
 def test_rows_are_flat_and_say_what_steps_took(found):
     assert not any(isinstance(value, dict) for row in found for value in row.values())
-    steps = {row["way"]: row["step_ms"] for row in found[1:]}
-    assert steps["target alone"] > steps["draft"] > 0
-    assert steps["transformers"] is None
+    assert all((row["step_ms"] is None) == (row["way"] == "transformers") for row in found[1:])
     assert all((row["verify_ms"] is not None) == (row["way"] == "draft") for row in found[1:])
 
 
