@@ -102,7 +102,8 @@ class Batch:
             [(text.length - 1, 1) for text in self.texts],
             whole=False,
         )[:, 0]
-        tokens_B, _ = self.pick(logits_BV, self.seen_BV, window(self.streams.target_BD, self.texts, 1)[:, 0])
+        [draws_B] = self.draws(self.streams.target_BD, 1)
+        tokens_B, _ = self.pick(logits_BV, self.seen_BV, draws_B)
         for text, token in zip(self.texts, tokens_B.tolist(), strict=True):
             text.extend([token], self.wanted.limits)
             yield Emitted(text.place, (token,))
@@ -140,13 +141,13 @@ class Batch:
         """The draft's own continuation of every text, kept on the device."""
         assert self.drafter is not None
         most, seen_BV = max(counts), self.seen_BV
-        draws_BK = window(self.streams.draft_BD, self.texts, most)
+        draws = self.draws(self.streams.draft_BD, most, drafting=True)
         ids_BT = self.filled([text.last(1 + text.missing) for text in self.texts])
         spans = [(text.length - 1 - text.missing, 1 + text.missing) for text in self.texts]
         tokens, probs = [], []
-        for step in range(most):
+        for step, draws_B in enumerate(draws):
             logits_BV = self.drafter.feed(ids_BT, spans, whole=False)[:, 0]
-            tokens_B, probs_BV = self.pick(logits_BV, seen_BV, draws_BK[:, step], drafting=True)
+            tokens_B, probs_BV = self.pick(logits_BV, seen_BV, draws_B, drafting=True)
             tokens.append(tokens_B)
             probs.append(probs_BV)
             ids_BT, seen_BV = tokens_B[:, None], marked(seen_BV, tokens_B)
@@ -185,13 +186,24 @@ class Batch:
         target_BJV = distribution(flat_NV, sampling, seen_NV).view(rows, steps, -1)
         return RULES[self.wanted.rule](target_BJV, proposal, draws)
 
+    def is_greedy(self, *, drafting: bool) -> bool:
+        """Whether a model takes its most likely token."""
+        return self.wanted.sampling.is_greedy or (drafting and self.wanted.rule == EXACT_GREEDY_DRAFT)
+
+    def draws(self, stream_BD: Tensor, count: int, *, drafting: bool = False) -> Sequence[Tensor | None]:
+        """Uniform numbers for each of the next tokens of every text; None for each where nothing is drawn."""
+        if self.is_greedy(drafting=drafting):
+            return [None] * count
+        return window(stream_BD, self.texts, count).unbind(dim=1)
+
     def pick(
-        self, logits_BV: Tensor, seen_BV: Tensor | None, draws_B: Tensor, *, drafting: bool = False
+        self, logits_BV: Tensor, seen_BV: Tensor | None, draws_B: Tensor | None, *, drafting: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """One token a row, and what it was drawn from where the rule asks for that."""
         sampling = self.wanted.sampling
-        if sampling.is_greedy or (drafting and self.wanted.rule == EXACT_GREEDY_DRAFT):
+        if self.is_greedy(drafting=drafting):
             return penalised(logits_BV, sampling, seen_BV).argmax(dim=-1), None
+        assert draws_B is not None  # see draws
         probs_BV = distribution(logits_BV, sampling, seen_BV)
         return invert_cumulative(probs_BV, draws_B), probs_BV if self.wanted.rule == REJECTION else None
 
@@ -218,12 +230,15 @@ class Batch:
     def retire(self) -> Iterator[tuple[int, Decoded]]:
         """Hand out the texts that are finished and let go of their rows."""
         elapsed_s, limits = clock_s(self.device) - self.prefilled_s, self.wanted.limits
-        unfinished = [row for row, text in enumerate(self.texts) if not text.is_finished(limits)]
-        for text in self.texts:
-            if text.is_finished(limits):
+        is_finished = [text.is_finished(limits) for text in self.texts]
+        if not any(is_finished):
+            return
+        unfinished = [row for row, finished in enumerate(is_finished) if not finished]
+        for text, finished in zip(self.texts, is_finished, strict=True):
+            if finished:
                 ids, rounds = tuple(text.emitted), tuple(text.rounds)
                 yield text.place, Decoded(ids, rounds, self.prefill_s, elapsed_s, self.wanted.rule, text.stopped)
-        if unfinished and len(unfinished) < len(self.texts):
+        if unfinished:
             for sequencer in (self.verifier, self.drafter):
                 if sequencer is not None:
                     sequencer.keep(unfinished)

@@ -27,11 +27,13 @@ class RowCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.slots_BT = torch.empty(0)
+        self.slots_BHTD: Tensor | None = None  # the same for every number, made by the first layer of a step for all
         self.width = 0
 
     def write_at(self, slots_BT: Tensor, *, width: int) -> None:
         """Say where the next tokens go, and that the first `width` slots are to be looked at."""
         self.slots_BT, self.width = slots_BT, width
+        self.slots_BHTD = None
 
     def update(
         self, keys_BHTD: Tensor, values_BHTD: Tensor, layer_idx: int, *_args: object, **_kwargs: object
@@ -40,8 +42,10 @@ class RowCache:
         if layer_idx == len(self.keys):
             self.keys.append(self.room_for(keys_BHTD))
             self.values.append(self.room_for(values_BHTD))
+        if self.slots_BHTD is None:
+            self.slots_BHTD = self.slots_BT[:, None, :, None].expand_as(keys_BHTD)
         for room_BHSD, new_BHTD in ((self.keys[layer_idx], keys_BHTD), (self.values[layer_idx], values_BHTD)):
-            room_BHSD.scatter_(2, self.slots_BT[:, None, :, None].expand_as(new_BHTD), new_BHTD)
+            room_BHSD.scatter_(2, self.slots_BHTD, new_BHTD)
         return self.keys[layer_idx][:, :, : self.width], self.values[layer_idx][:, :, : self.width]
 
     def room_for(self, new_BHTD: Tensor) -> Tensor:

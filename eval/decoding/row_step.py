@@ -53,6 +53,8 @@ def positions_of(spans: Sequence[Span], width: int, *, left: bool) -> Tensor:
     """
     steps_T = torch.arange(width)
     starts_B1 = torch.tensor([[start] for start, _ in spans])
+    if all(count == width for _, count in spans):
+        return starts_B1 + steps_T  # as at nearly every step: the rest takes longer than all else here
     counts_B1 = torch.tensor([[count] for _, count in spans])
     steps_BT = steps_T[None] if left else steps_T[None] - (width - counts_B1)
     return (starts_B1 + steps_BT).where((steps_BT >= 0) & (steps_BT < counts_B1), -1)

@@ -74,7 +74,6 @@ def plain_decode(
     return collected(steps, len(prompts))
 
 
-@torch.inference_mode()
 def decode_steps(
     models: Sequence[PreTrainedModel],
     wanted: Wanted,
@@ -106,10 +105,12 @@ def decode_steps(
     draws = Streams.of(wanted, seeds, everything if row_seeds is None else row_seeds, models[0].device)
     together = all(takes_rows(model, goes_back=wanted.goes_back) for model in models)
     for places in [everything] if together else [[place] for place in everything]:
-        batch = Batch(models, wanted, draws, places, opener)
+        with torch.inference_mode():
+            batch = Batch(models, wanted, draws, places, opener)
         while batch.texts:
-            yield from batch.plain_step() if wanted.speculation is None else batch.round()
-            yield from batch.retire()
+            with torch.inference_mode():  # once a step: around what is yielded it would be entered for every text
+                done = [*(batch.plain_step() if wanted.speculation is None else batch.round()), *batch.retire()]
+            yield from done
 
 
 def collected(steps: Iterator[Emitted | tuple[int, Decoded]], count: int) -> list[Decoded]:

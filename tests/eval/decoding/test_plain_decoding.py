@@ -120,3 +120,15 @@ def test_draws_are_those_their_name_stands_for():
     assert DRAWS == "torch.rand by SeedSequence((stream, row))"
     expected = torch.tensor([[0.65706509, 0.93922615], [0.90146017, 0.64210176]])
     torch.testing.assert_close(stream(2, [7, -7], 2, torch.device("cpu")), expected)
+
+
+def test_models_run_without_gradients_and_whoever_reads_the_texts_keeps_his(model):
+    modes = []
+    hook = model.register_forward_pre_hook(lambda *_: modes.append(torch.is_inference_mode_enabled()))
+    try:
+        for _ in decode_steps([model], Wanted(PROMPTS[1:3], Limits(3), GREEDY)):
+            assert not torch.is_inference_mode_enabled()
+    finally:
+        hook.remove()
+    assert modes
+    assert all(modes)
