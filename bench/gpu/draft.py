@@ -8,7 +8,7 @@ Speeds count the reading of the prompts, which transformers does not tell apart.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, Size, SkippedError, lack_of_time, number_type
 from bench.gpu.trained_draft import Trained, Training, trained_draft
 from eval.acceptance import Resampling
-from eval.decoding.compiled import CompiledSteps
+from eval.decoding.openers import new_opener
 from eval.decoding.sampling import Sampling
-from eval.decoding.sequencer import Opener, open_sequencer
 from eval.decoding.texts import Limits, Seeds
+from eval.how import How
 from eval.latency.grid import repeated
 from eval.latency.measure import Latency, measure_latency
 from eval.latency.steps import Setting as StepSetting
@@ -30,8 +30,6 @@ from eval.pair.opened import OpenPair, open_pair
 from eval.speed.measure import Prompts, Times, groups_of, take_turns, warm_up
 from eval.speed.record import speed_record_of_all
 from eval.speed.ways import DRAFT, PLAIN, TRANSFORMERS, Run, Setup, Way, ways_to_decode
-
-Steps = Literal["eager", "compiled"]
 
 NAME = "draft"  # what the draft is called among the ways
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
@@ -51,7 +49,7 @@ class Cell:
         seconds: After which no further turn begins.
     """
 
-    steps: Steps
+    steps: How
     batch: int
     temperature: float
     lookaheads: Sequence[int]
@@ -103,11 +101,11 @@ SIZES: dict[Size, Sizes] = {
             timed_batches=16,
         ),
         (
-            Cell("compiled", 1, 0.0, (1, 2, 4), (), 4),
+            Cell("captured", 1, 0.0, (1, 2, 4), (), 4),
             Cell("eager", 1, 0.0, (2,), (2,), 12),
-            Cell("compiled", 1, 1.0, (1, 2, 4), (), 4),
-            Cell("compiled", 8, 0.0, (1, 2), (), 3),
-            Cell("compiled", 8, 1.0, (1, 2), (), 3),
+            Cell("captured", 1, 1.0, (1, 2, 4), (), 4),
+            Cell("captured", 8, 0.0, (1, 2), (), 3),
+            Cell("captured", 8, 1.0, (1, 2), (), 3),
             Cell("eager", 1, 1.0, (2,), (2,), 12),
             Cell("eager", 8, 0.0, (2,), (), 8),
             Cell("eager", 8, 1.0, (2,), (), 8),
@@ -261,13 +259,8 @@ def setup_of(cell: Cell, pair: OpenPair, sizes: Sizes) -> Setup:
         Limits(sizes.max_new_tokens, pair.stop_ids),
         Sampling(cell.temperature),
         Seeds.of(RESAMPLING.seed),
-        opener_of(cell.steps),
+        new_opener(cell.steps),
     )
-
-
-def opener_of(steps: Steps) -> Opener:
-    """How our loop runs the models."""
-    return CompiledSteps() if steps == "compiled" else open_sequencer
 
 
 def ways_of(cell: Cell, setup: Setup) -> dict[Way, Run]:

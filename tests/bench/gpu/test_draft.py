@@ -9,10 +9,9 @@ import torch
 
 from architectures.manifest import read_manifest
 from bench.gpu import draft, trained_draft
-from bench.gpu.draft import SIZES, Cell, opener_of, rows, turns_within, within
+from bench.gpu.draft import SIZES, Cell, rows, turns_within, within
 from bench.gpu.stage import Setting, SkippedError
 from bench.gpu.trained_draft import TimedBatches, Trained, affordable, batches_within, recipe_of, steps_of
-from eval.decoding.sequencer import open_sequencer
 from eval.traces import read_traces
 
 PROMPTS = Path(__file__).parents[3] / "recipes" / "prompts" / "quickstart.jsonl"
@@ -190,7 +189,3 @@ def test_the_recipe_is_the_quickstart_at_these_sizes(setting):
 def test_turns_end_with_the_seconds_but_one_is_always_taken(monkeypatch):
     assert list(turns_within(60, 3)) == [(0, 0), (0, 1), (0, 2)]
     assert list(turns_within(-1, 3)) == [(0, 0)]
-
-
-def test_eager_steps_are_the_default_ones():
-    assert opener_of("eager") is open_sequencer
