@@ -160,7 +160,8 @@ class DistillModel(ComposerModel):
                 self.watch(student_CV.detach(), said)
             return self.objective(student_CV, said, token_ids_A[places_C])
 
-        return sum_of_rows(hidden_AH[places_A], head, loss_of_rows, weights_A=weights_A[places_A])
+        with self.clock.label("loss"):
+            return sum_of_rows(hidden_AH[places_A], head, loss_of_rows, weights_A=weights_A[places_A])
 
     def selected(
         self, hidden_AH: Tensor, head: Head, batch: Batch, teacher: TeacherRows | KeptEntries | None
