@@ -13,7 +13,7 @@ from composer.utils import dist
 from torch.profiler import record_function
 
 from distill.monitoring.phase_clock import PhaseClock
-from eval.profiling.recording import Recording
+from eval.profiling.recording import Profile, Recording
 
 WARM_STEPS = 3  # before the one that is recorded; the last of them warms up the profiler
 # Teacher and loss are named by the model, within `student forward`, where it asks them.
@@ -37,6 +37,7 @@ class StepProfile(Callback):
         self.part: Any = None  # the label that is open
         self.steps = 0  # trained in this session
         self.is_closed = False
+        self.found: Profile | None = None
 
     @property
     def is_recorded(self) -> bool:
@@ -89,10 +90,10 @@ class StepProfile(Callback):
             assert recording is not None
             recording.step()
             self.stop()
-            found = recording.written(self.folder, "step", PARTS)
-            names = ", ".join(path.name for path in found.files)
+            self.found = recording.written(self.folder, "step", PARTS)
+            names = ", ".join(path.name for path in self.found.files)
             print(
-                f"{self.folder}: {names}: the step of batch {state.timestamp.batch.value}, {found.describe()}",
+                f"{self.folder}: {names}: the step of batch {state.timestamp.batch.value}, {self.found.describe()}",
                 file=sys.stderr,
             )
         self.steps += 1

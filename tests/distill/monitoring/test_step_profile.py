@@ -3,12 +3,15 @@
 import gzip
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import distill.trainer
+from distill import stages
 from distill.monitoring.step_profile import PARTS, WARM_STEPS, StepProfile
 from distill.recipe import Recipe, save_recipe
 from distill.teacher_cache.stage import cache_stage
@@ -17,6 +20,7 @@ from eval.profiling.figures import named_spans, recorded_span
 from tests.distill.after_training import assert_equal, last_state, metrics
 
 FILES = {"step.pt.trace.json.gz", "step.memory.json", "step.memory.png", "step.txt"}
+ROOT = Path(__file__).parents[3]
 NOTHING = "nothing was profiled: this session trained"
 
 
@@ -195,6 +199,39 @@ def test_the_training_of_masks_is_profiled(tmp_path, tiny_target):
     )
     train(recipe, tmp_path / "p")
     assert parts_of(tmp_path / "p") == ["data", "student forward", "backward", "optimiser"]
+
+
+def test_the_stage_hands_the_option_on_or_says_that_nothing_is_trained(make_run, tmp_path, monkeypatch, capsys):
+    recipe, words = make_run(max_duration="4ba"), []
+    path = Path(recipe.run_dir) / "recipe.yaml"
+    save_recipe(recipe, path)
+    monkeypatch.setattr(stages, "run_training", lambda *given: words.append(given))
+    stages.distill_stage(path, ["distill.max_duration=4ba"], "--profile=p")
+    assert words == [(path, ["distill.max_duration=4ba", "--profile=p"])]
+    train(recipe)
+    capsys.readouterr()
+    stages.distill_stage(path, [], "--profile=p")
+    assert capsys.readouterr().out.endswith("draft: up to date, so there is no step to profile\n")
+    stages.distill_stage(path, [])
+    assert capsys.readouterr().out.endswith("draft: up to date\n")
+    assert len(words) == 1
+
+
+@pytest.mark.slow  # a launch imports torch and Composer in two processes
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+def test_of_two_processes_the_first_is_profiled_and_both_learn_the_same(make_run, tmp_path, parallelism):
+    settings = {"max_duration": "5ba", "device_train_microbatch_size": 1, "parallelism": parallelism}
+    plain, profiled = make_run("plain", **settings), make_run("profiled", **settings)
+    for recipe, words in ((plain, []), (profiled, ["--profile", str(tmp_path / "p")])):
+        path = Path(recipe.run_dir) / "recipe.yaml"
+        save_recipe(recipe, path)
+        command = [sys.executable, "-m", "composer", "-n", "2", "-m", "distill.train", str(path), *words]
+        completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert completed.returncode == 0, completed.stderr
+    assert completed.stderr.count("the step of batch 4, ") == 1
+    assert_equal(last_state(plain)["model"], last_state(profiled)["model"])
+    one = ["student forward", "teacher", "loss", "teacher", "backward"]
+    assert parts_of(tmp_path / "p") == ["data", *one * 2, "optimiser"]  # of its half of the batch
 
 
 def test_the_program_takes_the_option(make_run, tmp_path, capsys):
