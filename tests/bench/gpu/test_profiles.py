@@ -42,7 +42,7 @@ def test_there_is_a_trace_of_every_cell(setting, tmp_path):
 
 
 def test_what_fails_costs_no_other_cell(setting, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("broken\nthing")
 
     monkeypatch.setattr(profiles, "build_model", fail)
