@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from composer import Callback, Logger, State
 from composer.utils import dist
 from torch.profiler import record_function
@@ -49,7 +50,7 @@ class StepProfile(Callback):
         if epoch_is_over(state):
             return
         if self.recording is None and self.steps == WARM_STEPS - 1:
-            self.recording = Recording(state.device._device)  # noqa: SLF001  # it has no other name
+            self.recording = Recording(torch.device("cuda" if state.device.name == "gpu" else "cpu"))
             self.recording.start()
         elif self.is_recorded:
             assert self.recording is not None

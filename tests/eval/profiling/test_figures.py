@@ -50,6 +50,11 @@ def test_parts_are_those_of_the_host_and_of_a_name():
     assert named_spans(events, ("draft", "verify")) == [Span("draft", 1100, 1400), Span("verify", 1500, 1900)]
 
 
+def test_what_holds_a_part_stands_before_it():
+    events = [annotation("loss", 5, 7), annotation("forward", 5, 9), annotation("teacher", 1, 2)]
+    assert [span.name for span in named_spans(events, ("forward", "loss", "teacher"))] == ["teacher", "forward", "loss"]
+
+
 def test_a_part_is_counted_without_those_within_it():
     spans = [
         Span("student forward", 0, 10_000),
