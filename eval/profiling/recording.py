@@ -173,7 +173,9 @@ def memory_plot(memory: list[Memory], spans: list[Span], within: Span) -> bytes:
 
 
 def draw(axes: "Axes", memory: list[Memory], spans: list[Span], within: Span) -> None:
-    """A line for each device, and a strip for each part."""
+    """A line for each device, and a strip for each part, those within others over them."""
+    from matplotlib.colors import to_rgb
+
     from eval.report.drawing import COLOURS
 
     names = list(dict.fromkeys(span.name for span in spans))
@@ -183,8 +185,8 @@ def draw(axes: "Axes", memory: list[Memory], spans: list[Span], within: Span) ->
         axes.axvspan(
             since(span.start, within),
             since(span.end, within),
-            color=colour,
-            alpha=0.25,
+            color=[0.75 + 0.25 * each for each in to_rgb(colour)],  # pale, and not seen through
+            zorder=0,
             linewidth=0,
             label=span.name if first else None,
         )
