@@ -1,7 +1,7 @@
 """One pass recorded by torch's profiler, after one that warms the profiler up, and the files made of it.
 
-torch's own memory timeline is deprecated since 2.11 in favour of one for GPUs alone, and asks for stacks, which slow
-Python down manyfold. So memory over time is drawn from the allocations in the trace, on any device.
+torch's own memory timeline is deprecated since 2.11 in favour of one for GPUs alone, and asks for stacks, so that every
+call of a Python function is recorded too. So memory over time is drawn from the allocations in the trace, on any device.
 """
 
 import gzip
