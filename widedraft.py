@@ -213,7 +213,7 @@ STAGES = {
     "distill": Stage(
         recipe_commands.distill,
         "train the draft on this machine and export it, into <run>/draft",
-        recipe_commands.training_arguments,
+        recipe_commands.distilling_arguments,
     ),
     "export": Stage(
         recipe_commands.export,

@@ -30,7 +30,7 @@ from eval.models import load_model, load_tokenizer
 from eval.pair.opened import OpenPair, prompts_of
 from eval.scorecard.tables import table
 from eval.scorecard.verdict import with_interval
-from eval.speed.command import NUM_RESAMPLES, measured, require_sensible, speed_arguments
+from eval.speed.command import NUM_RESAMPLES, measured, require_sensible, setup_of, speed_arguments
 from eval.speed.ways import DRAFT
 
 RESULTS = Path(__file__).parent / "results" / "predict.json"
@@ -110,7 +110,8 @@ def rows_at(batch: int, pairs: Mapping[str, OpenPair], options: argparse.Namespa
     asked = speed_options(batch, options)
     any_pair = next(iter(pairs.values()))
     prompts = [any_pair.rendered(prompt) for prompt in prompts_of([options.prompts], asked.num_prompts)]
-    record = measured(asked, pairs, prompts, Resampling(asked.confidence, NUM_RESAMPLES, asked.seed))
+    resampling = Resampling(asked.confidence, NUM_RESAMPLES, asked.seed)
+    record = measured(asked, setup_of(asked, pairs), pairs, prompts, resampling)
     return [row_of(batch, way) for way in record["ways"] if way["way"] == DRAFT]
 
 

@@ -8,7 +8,6 @@ Shape suffixes used in this file:
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +87,12 @@ class DistillModel(ComposerModel):
     def forward(self, batch: Batch) -> Tensor:
         """The loss summed over the answer's positions."""
         teacher = self.rows_of(self.teacher, batch) if self.asks_teacher else None
-        return self.read(batch, partial(self.loss_sum, batch=batch, teacher=teacher))
+
+        def measure(hidden_AH: Tensor, head: Head) -> Tensor:
+            with self.clock.label("loss"):
+                return self.loss_sum(hidden_AH, head, batch=batch, teacher=teacher)
+
+        return self.read(batch, measure)
 
     @property
     def asks_teacher(self) -> bool:

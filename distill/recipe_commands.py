@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from distill.checkpoint_trust import trust_checkpoints, trust_option
 from distill.choose.command import choose_arguments
+from eval.profiling.option import profile_option, require_profile_folder
 from eval.rehash import rehash_argument
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ def training_arguments(parser: argparse.ArgumentParser) -> None:
     """What every stage takes, and --trust-checkpoints for what continues or reads a training."""
     stage_arguments(parser)
     trust_option(parser)
+
+
+def distilling_arguments(parser: argparse.ArgumentParser) -> None:
+    """What trainings take, and --profile."""
+    training_arguments(parser)
+    profile_option(parser, "a training step")
 
 
 def trust_if_asked(options: argparse.Namespace) -> None:
@@ -186,8 +193,11 @@ def distill(options: argparse.Namespace) -> None:
     from distill.stages import distill_stage
 
     trust_if_asked(options)
+    profile_words = [] if options.profile is None else [f"--profile={options.profile}"]
+    if options.profile is not None:
+        require_profile_folder(options.profile)
     with own_run(options) as named:
-        distill_stage(named.path, named.overrides)
+        distill_stage(named.path, named.overrides, *profile_words)
 
 
 def score(options: argparse.Namespace) -> None:

@@ -174,16 +174,22 @@ def cache_if_asked(recipe: Recipe) -> None:
         timed("cache", lambda: cache_stage(recipe))
 
 
-def distill_stage(recipe_path: Path, overrides: Sequence[str]) -> None:
-    """Train <run>/checkpoints and export <run>/draft, on every GPU of this machine or on its processor."""
+def distill_stage(recipe_path: Path, overrides: Sequence[str], *options: str) -> None:
+    """Train <run>/checkpoints and export <run>/draft, on every GPU of this machine or on its processor.
+
+    Args:
+        recipe_path: The recipe.
+        overrides: Its key=value words.
+        options: Of distill.train besides.
+    """
     recipe = load_recipe(recipe_path, overrides)
     training = require_training_inputs(recipe)
     draft = read_manifest(Path(recipe.run_dir) / "draft")
     wanted = draft_inputs(recipe, training)
     if draft is not None and draft.get("finished") and not changed_inputs(draft, wanted):
-        print(f"   {Path(recipe.run_dir) / 'draft'}: up to date")
+        print(f"   {Path(recipe.run_dir) / 'draft'}: up to date{', so there is no step to profile' if options else ''}")
         return
-    run_training(recipe_path, overrides)
+    run_training(recipe_path, [*overrides, *options])
 
 
 def export_stage(recipe: Recipe) -> None:

@@ -58,6 +58,7 @@ from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
 from distill.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
 from eval.models import require_same_tokenizer
+from eval.profiling.option import profile_option, require_profile_folder
 from eval.rehash import rehash_argument
 from eval.token_ids import require_known_ids
 from eval.traces import read_traces
@@ -77,6 +78,7 @@ def train_from_arguments(argv: Sequence[str] | None) -> None:
     parser.add_argument("--debug", action="store_true", help="a tiny random target and few steps, in <run>-debug")
     rehash_argument(parser)
     trust_option(parser)
+    profile_option(parser, "a training step")
     arguments = parser.parse_intermixed_args(argv)
     if arguments.rehash:
         rehash_from_now()
@@ -84,7 +86,9 @@ def train_from_arguments(argv: Sequence[str] | None) -> None:
         trust_checkpoints()
     if arguments.debug:
         arguments.recipe, arguments.overrides = debug_run(arguments.recipe, arguments.overrides), []
-    train(load_recipe(arguments.recipe, arguments.overrides))
+    if arguments.profile is not None:
+        require_profile_folder(arguments.profile)
+    train(load_recipe(arguments.recipe, arguments.overrides), arguments.profile)
 
 
 def debug_run(recipe_path: Path, overrides: Sequence[str]) -> Path:
@@ -97,24 +101,28 @@ def debug_run(recipe_path: Path, overrides: Sequence[str]) -> Path:
     return written[0]
 
 
-def train(recipe: Recipe) -> None:
+def train(recipe: Recipe, profile: Path | None = None) -> None:
     """Distil <run>/init into <run>/draft, from the start or from where an earlier session stopped.
+
+    Args:
+        recipe: Says how.
+        profile: Folder that takes a profile of a step, by rank 0; none is made if left out.
 
     Raises:
         UserError: If init, data or a cached teacher are missing or made from something else, the recipe does not fit
             this machine, or another process works in the run.
     """
     with owned_run(recipe) if dist.get_global_rank() == 0 else nullcontext():
-        train_owned(recipe)
+        train_owned(recipe, profile)
 
 
-def train_owned(recipe: Recipe) -> None:
+def train_owned(recipe: Recipe, profile: Path | None) -> None:
     """The steps of a training, in a run that no other command works in."""
     run = Path(recipe.run_dir)
     share_cores()
     if masks_are_due(recipe):
         join_other_processes(recipe)
-        train_masks(recipe)
+        train_masks(recipe, profile)
         return
     require_training_inputs(recipe)
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
@@ -139,7 +147,9 @@ def train_owned(recipe: Recipe) -> None:
             for name, answers in (("train", train_set), ("eval", eval_set))
         )
     model = build_model(recipe, target=target, eval_tasks=tasks)
-    trainer = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=checkpoint)
+    trainer = build_trainer(
+        recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=checkpoint, profile=profile
+    )
     try:
         fit(recipe, trainer)
     finally:

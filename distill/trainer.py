@@ -39,6 +39,7 @@ from distill.model import DistillModel, HeldOut
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import build_loggers
 from distill.monitoring.processor_speed import ProcessorSpeed
+from distill.monitoring.step_profile import profiled_steps
 from distill.monitoring.step_times import StepTimes
 from distill.recipe import Recipe
 from distill.stage_inputs import teacher_dtype
@@ -151,6 +152,7 @@ def build_trainer(
     train_set: AnswerDataset | CachedAnswers | None,
     eval_set: AnswerDataset | CachedAnswers,
     checkpoint: Path | None,
+    profile: Path | None = None,
 ) -> Trainer:
     """A trainer that stands at the checkpoint, or at the start where there is none.
 
@@ -160,6 +162,7 @@ def build_trainer(
         train_set: The answers to train on; None where the recipe trains on text.
         eval_set: Held-out answers.
         checkpoint: To continue from.
+        profile: Folder that takes a profile of a step, by rank 0; none is made if left out.
 
     Raises:
         UserError: If the processes cannot share the batch, or the text cannot be read.
@@ -187,6 +190,7 @@ def build_trainer(
         parallelism_config={"fsdp2": {"state_dict_type": "full"}} if config.parallelism == "fsdp2" else None,
         callbacks=[
             StepTimes(model.clock),
+            *profiled_steps(profile, model.clock),
             *stream_callbacks,
             CheckpointWriter(
                 checkpoints,

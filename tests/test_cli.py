@@ -130,6 +130,25 @@ def test_rehash_reaches_the_processes_of_a_training(recipe, monkeypatch):
     assert before_ns <= int(stages.training_environment()["WIDEDRAFT_REHASH_FROM"]) <= time.time_ns()
 
 
+def test_profile_reaches_the_processes_of_a_training(recipe, tmp_path, monkeypatch, capsys):
+    seen, folder = [], tmp_path / "made" / "p"
+    monkeypatch.setattr(stages, "distill_stage", lambda *arguments: seen.append(arguments))
+    assert widedraft.main(["distill", recipe, "seed=5", "--profile", str(folder)]) == 0
+    assert seen == [(Path(recipe), ["seed=5"], f"--profile={folder}")]
+    assert folder.is_dir()
+    (tmp_path / "x").write_text("")
+    assert widedraft.main(["distill", recipe, "--profile", str(tmp_path / "x")]) == 2
+    assert f"--profile {tmp_path / 'x'}: is a file. Name a folder." in capsys.readouterr().err
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("stage", widedraft.STAGES)
+def test_profile_is_of_the_commands_that_decode_and_train(stage, capsys):
+    with pytest.raises(SystemExit):
+        widedraft.main([stage, "--help"])
+    assert ("--profile" in capsys.readouterr().out) == (stage in {"speed", "distill"})
+
+
 def test_rehash_is_refused_where_nothing_is_fingerprinted(capsys):
     assert widedraft.main(["verify", "--target", "a", "--draft", "b", "--rehash"]) == 2
     assert "--rehash is for the fingerprints that --rounds writes" in capsys.readouterr().err

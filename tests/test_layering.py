@@ -43,6 +43,8 @@ LIGHT_MODULES = (
     "distill.text.config",
     "eval.config",
     "eval.older_answers",
+    "eval.profiling.figures",
+    "eval.profiling.option",
     "eval.quality.exams",
     "eval.tasks.page",
     "eval.tasks.prompts",

@@ -38,6 +38,7 @@ from distill.masks.model import MaskModel
 from distill.memory import mask_training
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import ConsoleReport, MetricsFile
+from distill.monitoring.step_profile import profiled_steps
 from distill.older_runs import adopt_older_run
 from distill.recipe import Recipe
 from distill.stage_folders import length_of, refuse_changed
@@ -56,8 +57,12 @@ RATES = "architecture.masks.weight_lr or architecture.masks.mask_lr"
 ENOUGH_OPEN = 0.9  # of an axis's kept gates; below, what is kept was a toss-up
 
 
-def train_masks(recipe: Recipe) -> None:
+def train_masks(recipe: Recipe, profile: Path | None = None) -> None:
     """Train masks into <run>/masks, from the start or from where an earlier session stopped.
+
+    Args:
+        recipe: Says how.
+        profile: Folder that takes a profile of a step, by rank 0; none is made if left out.
 
     Raises:
         UserError: If the shape cannot be cut out of the target, it has no row for one of its tokens, the text cannot be
@@ -71,7 +76,7 @@ def train_masks(recipe: Recipe) -> None:
     adopt_older_run(recipe, target)
     begin_masks(recipe, target)
     model = build_mask_model(recipe, target)
-    trainer = build_mask_trainer(recipe, model, target)
+    trainer = build_mask_trainer(recipe, model, target, profile)
     try:
         if trainer.state.timestamp.batch < in_batches(
             "1dur", recipe.architecture.masks
@@ -139,7 +144,7 @@ def without_dur(time: str, config: MasksConfig) -> str:
     return f"{in_batches(time, config)}ba" if split_time(time)[1] == "dur" else time
 
 
-def build_mask_trainer(recipe: Recipe, model: MaskModel, target: Path) -> Trainer:
+def build_mask_trainer(recipe: Recipe, model: MaskModel, target: Path, profile: Path | None = None) -> Trainer:
     """A trainer that stands at the newest checkpoint, or at the start where there is none."""
     config, folder = recipe.architecture.masks, Path(recipe.run_dir) / "mask_checkpoints"
     checkpoint = newest_for_all(folder)
@@ -156,6 +161,7 @@ def build_mask_trainer(recipe: Recipe, model: MaskModel, target: Path) -> Traine
         precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see MaskModel
         device_train_microbatch_size=microbatch_size(config),
         callbacks=[
+            *profiled_steps(profile),
             MaskSchedule(),
             mixture,
             RandomStateOnResume(),

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class PhaseClock:
     def __init__(self, *, on_gpu: bool):
         self.on_gpu = on_gpu
         self.current = IDLE
+        self.label: Callable[[str], AbstractContextManager[Any]] = nullcontext  # names a part in a profiler's trace
         self.marks = [(IDLE, self.mark())]
 
     def mark(self) -> Any:
@@ -52,7 +53,8 @@ class PhaseClock:
         outer = self.current
         self.switch(phase)
         try:
-            yield
+            with self.label(phase):
+                yield
         finally:
             self.switch(outer)
 

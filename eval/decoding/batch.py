@@ -118,7 +118,7 @@ class Batch:
         else:
             proposal, counts = self.look_up(self.wanted.lookup, counts)
         drafted_s = clock_s(self.device)
-        verdict = self.verify(proposal, counts)
+        verdict = self.judge(self.verify(proposal, counts), proposal)
         found = torch.cat([verdict.accepted_B[:, None], verdict.next_B[:, None], proposal.tokens_BK], dim=1).tolist()
         seconds = (drafted_s - start_s, clock_s(self.device) - drafted_s)
         for text, count, (accepted, following, *proposed) in zip(self.texts, counts, found, strict=True):
@@ -170,13 +170,16 @@ class Batch:
         tokens_BK = torch.tensor(rows, dtype=torch.long, device=self.device)
         return Proposal(tokens_BK, None, torch.tensor(lengths, device=self.device)), lengths
 
-    def verify(self, proposal: Proposal, counts: Sequence[int]) -> Verdict:
-        """What the target says of the proposed tokens, by the rule."""
+    def verify(self, proposal: Proposal, counts: Sequence[int]) -> Tensor:
+        """logits_BJV of the target at the last token of every text and at all that are proposed."""
         last_B1 = self.filled([text.last(1) for text in self.texts])
         spans = [(text.length - 1, 1 + count) for text, count in zip(self.texts, counts, strict=True)]
-        logits_BJV = self.verifier.feed(torch.cat([last_B1, proposal.tokens_BK], dim=1), spans, whole=True)
+        return self.verifier.feed(torch.cat([last_B1, proposal.tokens_BK], dim=1), spans, whole=True)
+
+    def judge(self, logits_BJV: Tensor, proposal: Proposal) -> Verdict:
+        """Which of the proposed tokens are kept, by the rule, and the target's own after them."""
         flat_NV, seen_NV = logits_BJV.flatten(0, 1), self.seen_along(proposal)
-        sampling, rows, steps = self.wanted.sampling, len(counts), logits_BJV.shape[1]
+        sampling, (rows, steps) = self.wanted.sampling, logits_BJV.shape[:2]
         if sampling.is_greedy:
             return follow(penalised(flat_NV, sampling, seen_NV).argmax(dim=-1).view(rows, steps), proposal)
         assert self.wanted.rule is not None

@@ -18,6 +18,7 @@ from eval.pair.commands import (
     require_positive,
     steps_arguments,
 )
+from eval.profiling.option import PROFILED_ROUNDS, profile_option, require_profile_folder
 from eval.rehash import rehash_argument
 from eval.tasks.words import prompts_argument
 
@@ -70,6 +71,7 @@ def speed_arguments(parser: argparse.ArgumentParser) -> None:
     rehash_argument(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw speed against the lookahead")
+    profile_option(parser, "a decoding round after everything is measured")
 
 
 def speed(options: argparse.Namespace) -> None:
@@ -90,9 +92,12 @@ def speed(options: argparse.Namespace) -> None:
     prompts = [opened[0].rendered(prompt) for prompt in asked]
     for pair in opened:
         pair.require_room(prompts, options.max_new_tokens)
+    setup = setup_of(options, pairs)
     with torch_threads(options.num_threads):
-        record = measured(options, pairs, prompts, Resampling(options.confidence, NUM_RESAMPLES, options.seed))
-    print(speed_page(record))
+        record = measured(options, setup, pairs, prompts, Resampling(options.confidence, NUM_RESAMPLES, options.seed))
+        print(speed_page(record))
+        if options.profile is not None:
+            profile_a_round(options, setup, prompts)
     if options.plot is not None:
         write_bytes(speed_plot(record), options.plot)
     if options.out is not None:
@@ -125,7 +130,11 @@ def draft_names(drafts: "Sequence[str]") -> list[str]:
 
 
 def measured(
-    options: argparse.Namespace, pairs: "Mapping[str, OpenPair]", prompts: "Prompts", resampling: "Resampling"
+    options: argparse.Namespace,
+    setup: "Setup",
+    pairs: "Mapping[str, OpenPair]",
+    prompts: "Prompts",
+    resampling: "Resampling",
 ) -> dict[str, Any]:
     """The record of all ways."""
     import torch
@@ -138,7 +147,7 @@ def measured(
     any_pair = next(iter(pairs.values()))
     device = any_pair.target.device
     before = machine_state(device)
-    times, latency = decode_and_time(options, setup_of(options, pairs), groups_of(prompts, options.batch), resampling)
+    times, latency = decode_and_time(options, setup, groups_of(prompts, options.batch), resampling)
     return {
         "target": vars(identity_of(any_pair.folders[0], any_pair.target)),
         "drafts": {name: vars(pair.draft_identity()) for name, pair in pairs.items()},
@@ -201,6 +210,18 @@ def decode_and_time(
     return times, latency
 
 
+def profile_a_round(options: argparse.Namespace, setup: "Setup", prompts: "Prompts") -> None:
+    """Record a round of the first group by the first draft at the first lookahead, and say what came of it."""
+    from eval.speed.measure import groups_of, row_seeds_of
+    from eval.speed.profiled_round import profile_round
+
+    groups, (name, draft) = groups_of(prompts, options.batch), next(iter(setup.drafts.items()))
+    lookahead, row_seeds = options.lookahead[0], row_seeds_of(groups, 0, 0)
+    found = profile_round(setup, draft, lookahead, groups[0], row_seeds=row_seeds, folder=options.profile)
+    print(f"\n{options.profile}: a round of {name} at lookahead {lookahead}: {found.describe()}")
+    print("\n".join(f"  {path.name}" for path in found.files))
+
+
 def settings_of(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]:
     """What was asked for."""
     return {
@@ -237,3 +258,16 @@ def require_sensible(options: argparse.Namespace) -> None:
     if options.out is not None and options.out.is_dir():
         raise UserError(f"--out {options.out}: is a folder. Name a file in it.")
     require_plot_name(options.plot)
+    if options.profile is not None:
+        require_room_for_a_round(options)
+        require_profile_folder(options.profile)
+
+
+def require_room_for_a_round(options: argparse.Namespace) -> None:
+    """Raise UserError where texts end before the round that --profile records."""
+    needed = PROFILED_ROUNDS * (options.lookahead[0] + 1)
+    if options.max_new_tokens < needed:
+        raise UserError(
+            f"--profile records round {PROFILED_ROUNDS} at lookahead {options.lookahead[0]}, and --max-new-tokens "
+            f"{options.max_new_tokens} may end before it. Ask for {needed} tokens at least."
+        )

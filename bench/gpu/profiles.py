@@ -1,0 +1,199 @@
+"""Traces of a decoding round and of a training step: how much of the time a GPU works, and on what.
+
+The round is of the target with an untrained draft of a fifth of its layers; the step distils that draft from it, on
+random tokens: what an operation takes depends on shapes, not on weights or words.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from composer import Trainer
+from transformers import PreTrainedModel
+
+from bench.gpu.stage import Row, Setting, lack_of_memory, lack_of_time, number_type
+from distill.callbacks import CheckpointWriter
+from distill.data.batches import AnswerDataset
+from distill.monitoring.step_profile import WARM_STEPS, StepProfile
+from distill.recipe import Recipe, load_recipe
+from distill.trainer import build_model, build_trainer
+from eval.decoding.texts import Limits
+from eval.latency.untrained import source_shape, untrained_model
+from eval.models import load_model
+from eval.profiling.option import PROFILED_ROUNDS
+from eval.profiling.recording import Profile
+from eval.speed.profiled_round import profile_round
+from eval.speed.ways import Setup
+from eval.traces import Trace
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+LOOKAHEAD, LAYERS_SHARE, ANSWER_SHARE = 4, 5, 3
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large everything is.
+
+    Attributes:
+        context: Tokens of a prompt.
+        batches: Prompts decoded together, of one round each; the most valuable first.
+        seq_len: Tokens of a sequence that is learned from.
+        train_batch: Sequences of a step.
+        cell_s: Seconds that a cell takes at most, loading of models included.
+        needed_bytes: Of memory.
+    """
+
+    context: int
+    batches: tuple[int, ...]
+    seq_len: int
+    train_batch: int
+    cell_s: float
+    needed_bytes: int
+
+
+SIZES = {
+    "full": Sizes(context=512, batches=(1, 8), seq_len=1024, train_batch=16, cell_s=9, needed_bytes=16 * 2**30),
+    "laptop": Sizes(context=64, batches=(1, 4), seq_len=96, train_batch=2, cell_s=20, needed_bytes=4 * 2**30),
+    "tiny": Sizes(context=16, batches=(1, 3), seq_len=24, train_batch=2, cell_s=1, needed_bytes=2**28),
+}
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    """A round at the first batch, a training step, and a round at every other batch."""
+    sizes, pair = SIZES[setting.size], Pair(setting)
+    first, *others = sizes.batches
+    dtype = str(number_type(setting.device)).removeprefix("torch.")
+    cells: list[tuple[Row, Callable[[], Profile]]] = [
+        ({"what": "round", "batch": first, "dtype": dtype}, lambda: pair.round(first)),
+        ({"what": "step", "batch": sizes.train_batch, "dtype": dtype}, pair.step),
+        *(({"what": "round", "batch": each, "dtype": dtype}, lambda each=each: pair.round(each)) for each in others),
+    ]
+    for cell, measure in cells:
+        what = f"a profiled {cell['what']}"
+        lack = lack_of_memory(setting, sizes.needed_bytes, what) or lack_of_time(setting, sizes.cell_s, what)
+        yield cell | ({"skipped": lack} if lack else outcome(measure, setting.out))
+
+
+def outcome(measure: Callable[[], Profile], out: Path) -> Row:
+    """What a profile says, or in one line why there is none: other cells are made all the same."""
+    try:
+        return figures(measure(), out)
+    except torch.cuda.OutOfMemoryError as error:
+        found = {"skipped": one_line(error)}
+    except Exception as error:  # whatever it is
+        found = {"failed": one_line(error)}
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return found
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, for a table."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def figures(profile: Profile, out: Path) -> Row:
+    """The row of a profile; `bytes` are those of the trace."""
+    trace = profile.files[0]
+    busy = {} if profile.gpu_busy_share is None else {"gpu_busy_share": round(profile.gpu_busy_share, 4)}
+    return {
+        "file": str(trace.relative_to(out)),
+        "bytes": trace.stat().st_size,
+        "all_bytes": sum(path.stat().st_size for path in profile.files),
+        "ms": round(profile.ms, 3),
+        **{f"{part.replace(' ', '_')}_ms": round(ms, 3) for part, ms in profile.parts_ms.items()},
+        **{f"peak_{device.replace(':', '_')}_mib": round(size / MIB, 1) for device, size in profile.peak_bytes.items()},
+        "top_operation": profile.top_operation,
+        **busy,
+    }
+
+
+def leave_out_what_follows(trainer: Trainer) -> None:
+    """The end of a training is always evaluated and saved: both take longer than its steps here."""
+    writers = [each for each in trainer.state.callbacks if isinstance(each, CheckpointWriter)]
+    for writer in writers:
+        writer.close(trainer.state, trainer.logger)
+    trainer.state.evaluators = []
+    trainer.state.callbacks = [each for each in trainer.state.callbacks if each not in writers]
+
+
+class Pair:
+    """The target and its untrained draft, loaded when first needed.
+
+    Args:
+        setting: Of the stage.
+    """
+
+    def __init__(self, setting: Setting):
+        self.setting, self.sizes = setting, SIZES[setting.size]
+        self.generator = torch.Generator().manual_seed(0)
+
+    @cached_property
+    def target(self) -> PreTrainedModel:
+        """As decoding takes it."""
+        dtype = str(number_type(self.setting.device)).removeprefix("torch.")
+        return load_model(self.setting.target, dtype=dtype, device=str(self.setting.device))
+
+    @cached_property
+    def draft(self) -> PreTrainedModel:
+        """Of random weights."""
+        shape = source_shape(self.target)
+        return untrained_model(self.target, replace(shape, layers=max(1, shape.layers // LAYERS_SHARE)))
+
+    def random_ids(self, count: int) -> list[int]:
+        """So many tokens."""
+        vocab = self.target.config.get_text_config(decoder=True).vocab_size
+        return torch.randint(vocab, (count,), generator=self.generator).tolist()
+
+    def round(self, batch: int) -> Profile:
+        """A greedy round of so many texts."""
+        prompts = [self.random_ids(self.sizes.context) for _ in range(batch)]
+        limits = Limits(PROFILED_ROUNDS * (LOOKAHEAD + 1))
+        setup = Setup(self.target, {"draft": self.draft}, limits)
+        folder = self.setting.out / f"profile-round-{batch}"
+        return profile_round(setup, self.draft, LOOKAHEAD, prompts, row_seeds=list(range(batch)), folder=folder)
+
+    def step(self) -> Profile:
+        """The fourth step of a training as `distill` makes it, without evaluation and checkpoints."""
+        recipe = self.recipe()
+        self.draft.save_pretrained(Path(recipe.run_dir) / "init")
+        model = build_model(recipe, target=self.setting.target, eval_tasks=())
+        answers, folder = self.answers(), self.setting.out / "profile-step"
+        trainer = build_trainer(recipe, model, train_set=answers, eval_set=answers, checkpoint=None, profile=folder)
+        leave_out_what_follows(trainer)
+        try:
+            trainer.fit()
+        finally:
+            trainer.engine.close()
+        (found,) = (each.found for each in trainer.state.callbacks if isinstance(each, StepProfile))
+        assert found is not None, "as many steps are trained as a profile takes"
+        return found
+
+    def recipe(self) -> Recipe:
+        """The quickstart's, on this target, of four steps."""
+        settings = {
+            "target.path": self.setting.target,
+            "run_dir": self.setting.work / "profiled-step",
+            "data.max_seq_len": self.sizes.seq_len,
+            "data.max_new_tokens": self.sizes.seq_len // ANSWER_SHARE,
+            "distill.max_duration": f"{WARM_STEPS + 1}ba",
+            "distill.eval_first": "false",
+            "distill.scheduler.t_warmup": "1ba",
+            "distill.global_train_batch_size": self.sizes.train_batch,
+            "distill.device_train_microbatch_size": self.sizes.train_batch,
+            "distill.progress_bar": "false",
+        }
+        return load_recipe(RECIPE, [f"{key}={value}" for key, value in settings.items()])
+
+    def answers(self) -> AnswerDataset:
+        """As many sequences as the steps take, a third of each an answer."""
+        answer = self.sizes.seq_len // ANSWER_SHARE
+        prompt = self.sizes.seq_len - answer
+        traces = []
+        for place in range((WARM_STEPS + 1) * self.sizes.train_batch):
+            asked, answered = (tuple(self.random_ids(count)) for count in (prompt, answer))
+            traces.append(Trace(place, f"bench:{place}", (), asked, answered, "", "length"))
+        return AnswerDataset(traces, max_seq_len=self.sizes.seq_len)

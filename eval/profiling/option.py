@@ -1,0 +1,35 @@
+"""`--profile DIR`: the option, which round it records, and the folder that profiles go to. No torch."""
+
+import argparse
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from architectures.errors import UserError
+
+PROFILED_ROUNDS = 5  # three to warm up, one in which the profiler does, and the one that is recorded
+
+
+def profile_option(parser: argparse.ArgumentParser, what: str) -> None:
+    """--profile DIR; `what` is what is recorded."""
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="DIR",
+        help=f"record {what}: a trace for Perfetto or TensorBoard, memory over time, the slowest operations",
+    )
+
+
+def require_profile_folder(folder: Path) -> None:
+    """Make the folder where there is none. What is in it stays, but for an older profile, which is replaced.
+
+    Raises:
+        UserError: If it is a file, or nothing can be written there.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--profile {folder}: is a file. Name a folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"--profile {folder}: cannot be written to ({error.strerror}). Name another folder.") from error

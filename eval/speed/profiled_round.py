@@ -1,0 +1,95 @@
+"""A round of speculative decoding under the profiler: its parts named, the reading of prompts and warm-up outside."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+from transformers import PreTrainedModel
+
+from eval.decoding.batch import Batch, Emitted
+from eval.decoding.rules import Proposal, Verdict
+from eval.decoding.sequencer import takes_rows
+from eval.decoding.texts import Limits, Speculation, Text
+from eval.decoding.wanted import Streams, Wanted
+from eval.profiling.option import PROFILED_ROUNDS
+from eval.profiling.recording import Profile, Recording
+from eval.speed.ways import Setup
+
+DRAFTING, VERIFYING, ACCEPTING = PARTS = ("draft", "verify", "accept")
+ROUNDS_UNDER_PROFILER = 2  # one for it to warm up, and the one that is recorded
+
+
+class NamedBatch(Batch):
+    """A batch whose parts of a round have names in a trace.
+
+    A name costs microseconds also where nothing is recorded, so decoding itself has none.
+    """
+
+    def propose(self, counts: Sequence[int]) -> Proposal:
+        """All steps of the draft."""
+        with record_function(DRAFTING):
+            return super().propose(counts)
+
+    def verify(self, proposal: Proposal, counts: Sequence[int]) -> Tensor:
+        """The step of the target."""
+        with record_function(VERIFYING):
+            return super().verify(proposal, counts)
+
+    def judge(self, logits_BJV: Tensor, proposal: Proposal) -> Verdict:
+        """The rule."""
+        with record_function(ACCEPTING):
+            return super().judge(logits_BJV, proposal)
+
+    def emit(self, text: Text, token_ids: list[int], proposed: int, seconds: tuple[float, float]) -> Emitted:
+        """What is done with its verdict, text by text."""
+        with record_function(ACCEPTING):
+            return super().emit(text, token_ids, proposed, seconds)
+
+
+@torch.inference_mode()
+def profile_round(
+    setup: Setup,
+    draft: PreTrainedModel,
+    lookahead: int,
+    prompts: Sequence[Sequence[int]],
+    *,
+    row_seeds: Sequence[int],
+    folder: Path,
+) -> Profile:
+    """Record a round in the middle of texts, and write it as `round` into a folder.
+
+    Texts do not end at a stop token here, so every row is there in every round. Prompts that cannot be decoded together
+    are not: the first one is.
+
+    Args:
+        setup: Of the models, as they are measured; its limits leave room for PROFILED_ROUNDS whole rounds.
+        draft: Proposes.
+        lookahead: Tokens a round.
+        prompts: One batch.
+        row_seeds: Of each.
+        folder: That takes the files.
+    """
+    models = [setup.target, draft]
+    together = all(takes_rows(model) for model in models)
+    wanted = Wanted(
+        prompts if together else prompts[:1],
+        Limits(setup.limits.max_new_tokens),  # what steps were compiled for
+        setup.sampling,
+        Speculation(lookahead),
+    )
+    places = range(len(wanted.prompts))
+    streams = Streams.of(wanted, setup.seeds, row_seeds[: len(places)], setup.target.device)
+    batch = NamedBatch(models, wanted, streams, places, setup.opener)
+    for _ in range(PROFILED_ROUNDS - ROUNDS_UNDER_PROFILER):
+        list(batch.round())
+    recording = Recording(setup.target.device)
+    recording.start()
+    try:
+        for _ in range(ROUNDS_UNDER_PROFILER):
+            list(batch.round())
+            recording.step()
+    finally:
+        recording.stop()
+    return recording.written(folder, "round", PARTS)
