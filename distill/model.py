@@ -158,11 +158,12 @@ class DistillModel(ComposerModel):
 
         def loss_of_rows(student_CV: Tensor, rows: slice) -> Tensor:
             places_C = rows if places_A is None else places_A[rows]
-            asked = teacher if self.objective.asks_teacher else None
-            with self.teacher_time():
-                said = None if asked is None else asked.said(places_C)
-            if self.watch is not None and said is not None:
-                self.watch(student_CV.detach(), said)
+            said = None
+            if self.objective.asks_teacher and teacher is not None:
+                with self.teacher_time():
+                    said = teacher.said(places_C)
+                if self.watch is not None:
+                    self.watch(student_CV.detach(), said)
             return self.objective(student_CV, said, token_ids_A[places_C])
 
         if weights_A is None:

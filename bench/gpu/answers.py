@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.shapes import Shape
-from bench.gpu.memory import free_memory
+from bench.gpu.attempt import attempt_rows
 from bench.gpu.models import LLAMA_7B, random_model
 from bench.gpu.stage import Row, Setting, Size, SkippedError, lack_of_memory, lack_of_time, number_type
 from eval.clock import clock_s
@@ -24,7 +24,7 @@ from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.latency.floor import dtype_name, shape_of, step_bytes
 from eval.latency.machine import memory_bandwidth
-from eval.models import load_model, one_line
+from eval.models import load_model
 
 TARGET = "target"  # the model of the setting, SmolLM2-135M
 OURS, TRANSFORMERS = "ours", "transformers"
@@ -101,13 +101,7 @@ def rows(setting: Setting) -> Iterator[Row]:
     bytes_per_s = max(memory_bandwidth(setting.device, num_bytes=sizes.bandwidth_bytes).values())
     held: dict[str, PreTrainedModel] = {}
     for cell in sizes.cells:
-        try:
-            yield from rows_of(cell, held, setting, sizes.repeats, bytes_per_s)
-        except (torch.cuda.OutOfMemoryError, SkippedError) as error:
-            yield named(cell) | {"skipped": one_line(error)}
-        except Exception as error:  # one cell must not take the others with it
-            yield named(cell) | {"failed": one_line(error)}
-        free_memory()
+        yield from attempt_rows(named(cell), lambda cell=cell: rows_of(cell, held, setting, sizes.repeats, bytes_per_s))
 
 
 def rows_of(

@@ -1,27 +1,29 @@
 """One measurement of a stage, whose failing leaves the others to be made."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
 from bench.gpu.memory import free_memory
-from bench.gpu.stage import Row
-
-MOST_CHARS = 300
+from bench.gpu.stage import Row, SkippedError
+from eval.models import one_line
 
 
 def attempt(cell: Row, measure: Callable[[], Row]) -> Row:
     """What was to be measured and what came of it: a measurement, why it was left out, or one line of how it failed."""
+    [row] = attempt_rows(cell, lambda: [cell | measure()])
+    return row
+
+
+def attempt_rows(cell: Row, measure: Callable[[], Iterable[Row]]) -> Iterator[Row]:
+    """The rows of a measurement, as they come; where it ends early, then one of the cell that says why."""
     try:
-        return cell | measure()
-    except torch.cuda.OutOfMemoryError as error:
+        yield from measure()
+        outcome = None
+    except (torch.cuda.OutOfMemoryError, SkippedError) as error:
         outcome = {"skipped": one_line(error)}
     except Exception as error:  # whatever it is, the other measurements are worth having
         outcome = {"failed": one_line(error)}
     free_memory()  # behind the except clauses, whose error holds on to all that was computed
-    return cell | outcome
-
-
-def one_line(error: Exception) -> str:
-    """An error's kind and the beginning of what it says."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:MOST_CHARS]
+    if outcome is not None:
+        yield cell | outcome

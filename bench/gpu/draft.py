@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from architectures.errors import UserError
-from bench.gpu.memory import free_memory
+from bench.gpu.attempt import attempt_rows
 from bench.gpu.stage import Row, Setting, Size, SkippedError, lack_of_time, number_type
 from bench.gpu.trained_draft import Trained, Training, trained_draft
 from eval.acceptance import Resampling
@@ -25,7 +24,6 @@ from eval.how import How
 from eval.latency.grid import repeated
 from eval.latency.measure import Latency, measure_latency
 from eval.latency.steps import Setting as StepSetting
-from eval.models import one_line
 from eval.pair.opened import OpenPair, open_pair
 from eval.speed.measure import Prompts, Times, groups_of, take_turns, warm_up
 from eval.speed.record import speed_record_of_all
@@ -171,13 +169,7 @@ def rows(setting: Setting) -> Iterator[Row]:
     pair = opened(setting, trained)
     prompts = trained.held_out()
     for cell in sizes.cells:
-        try:
-            yield from rows_of(cell, pair, prompts, setting, sizes)
-        except torch.cuda.OutOfMemoryError as error:
-            yield cell.name | {"skipped": one_line(error)}
-        except Exception as error:  # one cell must not take the others with it
-            yield cell.name | {"failed": one_line(error)}
-        free_memory()
+        yield from attempt_rows(cell.name, lambda cell=cell: rows_of(cell, pair, prompts, setting, sizes))
 
 
 def within(training: Training, setting: Setting) -> Training:

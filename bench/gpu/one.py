@@ -17,6 +17,7 @@ import torch
 
 from architectures.errors import UserError
 from bench.gpu.stage import Setting, SkippedError
+from eval.models import one_line
 
 END = "end"  # key of the last line: "done", "skipped" or "failed"
 
@@ -45,12 +46,6 @@ def read_setting(told: dict[str, Any]) -> Setting:
         **{name: Path(told[name]) for name in ("target", "prompts", "work", "out")},
         deadline_s=time.monotonic() + told["limit_s"],
     )
-
-
-def one_line(error: Exception) -> str:
-    """What went wrong, short enough for a table."""
-    first = str(error).strip().splitlines()[:1]
-    return f"{type(error).__name__}: {first[0] if first else ''}"[:300]
 
 
 if __name__ == "__main__":

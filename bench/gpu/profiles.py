@@ -6,13 +6,14 @@ random tokens: what an operation takes depends on shapes, not on weights or word
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 from composer import Trainer
 from transformers import PreTrainedModel
 
+from bench.gpu.attempt import attempt
 from bench.gpu.stage import Row, Setting, lack_of_memory, lack_of_time, number_type
 from distill.callbacks import CheckpointWriter
 from distill.data.batches import AnswerDataset
@@ -74,25 +75,12 @@ def rows(setting: Setting) -> Iterator[Row]:
     for cell, measure in cells:
         what = f"a profiled {cell['what']}"
         lack = lack_of_memory(setting, sizes.needed_bytes, what) or lack_of_time(setting, sizes.cell_s, what)
-        yield cell | ({"skipped": lack} if lack else outcome(measure, setting.out))
+        yield (cell | {"skipped": lack} if lack else attempt(cell, partial(profiled, measure, setting.out)))
 
 
-def outcome(measure: Callable[[], Profile], out: Path) -> Row:
-    """What a profile says, or in one line why there is none: other cells are made all the same."""
-    try:
-        return figures(measure(), out)
-    except torch.cuda.OutOfMemoryError as error:
-        found = {"skipped": one_line(error)}
-    except Exception as error:  # whatever it is
-        found = {"failed": one_line(error)}
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return found
-
-
-def one_line(error: Exception) -> str:
-    """What went wrong, for a table."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+def profiled(measure: Callable[[], Profile], out: Path) -> Row:
+    """The row of a profile that is taken now."""
+    return figures(measure(), out)
 
 
 def figures(profile: Profile, out: Path) -> Row:

@@ -45,7 +45,7 @@ def run_body(tmp_path, monkeypatch):
     [
         ("done", "done", None, [{"a": 1}, {"left": True, "size": "tiny"}]),
         ("skipped", "skipped", "no such thing here", []),
-        ("failed", "failed", "ValueError: broken", [{"a": 1}]),
+        ("failed", "failed", "ValueError: broken thing", [{"a": 1}]),
         ("killed", "failed", "its process ended with code -9", [{"a": 1}]),
     ],
 )
