@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import record_function
 
 import distill.trainer
 from distill import stages
+from distill.monitoring.phase_clock import PhaseClock
 from distill.monitoring.step_profile import PARTS, WARM_STEPS, StepProfile
 from distill.recipe import Recipe, save_recipe
 from distill.teacher_cache.stage import cache_stage
@@ -145,6 +147,13 @@ def test_it_is_said_once(tmp_path, capsys):
     for _ in range(2):  # Composer closes callbacks again when Python ends
         callback.close(None, None)
     assert capsys.readouterr().err.count(NOTHING) == 1
+
+
+def test_parts_have_no_names_any_more_once_it_stops(tmp_path):
+    clock = PhaseClock(on_gpu=False)
+    clock.label = record_function
+    StepProfile(tmp_path, clock).stop()
+    assert clock.label is PhaseClock(on_gpu=False).label
 
 
 def test_nothing_is_recorded_where_nobody_asked(make_run, monkeypatch):
