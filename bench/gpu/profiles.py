@@ -10,17 +10,18 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import torch
-from composer import Trainer
 from transformers import PreTrainedModel
 
 from bench.gpu.attempt import attempt
 from bench.gpu.stage import Row, Setting, lack_of_memory, lack_of_time, number_type
-from distill.callbacks import CheckpointWriter
+from bench.gpu.training import leave_out_checkpoints_and_evaluations
 from distill.data.batches import AnswerDataset
 from distill.monitoring.step_profile import WARM_STEPS, StepProfile
 from distill.recipe import Recipe, load_recipe
 from distill.trainer import build_model, build_trainer
+from eval.decoding.openers import new_opener
 from eval.decoding.texts import Limits
+from eval.how import How
 from eval.latency.untrained import source_shape, untrained_model
 from eval.models import load_model
 from eval.profiling.option import PROFILED_ROUNDS
@@ -56,26 +57,28 @@ class Sizes:
 
 
 SIZES = {
-    "full": Sizes(context=512, batches=(1, 8), seq_len=1024, train_batch=16, cell_s=9, needed_bytes=16 * 2**30),
+    "full": Sizes(context=512, batches=(1, 8), seq_len=1024, train_batch=16, cell_s=5, needed_bytes=16 * 2**30),
     "laptop": Sizes(context=64, batches=(1, 4), seq_len=96, train_batch=2, cell_s=20, needed_bytes=4 * 2**30),
     "tiny": Sizes(context=16, batches=(1, 3), seq_len=24, train_batch=2, cell_s=1, needed_bytes=2**28),
 }
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """A round at the first batch, a training step, and a round at every other batch."""
+    """A round at the first batch, a training step, and rounds at other batches; on a GPU captured ones too."""
     sizes, pair = SIZES[setting.size], Pair(setting)
     first, *others = sizes.batches
-    dtype = str(number_type(setting.device)).removeprefix("torch.")
+    hows: tuple[How, ...] = ("eager", "captured") if setting.device.type == "cuda" else ("eager",)
     cells: list[tuple[Row, Callable[[], Profile]]] = [
-        ({"what": "round", "batch": first, "dtype": dtype}, lambda: pair.round(first)),
-        ({"what": "step", "batch": sizes.train_batch, "dtype": dtype}, pair.step),
-        *(({"what": "round", "batch": each, "dtype": dtype}, lambda each=each: pair.round(each)) for each in others),
+        ({"what": "round", "how": how, "batch": batch}, partial(pair.round, batch, how))
+        for batch in (first, *others)
+        for how in hows
     ]
+    cells.insert(1, ({"what": "step", "batch": sizes.train_batch}, pair.step))
     for cell, measure in cells:
+        row = cell | {"dtype": str(number_type(setting.device)).removeprefix("torch.")}
         what = f"a profiled {cell['what']}"
         lack = lack_of_memory(setting, sizes.needed_bytes, what) or lack_of_time(setting, sizes.cell_s, what)
-        yield (cell | {"skipped": lack} if lack else attempt(cell, partial(profiled, measure, setting.out)))
+        yield row | {"skipped": lack} if lack else attempt(row, partial(profiled, measure, setting.out))
 
 
 def profiled(measure: Callable[[], Profile], out: Path) -> Row:
@@ -97,15 +100,6 @@ def figures(profile: Profile, out: Path) -> Row:
         "top_operation": profile.top_operation,
         **busy,
     }
-
-
-def leave_out_what_follows(trainer: Trainer) -> None:
-    """The end of a training is always evaluated and saved: both take longer than its steps here."""
-    writers = [each for each in trainer.state.callbacks if isinstance(each, CheckpointWriter)]
-    for writer in writers:
-        writer.close(trainer.state, trainer.logger)
-    trainer.state.evaluators = []
-    trainer.state.callbacks = [each for each in trainer.state.callbacks if each not in writers]
 
 
 class Pair:
@@ -136,12 +130,12 @@ class Pair:
         vocab = self.target.config.get_text_config(decoder=True).vocab_size
         return torch.randint(vocab, (count,), generator=self.generator).tolist()
 
-    def round(self, batch: int) -> Profile:
+    def round(self, batch: int, how: How) -> Profile:
         """A greedy round of so many texts."""
         prompts = [self.random_ids(self.sizes.context) for _ in range(batch)]
         limits = Limits(PROFILED_ROUNDS * (LOOKAHEAD + 1))
-        setup = Setup(self.target, {"draft": self.draft}, limits)
-        folder = self.setting.out / f"profile-round-{batch}"
+        setup = Setup(self.target, {"draft": self.draft}, limits, opener=new_opener(how))
+        folder = self.setting.out / f"profile-round-{batch}{'' if how == 'eager' else f'-{how}'}"
         return profile_round(setup, self.draft, LOOKAHEAD, prompts, row_seeds=list(range(batch)), folder=folder)
 
     def step(self) -> Profile:
@@ -151,7 +145,7 @@ class Pair:
         model = build_model(recipe, target=self.setting.target, eval_tasks=())
         answers, folder = self.answers(), self.setting.out / "profile-step"
         trainer = build_trainer(recipe, model, train_set=answers, eval_set=answers, checkpoint=None, profile=folder)
-        leave_out_what_follows(trainer)
+        leave_out_checkpoints_and_evaluations(trainer)
         try:
             trainer.fit()
         finally:

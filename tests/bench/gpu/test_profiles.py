@@ -3,6 +3,7 @@
 import gzip
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,6 +49,7 @@ def test_what_fails_costs_no_other_cell(setting, monkeypatch):
     monkeypatch.setattr(profiles, "build_model", fail)
     first, step, last = rows(setting())
     assert step == {"what": "step", "batch": 2, "dtype": step["dtype"], "failed": "RuntimeError: broken thing"}
+    assert (first["how"], last["how"]) == ("eager", "eager")
     assert "file" in first
     assert "file" in last
 
@@ -60,6 +62,20 @@ def test_a_lack_of_memory_is_a_reason(setting, monkeypatch):
     first, step, last = rows(setting())
     assert first["skipped"] == last["skipped"] == "OutOfMemoryError: 80 GB are gone"
     assert "file" in step
+
+
+def test_a_gpu_is_asked_for_captured_rounds_too(setting, monkeypatch):
+    """Of no time, so that nothing is run: which cells there would be."""
+    monkeypatch.setattr(profiles, "number_type", lambda _: torch.bfloat16)
+    monkeypatch.setattr(profiles, "lack_of_memory", lambda *_: None)
+    cells = rows(replace(setting(0.0), device=torch.device("cuda:0")))
+    assert [(row["what"], row.get("how"), row["batch"]) for row in cells] == [
+        ("round", "eager", 1),
+        ("step", None, 2),
+        ("round", "captured", 1),
+        ("round", "eager", 3),
+        ("round", "captured", 3),
+    ]
 
 
 def test_what_there_is_no_time_for_is_left_out(setting):
