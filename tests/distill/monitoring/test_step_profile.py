@@ -13,8 +13,9 @@ from torch.profiler import record_function
 
 import distill.trainer
 from distill import stages
+from distill.monitoring import step_profile
 from distill.monitoring.phase_clock import PhaseClock
-from distill.monitoring.step_profile import PARTS, WARM_STEPS, StepProfile
+from distill.monitoring.step_profile import PARTS, WARM_STEPS, StepProfile, profiled_steps
 from distill.recipe import Recipe, save_recipe
 from distill.teacher_cache.stage import cache_stage
 from distill.train import main, train
@@ -154,6 +155,14 @@ def test_parts_have_no_names_any_more_once_it_stops(tmp_path):
     clock.label = record_function
     StepProfile(tmp_path, clock).stop()
     assert clock.label is PhaseClock(on_gpu=False).label
+
+
+def test_the_first_process_alone_is_profiled(tmp_path, monkeypatch):
+    """Composer's launcher keeps what the others print, and two would write the same files."""
+    for rank, count in ((0, 1), (1, 0)):
+        monkeypatch.setattr(step_profile.dist, "get_global_rank", lambda rank=rank: rank)
+        assert len(profiled_steps(tmp_path)) == count
+        assert profiled_steps(None) == []
 
 
 def test_nothing_is_recorded_where_nobody_asked(make_run, monkeypatch):
