@@ -20,7 +20,9 @@ def attempt_rows(cell: Row, measure: Callable[[], Iterable[Row]]) -> Iterator[Ro
     try:
         yield from measure()
         outcome = None
-    except (torch.cuda.OutOfMemoryError, SkippedError) as error:
+    except SkippedError as error:
+        outcome = {"skipped": str(error)}
+    except torch.cuda.OutOfMemoryError as error:
         outcome = {"skipped": one_line(error)}
     except Exception as error:  # whatever it is, the other measurements are worth having
         outcome = {"failed": one_line(error)}
