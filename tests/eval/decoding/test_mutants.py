@@ -143,13 +143,13 @@ def stop_token_ignored_inside_a_round(patch):
 
 def rows_wait_for_the_slowest(patch):
     """Every row keeps as many tokens as the row that keeps fewest, but emits as if it were its own count."""
-    judged = batch.Batch.verify
+    judged = batch.Batch.judge
 
-    def mutant(self, proposal, counts):
-        verdict = judged(self, proposal, counts)
+    def mutant(self, logits_BJV, proposal):
+        verdict = judged(self, logits_BJV, proposal)
         return replace(verdict, accepted_B=verdict.accepted_B.min().expand_as(verdict.accepted_B))
 
-    patch(batch.Batch, "verify", mutant)
+    patch(batch.Batch, "judge", mutant)
 
 
 @pytest.fixture
