@@ -5,7 +5,7 @@ python -m bench.gpu.page            # writes them into docs/gpu.md
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,16 @@ AWAITED = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
 NOT_RUN = "not yet run"
 CONTEXT = 1024  # of the step times on the page; the files have the others
 AIM = "aim"
+# Of stages whose rows have more keys than a page is wide; the files have the others.
+SHOWN = {
+    "distillation": (
+        "teacher student source seq_len microbatch batch optimizer packing mixed_lengths precision step_s tokens_per_s "
+        "mfu peak_gib estimated_gib"
+    ),
+    "draft": "steps batch temperature way lookahead tokens_per_s speedup interval tau predicted step_ms groups",
+    "answers": "model batch how prompt_tokens new_tokens tokens_per_s answers_per_s step_ms floor_share dtype",
+    "profile": "what how batch ms gpu_busy_share draft_ms verify_ms accept_ms teacher_ms top_operation file",
+}
 
 Record = dict[str, Any]
 
@@ -79,18 +89,38 @@ def section(record: Record) -> str:
 def tables_of(name: str, rows: Sequence[Row]) -> Iterator[str]:
     """What the page shows of a stage: measured rows, aims, and what was left out."""
     measured = [row for row in rows if not {"skipped", "failed", AIM} & row.keys()]
-    yield from steps_tables(measured) if name == "steps" else [rows_table(measured)]
+    if name == "steps":
+        yield from steps_tables(measured)
+    elif name == "break_even":
+        yield break_even_table(measured)
+    else:
+        wanted = SHOWN.get(name, "").split()
+        others = [row for row in measured if wanted and not set(wanted) & row.keys()]
+        yield from (rows_table([row]) for row in others)
+        if len(measured) > len(others):
+            yield rows_table([row for row in measured if row not in others], wanted)
     aims = [f"- aim: {row[AIM]}; reached: {shown(row['reached'])}" for row in rows if AIM in row]
-    left_out = [f"- {kind}: {named(row)}: {row[kind]}" for kind in ("skipped", "failed") for row in rows if kind in row]
-    if aims or left_out:
-        yield "\n".join([*aims, *left_out])
+    notes = [*aims, *left_out(rows)]
+    if notes:
+        yield "\n".join(notes)
 
 
-def rows_table(rows: Sequence[Row]) -> str:
-    """Rows with the keys that any of them has, nested ones left to the file."""
-    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if any(flat(row.get(key)) for row in rows)]
-    if not keys:
-        return ""
+def left_out(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each reason, with the first measurement it kept from being made."""
+    by_reason: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        for kind in ("skipped", "failed"):
+            if kind in row:
+                by_reason.setdefault((kind, row[kind]), []).append(row)
+    for (kind, reason), found in by_reason.items():
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        yield f"- {kind}: {named(found[0])}{more}: {reason}"
+
+
+def rows_table(rows: Sequence[Row], wanted: Sequence[str] = ()) -> str:
+    """Rows with the keys that any of them has, or those of them that are wanted; nested ones are left to the file."""
+    every = wanted or dict.fromkeys(key for row in rows for key in row)
+    keys = [key for key in every if any(flat(row.get(key)) for row in rows)]
     return table([key.replace("_", " ") for key in keys], [[shown(row.get(key)) for key in keys] for row in rows])
 
 
@@ -120,28 +150,40 @@ def shown(value: object) -> str:
 def steps_tables(rows: Sequence[Row]) -> Iterator[str]:
     """One token by batch at one context, then the tokens verified at once at batch 1."""
     steps = [row for row in rows if "median_ms" in row]
-    contexts = {row["context"] for row in steps}
     if not steps:
         return
-    context = min(contexts, key=lambda each: abs(each - CONTEXT))
-    here = [row for row in steps if row["context"] == context]
+    context = nearest_context(steps)
+    here, down = [row for row in steps if row["context"] == context], ("shape", "how")
     yield f"Milliseconds of one token at context {context:,} (share of its bandwidth floor that is reached), by batch:"
-    yield pivot([row for row in here if row["tokens"] == 1], "batch")
+    yield pivot([row for row in here if row["tokens"] == 1], "batch", down, step_cell)
     yield f"The same at batch 1 by tokens fed at once, context {context:,}:"
-    yield pivot([row for row in here if row["batch"] == 1], "tokens")
+    yield pivot([row for row in here if row["batch"] == 1], "tokens", down, step_cell)
     others = [row for row in rows if "median_ms" not in row]
     if others:
         yield rows_table(others)
 
 
-def pivot(rows: Sequence[Row], across: str) -> str:
-    """Shapes and ways down, one key across."""
+def break_even_table(rows: Sequence[Row]) -> str:
+    """Alpha by lookahead, at one context."""
+    context = nearest_context(rows)
+    here = [row for row in rows if row["context"] == context]
+    told = f"At context {context:,}; empty where not even a draft that is always right pays:"
+    return f"{told}\n\n{pivot(here, 'lookahead', ('shape', 'how', 'batch'), lambda row: shown(row['alpha']))}"
+
+
+def nearest_context(rows: Sequence[Row]) -> int:
+    """Of those that were measured, the one next to CONTEXT."""
+    return min({row["context"] for row in rows}, key=lambda each: abs(each - CONTEXT))
+
+
+def pivot(rows: Sequence[Row], across: str, down: Sequence[str], cell: Callable[[Row], str]) -> str:
+    """Some keys down, one across."""
     columns = sorted({row[across] for row in rows})
-    lines = {(row["shape"], row["how"]): {} for row in rows}
+    lines: dict[tuple[Any, ...], dict[Any, str]] = {}
     for row in rows:
-        lines[row["shape"], row["how"]][row[across]] = step_cell(row)
+        lines.setdefault(tuple(row[key] for key in down), {})[row[across]] = cell(row)
     body = [[*key, *(cells.get(column, "") for column in columns)] for key, cells in lines.items()]
-    return table(["shape", "steps", *(f"{across} {column}" for column in columns)], body)
+    return table([*down, *(f"{across} {column}" for column in columns)], body)
 
 
 def step_cell(row: Row) -> str:

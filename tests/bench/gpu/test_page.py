@@ -65,6 +65,21 @@ def test_steps_stand_beside_their_floor():
     assert not any("9.00" in line for line in lines)
 
 
+def test_break_even_stands_by_lookahead():
+    row = {"target": "t", "shape": "s", "how": "eager", "batch": 1, "context": 1024}
+    rows = [row | {"lookahead": 1, "alpha": 0.25}, row | {"lookahead": 4, "alpha": None}]
+    lines = devices_text([record("break_even", rows)]).splitlines()
+    assert "| shape | how | batch | lookahead 1 | lookahead 4 |" in lines
+    assert "| s | eager | 1 | 0.25 |  |" in lines
+
+
+def test_a_reason_is_said_once():
+    rows = [{"batch": size, "skipped": "too large"} for size in (8, 32)] + [{"batch": 1, "failed": "X"}]
+    lines = devices_text([record("answers", rows)]).splitlines()
+    assert "- skipped: batch 8 and 1 more: too large" in lines
+    assert "- failed: batch 1: X" in lines
+
+
 @pytest.mark.parametrize(
     ("value", "cell"), [(0.45678, "0.457"), (12345.6, "12,346"), (True, "True"), (128256, "128,256"), ("a|b", "a\\|b")]
 )
