@@ -9,7 +9,7 @@ import pytest
 from architectures.errors import UserError
 from bench.gpu import __main__ as runner
 from bench.gpu import record as record_module
-from bench.gpu.__main__ import main, require_device, require_torch, run_stage
+from bench.gpu.__main__ import main, read_rows, require_device, require_torch, run_stage
 from bench.gpu.record import slug_of, summary
 from bench.gpu.stages import MOST_S, STAGES, Listed
 
@@ -133,3 +133,12 @@ def test_the_summary_counts_what_was_left_out():
     [line, other] = summary({"stages": {"steps": stage}}, ["steps", "loss"]).splitlines()
     assert " ".join(line.split()) == "steps cut 3.0 of 4 s 1 rows, 1 left out, 1 failed cut off"
     assert other.split() == ["loss", "not", "run"]
+
+
+def test_a_line_that_was_cut_while_it_was_written_does_not_count(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    assert read_rows(file) == ([], None)
+    file.write_text('{"a": 1}\n{"a": 2}\n{"a": ')
+    assert read_rows(file) == ([{"a": 1}, {"a": 2}], None)
+    file.write_text('{"a": 1}\n{"end": "done"}\n')
+    assert read_rows(file) == ([{"a": 1}], {"end": "done"})
