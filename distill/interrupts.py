@@ -5,6 +5,7 @@ would be a traceback, and where C++ imports or calls Python it is dropped, becom
 before a command begins and after it has ended nobody catches it.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -39,6 +40,8 @@ def take_interrupts() -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         Process.is_ours = True
         restore_interrupts()
+        # Python gives signals back to the system as it ends, which would then kill a process that has done its work
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def restore_interrupts() -> None:

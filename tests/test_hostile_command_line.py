@@ -166,6 +166,26 @@ def test_ctrl_c_outside_a_command_ends_in_one_line(during, tmp_path):
     assert (out, said, process.returncode) == ("", "\nInterrupted. Run the same command again to continue.\n", 130)
 
 
+def test_ctrl_c_as_python_ends_kills_no_process_that_has_done_its_work(tmp_path):
+    """An object that is only let go of while the interpreter ends sends the signal from there."""
+    program = (
+        "from distill.interrupts import take_interrupts\ntake_interrupts()\n"
+        "import os, signal, sys\n"
+        "class Late:\n"
+        "    def __init__(self):\n        self.kill, self.of, self.number = os.kill, os.getpid(), signal.SIGINT\n"
+        "    def __del__(self):\n        self.kill(self.of, self.number)\n"
+        "sys.late = Late()\nprint('done')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
 def catches_ctrl_c(pid: int) -> bool:
     """Whether a process has a handler for SIGINT; also true once it has ended."""
     status = Path(f"/proc/{pid}/status").read_text()

@@ -16,10 +16,10 @@ from architectures.manifest import hardware
 from distill.expected_time.figures import DeviceFigures, load_figures
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (  # of a checkout; of a wheel, in an environment and in a folder of its own
+FOLDERS = (  # of a checkout; of a wheel, in a folder of its own and in an environment, which may hold another copy's
     ROOT / "bench" / "results" / "devices",
-    Path(sysconfig.get_path("data")) / "share" / "widedraft" / "devices",
     ROOT / "share" / "widedraft" / "devices",
+    Path(sysconfig.get_path("data")) / "share" / "widedraft" / "devices",
 )
 PROCESSOR = re.compile(r", \d+ cores$")
 
