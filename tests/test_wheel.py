@@ -39,20 +39,24 @@ def test_wheel_holds_the_packages_the_module_and_the_recipes(wheel):
     assert not [name for name in names if name.startswith(("tests/", "bench/", "docs/"))]
 
 
-def test_installed_widedraft_survives_a_stray_eval_module(installed, tiny_target, tmp_path):
-    (tmp_path / "eval.py").write_text("raise RuntimeError('the stray eval.py was imported')\n")
+def check_quickstart(installed: Path, target: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`widedraft check` of the wheel's own quickstart, as installed."""
     recipe = installed / "share" / "widedraft" / "recipes" / "quickstart.yaml"
-    script = installed / "bin" / "widedraft"
     own_prompts = ("data.prompts=[]", "data.self_written_prompts=96")  # the recipe's prompt file is a checkout's
-    overrides = [f"target.path={tiny_target}", "architecture.layers=2", "architecture.method=first_last", *own_prompts]
-    completed = subprocess.run(
-        [sys.executable, script, "check", recipe, *overrides],
-        cwd=tmp_path,
+    overrides = [f"target.path={target}", "architecture.layers=2", "architecture.method=first_last", *own_prompts]
+    return subprocess.run(
+        [sys.executable, installed / "bin" / "widedraft", "check", recipe, *overrides, *words],
+        cwd=cwd,
         env={"PYTHONPATH": str(installed), "PATH": ""},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_installed_widedraft_survives_a_stray_eval_module(installed, tiny_target, tmp_path):
+    (tmp_path / "eval.py").write_text("raise RuntimeError('the stray eval.py was imported')\n")
+    completed = check_quickstart(installed, tiny_target, tmp_path)
     assert completed.returncode == 0, completed.stderr
     assert "layers" in completed.stdout
 
@@ -62,17 +66,7 @@ def test_installed_widedraft_reads_the_devices_of_the_wheel(installed, tiny_targ
     record = {"schema": 1, "device": "Some GPU", "slug": "some-gpu", "size": "full", "measured": "2026-12-01"}
     file = installed / "share" / "widedraft" / "devices" / "some-gpu.json"
     file.write_text(json.dumps({**record, "stages": {}}), encoding="utf-8")
-    recipe = installed / "share" / "widedraft" / "recipes" / "quickstart.yaml"
-    own_prompts = ("data.prompts=[]", "data.self_written_prompts=96")
-    overrides = [f"target.path={tiny_target}", "architecture.layers=2", "architecture.method=first_last", *own_prompts]
-    completed = subprocess.run(
-        [sys.executable, installed / "bin" / "widedraft", "check", recipe, *overrides, "--device", "some-gpu"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(installed), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    completed = check_quickstart(installed, tiny_target, tmp_path, "--device", "some-gpu")
     assert completed.returncode == 0, completed.stderr
     assert f"time on Some GPU (measured 2026-12-01, {file})" in completed.stdout
 

@@ -20,6 +20,7 @@ from architectures.errors import UserError
 from architectures.shapes import Shape
 from architectures.target import config_at_hand
 from architectures.tiny import tiny_config, tiny_shapes
+from bench.gpu.carry import TARGET_NAME
 from bench.gpu.one import END
 from bench.gpu.record import begun, device_name, keep, stage_record, summary
 from bench.gpu.stage import Row, Size
@@ -30,7 +31,7 @@ from distill.exits import report_user_errors
 LEAST_TORCH, TRIED_TORCH = (2, 7), ("2.7", "2.11")
 LIKENESS = "meta-llama/Llama-2-7b-chat-hf"  # what the random target of size tiny takes after
 GRACE_S = 5  # from being asked to end to being killed
-KEPT_TARGET, KEPT_FILE = "models/SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct.gguf"
+KEPT_TARGET = "models/SmolLM2-135M-Instruct"
 
 Record = dict[str, Any]
 
@@ -122,7 +123,7 @@ def target_folder(options: argparse.Namespace, size: Size) -> Path:
         [shape] = tiny_shapes(Shape.from_config(config))
         write_tiny(options.keep / "tiny", tiny_config(config, shape), weights=True)
         return options.keep / "tiny"
-    folder, carried = options.keep / KEPT_TARGET, options.keep / KEPT_FILE
+    folder, carried = options.keep / KEPT_TARGET, options.keep / TARGET_NAME
     if carried.is_file() and not (folder / "config.json").is_file():
         words = [sys.executable, "-m", "widedraft", "import-gguf", str(carried), "--to", str(folder)]
         subprocess.run(words, check=True)

@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 
 from architectures.shapes import Shape
 from bench.gpu.attempt import attempt_rows
+from bench.gpu.machine import bandwidth
 from bench.gpu.models import LLAMA_7B, random_model
 from bench.gpu.stage import Row, Setting, Size, SkippedError, lack_of_memory, lack_of_time, number_type
 from eval.clock import clock_s
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.latency.floor import dtype_name, shape_of, step_bytes
-from eval.latency.machine import memory_bandwidth
 from eval.models import load_model
 
 TARGET = "target"  # the model of the setting, SmolLM2-135M
@@ -56,7 +56,6 @@ class Sizes:
 
     cells: Sequence[Cell]
     repeats: int
-    bandwidth_bytes: int = 2**29
 
 
 MODELS: dict[str, Shape] = {"llama-7b": LLAMA_7B}
@@ -73,7 +72,7 @@ SIZES: dict[Size, Sizes] = {
         repeats=2,
     ),
     "laptop": Sizes((Cell(TARGET, 48, 32, 16, 40), Cell(TARGET, 8, 32, 16, 15)), repeats=3),
-    "tiny": Sizes((Cell(TARGET, 4, 12, 6, 2), Cell(TARGET, 1, 12, 6, 2)), repeats=2, bandwidth_bytes=2**24),
+    "tiny": Sizes((Cell(TARGET, 4, 12, 6, 2), Cell(TARGET, 1, 12, 6, 2)), repeats=2),
 }
 
 
@@ -98,7 +97,7 @@ Way = Callable[[int], Taken]  # writes so many tokens a row
 def rows(setting: Setting) -> Iterator[Row]:
     """Every cell, ours and transformers'; a model is made once."""
     sizes = SIZES[setting.size]
-    bytes_per_s = max(memory_bandwidth(setting.device, num_bytes=sizes.bandwidth_bytes).values())
+    bytes_per_s = bandwidth(setting)
     held: dict[str, PreTrainedModel] = {}
     for cell in sizes.cells:
         yield from attempt_rows(named(cell), lambda cell=cell: rows_of(cell, held, setting, sizes.repeats, bytes_per_s))

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from bench.gpu.attempt import attempt
-from bench.gpu.machine import READ_BYTES
+from bench.gpu.machine import bandwidth
 from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, lack_of_memory, lack_of_time
 from bench.gpu.step_models import equal_models, makers
@@ -30,7 +30,6 @@ from eval.intervals import percentile_interval
 from eval.latency.depth_and_width import depth_and_width
 from eval.latency.floor import dtype_name, shape_of, step_bytes
 from eval.latency.grid import repeated
-from eval.latency.machine import memory_bandwidth
 from eval.latency.steps import CHAIN_LENGTH, Kind, draft_steps, hold_context, target_steps, time_chain
 from eval.latency.steps import Setting as Place
 from eval.latency.timing import Step, summarise, time_together
@@ -77,8 +76,7 @@ class Bench:
 def rows(setting: Setting) -> Iterator[Row]:
     """Cell by cell; behind a cell what it says of depth, and of what was aimed at."""
     sizes = SIZES[setting.size]
-    bandwidth = memory_bandwidth(setting.device, num_bytes=READ_BYTES.get(setting.size))
-    bench = Bench(setting, sizes, max(bandwidth.values()))
+    bench = Bench(setting, sizes, bandwidth(setting))
     for name, make in makers(setting, sizes, bench.models).items():
         made = attempt({"shape": name}, lambda make=make: {"model": make()})
         if "model" in made:

@@ -64,7 +64,7 @@ def test_prompts_are_of_several_lengths_and_the_floor_is_of_their_mean(tiny_targ
 
 def test_what_time_does_not_allow_is_left_out_and_the_rest_is_measured(setting, monkeypatch):
     cells = (Cell(TARGET, 2, 12, 4, 1e9), Cell(TARGET, 1, 12, 4, 1))
-    monkeypatch.setitem(SIZES, "tiny", Sizes(cells, repeats=1, bandwidth_bytes=2**24))
+    monkeypatch.setitem(SIZES, "tiny", Sizes(cells, repeats=1))
     first, *others = rows(setting)
     assert "s are left" in first["skipped"]
     assert [row["how"] for row in others] == ["ours", "transformers"]
@@ -72,7 +72,7 @@ def test_what_time_does_not_allow_is_left_out_and_the_rest_is_measured(setting, 
 
 def test_what_memory_does_not_allow_is_left_out(setting, monkeypatch):
     cells = (Cell("llama-7b", 48, 512, 64, 1), Cell(TARGET, 2, 12, 4, 1), Cell(TARGET, 10**5, 12, 4, 1))
-    monkeypatch.setitem(SIZES, "tiny", Sizes(cells, repeats=1, bandwidth_bytes=2**24))
+    monkeypatch.setitem(SIZES, "tiny", Sizes(cells, repeats=1))
     monkeypatch.setattr("bench.gpu.stage.free_bytes", lambda _: 2**30)
     found = list(rows(setting))
     assert [row["model"] for row in found if "skipped" in row] == ["llama-7b", TARGET]

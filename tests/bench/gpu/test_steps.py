@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu import steps
+from bench.gpu import machine, steps
 from bench.gpu.stage import Setting, SkippedError
 from bench.gpu.step_sizes import AIM_CELL, SIZES, Cell
 from eval.decoding import captured
@@ -53,7 +53,7 @@ def test_every_cell_has_its_steps_and_what_cannot_be_captured_its_reason(setting
 
 
 def test_the_floor_is_the_bytes_over_the_bandwidth(setting, monkeypatch):
-    monkeypatch.setattr(steps, "memory_bandwidth", lambda device, num_bytes: {"copy": 1e6, "read": 2e6})
+    monkeypatch.setattr(machine, "memory_bandwidth", lambda device, num_bytes: {"copy": 1e6, "read": 2e6})
     rows = times_of(steps.rows(setting))
     [last] = [row for row in rows if (row["shape"], row["batch"], row["tokens"]) == ("target", 3, 3)]
     model = load_model(setting.target, dtype=last["dtype"], device="cpu")
