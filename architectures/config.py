@@ -1,22 +1,15 @@
-"""Recipe sections `target` and `architecture`, and the base every recipe section shares. No torch."""
+"""Recipe sections `target` and `architecture`. No torch."""
 
 import re
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
+from architectures.draft_vocabulary.config import VocabularyConfig
 from architectures.number_types import DtypeOrAuto, PrecisionOrAuto
+from architectures.section import Section
 from architectures.shapes import NAMED_SHAPES
 
 
@@ -64,15 +57,6 @@ Size = Annotated[
         }
     ),
 ]
-
-
-class Section(BaseModel):
-    """A group of recipe keys: unknown ones are refused, types are strict (1 may stand for 1.0), values never change.
-
-    Numbers are finite.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
 
 
 class TargetConfig(Section):
@@ -227,6 +211,9 @@ class ArchitectureConfig(Section):
         description="Folder of the scores, which runs of one target may share; null means <run_dir>/scores.",
     )
     masks: MasksConfig = Field(default=MasksConfig(), description="Training of learned_masks.")
+    vocabulary: VocabularyConfig | None = Field(
+        default=None, description="Token ids the draft can say; null is all of the target's."
+    )
     plan: str | None = Field(
         default=None,
         min_length=1,

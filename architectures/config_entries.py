@@ -66,6 +66,7 @@ CONFIG: dict[str, Kind] = {
     "sliding_window_pattern": LAYERS,
     "max_window_layers": whole("a whole number >= 0", ge=0),
     **kinds("hidden_size", "n_embd", "d_model", "d_ff", "intermediate_size", "ffn_dim", "vocab_size", of=WIDTH),
+    "head_vocab_size": WIDTH,  # of ours: rows of a small output head
     **kinds("n_inner", "word_embed_proj_dim", of=WIDTH.or_null()),
     **kinds("num_attention_heads", "n_head", "num_heads", of=HEADS),
     **kinds("num_key_value_heads", "head_dim", of=HEADS.or_null()),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from architectures.draft_vocabulary.record import CONFIG_KEY
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family
@@ -16,6 +17,8 @@ def draft_config(config: Mapping[str, Any], plan: PruningPlan, dtype: str | None
     sizes = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim") if family.width else ("layers",)
     draft |= {family.keys[size]: getattr(plan.draft, size) for size in (*sizes, "vocab")}
     draft["tie_word_embeddings"] = plan.draft.tied
+    if plan.draft.head_vocab:
+        draft[CONFIG_KEY] = plan.draft.head_vocab
     if plan.channels is not None:
         draft[family.keys["norm_eps"]] = norm_eps(config, family) * plan.source.hidden / plan.draft.hidden
     draft.setdefault("architectures", [family.architecture])

@@ -25,6 +25,7 @@ IDENTITY_FILES = (
     TOKENIZER_SETTINGS,
     CHAT_TEMPLATE,
     "chat_template.json",
+    "draft_vocabulary.json",
 )
 IDENTITY_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.model")  # sentencepiece has many names
 

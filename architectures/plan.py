@@ -53,6 +53,7 @@ class PruningPlan:
         heads: For each draft layer, the query heads kept; None keeps all.
         kv_heads: For each draft layer, the key/value heads kept; None keeps all.
         channels: Of the residual stream, kept everywhere; None keeps all.
+        vocabulary: Token ids that the output head keeps a row for, ascending; None keeps all.
         cuts: Rescalings of the residual stream.
         read_gains: For each draft layer and the final norm, what its norm is multiplied by to undo the cuts' change
             of the stream's mean square; empty without cuts.
@@ -68,6 +69,7 @@ class PruningPlan:
     heads: tuple[Kept, ...] | None = None
     kv_heads: tuple[Kept, ...] | None = None
     channels: Kept | None = None
+    vocabulary: Kept | None = None
     cuts: tuple[Cut, ...] = ()
     read_gains: tuple[float, ...] = ()
     target: str | None = None
@@ -75,6 +77,10 @@ class PruningPlan:
     def with_vocab(self, vocab: int) -> "PruningPlan":
         """The same for a target with another vocab_size than the source's."""
         return replace(self, draft=replace(self.draft, vocab=vocab))
+
+    def with_vocabulary(self, ids: Kept) -> "PruningPlan":
+        """The same with an output head that says these ids alone; what was tied to the embedding no longer is."""
+        return replace(self, vocabulary=ids, draft=replace(self.draft, head_vocab=len(ids), tied=False))
 
     def to_json(self) -> str:
         """As plan.json holds it."""
@@ -86,7 +92,8 @@ class PruningPlan:
         text = f"layers {', '.join(map(str, self.source_layers))} of {self.source.layers}{merged}"
         sizes = {name: (getattr(self.draft, name), getattr(self.source, name)) for name in WIDTHS}
         cut = [f"{name} {kept} of {of}" for name, (kept, of) in sizes.items() if kept != of]
-        return ", ".join([text, *cut])
+        said = [] if self.vocabulary is None else [f"ids said {self.draft.head_vocab} of {self.draft.vocab}"]
+        return ", ".join([text, *cut, *said])
 
     @classmethod
     def from_json(cls, text: str, *, where: str = PLAN_NAME) -> "PruningPlan":

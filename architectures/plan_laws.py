@@ -5,8 +5,11 @@ from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from architectures.draft_vocabulary.record import broken_law
+
 if TYPE_CHECKING:
     from architectures.plan import PruningPlan
+    from architectures.shapes import Shape
 
 SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
 
@@ -21,11 +24,32 @@ def broken_laws(plan: "PruningPlan") -> Iterator[str]:
         yield f"draft.{wrong[0]} must be > 0 and at most the source's {of}, got {kept}"
     elif draft.vocab < 1:  # that of the target, which may have more rows than the source, or fewer
         yield f"draft.vocab must be > 0, got {draft.vocab}"
-    elif replace(draft, vocab=source.vocab, **{name: of for name, (_, of) in sizes.items()}) != source:
+    elif replace(uncut(plan), vocab=source.vocab, **{name: of for name, (_, of) in sizes.items()}) != source:
         yield "draft must differ from source in its sizes alone"
+    elif (mistake := broken_vocabulary(plan)) is not None:
+        yield mistake
     else:
         yield from broken_lists(plan)
         yield from broken_scales(plan)
+
+
+def uncut(plan: "PruningPlan") -> "Shape":
+    """The draft's shape with the source's output head, where the plan cuts it."""
+    if plan.vocabulary is None:
+        return plan.draft
+    return replace(plan.draft, head_vocab=plan.source.head_vocab, tied=plan.source.tied)
+
+
+def broken_vocabulary(plan: "PruningPlan") -> str | None:
+    """What is wrong with the ids that the head keeps, in words."""
+    if plan.vocabulary is None:
+        return None
+    if plan.source.head_vocab:
+        return f"vocabulary must be left out: the source's head says {plan.source.head_vocab} ids alone"
+    if plan.draft.tied or plan.draft.head_vocab != len(plan.vocabulary):
+        return f"draft must be untied, with a head_vocab of the {len(plan.vocabulary)} ids in vocabulary"
+    mistake = broken_law(plan.vocabulary, plan.draft.vocab)
+    return None if mistake is None else f"vocabulary: {mistake}"
 
 
 def broken_lists(plan: "PruningPlan") -> Iterator[str]:

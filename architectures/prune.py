@@ -4,19 +4,22 @@ Everything the plan does not change is carried over: bits of the weights and con
 cut out of; tokenizer, generation settings and special ids from the target, which mostly is the same.
 """
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from architectures.atomic import staged_folder, write_json, write_text
 from architectures.draft_config import draft_config
+from architectures.draft_vocabulary.record import DRAFT_VOCABULARY_NAME, DraftVocabulary, write_draft_vocabulary
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.plan import PLAN_NAME, PruningPlan
 from architectures.shapes import Shape, checkpoint_tensors
-from architectures.slicing import draft_tensor, tensor_places
+from architectures.slicing import draft_tensor, source_name, tensor_places
 from architectures.target import read_config
 from architectures.target_files import carry_files, require_tokenizer, with_special_ids
 from architectures.weights import TensorInfo, Weights, open_weights, require_replaceable, require_tensors, write_weights
@@ -29,6 +32,7 @@ def prune_checkpoint(
     *,
     target: Path | None = None,
     dtype: str | None = None,
+    origin: Mapping[str, Any] | None = None,
     finish: Callable[[Path], None] | None = None,
 ) -> None:
     """Write the draft that plan cuts out of source: weights, config.json, tokenizer, generation settings, plan.json.
@@ -42,6 +46,7 @@ def prune_checkpoint(
         target: The folder of the model it will draft for, whose tokenizer and generation settings it takes; None where
             that is the source.
         dtype: float32, bfloat16 or float16 for every weight; None keeps each tensor's own.
+        origin: Where the ids of plan.vocabulary come from, for who opens the draft.
         finish: Called with the folder before it takes its place; may add files.
 
     Raises:
@@ -70,9 +75,18 @@ def prune_checkpoint(
         write_weights(layout, read, folder)
         write_json(with_special_ids(draft_config(config, plan, dtype), read_config(target)), folder / "config.json")
         write_text(plan.to_json(), folder / PLAN_NAME)
+        say_vocabulary(plan, source, folder, origin or {})
         carry_files(target, folder)
         if finish is not None:
             finish(folder)
+
+
+def say_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mapping[str, Any]) -> None:
+    """Write beside the weights which ids the rows of a small head say; nothing where they say all."""
+    if plan.vocabulary is not None:
+        write_draft_vocabulary(DraftVocabulary(ids=plan.vocabulary, vocab_size=plan.draft.vocab, origin=origin), folder)
+    elif plan.draft.head_vocab:
+        shutil.copyfile(source / DRAFT_VOCABULARY_NAME, folder / DRAFT_VOCABULARY_NAME)
 
 
 def require_whole_source(weights: Weights, source: Shape) -> None:
@@ -93,11 +107,12 @@ def require_whole_source(weights: Weights, source: Shape) -> None:
 def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict[str, TensorInfo]:
     """Dtype and size of every tensor of the draft; without a dtype each keeps that of the layer it comes from."""
     family = FAMILIES[plan.source.family]
-    layout = {}
+    layout, places = {}, tensor_places(plan.draft)
     for name, size in checkpoint_tensors(plan.draft).items():
         layer, _, rest = name.removeprefix(family.layer_prefix).partition(".")
         in_layer = name.startswith(family.layer_prefix)
-        source = f"{family.layer_prefix}{plan.source_layers[int(layer)]}.{rest}" if in_layer else name
+        own = source_name(plan, places[name], name)
+        source = f"{family.layer_prefix}{plan.source_layers[int(layer)]}.{rest}" if in_layer else own
         layout[name] = TensorInfo(weights.info[source].dtype if dtype is None else getattr(torch, dtype), size)
     return layout
 

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from architectures.config_entries import CONFIG
+from architectures.draft_vocabulary.record import CONFIG_KEY
 from architectures.errors import UserError
 from architectures.families import FAMILIES, family_of
 from architectures.families.family import EMBEDDING_ROLES, Family, Part
@@ -27,6 +28,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     vocab: int
+    head_vocab: int = 0  # rows of the output head where it says fewer ids than vocab; 0 where it says them all
     positions: int = 0  # rows of a learned position table; 0 where there is none
     tied: bool = False  # the output head is the embedding
     qkv_bias: bool = False
@@ -62,11 +64,17 @@ class Shape:
             kv_heads=kv_heads,
             head_dim=head_width(config, family, hidden, heads, where),
             vocab=required(config, keys["vocab"], where),
+            head_vocab=head_vocab(config, required(config, keys["vocab"], where), where),
             positions=required(config, keys["positions"], where) + family.extra_positions if "positions" in keys else 0,
             tied=bool(config.get("tie_word_embeddings", family.tied)),
             **family.biases(config),
             family=family.model_type,
         )
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the output head."""
+        return self.head_vocab or self.vocab
 
     def axis(self, name: str) -> int:
         """The length of an axis as families name it; a fused one is the sum of its parts."""
@@ -107,8 +115,8 @@ class Shape:
 
     def parameters(self) -> int:
         """The true count: everything the checkpoint holds, a tied head counted once."""
-        embeddings = (1 if self.tied else 2) * self.vocab * self.hidden + self.positions * self.hidden
-        return self.parameters_without_embeddings() + embeddings
+        rows = self.vocab + (0 if self.tied else self.head_rows) + self.positions
+        return self.parameters_without_embeddings() + rows * self.hidden
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of all weights.
@@ -135,7 +143,7 @@ class Shape:
         """
         matrices = sum(prod(size) for size in self.layer_tensors().values() if len(size) == 2)
         attention = 2 * self.heads * self.head_dim * context  # scores, then the weighted sum of values
-        return 2 * (self.layers * (matrices + attention) + self.vocab * self.hidden)
+        return 2 * (self.layers * (matrices + attention) + self.head_rows * self.hidden)
 
 
 def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
@@ -165,6 +173,19 @@ def intermediate_size(config: Mapping[str, Any], family: Family, hidden: int, wh
     if key is not None and family.width:
         return required(config, key, where)
     return optional(config, key, where, default=4 * hidden)
+
+
+def head_vocab(config: Mapping[str, Any], vocab: int, where: str) -> int:
+    """Rows of a head that says fewer ids than the embedding reads; 0 where it says them all."""
+    rows = optional(config, CONFIG_KEY, where, default=0)
+    if rows >= vocab:
+        raise UserError(f"{where}: {CONFIG_KEY} must be below the {vocab} ids there are, got {rows}. Leave it out.")
+    if rows and config.get("tie_word_embeddings"):
+        raise UserError(
+            f"{where}: {CONFIG_KEY} is {rows} and tie_word_embeddings true: a head of fewer rows than the embedding is "
+            "not the embedding. Take the config.json the draft came with."
+        )
+    return rows
 
 
 def head_width(config: Mapping[str, Any], family: Family, hidden: int, heads: int, where: str) -> int:

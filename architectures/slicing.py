@@ -67,7 +67,17 @@ def draft_tensor(plan: PruningPlan, place: Place, name: str, read: Callable[[str
         if kept is not None:
             tensor = tensor.index_select(dim, kept)
     tensor = scaled(plan, place, axes, tensor)
+    if axes[0] == "head_rows":
+        return head_of_draft(plan, tensor)
     return fit_rows(tensor, plan.draft.vocab) if axes[0] == "vocab" else tensor
+
+
+def head_of_draft(plan: PruningPlan, rows_VX: Tensor) -> Tensor:
+    """The rows of the output head for the ids that the draft says; a head that was cut before stays as it is."""
+    if plan.source.head_vocab:
+        return rows_VX
+    rows_VX = fit_rows(rows_VX, plan.draft.vocab)
+    return rows_VX if plan.vocabulary is None else rows_VX[torch.tensor(plan.vocabulary)]
 
 
 def part_of(plan: PruningPlan, place: Place) -> Part:
@@ -82,7 +92,7 @@ def merged(plan: PruningPlan, place: Place, name: str, read: Callable[[str], Ten
     Source: Yang et al. 2024, "LaCo", sec. 3.1 (arXiv 2402.11187): theta_l + sum_k (theta_l+k - theta_l).
     """
     if place.layer is None:
-        return read(name)
+        return read(source_name(plan, place, name))
     prefix = FAMILIES[plan.source.family].layer_prefix
     rest = name.removeprefix(f"{prefix}{place.layer}.")
     first = read(f"{prefix}{plan.source_layers[place.layer]}.{rest}")
@@ -93,6 +103,13 @@ def merged(plan: PruningPlan, place: Place, name: str, read: Callable[[str], Ten
     for other in others:
         total = total + (read(f"{prefix}{other}.{rest}").float() - first.float())
     return total.to(first.dtype)
+
+
+def source_name(plan: PruningPlan, place: Place, name: str) -> str:
+    """What the source calls a tensor outside the layers: of a tied head that becomes one of its own, the embedding."""
+    if place.role == "head" and plan.source.tied and not plan.draft.tied:
+        return FAMILIES[plan.source.family].weight("embedding")
+    return name
 
 
 def kept_entries(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | None:
@@ -142,7 +159,7 @@ def norm_factor(plan: PruningPlan, place: Place, axes: tuple[str, ...]) -> Tenso
     factor: Tensor | float = 1.0
     if plan.channels is not None:
         factor *= sqrt(plan.source.hidden / plan.draft.hidden)
-        if place.role == "final_norm" and plan.source.tied and FAMILIES[plan.source.family].scaled_embedding:
+        if place.role == "final_norm" and plan.draft.tied and FAMILIES[plan.source.family].scaled_embedding:
             factor /= sqrt(plan.source.hidden / plan.draft.hidden)  # the tied head has grown by as much
     scale_H = stream_scale(plan, plan.draft.layers if place.layer is None else place.layer)
     if scale_H is not None and place.role in POST_NORMS:

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from architectures.config import Section
 from architectures.number_types import Dtype, PrecisionOrAuto
+from architectures.section import Section
 from distill.losses.config import Loss, LossTerm, TokenSelection, loss_terms
 from distill.monitoring.config import Loggers
 from distill.teacher.config import (

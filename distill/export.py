@@ -12,6 +12,7 @@ from torch import Tensor
 
 from architectures.atomic import staged_folder, write_json
 from architectures.draft_config import with_dtype
+from architectures.draft_vocabulary.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME
 from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.families.family import Family
@@ -64,7 +65,7 @@ def export_checkpoint(
     require_replaceable(out, MANIFEST_NAME, reading=init, stage="export")
 
     cast, vocab_size = getattr(torch, dtype), vocab_size_of(target)
-    by_id = set(vocabulary_tensors(sizes, family))
+    by_id = set(vocabulary_tensors(sizes, family, small_head=CONFIG_KEY in config))
     layout = {
         name: TensorInfo(cast, (vocab_size, *size[1:]) if name in by_id else size) for name, size in sizes.items()
     }
@@ -78,8 +79,9 @@ def export_checkpoint(
         write_weights(layout, read, folder)
         write_json(with_dtype(config, dtype), folder / "config.json")
         carry_files(target, folder)
-        if (init / PLAN_NAME).is_file():
-            shutil.copyfile(init / PLAN_NAME, folder / PLAN_NAME)
+        for name in (PLAN_NAME, DRAFT_VOCABULARY_NAME):
+            if (init / name).is_file():
+                shutil.copyfile(init / name, folder / name)
         finish(folder)
 
 
@@ -95,9 +97,9 @@ def stored_name(name: str, family: Family) -> str:
     return f"{family.renamed_modules.get(module, module)}.{kind}"
 
 
-def vocabulary_tensors(names: Iterable[str], family: Family) -> list[str]:
-    """The tensors with a row for each id: embeddings, and weight and bias of the head."""
-    modules = {family.outside[role].name for role in ("embedding", "head")}
+def vocabulary_tensors(names: Iterable[str], family: Family, *, small_head: bool) -> list[str]:
+    """The tensors with a row for each id: embeddings, and weight and bias of the head unless it says some ids alone."""
+    modules = {family.outside[role].name for role in (("embedding",) if small_head else ("embedding", "head"))}
     return [name for name in names if name.rsplit(".", 1)[0] in modules]
 
 

@@ -14,9 +14,10 @@ from omegaconf import OmegaConf
 from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
 from architectures.atomic import write_json, write_text
-from architectures.config import ArchitectureConfig, Section, TargetConfig
+from architectures.config import ArchitectureConfig, TargetConfig
 from architectures.errors import UserError
 from architectures.reading import read_text
+from architectures.section import Section
 from distill.config import DistillConfig, ExportConfig
 from distill.data.config import DataConfig
 from distill.recipe_reading.environment import from_environment

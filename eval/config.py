@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
-from architectures.config import Section
 from architectures.number_types import DtypeOrAuto
+from architectures.section import Section
 from eval.tasks.table import TASKS, named_task
 
 TaskName = Annotated[str, AfterValidator(named_task), WithJsonSchema({"type": "string", "enum": list(TASKS)})]

@@ -20,6 +20,8 @@ from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
 from architectures.context_length import ContextLength, context_length
+from architectures.draft_vocabulary.head import load_head
+from architectures.draft_vocabulary.record import CONFIG_KEY
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_value, read_json_file
 from architectures.reading import read_json_object, require_regular
@@ -118,6 +120,9 @@ def load_model(
             "A file is missing or cut short: copy or download the folder again, or run the stage that wrote it again."
         ) from error
     model, report = loaded
+    if CONFIG_KEY in read_config(folder):
+        load_head(folder, model)
+        report = without_head(report, model)
     refuse_incomplete(folder, report)
     refuse_whole_numbers(folder, model)
     model = model if packing else model.to(place)  # transformers leaves it in eval mode
@@ -269,6 +274,15 @@ def refuse_own_code(folder: Path, error: Exception) -> None:
                 f"{path}: needs Python code of its own (auto_map), which widedraft never runs, and transformers "
                 f"{transformers_version} cannot open it without. Use a checkpoint of an architecture it knows."
             ) from error
+
+
+def without_head(report: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """What was wrong with a checkpoint's tensors besides the head, which has fewer rows than transformers takes."""
+    head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
+    fitting = [
+        key for key in report["mismatched_keys"] if (key if isinstance(key, str) else key[0]) != f"{head}.weight"
+    ]
+    return {**report, "mismatched_keys": fitting}
 
 
 def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:

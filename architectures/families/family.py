@@ -1,7 +1,8 @@
 """What a family is: the modules of its checkpoints with the axes of each, and what its config leaves unsaid. No torch.
 
 Axes are written as text. One name is one axis of the weight as it is stored: hidden, intermediate, query (heads x
-head_dim), key_value (kv_heads x head_dim), head_dim, vocab, positions. "a+b" is a fused axis: a's rows, then b's.
+head_dim), key_value (kv_heads x head_dim), head_dim, vocab, head_rows (of the output head), positions. "a+b" is a fused
+axis: a's rows, then b's.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ from architectures.families.family import ConfigEntry, Family, linear, rms_norm
 OUTSIDE = {
     "embedding": linear("model.embed_tokens", "vocab", "hidden"),
     "final_norm": rms_norm("model.norm"),
-    "head": linear("lm_head", "vocab", "hidden"),
+    "head": linear("lm_head", "head_rows", "hidden"),
 }
 QUERY_KEY_NORMS = {
     "query_norm": rms_norm("self_attn.q_norm", "head_dim"),

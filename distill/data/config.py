@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from architectures.config import Section
+from architectures.section import Section
 from eval.config import PromptSource
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from architectures.config import Section
+from architectures.section import Section
 
 LossName = Literal[
     "forward_kl",

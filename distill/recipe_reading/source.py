@@ -84,7 +84,8 @@ def read_source(text: str, name: str, overrides: Sequence[str], model: type[Base
 def with_defaults(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """The values with the model's defaults where they are silent; a section that must be given begins empty."""
     filled = dict(values)
-    for name, info in model.model_fields.items():
+    for field_name, info in model.model_fields.items():
+        name = info.alias or field_name
         section = _section_model(info.annotation)
         if name not in filled and (section is not None or not info.is_required()):
             filled[name] = {} if isinstance(info.default, BaseModel) or info.is_required() else info.default

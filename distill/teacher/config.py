@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from architectures.config import Section
 from architectures.errors import UserError
+from architectures.section import Section
 
 Contents = Literal["hidden", "top_k", "samples"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures.draft_config import draft_config
+from architectures.draft_vocabulary.head import cut_head
 from architectures.errors import UserError
 from architectures.plan import PruningPlan
 from architectures.shapes import Shape
@@ -34,6 +35,8 @@ def untrained_model(target: PreTrainedModel, shape: Shape) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**config), dtype=target.dtype, trust_remote_code=False
         )
+    if shape.head_vocab:
+        cut_head(model, torch.arange(shape.head_vocab, device=target.device))
     return model.eval()
 
 

@@ -1,0 +1,69 @@
+"""The file beside a draft's weights that says which token ids the rows of its output head are. No torch."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from architectures.atomic import write_text
+from architectures.errors import UserError
+from architectures.reading import read_text
+from architectures.typed_file import parsed
+
+DRAFT_VOCABULARY_NAME = "draft_vocabulary.json"
+CONFIG_KEY = "head_vocab_size"  # of config.json; `draft_vocab_size` would make llama.cpp take it for EAGLE-3
+MOST_MIB = 64
+REMEDY = "Copy it from where the draft came from, or make the draft again."
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftVocabulary:
+    """Row k of the output head says token ids[k].
+
+    Attributes:
+        ids: Ascending, so that those below any bound are the first rows.
+        vocab_size: Of the target, and rows of the input embedding.
+        origin: Where the ids come from, for people: what was counted, how much of it.
+    """
+
+    ids: tuple[int, ...]
+    vocab_size: int
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """As the file holds it."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
+    """What is wrong with the ids of a head, in words; None if nothing."""
+    if not ids:
+        return "ids must hold at least one id, got none"
+    if any(a >= b for a, b in pairwise(ids)):
+        return "ids must ascend, each there once"
+    if ids[0] < 0 or ids[-1] >= vocab_size:
+        return f"ids must be from 0 to {vocab_size - 1}, got {ids[0] if ids[0] < 0 else ids[-1]}"
+    return None
+
+
+def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
+    """What the head of a checkpoint folder says, whose config.json has CONFIG_KEY.
+
+    Raises:
+        UserError: If the file is missing, damaged, or breaks a law.
+    """
+    path = folder / DRAFT_VOCABULARY_NAME
+    text = read_text(path, remedy=REMEDY, most_mib=MOST_MIB)
+    found = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", REMEDY)
+    if (mistake := broken_law(found.ids, found.vocab_size)) is not None:
+        raise UserError(f"{path}: {mistake}. {REMEDY}")
+    return found
+
+
+def write_draft_vocabulary(vocabulary: DraftVocabulary, folder: Path) -> None:
+    """Write the file into a folder that is being made."""
+    write_text(vocabulary.to_json(), folder / DRAFT_VOCABULARY_NAME)
