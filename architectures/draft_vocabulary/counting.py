@@ -1,0 +1,34 @@
+"""Which ids a text says how often, the most frequent ones, and how much of a text some ids cover. Pure; no torch."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+
+def token_counts(texts: Iterable[Sequence[int]]) -> Counter[int]:
+    """How often each token id stands in some texts."""
+    counts: Counter[int] = Counter()
+    for ids in texts:
+        counts.update(ids)
+    return counts
+
+
+def most_frequent(counts: Mapping[int, int], always: Collection[int], size: int) -> tuple[int, ...]:
+    """So many ids, ascending: those that are kept whatever they count, then the most frequent; of equal ones the first.
+
+    Fewer where there are not so many that are kept or said at all.
+
+    Args:
+        counts: By token id.
+        always: Ids kept in any case, at most `size`.
+        size: Ids wanted.
+    """
+    said = sorted((id_ for id_, count in counts.items() if count > 0), key=lambda id_: (-counts[id_], id_))
+    kept = set(always)
+    others = [id_ for id_ in said if id_ not in kept]
+    return tuple(sorted([*kept, *others[: max(0, size - len(kept))]]))
+
+
+def coverage(ids: Collection[int], counts: Mapping[int, int]) -> float:
+    """Share of the tokens counted that are among some ids, in [0, 1]; NaN of no tokens."""
+    total = sum(counts.values())
+    return sum(counts.get(id_, 0) for id_ in ids) / total if total else float("nan")
