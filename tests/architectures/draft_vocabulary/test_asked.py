@@ -143,7 +143,7 @@ def test_a_list_with_fewer_ids_than_asked_for_is_refused(write):
 
 
 def test_no_file_and_a_folder_of_something_else_are_refused(tmp_path):
-    with pytest.raises(UserError, match="anwsers: no such file, .* to answers, to text"):
+    with pytest.raises(UserError, match=r"anwsers: no such file, .* to answers, to text"):
         read_list("anwsers", 3)
     with pytest.raises(UserError, match=r"is a folder without draft_vocabulary\.json"):
         read_list(str(tmp_path), None)
