@@ -22,7 +22,7 @@ def byte_level(**settings) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", **settings)
 
 
@@ -86,6 +86,24 @@ def test_files_say_what_transformers_says(tmp_path, kind):
     assert found.special == {*tokenizer.all_special_ids, *marked}
     assert len(found.single_bytes) == num_bytes
     assert not found.single_bytes & found.special
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"pad_token": "hel"},
+        {"pad_token": {"__type": "AddedToken", "content": "hel"}},
+        {"additional_special_tokens": ["he", "hel"]},
+    ],
+)
+def test_tokens_that_only_the_settings_call_special_are_special(tmp_path, named):
+    """In files as they were before tokenizer.json named all special tokens itself."""
+    folder = save(byte_level(), tmp_path, bos_token_id=None, eos_token_id=None)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, **named}))
+    found = read_tokens(folder, 10_000)
+    assert found.special == set(AutoTokenizer.from_pretrained(folder).all_special_ids)
+    assert 258 in found.special
 
 
 def test_special_tokens_are_added_ones_marked_so(tmp_path):

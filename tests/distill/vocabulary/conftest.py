@@ -14,6 +14,7 @@ SAID = {
     "train": [("a.jsonl:1", [280, 270, 270]), ("a.jsonl:2#2", [280, 280, 2]), ("b.jsonl:1", [260, 2])],
     "eval": [("a.jsonl:3", [290, 290, 290, 280])],
 }
+TASKS = {"b.jsonl:1": "gsm8k/1"}  # of the rows that have one
 
 
 @pytest.fixture(scope="session")
@@ -98,6 +99,7 @@ def write_traces(data: Path, name: str, said: Sequence[tuple[str, Sequence[int]]
     (path,) = claim_shards(data, name, {}, num_shards=1)
     question = ({"role": "user", "content": "a"},)
     traces = [
-        Trace(number, source, question, (298,) * 9, tuple(ids), "", "stop") for number, (source, ids) in enumerate(said)
+        Trace(number, source, question, (298,) * 9, tuple(ids), "", "stop", task=TASKS.get(source))
+        for number, (source, ids) in enumerate(said)
     ]
     write_shard(path, [asdict(trace) for trace in traces])

@@ -35,7 +35,7 @@ def test_shares_are_told_by_domain(answered, lines):
     assert lines(answered()) == [
         "vocabulary (261 of 320 ids, from answers; share covered)",
         "1.0000 training answers, a.jsonl: of 6 tokens",
-        "0.5000 training answers, b.jsonl: of 2 tokens",
+        "0.5000 training answers, gsm8k/1: of 2 tokens",
         "0.2500 held-out answers, a.jsonl: of 4 tokens",
         "unknown other prompts than the data's: eval.tasks names none",
     ]

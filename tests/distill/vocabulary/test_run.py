@@ -69,7 +69,7 @@ def test_the_draft_says_where_its_ids_come_from(answered, capsys):
     assert read_draft_vocabulary(init_of(recipe)).origin == {
         "from": "answers",
         "tokens": 8,
-        "coverage": {"counted": {"a.jsonl": 1.0, "b.jsonl": 0.5}, "held out": {"a.jsonl": 0.25}},
+        "coverage": {"counted": {"a.jsonl": 1.0, "gsm8k/1": 0.5}, "held out": {"a.jsonl": 0.25}},
     }
     assert "261 of 320 ids, from answers, which cover 1.0000 of a.jsonl (counted)" in capsys.readouterr().out
 
