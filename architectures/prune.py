@@ -4,8 +4,8 @@ Everything the plan does not change is carried over: bits of the weights and con
 cut out of; tokenizer, generation settings and special ids from the target, which mostly is the same.
 """
 
-import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from architectures.atomic import staged_folder, write_json, write_text
 from architectures.draft_config import draft_config
-from architectures.draft_vocabulary.record import DRAFT_VOCABULARY_NAME, DraftVocabulary, write_draft_vocabulary
+from architectures.draft_vocabulary.record import DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.plan import PLAN_NAME, PruningPlan
@@ -82,11 +82,14 @@ def prune_checkpoint(
 
 
 def say_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mapping[str, Any]) -> None:
-    """Write beside the weights which ids the rows of a small head say; nothing where they say all."""
+    """Write beside the weights which ids the rows of a small head say; nothing where they say all.
+
+    Of a source whose head is small they are the source's; the target's vocabulary may be padded otherwise.
+    """
     if plan.vocabulary is not None:
         write_draft_vocabulary(DraftVocabulary(ids=plan.vocabulary, vocab_size=plan.draft.vocab, origin=origin), folder)
     elif plan.draft.head_vocab:
-        shutil.copyfile(source / DRAFT_VOCABULARY_NAME, folder / DRAFT_VOCABULARY_NAME)
+        write_draft_vocabulary(replace(read_draft_vocabulary(source), vocab_size=plan.draft.vocab), folder)
 
 
 def require_whole_source(weights: Weights, source: Shape) -> None:

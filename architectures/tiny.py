@@ -9,15 +9,16 @@ from dataclasses import replace
 from math import gcd, lcm
 from typing import Any
 
+from architectures.draft_vocabulary.record import CONFIG_KEY
 from architectures.families import FAMILIES
 from architectures.shapes import Shape
 
 LAYERS, LEAST_LAYERS = 8, 2  # of the target, and of a draft that has as many: a first and a last one
 HEAD_DIM, MIN_HEADS, POSITIONS = 16, 2, 512
-VOCAB = 264  # 256 bytes, 3 special tokens, and padding
+VOCAB, HEAD_VOCAB = 264, 259  # 256 bytes, 3 special tokens, and padding, which a small output head leaves out
 BOS_ID, EOS_ID, PAD_ID = 1, 2, 0
 SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
-NOT_OF_A_TINY_MODEL = ("_name_or_path", "auto_map", "dtype", "torch_dtype", "transformers_version")
+NOT_OF_A_TINY_MODEL = ("_name_or_path", "auto_map", "dtype", "torch_dtype", "transformers_version", CONFIG_KEY)
 
 
 def tiny_shapes(target: Shape, drafts: Sequence[Shape] = ()) -> list[Shape]:
@@ -40,6 +41,7 @@ def tiny_shapes(target: Shape, drafts: Sequence[Shape] = ()) -> list[Shape]:
             kv_heads=shape.kv_heads // group,
             head_dim=head_dim,
             vocab=VOCAB,
+            head_vocab=HEAD_VOCAB if shape.head_vocab else 0,
             positions=min(shape.positions, POSITIONS + FAMILIES[shape.family].extra_positions),
         )
         for shape in shapes
@@ -83,6 +85,8 @@ def tiny_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     if "positions" in family.keys:
         small[family.keys["positions"]] = shape.positions - family.extra_positions
     small |= {key: config[key][: shape.layers] for key in family.per_layer_lists if config.get(key) is not None}
+    if shape.head_vocab:
+        small[CONFIG_KEY] = shape.head_vocab
     if "word_embed_proj_dim" in config:  # of OPT
         small["word_embed_proj_dim"] = shape.hidden
     return small | {

@@ -130,7 +130,7 @@ def cell(
         recipe = train_masks(options, shape)
     else:
         recipe = recipe_of(options, {**SHAPES[shape], **METHODS[method]}, seed)
-    source, plan = weights_and_plan(recipe, options.target)
+    source, plan, _ = weights_and_plan(recipe, options.target)
     with tempfile.TemporaryDirectory() as folder:
         prune_checkpoint(source, plan, Path(folder) / "draft", dtype="float32")
         student = load_model(Path(folder) / "draft", dtype="float32")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from architectures.context_length import ContextLength, context_length
+from architectures.draft_vocabulary.asked import with_asked_head
 from architectures.errors import UserError
 from architectures.number_types import has_bfloat16
 from architectures.plan import load_plan, needed_scores, plan_pruning
@@ -25,8 +26,10 @@ from distill.masks.memory import refuse_sharded_masks
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
 from distill.recipe import Recipe
 from distill.run_folder import require_run_folder
+from distill.stage_folders import refuse_small_target
 from distill.stage_inputs import teacher_dtype
 from distill.teacher.config import bytes_per_token, refuse_k_beyond
+from distill.vocabulary.page import vocabulary_block
 
 Value = TypeVar("Value")
 Row = tuple[str, str]
@@ -79,11 +82,13 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> str:
         attempt(lambda: refuse_texts_beyond(recipe, cut), problems)
         if recipe.architecture.method == "learned_masks":
             attempt(lambda: refuse_sharded_masks(recipe, cut.target), problems)
+    said = None if cut is None else attempt(partial(vocabulary_block, recipe, cut.target, cut.draft), problems)
     work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
-    if cut is None or work is None or place is None:
+    if cut is None or work is None or place is None or said is None:
         raise UserError("\n".join(problems))
     blocks = {
         f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut),
+        **said,
         **{memory_title(training): memory_rows(training) for training in trainings(recipe, cut.target, cut.draft)},
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
         "work": [*work_rows(recipe, work), ("loss", loss_words(recipe.distill)), *slow_rows(recipe)],
@@ -109,13 +114,15 @@ def attempt(step: Callable[[], Value], problems: list[str]) -> Value | None:
 def planned(recipe: Recipe) -> Cut:
     """The shapes of target and draft, from the target's config alone."""
     target, length, read = shape_at_hand("target.path", recipe.target.path, recipe.target.revision)
+    refuse_small_target(target, recipe.target.path)
     source, source_length, unread = target, length, () if read else (recipe.target.path,)
     if (path := recipe.architecture.source) is not None:
         revision = recipe.architecture.source_revision
         source, source_length, read = shape_at_hand("architecture.source", path, revision)
         unread += () if read else (path,)
     draft, origin = draft_and_origin(recipe, source)
-    return Cut(target, replace(draft, vocab=target.vocab), origin, source, (length, source_length), unread)
+    draft = with_asked_head(replace(draft, vocab=target.vocab), recipe.architecture.vocabulary)
+    return Cut(target, draft, origin, source, (length, source_length), unread)
 
 
 def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLength | None, bool]:
@@ -183,6 +190,7 @@ def described(shape: Shape, name: str | None) -> list[Row]:
     dimensions = (
         f"{shape.layers} layers, hidden {shape.hidden}, intermediate {shape.intermediate}, "
         f"{shape.heads} heads of {shape.head_dim} ({shape.kv_heads} kv), vocabulary {shape.vocab}"
+        f"{f', of which {shape.head_vocab} are said' if shape.head_vocab else ''}"
     )
     true_size = f"{shape.parameters():,} parameters, {shape.parameters_without_embeddings():,} without embeddings"
     return [("", dimensions), ("", f"{true_size}; nominal size: {nominal[0] if nominal else 'none'}")]

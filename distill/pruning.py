@@ -18,25 +18,33 @@ from distill.longest_texts import refuse_long_calibration
 from distill.recipe import Recipe
 from distill.stage_folders import length_of
 from distill.stage_inputs import cut_from, scores_inputs, source_record, target_record
+from distill.vocabulary.choice import chosen
+from distill.vocabulary.head import with_choice
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def weights_and_plan(recipe: Recipe, target: Path) -> tuple[Path, PruningPlan]:
-    """The folder to cut the draft out of, and how: what the recipe names and its plan, or what masks left of both.
+def weights_and_plan(recipe: Recipe, target: Path) -> tuple[Path, PruningPlan, dict[str, Any]]:
+    """The folder to cut the draft out of, how, and where the ids of its head come from, for who opens the draft.
+
+    What the recipe names and its plan, or what masks left of both, with the output head that the recipe asks for.
 
     Raises:
-        UserError: As `recipe_plan`, or if the recipe cuts it out of a model with another tokenizer than the target's.
+        UserError: As `recipe_plan`, `chosen` and `with_choice`, or if the recipe cuts it out of a model with another
+            tokenizer than the target's.
     """
-    vocab = shape_of(target).vocab
-    if recipe.architecture.method == "learned_masks":
+    vocab, wanted = shape_of(target).vocab, recipe.architecture
+    choice = None if wanted.vocabulary is None else chosen(recipe, wanted.vocabulary, target, vocab)
+    if wanted.method == "learned_masks":
         masks = Path(recipe.run_dir) / "masks"
-        return masks, load_plan(masks / PLAN_NAME, shape_of(target), target=target)
+        plan = load_plan(masks / PLAN_NAME, shape_of(target), target=target)
+        return masks, *with_choice(plan, choice, masks, None)
     source = cut_from(recipe, target)
     if source != target:
         require_shared_tokens(target, source)
-    return source, recipe_plan(recipe, source, target).with_vocab(vocab)
+    plan = recipe_plan(recipe, source, target).with_vocab(vocab)
+    return source, *with_choice(plan, choice, source, wanted.plan)
 
 
 def shape_of(folder: Path) -> Shape:

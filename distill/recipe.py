@@ -60,7 +60,8 @@ class Recipe(Section):
     data: DataConfig
     distill: DistillConfig = DistillConfig()
     text: TextConfig | None = Field(
-        default=None, description="Text in domains, for learned_masks and for distill.train_on text."
+        default=None,
+        description="Text in domains, for learned_masks, for distill.train_on text and for a vocabulary from text.",
     )
     eval: EvalConfig = EvalConfig()
     export: ExportConfig = ExportConfig()
@@ -95,6 +96,18 @@ class Recipe(Section):
         """The default names the run also when no recipe file is read."""
         return run_dir.replace("${run_name}", info.data.get("run_name", ""))
 
+    @field_validator("distill")
+    @classmethod
+    def _answers_to_count_are_written(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
+        architecture = info.data.get("architecture")
+        wanted = None if architecture is None else architecture.vocabulary
+        if wanted is not None and wanted.origin == "answers" and distill.train_on == "text":
+            raise ValueError(
+                "must have train_on: answers when architecture.vocabulary is from answers, got text: held-out prompts "
+                "alone are answered then, and none of those is counted. Take the vocabulary from text, or from a list."
+            )
+        return distill
+
     @field_validator("text")
     @classmethod
     def _text_is_there_for_who_reads_it(cls, text: TextConfig | None, info: ValidationInfo) -> TextConfig | None:
@@ -102,14 +115,17 @@ class Recipe(Section):
         if architecture is None or distill is None:  # reported already
             return text
         masks, student = architecture.method == "learned_masks", distill.train_on == "text"
+        counted = architecture.vocabulary is not None and architecture.vocabulary.origin == "text"
         if text is None and masks:
             raise ValueError("must be given when architecture.method is learned_masks: masks are trained on it.")
         if text is None and student:
             raise ValueError("must be given when distill.train_on is text: the student is trained on it.")
-        if text is not None and not masks and not student:
+        if text is None and counted:
+            raise ValueError("must be given when architecture.vocabulary is from text: token ids are counted in it.")
+        if text is not None and not masks and not student and not counted:
             raise ValueError(
                 f"must be left out when architecture.method is {architecture.method} and distill.train_on is answers: "
-                "only learned_masks and train_on text read it."
+                "only learned_masks, train_on text and a vocabulary from text read it."
             )
         return text
 

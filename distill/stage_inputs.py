@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from architectures.draft_vocabulary.lists import list_file
 from architectures.errors import UserError
 from architectures.fingerprint import (
     fingerprint_checkpoint,
@@ -20,6 +21,7 @@ from architectures.target import local_path, read_config, resolve_checkpoint
 from distill.recipe import Recipe
 from distill.stage_folders import refuse_changed, require_finished
 from distill.text.config import is_plain_text
+from distill.vocabulary.text import TEXT_TOKENS
 from eval.config import PromptSource
 from eval.tasks.table import TASKS
 
@@ -53,7 +55,8 @@ def mask_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     architecture = recipe.architecture.model_dump(mode="json")
     for key in ("save_interval", "device_train_microbatch_size"):
         del architecture["masks"][key]
-    del architecture["source_revision"]  # of a source, which masks have none of
+    for key in ("source_revision", "vocabulary"):  # of a source, which masks have none of; of the cut behind them
+        del architecture[key]
     return {
         "target": fingerprint_checkpoint(target),
         "target.dtype": recipe.target.dtype,
@@ -79,13 +82,15 @@ def masks_as_input(recipe: Recipe, target: Path) -> dict[str, str]:
 def prune_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     """What init is made from; of masks, scores, plan and seed what this recipe looks at."""
     wanted, source = recipe.architecture, cut_from(recipe, target)
+    said = vocabulary_as_input(recipe, target)
     if wanted.method == "learned_masks":
-        return masks_as_input(recipe, target)
-    not_the_cut = {"scores", "calibration", "plan", "source", "source_revision", "masks"}
+        return masks_as_input(recipe, target) | said
+    not_the_cut = {"scores", "calibration", "plan", "source", "source_revision", "masks", "vocabulary"}
     inputs = {
         "target": fingerprint_checkpoint(target),
         "target.dtype": recipe.target.dtype,
         "architecture": fingerprint_value(wanted.model_dump(mode="json", exclude=not_the_cut)),
+        **said,
     }
     if source != target:
         inputs["architecture.source"] = fingerprint_checkpoint(source)
@@ -98,6 +103,33 @@ def prune_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     if needed_scores(Shape.from_config(read_config(source), where=str(source / "config.json")), wanted):
         inputs["architecture.calibration"] = scores_inputs(recipe, source, target)["calibration"]
     return inputs
+
+
+def counts_answers(recipe: Recipe) -> bool:
+    """Whether the ids that the draft says are counted in the answers, which must be there before the cut."""
+    wanted = recipe.architecture.vocabulary
+    return wanted is not None and wanted.origin == "answers"
+
+
+def vocabulary_as_input(recipe: Recipe, target: Path) -> dict[str, str]:
+    """What the ids of a small output head are made from; nothing where the draft says every id.
+
+    Raises:
+        UserError: If they are counted in answers that are not there, or not this recipe's.
+    """
+    wanted = recipe.architecture.vocabulary
+    if wanted is None:
+        return {}
+    if wanted.origin == "answers":
+        data, inputs = Path(recipe.run_dir) / "data", generate_inputs(recipe, target)
+        require_finished(data, "generate")
+        refuse_changed(data, inputs)
+        source: Any = ["answers", inputs]
+    elif wanted.origin == "text":
+        source = ["text", fingerprint_text(recipe), recipe.seed, TEXT_TOKENS]
+    else:
+        source = ["list", fingerprint_file(list_file(wanted.origin))]
+    return {"architecture.vocabulary": fingerprint_value([wanted.size, fingerprint_tokenizer(target), *source])}
 
 
 def scores_inputs(recipe: Recipe, source: Path, target: Path) -> dict[str, str]:

@@ -25,6 +25,7 @@ from distill.recipe import Recipe, load_recipe
 from distill.run_folder import held, owned_run
 from distill.stage_folders import begin_stage, is_current, refuse_changed, require_finished
 from distill.stage_inputs import (
+    counts_answers,
     draft_inputs,
     eval_inputs,
     generate_inputs,
@@ -42,15 +43,16 @@ if TYPE_CHECKING:
 def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
     """Prune, generate, distil, export, score and report; skip what is current; end with the scorecard's headline.
 
-    Learned masks are trained first, where the recipe wants them.
+    Learned masks are trained first, where the recipe wants them; answers are written before the cut that counts them.
     """
     recipe = load_recipe(recipe_path, overrides)
     if recipe.architecture.stages is not None:
         run_earlier_stages(recipe)
     if recipe.architecture.method == "learned_masks":
         timed("masks", lambda: mask_stage(recipe_path, overrides))
-    timed("prune", lambda: prune_stage(recipe))
-    timed("generate", lambda: generate_stage(recipe))
+    first_two = {"prune": prune_stage, "generate": generate_stage}
+    for name in reversed(first_two) if counts_answers(recipe) else first_two:
+        timed(name, partial(first_two[name], recipe))
     cache_if_asked(recipe)
     timed("distill", lambda: distill_stage(recipe_path, overrides))
     timed("eval", lambda: eval_stage(recipe))
@@ -120,7 +122,7 @@ def prune_stage(recipe: Recipe) -> None:
     if is_current(init, inputs):
         return
     refuse_orphaned_training(recipe, init)
-    weights, plan = weights_and_plan(recipe, target)
+    weights, plan, origin = weights_and_plan(recipe, target)
 
     def finish(folder: Path) -> None:
         write_manifest(
@@ -132,7 +134,7 @@ def prune_stage(recipe: Recipe) -> None:
             recipe=recipe_hash(recipe),
         )
 
-    prune_checkpoint(weights, plan, init, target=target, dtype=recipe.target.dtype, finish=finish)
+    prune_checkpoint(weights, plan, init, target=target, dtype=recipe.target.dtype, origin=origin, finish=finish)
     print(f"   {init}: {plan.summary()}")
 
 

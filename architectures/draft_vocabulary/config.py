@@ -1,12 +1,24 @@
 """Recipe section `architecture.vocabulary`. No torch."""
 
-from typing import Literal
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from architectures.section import Section
 
 COUNTED = ("answers", "text")  # what ids are counted in; any other origin is the path of a list
+Origin = Annotated[
+    str,
+    Field(min_length=1),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "enum": list(COUNTED)},
+                {"type": "string", "pattern": ".", "title": "the path of a list", "examples": ["ids.json"]},
+            ]
+        }
+    ),
+]
 
 
 class VocabularyConfig(Section):
@@ -17,12 +29,11 @@ class VocabularyConfig(Section):
         ge=1,
         description="How many ids, special tokens and single bytes included; of a list, null takes all of it.",
     )
-    origin: Literal["answers", "text"] | str = Field(
+    origin: Origin = Field(
         default="answers",
         alias="from",
-        min_length=1,
         description="What ids are ranked by: how often the training answers say them, or section text does; or the "
-        "path of a JSON list of ids, the first ones first.",
+        "path of a JSON list of ids, the first ones first, or of a draft whose ids are taken.",
     )
 
     @model_validator(mode="after")

@@ -32,3 +32,19 @@ def coverage(ids: Collection[int], counts: Mapping[int, int]) -> float:
     """Share of the tokens counted that are among some ids, in [0, 1]; NaN of no tokens."""
     total = sum(counts.values())
     return sum(counts.get(id_, 0) for id_ in ids) / total if total else float("nan")
+
+
+def filled(ids: Collection[int], others: Collection[int], size: int) -> tuple[int, ...]:
+    """So many ids, ascending: some, and as many of others as are missing, the lowest first.
+
+    Merges of byte pairs and pieces of sentencepiece are numbered from the most frequent on, so that the lowest id that
+    was never said is the likeliest to be said yet.
+
+    Args:
+        ids: At most `size`.
+        others: Ids to fill up with; with `ids` at least `size` of them.
+        size: Ids wanted.
+    """
+    kept = set(ids)
+    unsaid = sorted(set(others) - kept)
+    return tuple(sorted([*kept, *unsaid[: size - len(kept)]]))

@@ -57,7 +57,11 @@ def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
         UserError: If the file is missing, damaged, or breaks a law.
     """
     path = folder / DRAFT_VOCABULARY_NAME
-    text = read_text(path, remedy=REMEDY, most_mib=MOST_MIB)
+    return parse_draft_vocabulary(read_text(path, remedy=REMEDY, most_mib=MOST_MIB), path)
+
+
+def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
+    """What such a file holds; errors as for `read_draft_vocabulary`."""
     found = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", REMEDY)
     if (mistake := broken_law(found.ids, found.vocab_size)) is not None:
         raise UserError(f"{path}: {mistake}. {REMEDY}")

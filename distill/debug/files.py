@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from architectures.atomic import write_text
+from architectures.draft_vocabulary.config import COUNTED
+from architectures.draft_vocabulary.record import CONFIG_KEY, DraftVocabulary, write_draft_vocabulary
 from architectures.errors import UserError
 from architectures.shapes import Shape
 from architectures.target import config_at_hand, is_gguf
-from architectures.tiny import BOS_ID, EOS_ID, PAD_ID, tiny_config
-from distill.debug.recipe import PROMPTS, SOURCE, TARGET, TEXT, TinyRun, debug_recipe, replaced, tiny_run
+from architectures.tiny import BOS_ID, EOS_ID, HEAD_VOCAB, PAD_ID, tiny_config
+from distill.debug.recipe import IDS, PROMPTS, SOURCE, TARGET, TEXT, TinyRun, debug_recipe, replaced, tiny_run
 from distill.exits import say_once
 from distill.recipe import Recipe, load_recipe, save_recipe
 from distill.run_folder import owned_run
@@ -63,6 +65,9 @@ def write_debug(
     rows = [{"prompt": prompt, "answer": f"{prompt} Think of it."} for prompt in prompts()]
     write_text("".join(f"{dumps(row)}\n" for row in rows), run / PROMPTS)
     write_text("\n\n".join(prompts()), run / TEXT)
+    wanted = small.architecture.vocabulary
+    if wanted is not None and wanted.origin not in COUNTED:
+        write_text(dumps([*reversed(range(HEAD_VOCAB))]), run / IDS)
     write_tiny(run / TARGET, tiny_config(config, tiny.target), weights=weights)
     if small.architecture.source is not None:
         write_tiny(run / SOURCE, tiny_config(source_config, tiny.source), weights=weights)
@@ -119,6 +124,7 @@ def write_tiny_weights(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from architectures.draft_vocabulary.head import cut_head
     from eval.models import load_config, show_progress_only_in_a_terminal
 
     show_progress_only_in_a_terminal()
@@ -127,6 +133,9 @@ def write_tiny_weights(folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    if (num_said := getattr(config, CONFIG_KEY, 0)) > 0:
+        cut_head(model, torch.arange(num_said))
+        write_draft_vocabulary(DraftVocabulary(ids=tuple(range(num_said)), vocab_size=config.vocab_size), folder)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         model.save_pretrained(scratch)
         for name in ("generation_config.json", WEIGHTS_NAME):

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from architectures.config import SIZES
+from architectures.draft_vocabulary.config import COUNTED
 from architectures.masked_words import masked
 from architectures.shapes import Shape
-from architectures.tiny import tiny_shapes
+from architectures.tiny import HEAD_VOCAB, tiny_shapes
 from distill.check import draft_and_origin
 from distill.recipe import Recipe
 
 SUFFIX = "-debug"
 TARGET, SOURCE, PROMPTS, TEXT = "tiny-target", "tiny-source", "prompts.jsonl", "text.txt"  # in the run folder
+IDS = "ids.json"
 Values = dict[str, Any]
 
 
@@ -87,7 +89,19 @@ def debug_architecture(values: Values, tiny: TinyRun, run: Path) -> Values:
         looked_at = {"calibration": debug_calibration(values["calibration"], run)}
     source = None if values["source"] is None else str(run / SOURCE)
     of_source = {"source": source, "source_revision": "main"}
-    return {**sizes, "shape": None, "plan": None, "scores": None, **of_source, **looked_at}
+    vocabulary = debug_vocabulary(values["vocabulary"], tiny, run)
+    return {**sizes, "shape": None, "plan": None, "scores": None, "vocabulary": vocabulary, **of_source, **looked_at}
+
+
+def debug_vocabulary(wanted: Values | None, tiny: TinyRun, run: Path) -> Values | None:
+    """Every token of the tiny tokenizer, of which all are special or single bytes: fewer ids than the tiny target has.
+
+    Also where the recipe's plan makes the head small; one that its source has small stays as it is there.
+    """
+    if wanted is None:
+        return {"from": str(run / IDS)} if tiny.draft.head_vocab and not tiny.source.head_vocab else None
+    size = None if wanted["size"] is None else HEAD_VOCAB
+    return {"size": size, "from": wanted["from"] if wanted["from"] in COUNTED else str(run / IDS)}
 
 
 def debug_calibration(calibration: Values, run: Path) -> Values:

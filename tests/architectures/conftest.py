@@ -57,6 +57,12 @@ def perturb() -> Callable[[Path], Path]:
 
 
 @pytest.fixture(scope="session")
+def family_settings() -> dict[str, dict[str, Any]]:
+    """What the config of each family's checkpoint says besides the sizes."""
+    return FAMILY_SETTINGS
+
+
+@pytest.fixture(scope="session")
 def family_checkpoint(make_checkpoint: Callable[..., Path]) -> Callable[[str], Path]:
     """The folder of a family's random checkpoint of four layers, made once; not to be changed."""
     made: dict[str, Path] = {}

@@ -155,7 +155,7 @@ STUDENT_MISTAKES = {
         DOMAIN,
         (
             "r.yaml:6: text must be left out when architecture.method is greedy and distill.train_on is answers: "
-            "only learned_masks and train_on text read it."
+            "only learned_masks, train_on text and a vocabulary from text read it."
         ),
     ),
     "no text to train on": (

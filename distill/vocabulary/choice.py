@@ -1,0 +1,86 @@
+"""The ids that a recipe asks for, with where they come from. Imports torch only where text is counted."""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from architectures.draft_vocabulary.asked import asked_size, ids_by_count
+from architectures.draft_vocabulary.config import COUNTED, VocabularyConfig
+from architectures.draft_vocabulary.counting import coverage
+from architectures.draft_vocabulary.lists import KEY, list_file, read_list, require_fitting
+from architectures.draft_vocabulary.tokens import TOKENIZER, Tokens, read_tokens, tokens_of
+from architectures.errors import UserError
+from distill.recipe import Recipe
+from distill.vocabulary.answers import Counts, pooled, said_in
+from distill.vocabulary.text import said_in_text
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Ids and their origin.
+
+    Attributes:
+        ids: Ascending.
+        origin: For who opens the draft: "from"; of counts also tokens counted, and the share that the ids cover of
+            what was counted and of held-out answers, by domain.
+    """
+
+    ids: tuple[int, ...]
+    origin: dict[str, Any]
+
+
+def chosen(recipe: Recipe, wanted: VocabularyConfig, target: Path, vocab_size: int) -> Choice:
+    """What the draft of a recipe says.
+
+    Args:
+        recipe: Whose run holds the answers, or whose text is counted.
+        wanted: Its architecture.vocabulary.
+        target: Its folder.
+        vocab_size: Of the target.
+
+    Raises:
+        UserError: If the list is none of this target's, or the size cannot be had.
+    """
+    size, tokens = asked_size(wanted, vocab_size), tokens_in(target, vocab_size)
+    if wanted.origin not in COUNTED:
+        return Choice(listed_ids(wanted, tokens, target), {"from": wanted.origin})
+    data = Path(recipe.run_dir) / "data"
+    counts = said_in(data, "train") if wanted.origin == "answers" else said_in_text(recipe, target)
+    ids = ids_by_count(pooled(counts), tokens, size)
+    covered = {"counted": shares(ids, counts)}
+    if wanted.origin == "answers":
+        covered["held out"] = shares(ids, said_in(data, "eval"))
+    return Choice(ids, {"from": wanted.origin, "tokens": pooled(counts).total(), "coverage": covered})
+
+
+def listed_ids(wanted: VocabularyConfig, tokens: Tokens, target: Path) -> tuple[int, ...]:
+    """The ids of the list that a recipe names, ascending; errors as for `read_list` and `require_fitting`."""
+    ids = read_list(wanted.origin, wanted.size)
+    require_fitting(ids, tokens, list_file(wanted.origin), target)
+    return tuple(sorted(ids))
+
+
+def tokens_in(folder: Path, vocab_size: int) -> Tokens:
+    """The tokens of a checkpoint folder, whatever files its tokenizer is in.
+
+    Raises:
+        UserError: If the files are damaged, or of a kind that says nothing of bytes and special tokens.
+    """
+    if (folder / TOKENIZER).is_file():
+        return read_tokens(folder, vocab_size)
+    from eval.models import load_tokenizer
+
+    backend = getattr(load_tokenizer(folder), "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(
+            f"{folder}: its tokenizer is none that a {TOKENIZER} can hold, so that its special tokens and bytes are "
+            f"not known. Save it as {TOKENIZER}, or leave {KEY} out."
+        )
+    return tokens_of(json.loads(backend.to_str()), folder, vocab_size)
+
+
+def shares(ids: Collection[int], counts: Counts) -> dict[str, float]:
+    """The share of each domain's tokens that ids cover, to six digits."""
+    return {domain: round(coverage(ids, count), 6) for domain, count in counts.items()}

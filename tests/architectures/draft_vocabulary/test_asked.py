@@ -1,0 +1,161 @@
+"""Exactly as many ids as asked for, the right ones; and every list that is none is refused with the reason."""
+
+import json
+from collections import Counter
+from itertools import combinations, pairwise
+
+import pytest
+
+from architectures.draft_vocabulary.asked import asked_size, ids_by_count, with_asked_head
+from architectures.draft_vocabulary.config import VocabularyConfig
+from architectures.draft_vocabulary.counting import coverage, filled, most_frequent
+from architectures.draft_vocabulary.lists import list_file, read_list, require_fitting
+from architectures.draft_vocabulary.record import DraftVocabulary, write_draft_vocabulary
+from architectures.draft_vocabulary.tokens import Tokens
+from architectures.errors import UserError
+from architectures.shapes import NAMED_SHAPES
+
+TOKENS = Tokens(
+    ids=frozenset(range(20)), special=frozenset({0, 1}), single_bytes=frozenset({5, 6}), ends=frozenset({1})
+)
+
+
+@pytest.mark.parametrize("size", range(4, 21))
+def test_exactly_as_many_ids_as_asked_for_with_all_that_are_always_kept(size):
+    ids = ids_by_count({9: 5, 3: 7, 0: 1, 25: 99, 11: 5}, TOKENS, size)
+    assert len(ids) == len(set(ids)) == size
+    assert list(ids) == sorted(ids)
+    assert TOKENS.always <= set(ids) <= TOKENS.ids  # 25 is padding, however often it was said
+
+
+def test_the_most_frequent_come_first_then_the_lowest_unsaid():
+    counts = {9: 5, 3: 7, 11: 5, 4: 0}
+    order = [set(ids_by_count(counts, TOKENS, size)) for size in range(4, 11)]
+    added = [min(after - before) for before, after in pairwise(order)]
+    assert added == [3, 9, 11, 2, 4, 7]
+
+
+def test_more_ids_cover_more_and_none_covers_as_much_as_the_most_frequent():
+    counts = Counter({number: (number * 7) % 13 for number in range(20)})
+    shares = [coverage(ids_by_count(counts, TOKENS, size), counts) for size in range(4, 21)]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    others = ({*TOKENS.always, *more} for more in combinations(sorted(TOKENS.ids - TOKENS.always), 3))
+    assert coverage(most_frequent(counts, TOKENS.always, 7), counts) == max(coverage(ids, counts) for ids in others)
+
+
+def test_filling_up_adds_the_lowest_and_nothing_where_nothing_is_missing():
+    assert filled((3, 9), range(20), 5) == (0, 1, 2, 3, 9)
+    assert filled((3, 9), range(20), 2) == (3, 9)
+    assert filled((), (7, 3), 1) == (3,)
+
+
+def test_coverage_is_a_share_of_tokens_and_not_of_ids():
+    assert coverage({1}, {1: 3, 2: 1}) == 0.75
+    assert coverage({1}, {}) != coverage({1}, {})  # of no tokens, no number
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(3, r"at least 4, got 3: 2 special tokens and 2 single bytes"), (21, "at most 20")]
+)
+def test_a_size_that_cannot_be_had_is_refused(size, words):
+    with pytest.raises(UserError, match=rf"^architecture\.vocabulary\.size must be {words}"):
+        ids_by_count({}, TOKENS, size)
+
+
+@pytest.mark.parametrize("size", [32000, 40000])
+def test_a_size_that_is_no_cut_is_refused(size):
+    wanted = VocabularyConfig(size=size)
+    with pytest.raises(UserError, match=f"below the target's vocab_size 32000, got {size}. Leave .* out"):
+        asked_size(wanted, 32000)
+    assert asked_size(VocabularyConfig(size=31999), 32000) == 31999
+
+
+def test_the_draft_has_a_head_of_its_own():
+    tied = NAMED_SHAPES["wide-829m"].shape
+    draft = with_asked_head(tied, VocabularyConfig(size=4096))
+    assert (draft.head_vocab, draft.tied, draft.vocab) == (4096, False, tied.vocab)
+    assert draft.parameters() == tied.parameters() + 4096 * tied.hidden
+    assert with_asked_head(tied, None) == tied
+    assert with_asked_head(draft, VocabularyConfig(size=4096)) == draft
+    with pytest.raises(UserError, match="asks for 2048 ids, and what the draft is cut out of says 4096"):
+        with_asked_head(draft, VocabularyConfig(size=2048))
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(value) -> the path of a JSON file with it."""
+
+    def path_of(value) -> str:
+        (tmp_path / "ids.json").write_text(value if isinstance(value, str) else json.dumps(value))
+        return str(tmp_path / "ids.json")
+
+    return path_of
+
+
+def test_a_list_is_taken_as_it_is_from_its_beginning(write):
+    path = write([9, 1, 3, 0])
+    assert read_list(path, None) == (9, 1, 3, 0)
+    assert read_list(path, 2) == (9, 1)
+    assert asked_size(VocabularyConfig.model_validate({"from": path}), 20) == 4
+    assert asked_size(VocabularyConfig.model_validate({"from": path, "size": 3}), 20) == 3
+    require_fitting((9, 1), TOKENS, list_file(path), list_file(path))  # neither bytes nor special tokens need be there
+
+
+@pytest.mark.parametrize("named", ["folder", "file"])
+def test_the_ids_of_a_draft_are_taken_whole(tmp_path, named):
+    write_draft_vocabulary(DraftVocabulary(ids=(1, 4, 9), vocab_size=20), tmp_path)
+    path = str(tmp_path if named == "folder" else tmp_path / "draft_vocabulary.json")
+    assert read_list(path, None) == read_list(path, 3) == (1, 4, 9)
+    assert list_file(path) == tmp_path / "draft_vocabulary.json"
+    with pytest.raises(UserError, match=r"of which none comes first, and architecture\.vocabulary\.size is 2"):
+        read_list(path, 2)
+
+
+NO_LISTS = {
+    "empty": ([], "holds no ids"),
+    "negative": ([1, -3], "holds -3, and token ids are from 0 on"),
+    "twice": ([1, 4, 4, 9, 9], "holds 4, 9 more than once"),
+    "a fraction": ([1, 2.5], r"not a JSON list of token ids: 1: .*got 2\.5"),
+    "a whole fraction": ([1, 2.0], "not a JSON list of token ids"),
+    "text": (["1"], "not a JSON list of token ids"),
+    "true": ([True], "not a JSON list of token ids"),
+    "a number": (3, "not a JSON list of token ids"),
+    "no JSON": ("1, 2", "not a JSON list of token ids"),
+    "nothing": ("", "not a JSON list of token ids"),
+    "another object": ({"ids": [1]}, "not the ids of an output head"),
+    "ids of a draft that do not ascend": ({"ids": [3, 1], "vocab_size": 9}, "ids must ascend"),
+}
+
+
+@pytest.mark.parametrize("case", NO_LISTS)
+def test_what_is_no_list_of_ids_is_refused(write, case):
+    value, words = NO_LISTS[case]
+    path = write(value)
+    with pytest.raises(UserError, match=rf"^{path}: {words}"):
+        read_list(path, None)
+
+
+def test_a_list_with_fewer_ids_than_asked_for_is_refused(write):
+    path = write([1, 2])
+    with pytest.raises(UserError, match=r"holds 2 ids, and architecture\.vocabulary\.size is 3"):
+        read_list(path, 3)
+
+
+def test_no_file_and_a_folder_of_something_else_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"anwsers: no such file, .* to answers, to text"):
+        read_list("anwsers", 3)
+    with pytest.raises(UserError, match=r"is a folder without draft_vocabulary\.json"):
+        read_list(str(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ((1, 20, 30), r"holds 20, 30, which the tokenizer of .*target does not have\. Its ids are from 0 to 19"),
+        ((0, 2), "its first 2 ids lack 1, at which texts of .*target end"),
+    ],
+)
+def test_a_list_that_does_not_fit_the_target_is_refused(tmp_path, ids, words):
+    with pytest.raises(UserError, match=words):
+        require_fitting(ids, TOKENS, tmp_path / "ids.json", tmp_path / "target")

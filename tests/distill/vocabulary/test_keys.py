@@ -1,0 +1,212 @@
+"""What a recipe may say of a vocabulary, and what it is told otherwise; and what a debug run makes of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from architectures.draft_vocabulary.head import head_ids
+from architectures.draft_vocabulary.record import read_draft_vocabulary
+from architectures.plan import plan_pruning
+from architectures.shapes import Shape
+from architectures.target import read_config
+from distill.check import planned
+from distill.debug.files import begin_debug
+from distill.debug.recipe import debug_recipe, tiny_run
+from distill.progressive import earlier_stages, share_answers
+from distill.recipe import Recipe, load_recipe, save_recipe
+from distill.stages import prune_stage
+from eval.models import load_model
+
+RECIPE = """\
+run_name: demo
+target: {path: somewhere}
+architecture: {layers: 2, vocabulary: VOCABULARY}
+data: {self_written_prompts: 100}
+"""
+TEXT = "text: {domains: [{name: a, path: a.txt}]}"
+ON_TEXT = "distill: {train_on: text, max_duration: 9ba}"
+MISTAKES = {
+    "no size of answers": (
+        "{}",
+        "",
+        "r.yaml:3: architecture.vocabulary must hold size with from: answers: only a list says itself how long it is.",
+    ),
+    "no size of text": (
+        "{from: text}",
+        TEXT,
+        "r.yaml:3: architecture.vocabulary must hold size with from: text: only a list says itself how long it is.",
+    ),
+    "text that is not there": (
+        "{size: 9, from: text}",
+        "",
+        "r.yaml: text must be given when architecture.vocabulary is from text: token ids are counted in it.",
+    ),
+    "text that nobody reads": (
+        "{size: 9, from: answers}",
+        TEXT,
+        (
+            "r.yaml:5: text must be left out when architecture.method is greedy and distill.train_on is answers: only "
+            "learned_masks, train_on text and a vocabulary from text read it."
+        ),
+    ),
+    "answers that are not written": (
+        "{size: 9}",
+        f"{ON_TEXT}\n{TEXT}",
+        (
+            "r.yaml:5: distill must have train_on: answers when architecture.vocabulary is from answers, got text: "
+            "held-out prompts alone are answered then, and none of those is counted. Take the vocabulary from text, or "
+            "from a list."
+        ),
+    ),
+    "no ids": (
+        "{size: 0}",
+        "",
+        "r.yaml:3: architecture.vocabulary.size must be a whole number >= 1 or null, got 0.",
+    ),
+    "an empty path": (
+        "{from: ''}",
+        "",
+        (
+            "r.yaml:3: architecture.vocabulary.from must be answers or text or the path of a list such as ids.json, "
+            "got ''."
+        ),
+    ),
+    "another key": (
+        "{size: 9, origin: text}",
+        "",
+        (
+            "r.yaml:3: architecture.vocabulary.origin is not a key of a recipe. architecture.vocabulary holds size, "
+            "from."
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_what_makes_no_sense_is_told(mistakes, case):
+    vocabulary, rest, expected = MISTAKES[case]
+    assert mistakes(RECIPE.replace("VOCABULARY", vocabulary) + rest) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "rest"),
+    [
+        ("{size: 9}", ""),
+        ("{size: 9, from: text}", TEXT),
+        ("{size: 9, from: text}", f"{ON_TEXT}\n{TEXT}"),
+        ("{from: ids.json}", f"{ON_TEXT}\n{TEXT}"),
+        ("{from: ids.json, size: 9}", ""),
+    ],
+)
+def test_what_makes_sense_is_kept_in_the_saved_recipe(tmp_path, vocabulary, rest):
+    (tmp_path / "r.yaml").write_text(RECIPE.replace("VOCABULARY", vocabulary) + rest)
+    recipe = load_recipe(tmp_path / "r.yaml")
+    save_recipe(recipe, tmp_path / "saved.yaml")
+    assert load_recipe(tmp_path / "saved.yaml") == recipe
+    assert "from: " in (tmp_path / "saved.yaml").read_text()
+
+
+def shrunk(architecture: dict, **sections) -> Recipe:
+    real = Recipe.model_validate(
+        {
+            "run_name": "real",
+            "target": {"path": "meta-llama/Llama-2-7b-hf"},
+            "architecture": {"layers": 5, **architecture},
+            "data": {"prompts": [{"name": "owner/prompts"}]},
+            **sections,
+        }
+    )
+    cut = planned(real)
+    return debug_recipe(real, tiny_run(real, cut.target, cut.source))
+
+
+@pytest.mark.parametrize("origin", ["answers", "text"])
+def test_a_debug_run_counts_in_the_same_and_keeps_every_token_but_no_padding(origin):
+    text = {"domains": [{"name": "wiki", "dataset": "owner/wiki"}]} if origin == "text" else None
+    wanted = shrunk({"vocabulary": {"size": 4096, "from": origin}}, text=text).architecture.vocabulary
+    assert wanted is not None
+    assert (wanted.size, wanted.origin) == (259, origin)
+
+
+@pytest.mark.parametrize(("size", "tiny"), [(None, None), (2, 259)])
+def test_a_debug_run_has_a_list_of_its_own(tmp_path, size, tiny):
+    (tmp_path / "private.json").write_text("[2, 5, 9]")
+    small = shrunk({"vocabulary": {"size": size, "from": str(tmp_path / "private.json")}})
+    assert small.architecture.vocabulary is not None
+    assert (small.architecture.vocabulary.size, small.architecture.vocabulary.origin) == (
+        tiny,
+        "runs/real-debug/ids.json",
+    )
+    assert "private" not in json.dumps(small.model_dump(mode="json"))
+
+
+def test_what_a_plan_makes_small_stays_small(tmp_path):
+    whole = Recipe.model_validate(
+        {
+            "run_name": "real",
+            "target": {"path": "meta-llama/Llama-2-7b-hf"},
+            "architecture": {"layers": 16, "method": "first_last"},
+            "data": {"self_written_prompts": 9},
+        }
+    )
+    plan = plan_pruning(planned(whole).source, whole.architecture, seed=0)
+    for name, each in (("small", plan.with_vocabulary(tuple(range(99)))), ("whole", plan)):
+        (tmp_path / f"{name}.json").write_text(each.to_json())
+    small = shrunk({"layers": None, "plan": str(tmp_path / "small.json")}).architecture.vocabulary
+    assert small is not None
+    assert small.origin == "runs/real-debug/ids.json"
+    assert shrunk({"layers": None, "plan": str(tmp_path / "whole.json")}).architecture.vocabulary is None
+
+
+@pytest.fixture
+def debug(tmp_path, monkeypatch, tiny_target):
+    """debug(architecture, ...) -> the recipe of its debug run, with all it reads."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(architecture: dict, **sections) -> Recipe:
+        recipe = {
+            "run_name": "demo",
+            "target": {"path": str(tiny_target)},
+            "architecture": {"method": "first_last", "layers": 2, **architecture},
+            "data": {"self_written_prompts": 9},
+            **sections,
+        }
+        Path("demo.yaml").write_text(json.dumps(recipe))
+        return load_recipe(begin_debug(Path("demo.yaml"), []))
+
+    return make
+
+
+@pytest.mark.parametrize("named", ["list", "text"])
+def test_a_debug_run_cuts_a_small_head(debug, tmp_path, named):
+    (tmp_path / "ids.json").write_text("[2, 5, 9]")
+    text = {"domains": [{"name": "wiki", "dataset": "owner/wiki"}]} if named == "text" else None
+    wanted = {"size": 260, "from": "text"} if named == "text" else {"from": "ids.json"}
+    recipe = debug({"vocabulary": wanted}, text=text)
+    prune_stage(recipe)
+    init = Path(recipe.run_dir) / "init"
+    assert read_draft_vocabulary(init).ids == tuple(range(259))
+    assert Shape.from_config(read_config(init)) == planned(recipe).draft
+    assert planned(recipe).draft.head_vocab < planned(recipe).target.vocab
+
+
+def test_a_source_with_a_small_head_becomes_a_tiny_one_with_a_small_head(debug, tmp_path):
+    (tmp_path / "ids.json").write_text("[2, 5, 9]")
+    first = debug({"layers": 3, "vocabulary": {"from": "ids.json"}})
+    prune_stage(first)
+    source = {"source": str(Path(first.run_dir) / "init")}
+    for wanted in (None, {"from": str(Path(first.run_dir) / "init")}):
+        again = debug({**source, "vocabulary": wanted}, run_name="again")
+        tiny = Path(again.run_dir) / "tiny-source"
+        assert len(head_ids(load_model(tiny, dtype="float32", device="cpu"))) == 259
+        prune_stage(again)
+        assert read_draft_vocabulary(Path(again.run_dir) / "init").ids == tuple(range(259))
+
+
+def test_every_stage_of_a_run_asks_for_the_same_vocabulary(debug, tmp_path):
+    (tmp_path / "ids.json").write_text("[2, 5, 9]")
+    recipe = debug({"layers": None, "stages": [3, 2], "vocabulary": {"from": "ids.json"}})
+    (first,) = earlier_stages(recipe)
+    share_answers(recipe, first)
+    assert first.architecture.vocabulary == recipe.architecture.vocabulary

@@ -1,0 +1,69 @@
+"""Ids counted in section text: the sequences a training reads, in its mixture, and no held-out one."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from architectures.draft_vocabulary.record import read_draft_vocabulary
+from distill.stages import prune_stage
+from distill.vocabulary import text as text_module
+from distill.vocabulary.text import said_in_text
+from eval.models import load_tokenizer
+
+LENGTH, HELD_OUT = 8, 2
+
+
+@pytest.fixture
+def on_text(make_recipe, tmp_path):
+    """on_text({domain: (text, weight)}, size) -> a recipe that counts them."""
+
+    def make(domains, size=262):
+        for name, (text, _) in domains.items():
+            (tmp_path / f"{name}.txt").write_text(text)
+        named = [
+            {"name": name, "path": str(tmp_path / f"{name}.txt"), "weight": weight}
+            for name, (_, weight) in domains.items()
+        ]
+        text = {"domains": named, "max_seq_len": LENGTH, "num_eval_sequences": HELD_OUT, "shuffle_block": 4}
+        return make_recipe({"size": size, "from": "text"}, text=text)
+
+    return make
+
+
+def words(number: int, count: int) -> str:
+    return f"word{number:02}" * count
+
+
+def test_a_text_is_counted_once_without_what_is_held_out(on_text, wordy_target):
+    whole = words(3, 16) + words(5, 40) + words(7, 20) + words(9, 3)
+    counts = said_in_text(on_text({"a": (whole, 1.0)}), wordy_target)
+    ids = load_tokenizer(wordy_target)(f"{whole}\n", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 80
+    read = Counter(ids[HELD_OUT * LENGTH :])
+    # the sequence that begins the text again is counted before it is seen that all was read once
+    more = counts["a"] - read
+    assert not read - counts["a"]
+    assert more.total() == LENGTH
+    assert 262 not in counts["a"]  # word03 is held out
+
+
+def test_domains_are_mixed_as_they_are_trained_on(on_text, wordy_target, monkeypatch):
+    monkeypatch.setattr(text_module, "TEXT_TOKENS", 400 * LENGTH)
+    domains = {"a": (words(3, 40_000), 3.0), "b": (words(5, 40_000), 1.0)}
+    counts = said_in_text(on_text(domains), wordy_target)
+    assert sum(count.total() for count in counts.values()) == 400 * LENGTH
+    share = counts["a"].total() / (400 * LENGTH)
+    assert abs(share - 0.75) < 4 * (0.75 * 0.25 / 400) ** 0.5
+    assert set(counts["a"]) == {262}
+
+
+def test_the_ids_of_a_draft_are_those_the_text_says(on_text, capsys):
+    recipe = on_text({"a": (words(3, 16) + words(30, 40) + words(20, 24), 1.0)}, size=262)
+    prune_stage(recipe)
+    found = read_draft_vocabulary(Path(recipe.run_dir) / "init")
+    assert set(found.ids) - set(range(259)) == {289, 279, 259}  # words 30 and 20, and the lowest of those unsaid
+    assert found.origin["from"] == "text"
+    assert found.origin["tokens"] > 60
+    assert found.origin["coverage"] == {"counted": {"a": 1.0}}
+    assert "which cover 1.0000 of a (counted)" in capsys.readouterr().out
