@@ -40,6 +40,7 @@ LIGHT_MODULES = (
     "distill.teacher_cache.stage",
     "distill.recipe_commands",
     "distill.choose.command",
+    "distill.choose.vocabularies",
     "distill.teacher.config",
     "distill.text.config",
     "distill.vocabulary_sizes",
