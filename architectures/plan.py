@@ -80,7 +80,7 @@ class PruningPlan:
 
     def with_vocabulary(self, ids: Kept) -> "PruningPlan":
         """The same with an output head that says these ids alone; what was tied to the embedding no longer is."""
-        return replace(self, vocabulary=ids, draft=replace(self.draft, head_vocab=len(ids), tied=False))
+        return replace(self, vocabulary=ids, draft=self.draft.with_head_of(len(ids)))
 
     def to_json(self) -> str:
         """As plan.json holds it."""

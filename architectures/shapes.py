@@ -4,7 +4,7 @@ Holds the named shapes too. A nominal size ("796M") is a published name and is a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -75,6 +75,10 @@ class Shape:
     def head_rows(self) -> int:
         """Rows of the output head."""
         return self.head_vocab or self.vocab
+
+    def with_head_of(self, rows: int) -> "Shape":
+        """The same with an output head that says so many ids alone; what was tied to the embedding no longer is."""
+        return replace(self, head_vocab=rows, tied=False)
 
     def axis(self, name: str) -> int:
         """The length of an axis as families name it; a fused one is the sum of its parts."""

@@ -30,6 +30,7 @@ from distill.stage_folders import refuse_small_target
 from distill.stage_inputs import teacher_dtype
 from distill.teacher.config import bytes_per_token, refuse_k_beyond
 from distill.vocabulary.page import vocabulary_block
+from distill.vocabulary_sizes import head_blocks
 
 Value = TypeVar("Value")
 Row = tuple[str, str]
@@ -89,6 +90,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> str:
     blocks = {
         f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut),
         **said,
+        **head_blocks(recipe, cut.source, cut.target, cut.draft),
         **{memory_title(training): memory_rows(training) for training in trainings(recipe, cut.target, cut.draft)},
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
         "work": [*work_rows(recipe, work), ("loss", loss_words(recipe.distill)), *slow_rows(recipe)],

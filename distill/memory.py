@@ -232,7 +232,7 @@ def replica_parts(training: Training, processes: int) -> list[Part]:
 def matrix_parameters(shape: Shape) -> int:
     """Parameters of matrix products: those of the layers, and the output head."""
     in_layer = sum(prod(size) for size in shape.layer_tensors().values() if len(size) == 2)
-    return shape.layers * in_layer + shape.vocab * shape.hidden
+    return shape.layers * in_layer + shape.head_rows * shape.hidden
 
 
 def sequences_at_once(training: Training, processes: int) -> int:

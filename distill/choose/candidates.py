@@ -1,13 +1,16 @@
-"""Shapes that may be chosen: the recipe's own architecture with other sizes. No torch."""
+"""Shapes that may be chosen: the recipe's own architecture with other depths and output heads. No torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from architectures.config import ArchitectureConfig
+from architectures.draft_vocabulary.config import VocabularyConfig
 from architectures.errors import UserError
 from architectures.shapes import Shape
 from architectures.sizes import draft_shape
+from distill.choose.vocabularies import vocabularies_of
 from distill.recipe import Recipe
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12)
@@ -19,7 +22,7 @@ class Candidate:
     """A shape that may be chosen.
 
     Attributes:
-        name: Of its folder and in tables: "4-layers".
+        name: Of its folder and in tables: "4-layers", or "4-layers-4096-ids".
         shape: What would be cut.
         recipe: The recipe that makes it.
     """
@@ -29,14 +32,21 @@ class Candidate:
     recipe: Recipe
 
 
-def candidates_of(recipe: Recipe, target: Shape, layers: Sequence[int], most_parameters: int | None) -> list[Candidate]:
-    """The recipe with each number of layers, from shallow to deep, the widths as the recipe has them.
+def candidates_of(
+    recipe: Recipe,
+    target: Shape,
+    layers: Sequence[int],
+    most_parameters: int | None,
+    vocabulary: Sequence[int] = (),
+) -> list[Candidate]:
+    """The recipe with each number of layers and each output head, from shallow to deep; widths as the recipe has them.
 
     Args:
         recipe: Says target, data, training, and widths other than the target's.
-        target: Its shape.
+        target: Its shape, or that of what the draft is cut out of.
         layers: Of the candidates; of none, those of DEPTHS that are fewer than the target's.
         most_parameters: No candidate has more; None for no bound.
+        vocabulary: How many ids candidates can say, 0 for all; of none, as many as the recipe's own.
 
     Raises:
         UserError: If a shape cannot be cut, or none is left.
@@ -47,29 +57,38 @@ def candidates_of(recipe: Recipe, target: Shape, layers: Sequence[int], most_par
             "architecture.method=greedy, then set the shape here."
         )
     depths = sorted(set(layers)) or [depth for depth in DEPTHS if depth < target.layers]
-    found = [candidate(recipe, target, depth) for depth in depths]
+    heads = vocabularies_of(recipe, target, vocabulary)
+    found = [candidate(recipe, target, depth, head) for depth, head in product(depths, heads)]
     kept = [one for one in found if most_parameters is None or one.shape.parameters() <= most_parameters]
     if not kept:
+        least = min(found, key=lambda one: one.shape.parameters())
         raise UserError(
-            f"--most-parameters {most_parameters}: the smallest candidate, {found[0].name}, has "
-            f"{found[0].shape.parameters()}. Allow more, or set smaller widths in the recipe."
+            f"--most-parameters {most_parameters}: the smallest candidate, {least.name}, has "
+            f"{least.shape.parameters()}. Allow more, or set smaller widths in the recipe."
         )
     return kept
 
 
-def candidate(recipe: Recipe, target: Shape, layers: int) -> Candidate:
+def candidate(recipe: Recipe, target: Shape, layers: int, vocabulary: VocabularyConfig | None) -> Candidate:
     """One of them."""
-    name = f"{layers}-layers"
     sizes = written_widths(recipe.architecture, target)
     wanted = recipe.architecture.model_copy(update={**dict.fromkeys(REPLACED), **sizes, "layers": layers})
+    shape, name = draft_shape(target, wanted), depth_name(layers)
+    if vocabulary is not None and vocabulary.size is not None:
+        shape, name = shape.with_head_of(vocabulary.size), f"{name}-{vocabulary.size}-ids"
     trial = recipe.model_copy(
         update={
             "run_name": f"{recipe.run_name}-{name}",
             "run_dir": str(Path(recipe.run_dir) / "choose" / name),
-            "architecture": wanted,
+            "architecture": wanted.model_copy(update={"vocabulary": vocabulary}),
         }
     )
-    return Candidate(name, draft_shape(target, wanted), trial)
+    return Candidate(name, shape, trial)
+
+
+def depth_name(layers: int) -> str:
+    """What a candidate with the whole head is called."""
+    return f"{layers}-layers"
 
 
 def written_widths(architecture: ArchitectureConfig, target: Shape) -> dict[str, int]:

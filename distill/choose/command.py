@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
+from distill.choose.vocabularies import TakenAlpha, known_alpha, vocabulary_size
 from distill.recipe import Recipe, load_recipe, save_recipe
 
 if TYPE_CHECKING:
     from distill.choose.candidates import Candidate
+    from distill.coverage import Said
     from eval.acceptance import Resampling
     from eval.choice import Ranked
 
@@ -23,6 +25,14 @@ def choose_arguments(parser: argparse.ArgumentParser) -> None:
     """What comes after RECIPE key=value ..."""
     parser.add_argument(
         "--layers", type=int, nargs="+", default=[], metavar="N", help="of the candidates (default: 1 2 3 4 6 8 12)"
+    )
+    parser.add_argument(
+        "--vocabulary",
+        type=vocabulary_size,
+        nargs="+",
+        default=[],
+        metavar="N|all",
+        help="token ids that candidates can say, each with each number of layers (default: as the recipe has it)",
     )
     parser.add_argument("--most-parameters", type=int, metavar="N", help="no candidate has more")
     acceptance = parser.add_mutually_exclusive_group()
@@ -37,8 +47,8 @@ def choose_arguments(parser: argparse.ArgumentParser) -> None:
         type=known_alpha,
         nargs="+",
         default=[],
-        metavar="N=A",
-        help="train nothing: N layers have a token accepted with chance A, for every candidate",
+        metavar="N[xK]=A",
+        help="train nothing: N layers that say K ids have a token accepted with chance A, for every candidate",
     )
     acceptance.add_argument(
         "--untrained", action="store_true", help="stop after step times: what each could do at most"
@@ -46,18 +56,6 @@ def choose_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the recipe of the winner (default: <run>/choose/recipe.yaml)"
     )
-
-
-def known_alpha(word: str) -> tuple[int, float]:
-    """Layers and acceptance, of a word such as 4=0.35."""
-    layers, _, alpha = word.partition("=")
-    try:
-        found = int(layers), float(alpha)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{word!r} is not LAYERS=ALPHA, such as 4=0.35") from None
-    if not 0 <= found[1] <= 1:
-        raise argparse.ArgumentTypeError(f"{word!r}: an acceptance lies between 0 and 1")
-    return found
 
 
 def choose(path: Path, overrides: Sequence[str], options: argparse.Namespace) -> None:
@@ -69,39 +67,55 @@ def choose(path: Path, overrides: Sequence[str], options: argparse.Namespace) ->
         options: Those of `choose_arguments`.
     """
     from distill.choose.page import prospects_page
+    from distill.choose.vocabularies import alphas_of
+    from distill.choose.vocabulary_page import vocabulary_page
     from distill.stage_folders import begin_stage
     from eval.choice import prospect, step_times
 
-    if options.out is not None and options.out.is_dir():
-        raise UserError(f"--out {options.out}: is a folder. Name a file in it.")
-    if options.out is not None and options.out.resolve() == path.resolve():
-        raise UserError(f"--out {options.out}: is the recipe that is read. Name another file.")
+    require_file(options.out, path)
     recipe = load_recipe(path, overrides)
     short = load_recipe(path, [*overrides, f"distill.max_duration={options.duration}", *AT_THE_END])
-    alphas, target = dict(options.alpha), begin_stage(recipe)
-    candidates = candidates_in(target, short, options.layers or sorted(alphas), options.most_parameters)
-    require_alphas(options.alpha, candidates)
+    target = begin_stage(recipe)
+    candidates = candidates_in(target, short, options)
+    said = said_for(recipe, candidates)
+    alphas = alphas_of(options.alpha, candidates, said) if options.alpha else {}
     latency = measured_steps(recipe, target, candidates)
     prospects = {name: prospect(steps) for name, steps in step_times(latency).items()}
-    print(prospects_page(candidates, prospects), flush=True)
+    tell(prospects_page(candidates, prospects), vocabulary_page(candidates, prospects, said))
     hopeful = [one for one in candidates if prospects[one.name].least_alpha is not None]
     if options.untrained or not hopeful:
         return
-    ranked = (
-        ranked_as_given(recipe, hopeful, latency, alphas)
-        if alphas
-        else ranked_by_training(recipe, hopeful, options.duration)
-    )
+    if alphas:
+        ranked = ranked_as_given(recipe, hopeful, latency, alphas)
+    else:
+        ranked = ranked_by_training(recipe, hopeful, options.duration)
+        if said is None and (written := said_for(recipe, candidates)) is not None:
+            tell(vocabulary_page(candidates, prospects, written))
     out = options.out or Path(recipe.run_dir) / "choose" / "recipe.yaml"
     save_recipe(chosen_recipe(recipe, hopeful, ranked), out)
     print(f"\n{out}: the recipe of {ranked[0].draft}. Next: widedraft run {out}")
 
 
-def require_alphas(given: Sequence[tuple[int, float]], candidates: Sequence["Candidate"]) -> None:
-    """Raise UserError unless acceptance is given for every candidate once, and for no other, or for none."""
-    layers, depths = sorted(layers for layers, _ in given), sorted(one.shape.layers for one in candidates)
-    if given and layers != depths:
-        raise UserError(f"--alpha is given for {layers} layers, and the candidates have {depths}. Give each one once.")
+def require_file(out: Path | None, path: Path) -> None:
+    """Raise UserError unless the winner's recipe can be written there."""
+    if out is not None and out.is_dir():
+        raise UserError(f"--out {out}: is a folder. Name a file in it.")
+    if out is not None and out.resolve() == path.resolve():
+        raise UserError(f"--out {out}: is the recipe that is read. Name another file.")
+
+
+def said_for(recipe: Recipe, candidates: Sequence["Candidate"]) -> "Said | None":
+    """What the run's answers say; None where there are none, or no candidate says what they say most."""
+    from distill.choose.vocabulary_page import ranked_by_answers
+    from distill.coverage import answers_said
+
+    small = any(one.recipe.architecture.vocabulary is not None for one in candidates)
+    return answers_said(recipe) if small and ranked_by_answers(candidates) else None
+
+
+def tell(*pages: str) -> None:
+    """Print those that say something."""
+    print("\n\n".join(filter(None, pages)), flush=True)
 
 
 def ranked_by_training(recipe: Recipe, candidates: Sequence["Candidate"], duration: str) -> list["Ranked"]:
@@ -111,22 +125,24 @@ def ranked_by_training(recipe: Recipe, candidates: Sequence["Candidate"], durati
     from eval.choice import ranking
 
     temperature = recipe.eval.temperature[0]
-    train_candidates(recipe, candidates)
-    ranked = ranking(score_candidates(recipe, candidates), temperature)
+    drafts = train_candidates(recipe, candidates)
+    ranked = ranking(score_candidates(recipe, drafts), temperature)
     print(ranking_page(ranked, after_training(duration, temperature)))
     return ranked
 
 
 def ranked_as_given(
-    recipe: Recipe, candidates: Sequence["Candidate"], latency: dict[str, Any], alphas: Mapping[int, float]
+    recipe: Recipe, candidates: Sequence["Candidate"], latency: dict[str, Any], alphas: Mapping[str, TakenAlpha]
 ) -> list["Ranked"]:
     """Print them with the acceptance that was given."""
     from distill.choose.page import GIVEN_ALPHAS, ranking_page
+    from distill.choose.vocabularies import scaled_words
     from eval.choice import ranking_of_alphas
 
-    by_name = {one.name: alphas[one.shape.layers] for one in candidates}
+    taken = {one.name: alphas[one.name] for one in candidates}
+    by_name = {name: each.alpha for name, each in taken.items()}
     ranked = ranking_of_alphas(latency, by_name, resampling_of(recipe))
-    print(ranking_page(ranked, GIVEN_ALPHAS))
+    tell(ranking_page(ranked, GIVEN_ALPHAS), scaled_words(taken))
     return ranked
 
 
@@ -137,9 +153,7 @@ def resampling_of(recipe: Recipe) -> "Resampling":
     return Resampling(recipe.eval.confidence, recipe.eval.num_resamples, recipe.seed)
 
 
-def candidates_in(
-    target: Path, recipe: Recipe, layers: Sequence[int], most_parameters: int | None
-) -> list["Candidate"]:
+def candidates_in(target: Path, recipe: Recipe, options: argparse.Namespace) -> list["Candidate"]:
     """The shapes that were asked for, to be cut out of the target in a folder, or out of the recipe's own source."""
     from architectures.shapes import Shape
     from architectures.target import read_config
@@ -148,7 +162,10 @@ def candidates_in(
 
     folders = (source_folder(recipe) or target, target)
     source, teacher = (Shape.from_config(read_config(each), where=str(each / "config.json")) for each in folders)
-    return candidates_of(recipe, replace(source, vocab=teacher.vocab), layers, most_parameters)
+    layers = options.layers or [each.layers for each in options.alpha]
+    named = dict.fromkeys(each.size for each in options.alpha if each.size is not None)
+    sizes = options.vocabulary or list(named)
+    return candidates_of(recipe, replace(source, vocab=teacher.vocab), layers, options.most_parameters, sizes)
 
 
 def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate"]) -> dict[str, Any]:

@@ -205,9 +205,13 @@ def test_acceptance_that_is_given_ranks_without_training(recipe_file, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--alpha", "1=0.2", "--layers", 1, 2), "--alpha is given for [1] layers, and the candidates have [1, 2]"),
-        (("--alpha", "1=0.2", "1=0.3"), "--alpha is given for [1, 1] layers, and the candidates have [1]"),
-        (("--alpha", "1=0.2", "2=0.3", "--layers", 1), "--alpha is given for [1, 2] layers"),
+        (
+            ("--alpha", "1=0.2", "--layers", 1, 2),
+            "--alpha is given for 1=0.2, and the candidates are 1-layers, 2-layers. Give each one once",
+        ),
+        (("--alpha", "1=0.2", "1=0.3"), "--alpha is given for 1=0.2, 1=0.3, and the candidates are 1-layers."),
+        (("--alpha", "1=0.2", "1=0.2"), "--alpha is given for 1=0.2, 1=0.2, and the candidates are 1-layers."),
+        (("--alpha", "1=0.2", "2=0.3", "--layers", 1), "--alpha is given for 1=0.2, 2=0.3"),
         (("--duration", "soon"), "distill.max_duration"),
         (("--out", "."), "--out .: is a folder"),
         (("--layers", 99), "exceeds the target in layers 99"),

@@ -1,0 +1,71 @@
+"""Step time against coverage: what candidates with small output heads cost, and how much they could say. No torch."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from distill.choose.candidates import Candidate
+from distill.choose.vocabularies import ALL, WHOLE
+from distill.coverage import Said
+from eval.choice import Prospect
+from eval.scorecard.tables import table
+
+TITLE = "## Step time against coverage"
+NO_ANSWERS = "How much of the target's answers these ids cover is known once there are answers: `widedraft generate`."
+RANKED_OTHERWISE = "Ids are not ranked by answers here, so what they cover of them is not told."
+
+
+def vocabulary_page(candidates: Sequence[Candidate], prospects: Mapping[str, Prospect], said: Said | None) -> str:
+    """One row for each size of the head; empty where every candidate can say everything.
+
+    Args:
+        candidates: Some of which may have small heads.
+        prospects: Of each, by name.
+        said: What the answers say that rank the ids; None where there are none.
+    """
+    if not any(one.recipe.architecture.vocabulary for one in candidates):
+        return ""
+    domains = {} if said is None else domains_of(said)
+    sizes = dict.fromkeys(one.shape.head_vocab for one in sorted(candidates, key=lambda one: one.shape.head_rows))
+    columns = ["ids said", "cost of a step", *(f"{name} ({counts.total():,})" for name, counts in domains.items())]
+    rows: list[list[str]] = []
+    for size in sizes:
+        covered = [coverage_words(size, said, counts) for counts in domains.values()]
+        rows.append([ids_words(size), cost_of(size, candidates, prospects), *covered])
+    return "\n\n".join([TITLE, table(columns, rows), explanation(said, candidates)])
+
+
+def domains_of(said: Said) -> dict[str, Counter[int]]:
+    """Held-out answers: all of them, and those of every domain if there are several."""
+    return {ALL: said.all_held_out, **(said.held_out if len(said.held_out) > 1 else {})}
+
+
+def ids_words(size: int) -> str:
+    """How many, as the first column has it."""
+    return ALL if size == WHOLE else f"{size:,}"
+
+
+def cost_of(size: int, candidates: Sequence[Candidate], prospects: Mapping[str, Prospect]) -> str:
+    """A draft step over a target step, of the shallowest and the deepest with this head."""
+    costs = [prospects[one.name].cost_ratio for one in candidates if one.shape.head_vocab == size]
+    return f"{costs[0]:.3f}" if len(costs) == 1 else f"{costs[0]:.3f} to {costs[-1]:.3f}"
+
+
+def coverage_words(size: int, said: Said | None, counts: Mapping[int, int]) -> str:
+    """Of one domain."""
+    return f"{1.0 if said is None or size == WHOLE else said.covered(size, counts):.1%}"
+
+
+def explanation(said: Said | None, candidates: Sequence[Candidate]) -> str:
+    """What the coverage is of, or why none is told."""
+    if said is None:
+        return NO_ANSWERS if ranked_by_answers(candidates) else RANKED_OTHERWISE
+    return (
+        f"Covered: the share of tokens of the held-out answers, by domain (tokens), that are among the ids that "
+        f"{said.train.total():,} tokens of training answers say most. No draft with these ids has more accepted."
+    )
+
+
+def ranked_by_answers(candidates: Sequence[Candidate]) -> bool:
+    """Whether small heads are of the ids that training answers say most."""
+    wanted = [one.recipe.architecture.vocabulary for one in candidates]
+    return all(each is None or each.origin == "answers" for each in wanted)

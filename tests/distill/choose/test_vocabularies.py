@@ -1,0 +1,379 @@
+"""Heads that may be chosen: every depth with every size, acceptance for each, step time beside what it covers."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import widedraft
+from architectures.errors import UserError
+from architectures.plan import needed_scores
+from architectures.shapes import Shape
+from architectures.sizes import draft_shape
+from architectures.target import read_config
+from distill.choose import command, trials
+from distill.choose.candidates import candidates_of
+from distill.choose.vocabularies import GivenAlpha, alphas_of, known_alpha
+from distill.choose.vocabulary_page import vocabulary_page
+from distill.coverage import Said
+from distill.recipe import load_recipe, save_recipe
+from eval.choice import Prospect
+from eval.latency.untrained import untrained_models
+from eval.models import load_model
+from tests.distill.test_progressive import TINY
+
+VOCAB = 264
+OWN = "architecture.vocabulary={size: 50}"
+LISTED = "architecture.vocabulary={size: 50, from: ids.json}"
+ALL_LISTED = "architecture.vocabulary={from: ids.json}"
+ON_TEXT = ("distill.train_on=text", "text={domains: [{name: wiki, path: wiki.txt}], max_seq_len: 64}")
+PROSPECT = Prospect(4, 0.3, 0.2, 2.5)
+SAID = Said(Counter({1: 5, 2: 3, 3: 2}), {"code": Counter({1: 6, 9: 2}), "maths": Counter({2: 1, 3: 1})})
+
+
+@pytest.fixture
+def recipe_file(tiny_target, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(6)))
+    (tmp_path / "wiki.txt").write_text("Once upon a time.")
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        f"run_name: tiny\nrun_dir: {tmp_path / 'out'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
+        f"architecture: {{method: first_last, layers: 3}}\n"
+        f"data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 2}}\n"
+    )
+    return file
+
+
+@pytest.fixture
+def source(tiny_target):
+    return Shape.from_config(read_config(tiny_target))
+
+
+def heads(candidates):
+    return [(one.name, one.shape.head_vocab, one.recipe.architecture.vocabulary) for one in candidates]
+
+
+@pytest.mark.parametrize("overrides", [(), (OWN,)])
+@pytest.mark.parametrize("layers", [[], [1, 3]])
+def test_all_alone_is_the_recipe_without_a_vocabulary(recipe_file, source, overrides, layers):
+    plain = candidates_of(load_recipe(recipe_file), source, layers, None)
+    assert candidates_of(load_recipe(recipe_file, overrides), source, layers, None, [0]) == plain
+    assert {one.shape.head_vocab for one in plain} == {0}
+    assert {one.shape.tied for one in plain} == {source.tied}
+
+
+def test_of_no_sizes_the_recipes_own_is_taken(recipe_file, source):
+    recipe = load_recipe(recipe_file, [OWN])
+    [one] = candidates_of(recipe, source, [2], None)
+    assert heads([one]) == [("2-layers-50-ids", 50, recipe.architecture.vocabulary)]
+    assert one == candidates_of(load_recipe(recipe_file), source, [2], None, [50])[0]
+
+
+def test_every_depth_has_every_head(recipe_file, source, tmp_path):
+    found = candidates_of(load_recipe(recipe_file), source, [3, 1], None, [0, 200, 50])
+    assert [one.name for one in found] == [
+        f"{layers}-layers{head}" for layers in (1, 3) for head in ("-50-ids", "-200-ids", "")
+    ]
+    assert len({one.recipe.run_dir for one in found}) == len({one.recipe.run_name for one in found}) == len(found)
+    for one in found:
+        wanted = one.recipe.architecture.vocabulary
+        assert one.shape.head_vocab == (0 if wanted is None else wanted.size)
+        assert one.shape == replace(found[2].shape, layers=one.shape.layers).with_head_of(wanted.size) if wanted else 1
+        save_recipe(one.recipe, tmp_path / "one.yaml")
+        assert load_recipe(tmp_path / "one.yaml") == one.recipe
+
+
+@pytest.mark.parametrize(
+    ("overrides", "origin"),
+    [
+        ((), "answers"),
+        (ON_TEXT, "text"),
+        ((LISTED,), "ids.json"),
+        ((ALL_LISTED,), "ids.json"),
+        ((*ON_TEXT, OWN), "answers"),
+    ],
+)
+def test_ids_are_ranked_as_the_recipe_ranks_them_else_by_what_is_trained_on(recipe_file, source, overrides, origin):
+    durations = ["distill.max_duration=9ba"] if overrides else []
+    recipe = load_recipe(recipe_file, [*overrides, *durations])
+    [one] = candidates_of(recipe, source, [1], None, [20])
+    assert (one.recipe.architecture.vocabulary.size, one.recipe.architecture.vocabulary.origin) == (20, origin)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sizes", "message"),
+    [
+        ((), [VOCAB], r"--vocabulary 264: the target has 264 token ids. Choose fewer"),
+        ((), [50, 0, 50], r"--vocabulary 50: stands there 2 times"),
+        ((), [0, 0], r"--vocabulary all: stands there 2 times"),
+        (("architecture.vocabulary={size: 264}",), [], r"architecture.vocabulary.size=264: the target has 264"),
+        ((ALL_LISTED,), [], r"takes all ids of ids.json, and .* takes\. Write architecture.vocabulary.size too"),
+    ],
+)
+def test_sizes_that_cannot_be_chosen(recipe_file, source, overrides, sizes, message):
+    with pytest.raises(UserError, match=message):
+        candidates_of(load_recipe(recipe_file, overrides), source, [1], None, sizes)
+
+
+@pytest.mark.parametrize("word", [50, 0])
+def test_a_head_that_was_cut_before_stays(recipe_file, source, word):
+    cut = source.with_head_of(100)
+    assert heads(candidates_of(load_recipe(recipe_file), cut, [1], None)) == [("1-layers", 100, None)]
+    with pytest.raises(UserError, match=r"what the draft is cut out of says 100 ids, and keeps these"):
+        candidates_of(load_recipe(recipe_file), cut, [1], None, [word])
+
+
+def test_the_smallest_candidate_has_the_fewest_parameters(recipe_file, source):
+    """A tied head costs nothing, a small one of its own does: here the whole head is the smallest draft."""
+    recipe = load_recipe(recipe_file)
+    small, whole = candidates_of(recipe, source, [1], None, [50, 0])
+    assert source.tied
+    assert small.shape.parameters() == whole.shape.parameters() + 50 * source.hidden
+    assert candidates_of(recipe, source, [1], whole.shape.parameters(), [50, 0]) == [whole]
+    with pytest.raises(UserError, match=rf"the smallest candidate, 1-layers, has {whole.shape.parameters()}\."):
+        candidates_of(recipe, source, [1], 1, [50, 0])
+
+
+def test_untrained_models_have_the_heads(recipe_file, source, tiny_target):
+    target = load_model(tiny_target, dtype="float32")
+    candidates = candidates_of(load_recipe(recipe_file), source, [1], None, [50, 0])
+    models = untrained_models(target, [one.shape for one in candidates])
+    assert [tuple(model.get_output_embeddings().weight.shape) for model in models] == [(50, 64), (VOCAB, 64)]
+    assert [sum(each.numel() for each in model.parameters()) for model in models] == [
+        one.shape.parameters() for one in candidates
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "meaning"),
+    [("4=0.35", (4, None, 0.35)), ("4x4096=0.35", (4, 4096, 0.35)), ("2xall=1", (2, 0, 1.0))],
+)
+def test_words_of_alpha(word, meaning):
+    assert tuple(known_alpha(word)) == meaning
+    assert known_alpha(word).word == word
+
+
+@pytest.fixture
+def candidates(recipe_file, source):
+    return candidates_of(load_recipe(recipe_file), source, [1, 2], None, [1, 2, 0])
+
+
+def given(*words):
+    return [known_alpha(word) for word in words]
+
+
+EVERY = ("1x1=0.1", "1x2=0.2", "1xall=0.3", "2x1=0.4", "2x2=0.5", "2xall=0.6")
+
+
+def test_acceptance_is_given_for_every_candidate(candidates):
+    for words in (EVERY, EVERY[::-1]):
+        found = alphas_of(given(*words), candidates, SAID)
+        assert [found[one.name].alpha for one in candidates] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+        assert {each.covered for each in found.values()} == {None}
+
+
+def test_layers_alone_mean_the_one_vocabulary_there_is(recipe_file, source):
+    for size in (0, 50):
+        [one] = candidates_of(load_recipe(recipe_file), source, [2], None, [size])
+        assert alphas_of(given("2=0.4"), [one])[one.name].alpha == 0.4
+
+
+def test_the_whole_heads_acceptance_stands_for_small_ones_times_what_they_cover(candidates):
+    """One id covers 6 of 10 held-out tokens, two 7."""
+    found = alphas_of(given("1xall=0.3", "2xall=0.6", "2x1=0.5"), candidates, SAID)
+    assert [found[one.name].alpha for one in candidates] == pytest.approx([0.18, 0.21, 0.3, 0.5, 0.42, 0.6])
+    assert [found[one.name].covered for one in candidates] == [0.6, 0.7, None, None, 0.7, None]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        EVERY[1:],
+        (*EVERY, "1x1=0.1"),
+        (*EVERY, "1x1=0.15"),
+        (*EVERY, "3=0.5"),
+        (*EVERY, "1=0.5"),
+        ("1=0.3", "2=0.4"),
+        ("1xall=0.3",),
+    ],
+)
+def test_ambiguous_acceptance_is_refused(candidates, words):
+    for said in (None, SAID):
+        if said is None or words[0] != EVERY[1]:
+            with pytest.raises(UserError, match=r"--alpha is given for .* Give each one once, as LAYERS=ALPHA, or as"):
+                alphas_of(given(*words), candidates, said)
+
+
+def test_without_answers_the_whole_head_stands_for_itself(candidates):
+    with pytest.raises(UserError, match=r"counts for smaller ones only where <run>/data holds answers"):
+        alphas_of(given("1xall=0.3", "2xall=0.3"), candidates)
+    assert GivenAlpha(1, None, 0.5).word == "1=0.5"
+
+
+def test_the_page_holds_step_time_against_coverage(candidates):
+    prospects = {one.name: replace(PROSPECT, cost_ratio=(place + 1) / 100) for place, one in enumerate(candidates)}
+    page = vocabulary_page(candidates, prospects, SAID)
+    assert "| ids said | cost of a step | all (10) | code (8) | maths (2) |" in page
+    assert "| 1 | 0.010 to 0.040 | 60.0% | 75.0% | 0.0% |" in page
+    assert "| 2 | 0.020 to 0.050 | 70.0% | 75.0% | 50.0% |" in page
+    assert "| all | 0.030 to 0.060 | 100.0% | 100.0% | 100.0% |" in page
+    assert "10 tokens of training answers say most" in page
+    unknown = vocabulary_page(candidates, prospects, None)
+    assert "| 1 | 0.010 to 0.040 |\n" in unknown
+    assert "known once there are answers" in unknown
+
+
+def test_nothing_is_told_of_whole_heads_or_of_ids_ranked_otherwise(recipe_file, source):
+    whole = candidates_of(load_recipe(recipe_file), source, [1], None)
+    assert vocabulary_page(whole, {"1-layers": PROSPECT}, None) == ""
+    listed = candidates_of(load_recipe(recipe_file, [LISTED]), source, [1], None)
+    assert "not ranked by answers here" in vocabulary_page(listed, {"1-layers-50-ids": PROSPECT}, None)
+
+
+def run_choose(recipe_file, *words):
+    return widedraft.main(["choose", str(recipe_file), *TINY, *map(str, words)])
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """A step takes 4 ms, and with 50 ids 2."""
+
+    def step(milliseconds):
+        return {"median_ms": milliseconds, "interval_ms": [milliseconds - 0.1, milliseconds + 0.1]}
+
+    def measured(_recipe, _target, candidates):
+        times = {one.name: 2.0 if one.shape.head_vocab else 4.0 for one in candidates}
+        return {
+            "target": step(40.0),
+            "verify": [{"lookahead": 1, **step(42.0)}],
+            "drafts": [{"draft": name, "one_token": step(ms), "two_tokens": step(ms)} for name, ms in times.items()],
+        }
+
+    monkeypatch.setattr(command, "measured_steps", measured)
+
+
+@pytest.mark.usefixtures("steps")
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        (("--alpha", "1x50=0.30", "1xall=0.31"), 50),
+        (("--alpha", "1x50=0.30", "1xall=0.40"), None),
+        (("--alpha", "1=0.30", "--vocabulary", 50), 50),
+    ],
+)
+def test_the_winners_vocabulary_is_in_its_recipe(recipe_file, tmp_path, capsys, words, size):
+    """0.05 of a target's step are worth 0.05 of acceptance, about."""
+    assert run_choose(recipe_file, *words) == 0
+    chosen, printed = load_recipe(tmp_path / "out" / "choose" / "recipe.yaml"), capsys.readouterr().out
+    assert chosen.architecture.layers == 1
+    assert (chosen.architecture.vocabulary and chosen.architecture.vocabulary.size) == size
+    assert "## Step time against coverage" in printed
+    assert f"{'1-layers' if size is None else '1-layers-50-ids'} promises most." in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--vocabulary", VOCAB), "--vocabulary 264: the target has 264 token ids"),
+        (("--vocabulary", 50, 50), "--vocabulary 50: stands there 2 times"),
+        (("--vocabulary", "all", "all"), "--vocabulary all: stands there 2 times"),
+        (("--alpha", "1x50=0.2", "2xall=0.3"), "--alpha is given for 1x50=0.2, 2xall=0.3, and the candidates are"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(recipe_file, capsys, monkeypatch, words, message):
+    monkeypatch.setattr(command, "measured_steps", None)
+    assert run_choose(recipe_file, *words) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--vocabulary", 0), "'0': a draft that can say no token drafts none"),
+        (("--vocabulary", -4), "'-4': a draft that can say no token drafts none"),
+        (("--vocabulary", "4k"), "'4k' is no number of token ids, such as 4096, and not all"),
+        (("--vocabulary",), "expected at least one argument"),
+        (("--alpha", "1x=0.2"), "'' is no number of token ids"),
+        (("--alpha", "1x0=0.2"), "'0': a draft that can say no token"),
+        (("--alpha", "x50=0.2"), "'x50=0.2' is not LAYERS=ALPHA, such as 4=0.35 or 4x4096=0.35"),
+    ],
+)
+def test_words_that_make_no_sense(recipe_file, capsys, words, message):
+    with pytest.raises(SystemExit, match="2"):
+        run_choose(recipe_file, *words)
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def stages(monkeypatch):
+    """What the stages of trials were asked for: (stage, the recipe's folder, its source, its size)."""
+    asked = []
+
+    def stage(name):
+        def run(recipe, *_):
+            recipe = load_recipe(recipe) if isinstance(recipe, Path) else recipe
+            wanted = recipe.architecture
+            size = wanted.vocabulary and wanted.vocabulary.size
+            source = wanted.source and str(Path(wanted.source).relative_to(Path(recipe.run_dir).parent))
+            asked.append((name, Path(recipe.run_dir).name, wanted.layers, source, size))
+            if name == "prune":
+                save_recipe(recipe, Path(recipe.run_dir) / "recipe.yaml")
+
+        return run
+
+    for name in ("generate", "prune", "distill"):
+        monkeypatch.setattr(trials, f"{name}_stage", stage(name))
+    return asked
+
+
+def test_of_several_sizes_each_depth_is_trained_once_and_cut(recipe_file, source, stages, tmp_path):
+    recipe = load_recipe(recipe_file)
+    found = trials.train_candidates(recipe, candidates_of(recipe, source, [1, 2], None, [50, 100]))
+    assert stages[1:] == [
+        ("prune", "1-layers", 1, None, None),
+        ("distill", "1-layers", 1, None, None),
+        ("prune", "2-layers", 2, None, None),
+        ("distill", "2-layers", 2, None, None),
+        ("prune", "1-layers-50-ids", 1, "1-layers/draft", 50),
+        ("prune", "1-layers-100-ids", 1, "1-layers/draft", 100),
+        ("prune", "2-layers-50-ids", 2, "2-layers/draft", 50),
+        ("prune", "2-layers-100-ids", 2, "2-layers/draft", 100),
+    ]
+    choose = tmp_path / "out" / "choose"
+    assert found == {
+        f"{n}-layers-{size}-ids": choose / f"{n}-layers-{size}-ids" / "init" for n in (1, 2) for size in (50, 100)
+    }
+
+
+def test_the_whole_head_among_them_is_what_was_trained(recipe_file, source, stages, tmp_path):
+    recipe = load_recipe(recipe_file)
+    candidates = candidates_of(recipe, source, [1], None, [0, 50])
+    found = trials.train_candidates(recipe, candidates)
+    assert [each[:2] for each in stages[1:]] == [
+        ("prune", "1-layers"),
+        ("distill", "1-layers"),
+        ("prune", "1-layers-50-ids"),
+    ]
+    assert found["1-layers"] == tmp_path / "out" / "choose" / "1-layers" / "draft"
+    assert trials.trials_of(candidates) == {1: candidates[1].recipe}
+    assert load_recipe(tmp_path / "out" / "choose" / "1-layers" / "recipe.yaml").architecture.vocabulary is None
+
+
+@pytest.mark.parametrize(("size", "name"), [(50, "2-layers-50-ids"), (0, "2-layers")])
+def test_one_size_is_trained_itself(recipe_file, source, stages, tmp_path, size, name):
+    recipe = load_recipe(recipe_file)
+    found = trials.train_candidates(recipe, candidates_of(recipe, source, [2], None, [size]))
+    assert stages[1:] == [(stage, name, 2, None, size or None) for stage in ("prune", "distill")]
+    assert found == {name: tmp_path / "out" / "choose" / name / "draft"}
+
+
+def test_a_cut_draft_keeps_everything_but_rows_of_its_head(recipe_file, source, tmp_path):
+    [one, _] = candidates_of(load_recipe(recipe_file), source, [2], None, [50, 0])
+    wanted = trials.cut_recipe(one, tmp_path / "draft").architecture
+    trained = replace(source, layers=2, intermediate=96)
+    assert draft_shape(trained, wanted) == trained
+    assert needed_scores(trained, wanted) == set()
+    assert wanted.vocabulary == one.recipe.architecture.vocabulary
