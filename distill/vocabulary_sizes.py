@@ -3,10 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+from architectures.draft_vocabulary.asked import asked_size
+from architectures.draft_vocabulary.tokens import Tokens, read_tokens
 from architectures.shapes import DTYPE_BYTES, Shape
 from distill.coverage import Said, answers_said
 from distill.memory import matrix_parameters
 from distill.recipe import Recipe
+from distill.vocabulary.page import MOST_TOKENS, target_at_hand
 
 Row = tuple[str, str]
 
@@ -23,10 +26,12 @@ def head_blocks(recipe: Recipe, source: Shape, target: Shape, draft: Shape) -> d
         target: Its step is what a draft's is held against.
         draft: With whatever head.
     """
-    asked = sizes_of(recipe, target.vocab)
+    folder = target_at_hand(recipe)
+    tokens = None if folder is None else read_tokens(folder, target.vocab)
+    asked = sizes_of(recipe, target.vocab, tokens)
     if source.head_vocab or not asked or head_share(draft) < LEAST_SHARE:
         return {}
-    said = answers_said(recipe)
+    said = None if tokens is None else answers_said(recipe, tokens, most_tokens=MOST_TOKENS)
     rows = [size_row(size, target, draft, recipe, said) for size in (*asked, target.vocab)]
     unsaid = f"unknown before {Path(recipe.run_dir) / 'data'} holds finished answers"
     title = (
@@ -35,11 +40,17 @@ def head_blocks(recipe: Recipe, source: Shape, target: Shape, draft: Shape) -> d
     return {title: rows if said else [*rows, ("coverage", unsaid)]}
 
 
-def sizes_of(recipe: Recipe, vocab: int) -> list[int]:
-    """Those that are told of, from small to large, and less than all."""
+def sizes_of(recipe: Recipe, vocab: int, tokens: Tokens | None = None) -> list[int]:
+    """Those that are told of, from small to large: less than all, and no less than is always kept."""
+    own = own_size(recipe, vocab)
+    least, most = (0, vocab - 1) if tokens is None else (len(tokens.always), min(len(tokens.ids), vocab - 1))
+    return sorted({size for size in SIZES if least <= size <= most} | ({own} if own < vocab else set()))
+
+
+def own_size(recipe: Recipe, vocab: int) -> int:
+    """How many ids the recipe's draft says."""
     wanted = recipe.architecture.vocabulary
-    own = [] if wanted is None or wanted.size is None else [wanted.size]
-    return sorted(size for size in {*SIZES, *own} if size < vocab)
+    return vocab if wanted is None else asked_size(wanted, vocab)
 
 
 def head_share(draft: Shape) -> float:
@@ -52,8 +63,7 @@ def size_row(size: int, target: Shape, draft: Shape, recipe: Recipe, said: Said 
     """What a head of so many ids costs, and what it covers."""
     read, whole = (matrix_parameters(replace(draft, head_vocab=rows)) for rows in (size, 0))
     mebibytes = read * DTYPE_BYTES[recipe.eval.dtype] / 2**20
-    wanted = recipe.architecture.vocabulary
-    own = ", as this recipe has it" if size == (target.vocab if wanted is None else wanted.size) else ""
+    own = ", as this recipe has it" if size == own_size(recipe, target.vocab) else ""
     cost = (
         f"{mebibytes:7.1f} MiB, {read / whole:4.0%} of the whole head's, "
         f"{read / matrix_parameters(target):.3f} of the target's step"
@@ -63,7 +73,7 @@ def size_row(size: int, target: Shape, draft: Shape, recipe: Recipe, said: Said 
 
 def covered_words(size: int, target: Shape, said: Said | None) -> str:
     """The share of training and held-out answers that the ids said most cover; the whole head covers them all."""
-    if said is None or size == target.vocab:
-        return ""
+    if said is None or size == target.vocab or not len(said.tokens.always) <= size <= len(said.tokens.ids):
+        return ""  # of a list, which may keep less
     train, held_out = (said.covered(size, counts) for counts in (said.train, said.all_held_out))
     return f"; the ids said most cover {train:.1%} of training answers, {held_out:.1%} of held-out ones"

@@ -1,7 +1,6 @@
 """How many ids a recipe has the draft say, which they are by their counts, and the shape that this makes. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from architectures.draft_vocabulary.config import COUNTED, VocabularyConfig
 from architectures.draft_vocabulary.counting import filled, most_frequent
@@ -29,7 +28,7 @@ def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
             f"{KEY} asks for {size} ids, and what the draft is cut out of says {draft.head_vocab}. Rows that were cut "
             f"away cannot be had back: leave {KEY} out to keep its ids, or cut the draft out of a whole model."
         )
-    return replace(draft, head_vocab=size, tied=False)
+    return draft.with_head_of(size)
 
 
 def asked_size(wanted: VocabularyConfig, vocab_size: int) -> int:

@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from architectures.config import ArchitectureConfig
+from architectures.draft_vocabulary.asked import with_asked_head
 from architectures.draft_vocabulary.config import VocabularyConfig
 from architectures.errors import UserError
 from architectures.shapes import Shape
@@ -73,9 +74,9 @@ def candidate(recipe: Recipe, target: Shape, layers: int, vocabulary: Vocabulary
     """One of them."""
     sizes = written_widths(recipe.architecture, target)
     wanted = recipe.architecture.model_copy(update={**dict.fromkeys(REPLACED), **sizes, "layers": layers})
-    shape, name = draft_shape(target, wanted), depth_name(layers)
-    if vocabulary is not None and vocabulary.size is not None:
-        shape, name = shape.with_head_of(vocabulary.size), f"{name}-{vocabulary.size}-ids"
+    shape, name = with_asked_head(draft_shape(target, wanted), vocabulary), depth_name(layers)
+    if vocabulary is not None:
+        name = f"{name}-{shape.head_vocab}-ids"
     trial = recipe.model_copy(
         update={
             "run_name": f"{recipe.run_name}-{name}",

@@ -77,7 +77,7 @@ def choose(path: Path, overrides: Sequence[str], options: argparse.Namespace) ->
     short = load_recipe(path, [*overrides, f"distill.max_duration={options.duration}", *AT_THE_END])
     target = begin_stage(recipe)
     candidates = candidates_in(target, short, options)
-    said = said_for(recipe, candidates)
+    said = said_for(recipe, candidates, target)
     alphas = alphas_of(options.alpha, candidates, said) if options.alpha else {}
     latency = measured_steps(recipe, target, candidates)
     prospects = {name: prospect(steps) for name, steps in step_times(latency).items()}
@@ -89,7 +89,7 @@ def choose(path: Path, overrides: Sequence[str], options: argparse.Namespace) ->
         ranked = ranked_as_given(recipe, hopeful, latency, alphas)
     else:
         ranked = ranked_by_training(recipe, hopeful, options.duration)
-        if said is None and (written := said_for(recipe, candidates)) is not None:
+        if said is None and (written := said_for(recipe, candidates, target)) is not None:
             tell(vocabulary_page(candidates, prospects, written))
     out = options.out or Path(recipe.run_dir) / "choose" / "recipe.yaml"
     save_recipe(chosen_recipe(recipe, hopeful, ranked), out)
@@ -104,13 +104,22 @@ def require_file(out: Path | None, path: Path) -> None:
         raise UserError(f"--out {out}: is the recipe that is read. Name another file.")
 
 
-def said_for(recipe: Recipe, candidates: Sequence["Candidate"]) -> "Said | None":
-    """What the run's answers say; None where there are none, or no candidate says what they say most."""
+def said_for(recipe: Recipe, candidates: Sequence["Candidate"], target: Path) -> "Said | None":
+    """What the run's answers say; None where there are none, or no candidate says what they say most.
+
+    Raises:
+        UserError: If a candidate's ids cannot be had.
+    """
+    from distill.choose.vocabularies import require_ids
     from distill.choose.vocabulary_page import ranked_by_answers
     from distill.coverage import answers_said
+    from distill.vocabulary.choice import tokens_in
 
-    small = any(one.recipe.architecture.vocabulary is not None for one in candidates)
-    return answers_said(recipe) if small and ranked_by_answers(candidates) else None
+    if all(one.recipe.architecture.vocabulary is None for one in candidates):
+        return None
+    tokens = tokens_in(target, candidates[0].shape.vocab)
+    require_ids(candidates, target, tokens)
+    return answers_said(recipe, tokens) if ranked_by_answers(candidates) else None
 
 
 def tell(*pages: str) -> None:

@@ -3,12 +3,16 @@
 import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from architectures.draft_vocabulary.config import VocabularyConfig
+from architectures.draft_vocabulary.asked import ids_by_count
+from architectures.draft_vocabulary.config import COUNTED, VocabularyConfig
+from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
 from architectures.shapes import Shape
 from distill.recipe import Recipe
+from distill.vocabulary.choice import listed_ids
 
 if TYPE_CHECKING:
     from distill.choose.candidates import Candidate
@@ -83,38 +87,38 @@ def vocabularies_of(recipe: Recipe, target: Shape, sizes: Sequence[int]) -> list
     """
     own = recipe.architecture.vocabulary
     if not sizes:
-        if own is not None:
-            require_sizes(target, [said_length(own)], "architecture.vocabulary.size=")
         return [own]
-    require_sizes(target, sizes, "--vocabulary ")
+    require_sizes(target, sizes)
     by = own.origin if own is not None else "text" if recipe.distill.train_on == "text" else "answers"
     counts = sorted(size for size in sizes if size != WHOLE)
     found: list[VocabularyConfig | None] = [VocabularyConfig.model_validate({"size": n, "from": by}) for n in counts]
     return [*found, None] if WHOLE in sizes else found
 
 
-def said_length(own: VocabularyConfig) -> int:
-    """How many ids a recipe's own vocabulary has, told before any list is read."""
-    if own.size is None:
-        raise UserError(
-            f"architecture.vocabulary takes all ids of {own.origin}, and how many a draft can say decides how long a "
-            "step takes. Write architecture.vocabulary.size too."
-        )
-    return own.size
-
-
-def require_sizes(target: Shape, sizes: Sequence[int], key: str) -> None:
+def require_sizes(target: Shape, sizes: Sequence[int]) -> None:
     """Raise UserError unless every size is there once, and a head of so many ids can be cut."""
     for size, count in Counter(sizes).items():
         if count > 1:
-            raise UserError(f"{key}{size_word(size)}: stands there {count} times. Give each size once.")
+            raise UserError(f"--vocabulary {size_word(size)}: stands there {count} times. Give each size once.")
         if target.head_vocab:
             raise UserError(
-                f"{key}{size_word(size)}: what the draft is cut out of says {target.head_vocab} ids, and keeps these. "
-                "Leave it away, or cut the draft out of a model with its whole head."
+                f"--vocabulary {size_word(size)}: what the draft is cut out of says {target.head_vocab} ids, and keeps "
+                "these. Leave it away, or cut the draft out of a model with its whole head."
             )
         if size != WHOLE and size >= target.vocab:
-            raise UserError(f"{key}{size}: the target has {target.vocab} token ids. Choose fewer, or the whole head.")
+            raise UserError(
+                f"--vocabulary {size}: the target has {target.vocab} token ids. Choose fewer, or the whole head."
+            )
+
+
+def require_ids(candidates: Sequence["Candidate"], target: Path, tokens: Tokens) -> None:
+    """Raise UserError unless the ids of every candidate can be had, told before anything is trained."""
+    for one in candidates:
+        wanted = one.recipe.architecture.vocabulary
+        if wanted is not None and wanted.origin not in COUNTED:
+            listed_ids(wanted, tokens, target)
+        elif wanted is not None:
+            ids_by_count({}, tokens, one.shape.head_vocab)
 
 
 def alphas_of(

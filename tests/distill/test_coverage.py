@@ -7,21 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
 from architectures.manifest import write_manifest
-from distill.coverage import NO_DOMAIN, Answer, Said, answers_said
+from distill.coverage import Said, answers_said
 from distill.recipe import load_recipe
 from distill.stage_inputs import asked_inputs, target_record
 from eval.shards import claim_shards, write_shard
 from eval.traces import Trace
 
 TRAIN = [[5, 5, 5, 6], [7, 6, 5]]
-HELD_OUT = {"code": [5, 6, 8], "maths": [5, 5], None: [7]}
+HELD_OUT = {"code": [5, 8, 8], "maths": [5, 5], None: [7]}
+TOKENS = Tokens(frozenset(range(3, 60)), frozenset({3}), frozenset({4}), frozenset({3}))
 
 
-def trace(number, answer_ids, category=None, task=None):
+def trace(number, answer_ids, task=None):
     messages = ({"role": "user", "content": "?"},)
-    return Trace(number, "prompts.jsonl:1", messages, (1, 2), tuple(answer_ids), "!", "stop", category, task)
+    return Trace(number, "prompts.jsonl:1", messages, (1, 2), tuple(answer_ids), "!", "stop", None, task)
 
 
 def write_answers(recipe, train, held_out):
@@ -53,52 +55,52 @@ def recipe(tmp_path, tiny_target):
 def said(recipe):
     held_out = [trace(number, ids, domain) for number, (domain, ids) in enumerate(HELD_OUT.items())]
     write_answers(recipe, [trace(number, ids) for number, ids in enumerate(TRAIN)], held_out)
-    return answers_said(recipe)
+    return answers_said(recipe, TOKENS)
 
 
 def test_answers_are_counted_by_domain(said):
     assert said.train == Counter({5: 4, 6: 2, 7: 1})
-    assert said.held_out == {"code": Counter([5, 6, 8]), "maths": Counter([5, 5]), NO_DOMAIN: Counter([7])}
-    assert said.all_held_out == Counter({5: 3, 6: 1, 7: 1, 8: 1})
-
-
-def test_a_task_comes_before_a_category():
-    assert Answer((1,), "algebra", "gsm8k").domain == "gsm8k"
-    assert Answer((1,), "algebra").domain == "algebra"
+    assert said.held_out == {"code": Counter([5, 8, 8]), "maths": Counter([5, 5]), "prompts.jsonl": Counter([7])}
+    assert said.all_held_out == Counter({5: 3, 7: 1, 8: 2})
 
 
 def test_ids_are_ranked_by_training_and_held_against_what_was_held_out(said):
-    assert [said.most_said(size) for size in (1, 2, 3, 9)] == [(5,), (5, 6), (5, 6, 7), (5, 6, 7)]
-    assert [said.covered(size, said.all_held_out) for size in (1, 2, 3)] == pytest.approx([3 / 6, 4 / 6, 5 / 6])
-    assert said.covered(1, said.held_out["maths"]) == 1
-    assert math.isnan(said.covered(1, Counter()))
+    """Two are always kept, then come 5, 6 and 7, then what training never says."""
+    covered = [said.covered(size, said.all_held_out) for size in range(2, 7)]
+    assert covered == pytest.approx([0, 3 / 6, 3 / 6, 4 / 6, 6 / 6])
+    assert said.covered(3, said.held_out["maths"]) == 1
+    assert math.isnan(said.covered(3, Counter()))
+    with pytest.raises(UserError, match="must be at least 2, got 1"):
+        said.covered(1, said.all_held_out)
 
 
 def test_coverage_never_falls_with_size():
-    said = Said(Counter({token: token % 7 for token in range(50)}), {"a": Counter(range(60))})
-    covered = [said.covered(size, said.all_held_out) for size in range(1, 60)]
+    said = Said(Counter({token: token % 7 for token in range(50)}), {"a": Counter(range(3, 60))}, TOKENS)
+    covered = [said.covered(size, said.all_held_out) for size in range(2, 58)]
     assert covered == sorted(covered)
-    assert said.covered(60, said.train) == 1
+    assert covered[-1] == 1
+
+
+def test_no_more_is_read_than_is_wanted(recipe, said):
+    few = answers_said(recipe, TOKENS, most_tokens=4)
+    assert (few.train, few.all_held_out.total()) == (Counter({5: 3, 6: 1}), 5)
+    assert said.train.total() == 7
 
 
 def test_answers_that_are_not_there_or_anothers_say_nothing(recipe, said):
     assert said is not None
     other = recipe.model_copy(update={"seed": recipe.seed + 1})
-    assert answers_said(other) is None
-    assert answers_said(recipe.model_copy(update={"run_dir": f"{recipe.run_dir}-2"})) is None
+    assert answers_said(other, TOKENS) is None
+    assert answers_said(recipe.model_copy(update={"run_dir": f"{recipe.run_dir}-2"}), TOKENS) is None
 
 
 def test_without_training_answers_no_ids_are_ranked(recipe):
     write_answers(recipe, [], [trace(0, [5])])
-    assert answers_said(recipe) is None
+    assert answers_said(recipe, TOKENS) is None
 
 
-def test_a_missing_or_damaged_file_is_told(recipe, said):
+def test_a_missing_file_is_told(recipe, said):
     assert said is not None
-    path = Path(recipe.run_dir) / "data" / "train-00000.jsonl"
-    path.write_text('{"answer_ids": [5, "6"]}\n')
-    with pytest.raises(UserError, match=r"train-00000.jsonl:1: answer_ids.1: .* got '6'"):
-        answers_said(recipe)
-    path.unlink()
+    (Path(recipe.run_dir) / "data" / "train-00000.jsonl").unlink()
     with pytest.raises(UserError, match=r"1 of 1 shards are missing"):
-        answers_said(recipe)
+        answers_said(recipe, TOKENS)

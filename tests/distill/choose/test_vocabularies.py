@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import widedraft
+from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
 from architectures.plan import needed_scores
 from architectures.shapes import Shape
@@ -15,10 +16,11 @@ from architectures.sizes import draft_shape
 from architectures.target import read_config
 from distill.choose import command, trials
 from distill.choose.candidates import candidates_of
-from distill.choose.vocabularies import GivenAlpha, alphas_of, known_alpha
+from distill.choose.vocabularies import GivenAlpha, alphas_of, known_alpha, require_ids
 from distill.choose.vocabulary_page import vocabulary_page
 from distill.coverage import Said
 from distill.recipe import load_recipe, save_recipe
+from distill.vocabulary.choice import tokens_in
 from eval.choice import Prospect
 from eval.latency.untrained import untrained_models
 from eval.models import load_model
@@ -30,14 +32,17 @@ LISTED = "architecture.vocabulary={size: 50, from: ids.json}"
 ALL_LISTED = "architecture.vocabulary={from: ids.json}"
 ON_TEXT = ("distill.train_on=text", "text={domains: [{name: wiki, path: wiki.txt}], max_seq_len: 64}")
 PROSPECT = Prospect(4, 0.3, 0.2, 2.5)
-SAID = Said(Counter({1: 5, 2: 3, 3: 2}), {"code": Counter({1: 6, 9: 2}), "maths": Counter({2: 1, 3: 1})})
+TOKENS = Tokens(frozenset(range(VOCAB)), frozenset(), frozenset(), frozenset())
+SAID = Said(Counter({1: 5, 2: 3, 3: 2}), {"code": Counter({1: 6, 9: 2}), "maths": Counter({2: 1, 3: 1})}, TOKENS)
 
 
 @pytest.fixture
-def recipe_file(tiny_target, tmp_path):
+def recipe_file(tiny_target, tmp_path, monkeypatch):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(6)))
     (tmp_path / "wiki.txt").write_text("Once upon a time.")
+    (tmp_path / "ids.json").write_text(json.dumps([*range(0, 200, 2), 1, 3]))
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "recipe.yaml"
     file.write_text(
         f"run_name: tiny\nrun_dir: {tmp_path / 'out'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
@@ -72,6 +77,26 @@ def test_of_no_sizes_the_recipes_own_is_taken(recipe_file, source):
     assert one == candidates_of(load_recipe(recipe_file), source, [2], None, [50])[0]
 
 
+def test_all_of_a_list_is_as_many_as_it_holds(recipe_file, source):
+    [one] = candidates_of(load_recipe(recipe_file, [ALL_LISTED]), source, [2], None)
+    assert (one.name, one.shape.head_vocab, one.shape.tied) == ("2-layers-102-ids", 102, False)
+
+
+def test_ids_that_cannot_be_had_are_told_before_training(recipe_file, source, tiny_target):
+    """The tiny target's bytes and special tokens are 259; its texts end at token 2."""
+    tokens = tokens_in(tiny_target, VOCAB)
+    for overrides, sizes, message in (
+        ((), [258], "must be at least 259, got 258"),
+        ((), [260], "must be at most 259"),
+        ((LISTED,), [1], "its first 1 ids lack 2, at which texts"),
+    ):
+        candidates = candidates_of(load_recipe(recipe_file, overrides), source, [1, 2], None, [0, *sizes])
+        with pytest.raises(UserError, match=message):
+            require_ids(candidates, tiny_target, tokens)
+    for overrides, sizes in (((), [259]), ((LISTED,), [50, 102]), ((ALL_LISTED,), []), ((), [0])):
+        require_ids(candidates_of(load_recipe(recipe_file, overrides), source, [1], None, sizes), tiny_target, tokens)
+
+
 def test_every_depth_has_every_head(recipe_file, source, tmp_path):
     found = candidates_of(load_recipe(recipe_file), source, [3, 1], None, [0, 200, 50])
     assert [one.name for one in found] == [
@@ -93,7 +118,7 @@ def test_every_depth_has_every_head(recipe_file, source, tmp_path):
         (ON_TEXT, "text"),
         ((LISTED,), "ids.json"),
         ((ALL_LISTED,), "ids.json"),
-        ((*ON_TEXT, OWN), "answers"),
+        ((*ON_TEXT, LISTED), "ids.json"),
     ],
 )
 def test_ids_are_ranked_as_the_recipe_ranks_them_else_by_what_is_trained_on(recipe_file, source, overrides, origin):
@@ -109,8 +134,9 @@ def test_ids_are_ranked_as_the_recipe_ranks_them_else_by_what_is_trained_on(reci
         ((), [VOCAB], r"--vocabulary 264: the target has 264 token ids. Choose fewer"),
         ((), [50, 0, 50], r"--vocabulary 50: stands there 2 times"),
         ((), [0, 0], r"--vocabulary all: stands there 2 times"),
-        (("architecture.vocabulary={size: 264}",), [], r"architecture.vocabulary.size=264: the target has 264"),
-        ((ALL_LISTED,), [], r"takes all ids of ids.json, and .* takes\. Write architecture.vocabulary.size too"),
+        (("architecture.vocabulary={size: 264}",), [], r"architecture.vocabulary.size must be below .* 264, got 264"),
+        ((LISTED,), [50, 103], r"ids.json: holds 102 ids, and architecture.vocabulary.size is 103"),
+        (("architecture.vocabulary={from: none.json}",), [], r"none.json"),
     ],
 )
 def test_sizes_that_cannot_be_chosen(recipe_file, source, overrides, sizes, message):
@@ -266,7 +292,7 @@ def steps(monkeypatch):
 )
 def test_the_winners_vocabulary_is_in_its_recipe(recipe_file, tmp_path, capsys, words, size):
     """0.05 of a target's step are worth 0.05 of acceptance, about."""
-    assert run_choose(recipe_file, *words) == 0
+    assert run_choose(recipe_file, LISTED, *words) == 0
     chosen, printed = load_recipe(tmp_path / "out" / "choose" / "recipe.yaml"), capsys.readouterr().out
     assert chosen.architecture.layers == 1
     assert (chosen.architecture.vocabulary and chosen.architecture.vocabulary.size) == size
@@ -280,7 +306,12 @@ def test_the_winners_vocabulary_is_in_its_recipe(recipe_file, tmp_path, capsys, 
         (("--vocabulary", VOCAB), "--vocabulary 264: the target has 264 token ids"),
         (("--vocabulary", 50, 50), "--vocabulary 50: stands there 2 times"),
         (("--vocabulary", "all", "all"), "--vocabulary all: stands there 2 times"),
-        (("--alpha", "1x50=0.2", "2xall=0.3"), "--alpha is given for 1x50=0.2, 2xall=0.3, and the candidates are"),
+        ((LISTED, "--vocabulary", 1), "its first 1 ids lack 2, at which texts"),
+        (("--vocabulary", 258), "must be at least 259, got 258: 3 special tokens and 256 single bytes"),
+        (
+            (LISTED, "--alpha", "1x50=0.2", "2xall=0.3"),
+            "--alpha is given for 1x50=0.2, 2xall=0.3, and the candidates are",
+        ),
     ],
 )
 def test_mistakes_are_told_before_anything_is_measured(recipe_file, capsys, monkeypatch, words, message):
