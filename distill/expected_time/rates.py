@@ -210,7 +210,7 @@ def served_step_ms(device: Device, draft: Shape, dtype: str = "bfloat16") -> Rat
         row = min(rows, key=lambda each: each.context)
         words = f"measured on {device.name}: captured, batch 1, {row.context} tokens"
         return Rate(row.median_ms, measured=True, words=words)
-    head_bytes = draft.vocab * draft.hidden * DTYPE_BYTES[dtype]
+    head_bytes = draft.head_rows * draft.hidden * DTYPE_BYTES[dtype]
     bandwidth = device.published.bandwidth_gb_s if device.published else 3350
     value = DRAFT_LAYER_MS * draft.layers + head_bytes / (bandwidth * 1e6)
     words = f"{DRAFT_LAYER_MS} ms a layer, as published for A100 under DeepSpeed, and the reading of the output head"
