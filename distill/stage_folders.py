@@ -5,7 +5,7 @@ from pathlib import Path
 from architectures.context_length import ContextLength, context_length
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest
-from architectures.target import read_config, resolve_checkpoint
+from architectures.target import read_config, require_whole_head, resolve_checkpoint
 from distill.longest_texts import refuse_long_texts
 from distill.older_runs import adopt_older_run
 from distill.recipe import Recipe, save_recipe
@@ -15,12 +15,14 @@ def begin_stage(recipe: Recipe) -> Path:
     """Save the resolved recipe in its run folder and return the target's folder.
 
     Raises:
-        UserError: If there is no such target, or the recipe's texts may be longer than it was made for.
+        UserError: If there is no such target, it is a draft that says some ids alone, or the recipe's texts may be
+            longer than it was made for.
     """
     save_recipe(recipe, Path(recipe.run_dir) / "recipe.yaml")
     target = resolve_checkpoint(
         recipe.target.path, revision=recipe.target.revision, cache=Path(recipe.run_dir) / "target"
     )
+    require_whole_head(target)
     refuse_long_texts(recipe, {recipe.target.path: length_of(target)}, {})
     adopt_older_run(recipe, target)
     return target
