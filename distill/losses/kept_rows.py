@@ -67,5 +67,5 @@ class FrozenRows:
         if head.ids_V is not None:
             return head.narrowed(len(ids_K))
         if self.head is None:
-            self.head = head.frozen(head.weight_VH.dtype).rows_of(ids_K.to(head.weight_VH.device))
+            self.head = head.rows_of(ids_K.to(head.weight_VH.device))
         return self.head

@@ -302,7 +302,8 @@ def cache_inputs_of(recipe) -> dict[str, str]:
 def test_entries_made_for_other_rows_are_refused(small_run, tiny_target, teacher):
     recipe = small_run(teacher=teacher)
     message = r"teacher_cache was made from another architecture\.vocabulary than the recipe now asks for"
-    for ids in (IDS[1:], None):
+    as_many = tuple(sorted({*IDS[1:], next(id_ for id_ in range(264) if id_ not in IDS)}))
+    for ids in (IDS[1:], as_many, None):
         recut(recipe, tiny_target, ids)
         for stage in (train, cache_stage):
             with pytest.raises(UserError, match=message):
@@ -317,6 +318,16 @@ def test_entries_of_every_id_are_refused_by_a_draft_that_says_some(small_run, ti
     recut(recipe, tiny_target, IDS)
     with pytest.raises(UserError, match=r"teacher_cache was made from another architecture\.vocabulary than"):
         train(recipe)
+
+
+def test_entries_of_what_the_draft_says_do_not_mind_how_vocabularies_are_padded(small_run, make_checkpoint, tmp_path):
+    """A draft of 260 ids, as it may come with another number of rows than its target of 264."""
+    narrow = make_checkpoint(seed=1, vocab_size=260)
+    init = cut_draft(narrow, tmp_path / "cut", tuple(id_ for id_ in IDS if id_ < 260))
+    recipe = small_run(init=init, teacher=TOP_K, **SHORT)
+    train(recipe)
+    lm = load_model(Path(recipe.run_dir) / "draft", dtype="float32", device="cpu")
+    assert (len(lm.model.embed_tokens.weight), len(lm.lm_head.weight)) == (264, sum(id_ < 260 for id_ in IDS))
 
 
 def test_hidden_states_serve_every_head(small_run, tiny_draft, tiny_target):

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from architectures.draft_vocabulary.head import cut_head
 from architectures.errors import UserError
-from distill.losses.answer_logits import AnswerLogits, head_of, logits_of
+from distill.losses.answer_logits import AnswerLogits, head_of, logits_of, packed_flops_per_token
 from distill.losses.formulas import cross_entropy, forward_kl
 from distill.losses.kept_rows import learned, rows_of_tokens
 from distill.losses.objective import OF_BOTH, build_objective
@@ -25,6 +25,7 @@ from distill.monitoring.flops import forward_flops, training_flops
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import Teacher
 from distill.teacher_cache.contents import sampled_rows, top_k_rows, uniform_numbers, widen
+from distill.text.training import student_losses, teacher_losses
 from eval.models import load_model
 from tests.distill.small_heads import IDS, VOCAB, masked
 
@@ -297,6 +298,32 @@ def test_held_out_metrics_are_exact_over_the_whole_vocabulary(monkeypatch, whole
     assert torch.count_nonzero(accept[~is_said_A]) == 0
     whole_q = quantities_of_rows(q, p, ids_A, temperature=temperature, top_p=0.9)[:, 2]
     torch.testing.assert_close(accept.double(), whole_q.double().detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_chunks_are_of_the_widest_rows_there_are(monkeypatch, whole, target, batch):
+    """K columns while it learns; in an evaluation the teacher's and the spread ones are V."""
+    seen, model = [], distilled(small(whole[True]), target, "live", "forward_kl")
+    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda entries: seen.append(entries) or 100)
+    model(batch)
+    model.eval_forward(batch)
+    assert seen == [len(IDS), VOCAB]
+
+
+def test_packing_weighs_layers_alone(whole):
+    """The head runs on the answers' tokens, however rows are laid."""
+    of_whole, of_small = (packed_flops_per_token(lm)(7) for lm in (whole[False], small(whole[False])))
+    assert of_whole == of_small > 0
+
+
+def test_losses_of_text_are_of_the_tokens_that_can_be_said(whole, target, batch):
+    """What a mixture follows: of each sequence those of the student, and those of the teacher given the same ids."""
+    model, keep = distilled(small(whole[True]), target, "live", "forward_kl"), said(batch)
+    for losses_of, lm in ((student_losses, AnswerLogits(whole[True])), (teacher_losses, target)):
+        logp_AV = masked(lm(batch["input_ids"], keep, logits_of)).log_softmax(-1)
+        expected = -logp_AV.gather(-1, batch["next_ids"][keep][:, None])[:, 0]
+        found = losses_of(model, batch)
+        assert [len(each) for each in found] == keep.sum(1).tolist()
+        torch.testing.assert_close(torch.cat(list(found)), expected.detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_rows_are_the_places_of_ids():
