@@ -12,7 +12,7 @@ document ends: what comes next says nothing about it. A document ends with the t
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import ceil, isnan
+from math import ceil, isinf
 from pathlib import Path
 from typing import Any, cast
 
@@ -108,7 +108,7 @@ def build_mixture(
 
 def refuse_unsaid(losses: Mapping[str, float]) -> None:
     """Raise UserError naming the domains of whose held-out tokens the draft's head can say none."""
-    unsaid = [name for name, loss in losses.items() if isnan(loss)]
+    unsaid = [name for name, loss in losses.items() if isinf(loss)]
     if unsaid:
         raise UserError(
             f"text.domains: of the held-out tokens of {', '.join(unsaid)} the draft's head can say none, and their "

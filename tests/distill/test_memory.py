@@ -255,6 +255,8 @@ def test_a_small_head_costs_its_rows(distill, rows):
         head = 4096 * 4096 * 4 if chunk < sequences_at_once(small, processes) * small.loss_tokens else 0
         assert found["logits and loss"] == chunk * 4096 * 24 + head
         assert before["gradients, float32"] - found["gradients, float32"] == 4 * (32000 - 4096) * 4096
+        matrices = "student matrices, bfloat16"
+        assert before[matrices] - found[matrices] == 2 * (32000 - 4096) * 4096
         assert before["activations"] == found["activations"]
         teachers = [name for name in before if name.startswith("teacher")]
         assert {name: found[name] for name in teachers} == {name: before[name] for name in teachers}

@@ -375,7 +375,11 @@ def test_a_check_counts_what_the_draft_says(make_run, small_init, k):
     recipe = make_run(teacher={**TOP_K, "k": k})
     shutil.rmtree(Path(recipe.run_dir) / "data")  # nothing is generated yet
     cut_again = {**recipe.architecture.model_dump(), "source": str(small_init), "layers": 1}
-    recipe = recipe.model_copy(update={"architecture": recipe.architecture.model_validate(cut_again)})
+    changes = {
+        "architecture": recipe.architecture.model_validate(cut_again),
+        "data": recipe.data.model_copy(update={"num_eval_prompts": 4, "self_written_prompts": 9}),
+    }
+    recipe = recipe.model_copy(update=changes)
     if k > len(IDS):
         with pytest.raises(UserError, match="k must be at most the number of ids the draft says, got 121 and 120"):
             check_recipe(recipe)
