@@ -118,7 +118,7 @@ def write_cache(
 ) -> dict:
     """A finished cache of random rows; one block of them serves for all shards, since only its size counts."""
     num_kept = [answer_tokens] * answers
-    token_bytes = bytes_per_token(teacher, "train", hidden=hidden, vocab=vocab, dtype=dtype)
+    token_bytes = bytes_per_token(teacher, "train", hidden=hidden, rows=vocab, dtype=dtype)
     shards = cut_into_shards("train", num_kept, token_bytes=token_bytes)
     count = max(len(shard.answers) for shard in shards) * answer_tokens
     block = random_rows(count, teacher, hidden=hidden, vocab=vocab, dtype=dtype)

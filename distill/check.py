@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from architectures.context_length import ContextLength, context_length
 from architectures.draft_vocabulary.asked import with_asked_head
+from architectures.draft_vocabulary.record import CONFIG_KEY, refuse_small_head
 from architectures.errors import UserError
 from architectures.number_types import has_bfloat16
 from architectures.plan import load_plan, needed_scores, plan_pruning
@@ -26,7 +27,6 @@ from distill.masks.memory import refuse_sharded_masks
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
 from distill.recipe import Recipe
 from distill.run_folder import require_run_folder
-from distill.stage_folders import refuse_small_target
 from distill.stage_inputs import teacher_dtype
 from distill.teacher.config import bytes_per_token, refuse_k_beyond
 from distill.vocabulary.page import vocabulary_block
@@ -79,7 +79,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> str:
     for source in recipe.eval.tasks:
         attempt(partial(read_prompts, source), problems)
     if cut is not None:
-        attempt(lambda: refuse_k_beyond(recipe.distill.teacher, vocab=cut.target.vocab), problems)
+        attempt(lambda: refuse_k_beyond(recipe.distill.teacher, **entries_of(cut)), problems)
         attempt(lambda: refuse_texts_beyond(recipe, cut), problems)
         if recipe.architecture.method == "learned_masks":
             attempt(lambda: refuse_sharded_masks(recipe, cut.target), problems)
@@ -116,7 +116,8 @@ def attempt(step: Callable[[], Value], problems: list[str]) -> Value | None:
 def planned(recipe: Recipe) -> Cut:
     """The shapes of target and draft, from the target's config alone."""
     target, length, read = shape_at_hand("target.path", recipe.target.path, recipe.target.revision)
-    refuse_small_target(target, recipe.target.path)
+    if target.head_vocab:
+        refuse_small_head({CONFIG_KEY: target.head_vocab}, recipe.target.path)
     source, source_length, unread = target, length, () if read else (recipe.target.path,)
     if (path := recipe.architecture.source) is not None:
         revision = recipe.architecture.source_revision
@@ -236,7 +237,7 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
         answered = work.prompts if recipe.distill.train_on == "answers" else recipe.data.num_eval_prompts
         parts["answers, at most"] = answered * recipe.data.max_seq_len * BYTES_PER_TOKEN
     if recipe.distill.teacher.source == "cache" and work.answers is not None:
-        parts[f"teacher cache, {recipe.distill.teacher.contents}, at most"] = cache_bytes(recipe, cut.target, work)
+        parts[f"teacher cache, {recipe.distill.teacher.contents}, at most"] = cache_bytes(recipe, cut, work)
     parts[f"{kept} checkpoints, and one more while it is written"] = (
         (kept + 1) * 3 * cut.draft.parameters() * MASTER_BYTES
     )
@@ -244,14 +245,20 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
     return sizes(parts)
 
 
-def cache_bytes(recipe: Recipe, target: Shape, work: Work) -> int:
+def cache_bytes(recipe: Recipe, cut: Cut, work: Work) -> int:
     """What a cache of the teacher takes, for the answers on disk or the longest there can be."""
     longest = recipe.data.longest_answer
     tokens = {"train": work.answer_tokens, "eval": recipe.data.num_eval_prompts * recipe.data.max_new_tokens}
     if tokens["train"] is None:
         tokens["train"] = (work.answers or 0) * longest
-    sizes = {"hidden": target.hidden, "vocab": target.vocab, "dtype": teacher_dtype(recipe, recipe.distill.precision)}
+    dtype = teacher_dtype(recipe, recipe.distill.precision)
+    sizes = {"hidden": cut.target.hidden, "rows": entries_of(cut)["rows"], "dtype": dtype}
     return sum((count or 0) * bytes_per_token(recipe.distill.teacher, name, **sizes) for name, count in tokens.items())
+
+
+def entries_of(cut: Cut) -> dict[str, int]:
+    """Ids of the target, and how many of them a cache's entries are of: those that the draft says."""
+    return {"vocab": cut.target.vocab, "rows": cut.draft.head_rows}
 
 
 def slow_rows(recipe: Recipe) -> list[Row]:

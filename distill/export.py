@@ -5,6 +5,7 @@ Tokenizer, chat template, generation settings, special ids and vocab_size are th
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,7 +13,12 @@ from torch import Tensor
 
 from architectures.atomic import staged_folder, write_json
 from architectures.draft_config import with_dtype
-from architectures.draft_vocabulary.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME
+from architectures.draft_vocabulary.record import (
+    CONFIG_KEY,
+    DRAFT_VOCABULARY_NAME,
+    read_draft_vocabulary,
+    write_draft_vocabulary,
+)
 from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.families.family import Family
@@ -48,12 +54,13 @@ def export_checkpoint(
         out: The draft folder; an earlier draft there is replaced.
         target: The folder of the model it drafts for. Rows the student has beyond the target's vocab_size are padding
             that was not trained and are left out, so that no engine proposes an id the target does not have; rows it
-            lacks are added (architectures/vocabulary.py).
+            lacks are added (architectures/vocabulary.py). A head that says some ids alone keeps its rows.
         dtype: Number type of every weight: "float32", "bfloat16" or "float16".
         finish: Called with the folder before it takes its place; writes manifest.json.
 
     Raises:
-        UserError: If checkpoint and init are not of one model, or out holds something else.
+        UserError: If checkpoint and init are not of one model, the draft says ids that the target does not have, or out
+            holds something else.
     """
     config = read_config(init)
     family = family_of(config, where=str(init / "config.json"))
@@ -65,6 +72,8 @@ def export_checkpoint(
     require_replaceable(out, MANIFEST_NAME, reading=init, stage="export")
 
     cast, vocab_size = getattr(torch, dtype), vocab_size_of(target)
+    if CONFIG_KEY in config:
+        require_ids_of(target, vocab_size, init)
     by_id = set(vocabulary_tensors(sizes, family, small_head=CONFIG_KEY in config))
     layout = {
         name: TensorInfo(cast, (vocab_size, *size[1:]) if name in by_id else size) for name, size in sizes.items()
@@ -79,9 +88,10 @@ def export_checkpoint(
         write_weights(layout, read, folder)
         write_json(with_dtype(config, dtype), folder / "config.json")
         carry_files(target, folder)
-        for name in (PLAN_NAME, DRAFT_VOCABULARY_NAME):
-            if (init / name).is_file():
-                shutil.copyfile(init / name, folder / name)
+        if (init / PLAN_NAME).is_file():
+            shutil.copyfile(init / PLAN_NAME, folder / PLAN_NAME)
+        if CONFIG_KEY in config:
+            write_draft_vocabulary(replace(read_draft_vocabulary(init), vocab_size=vocab_size), folder)
         finish(folder)
 
 
@@ -106,6 +116,16 @@ def vocabulary_tensors(names: Iterable[str], family: Family, *, small_head: bool
 def vocab_size_of(folder: Path) -> int:
     """Rows of the embeddings of a checkpoint folder."""
     return Shape.from_config(read_config(folder), where=str(folder / "config.json")).vocab
+
+
+def require_ids_of(target: Path, vocab_size: int, init: Path) -> None:
+    """Raise UserError if the head of a draft says an id that its target does not have."""
+    last = read_draft_vocabulary(init).ids[-1]
+    if last >= vocab_size:
+        raise UserError(
+            f"{init / DRAFT_VOCABULARY_NAME}: says id {last}, and the target {target} has ids from 0 to "
+            f"{vocab_size - 1}. Name the target that this draft was made for."
+        )
 
 
 def drop_tied_head(student: dict[str, Tensor], checkpoint: Path, family: Family) -> None:

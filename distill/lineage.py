@@ -10,7 +10,7 @@ from architectures.manifest import (
     read_manifest,
     write_manifest,
 )
-from architectures.target import resolve_checkpoint
+from architectures.target import require_whole_head, resolve_checkpoint
 from distill.older_runs import adopt_older_run
 from distill.recipe import Recipe
 from distill.stage_folders import refuse_changed, require_finished
@@ -30,10 +30,12 @@ def require_training_inputs(recipe: Recipe) -> dict[str, str]:
     """Check that init, data, any cache and any earlier checkpoints are what this recipe asks for; return fingerprints.
 
     Raises:
-        UserError: If a stage is missing, or its folder was made from other inputs than the recipe now names.
+        UserError: If the target is a draft that says some ids alone, a stage is missing, or its folder was made from
+            other inputs than the recipe now names.
     """
     run = Path(recipe.run_dir)
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
+    require_whole_head(target)
     adopt_older_run(recipe, target)
     for name, command, inputs in (
         ("init", "prune", prune_inputs(recipe, target)),

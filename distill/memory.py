@@ -16,10 +16,11 @@ from math import prod
 from architectures.families import FAMILIES
 from architectures.shapes import DTYPE_BYTES, Shape
 from architectures.sizes import masked_shape
+from distill.config import DistillConfig
 from distill.losses.config import chunk_size
 from distill.recipe import Recipe
 from distill.stage_inputs import teacher_dtype
-from distill.teacher.config import TeacherConfig
+from distill.teacher.config import TeacherConfig, is_sparse
 
 MASTER_BYTES = 4  # the student's weights, gradients and each of Adam's two moments are float32
 NORM_BYTES = 8  # of a norm, per channel and token: its input and its normalised input, in float32
@@ -60,6 +61,7 @@ class Training:
         packing: Whether sequences share rows. The slots of a packed batch are fewer; all of them are counted.
         cached_bytes: What a batch holds of a cached teacher per answer token; None where the teacher runs.
         teacher_sharded: Whether FSDP2 divides the teacher.
+        logits_of_teacher: Whether the loss is made of the teacher's logits, which a cache of entries spares.
     """
 
     title: str
@@ -76,6 +78,7 @@ class Training:
     packing: bool = False
     cached_bytes: int | None = None
     teacher_sharded: bool = False
+    logits_of_teacher: bool = True
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,16 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
         packing=config.packing,
         cached_bytes=cached_bytes(config.teacher, target, teacher_dtype(recipe, config.precision)),
         teacher_sharded=config.teacher.parallelism == "fsdp2",
+        logits_of_teacher=asks_logits(config),
     )
     masks = recipe.architecture.method == "learned_masks"
     return [mask_training(recipe, target), distillation] if masks else [distillation]
+
+
+def asks_logits(config: DistillConfig) -> bool:
+    """Whether a training step makes logits of the teacher: neither of a cache's entries, nor of tokens alone."""
+    compares = config.token_selection is not None or any(term.name != "cross_entropy" for term in config.terms)
+    return compares and not is_sparse(config.teacher)
 
 
 def learned_tokens(recipe: Recipe) -> tuple[int, int]:
@@ -189,16 +199,28 @@ def teacher_parts(training: Training, processes: int) -> list[Part]:
     if teacher is None:
         return []
     dtype, item = training.teacher_dtype, DTYPE_BYTES[training.teacher_dtype]
+    rows = kept_rows_parts(training)
     if training.teacher_sharded and processes > 1:
-        return sharded_teacher_parts(teacher, dtype, processes)
+        return [*sharded_teacher_parts(teacher, dtype, processes), *rows]
     if training.cached_bytes is None:
         origin = f"{teacher.parameters():,} parameters x {item} bytes, whole"
-        return [Part(f"teacher weights, {dtype}", teacher.weight_bytes(dtype), origin)]
+        return [Part(f"teacher weights, {dtype}", teacher.weight_bytes(dtype), origin), *rows]
     head, tokens = teacher.vocab * teacher.hidden, training.batch // processes * training.loss_tokens
     return [
         Part(f"teacher's head, {dtype}", head * item, f"{teacher.vocab:,} x {teacher.hidden:,} x {item} bytes"),
+        *rows,
         Part("cached teacher's rows", tokens * training.cached_bytes, f"{tokens:,} x {training.cached_bytes:,} bytes"),
     ]
+
+
+def kept_rows_parts(training: Training) -> list[Part]:
+    """The rows of the teacher's head that a student with a small one is compared with, copied out of it once."""
+    teacher, rows = training.teacher, training.student.head_vocab
+    if teacher is None or not rows or not training.logits_of_teacher:
+        return []
+    item = DTYPE_BYTES[training.teacher_dtype]
+    origin = f"{rows:,} x {teacher.hidden:,} x {item} bytes"
+    return [Part(f"rows of the teacher's head, {training.teacher_dtype}", rows * teacher.hidden * item, origin)]
 
 
 def sharded_teacher_parts(teacher: Shape, dtype: str, processes: int) -> list[Part]:
@@ -280,7 +302,7 @@ def loss_part(training: Training, processes: int) -> Part:
     It is distill/losses/chunked.py that cuts them. Where there is more than one chunk, the gradient of the output head
     is summed in float32 beside it.
     """
-    vocab, hidden = training.student.vocab, training.student.hidden
+    vocab, hidden = training.student.head_rows, training.student.hidden
     all_tokens = sequences_at_once(training, processes) * training.loss_tokens
     tokens = min(all_tokens, chunk_size(vocab))
     per_logit = mask_loss_bytes(training) if training.gated else loss_bytes(training.precision)

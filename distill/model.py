@@ -2,6 +2,7 @@
 
 Shape suffixes used in this file:
     B = sequences in the batch, T = tokens per sequence, H = hidden width, V = vocabulary entries
+    K = those that the student's head says, all of them unless it is a small one
     A = positions that predict an answer token, of all sequences of a batch; C = some of these
 """
 
@@ -15,9 +16,11 @@ from composer.models import ComposerModel
 from torch import Tensor
 from torchmetrics import Metric
 
+from architectures.draft_vocabulary.head import head_ids, rows_below, spread
 from architectures.shapes import Shape
-from distill.losses.answer_logits import AnswerLogits, head_of
+from distill.losses.answer_logits import AnswerLogits, vocab_size_of
 from distill.losses.chunked import Head, map_rows, sum_of_rows
+from distill.losses.kept_rows import learned
 from distill.losses.objective import Objective, Said
 from distill.losses.selection import Selection
 from distill.metrics import Answer, answers_of, eval_metrics, quantities_of_rows
@@ -49,7 +52,8 @@ class DistillModel(ComposerModel):
 
     `student` is the only submodule, so it alone is trained, wrapped and saved. Logits exist a chunk at a time, inside
     the student's forward, and cover the ids that all models have: what pads one of the vocabularies has probability
-    zero.
+    zero. A student whose head says some ids alone learns over those (distill/losses/kept_rows.py) and is evaluated
+    over all of them, with probability zero at the others.
 
     Args:
         student: Trained.
@@ -82,11 +86,20 @@ class DistillModel(ComposerModel):
         self.watch: Callable[[Tensor, Said], None] | None = None  # sees the student's logits and what the teacher says
         self.clock = PhaseClock(on_gpu=torch.cuda.is_available())  # StepTimes names all phases but the teacher's
         others = [teacher] if selection is None else [teacher, selection.reference]
-        self.vocab_size = min(head_of(student.lm).vocab_size, *(each.vocab_size for each in others))
+        self.vocab_size = min(vocab_size_of(student.lm), *(each.vocab_size for each in others))
+        ids_K = head_ids(student.lm)
+        self.rows = self.vocab_size if ids_K is None else rows_below(ids_K, self.vocab_size)  # of the student's head
+
+    @property
+    def ids_K(self) -> Tensor | None:  # noqa: N802  # a shape
+        """The ids that the student says, of those that all models have; None where it says them all."""
+        ids_K = head_ids(self.student.lm)
+        return None if ids_K is None else ids_K[: self.rows]
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss summed over the answer's positions."""
-        teacher = self.rows_of(self.teacher, batch) if self.asks_teacher else None
+        batch = learned(batch, self.ids_K)
+        teacher = self.rows_of(self.teacher, batch, self.ids_K) if self.asks_teacher else None
 
         def measure(hidden_AH: Tensor, head: Head) -> Tensor:
             with self.clock.label("loss"):
@@ -103,6 +116,7 @@ class DistillModel(ComposerModel):
         """Mean over the answer tokens of the batch, nats per token. The one place where a loss is normalised.
 
         The trainer weighs micro-batches and ranks by their answer tokens, so how a batch is split does not matter.
+        Tokens that a small head cannot say are among them, with a loss of 0.
         """
         return outputs / batch["keep"].sum().clamp(min=1)
 
@@ -111,12 +125,16 @@ class DistillModel(ComposerModel):
         teacher, token_ids_A = self.rows_of(self.teacher, batch), batch["next_ids"][batch["keep"]]
         assert isinstance(teacher, TeacherRows), "held-out answers are cached as hidden states"
         decoding = {"temperature": self.held_out.temperature, "top_p": self.held_out.top_p}
+        ids_K = self.ids_K
 
-        def of_rows(student_CV: Tensor, rows: slice) -> Tensor:
-            return quantities_of_rows(student_CV, teacher.logits(rows), token_ids_A[rows], **decoding)
+        def of_rows(student_CK: Tensor, rows: slice) -> Tensor:
+            whole_CV = student_CK
+            if ids_K is not None:
+                whole_CV = spread(student_CK, ids_K, self.vocab_size, elsewhere=-torch.inf)
+            return quantities_of_rows(whole_CV, teacher.logits(rows), token_ids_A[rows], **decoding)
 
         def measure(hidden_AH: Tensor, head: Head) -> Tensor:
-            return map_rows(hidden_AH, head.narrowed(self.vocab_size), of_rows)
+            return map_rows(hidden_AH, head.narrowed(self.rows), of_rows, entries=self.vocab_size)
 
         return answers_of(self.read(batch, measure), batch["keep"].sum(dim=1).tolist())
 
@@ -130,7 +148,8 @@ class DistillModel(ComposerModel):
 
     def flops_per_batch(self, batch: Batch) -> int:
         """FLOPs of a training step on a batch; Composer's SpeedMonitor makes a utilisation of it."""
-        teacher = self.teacher.flops(batch) if self.asks_teacher else 0
+        batch, rows = learned(batch, self.ids_K), None if self.ids_K is None else self.rows
+        teacher = self.teacher.flops(batch, rows=rows) if self.asks_teacher else 0
         return training_flops(self.shape, answers_in(batch), teacher=teacher)
 
     def read(self, batch: Batch, reader: Any) -> Tensor:
@@ -138,10 +157,12 @@ class DistillModel(ComposerModel):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cpu_bfloat16):
             return self.student(batch["input_ids"], batch["keep"], reader, batch.get("position_ids"))
 
-    def rows_of(self, teacher: Teacher | CachedTeacher, batch: Batch) -> TeacherRows | KeptEntries:
-        """What a frozen model would say at the answer's positions, or is known to have said."""
+    def rows_of(
+        self, teacher: Teacher | CachedTeacher, batch: Batch, ids_K: Tensor | None = None
+    ) -> TeacherRows | KeptEntries:
+        """What a frozen model would say at the answer's positions, or is known to have said: of some ids, or of all."""
         with self.teacher_time():
-            return teacher.rows(batch, vocab_size=self.vocab_size)
+            return teacher.rows(batch, vocab_size=self.vocab_size, ids_K=ids_K)
 
     def teacher_time(self) -> AbstractContextManager[None]:
         """Counts what is done within as the teacher's part of a training step; an evaluation is not split."""
@@ -151,20 +172,20 @@ class DistillModel(ComposerModel):
         self, hidden_AH: Tensor, head: Head, *, batch: Batch, teacher: TeacherRows | KeptEntries | None
     ) -> Tensor:
         """The loss summed over answer tokens, chosen ones alone where there is a selection; scalar float32."""
-        head, token_ids_A = head.narrowed(self.vocab_size), batch["next_ids"][batch["keep"]]
+        head, token_ids_A = head.narrowed(self.rows), batch["next_ids"][batch["keep"]]
         weights_A = self.selected(hidden_AH, head, batch, teacher)
         # what is left out needs no logits; where nothing is, nothing is copied, and no GPU is waited for
         places_A = None if weights_A is None else weights_A.nonzero().squeeze(1)
 
-        def loss_of_rows(student_CV: Tensor, rows: slice) -> Tensor:
+        def loss_of_rows(student_CK: Tensor, rows: slice) -> Tensor:
             places_C = rows if places_A is None else places_A[rows]
             said = None
             if self.objective.asks_teacher and teacher is not None:
                 with self.teacher_time():
                     said = teacher.said(places_C)
                 if self.watch is not None:
-                    self.watch(student_CV.detach(), said)
-            return self.objective(student_CV, said, token_ids_A[places_C])
+                    self.watch(student_CK.detach(), said)
+            return self.objective(student_CK, said, token_ids_A[places_C])
 
         if weights_A is None:
             return sum_of_rows(hidden_AH, head, loss_of_rows)
@@ -176,7 +197,7 @@ class DistillModel(ComposerModel):
         """weights_A of the tokens' losses as the selection gives them; None where all of them count as 1."""
         if self.selection is None:
             return None
-        reference = self.rows_of(self.selection.reference, batch)
+        reference = self.rows_of(self.selection.reference, batch, self.ids_K)
         assert isinstance(teacher, TeacherRows), "a selection compares with the teacher's logits"
         assert isinstance(reference, TeacherRows), "the reference is run"
         return self.selection.weights(

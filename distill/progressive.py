@@ -47,5 +47,5 @@ def share_answers(recipe: Recipe, stage: Recipe) -> None:
     for name in names:
         link = Path(stage.run_dir) / name
         link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.exists():
+        if not link.is_symlink() and not link.exists():  # a cache may be made later
             link.symlink_to(os.path.relpath(Path(recipe.run_dir) / name, link.parent))

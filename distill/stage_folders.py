@@ -5,8 +5,7 @@ from pathlib import Path
 from architectures.context_length import ContextLength, context_length
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest
-from architectures.shapes import Shape
-from architectures.target import read_config, resolve_checkpoint
+from architectures.target import read_config, require_whole_head, resolve_checkpoint
 from distill.longest_texts import refuse_long_texts
 from distill.older_runs import adopt_older_run
 from distill.recipe import Recipe, save_recipe
@@ -16,26 +15,17 @@ def begin_stage(recipe: Recipe) -> Path:
     """Save the resolved recipe in its run folder and return the target's folder.
 
     Raises:
-        UserError: If there is no such target, it cannot say every id, or the recipe's texts may be longer than it was
-            made for.
+        UserError: If there is no such target, it is a draft that says some ids alone, or the recipe's texts may be
+            longer than it was made for.
     """
     save_recipe(recipe, Path(recipe.run_dir) / "recipe.yaml")
     target = resolve_checkpoint(
         recipe.target.path, revision=recipe.target.revision, cache=Path(recipe.run_dir) / "target"
     )
-    refuse_small_target(Shape.from_config(read_config(target), where=str(target / "config.json")), recipe.target.path)
+    require_whole_head(target)
     refuse_long_texts(recipe, {recipe.target.path: length_of(target)}, {})
     adopt_older_run(recipe, target)
     return target
-
-
-def refuse_small_target(target: Shape, path: str) -> None:
-    """Raise UserError for a target whose output head says some ids alone: a draft, which cannot teach the others."""
-    if target.head_vocab:
-        raise UserError(
-            f"target.path: {path} says {target.head_vocab} of its {target.vocab} ids alone, as a draft does. Name the "
-            "model it was made for, and this one as architecture.source."
-        )
 
 
 def length_of(folder: Path) -> ContextLength | None:

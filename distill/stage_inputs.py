@@ -20,6 +20,7 @@ from architectures.shapes import Shape
 from architectures.target import local_path, read_config, resolve_checkpoint
 from distill.recipe import Recipe
 from distill.stage_folders import refuse_changed, require_finished
+from distill.teacher_cache.entry_ids import entry_ids
 from distill.text.config import is_plain_text
 from distill.vocabulary.text import TEXT_TOKENS
 from eval.config import PromptSource
@@ -199,8 +200,19 @@ def asked_inputs(recipe: Recipe) -> dict[str, str]:
     }
 
 
+def first_init(recipe: Recipe) -> Path:
+    """The init whose output head every later one of a run keeps."""
+    stages = recipe.architecture.stages
+    return (Path(recipe.run_dir) if stages is None else stage_folder(recipe, stages[0])) / "init"
+
+
 def cache_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
-    """What a cache of the teacher is made from."""
+    """What a cache of the teacher is made from; the draft's ids where entries are of them alone.
+
+    Raises:
+        UserError: As `entry_ids`.
+    """
+    ids = entry_ids(recipe, first_init(recipe))
     return {
         "target": fingerprint_checkpoint(target),
         **fingerprint_tokenizer(target),
@@ -210,6 +222,7 @@ def cache_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
         "data.batch_size": str(recipe.data.batch_size),  # more rows in one product may round otherwise
         "distill.teacher": fingerprint_value(recipe.distill.teacher.model_dump(mode="json", exclude={"parallelism"})),
         "seed": str(recipe.seed),
+        **({} if ids is None else {"architecture.vocabulary": fingerprint_value(list(ids))}),
     }
 
 

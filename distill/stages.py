@@ -61,14 +61,17 @@ def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
 
 
 def run_earlier_stages(recipe: Recipe) -> None:
-    """Cut and distil every stage before the last, each out of the one before it."""
+    """Cut and distil every stage before the last, each out of the one before it.
+
+    The teacher is cached behind the first cut, which says what ids the entries of a cache are of.
+    """
     timed("generate", lambda: generate_stage(recipe))
-    cache_if_asked(recipe)
     for stage in earlier_stages(recipe):
         print(f"== stage of {stage.architecture.layers} layers, in {stage.run_dir}", flush=True)
         with owned_run(stage):
             share_answers(recipe, stage)
             timed("prune", partial(prune_stage, stage))
+            cache_if_asked(recipe)
             timed("distill", partial(distill_stage, Path(stage.run_dir) / "recipe.yaml", []))
 
 

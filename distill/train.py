@@ -39,9 +39,10 @@ from composer.utils import dist
 
 restore_interrupts()  # which importing Composer has taken
 
+from architectures.draft_vocabulary.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from architectures.errors import UserError
 from architectures.file_hashes import rehash_from_now
-from architectures.target import resolve_checkpoint
+from architectures.target import read_config, resolve_checkpoint
 from distill.checkpoint_trust import trust_checkpoints, trust_option
 from distill.checkpoints import chosen_checkpoint, find_checkpoints
 from distill.data.batches import AnswerDataset
@@ -110,7 +111,7 @@ def train(recipe: Recipe, profile: Path | None = None) -> None:
 
     Raises:
         UserError: If init, data or a cached teacher are missing or made from something else, the recipe does not fit
-            this machine, or another process works in the run.
+            this machine, the draft can say nothing of the answers, or another process works in the run.
     """
     with owned_run(recipe) if dist.get_global_rank() == 0 else nullcontext():
         train_owned(recipe, profile)
@@ -140,6 +141,8 @@ def train_owned(recipe: Recipe, profile: Path | None) -> None:
         train_set, eval_set = None, read_split(recipe, "eval", target)
     else:
         train_set, eval_set = read_answers(recipe, target)
+    if train_set is not None:
+        require_said(train_set, run / "init")
     tasks = eval_set.tasks
     if train_set is not None and recipe.distill.teacher.source == "cache":
         train_set, eval_set = (
@@ -244,6 +247,18 @@ def read_split(recipe: Recipe, name: str, target: Path, *, joined: bool = False)
             "Raise it, or give shorter prompts, and run `widedraft generate` again."
         )
     return dataset
+
+
+def require_said(train_set: AnswerDataset, init: Path) -> None:
+    """Raise UserError if the draft's head says none of the tokens that are to be learned."""
+    if CONFIG_KEY not in read_config(init):
+        return
+    said = set(read_draft_vocabulary(init).ids)
+    if not any(token in said for example in train_set.examples for token in example.answer_ids):
+        raise UserError(
+            f"{init / DRAFT_VOCABULARY_NAME}: none of its {len(said)} ids is said in the training answers, so that "
+            "there is nothing to learn. Count the ids in these answers (architecture.vocabulary), or take others."
+        )
 
 
 def vocab_sizes(recipe: Recipe, target: Path) -> dict[Path, int]:

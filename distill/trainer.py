@@ -33,7 +33,7 @@ from distill.data.batches import AnswerDataset
 from distill.data.dataspec import build_dataspec
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.objective import build_objective
-from distill.losses.selection import Selection
+from distill.losses.selection import Selection, refuse_other_ids
 from distill.metrics import BEST_BY
 from distill.model import DistillModel, HeldOut
 from distill.monitoring.gradient_norm import GradientNorm
@@ -101,8 +101,9 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
         eval_tasks: The tasks of the held-out prompts.
 
     Raises:
-        UserError: If the teacher's cache keeps entries of a vocabulary that the student has only a part of, or
-            distill.packing is true and one of the models cannot be packed.
+        UserError: If the teacher's cache keeps entries of a vocabulary that the student has only a part of, the
+            reference of a selection cannot say what the student says, or distill.packing is true and one of the models
+            cannot be packed.
     """
     on_gpu, config = torch.cuda.is_available(), recipe.distill
     dtype = teacher_dtype(recipe, config.precision)
@@ -133,6 +134,8 @@ def distill_model(
         UserError: As build_model.
     """
     config = recipe.distill
+    if selection is not None and config.token_selection is not None:
+        refuse_other_ids(selection.reference.model.lm, student, where=config.token_selection.reference)
     model = DistillModel(
         AnswerLogits(student, packing=config.packing),
         teacher,
@@ -141,7 +144,8 @@ def distill_model(
         held_out=HeldOut(eval_tasks, recipe.data.temperature, recipe.data.top_p),
         cpu_bfloat16=not torch.cuda.is_available() and config.precision != "fp32",
     )
-    refuse_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
+    if model.ids_K is None:  # else a cache's entries are of ids that the student says
+        refuse_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
     return model
 
 

@@ -25,7 +25,7 @@ from architectures.draft_vocabulary.record import CONFIG_KEY
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_value, read_json_file
 from architectures.reading import read_json_object, require_regular
-from architectures.target import read_config
+from architectures.target import read_config, require_whole_head
 from architectures.weights import require_files_of_folder
 from eval.quantised import loading_arguments
 from eval.weight_checks import refuse_not_finite, refuse_whole_numbers, require_enough_bytes
@@ -146,8 +146,11 @@ def require_same_tokenizer(target: Path, draft: Path) -> None:
     """Refuse a pair in which one token id means two things. Padding of the embeddings may differ.
 
     Raises:
-        UserError: If the vocabularies, or the BOS or EOS ids differ, or a model has no row for one of the tokens.
+        UserError: If the vocabularies, or the BOS or EOS ids differ, or a model has no row for one of the tokens; or
+            the target is a draft that cannot say them all.
     """
+    require_checkpoint(target)
+    require_whole_head(target)
     target_tokenizer, draft_tokenizer = require_same_vocabulary(
         target, draft, remedy="Speculative decoding compares token ids: use a draft made from this target."
     )

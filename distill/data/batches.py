@@ -9,7 +9,7 @@ positions that predict a token of an answer: from the last token before it to th
 dataset's tasks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -35,6 +35,12 @@ class Example:
     def num_kept(self) -> int:
         """Answer tokens, and so positions that are learned."""
         return sum(end - first for first, end in self.spans)
+
+    @property
+    def answer_ids(self) -> Iterator[int]:
+        """The tokens that are learned."""
+        ids = (*self.input_ids, self.last_id)
+        return (token for first, end in self.spans for token in ids[first + 1 : end + 1])
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ Sequence = tuple[int, int]  # tokens, and positions that the output head runs at
 def trained_drafts(run: Run) -> Iterator[tuple[str, Shape]]:
     """The drafts of the stages before the last, which share its answers, and the draft."""
     for layers in (run.recipe.architecture.stages or [])[:-1]:
-        yield f"training, {layers} layers", replace(run.source, layers=layers, vocab=run.target.vocab)
+        head = {"vocab": run.target.vocab, "head_vocab": run.draft.head_vocab, "tied": run.draft.tied}
+        yield f"training, {layers} layers", replace(run.source, layers=layers, **head)
     yield "training", run.draft
 
 
@@ -97,12 +98,16 @@ def teacher_source(run: Run) -> str:
 
 
 def teacher_flops(run: Run, draft: Shape, sequence: Sequence, source: str) -> int:
-    """FLOPs of what the student is compared with: the teacher, and a reference, taken to be as large as the draft."""
+    """FLOPs of what the student is compared with: the teacher, and a reference, taken to be as large as the draft.
+
+    Both with the rows of their heads that the draft has.
+    """
+    teacher = replace(run.target, head_vocab=draft.head_vocab)
     reference = 0 if run.recipe.distill.token_selection is None else forward_flops(draft, [sequence])
     if source == "live":
-        return forward_flops(run.target, [sequence]) + reference
+        return forward_flops(teacher, [sequence]) + reference
     of_states = source == "cached" and run.recipe.distill.teacher.contents == "hidden"
-    return reference + (sequence[1] * head_flops(run.target.vocab, run.target.hidden) if of_states else 0)
+    return reference + (sequence[1] * head_flops(teacher.head_rows, teacher.hidden) if of_states else 0)
 
 
 def evaluation_flops(run: Run, draft: Shape) -> int:

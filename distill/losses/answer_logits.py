@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from architectures.draft_vocabulary.head import head_ids
 from architectures.shapes import Shape
 from distill.data.apart import texts_apart
 from distill.data.packing import cheapest_layout, lengths_read, packed, slots_of
@@ -100,7 +101,7 @@ def packed_flops_per_token(lm: PreTrainedModel) -> Callable[[int], int]:
     where = str(lm.config.name_or_path)
     refuse_attention(str(lm.config._attn_implementation), where=where)  # noqa: SLF001  # it has no other name
     shape = Shape.from_config(lm.config.to_dict(), where=where)
-    head = head_flops(shape.vocab, shape.hidden)
+    head = head_flops(shape.head_rows, shape.hidden)
     return lambda context: shape.flops_per_token(context) - head
 
 
@@ -109,7 +110,13 @@ def head_of(lm: PreTrainedModel) -> Head:
     module = lm.get_output_embeddings()
     assert isinstance(module, nn.Linear), "a causal language model has a linear output head"
     cap = getattr(lm.config, "final_logit_softcapping", None)  # of Gemma
-    return Head(module.weight, module.bias, cap, vocab_size=len(module.weight))
+    return Head(module.weight, module.bias, cap, vocab_size=len(module.weight), ids_V=head_ids(lm))
+
+
+def vocab_size_of(lm: PreTrainedModel) -> int:
+    """How many ids a model knows: rows of its head, or of its embedding where its head says some of them alone."""
+    head = head_of(lm)
+    return head.vocab_size if head.ids_V is None else lm.config.get_text_config(decoder=True).vocab_size
 
 
 def logits_of(hidden_AH: Tensor, head: Head) -> Tensor:

@@ -4,7 +4,8 @@ Knows neither teacher nor loss: both stand behind a callback that is given the s
 of 128k entries over 8,192 tokens would be 25 GB of logits, probabilities and gradients; here they are one chunk's.
 
 Shape suffixes used in this file:
-    A = tokens, one row each, C = tokens of one chunk, H = hidden width, V = vocabulary entries
+    A = tokens, one row each, C = tokens of one chunk, H = hidden width
+    V = entries of the head: all ids of the vocabulary, or those that a small head says; K = some of them
 """
 
 from collections.abc import Callable, Iterator
@@ -35,12 +36,14 @@ class Head:
         bias_V: Added to the logits, where there is one.
         softcap: Gemma's bound c on logits z, which become c * tanh(z / c).
         vocab_size: The first so many rows are used; those behind them are padding, and get no logit and no gradient.
+        ids_V: The token id that each row says, ascending; None where row k is token k.
     """
 
     weight_VH: Tensor
     bias_V: Tensor | None
     softcap: float | None
     vocab_size: int
+    ids_V: Tensor | None = None
 
     def logits(self, hidden_AH: Tensor) -> Tensor:
         """Logits_AV over the first vocab_size entries, in the dtype that autocast or the head has."""
@@ -58,6 +61,12 @@ class Head:
     def narrowed(self, vocab_size: int) -> "Head":
         """The same head over fewer entries, never more than it has."""
         return replace(self, vocab_size=min(vocab_size, self.vocab_size))
+
+    def rows_of(self, ids_K: Tensor) -> "Head":
+        """A head of its own with the rows of some token ids, copied out of this one, which says every id."""
+        assert self.ids_V is None, "rows of a small head are not found by their ids"
+        bias_K = None if self.bias_V is None else self.bias_V[ids_K]
+        return replace(self, weight_VH=self.weight_VH[ids_K], bias_V=bias_K, vocab_size=len(ids_K), ids_V=ids_K)
 
     def frozen(self, dtype: torch.dtype) -> "Head":
         """The same head in another dtype, out of reach of gradients."""
@@ -122,7 +131,12 @@ def chunked_sum(
 
 @torch.no_grad()
 def map_rows(
-    hidden_AH: Tensor, head: Head, function_of_rows: FunctionOfRows, *, chunk_tokens: int | None = None
+    hidden_AH: Tensor,
+    head: Head,
+    function_of_rows: FunctionOfRows,
+    *,
+    chunk_tokens: int | None = None,
+    entries: int | None = None,
 ) -> Tensor:
     """What a function of logits says of every token, without gradients: metrics, or what tokens are chosen by.
 
@@ -130,7 +144,8 @@ def map_rows(
         hidden_AH: What the last norm put out.
         head: Whose logits the function is given.
         function_of_rows: Takes logits_CV of some rows, and which rows of A they are; returns one row for each.
-        chunk_tokens: Rows whose logits exist at a time; by the vocabulary if left out.
+        chunk_tokens: Rows whose logits exist at a time; by the entries of each if left out.
+        entries: Columns of the widest tensor that the function makes of its logits; those of the head if left out.
 
     Returns:
         The function's rows, all A of them.
@@ -140,7 +155,7 @@ def map_rows(
         cast = head.frozen(dtype)
         found = [
             function_of_rows(cast.logits(hidden_AH[rows].to(dtype)), rows)
-            for rows in chunks(len(hidden_AH), chunk_tokens or chunk_size(head.vocab_size))
+            for rows in chunks(len(hidden_AH), chunk_tokens or chunk_size(entries or head.vocab_size))
         ]
     return torch.cat(found)
 

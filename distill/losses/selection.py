@@ -1,7 +1,7 @@
 """Which answer tokens are trained on: those the student has most left to learn, as a reference draft shows.
 
 Shape suffixes used in this file:
-    B = sequences in the batch, H = hidden width, V = vocabulary entries
+    B = sequences in the batch, H = hidden width, V = entries of the student's head
     A = answer tokens of all sequences, sequence after sequence, C = some of these, S = those chosen
 """
 
@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from architectures.draft_vocabulary.head import head_ids
+from architectures.errors import UserError
 from distill.losses.chunked import Head, map_rows
 from distill.losses.formulas import forward_kl
 from distill.teacher.live import Teacher, TeacherRows
@@ -47,6 +50,22 @@ class Selection:
             )
 
         return chosen_weights(map_rows(hidden_AH, head, gap), num_tokens_B, fraction=self.fraction)
+
+
+def refuse_other_ids(reference: PreTrainedModel, student: PreTrainedModel, *, where: str) -> None:
+    """Refuse a reference draft that cannot say what the student says.
+
+    Raises:
+        UserError: If its head says some ids alone, and the student's head not just these.
+    """
+    theirs_K, ours_K = head_ids(reference), head_ids(student)
+    if theirs_K is None or (ours_K is not None and torch.equal(theirs_K.cpu(), ours_K.cpu())):
+        return
+    ours = "every id" if ours_K is None else f"{len(ours_K)} ids, not the same ones"
+    raise UserError(
+        f"{where}: its head says {len(theirs_K)} ids alone, and the student's {ours}. Name a reference that says every "
+        "id, or one distilled with the student's draft_vocabulary.json (distill.token_selection.reference)."
+    )
 
 
 def chosen_weights(gap_A: Tensor, num_tokens_B: Sequence[int], *, fraction: float) -> Tensor:

@@ -26,7 +26,7 @@ from architectures.masking import masked
 from architectures.masks import Masks, plan_from_masks
 from architectures.shapes import Shape
 from architectures.sizes import masked_shape
-from architectures.target import read_config, resolve_checkpoint
+from architectures.target import read_config, require_whole_head, resolve_checkpoint
 from distill.callbacks import CheckpointWriter
 from distill.checkpoint_trust import guard_composer
 from distill.checkpoints import MASK_CHECKPOINTS_KEPT
@@ -65,11 +65,12 @@ def train_masks(recipe: Recipe, profile: Path | None = None) -> None:
         profile: Folder that takes a profile of a step, by rank 0; none is made if left out.
 
     Raises:
-        UserError: If the shape cannot be cut out of the target, it has no row for one of its tokens, the text cannot be
-            read, or an earlier session of this run began with another recipe.
+        UserError: If the target is a draft that says some ids alone, the shape cannot be cut out of it, it has no row
+            for one of its tokens, the text cannot be read, or an earlier session of this run began with another recipe.
     """
     run = Path(recipe.run_dir)
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
+    require_whole_head(target)
     refuse_long_texts(recipe, {recipe.target.path: length_of(target)}, {})
     refuse_too_large(recipe, target)
     require_rows(target, last_id=max(load_tokenizer(target).get_vocab().values()))

@@ -18,16 +18,16 @@ def forward_flops(shape: Shape, answers: Iterable[tuple[int, int]]) -> int:
         shape: Of the model.
         answers: Tokens of each sequence, and positions of it that the head runs at.
     """
-    head = head_flops(shape.vocab, shape.hidden)
+    head = head_flops(shape.head_rows, shape.hidden)
     return sum(
         num_tokens * (shape.flops_per_token((num_tokens + 1) // 2) - head) + num_kept * head
         for num_tokens, num_kept in answers
     )
 
 
-def head_flops(vocab: int, hidden: int) -> int:
+def head_flops(rows: int, hidden: int) -> int:
     """FLOPs of an output head at one position."""
-    return 2 * vocab * hidden
+    return 2 * rows * hidden
 
 
 def training_flops(student: Shape, answers: Iterable[tuple[int, int]], *, teacher: int) -> int:

@@ -17,6 +17,10 @@ from distill.model import DistillModel
 class AlphaBounds(Callback):
     """Logs `metrics/train/alpha_low` and `metrics/train/alpha_high` of a batch from time to time.
 
+    Of a student with a small head they are called `kept_alpha_low` and `kept_alpha_high`: bounds of Σ min(p, q) with p
+    the teacher given that it says one of the student's ids, over the tokens that are trained on. The true alpha is at
+    most that, and at the other tokens nothing is computed.
+
     That is of the first batch of a session, and of the batch that follows each line on the console. They are means over
     the batch's answer tokens, before it is learned, from the logits its loss is made of: one more pass over these, and
     no further pass of the student.
@@ -44,7 +48,8 @@ class AlphaBounds(Callback):
         dist.all_reduce(sums)
         low, high, num_tokens = sums.tolist()
         if num_tokens:  # none where the loss asks for no teacher
-            bounds = {"alpha_low": low / num_tokens, "alpha_high": high / num_tokens}
+            name = "alpha" if self.model.ids_K is None else "kept_alpha"
+            bounds = {f"{name}_low": low / num_tokens, f"{name}_high": high / num_tokens}
             logger.log_metrics({f"metrics/train/{name}": value for name, value in bounds.items()})
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002

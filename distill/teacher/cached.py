@@ -2,6 +2,7 @@
 
 Shape suffixes used in this file:
     A = positions that predict an answer token, of all sequences of a batch, one row each; C = some of these
+    K = ids that the student says
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from distill.losses.chunked import Head
+from distill.losses.kept_rows import FrozenRows
 from distill.monitoring.flops import head_flops
 from distill.teacher.live import TeacherRows
 from distill.teacher_cache.answers import rows_in
@@ -39,25 +41,29 @@ class CachedTeacher:
 
     def __init__(self, head: Head):
         self.head = head
+        self.kept_rows = FrozenRows()
 
     @property
     def vocab_size(self) -> int:
         """Rows of its output head."""
         return self.head.vocab_size
 
-    def rows(self, batch: Mapping[str, Tensor], *, vocab_size: int) -> TeacherRows | KeptEntries:
-        """What the batch brings of the kept positions: what logits of the first vocab_size entries are made from.
+    def rows(
+        self, batch: Mapping[str, Tensor], *, vocab_size: int, ids_K: Tensor | None = None
+    ) -> TeacherRows | KeptEntries:
+        """What the batch brings of the kept positions: what logits are made from, over the ids that Teacher.rows says.
 
-        Or the entries that were kept, which are of the whole vocabulary whatever vocab_size is.
+        Or the entries that were kept, which are of the ids that the cache was made for, whatever is asked for here.
         """
         rows = rows_in(batch)
         if "hidden" in rows:
-            return TeacherRows(rows["hidden"], self.head.narrowed(vocab_size))
+            head = self.head.narrowed(vocab_size) if ids_K is None else self.kept_rows.of(self.head, ids_K)
+            return TeacherRows(rows["hidden"], head)
         return KeptEntries(rows)
 
-    def flops(self, batch: Mapping[str, Tensor]) -> int:
-        """FLOPs of the head at the positions whose hidden states a batch brings; 0 where it brings entries."""
+    def flops(self, batch: Mapping[str, Tensor], *, rows: int | None = None) -> int:
+        """FLOPs of so many rows of the head, or all, where a batch brings hidden states; 0 where it brings entries."""
         if "teacher_hidden" not in batch:
             return 0
         vocab, hidden = self.head.weight_VH.shape
-        return int(batch["keep"].sum()) * head_flops(vocab, hidden)
+        return int(batch["keep"].sum()) * head_flops(rows or vocab, hidden)

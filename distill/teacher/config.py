@@ -130,11 +130,12 @@ def refuse_selection(teacher: TeacherConfig) -> None:
         )
 
 
-def refuse_k_beyond(teacher: TeacherConfig, *, vocab: int) -> None:
-    """Raise UserError if more entries are to be kept than the vocabulary has."""
-    if teacher.k is not None and teacher.k > vocab:
+def refuse_k_beyond(teacher: TeacherConfig, *, vocab: int, rows: int) -> None:
+    """Raise UserError if more entries are to be kept than the vocabulary has, or than the draft's head says."""
+    if teacher.k is not None and teacher.k > rows:
+        most = "the target's vocab_size" if rows == vocab else "the number of ids the draft says"
         raise UserError(
-            f"distill.teacher.k must be at most the target's vocab_size, got {teacher.k} and {vocab}. "
+            f"distill.teacher.k must be at most {most}, got {teacher.k} and {rows}. "
             "Keep fewer entries, or hidden states."
         )
 
@@ -165,14 +166,14 @@ def contents_of(teacher: TeacherConfig, split: str) -> Contents:
     return teacher.contents if split == "train" else "hidden"
 
 
-def bytes_per_token(teacher: TeacherConfig, split: str, *, hidden: int, vocab: int, dtype: str) -> int:
+def bytes_per_token(teacher: TeacherConfig, split: str, *, hidden: int, rows: int, dtype: str) -> int:
     """Bytes a cache takes for one answer token, its index left out.
 
     Args:
         teacher: With source cache.
         split: "train" or "eval".
         hidden: Width of the teacher's last hidden state.
-        vocab: Entries of its vocabulary.
+        rows: Ids that kept entries are of.
         dtype: Of its hidden states.
     """
     contents = contents_of(teacher, split)
@@ -180,9 +181,9 @@ def bytes_per_token(teacher: TeacherConfig, split: str, *, hidden: int, vocab: i
         return hidden * DTYPE_BYTES[dtype]
     if contents == "top_k":
         assert teacher.k is not None, "filled in by the config"
-        return teacher.k * (id_bytes(vocab) + LOG_PROB_BYTES) + LOG_TAIL_BYTES
+        return teacher.k * (id_bytes(rows) + LOG_PROB_BYTES) + LOG_TAIL_BYTES
     assert teacher.num_samples is not None, "filled in by the config"
-    return teacher.num_samples * id_bytes(vocab)
+    return teacher.num_samples * id_bytes(rows)
 
 
 def id_bytes(vocab: int) -> int:

@@ -3,12 +3,12 @@
 What takes its place where a cache was made of it is in distill/teacher/cached.py.
 
 Shape suffixes used in this file:
-    B = sequences in the batch, T = tokens per sequence, H = hidden width, V = vocabulary entries
+    B = sequences in the batch, T = tokens per sequence, H = hidden width, V = vocabulary entries, K = those kept
     A = positions that predict an answer token, of all sequences together, C = some of these
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from architectures.shapes import Shape
-from distill.losses.answer_logits import AnswerLogits, logits_of
+from distill.losses.answer_logits import AnswerLogits, logits_of, vocab_size_of
 from distill.losses.chunked import Head
+from distill.losses.kept_rows import FrozenRows
 from distill.monitoring.flops import answers_in, forward_flops
 from eval.models import load_model
 
@@ -55,11 +56,12 @@ class Teacher:
     def __init__(self, model: AnswerLogits):
         self.model = model.eval().requires_grad_(requires_grad=False)
         self.device_type = next(model.parameters()).device.type
+        self.kept_rows = FrozenRows()
 
     @property
     def vocab_size(self) -> int:
-        """Rows of its output head."""
-        return len(self.model.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
+        """Ids that it knows."""
+        return vocab_size_of(self.model.lm)
 
     @torch.no_grad()
     def logits(self, input_ids_BT: Tensor, keep_BT: Tensor) -> Tensor:
@@ -68,15 +70,26 @@ class Teacher:
             return self.model(input_ids_BT, keep_BT, logits_of)
 
     @torch.no_grad()
-    def rows(self, batch: Mapping[str, Tensor], *, vocab_size: int) -> TeacherRows:
-        """What logits of the kept positions are made from, over the first vocab_size entries."""
-        with torch.autocast(self.device_type, enabled=False):
-            rows = self.model(batch["input_ids"], batch["keep"], TeacherRows, batch.get("position_ids"))
-        return TeacherRows(rows.hidden_AH, rows.head.narrowed(vocab_size))
+    def rows(self, batch: Mapping[str, Tensor], *, vocab_size: int, ids_K: Tensor | None = None) -> TeacherRows:
+        """What logits of the kept positions are made from, over the first vocab_size entries, or over some ids alone.
 
-    def flops(self, batch: Mapping[str, Tensor]) -> int:
-        """FLOPs of reading a batch."""
-        return forward_flops(self.shape, answers_in(batch))
+        Args:
+            batch: As the student reads it.
+            vocab_size: How many ids count.
+            ids_K: Those of them that the student says, the same in every call; None for all.
+        """
+
+        def read(hidden_AH: Tensor, head: Head) -> TeacherRows:  # within the model, where a sharded head is whole
+            return TeacherRows(
+                hidden_AH, head.narrowed(vocab_size) if ids_K is None else self.kept_rows.of(head, ids_K)
+            )
+
+        with torch.autocast(self.device_type, enabled=False):
+            return self.model(batch["input_ids"], batch["keep"], read, batch.get("position_ids"))
+
+    def flops(self, batch: Mapping[str, Tensor], *, rows: int | None = None) -> int:
+        """FLOPs of reading a batch with so many rows of its head, or with all of them."""
+        return forward_flops(replace(self.shape, head_vocab=rows or 0), answers_in(batch))
 
     @cached_property
     def shape(self) -> Shape:

@@ -54,10 +54,16 @@ class CachedAnswers(Dataset[Sample]):
 
 
 def rows_in(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What was kept of the answers of a batch, sequence after sequence: one row of A for each position of `keep`."""
-    num_kept_B1 = batch["keep"].sum(dim=1, keepdim=True)
+    """What was kept of the answers of a batch, sequence after sequence: one row of A for each position of `keep`.
+
+    Where `unsaid` holds positions that were taken out of `keep` since, their rows are left out.
+    """
+    keep_BT, unsaid_BT = batch["keep"], batch.get("unsaid")
+    answer_BT = keep_BT if unsaid_BT is None else keep_BT | unsaid_BT
+    num_kept_B1 = answer_BT.sum(dim=1, keepdim=True)
     kept = {name.removeprefix(PREFIX): rows for name, rows in batch.items() if name.startswith(PREFIX)}
-    return {
+    rows = {
         name: rows_BM[torch.arange(rows_BM.shape[1], device=rows_BM.device) < num_kept_B1]
         for name, rows_BM in kept.items()
     }
+    return rows if unsaid_BT is None else {name: each[keep_BT[answer_BT]] for name, each in rows.items()}

@@ -9,6 +9,7 @@ continues at its first missing shard and ends in the same bytes as one that was 
 
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,12 +56,18 @@ class CaptureSettings:
         dtype: Number type of the teacher's weights, arithmetic and hidden states, by name.
         seed: Of the draws.
         batch_size: Answers read together.
+        ids: Ascending, that kept entries are of, by row: the teacher given that it says one of them; None for all ids.
     """
 
     teacher: TeacherConfig
     dtype: str
     seed: int
     batch_size: int
+    ids: tuple[int, ...] | None = None
+
+    def rows_among(self, vocab_size: int) -> int:
+        """How many ids kept entries are of, in a vocabulary of so many."""
+        return vocab_size if self.ids is None else bisect_left(self.ids, vocab_size)
 
 
 @dataclass(frozen=True)
@@ -131,12 +138,11 @@ def capture_teacher(
 def plan_splits(target: Path, answers: Mapping[str, Sequence[Example]], settings: CaptureSettings) -> list[Split]:
     """What will be written, file by file, known from the target's config and the answers' lengths."""
     shape = Shape.from_config(read_config(target), where=str(target / "config.json"))
-    refuse_k_beyond(settings.teacher, vocab=shape.vocab)
+    rows = settings.rows_among(shape.vocab)
+    refuse_k_beyond(settings.teacher, vocab=shape.vocab, rows=rows)
     splits = []
     for name, examples in answers.items():
-        token_bytes = bytes_per_token(
-            settings.teacher, name, hidden=shape.hidden, vocab=shape.vocab, dtype=settings.dtype
-        )
+        token_bytes = bytes_per_token(settings.teacher, name, hidden=shape.hidden, rows=rows, dtype=settings.dtype)
         shards = cut_into_shards(name, [example.num_kept for example in examples], token_bytes=token_bytes)
         splits.append(Split(name, examples, contents_of(settings.teacher, name), token_bytes, shards))
     return splits
@@ -188,8 +194,12 @@ class Capturer:
 
     @cached_property
     def head(self) -> Head:
-        """Its output head."""
-        return head_of(self.lm)
+        """Its output head, of the ids that kept entries are of."""
+        head, ids = head_of(self.lm), self.settings.ids
+        if ids is None:
+            return head
+        rows = self.settings.rows_among(head.vocab_size)
+        return head.rows_of(torch.tensor(ids[:rows], device=head.weight_VH.device))
 
     def read(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """The rows of some answers, in the order of their lengths, so that a batch holds little padding."""
@@ -259,7 +269,8 @@ def write_each(split: Split, missing: Sequence[Shard], capturer: Capturer, journ
 
 def describe(split: Split, settings: CaptureSettings) -> dict[str, Any]:
     """A split as the manifest describes it."""
-    counts = {"k": settings.teacher.k, "num_samples": settings.teacher.num_samples}
+    rows = None if settings.ids is None else len(settings.ids)
+    counts = {"k": settings.teacher.k, "num_samples": settings.teacher.num_samples, "rows": rows}
     return {
         "contents": split.contents,
         **({} if split.contents == "hidden" else {name: count for name, count in counts.items() if count is not None}),

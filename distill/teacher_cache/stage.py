@@ -6,7 +6,15 @@ from architectures.errors import UserError
 from architectures.manifest import read_manifest
 from distill.recipe import Recipe
 from distill.stage_folders import begin_stage, refuse_changed, require_finished
-from distill.stage_inputs import cache_inputs, generate_inputs, recipe_hash, target_record, teacher_dtype
+from distill.stage_inputs import (
+    cache_inputs,
+    first_init,
+    generate_inputs,
+    recipe_hash,
+    target_record,
+    teacher_dtype,
+)
+from distill.teacher_cache.entry_ids import entry_ids
 from distill.teacher_cache.record import ill_sized_files, verify_files
 
 
@@ -14,8 +22,8 @@ def cache_stage(recipe: Recipe) -> None:
     """Write what the teacher says of the answers in <run>/data, into <run>/teacher_cache.
 
     Raises:
-        UserError: If the recipe's teacher is live, the answers are not the recipe's, or a cache is there that was made
-            from something else.
+        UserError: If the recipe's teacher is live, the answers are not the recipe's, a cache is there that was made
+            from something else, or entries of a small vocabulary are asked for before a draft was cut.
     """
     require_cached_teacher(recipe)
     run, target = Path(recipe.run_dir), begin_stage(recipe)
@@ -39,7 +47,13 @@ def write_cache(recipe: Recipe, target: Path, inputs: dict[str, str]) -> None:
     restore_signals()  # importing Composer took Ctrl-C away
     train_set, eval_set = read_answers(recipe, target)
     dtype = teacher_dtype(recipe, recipe.distill.precision)
-    settings = CaptureSettings(recipe.distill.teacher, dtype=dtype, seed=recipe.seed, batch_size=recipe.data.batch_size)
+    settings = CaptureSettings(
+        recipe.distill.teacher,
+        dtype=dtype,
+        seed=recipe.seed,
+        batch_size=recipe.data.batch_size,
+        ids=entry_ids(recipe, first_init(recipe)),
+    )
     details = {
         "dtype": settings.dtype,
         "max_seq_len": recipe.data.max_seq_len,

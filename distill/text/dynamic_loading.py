@@ -175,6 +175,7 @@ def held_out_loss(losses_of: LossesOfRows, loader: DataLoader[Any], *, device: t
     """Mean loss over the held-out sequences of one domain, on all processes, nats per token.
 
     Every process calls the model equally often, as a sharded one needs it; repeats are dropped from what it says.
+    Infinite where no token has a loss, as of a head that can say none of them.
     """
     num_own = len(range(dist.get_global_rank(), len(loader.dataset), dist.get_world_size()))  # pyright: ignore[reportArgumentType]  # a sized dataset
     sum_and_tokens = torch.zeros(2, dtype=torch.float64)
@@ -186,7 +187,7 @@ def held_out_loss(losses_of: LossesOfRows, loader: DataLoader[Any], *, device: t
     sum_and_tokens = sum_and_tokens.to(device)
     dist.all_reduce(sum_and_tokens)
     loss_sum, num_tokens = sum_and_tokens.tolist()
-    return loss_sum / num_tokens
+    return loss_sum / num_tokens if num_tokens else math.inf
 
 
 def loss_by_domain(logits_BTV: Tensor, ids_BT: Tensor, domain_B: Tensor, names: Sequence[str]) -> dict[str, float]:

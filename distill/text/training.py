@@ -12,7 +12,7 @@ document ends: what comes next says nothing about it. A document ends with the t
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import ceil
+from math import ceil, isinf
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,9 +21,11 @@ from composer import Callback, DataSpec, State
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from architectures.errors import UserError
 from distill.data.dataspec import count_tokens, cut_padding, split_batch
 from distill.losses.chunked import Head, map_rows
 from distill.losses.formulas import cross_entropy
+from distill.losses.kept_rows import learned
 from distill.model import Batch, DistillModel
 from distill.recipe import Recipe
 from distill.teacher.live import TeacherRows
@@ -81,7 +83,11 @@ def build_mixture(
     assert text is not None  # whoever trains on text has some
 
     def measure(losses_of: Callable[[DistillModel, Batch], Sequence[Tensor]]) -> dict[str, float]:
-        return {name: held_out_loss(partial(losses_of, model), each, device=device) for name, each in held_out.items()}
+        losses = {
+            name: held_out_loss(partial(losses_of, model), each, device=device) for name, each in held_out.items()
+        }
+        refuse_unsaid(losses)
+        return losses
 
     def measure_student(_: State) -> dict[str, float]:
         model.eval()
@@ -98,6 +104,16 @@ def build_mixture(
         references=reference_losses(text, lambda: measure(teacher_losses)),
         rates=RATES,
     )
+
+
+def refuse_unsaid(losses: Mapping[str, float]) -> None:
+    """Raise UserError naming the domains of whose held-out tokens the draft's head can say none."""
+    unsaid = [name for name, loss in losses.items() if isinf(loss)]
+    if unsaid:
+        raise UserError(
+            f"text.domains: of the held-out tokens of {', '.join(unsaid)} the draft's head can say none, and their "
+            "losses are what the mixture follows. Leave them out, or count the ids of architecture.vocabulary in text."
+        )
 
 
 def collate_text(samples: Sequence[Mapping[str, Any]], *, end_id: int | None) -> dict[str, Tensor]:
@@ -130,28 +146,30 @@ def positions_in_documents(is_end_BT: Tensor) -> Tensor:
 
 
 def student_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:
-    """Of each sequence, -log q of its tokens under the student, nats."""
-    return model.read(batch, partial(token_losses, batch=batch, vocab_size=model.vocab_size)).split(
+    """Of each sequence, -log q of its tokens under the student, nats; those that a small head cannot say left out."""
+    batch = learned(batch, model.ids_K)
+    return model.read(batch, partial(token_losses, batch=batch, rows=model.rows)).split(
         batch["keep"].sum(dim=1).tolist()
     )
 
 
 def teacher_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:
-    """Of each sequence, -log p of its tokens under the teacher, nats."""
-    rows = model.teacher.rows(batch, vocab_size=model.vocab_size)
+    """Of each sequence, -log p of the same tokens under the teacher given that it says one of the same ids, nats."""
+    batch = learned(batch, model.ids_K)
+    rows = model.teacher.rows(batch, vocab_size=model.vocab_size, ids_K=model.ids_K)
     assert isinstance(rows, TeacherRows), "text has a live teacher"
-    losses_A = token_losses(rows.hidden_AH, rows.head, batch=batch, vocab_size=model.vocab_size)
+    losses_A = token_losses(rows.hidden_AH, rows.head, batch=batch, rows=model.rows)
     return losses_A.split(batch["keep"].sum(dim=1).tolist())
 
 
-def token_losses(hidden_AH: Tensor, head: Head, *, batch: Batch, vocab_size: int) -> Tensor:
-    """losses_A of the learned positions, from chunks of logits."""
+def token_losses(hidden_AH: Tensor, head: Head, *, batch: Batch, rows: int) -> Tensor:
+    """losses_A of the learned positions, from chunks of logits over so many rows of the head."""
     next_ids_A = batch["next_ids"][batch["keep"]]
 
-    def of_rows(logits_CV: Tensor, rows: slice) -> Tensor:
-        return cross_entropy(logits_CV, next_ids_A[rows])
+    def of_rows(logits_CV: Tensor, chunk: slice) -> Tensor:
+        return cross_entropy(logits_CV, next_ids_A[chunk])
 
-    return map_rows(hidden_AH, head.narrowed(vocab_size), of_rows)
+    return map_rows(hidden_AH, head.narrowed(rows), of_rows)
 
 
 def without_dur(time: str, max_duration: str) -> str:

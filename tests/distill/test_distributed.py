@@ -19,6 +19,7 @@ from distill.run_folder import OWNED_VARIABLE, owned
 from distill.teacher_cache.stage import cache_stage
 from distill.train import train
 from tests.distill.after_training import in_a_pickle, last_state, plant
+from tests.distill.small_heads import cut_draft
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 0.0, "atol": 1e-5}  # of weights after a few steps at learning rate 1e-3: sums in another order
@@ -129,6 +130,26 @@ def test_two_processes_read_what_one_reads_from_a_cache(make_run, contents):
         )
         for name in ("metrics/train/alpha_low", "metrics/train/alpha_high"):
             assert first[name] == pytest.approx(second[name], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "teacher"),
+    [("ddp", {"source": "cache", "contents": "top_k"}), ("fsdp2", {"parallelism": "fsdp2"})],
+    ids=["ddp, top_k", "fsdp2, sharded teacher"],
+)
+def test_a_small_head_learns_in_two_processes_what_it_learns_in_one(
+    make_run, tiny_target, tmp_path, parallelism, teacher
+):
+    init = cut_draft(tiny_target, tmp_path / "init")
+    settings = {"init": init, "device_train_microbatch_size": 1, "max_duration": "2ba", "teacher": teacher}
+    alone, together = make_run("alone", **settings), make_run("together", parallelism=parallelism, **settings)
+    if "source" in teacher:
+        for recipe in (alone, together):
+            cache_stage(recipe)
+    completed = launch(together, 2)
+    assert completed.returncode == 0, completed.stderr
+    train(changed(alone, teacher=alone.distill.teacher.model_copy(update={"parallelism": "replicated"})))
+    assert_same_training(alone, together)
 
 
 def test_fsdp2_in_one_process_equals_ddp(make_run, device):

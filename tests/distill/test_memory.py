@@ -2,17 +2,22 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
 
 from architectures.config import ArchitectureConfig
 from architectures.masking import masked
 from architectures.masks import Masks
 from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.sizes import draft_shape
+from distill.losses.chunked import Head, sum_of_rows
 from distill.losses.config import chunk_size
+from distill.losses.formulas import forward_kl
+from distill.losses.kept_rows import FrozenRows
 from distill.memory import (
     Training,
     layer_bytes_per_token,
@@ -25,6 +30,7 @@ from distill.memory import (
     trainings,
 )
 from distill.recipe import Recipe
+from distill.teacher.live import TeacherRows
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 DRAFT = draft_shape(LLAMA, ArchitectureConfig(shape="wide-796m"))
@@ -213,6 +219,83 @@ def test_masks_without_kl_have_no_teacher():
 
 def test_the_loss_as_measured():
     assert (loss_bytes("amp_bf16"), loss_bytes("fp32")) == (24, 28)
+
+
+SMALL = replace(DRAFT, head_vocab=4096)
+
+
+@pytest.mark.parametrize(
+    ("distill", "rows"),
+    [
+        ({}, True),
+        ({"loss": "cross_entropy"}, False),  # asks no teacher
+        ({"teacher": {"parallelism": "fsdp2"}, "device_train_microbatch_size": 2}, True),
+        ({"teacher": {"source": "cache"}}, True),
+        ({"teacher": {"source": "cache", "contents": "top_k"}}, False),  # which has no logits
+        ({"token_selection": {"fraction": 0.4, "reference": "x"}, "loss": "cross_entropy"}, True),
+    ],
+    ids=str,
+)
+def test_a_small_head_costs_its_rows(distill, rows):
+    recipe = Recipe.model_validate(
+        {
+            "run_name": "small",
+            "target": {"path": "meta-llama/Llama-2-7b-hf"},
+            "architecture": {"shape": "wide-796m"},
+            "data": {"self_written_prompts": 100},
+            "distill": distill,
+        }
+    )
+    (whole,), (small,) = (trainings(recipe, LLAMA, draft) for draft in (DRAFT, SMALL))
+    for processes in (1, 8):
+        before, found = sizes(whole, processes), sizes(small, processes)
+        copied = found.pop("rows of the teacher's head, bfloat16", 0)
+        assert copied == (4096 * 4096 * 2 if rows else 0)
+        chunk = min(chunk_size(4096), sequences_at_once(small, processes) * small.loss_tokens)
+        head = 4096 * 4096 * 4 if chunk < sequences_at_once(small, processes) * small.loss_tokens else 0
+        assert found["logits and loss"] == chunk * 4096 * 24 + head
+        assert before["gradients, float32"] - found["gradients, float32"] == 4 * (32000 - 4096) * 4096
+        matrices = "student matrices, bfloat16"
+        assert before[matrices] - found[matrices] == 2 * (32000 - 4096) * 4096
+        assert before["activations"] == found["activations"]
+        teachers = [name for name in before if name.startswith("teacher")]
+        assert {name: found[name] for name in teachers} == {name: before[name] for name in teachers}
+
+
+def held_at_most(step) -> int:
+    """Bytes above what was there before, by torch's own count of what it allocates."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    events = recorded.profiler.kineto_results.events()
+    return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+
+
+@pytest.mark.parametrize("rows", [0, 2000])
+def test_the_loss_of_a_small_head_holds_what_the_estimate_says(rows):
+    """float32, one chunk of 300 tokens; measured 27.1 bytes an entry of whole logits, 27.0 of 2,000 rows."""
+    vocab, width, tokens = 20000, 64, 300
+    generator = torch.Generator().manual_seed(0)
+    hidden_AH, teacher_AH = (torch.randn(tokens, width, generator=generator) for _ in range(2))
+    weight_KH = torch.randn(rows or vocab, width, generator=generator).requires_grad_()
+    hidden_AH.requires_grad_()
+    head = Head(torch.randn(vocab, width, generator=generator), None, None, vocab)
+    teacher = FrozenRows().of(head, torch.arange(rows)) if rows else head
+
+    def loss_of_rows(student_AK, at):
+        return forward_kl(student_AK, TeacherRows(teacher_AH, teacher).logits(at))
+
+    def step():
+        sum_of_rows(hidden_AH, Head(weight_KH, None, None, len(weight_KH)), loss_of_rows).backward()
+        hidden_AH.grad = weight_KH.grad = None
+
+    step()  # what a first call allocates for good is not the loss's
+    shape = replace(DRAFT, vocab=vocab, head_vocab=rows, hidden=width)
+    training = replace(WIDE, student=shape, precision="fp32", microbatch=1, loss_tokens=tokens)
+    (estimated,) = (part.size_bytes for part in memory_parts(training, 1) if part.name == "logits and loss")
+    gradients = weight_KH.nbytes + hidden_AH.nbytes  # which are counted elsewhere
+    assert held_at_most(step) - gradients == pytest.approx(estimated, rel=0.05)
+    if rows:
+        assert teacher.weight_VH.untyped_storage().nbytes() == rows * width * 4
 
 
 @pytest.mark.parametrize(

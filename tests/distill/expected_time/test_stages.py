@@ -77,6 +77,39 @@ def test_what_the_teacher_takes(distill, teacher):
     assert training(run_of(**distill)) == pytest.approx((1000 * each + EVALUATION) / SPEED)
 
 
+SMALL = replace(DRAFT, head_vocab=4096, tied=False)
+
+
+@pytest.mark.parametrize(
+    ("distill", "teacher"),
+    [
+        ({}, forward_flops(replace(TARGET, head_vocab=4096), EACH)),
+        ({"teacher": {"source": "cache"}}, 300 * head_flops(4096, TARGET.hidden)),
+        ({"teacher": {"source": "cache", "contents": "top_k"}}, 0),
+        ({"loss": "cross_entropy"}, 0),
+        (
+            {"token_selection": {"fraction": 0.4, "reference": "absent"}},
+            forward_flops(replace(TARGET, head_vocab=4096), EACH) + forward_flops(SMALL, EACH),
+        ),
+    ],
+    ids=str,
+)
+def test_a_small_head_takes_the_time_of_its_rows_and_evaluations_that_of_the_targets_whole_one(distill, teacher):
+    run = replace(run_of(**distill), draft=SMALL)
+    evaluation = 10 * (forward_flops(TARGET, EACH) + forward_flops(SMALL, EACH))
+    each = training_flops(SMALL, EACH, teacher=teacher)
+    assert each < training_flops(DRAFT, EACH, teacher=teacher)
+    assert training(run) == pytest.approx((1000 * each + evaluation) / SPEED)
+
+
+def test_every_stage_of_cuts_has_the_small_head_of_the_last():
+    run = replace(run_of(architecture={"stages": [16, 8, 5]}), draft=SMALL)
+    sixteen = replace(TARGET, layers=16, head_vocab=4096, tied=False)
+    each = training_flops(sixteen, EACH, teacher=forward_flops(replace(TARGET, head_vocab=4096), EACH))
+    evaluation = 10 * (forward_flops(TARGET, EACH) + forward_flops(sixteen, EACH))
+    assert times(run)["training, 16 layers"].seconds == pytest.approx((1000 * each + evaluation) / SPEED)
+
+
 def test_a_cache_is_a_stage_in_which_the_teacher_reads_every_answer():
     found = times(run_of(teacher={"source": "cache"}))
     assert list(found) == ["answers", "teacher cache", "training", "scorecard"]

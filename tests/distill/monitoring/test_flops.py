@@ -1,9 +1,12 @@
 """FLOPs of a step, counted as torch counts them."""
 
+from dataclasses import replace
+
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from architectures.draft_vocabulary.head import cut_head
 from architectures.shapes import Shape
 from distill.monitoring.flops import forward_flops, training_flops
 
@@ -28,6 +31,20 @@ def test_a_forward_pass_is_counted_as_torch_counts_it():
     ours = forward_flops(SHAPE, [(15, 5)])
     rotary = counted - ours - scores // 2 * 14 // 15
     assert 0 <= rotary <= 2 * 2 * 8 * 15  # an outer product of positions and frequencies
+
+
+def test_a_small_head_counts_its_rows_as_torch_does():
+    counts = []
+    for rows in (96, 10):
+        lm = LlamaForCausalLM(CONFIG)
+        if rows < 96:
+            cut_head(lm, torch.arange(rows))
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            lm(input_ids=torch.zeros(1, 15, dtype=torch.long), logits_to_keep=5)
+        counts.append(counter.get_total_flops())
+    small = Shape.from_config(lm.config.to_dict())
+    assert small == replace(SHAPE, head_vocab=10)
+    assert forward_flops(SHAPE, [(15, 5)]) - forward_flops(small, [(15, 5)]) == counts[0] - counts[1]
 
 
 def test_the_head_counts_where_it_runs():

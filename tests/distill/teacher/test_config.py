@@ -171,7 +171,7 @@ def test_held_out_answers_are_kept_as_hidden_states():
 )
 def test_bytes_of_a_token(settings, vocab, dtype, expected):
     teacher = TeacherConfig(source="cache", **settings)
-    sizes = {"hidden": 4096, "vocab": vocab, "dtype": dtype}
+    sizes = {"hidden": 4096, "rows": vocab, "dtype": dtype}
     assert bytes_per_token(teacher, "train", **sizes) == expected
     assert bytes_per_token(teacher, "eval", **sizes) == (16384 if dtype == "float32" else 8192)
 
@@ -185,5 +185,5 @@ def test_the_page_names_the_bytes_of_a_token(hidden, vocab):
     page = (Path(__file__).parents[3] / "docs" / "teacher.md").read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if f"{vocab:,}" in line and line.startswith("|"))
     teachers = [TeacherConfig(source="cache", contents=contents) for contents in ("hidden", "top_k", "samples")]
-    sizes = [bytes_per_token(one, "train", hidden=hidden, vocab=vocab, dtype="bfloat16") for one in teachers]
+    sizes = [bytes_per_token(one, "train", hidden=hidden, rows=vocab, dtype="bfloat16") for one in teachers]
     assert row.endswith(f"| {sizes[0]:,} | {sizes[1]:,} | {sizes[2]:,} |")

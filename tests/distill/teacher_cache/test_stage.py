@@ -14,6 +14,7 @@ from distill import stages
 from distill.lineage import require_training_inputs
 from distill.progressive import share_answers, stage_recipe
 from distill.recipe import Recipe
+from distill.stage_inputs import first_init
 from distill.teacher_cache import capture, stage
 from distill.teacher_cache.reader import TeacherCache
 from distill.teacher_cache.stage import cache_stage, verify_cache_stage
@@ -198,6 +199,28 @@ def test_a_run_caches_between_answers_and_training_where_the_recipe_wants_it(rec
     assert seen == [*once[:2], "cache_stage", *once[2:], *once]
 
 
+def test_a_run_in_stages_caches_behind_its_first_cut(recipe, monkeypatch):
+    """Which says what ids the entries of a cache are of."""
+    seen = []
+    for name in ("prune_stage", "generate_stage", "distill_stage", "eval_stage", "report_stage", "print_outcome"):
+        monkeypatch.setattr(stages, name, lambda given, *_, name=name: seen.append((name, run_of(given))))
+    monkeypatch.setattr(stage, "cache_stage", lambda given: seen.append(("cache_stage", run_of(given))))
+    in_two = changed(recipe, "architecture", layers=None, stages=[3, 2])
+    monkeypatch.setattr(stages, "load_recipe", lambda *_: in_two)
+    stages.run_all(Path("recipe.yaml"), [])
+    first, own = "stage-3", Path(recipe.run_dir).name
+    before = [("generate_stage", own), ("prune_stage", first), ("cache_stage", own), ("distill_stage", first)]
+    assert seen[:4] == before
+    assert ("cache_stage", own) in seen[4:]
+    assert first_init(in_two) == Path(recipe.run_dir) / first / "init"
+    assert first_init(recipe) == Path(recipe.run_dir) / "init"
+
+
+def run_of(given) -> str:
+    """The run that a stage works in, by its folder's name."""
+    return Path(given.run_dir).name if isinstance(given, Recipe) else given.parent.name
+
+
 def test_earlier_cuts_of_a_run_share_its_cache(recipe):
     cache_stage(recipe)
     earlier = stage_recipe(changed(recipe, "architecture", layers=None, stages=[3, 2]), 3, None)
@@ -205,3 +228,11 @@ def test_earlier_cuts_of_a_run_share_its_cache(recipe):
     cache_stage(earlier)  # current: its inputs are the same
     assert cache_of(earlier).is_symlink()
     assert cache_of(earlier).resolve() == cache_of(recipe).resolve()
+
+
+def test_a_cache_may_be_shared_before_it_is_made(recipe):
+    earlier = stage_recipe(changed(recipe, "architecture", layers=None, stages=[3, 2]), 3, None)
+    share_answers(recipe, earlier)
+    share_answers(recipe, earlier)  # a run that was interrupted in between
+    cache_stage(recipe)
+    assert read_manifest(cache_of(earlier)) == read_manifest(cache_of(recipe))

@@ -217,7 +217,7 @@ def test_entries_that_not_all_models_have_do_not_count():
     generator = torch.Generator().manual_seed(1)
     hidden_AH, weight_VH = torch.randn(5, 4, generator=generator), torch.randn(9, 4, generator=generator)
     batch = {"next_ids": torch.arange(5)[None], "keep": torch.ones(1, 5, dtype=torch.bool)}
-    losses_A = token_losses(hidden_AH, Head(weight_VH, None, None, vocab_size=9), batch=batch, vocab_size=6)
+    losses_A = token_losses(hidden_AH, Head(weight_VH, None, None, vocab_size=9), batch=batch, rows=6)
     expected_A = -(hidden_AH @ weight_VH[:6].T).log_softmax(-1)[range(5), range(5)]
     torch.testing.assert_close(losses_A, expected_A)
 

@@ -1,0 +1,402 @@
+"""Training a draft whose head says some ids alone, from <run>/init to <run>/draft, and what is refused on the way."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import distill.trainer
+from architectures.draft_vocabulary.head import head_ids
+from architectures.draft_vocabulary.record import DRAFT_VOCABULARY_NAME, read_draft_vocabulary
+from architectures.errors import UserError
+from architectures.manifest import read_manifest, write_manifest
+from architectures.target import read_config
+from distill.check import check_recipe
+from distill.checkpoints import find_checkpoints
+from distill.export import export_checkpoint
+from distill.masks.train import train_masks
+from distill.metrics import expected_acceptance
+from distill.recipe import save_recipe
+from distill.stage_inputs import prune_inputs
+from distill.stages import generate_stage, mask_stage, prune_stage
+from distill.teacher_cache.stage import cache_stage
+from distill.train import main, train
+from eval.config import EvalConfig
+from eval.models import load_model
+from eval.scorecard import score_drafts
+from eval.traces import read_traces
+from tests.distill.after_training import (
+    assert_equal,
+    last_state,
+    mean_gradients,
+    metrics,
+    relative_difference,
+    weights,
+)
+from tests.distill.small_heads import IDS, cut_draft, masked
+
+HIDDEN = {"source": "cache"}
+TOP_K = {"source": "cache", "contents": "top_k", "k": 5}
+SAMPLES = {"source": "cache", "contents": "samples", "num_samples": 7}
+SHORT = {"max_duration": "2ba", "scheduler": {"t_warmup": "0ba"}}
+ATOL = 1e-5  # of weights after two steps at learning rate 1e-3: float32 sums in another order
+UPDATE_RTOL = 1e-5  # of the norm, for the same reason
+
+
+@pytest.fixture(scope="session")
+def small_init(tmp_path_factory, tiny_target):
+    return cut_draft(tiny_target, tmp_path_factory.mktemp("small") / "init")
+
+
+@pytest.fixture
+def small_run(make_run, small_init):
+    """small_run(name, teacher=..., **keys of distill) -> Recipe, its cache written where it has one."""
+
+    def make(name="run", *, init=small_init, **distill):
+        recipe = make_run(name, init=init, **distill)
+        if "source" in distill.get("teacher", {}):
+            cache_stage(recipe)
+        return recipe
+
+    return make
+
+
+def greatest_difference(one, other) -> float:
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def losses(recipe) -> list[float]:
+    return [record["loss/train/total"] for record in metrics(recipe).values() if "loss/train/total" in record]
+
+
+SETTINGS = {
+    "live": {},
+    "hidden": {"teacher": HIDDEN},
+    "top_k": {"teacher": TOP_K},
+    "samples": {"teacher": SAMPLES},
+    "packed micro-batches": {"packing": True, "device_train_microbatch_size": 2},
+    "bfloat16": {"precision": "amp_bf16"},
+    "tokens alone": {"loss": "cross_entropy"},
+    "a selection": {"token_selection": {"fraction": 0.4}},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_small_head_is_trained_and_exported_as_it_is(small_run, small_init, tiny_draft, settings):
+    if "token_selection" in settings:
+        settings = {"token_selection": {**settings["token_selection"], "reference": str(tiny_draft)}}
+    recipe = small_run(max_duration="6ep", save_interval="1dur", eval_interval="1dur", **settings)
+    train(recipe)
+    assert sum(losses(recipe)[-3:]) < 0.97 * sum(losses(recipe)[:3])
+    draft = Path(recipe.run_dir) / "draft"
+    assert (draft / DRAFT_VOCABULARY_NAME).read_bytes() == (small_init / DRAFT_VOCABULARY_NAME).read_bytes()
+    lm, trained = load_model(draft, dtype="bfloat16", device="cpu"), weights(recipe)
+    assert head_ids(lm).tolist() == list(IDS)
+    assert torch.equal(lm.lm_head.weight, trained["student.lm.lm_head.weight"].bfloat16())
+    embedding = trained["student.lm.model.embed_tokens.weight"]
+    assert torch.equal(lm.model.embed_tokens.weight, embedding.bfloat16())
+    assert len(embedding) == 264
+    assert not torch.equal(lm.lm_head.weight, embedding[list(IDS)].bfloat16())  # untied, each went its own way
+
+
+def test_held_out_alpha_is_that_of_two_models_and_the_text_alone(small_run, tiny_target):
+    recipe = small_run(**SHORT)
+    train(recipe)
+    target = load_model(tiny_target, dtype="float32", device="cpu")
+    init = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
+    alphas = []
+    for trace in read_traces(Path(recipe.run_dir) / "data", "eval"):
+        answer = trace.answer_ids[: recipe.data.max_seq_len - len(trace.prompt_ids)]
+        ids = torch.tensor([[*trace.prompt_ids, *answer]])
+        q_AK, p_AV = (model(ids).logits[0, len(trace.prompt_ids) - 1 : -1] for model in (init, target))
+        q_AV = masked(torch.zeros_like(p_AV)).index_copy(1, torch.tensor(IDS), q_AK)
+        alphas += expected_acceptance(q_AV, p_AV).tolist()
+    assert metrics(recipe)[0]["metrics/eval/alpha"] == pytest.approx(sum(alphas) / len(alphas), rel=1e-5)
+
+
+def test_hidden_states_teach_what_the_live_teacher_teaches(small_run):
+    live, read = small_run("live", **SHORT), small_run("read", teacher=HIDDEN, **SHORT)
+    train(live)
+    train(read)
+    assert losses(read) == pytest.approx(losses(live), rel=1e-5)
+    assert greatest_difference(live, read) < ATOL
+
+
+@pytest.mark.parametrize("cut", [{"device_train_microbatch_size": 1}, {"packing": True}], ids=str)
+@pytest.mark.parametrize("teacher", [{}, {"teacher": TOP_K}], ids=["live", "top_k"])
+def test_how_a_batch_is_cut_up_does_not_change_what_is_learned(small_run, teacher, cut):
+    settings = {**SHORT, **teacher, "max_duration": "1ba", "gradient_clipping": None}
+    whole, other = small_run("whole", **settings), small_run("other", **settings, **cut)
+    train(whole)
+    train(other)
+    assert losses(other) == pytest.approx(losses(whole), rel=1e-5)
+    assert relative_difference(mean_gradients(whole), mean_gradients(other)) < UPDATE_RTOL
+
+
+@pytest.mark.parametrize("teacher", [{}, {"teacher": SAMPLES}], ids=["live", "samples"])
+def test_resumed_equals_uninterrupted_bit_for_bit(small_run, stopped, teacher):
+    straight, resumed = (small_run(name, max_duration="4ba", **teacher) for name in ("straight", "resumed"))
+    train(straight)
+    with stopped(distill.trainer, "build_loggers", 3):
+        train(resumed)
+    train(resumed)
+    assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
+    assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
+
+
+def test_a_step_is_profiled_and_nothing_else_changes(small_run, tmp_path):
+    plain, profiled = (small_run(name, max_duration="5ba") for name in ("plain", "profiled"))
+    train(plain)
+    train(profiled, tmp_path / "profile")
+    assert_equal(last_state(plain)["model"], last_state(profiled)["model"])
+    assert list((tmp_path / "profile").glob("step*"))
+
+
+def test_bounds_of_kept_entries_say_what_they_are_of(small_run):
+    recipe = small_run(teacher=TOP_K, **SHORT)
+    train(recipe)
+    log = metrics(recipe)[0]
+    assert 0 <= log["metrics/train/kept_alpha_low"] <= log["metrics/train/kept_alpha_high"] <= 1
+    assert not any("train/alpha" in name for record in metrics(recipe).values() for name in record)
+
+
+def of_text(tmp_path, make_run, small_init, letters):
+    """A training on a text of these letters; the tiny tokenizer has a token for each byte."""
+    path = tmp_path / "text.txt"
+    path.write_text(letters * (6000 // len(letters)))
+    text = {
+        "domains": [{"name": "letters", "path": str(path)}],
+        "max_seq_len": 24,
+        "num_eval_sequences": 2,
+        "mixture": {"update_interval": "1ba"},
+    }
+    return make_run(init=small_init, train_on="text", text=text, eval_interval="1ba", **SHORT)
+
+
+def letters_of(folder, ids) -> str:
+    from transformers import AutoTokenizer
+
+    found = AutoTokenizer.from_pretrained(folder).decode(list(ids))
+    return "".join(letter for letter in found if letter.isascii() and letter.isalpha())
+
+
+def test_text_is_learned_as_far_as_it_can_be_said(tmp_path, make_run, small_init):
+    said = letters_of(small_init, IDS)
+    unsaid = letters_of(small_init, set(range(264)) - set(IDS))
+    assert said
+    recipe = of_text(tmp_path, make_run, small_init, f"{said[:5]} {unsaid[:4]}")
+    train(recipe)
+    assert all(0 < loss < 20 for loss in losses(recipe))
+    held_out = [value for record in metrics(recipe).values() for name, value in record.items() if "held" in name]
+    assert all(0 < value < 20 for value in held_out)
+
+
+def test_a_domain_of_which_nothing_can_be_said_is_refused_by_name(tmp_path, make_run, small_init):
+    unsaid = letters_of(small_init, set(range(264)) - set(IDS))
+    with pytest.raises(UserError, match=r"text\.domains: of the held-out tokens of letters the draft's head can say"):
+        train(of_text(tmp_path, make_run, small_init, unsaid))
+
+
+def test_answers_of_which_nothing_can_be_said_are_refused(small_run, tmp_path, tiny_target):
+    init = cut_draft(tiny_target, tmp_path / "cut", (0, 1))
+    with pytest.raises(UserError, match=r"draft_vocabulary\.json: none of its 2 ids is said in the training answers"):
+        train(small_run(init=init))
+
+
+def test_a_reference_of_other_ids_is_refused(small_run, tmp_path, tiny_target):
+    reference = cut_draft(tiny_target, tmp_path / "reference", IDS[1:])
+    recipe = small_run(token_selection={"fraction": 0.4, "reference": str(reference)})
+    with pytest.raises(UserError, match=rf"{reference}: its head says 119 ids alone, and the student's 120 ids, not"):
+        train(recipe)
+
+
+def small_target(recipe, folder):
+    """The recipe with a draft of a small head as its target."""
+    return recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(folder)})})
+
+
+def test_a_draft_with_a_small_head_is_no_target(make_run, make_masks, small_init, tiny_draft, tmp_path):
+    message = rf"{small_init}/config\.json: head_vocab_size is 120: a draft .* Name the model that it was made for"
+    recipe = small_target(make_run(), small_init)
+    for stage in (train, prune_stage, generate_stage):
+        with pytest.raises(UserError, match=message):
+            stage(recipe)
+    masks = small_target(make_masks("masks"), small_init)
+    with pytest.raises(UserError, match=message):
+        train_masks(masks)
+    save_recipe(masks, tmp_path / "masks.yaml")
+    with pytest.raises(UserError, match=message):
+        mask_stage(tmp_path / "masks.yaml", [])
+    with pytest.raises(UserError, match=message):
+        score_drafts(small_init, {"draft": tiny_draft}, [], EvalConfig(), tmp_path / "eval", seed=1)
+
+
+@pytest.mark.parametrize("vocab_size", [260, 264, 300])
+def test_the_embedding_is_fitted_to_the_target_and_the_head_is_not(
+    small_run, make_checkpoint, tmp_path, tiny_target, vocab_size
+):
+    init = cut_draft(tiny_target, tmp_path / "cut", tuple(id_ for id_ in IDS if id_ < 260))
+    recipe = small_run(init=init, **SHORT)
+    train(recipe)
+    [*_, checkpoint] = find_checkpoints(Path(recipe.run_dir) / "checkpoints")
+    target, out = make_checkpoint(vocab_size=vocab_size, num_hidden_layers=1), tmp_path / "draft"
+    export_checkpoint(checkpoint, init, out, target=target, dtype="float32", finish=finish)
+    lm = load_model(out, dtype="float32", device="cpu")
+    assert torch.equal(lm.lm_head.weight, weights(recipe)["student.lm.lm_head.weight"])
+    assert len(lm.model.embed_tokens.weight) == lm.config.vocab_size == vocab_size
+    assert read_draft_vocabulary(out) == replace(read_draft_vocabulary(init), vocab_size=vocab_size)
+    assert read_config(out)["tie_word_embeddings"] is False
+
+
+def finish(folder: Path) -> None:
+    write_manifest(folder, stage="export", inputs={})
+
+
+def test_what_does_not_belong_together_is_not_exported(small_run, small_init, make_checkpoint, tmp_path, tiny_target):
+    recipe = small_run(**SHORT)
+    train(recipe)
+    [*_, checkpoint] = find_checkpoints(Path(recipe.run_dir) / "checkpoints")
+    fewer = cut_draft(tiny_target, tmp_path / "fewer", IDS[1:])
+    whole = cut_draft(tiny_target, tmp_path / "whole", None)
+    narrow = make_checkpoint(vocab_size=max(IDS), num_hidden_layers=1)
+    for init, target, message in (
+        (fewer, tiny_target, r"has another size of lm_head\.weight; .* was not trained from this init"),
+        (whole, tiny_target, r"lm_head\.weight"),
+        (small_init, narrow, rf"says id {max(IDS)}, and the target {narrow} has ids from 0 to {max(IDS) - 1}\. Name"),
+    ):
+        with pytest.raises(UserError, match=message):
+            export_checkpoint(checkpoint, init, tmp_path / "draft", target=target, dtype="float32", finish=finish)
+        assert not (tmp_path / "draft").exists()
+
+
+def test_the_entry_point_says_it_in_one_line_with_exit_code_2(make_run, small_init, capsys):
+    recipe = make_run()
+    path = Path(recipe.run_dir) / "recipe.yaml"
+    assert main([str(path), f"target.path={small_init}"]) == 2
+    said = capsys.readouterr().err
+    assert "head_vocab_size is 120" in said
+    assert "Traceback" not in said
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+def recut(recipe, tiny_target, ids):
+    """Cut another init in place of the one that is there, as `widedraft prune` would."""
+    init = Path(recipe.run_dir) / "init"
+    shutil.rmtree(init)
+    cut_draft(tiny_target, init, ids)
+    write_manifest(init, stage="prune", inputs=prune_inputs(recipe, tiny_target))
+
+
+def cache_inputs_of(recipe) -> dict[str, str]:
+    return json.loads((Path(recipe.run_dir) / "teacher_cache" / "manifest.json").read_text())["inputs"]
+
+
+@pytest.mark.parametrize("teacher", [TOP_K, SAMPLES], ids=["top_k", "samples"])
+def test_entries_made_for_other_rows_are_refused(small_run, tiny_target, teacher):
+    recipe = small_run(teacher=teacher)
+    message = r"teacher_cache was made from another architecture\.vocabulary than the recipe now asks for"
+    as_many = tuple(sorted({*IDS[1:], next(id_ for id_ in range(264) if id_ not in IDS)}))
+    for ids in (IDS[1:], as_many, None):
+        recut(recipe, tiny_target, ids)
+        for stage in (train, cache_stage):
+            with pytest.raises(UserError, match=message):
+                stage(recipe)
+    recut(recipe, tiny_target, IDS)
+    cache_stage(recipe)
+
+
+def test_entries_of_every_id_are_refused_by_a_draft_that_says_some(small_run, tiny_draft, tiny_target):
+    recipe = small_run(init=tiny_draft, teacher=TOP_K)
+    assert "architecture.vocabulary" not in cache_inputs_of(recipe)  # what was recorded before this counted holds
+    recut(recipe, tiny_target, IDS)
+    with pytest.raises(UserError, match=r"teacher_cache was made from another architecture\.vocabulary than"):
+        train(recipe)
+
+
+def test_entries_of_what_the_draft_says_do_not_mind_how_vocabularies_are_padded(small_run, make_checkpoint, tmp_path):
+    """A draft of 260 ids, as it may come with another number of rows than its target of 264."""
+    narrow = make_checkpoint(seed=1, vocab_size=260)
+    init = cut_draft(narrow, tmp_path / "cut", tuple(id_ for id_ in IDS if id_ < 260))
+    recipe = small_run(init=init, teacher=TOP_K, **SHORT)
+    train(recipe)
+    lm = load_model(Path(recipe.run_dir) / "draft", dtype="float32", device="cpu")
+    assert (len(lm.model.embed_tokens.weight), len(lm.lm_head.weight)) == (264, sum(id_ < 260 for id_ in IDS))
+
+
+def test_hidden_states_serve_every_head(small_run, tiny_draft, tiny_target):
+    recipe = small_run(init=tiny_draft, teacher=HIDDEN, **SHORT)
+    before = cache_inputs_of(recipe)
+    recut(recipe, tiny_target, IDS)
+    cache_stage(recipe)
+    train(recipe)
+    assert cache_inputs_of(recipe) == before
+    assert "architecture.vocabulary" not in before
+
+
+def test_a_cache_says_how_many_rows_its_entries_are_of(small_run):
+    recipe = small_run(teacher=TOP_K)
+    manifest = read_manifest(Path(recipe.run_dir) / "teacher_cache")
+    assert manifest is not None
+    assert manifest["splits"]["train"]["rows"] == len(IDS)
+    assert "rows" not in manifest["splits"]["eval"]
+    assert manifest["splits"]["train"]["bytes_per_token"] == 5 * (1 + 2) + 4  # rows of 120 fit into a byte
+
+
+@pytest.mark.parametrize("k", [len(IDS), len(IDS) + 1])
+def test_more_entries_than_the_draft_says_are_refused(small_run, k):
+    teacher = {**TOP_K, "k": k}
+    if k == len(IDS):
+        small_run(teacher=teacher)
+        return
+    with pytest.raises(UserError, match=r"k must be at most the number of ids the draft says, got 121 and 120\. Keep"):
+        small_run(teacher=teacher)
+
+
+def test_entries_wait_for_the_cut_where_the_recipe_wants_a_small_head(make_run, tiny_draft):
+    recipe = make_run(teacher=TOP_K)
+    wanted = recipe.architecture.model_validate({**recipe.architecture.model_dump(), "vocabulary": {"size": 100}})
+    recipe = recipe.model_copy(update={"architecture": wanted})
+    shutil.rmtree(Path(recipe.run_dir) / "init")
+    with pytest.raises(UserError, match=r"init: not there yet\. Run `widedraft prune RECIPE` first"):
+        cache_stage(recipe)
+    hidden = recipe.distill.model_copy(update={"teacher": recipe.distill.teacher.model_validate(HIDDEN)})
+    cache_stage(recipe.model_copy(update={"distill": hidden}))
+
+
+@pytest.mark.parametrize("k", [120, 121])
+def test_a_check_counts_what_the_draft_says(make_run, small_init, k):
+    recipe = make_run(teacher={**TOP_K, "k": k})
+    shutil.rmtree(Path(recipe.run_dir) / "data")  # nothing is generated yet
+    cut_again = {**recipe.architecture.model_dump(), "source": str(small_init), "layers": 1}
+    changes = {
+        "architecture": recipe.architecture.model_validate(cut_again),
+        "data": recipe.data.model_copy(update={"num_eval_prompts": 4, "self_written_prompts": 9}),
+    }
+    recipe = recipe.model_copy(update=changes)
+    if k > len(IDS):
+        with pytest.raises(UserError, match="k must be at most the number of ids the draft says, got 121 and 120"):
+            check_recipe(recipe)
+        return
+    said = check_recipe(recipe)
+    assert "rows of the teacher's head" not in said  # a cache of entries has no logits
+    assert "120 entries x 28 bytes" in said
+
+
+def test_a_check_refuses_a_target_with_a_small_head(make_run, small_init):
+    with pytest.raises(UserError, match=rf"{small_init}: head_vocab_size is 120: a draft .* so no target\. Name"):
+        check_recipe(small_target(make_run(), small_init))
+
+
+def test_every_kept_entry_teaches_what_the_live_teacher_teaches(small_run):
+    live = small_run("live", loss="forward_kl", **SHORT)
+    read = small_run("read", teacher={**TOP_K, "k": len(IDS)}, **SHORT)
+    train(live)
+    train(read)
+    assert losses(read) == pytest.approx(losses(live), rel=1e-3)  # log-probabilities of a top-k cache are float16

@@ -1,0 +1,382 @@
+"""A student whose head says some ids alone: what it learns is what whole logits without the other ids would teach it.
+
+Shape suffixes: A = answer tokens that are learned, V = vocabulary entries, K = rows of the small head.
+"""
+
+import copy
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from architectures.draft_vocabulary.head import cut_head
+from architectures.errors import UserError
+from distill.losses.answer_logits import AnswerLogits, head_of, logits_of, packed_flops_per_token
+from distill.losses.formulas import cross_entropy, forward_kl
+from distill.losses.kept_rows import learned, rows_of_tokens
+from distill.losses.objective import OF_BOTH, build_objective
+from distill.losses.selection import Selection, chosen_weights, refuse_other_ids
+from distill.losses.sparse import kept_forward_kl
+from distill.metrics import quantities_of_rows
+from distill.model import DistillModel, HeldOut
+from distill.monitoring.flops import forward_flops, training_flops
+from distill.teacher.cached import CachedTeacher
+from distill.teacher.live import Teacher
+from distill.teacher_cache.contents import sampled_rows, top_k_rows, uniform_numbers, widen
+from distill.text.training import student_losses, teacher_losses
+from eval.models import load_model
+from tests.distill.small_heads import IDS, VOCAB, masked
+
+LENGTHS, NUM_KEPT = (9, 5, 12), (4, 1, 7)
+TEMPERATURE = 2.0
+ENTRIES = ("top_k", "samples")
+LOSSES = [*((name, source) for name in (*OF_BOTH, "cross_entropy") for source in ("live", "hidden"))]
+LOSSES += [("forward_kl", source) for source in ENTRIES]
+
+
+@pytest.fixture(scope="module")
+def whole(make_checkpoint):
+    """A student that says every id, before its head is cut; tied and untied."""
+    folders = {tied: make_checkpoint(seed=2, num_hidden_layers=2, tie_word_embeddings=tied) for tied in (True, False)}
+    return {tied: load_model(folder, dtype="float32", device="cpu") for tied, folder in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target):
+    return AnswerLogits(load_model(tiny_target, dtype="float32", device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def other(make_checkpoint):
+    """What may be a reference."""
+    return load_model(make_checkpoint(seed=7, num_hidden_layers=1), dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Three answers, of the second of which the head can say nothing."""
+    generator = torch.Generator().manual_seed(0)
+    positions = torch.arange(max(LENGTHS))
+    lengths, kept = (torch.tensor(numbers)[:, None] for numbers in (LENGTHS, NUM_KEPT))
+    real = positions < lengths
+    next_ids = torch.randint(3, 259, real.shape, generator=generator)
+    next_ids[1] = next(id_ for id_ in range(3, 259) if id_ not in IDS)
+    found = {
+        "input_ids": torch.randint(3, 259, real.shape, generator=generator) * real,
+        "attention_mask": real,
+        "keep": real & (positions >= lengths - kept),
+        "next_ids": next_ids,
+        "task": torch.zeros(3, 1, dtype=torch.int64),
+    }
+    assert said(found).sum() in range(3, sum(NUM_KEPT) - 2)
+    return found
+
+
+def said(batch) -> torch.Tensor:
+    """Positions that are learned."""
+    return batch["keep"] & torch.isin(batch["next_ids"], torch.tensor(IDS))
+
+
+def small(lm, ids=IDS):
+    """The model with a head of these ids alone."""
+    lm = copy.deepcopy(lm)
+    cut_head(lm, torch.tensor(ids))
+    return lm
+
+
+def with_cache(batch, contents, target, *, rows=None):
+    """The batch with what a cache of these contents kept of each answer, of all of its tokens."""
+    logits_AV, num_kept = target(batch["input_ids"], batch["keep"], logits_of).detach(), batch["keep"].sum(1).tolist()
+    if contents == "hidden":
+        kept = {"hidden": target(batch["input_ids"], batch["keep"], lambda hidden, _: hidden).detach()}
+    elif contents == "top_k":
+        kept = widen(top_k_rows(logits_AV if rows is None else logits_AV[:, rows], 5))
+    else:
+        of_rows = logits_AV if rows is None else logits_AV[:, rows]
+        kept = widen(sampled_rows(of_rows, uniform_numbers(len(of_rows), 6, seed=1)))
+    padded = {name: pad_sequence(each.split(num_kept), batch_first=True) for name, each in kept.items()}
+    return {**batch, **{f"teacher_{name}": each for name, each in padded.items()}}
+
+
+def distilled(lm, target, source, loss, *, selection=None, temperature=1.0, **more):
+    """A DistillModel as the trainer builds it."""
+    teacher = Teacher(target) if source == "live" else CachedTeacher(head_of(target.lm))
+    contents = None if source == "live" else source
+    objective = build_objective(loss, temperature=temperature, contents=contents)
+    return DistillModel(AnswerLogits(lm), teacher, objective=objective, selection=selection, cpu_bfloat16=False, **more)
+
+
+def plain(lm, target, batch, source, loss, *, reference=None, temperature=1.0):
+    """Loss over all answer tokens from whole logits of both models, every other id at probability 0."""
+    keep, models = said(batch), (AnswerLogits(lm), target)
+    student_AV, teacher_AV = (masked(model(batch["input_ids"], keep, logits_of)) for model in models)
+    ids_A = batch["next_ids"][keep]
+    if source in ENTRIES:
+        rows = with_cache(batch, source, target, rows=list(IDS))
+        kept = {name.removeprefix("teacher_"): rows[name][said_rows(batch)] for name in rows if "teacher_" in name}
+        losses_A = kept_forward_kl(student_AV, {**kept, "ids": torch.tensor(IDS)[kept["ids"]]})
+    elif loss == "cross_entropy":
+        losses_A = cross_entropy(student_AV, ids_A)
+    else:
+        losses_A = OF_BOTH[loss](student_AV, teacher_AV.detach(), temperature=temperature)
+    if reference is not None:
+        apart = partial(forward_kl, temperature=temperature)
+        reference_AV = masked(AnswerLogits(reference)(batch["input_ids"], keep, logits_of))
+        gap_A = apart(student_AV, teacher_AV) - apart(reference_AV, teacher_AV)
+        losses_A = losses_A * chosen_weights(gap_A.detach(), keep.sum(1).tolist(), fraction=0.4)
+    return losses_A.sum() / batch["keep"].sum()
+
+
+def said_rows(batch) -> torch.Tensor:
+    """Of the padded rows of a cache, those of positions that are learned."""
+    places, width = said(batch), int(batch["keep"].sum(1).max())
+    rows = [of_answer[kept] for of_answer, kept in zip(places, batch["keep"], strict=True)]
+    return pad_sequence([torch.cat([row, row.new_zeros(width - len(row))]) for row in rows], batch_first=True)
+
+
+def gradients(loss, lm) -> dict[str, torch.Tensor]:
+    """Of every parameter, by name; the head under its own also where it is the embedding."""
+    lm.zero_grad()
+    loss.backward()
+    return {name: each.grad.clone() for name, each in lm.named_parameters() if each.grad is not None}
+
+
+def assert_same_gradients(found, expected, *, tied):
+    """The small head's rows are those of the whole one; a tied embedding's gradient is that of both uses."""
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    whole_VH = torch.zeros(VOCAB, found[head].shape[1])
+    whole_VH[list(IDS)] = found[head]
+    together = {**found, head: whole_VH}
+    if tied:
+        together[embedding] = together.pop(head) + found[embedding]
+    assert together.keys() == expected.keys()
+    for name in expected:
+        difference = (together[name] - expected[name]).norm()
+        assert difference <= 1e-5 * expected[name].norm() + 1e-7, (name, difference)
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("loss", "source"), LOSSES)
+def test_loss_and_gradient_are_those_of_whole_logits_without_the_other_ids(
+    monkeypatch, whole, target, batch, loss, source, tied, chunk
+):
+    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: chunk)
+    temperature = 1.0 if source in ENTRIES else TEMPERATURE
+    lm = small(whole[tied])
+    model = distilled(lm, target, source, loss, temperature=temperature)
+    rows = list(IDS) if source in ENTRIES else None
+    given = batch if source == "live" else with_cache(batch, source, target, rows=rows)
+    found = model.loss(model(given), given)
+    expected = plain(whole[tied], target, batch, source, loss, temperature=temperature)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert_same_gradients(gradients(found, lm), gradients(expected, whole[tied]), tied=tied)
+
+
+@pytest.mark.parametrize("reference_head", ["whole", "the same ids"])
+@pytest.mark.parametrize("source", ["live", "hidden"])
+@pytest.mark.parametrize("chunk", [2, 100])
+def test_a_selection_chooses_among_the_tokens_that_can_be_said(
+    monkeypatch, whole, target, other, batch, source, chunk, reference_head
+):
+    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: chunk)
+    lm, reference = small(whole[True]), other if reference_head == "whole" else small(other)
+    selection = Selection(Teacher(AnswerLogits(reference)), fraction=0.4)
+    model = distilled(lm, target, source, "reverse_kl", selection=selection, temperature=TEMPERATURE)
+    given = batch if source == "live" else with_cache(batch, source, target)
+    found = model.loss(model(given), given)
+    expected = plain(whole[True], target, batch, source, "reverse_kl", reference=other, temperature=TEMPERATURE)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert_same_gradients(gradients(found, lm), gradients(expected, whole[True]), tied=True)
+
+
+@pytest.mark.parametrize("source", ["live", "hidden", "top_k", "samples"])
+@pytest.mark.parametrize("loss", ["forward_kl", "cross_entropy"])
+def test_with_every_id_there_is_a_small_head_changes_nothing(whole, make_checkpoint, batch, source, loss):
+    """A target of 260 ids: those of the draft behind them are said by nobody, whichever way."""
+    target = AnswerLogits(
+        load_model(make_checkpoint(seed=1, vocab_size=260), dtype="float32", device="cpu")
+    ).requires_grad_(requires_grad=False)
+    found = {}
+    for ids in (None, range(260), range(262)):
+        lm = copy.deepcopy(whole[False]) if ids is None else small(whole[False], ids)
+        model = distilled(lm, target, source, loss, held_out=HeldOut(temperature=0.7, top_p=0.9))
+        given = batch if source == "live" else with_cache(batch, source, target)
+        value = model.loss(model(given), given)
+        evaluated = model.eval_forward(batch) if source == "live" else None
+        found[ids] = (value, gradients(value, lm), evaluated)
+        assert model.rows == 260
+    expected, *others = found.values()
+    for value, gradient, evaluated in others:
+        assert torch.equal(value, expected[0])
+        for name, each in gradient.items():
+            torch.testing.assert_close(each[:260], expected[1][name][:260], rtol=1e-6, atol=1e-9)
+            assert torch.count_nonzero(each[260:]) == 0
+        for one, another in zip(evaluated or [], expected[2] or [], strict=True):
+            for name in ("alpha", "match", "accept"):
+                assert getattr(one, name).tolist() == getattr(another, name).tolist()
+
+
+@pytest.mark.parametrize("loss", OF_BOTH)
+def test_a_student_equal_to_its_teacher_has_nothing_to_learn(target, batch, loss):
+    lm = small(target.lm).requires_grad_()
+    model = distilled(lm, target, "live", loss, temperature=TEMPERATURE)
+    value = model.loss(model(batch), batch)
+    assert value.item() == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["forward_kl", "cross_entropy"])
+@pytest.mark.parametrize("chunk", [2, 100])
+def test_nothing_of_a_position_that_cannot_be_said_reaches_the_student(monkeypatch, whole, target, batch, loss, chunk):
+    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: chunk)
+    lm, keep = small(whole[False]), batch["keep"] & ~said(batch)
+    model = distilled(lm, target, "live", loss)
+    unsaid = {**batch, "keep": keep}
+    value = model.loss(model(unsaid), unsaid)
+    value.backward()
+    assert value.item() == 0
+    assert all(each.grad is None or torch.count_nonzero(each.grad) == 0 for each in lm.parameters())
+    other_text = {**batch, "input_ids": batch["input_ids"].clone()}
+    other_text["input_ids"][1] = 5  # of the answer of which nothing can be said
+    assert torch.equal(model(other_text), model(batch))
+
+
+def test_no_logit_is_made_where_the_answer_cannot_be_said(whole, target, batch):
+    lm, seen = small(whole[True]), []
+    model = distilled(lm, target, "live", "forward_kl")
+    rule = model.objective.comparisons["forward_kl"]
+
+    def watched(student_AK, teacher_AK, **more):
+        seen.append((tuple(student_AK.shape), tuple(teacher_AK.shape)))
+        return rule(student_AK, teacher_AK, **more)
+
+    model.objective = replace(model.objective, comparisons={"forward_kl": watched})
+    model(batch)
+    assert seen == [((int(said(batch).sum()), len(IDS)),) * 2]
+
+
+def test_the_teachers_rows_are_copied_once(whole, target, batch):
+    for source in ("live", "hidden"):
+        model = distilled(small(whole[True]), target, source, "forward_kl")
+        given = batch if source == "live" else with_cache(batch, source, target)
+        heads = [model.rows_of(model.teacher, learned(given, model.ids_K), model.ids_K).head for _ in range(2)]
+        assert heads[0].weight_VH.data_ptr() == heads[1].weight_VH.data_ptr()
+        assert heads[0].weight_VH.shape == (len(IDS), 64)
+        assert not heads[0].weight_VH.requires_grad
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("source", ["live", "hidden", "top_k"])
+def test_no_split_of_a_batch_changes_what_is_learned(whole, target, batch, source, size):
+    rows = list(IDS) if source == "top_k" else None
+    given = batch if source == "live" else with_cache(batch, source, target, rows=rows)
+    model = distilled(small(whole[True]), target, source, "forward_kl")
+    pieces = [{name: each[start : start + size] for name, each in given.items()} for start in range(0, 3, size)]
+    shares = [piece["keep"].sum() / batch["keep"].sum() for piece in pieces]  # as the trainer weighs micro-batches
+    parts = sum(model.loss(model(piece), piece) * share for piece, share in zip(pieces, shares, strict=True))
+    torch.testing.assert_close(parts, model.loss(model(given), given), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_held_out_metrics_are_exact_over_the_whole_vocabulary(monkeypatch, whole, target, batch, temperature, chunk):
+    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda _: chunk)
+    held_out = HeldOut(temperature=temperature, top_p=0.9)
+    model = distilled(small(whole[True]), target, "live", "forward_kl", held_out=held_out)
+    answers = model.eval_forward(batch)
+    q = masked(AnswerLogits(whole[True])(batch["input_ids"], batch["keep"], logits_of)).double()
+    p = target(batch["input_ids"], batch["keep"], logits_of).double()
+    ids_A, is_said_A = batch["next_ids"][batch["keep"]], said(batch)[batch["keep"]]
+    alpha = torch.minimum(p.softmax(-1)[:, list(IDS)], q.softmax(-1)[:, list(IDS)]).sum(-1)
+    match = (p.argmax(-1) == q.argmax(-1)) & torch.isin(p.argmax(-1), torch.tensor(IDS))
+    for name, expected in (("alpha", alpha), ("match", match.double())):
+        found = torch.cat([torch.from_numpy(getattr(answer, name)) for answer in answers])
+        torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-4, atol=1e-6)
+    accept = torch.cat([torch.from_numpy(answer.accept) for answer in answers])
+    assert torch.count_nonzero(accept[~is_said_A]) == 0
+    whole_q = quantities_of_rows(q, p, ids_A, temperature=temperature, top_p=0.9)[:, 2]
+    torch.testing.assert_close(accept.double(), whole_q.double().detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_chunks_are_of_the_widest_rows_there_are(monkeypatch, whole, target, batch):
+    """K columns while it learns; in an evaluation the teacher's and the spread ones are V."""
+    seen, model = [], distilled(small(whole[True]), target, "live", "forward_kl")
+    monkeypatch.setattr("distill.losses.chunked.chunk_size", lambda entries: seen.append(entries) or 100)
+    model(batch)
+    model.eval_forward(batch)
+    assert seen == [len(IDS), VOCAB]
+
+
+def test_packing_weighs_layers_alone(whole):
+    """The head runs on the answers' tokens, however rows are laid."""
+    of_whole, of_small = (packed_flops_per_token(lm)(7) for lm in (whole[False], small(whole[False])))
+    assert of_whole == of_small > 0
+
+
+def test_losses_of_text_are_of_the_tokens_that_can_be_said(whole, target, batch):
+    """What a mixture follows: of each sequence those of the student, and those of the teacher given the same ids."""
+    model, keep = distilled(small(whole[True]), target, "live", "forward_kl"), said(batch)
+    for losses_of, lm in ((student_losses, AnswerLogits(whole[True])), (teacher_losses, target)):
+        logp_AV = masked(lm(batch["input_ids"], keep, logits_of)).log_softmax(-1)
+        expected = -logp_AV.gather(-1, batch["next_ids"][keep][:, None])[:, 0]
+        found = losses_of(model, batch)
+        assert [len(each) for each in found] == keep.sum(1).tolist()
+        torch.testing.assert_close(torch.cat(list(found)), expected.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_are_the_places_of_ids():
+    ids = torch.tensor([2, 5, 9])
+    rows, is_said = rows_of_tokens(ids, torch.tensor([[0, 2, 5], [9, 11, 6]]))
+    assert is_said.tolist() == [[False, True, True], [True, False, False]]
+    assert rows[is_said].tolist() == [0, 1, 2]
+    assert int(rows.max()) < 3
+
+
+def test_the_mean_over_sampled_answers_is_the_gradient_of_the_forward_kl():
+    """By enumeration of every answer token: E[1(token said) KL(p_S || q)] against what of KL(p || q) q enters."""
+    generator = torch.Generator().manual_seed(3)
+    p_V, logits_K = torch.randn(9, generator=generator).softmax(-1), torch.randn(4, generator=generator)
+    ids = [0, 2, 3, 7]
+    logits_K.requires_grad_()
+    kept = forward_kl(logits_K[None], p_V[ids].log()[None])[0]
+    rule = sum(p_V[token] * (kept if token in ids else 0 * kept) for token in range(9))
+    exact = -(p_V[ids] * logits_K.log_softmax(-1)).sum()
+    of_tokens = sum(p_V[token] * cross_entropy(logits_K[None], torch.tensor([row]))[0] for row, token in enumerate(ids))
+    found = [torch.autograd.grad(each, logits_K, retain_graph=True)[0] for each in (rule, exact, of_tokens)]
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[2], found[1])
+
+
+@pytest.mark.parametrize("source", ["live", "hidden", "top_k"])
+def test_flops_count_the_rows_that_are_used(whole, target, batch, source):
+    rows = list(IDS) if source == "top_k" else None
+    given = batch if source == "live" else with_cache(batch, source, target, rows=rows)
+    model = distilled(small(whole[True]), target, source, "forward_kl")
+    kept = said(batch).sum(1).tolist()
+    answers = list(zip(LENGTHS, kept, strict=True))
+    head = 2 * len(IDS) * 64 * sum(kept)
+    of_layers = forward_flops(model.teacher.shape, [(n, 0) for n in LENGTHS]) if source == "live" else 0
+    teacher = 0 if source == "top_k" else of_layers + head
+    assert model.shape.head_rows == len(IDS)
+    assert model.flops_per_batch(given) == training_flops(model.shape, answers, teacher=teacher)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "words"),
+    [
+        (IDS[:-1], IDS, "119 ids alone, and the student's 120 ids, not the same ones"),
+        (IDS, None, "120 ids alone, and the student's every id"),
+        (IDS, IDS, None),
+        (None, IDS, None),
+        (None, None, None),
+    ],
+)
+def test_a_reference_says_every_id_or_the_students(whole, other, theirs, ours, words):
+    reference, student = (lm if ids is None else small(lm, ids) for lm, ids in ((other, theirs), (whole[True], ours)))
+    if words is None:
+        refuse_other_ids(reference, student, where="runs/first/draft")
+        return
+    with pytest.raises(UserError, match=rf"runs/first/draft: its head says {words}\. Name a reference"):
+        refuse_other_ids(reference, student, where="runs/first/draft")
