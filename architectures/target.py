@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.config_entries import require_config
+from architectures.draft_vocabulary.record import refuse_small_head
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_file
 from architectures.generation_settings import read_generation_settings
@@ -49,6 +50,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     require_config(config, str(file))
     read_generation_settings(folder)
     return config
+
+
+def require_whole_head(folder: Path) -> None:
+    """Raise UserError if the checkpoint named as a target is a draft whose head says some ids alone."""
+    refuse_small_head(read_config(folder), str(folder / "config.json"))
 
 
 def read_remote_config(path: str, revision: str) -> dict[str, Any]:

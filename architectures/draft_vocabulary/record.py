@@ -64,6 +64,19 @@ def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
     return found
 
 
+def refuse_small_head(config: Mapping[str, Any], where: str) -> None:
+    """Refuse a model whose head says some ids alone where every id is needed: of a target, which decides and teaches.
+
+    Raises:
+        UserError: Naming config.json.
+    """
+    if CONFIG_KEY in config:
+        raise UserError(
+            f"{where}: {CONFIG_KEY} is {config[CONFIG_KEY]}: a draft whose output head says so many ids alone, and so "
+            "no target. Name the model that it was made for."
+        )
+
+
 def write_draft_vocabulary(vocabulary: DraftVocabulary, folder: Path) -> None:
     """Write the file into a folder that is being made."""
     write_text(vocabulary.to_json(), folder / DRAFT_VOCABULARY_NAME)
