@@ -8,6 +8,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -20,8 +21,7 @@ from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
 from architectures.context_length import ContextLength, context_length
-from architectures.draft_vocabulary.head import load_head
-from architectures.draft_vocabulary.record import CONFIG_KEY
+from architectures.draft_vocabulary.head import columns_below, name_rows, read_head, with_rows
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_value, read_json_file
 from architectures.reading import read_json_object, require_regular
@@ -103,8 +103,12 @@ def load_model(
     place = device or default_device()
     packing = {} if bits is None else loading_arguments(bits, dtype=dtype, device=place)
     show_progress_only_in_a_terminal()
+    opens, said = model_class(folder, encoder_decoder=encoder_decoder), read_head(folder, read_config(folder))
+    if said is not None:
+        of_family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(load_config(folder))]
+        opens = with_rows(of_family, len(said.ids))
     try:
-        loaded: Any = model_class(folder, encoder_decoder=encoder_decoder).from_pretrained(
+        loaded: Any = opens.from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
             **FROM_THE_FOLDER_ALONE,
@@ -120,10 +124,9 @@ def load_model(
             "A file is missing or cut short: copy or download the folder again, or run the stage that wrote it again."
         ) from error
     model, report = loaded
-    if CONFIG_KEY in read_config(folder):
-        load_head(folder, model)
-        report = without_head(report, model)
     refuse_incomplete(folder, report)
+    if said is not None:
+        name_rows(model, said.ids)
     refuse_whole_numbers(folder, model)
     model = model if packing else model.to(place)  # transformers leaves it in eval mode
     refuse_not_finite(folder, model)
@@ -200,8 +203,14 @@ def shared_vocab_size(*models: PreTrainedModel) -> int:
     """Ids that all of the models have. Those behind them pad the larger vocabularies and count as never said.
 
     Ids between the tokenizer's last and this one stay: each model can say them, so what they weigh is real.
+
+    Raises:
+        UserError: If the head of one says none of them.
     """
-    return min(model.config.get_text_config(decoder=True).vocab_size for model in models)
+    shared = min(model.config.get_text_config(decoder=True).vocab_size for model in models)
+    for model in models:
+        columns_below(model, shared)
+    return shared
 
 
 def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
@@ -277,15 +286,6 @@ def refuse_own_code(folder: Path, error: Exception) -> None:
                 f"{path}: needs Python code of its own (auto_map), which widedraft never runs, and transformers "
                 f"{transformers_version} cannot open it without. Use a checkpoint of an architecture it knows."
             ) from error
-
-
-def without_head(report: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """What was wrong with a checkpoint's tensors besides the head, which has fewer rows than transformers takes."""
-    head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
-    fitting = [
-        key for key in report["mismatched_keys"] if (key if isinstance(key, str) else key[0]) != f"{head}.weight"
-    ]
-    return {**report, "mismatched_keys": fitting}
 
 
 def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:

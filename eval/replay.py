@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from architectures.draft_vocabulary.head import head_ids, spread
 from eval.acceptance import Array, Counts, count_visits, room_after
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
 
@@ -62,8 +63,9 @@ class Replay:
         rules: By name, those of rule_names.
         match: 1 where the argmax of the draft is that of the target, else 0.
         target_logp: log p(y_t) at the temperature, in nats; 0 or -inf at temperature 0.
-        draft_logp: The same for the draft.
+        draft_logp: The same for the draft; -inf where it cannot say the token.
         target_entropy: Of the target's own distribution, at temperature 1 whatever the answer's, in nats.
+        can_say: 1 where the draft can say y_t, else 0; 1 everywhere unless its head says some ids alone.
     """
 
     rules: Mapping[str, Accepts]
@@ -71,6 +73,7 @@ class Replay:
     target_logp: Array
     draft_logp: Array
     target_entropy: Array
+    can_say: Array
 
     @property
     def num_tokens(self) -> int:
@@ -88,14 +91,23 @@ def answer_logits(model: PreTrainedModel, prompt_ids: Sequence[int], answer_ids:
         answer_ids: The target's own continuation, at least one token.
 
     Returns:
-        Logits [T, V] in float32, row t for answer token t.
+        Logits [T, V] in float32, row t for answer token t; -inf for every id that a small head cannot say.
     """
     if model.config.is_encoder_decoder:
         inputs_BT = torch.tensor([list(prompt_ids)], device=model.device)
         ids_BT = torch.tensor([[model.config.decoder_start_token_id, *answer_ids[:-1]]], device=model.device)
         return model(input_ids=inputs_BT, decoder_input_ids=ids_BT, use_cache=False).logits[0].float()
     ids_BT = torch.tensor([[*prompt_ids, *answer_ids[:-1]]], device=model.device)
-    return model(input_ids=ids_BT, use_cache=False, logits_to_keep=len(answer_ids)).logits[0].float()
+    logits = model(input_ids=ids_BT, use_cache=False, logits_to_keep=len(answer_ids)).logits[0].float()
+    return whole_vocabulary(model, logits)
+
+
+def whole_vocabulary(model: PreTrainedModel, logits: Tensor) -> Tensor:
+    """Logits [T, V] of what a model says: those of a small head at its ids and -inf elsewhere."""
+    ids_K = head_ids(model)
+    if ids_K is None:
+        return logits
+    return spread(logits, ids_K, model.config.get_text_config(decoder=True).vocab_size, elsewhere=-torch.inf)
 
 
 def replay_answer(
@@ -126,6 +138,7 @@ def replay_answer(
         target_logp=as_array(value_at(answer_T, target_logp_TV)),
         draft_logp=as_array(value_at(answer_T, draft_logp_TV)),
         target_entropy=as_array(torch.special.entr(target_logits_TV.softmax(dim=-1)).sum(dim=-1)),
+        can_say=as_array(value_at(answer_T, draft_logits_TV) > -torch.inf),
     )
 
 

@@ -4,15 +4,23 @@ Shape suffixes used in this file:
     K = rows of the head, H = hidden width, V = vocabulary entries of the target, X = any axes before
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from architectures.draft_vocabulary.record import CONFIG_KEY, read_draft_vocabulary
+from architectures.draft_vocabulary.record import (
+    CONFIG_KEY,
+    DRAFT_VOCABULARY_NAME,
+    DraftVocabulary,
+    read_draft_vocabulary,
+)
 from architectures.errors import UserError
 from architectures.families import FAMILIES
+from architectures.shapes import Shape
 from architectures.weights import open_weights
 
 IDS = "head_ids"  # buffer of the head module
@@ -53,34 +61,96 @@ def rows_below(ids_K: Tensor, vocab_size: int) -> int:
     return int((ids_K < vocab_size).sum())
 
 
+def ids_below(lm: PreTrainedModel, vocab_size: int) -> Tensor | None:
+    """ids_K of the rows that say ids below a bound, the first ones; None where row k is token k.
+
+    Raises:
+        UserError: If there are none: the model can say nothing that another of so many ids can.
+    """
+    ids_K = head_ids(lm)
+    if ids_K is None:
+        return None
+    rows = rows_below(ids_K, vocab_size)
+    if rows == 0:
+        raise UserError(
+            f"{lm.name_or_path}: its output head says no id below {vocab_size}, the smallest is {int(ids_K[0])}, and "
+            f"its target has only {vocab_size}. Make the draft again with ids that its target has."
+        )
+    return ids_K[:rows]
+
+
+def columns_below(lm: PreTrainedModel, vocab_size: int) -> int:
+    """How many columns of a model's logits say ids below a bound: the first ones."""
+    ids_K = ids_below(lm, vocab_size)
+    return vocab_size if ids_K is None else len(ids_K)
+
+
+def tokens_of(rows_X: Tensor, ids_K: Tensor | None) -> Tensor:
+    """The tokens that rows of a head say, each row its own where ids_K is None."""
+    return rows_X if ids_K is None else ids_K[rows_X]
+
+
 def spread(values_XK: Tensor, ids_K: Tensor, vocab_size: int, *, elsewhere: float) -> Tensor:
     """values_XV: each row's value at its id, and one value at all other ids: -inf of logits, 0 of probabilities."""
     whole = values_XK.new_full((*values_XK.shape[:-1], vocab_size), elsewhere)
     return whole.index_copy_(-1, ids_K, values_XK)
 
 
-def load_head(folder: Path, lm: PreTrainedModel) -> None:
-    """Give a model that transformers made of a draft's folder the head that its weight file holds.
+def with_rows(model_class: type[PreTrainedModel], rows: int) -> type[PreTrainedModel]:
+    """A class of models like another but for the rows of its output head, so that transformers itself loads such a one.
+
+    Made with a head of every id and given a smaller one afterwards, a model of 128k ids and hidden 2048 would first
+    fill 500 MiB with random numbers in bfloat16, for seconds.
+    """
+
+    def init(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+        model_class.__init__(self, config, *args, **kwargs)
+        whole = self.get_output_embeddings()
+        assert isinstance(whole, nn.Linear)  # see cut_head
+        self.set_output_embeddings(nn.Linear(whole.in_features, rows, bias=False))
+
+    return type(model_class.__name__, (model_class,), {"__init__": init, "__module__": model_class.__module__})
+
+
+def name_rows(lm: PreTrainedModel, ids: Sequence[int]) -> None:
+    """Say of a loaded model with_rows what each row of its head says; it is of the class it was made like again."""
+    head = lm.get_output_embeddings()
+    assert isinstance(head, nn.Linear)  # see with_rows
+    lm.__class__ = type(lm).__bases__[0]  # which can be pickled
+    head.register_buffer(IDS, torch.tensor(ids, device=head.weight.device), persistent=False)
+
+
+def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None:
+    """What the output head of a checkpoint folder says; None of a head that says every id.
 
     Args:
-        folder: A checkpoint whose config.json has head_vocab_size.
-        lm: Made with a head of as many rows as the embedding, which is replaced.
+        folder: A local Hugging Face folder.
+        config: Its config.json.
 
     Raises:
-        UserError: If the ids are not there or not those of the head.
+        UserError: If config.json, draft_vocabulary.json and weights are not of one draft, or of a family that none are
+            cut from.
     """
-    config, found = lm.config.get_text_config(decoder=True), read_draft_vocabulary(folder)
-    family = FAMILIES[config.model_type]
+    if CONFIG_KEY not in config:
+        refuse_stray_ids(folder)
+        return None
+    shape = Shape.from_config(config, where=str(folder / "config.json"))
+    found, family = read_draft_vocabulary(folder), FAMILIES[shape.family]
     weights, name = open_weights(folder, base_prefix=family.base_prefix), family.weight("head")
-    stated = (getattr(config, CONFIG_KEY), config.vocab_size)
-    sizes = (len(found.ids), found.vocab_size)
     rows = weights.info[name].size[0] if name in weights.info else 0
-    if stated != sizes or rows != len(found.ids):
+    if (shape.head_vocab, shape.vocab) != (len(found.ids), found.vocab_size) or rows != len(found.ids):
         raise UserError(
-            f"{folder}: config.json says {stated[0]} rows of the head for {stated[1]} ids, draft_vocabulary.json "
-            f"{sizes[0]} for {sizes[1]}, and {name} has {rows}. Take all three from one draft."
+            f"{folder}: config.json says {shape.head_vocab} rows of the head for {shape.vocab} ids, "
+            f"{DRAFT_VOCABULARY_NAME} {len(found.ids)} for {found.vocab_size}, and {name} has {rows}. Take all three "
+            "from one draft."
         )
-    embedding = lm.get_input_embeddings().weight
-    assert isinstance(embedding, Tensor)  # as every nn.Embedding has
-    weight_KH = weights.read(name).to(device=embedding.device, dtype=embedding.dtype)
-    put_head(lm, weight_KH, torch.tensor(found.ids, device=embedding.device))
+    return found
+
+
+def refuse_stray_ids(folder: Path) -> None:
+    """Raise UserError if a head's ids lie beside a config.json that says nothing of them."""
+    if (folder / DRAFT_VOCABULARY_NAME).exists():
+        raise UserError(
+            f"{folder / DRAFT_VOCABULARY_NAME}: says which ids the output head says, but config.json has no "
+            f"{CONFIG_KEY}, which means that it says all. Take both from one draft, or take the file away."
+        )

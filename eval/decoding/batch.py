@@ -1,7 +1,8 @@
 """A batch of texts in the middle of decoding: one step of one model, or one round of two.
 
 Shape suffixes used in this file:
-    B = rows, K = tokens proposed in a round, the longest row's; J = K + 1, T = tokens fed, D = draws, V = vocabulary
+    B = rows, K = tokens proposed in a round, the longest row's; J = K + 1, T = tokens fed, D = draws, V = vocabulary,
+    S = ids the draft can say: all of V, or those of its small head
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from architectures.draft_vocabulary.head import head_ids, ids_below, tokens_of
 from eval.clock import clock_s
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, REJECTION, RULES, Draws, Proposal, Verdict, follow
@@ -47,6 +49,9 @@ class Batch:
         streams: Of random numbers, for all prompts.
         places: Of the prompts of this batch; they are read at once.
         opener: Makes the models' sequencers, before the clock of the batch starts.
+
+    Raises:
+        ValueError: If the target can say some ids alone.
     """
 
     def __init__(
@@ -57,6 +62,8 @@ class Batch:
         places: Sequence[int],
         opener: Opener = open_sequencer,
     ) -> None:
+        if head_ids(models[0]) is not None:
+            raise ValueError(f"{models[0].name_or_path}: says some ids alone; a target must be able to say every one.")
         self.wanted, self.streams, self.device = wanted, streams, models[0].device
         self.vocab_size = shared_vocab_size(*models)
         lookahead = wanted.speculation.lookahead if wanted.speculation else 0
@@ -66,6 +73,7 @@ class Batch:
             for model, feeds in zip(models, feeds_of(wanted.speculation), strict=False)  # alone: no draft
         ]
         self.verifier, self.drafter = sequencers[0], sequencers[1] if len(models) > 1 else None
+        self.said_S = ids_below(models[1], self.vocab_size) if len(models) > 1 else None
         start_s = clock_s(self.device)
         for sequencer in sequencers:
             self.read_contexts(sequencer)
@@ -138,29 +146,34 @@ class Batch:
         return Emitted(text.place, tuple(token_ids[:kept]), one.accepted, corrected)
 
     def propose(self, counts: Sequence[int]) -> Proposal:
-        """The draft's own continuation of every text, kept on the device."""
+        """The draft's own continuation of every text, kept on the device; nothing is wider than the draft's head."""
         assert self.drafter is not None
-        most, seen_BV = max(counts), self.seen_BV
-        draws = self.draws(self.streams.draft_BD, most, drafting=True)
+        seen_BS = self.seen_by_draft()
+        draws = self.draws(self.streams.draft_BD, max(counts), drafting=True)
         ids_BT = self.filled([text.last(1 + text.missing) for text in self.texts])
         spans = [(text.length - 1 - text.missing, 1 + text.missing) for text in self.texts]
         tokens, probs = [], []
         for step, draws_B in enumerate(draws):
-            logits_BV = self.drafter.feed(ids_BT, spans, whole=False)[:, 0]
-            tokens_B, probs_BV = self.pick(logits_BV, seen_BV, draws_B, drafting=True)
-            tokens.append(tokens_B)
-            probs.append(probs_BV)
-            ids_BT, seen_BV = tokens_B[:, None], marked(seen_BV, tokens_B)
+            logits_BS = self.drafter.feed(ids_BT, spans, whole=False)[:, 0]
+            columns_B, probs_BS = self.pick(logits_BS, seen_BS, draws_B, drafting=True)
+            tokens.append(tokens_of(columns_B, self.said_S))
+            probs.append(probs_BS)
+            ids_BT, seen_BS = tokens[-1][:, None], marked(seen_BS, columns_B)
             spans = [
                 (text.length + step, int(step + 1 < count)) for text, count in zip(self.texts, counts, strict=True)
             ]
         counts_B = torch.tensor(counts, device=self.device)
         if not tokens:
-            nothing = torch.zeros(len(counts), 0, self.vocab_size, device=self.device)
+            nothing = torch.zeros(len(counts), 0, 0, device=self.device)
             return Proposal(counts_B.new_zeros(len(counts), 0), nothing, counts_B)
-        return Proposal(
-            torch.stack(tokens, dim=1), torch.stack(probs, dim=1) if probs[0] is not None else None, counts_B
-        )
+        probs_BKS = torch.stack(probs, dim=1) if probs[0] is not None else None
+        return Proposal(torch.stack(tokens, dim=1), probs_BKS, counts_B, self.said_S)
+
+    def seen_by_draft(self) -> Tensor | None:
+        """Which of the ids that the draft can say stand in each text, as a repetition penalty asks."""
+        if self.seen_BV is None or self.said_S is None:
+            return self.seen_BV
+        return self.seen_BV.index_select(1, self.said_S)
 
     def look_up(self, lookup: NgramLookup, counts: Sequence[int]) -> tuple[Proposal, list[int]]:
         """What followed the last tokens of every text where they stood before, and how many tokens were found."""
@@ -200,15 +213,15 @@ class Batch:
         return window(stream_BD, self.texts, count).unbind(dim=1)
 
     def pick(
-        self, logits_BV: Tensor, seen_BV: Tensor | None, draws_B: Tensor | None, *, drafting: bool = False
+        self, logits_BS: Tensor, seen_BS: Tensor | None, draws_B: Tensor | None, *, drafting: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """One token a row, and what it was drawn from where the rule asks for that."""
+        """One column of logits a row, and what it was drawn from where the rule asks for that."""
         sampling = self.wanted.sampling
         if self.is_greedy(drafting=drafting):
-            return penalised(logits_BV, sampling, seen_BV).argmax(dim=-1), None
+            return penalised(logits_BS, sampling, seen_BS).argmax(dim=-1), None
         assert draws_B is not None  # see draws
-        probs_BV = distribution(logits_BV, sampling, seen_BV)
-        return invert_cumulative(probs_BV, draws_B), probs_BV if self.wanted.rule == REJECTION else None
+        probs_BS = distribution(logits_BS, sampling, seen_BS)
+        return invert_cumulative(probs_BS, draws_B), probs_BS if self.wanted.rule == REJECTION else None
 
     def seen_along(self, proposal: Proposal) -> Tensor | None:
         """Which tokens stand before each token to be judged, as [B x J, V]; None where no penalty asks."""
@@ -263,6 +276,6 @@ def first_tokens(target: PreTrainedModel, prompt_ids: Sequence[int]) -> tuple[in
     return tuple(prompt_ids)
 
 
-def marked(seen_BV: Tensor | None, tokens_B: Tensor) -> Tensor | None:
+def marked(seen_BS: Tensor | None, columns_B: Tensor) -> Tensor | None:
     """Seen tokens with one more a row; None stays None."""
-    return None if seen_BV is None else seen_BV.scatter(1, tokens_B[:, None], value=True)
+    return None if seen_BS is None else seen_BS.scatter(1, columns_B[:, None], value=True)

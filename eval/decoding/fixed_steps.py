@@ -8,7 +8,7 @@ are fed filling; fewer tokens than a step takes are filled up; and all slots of 
 Prompts are read by the model as it is. A step belongs to one cache, whose tensors stay where they are.
 
 Shape suffixes used in this file:
-    B = rows, T = tokens fed, V = vocabulary
+    B = rows, T = tokens fed
 """
 
 import weakref
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from architectures.draft_vocabulary.head import columns_below
 from architectures.errors import UserError
 from eval.decoding.row_cache import RowCache
 from eval.decoding.row_step import Sight, Span, forward, positions_of
@@ -108,7 +109,7 @@ class FixedSequencer:
     def __init__(
         self, model: PreTrainedModel, room: Room, *, rows: int, vocab_size: int, feeds: Sequence[Feed]
     ) -> None:
-        self.model, self.vocab_size = model, vocab_size
+        self.model, self.columns = model, columns_below(model, vocab_size)
         self.room, self.feeds = room, sorted(feeds)
         self.num_rows, self.sight = rows, Sight.of(model)
         self.keep_rows(list(range(rows)))
@@ -125,7 +126,7 @@ class FixedSequencer:
         positions = positions_of(all_spans, width or tokens, left=whole).to(ids.device, non_blocking=True)
         step = partial(self.read_by_model, whole=whole) if width is None else self.room.steps[width, whole]
         logits = step(ids, positions)
-        return logits[:, : tokens if whole else 1, : self.vocab_size].index_select(0, self.rows_B)
+        return logits[:, : tokens if whole else 1, : self.columns].index_select(0, self.rows_B)
 
     def read_by_model(self, ids_BT: Tensor, positions_BT: Tensor, *, whole: bool) -> Tensor:
         """A step of another shape than those made, as of a prompt."""

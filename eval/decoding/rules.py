@@ -16,7 +16,7 @@ One is lossy and named so wherever it is printed:
 At temperature 0 the lossless rules are one: a proposed token is kept if it is the target's argmax.
 
 Shape suffixes used in this file:
-    B = rows, K = tokens proposed in a round, the longest row's; J = K + 1, V = vocabulary
+    B = rows, K = tokens proposed in a round, the longest row's; J = K + 1, V = vocabulary, S = ids the draft can say
 """
 
 from collections.abc import Callable
@@ -38,13 +38,16 @@ class Proposal:
 
     Attributes:
         tokens_BK: The tokens.
-        probs_BKV: What they were drawn from; None where the rule does not ask, or at temperature 0.
+        probs_BKS: What they were drawn from; None where the rule does not ask, or at temperature 0.
         counts_B: How many of them count in each row; the rest is filling.
+        ids_S: The token id of each column of probs_BKS, ascending; every other id has probability 0. None where
+            column v is token v.
     """
 
     tokens_BK: Tensor
-    probs_BKV: Tensor | None
+    probs_BKS: Tensor | None
     counts_B: Tensor
+    ids_S: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,12 @@ def judge_rejection(target_BJV: Tensor, proposal: Proposal, draws: Draws) -> Ver
 
     Args:
         target_BJV: p at every proposed token and after the last.
-        proposal: Drawn from its probs_BKV.
+        proposal: Drawn from its probs_BKS.
         draws: Uniform numbers.
     """
-    assert proposal.probs_BKV is not None
     chances_BK = accept_chances(target_BJV, proposal)
     accepted_B = leading(draws.accept_BK < chances_BK, proposal.counts_B)
-    rest_BV = residual(row_at(target_BJV, accepted_B), draft_at(proposal, accepted_B))
+    rest_BV = residual(row_at(target_BJV, accepted_B), draft_at(proposal, accepted_B), proposal.ids_S)
     return Verdict(accepted_B, invert_cumulative(rest_BV, at(draws.target_BJ, accepted_B)))
 
 
@@ -123,26 +125,40 @@ def follow(choices_BJ: Tensor, proposal: Proposal) -> Verdict:
 
 def accept_chances(target_BJV: Tensor, proposal: Proposal) -> Tensor:
     """min(1, p(x) / q(x)) of every proposed token x, as chances_BK."""
-    assert proposal.probs_BKV is not None
+    assert proposal.probs_BKS is not None
     p_BK = chance_of(target_BJV[:, :-1], proposal.tokens_BK)
-    q_BK = chance_of(proposal.probs_BKV, proposal.tokens_BK)
+    q_BK = chance_of(proposal.probs_BKS, columns_of(proposal.tokens_BK, proposal.ids_S))
     return (p_BK / q_BK).clamp(max=1)  # x was drawn from q: q(x) > 0, but for filling
 
 
-def residual(target_BV: Tensor, draft_BV: Tensor) -> Tensor:
-    """(p - q)+, not normalised; p itself where rounding leaves nothing of it."""
-    rest_BV = (target_BV - draft_BV).clamp(min=0)
+def residual(target_BV: Tensor, draft_BS: Tensor, ids_S: Tensor | None = None) -> Tensor:
+    """(p - q)+, not normalised; p itself where rounding leaves nothing of it.
+
+    Args:
+        target_BV: p.
+        draft_BS: q of the ids the draft can say, or no columns where nothing was proposed.
+        ids_S: As a Proposal's.
+    """
+    if draft_BS.shape[-1] == 0:
+        return target_BV
+    less_BV = target_BV - draft_BS if ids_S is None else target_BV.index_add(-1, ids_S, draft_BS, alpha=-1)
+    rest_BV = less_BV.clamp(min=0)
     return rest_BV.where(rest_BV.sum(dim=-1, keepdim=True) > 0, target_BV)
 
 
 def draft_at(proposal: Proposal, places_B: Tensor) -> Tensor:
-    """Q at one place of each row; zero behind a row's last proposed token, so that the residual is p."""
-    assert proposal.probs_BKV is not None
-    if proposal.probs_BKV.shape[1] == 0:
-        return proposal.probs_BKV.new_zeros(())
+    """draft_BS, q at one place of each row; zero behind a row's last proposed token, so that the residual is p."""
+    assert proposal.probs_BKS is not None
+    if proposal.probs_BKS.shape[1] == 0:
+        return proposal.probs_BKS.new_zeros(len(places_B), 0)
     inside_B = places_B < proposal.counts_B
-    draft_BV = row_at(proposal.probs_BKV, places_B.clamp(max=proposal.probs_BKV.shape[1] - 1))
-    return draft_BV * inside_B[:, None]
+    draft_BS = row_at(proposal.probs_BKS, places_B.clamp(max=proposal.probs_BKS.shape[1] - 1))
+    return draft_BS * inside_B[:, None]
+
+
+def columns_of(tokens_BK: Tensor, ids_S: Tensor | None) -> Tensor:
+    """Where each token, which is among the ids, stands in them; the token itself where ids_S is None."""
+    return tokens_BK if ids_S is None else torch.searchsorted(ids_S, tokens_BK)
 
 
 def leading(kept_BK: Tensor, counts_B: Tensor) -> Tensor:

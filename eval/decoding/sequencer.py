@@ -10,7 +10,8 @@ feeds at an earlier position.
     TranslationSequencer     one row of an encoder-decoder model: the prompt is encoded once
 
 Shape suffixes used in this file:
-    B = rows, T = tokens fed to the longest row, S = slots, V = vocabulary
+    B = rows, T = tokens fed to the longest row, S = slots, V = ids the model can say (all of the vocabulary, or those
+    of a small head: architectures/draft_vocabulary/head.py)
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from architectures.draft_vocabulary.head import columns_below
 from eval.decoding.cache import new_cache, roll_back
 from eval.decoding.row_cache import RowCache
 from eval.decoding.row_step import Sight, Span, forward, positions_of
@@ -43,7 +45,8 @@ class Sequencer(Protocol):
             whole: Whether logits are wanted after every token.
 
         Returns:
-            logits [B, T, V] if `whole`, else [B, 1, V]; those of filling are without meaning.
+            logits [B, T, V] if `whole`, else [B, 1, V]; those of filling are without meaning. Of a small head column
+            v is not token v, but `tokens_of(v, ids_below(model, vocab_size))`.
         """
         ...
 
@@ -84,7 +87,7 @@ def open_sequencer(
         model: Any causal or encoder-decoder model.
         prompts: One per row.
         capacity: Tokens a row comes to at most.
-        vocab_size: Only so many ids are spoken of.
+        vocab_size: Only ids below are spoken of.
         feeds: What it will be fed after the prompts, again and again.
         goes_back: Whether tokens will be taken back.
 
@@ -128,7 +131,7 @@ class RowSequencer:
 
     def __init__(self, model: PreTrainedModel, *, capacity: int, vocab_size: int) -> None:
         self.model = model
-        self.vocab_size = vocab_size
+        self.columns = columns_below(model, vocab_size)
         self.most = capacity
         self.cache = RowCache(0)
         self.sight = Sight.of(model)
@@ -140,7 +143,7 @@ class RowSequencer:
         if width > self.cache.capacity:
             self.cache.widen(min(self.most, width + width // 8))
         logits_BTV = forward(self.model, ids_BT, positions_BT, self.cache, self.sight, width=width, whole=whole)
-        return logits_BTV[..., : self.vocab_size]
+        return logits_BTV[..., : self.columns]
 
     def keep(self, places: Sequence[int]) -> None:
         """See Sequencer."""
@@ -152,7 +155,7 @@ class TextSequencer:
 
     def __init__(self, model: PreTrainedModel, *, vocab_size: int) -> None:
         self.model = model
-        self.vocab_size = vocab_size
+        self.columns = columns_below(model, vocab_size)
         self.cache = new_cache(model)
 
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
@@ -163,7 +166,7 @@ class TextSequencer:
         output = self.model(
             input_ids=ids_BT, past_key_values=self.cache, use_cache=True, logits_to_keep=0 if whole else 1
         )
-        return output.logits[..., : self.vocab_size]
+        return output.logits[..., : self.columns]
 
     def keep(self, places: Sequence[int]) -> None:
         """See Sequencer."""
@@ -179,7 +182,7 @@ class ForwardSequencer:
 
     def __init__(self, model: PreTrainedModel, *, num_rows: int, vocab_size: int) -> None:
         self.model = model
-        self.vocab_size = vocab_size
+        self.columns = columns_below(model, vocab_size)
         self.cache = DynamicCache(config=model.config)
         self.lengths = [0] * num_rows
         self.is_filled = False
@@ -204,7 +207,7 @@ class ForwardSequencer:
             use_cache=True,
             logits_to_keep=1,
         )
-        return output.logits[..., : self.vocab_size]
+        return output.logits[..., : self.columns]
 
     def keep(self, places: Sequence[int]) -> None:
         """See Sequencer."""
@@ -219,7 +222,7 @@ class TranslationSequencer:
 
     def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[int], *, vocab_size: int) -> None:
         self.model = model
-        self.vocab_size = vocab_size
+        self.columns = columns_below(model, vocab_size)
         self.own_past = DynamicCache()
         self.cache = EncoderDecoderCache(self.own_past, DynamicCache())
         ids_1T = torch.tensor([prompt_ids], device=model.device)
@@ -234,7 +237,7 @@ class TranslationSequencer:
             encoder_outputs=self.encoded, decoder_input_ids=ids_BT, past_key_values=self.cache, use_cache=True
         )
         logits = output.logits if whole else output.logits[:, -1:]
-        return logits[..., : self.vocab_size]
+        return logits[..., : self.columns]
 
     def keep(self, places: Sequence[int]) -> None:
         """See Sequencer."""

@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from eval.tasks.words import prompts_argument
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from architectures.shapes import Shape
     from eval.acceptance import Resampling
 
 Record = dict[str, Any]
@@ -43,6 +45,9 @@ def latency_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="N",
         help="sizes of --shapes, as 290M or 1.3B (default: a quarter and an eighth of the target's)",
+    )
+    parser.add_argument(
+        "--vocabulary", type=int, metavar="K", help="ids that the drafts of --shapes can say (default: all)"
     )
     prompts_argument(parser)  # they fill the caches
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], metavar="N", help="rows (default: 1 4)")
@@ -128,10 +133,25 @@ def measured_shapes(options: argparse.Namespace, target: "PreTrainedModel", text
     from eval.latency.untrained import source_shape, untrained_models
 
     source = source_shape(target)
-    shapes = equal_shapes(source, options.shapes, options.parameters)
+    shapes = equal_shapes(with_head_of(source, options.vocabulary), options.shapes, options.parameters)
     drafts = untrained_models(target, [one.shape for one in shapes])
     models = {TARGET: target, **{one.name: draft for one, draft in zip(shapes, drafts, strict=True)}}
     return with_depth_and_width(measured(options, models, text_ids), shapes, source, resampling_of(options))
+
+
+def with_head_of(source: "Shape", rows: int | None) -> "Shape":
+    """A shape whose output head says so many ids alone; the shape itself where that is None.
+
+    Raises:
+        UserError: If there are no more ids than that.
+    """
+    if rows is None:
+        return source
+    if not 0 < rows < source.vocab:
+        raise UserError(
+            f"--vocabulary must be from 1 to {source.vocab - 1}, of the target's {source.vocab}; got {rows}."
+        )
+    return replace(source, head_vocab=rows, tied=False)
 
 
 def resampling_of(options: argparse.Namespace) -> "Resampling":
@@ -143,13 +163,14 @@ def resampling_of(options: argparse.Namespace) -> "Resampling":
 
 def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
     """The target and its drafts by name, and the text that fills their caches."""
-    from architectures.target import resolve_checkpoint
+    from architectures.target import require_whole_head, resolve_checkpoint
     from eval.latency.steps import TARGET
     from eval.models import load_model, load_tokenizer, require_same_tokenizer
     from eval.pair.opened import prompts_of
     from eval.tasks.rendering import render_prompt
 
     folder = resolve_checkpoint(options.target)
+    require_whole_head(folder)
     drafts = [resolve_checkpoint(name) for name in options.draft]
     for draft in drafts:
         require_same_tokenizer(folder, draft)
@@ -209,6 +230,8 @@ def require_sensible_shapes(options: argparse.Namespace) -> None:
     """Raise UserError for shapes that say nothing of depth."""
     if options.shapes is None and options.parameters:
         raise UserError("--parameters are the sizes of --shapes: give --shapes too.")
+    if options.shapes is None and options.vocabulary is not None:
+        raise UserError("--vocabulary is of the drafts of --shapes: give --shapes too.")
     if options.shapes is None and options.plot is not None:
         raise UserError("--plot draws the step times of --shapes: give --shapes too.")
     require_plot_name(options.plot)

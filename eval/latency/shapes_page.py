@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from eval.scorecard.tables import table
+from eval.scorecard.tables import table, with_ids_said
 from eval.scorecard.verdict import with_interval
 
 Record = dict[str, Any]
@@ -13,7 +13,8 @@ COLUMNS = ("shape", "layers", "hidden", "intermediate", "heads", "kv_heads")
 
 def shapes_table(shapes: Sequence[Record]) -> str:
     """The shapes, and which of them could not be cut out of the target."""
-    return table((*COLUMNS, "larger than the target in"), [shape_cells(one) for one in shapes])
+    said = [{"head_vocab_size": one["head_vocab"] or None} for one in shapes]
+    return table(*with_ids_said((*COLUMNS, "larger than the target in"), [shape_cells(one) for one in shapes], said))
 
 
 def shape_cells(one: Record) -> tuple[str, ...]:

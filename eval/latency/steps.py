@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from architectures.draft_vocabulary.head import head_ids, tokens_of
 from eval.clock import clock_s
 from eval.decoding.sequencer import Feed, Opener, Sequencer, open_sequencer
 from eval.latency.timing import Step
@@ -103,7 +104,8 @@ class Held:
     def feed(self, ids_BT: Tensor, *, after: int = 0, whole: bool) -> Tensor:
         """The most likely next tokens when some are fed behind the text and so many more."""
         span = (len(self.setting.context_ids) + after, ids_BT.shape[1])
-        return self.sequencer.feed(ids_BT, [span] * self.setting.batch, whole=whole).argmax(dim=-1)
+        columns_BT = self.sequencer.feed(ids_BT, [span] * self.setting.batch, whole=whole).argmax(dim=-1)
+        return tokens_of(columns_BT, head_ids(self.sequencer.model))
 
     def some_tokens(self, count: int) -> Tensor:
         """ids_BT from the text, again and again if it is short; which ones makes no difference to the time."""

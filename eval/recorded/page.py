@@ -3,7 +3,7 @@
 from typing import Any
 
 from eval.scorecard.acceptance_page import position_part, tau_table
-from eval.scorecard.tables import table
+from eval.scorecard.tables import table, with_coverage
 from eval.scorecard.verdict import interval_method, machine, with_interval
 
 Record = dict[str, Any]
@@ -75,7 +75,8 @@ def acceptance_section(scorecard: Record) -> list[str]:
         )
         for row in rows
     ]
-    parts = ["## Acceptance", table(("rule", "temperature", "accept rate", "measured on"), cells)]
+    columns = ("rule", "temperature", "accept rate", "measured on")
+    parts = ["## Acceptance", table(*with_coverage(columns, cells, rows))]
     for row in rows:
         title = f"### Tokens per round (tau) at temperature {row['temperature']:g}, rule {row['rule']}"
         parts += [title, tau_table([row]), *position_part(row)]

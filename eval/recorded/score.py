@@ -5,7 +5,7 @@ rules of exact match, for every lookahead, from one pass of the draft. What need
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.atomic import write_json, write_text
+from architectures.draft_vocabulary.head import head_ids
 from architectures.fingerprint import fingerprint_value
 from architectures.manifest import provenance
 from architectures.progress import track
@@ -31,6 +32,7 @@ from eval.replay import (
     log_probabilities,
     replay_counts,
     round_starts,
+    value_at,
 )
 from eval.scorecard.acceptance_record import RoundsByPrompt, lookahead_record, mean_record
 from eval.scorecard.record import Record
@@ -62,19 +64,25 @@ class RecordedScore:
         accept: Of each answer, [T]: the chance that the draft proposes its token t.
         prompts: Of each answer, the number of its prompt.
         counts: Of each prompt, the counts of its rounds by lookahead.
+        can_say: Of each answer, [T]: 1 where the draft can say token t, else 0; None of a draft that says every id.
     """
 
     rule: str
     accept: Sequence[Array]
     prompts: Sequence[int]
     counts: Sequence[dict[int, Counts]]
+    can_say: Sequence[Array] | None = None
 
-    def accept_columns(self) -> tuple[list[float], list[float]]:
-        """Per prompt: sum of the chances, and tokens."""
+    def columns(self, each: Sequence[Array]) -> tuple[list[float], list[float]]:
+        """Per prompt: sum of a value over its tokens, and tokens.
+
+        Args:
+            each: The value at every token of each answer.
+        """
         sums, tokens = [0.0] * len(self.counts), [0.0] * len(self.counts)
-        for prompt, accept_T in zip(self.prompts, self.accept, strict=True):
-            sums[prompt] += float(accept_T.sum())
-            tokens[prompt] += len(accept_T)
+        for prompt, value_T in zip(self.prompts, each, strict=True):
+            sums[prompt] += float(value_T.sum())
+            tokens[prompt] += len(value_T)
         return sums, tokens
 
 
@@ -131,12 +139,16 @@ def replay_recording(
 ) -> list[RecordedScore]:
     """The draft along every answer, one pass for all rules and lookaheads."""
     accept: dict[str, list[Array]] = {rule: [] for rule in rules_at(temperature)}
+    can_say = None if head_ids(draft) is None else []
     for answer in track(answers, description=f"replay at T={temperature:g}", total=len(answers)):
         logits_TV = answer_logits(draft, answer.prompt_ids, answer.answer_ids)
         for rule, rows in accept.items():
             rows.append(accept_chances(logits_TV, answer.answer_ids, rule=rule, temperature=temperature))
+        if can_say is not None:
+            can_say.append(as_array(values_of(logits_TV, answer.answer_ids) > -torch.inf))
     prompts = [answer.prompt for answer in answers]
-    return [count_rounds(rule, rows, prompts, lookaheads) for rule, rows in accept.items()]
+    found = [count_rounds(rule, rows, prompts, lookaheads) for rule, rows in accept.items()]
+    return [replace(one, can_say=can_say) for one in found]
 
 
 def accept_chances(draft_logits_TV: Tensor, answer_ids: Sequence[int], *, rule: str, temperature: float) -> Array:
@@ -145,8 +157,12 @@ def accept_chances(draft_logits_TV: Tensor, answer_ids: Sequence[int], *, rule: 
     A greedy draft proposes its argmax, a sampled one draws from q at the temperature.
     """
     logp_TV = log_probabilities(draft_logits_TV, 0.0 if rule == EXACT_GREEDY_DRAFT else temperature)
-    answer_T1 = torch.tensor(answer_ids, device=logp_TV.device)[:, None]
-    return as_array(logp_TV.gather(-1, answer_T1)[:, 0].exp())
+    return as_array(values_of(logp_TV, answer_ids).exp())
+
+
+def values_of(values_TV: Tensor, answer_ids: Sequence[int]) -> Tensor:
+    """values_T: of each answer token."""
+    return value_at(torch.tensor(answer_ids, device=values_TV.device), values_TV)
 
 
 def count_rounds(
@@ -197,7 +213,8 @@ def rule_record(score: RecordedScore, temperature: float, resampling: Resampling
         "rule": score.rule,
         "prompts": len(score.counts),
         "answers": len(score.accept),
-        "accept_rate": mean_record(score.accept_columns(), resampling),
+        "accept_rate": mean_record(score.columns(score.accept), resampling),
+        **({} if score.can_say is None else {"coverage": mean_record(score.columns(score.can_say), resampling)}),
         "lookahead": [lookahead_record(rounds, lookahead, resampling) for lookahead in sorted(score.counts[0])],
     }
 

@@ -33,6 +33,7 @@ def pairs_of_parts(record: Record) -> Iterator[tuple[str, list[Any], list[Any]]]
         yield "draft and temperature of live", [live["draft"], live["temperature"]], [drafts[-1], 0]
         yield "temperatures of live", [live["temperature"]], [one for one in temperatures if one == 0]
     yield from pairs_of_lookaheads(record)
+    yield from pairs_of_coverage(record)
     for number, row in enumerate(record["acceptance"]):
         yield from pairs_of_sums(row.get("by_prompt"), record, f"acceptance[{number}].by_prompt")
 
@@ -50,12 +51,24 @@ def pairs_of_lookaheads(record: Record) -> Iterator[tuple[str, list[Any], list[A
     yield "chosen lookaheads that were not scored", [one for one in chosen if one not in due], []
 
 
+def pairs_of_coverage(record: Record) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """The same of coverage: all figures of a draft whose head says some ids alone have one, and no others."""
+    small = {model["draft"] for model in record["drafts"] if model.get("head_vocab_size") is not None}
+    for number, row in enumerate(record["acceptance"]):
+        parts = [row, *(one for parted in row.get("bins", ()) for one in parted["bins"])]
+        found = [part.get("coverage") is not None for part in parts]
+        if (sums := row.get("by_prompt")) is not None:
+            found.append(sums.get("sayable") is not None)
+        yield f"whether figures of acceptance[{number}] have a coverage", found, [row["draft"] in small] * len(found)
+
+
 def pairs_of_sums(sums: Record | None, record: Record, part: str) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """The same of the sums of every prompt, where there are any."""
     if sums is None:
         return
     yield f"lookaheads of {part}", lookaheads_of(sums["rounds"]), lookaheads_of(record["latency"]["verify"])
-    columns = [sums["tokens"], sums["alpha"], sums["greedy_match"], *(one["counts"] for one in sums["rounds"])]
+    named = [sums[name] for name in ("tokens", "alpha", "greedy_match", "sayable") if sums.get(name) is not None]
+    columns = [*named, *(one["counts"] for one in sums["rounds"])]
     yield f"numbers of prompts of {part}", sorted(set(map(len, columns))), [len(record["prompts"]["sources"])]
 
 

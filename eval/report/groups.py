@@ -8,6 +8,7 @@ from eval.report.blocks import Absent, Block, Section, table_by_draft
 from eval.report.differences import rounds_of
 from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
 from eval.scorecard.acceptance_record import estimate_record
+from eval.scorecard.tables import with_coverage
 from eval.scorecard.verdict import with_interval
 
 Record = dict[str, Any]
@@ -28,13 +29,12 @@ def tasks_block(drafts: Sequence[ScoredDraft]) -> Block:
         return Absent(
             f"By task: {without[0].card.path} does not hold the sums of every prompt. Score again with this version."
         )
-    rows = [
-        cells
-        for temperature in all_temperatures(drafts)
-        for one in scored_at(drafts, temperature)
-        for cells in task_rows(one, temperature)
-    ]
-    return table_by_draft("By task", ("task", *COLUMNS), rows)
+    rows, found = [], []
+    for temperature in all_temperatures(drafts):
+        for one in scored_at(drafts, temperature):
+            rows += task_rows(one, temperature)
+            found += task_coverages(one, temperature)
+    return table_by_draft("By task", *with_coverage(("task", *COLUMNS), rows, found))
 
 
 def by_prompt_of(one: ScoredDraft) -> Record | None:
@@ -45,13 +45,30 @@ def by_prompt_of(one: ScoredDraft) -> Record | None:
 def task_rows(one: ScoredDraft, temperature: float) -> list[tuple[str, ...]]:
     """Figures of every task, in the order of their first prompts."""
     sums, lookahead = one.row(temperature)["by_prompt"], one.forecast(temperature)["best_lookahead"]
+    return [
+        (one.label, task, f"{temperature:g}", *sums_cells(sums, lookahead, found, one.card.resampling))
+        for task, found in places_by_task(one).items()
+    ]
+
+
+def places_by_task(one: ScoredDraft) -> dict[str, list[int]]:
+    """Where the prompts of every task stand among all."""
     places: dict[str, list[int]] = {}
     for place, source in enumerate(one.card.record["prompts"]["sources"]):
         places.setdefault(source.rpartition(":")[0] or source, []).append(place)
-    return [
-        (one.label, task, f"{temperature:g}", *sums_cells(sums, lookahead, found, one.card.resampling))
-        for task, found in places.items()
+    return places
+
+
+def task_coverages(one: ScoredDraft, temperature: float) -> list[Record]:
+    """A record for every task, with the coverage of a draft that says some ids alone, as `with_coverage` takes it."""
+    sums = one.row(temperature)["by_prompt"]
+    if sums.get("sayable") is None:
+        return [{} for _ in places_by_task(one)]
+    columns = [
+        ([sums["sayable"][place] for place in found], [sums["tokens"][place] for place in found])
+        for found in places_by_task(one).values()
     ]
+    return [{"coverage": estimate_record(pooled_ratio(*each, one.card.resampling))} for each in columns]
 
 
 def sums_cells(sums: Record, lookahead: int, places: Sequence[int], resampling: Resampling) -> tuple[str, ...]:
@@ -70,27 +87,30 @@ def sums_cells(sums: Record, lookahead: int, places: Sequence[int], resampling: 
 
 def categories_block(drafts: Sequence[ScoredDraft]) -> Block:
     """Acceptance by category, as the scorecards hold it."""
-    rows = [
-        cells
-        for temperature in all_temperatures(drafts)
-        for one in scored_at(drafts, temperature)
-        for cells in category_rows(one, temperature)
-    ]
+    rows, found = [], []
+    for temperature in all_temperatures(drafts):
+        for one in scored_at(drafts, temperature):
+            rows += category_rows(one, temperature)
+            found += categories_of(one, temperature)
     if not rows:
         return Absent(
             "By category: the prompts have one category, or none. Rows of a prompt file may have a `category`."
         )
-    return table_by_draft("By category, rounds that start in it", ("category", *COLUMNS), rows)
+    return table_by_draft("By category, rounds that start in it", *with_coverage(("category", *COLUMNS), rows, found))
 
 
 def category_rows(one: ScoredDraft, temperature: float) -> list[tuple[str, ...]]:
     """Figures of every category."""
     lookahead = one.forecast(temperature)["best_lookahead"]
     found = []
-    for part in one.row(temperature)["bins"]:
-        for group in part["bins"] if part["by"] == "category" else ():
-            [entry] = [entry for entry in group["lookahead"] if entry["lookahead"] == lookahead]
-            counts = (str(group["prompts"]), f"{group['alpha']['tokens']:g}")
-            figures = (with_interval(group["alpha"]), with_interval(entry["tau"]))
-            found.append((one.label, group["bin"], f"{temperature:g}", *counts, *figures, str(lookahead)))
+    for group in categories_of(one, temperature):
+        [entry] = [entry for entry in group["lookahead"] if entry["lookahead"] == lookahead]
+        counts = (str(group["prompts"]), f"{group['alpha']['tokens']:g}")
+        figures = (with_interval(group["alpha"]), with_interval(entry["tau"]))
+        found.append((one.label, group["bin"], f"{temperature:g}", *counts, *figures, str(lookahead)))
     return found
+
+
+def categories_of(one: ScoredDraft, temperature: float) -> list[Record]:
+    """Every category as the scorecard holds it."""
+    return [group for part in one.row(temperature)["bins"] if part["by"] == "category" for group in part["bins"]]

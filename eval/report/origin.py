@@ -6,6 +6,7 @@ from typing import Any
 
 from eval.report.blocks import Block, Facts, Section, Sentence, Table
 from eval.report.cards import Card
+from eval.scorecard.tables import with_ids_said
 from eval.scorecard.verdict import agreement_sentence, interval_method, machine
 
 Record = dict[str, Any]
@@ -37,7 +38,8 @@ def models_table(cards: Sequence[Card]) -> Table:
         )
         for name, model in rows
     ]
-    return Table("Models", ("model", "folder", "layers", "hidden", "parameters", "number type", "fingerprint"), cells)
+    columns = ("model", "folder", "layers", "hidden", "parameters", "number type", "fingerprint")
+    return Table("Models", *with_ids_said(columns, cells, [model for _, model in rows]))
 
 
 def facts(card: Card) -> list[tuple[str, str]]:

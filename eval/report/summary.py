@@ -9,6 +9,7 @@ from eval.report.cards import Card
 from eval.report.differences import difference_blocks
 from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
 from eval.report.grid_file import Grids
+from eval.scorecard.tables import with_coverage
 from eval.scorecard.verdict import decision, machine, prediction, too_few_live, verdict, with_interval
 
 Record = dict[str, Any]
@@ -107,12 +108,12 @@ def summary_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card]) -> Sec
 def drafts_table(drafts: Sequence[ScoredDraft]) -> Table:
     """Acceptance and speed of every draft."""
     columns = ("draft", "temperature", "measured speed", "predicted speed", "α", "τ", "at lookahead", "layers × hidden")
-    rows = [
-        draft_cells(one, temperature)
-        for temperature in all_temperatures(drafts)
-        for one in scored_at(drafts, temperature)
-    ]
-    return Table("Acceptance and speed, 1x being the target alone", columns, rows)
+    shown = [(one, temperature) for temperature in all_temperatures(drafts) for one in scored_at(drafts, temperature)]
+    rows = [draft_cells(one, temperature) for one, temperature in shown]
+    return Table(
+        "Acceptance and speed, 1x being the target alone",
+        *with_coverage(columns, rows, [one.row(temperature) for one, temperature in shown]),
+    )
 
 
 def draft_cells(one: ScoredDraft, temperature: float) -> tuple[str, ...]:

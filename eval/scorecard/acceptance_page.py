@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from eval.scorecard.tables import rate, table
+from eval.scorecard.tables import rate, table, with_coverage
 from eval.scorecard.verdict import primary, rows_at, speedup_of, temperatures, with_interval
 
 Record = dict[str, Any]
@@ -39,6 +39,7 @@ def acceptance_section(scorecard: Record) -> list[str]:
 
 def alpha_table(scorecard: Record) -> str:
     """Alpha of every draft, temperature and rule, by three estimates."""
+    scored = [(row, rule) for row in scorecard["acceptance"] for rule in (row, *row["other_rules"])]
     cells = [
         (
             row["draft"],
@@ -50,11 +51,10 @@ def alpha_table(scorecard: Record) -> str:
             f"{row['greedy_match']['value']:.3f}",
             f"{row['prompts']} prompts, {row['alpha']['tokens']:g} tokens",
         )
-        for row in scorecard["acceptance"]
-        for rule in (row, *row["other_rules"])
+        for row, rule in scored
     ]
-    columns = ("alpha", "of the text", "of rounds", "argmax agreement", "measured on")
-    return table(("draft", "temperature", "rule", *columns), cells)
+    columns = ("draft", "temperature", "rule", "alpha", "of the text", "of rounds", "argmax agreement", "measured on")
+    return table(*with_coverage(columns, cells, [row for row, _ in scored]))
 
 
 def other_rules_part(rows: Sequence[Record]) -> list[str]:
@@ -136,15 +136,17 @@ def histogram_table(entry: Record) -> str:
 
 def bins_part(scorecard: Record, rows: Sequence[Record], by: str) -> list[str]:
     """Acceptance by bin at each temperature's best lookahead; nothing where one bin holds everything."""
-    cells = []
+    cells, shown = [], []
     for row in rows:
         best = speedup_of(scorecard, row["draft"], row["temperature"])["best_lookahead"]
-        bins = (one for part in row["bins"] if part["by"] == by for one in part["bins"])
+        bins = [one for part in row["bins"] if part["by"] == by for one in part["bins"]]
         cells += [(f"{row['temperature']:g}", *bin_cells(one, best)) for one in bins]
+        shown += bins
     if not cells:
         return []
     columns = ("bin", "measured on", "alpha", "argmax agreement", "tau of rounds that start there", "rounds")
-    return [f"### By {BIN_TITLES[by]}: {rows[0]['draft']}", table(("temperature", *columns), cells)]
+    title = f"### By {BIN_TITLES[by]}: {rows[0]['draft']}"
+    return [title, table(*with_coverage(("temperature", *columns), cells, shown))]
 
 
 def bin_cells(one: Record, lookahead: int) -> tuple[str, ...]:

@@ -89,17 +89,19 @@ def prompts_record(score: DraftScore) -> Record:
         "tokens": tokens,
         "alpha": alpha_sums,
         "greedy_match": matches,
+        **({"sayable": score.coverage_columns()[0]} if score.has_small_head else {}),
         "rounds": [{"lookahead": g, "counts": score.tau_columns(g)[1]} for g in score.lookaheads],
     }
 
 
 def tokens_record(score: DraftScore, resampling: Resampling) -> Record:
-    """Means over tokens, each with its sum."""
+    """Means over tokens, each with its sum; of a draft that says some ids alone, the share of tokens among them too."""
     return {
         "prompts": len(score.alpha_columns()[0]),
         "alpha": mean_record(score.alpha_columns(), resampling),
         "alpha_of_text": mean_record(score.accept_columns(), resampling),
         "greedy_match": mean_record(score.match_columns(), resampling),
+        **({"coverage": mean_record(score.coverage_columns(), resampling)} if score.has_small_head else {}),
     }
 
 

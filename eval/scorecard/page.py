@@ -3,7 +3,7 @@
 from typing import Any
 
 from eval.scorecard.acceptance_page import acceptance_section
-from eval.scorecard.tables import table
+from eval.scorecard.tables import table, with_ids_said
 from eval.scorecard.verdict import (
     agreement_sentence,
     alpha_words,
@@ -42,7 +42,8 @@ def models_section(scorecard: Record) -> list[str]:
         (row["draft"], row["path"], row["layers"], row["hidden"], f"{row['parameters']:,}", row["fingerprint"][:12])
         for row in rows
     ]
-    return ["## Models", table(("model", "folder", "layers", "hidden", "parameters", "fingerprint"), cells)]
+    columns = ("model", "folder", "layers", "hidden", "parameters", "fingerprint")
+    return ["## Models", table(*with_ids_said(columns, cells, rows))]
 
 
 def speed_section(scorecard: Record) -> list[str]:

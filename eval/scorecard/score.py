@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from architectures.atomic import write_json, write_text
+from architectures.draft_vocabulary.head import head_ids
 from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.manifest import provenance
 from architectures.progress import track
@@ -188,7 +189,10 @@ def replay_drafts(pair: Pair, answers: Answers, *, temperature: float) -> list[R
                 temperature=temperature,
             )
             replayed[name].append(ReplayedAnswer(prompt, trace.category, replay, trace.task))
-    return [ReplayedDraft(name, temperature, rows) for name, rows in replayed.items()]
+    return [
+        ReplayedDraft(name, temperature, rows, has_small_head=head_ids(pair.drafts[name]) is not None)
+        for name, rows in replayed.items()
+    ]
 
 
 def measure_live(
@@ -218,8 +222,8 @@ def measure_live(
 
 
 def model_record(folder: Path, model: PreTrainedModel) -> Record:
-    """Which model it was."""
-    config = model.config.get_text_config(decoder=True)
+    """Which model it was; of one that says some ids alone, how many."""
+    config, ids_K = model.config.get_text_config(decoder=True), head_ids(model)
     return {
         "path": str(folder),
         "fingerprint": fingerprint_checkpoint(folder),
@@ -228,6 +232,7 @@ def model_record(folder: Path, model: PreTrainedModel) -> Record:
         "hidden": config.hidden_size,
         "parameters": model.num_parameters(),
         "dtype": str(model.dtype).removeprefix("torch."),
+        **({} if ids_K is None else {"head_vocab_size": len(ids_K)}),
     }
 
 

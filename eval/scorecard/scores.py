@@ -25,6 +25,7 @@ class AnswerScore:
         alpha_sum: Sum over the tokens of the chance that a proposal is kept.
         accept_sum: Sum over them of the chance that the target's own token comes from the draft.
         num_changed: At temperature 0, those the teacher-forced target would not choose again.
+        num_sayable: Those that the draft can say: all of them, unless its head says some ids alone.
         counts: Expected counts of the rounds that start at these tokens, by lookahead.
     """
 
@@ -33,6 +34,7 @@ class AnswerScore:
     alpha_sum: float
     accept_sum: float
     num_changed: int
+    num_sayable: int
     counts: Mapping[int, Counts]
 
     @property
@@ -43,12 +45,21 @@ class AnswerScore:
 
 @dataclass(frozen=True)
 class DraftScore:
-    """What a draft does along all answers at one temperature, under one rule."""
+    """What a draft does along all answers at one temperature, under one rule.
+
+    Attributes:
+        draft: Its name.
+        temperature: Of the answers.
+        rule: How a proposal is kept.
+        answers: What it does along each.
+        has_small_head: Whether it can say some ids alone.
+    """
 
     draft: str
     temperature: float
     rule: str
     answers: Sequence[AnswerScore]
+    has_small_head: bool = False
 
     @property
     def lookaheads(self) -> list[int]:
@@ -77,6 +88,10 @@ class DraftScore:
         """Per prompt: sum of the chances that the target's own tokens come from the draft, and tokens."""
         return self.per_prompt(lambda answer: answer.accept_sum), self.per_prompt(lambda answer: answer.num_tokens)
 
+    def coverage_columns(self) -> tuple[list[float], list[float]]:
+        """Per prompt: tokens that the draft can say, and tokens."""
+        return self.per_prompt(lambda answer: answer.num_sayable), self.per_prompt(lambda answer: answer.num_tokens)
+
     def match_columns(self) -> tuple[list[float], list[float]]:
         """Per prompt: tokens at which draft and target have one argmax, and tokens."""
         return self.per_prompt(lambda answer: answer.matches.sum()), self.per_prompt(lambda answer: answer.num_tokens)
@@ -102,11 +117,12 @@ PartedScores = Mapping[str, Mapping[str, DraftScore]]  # by what tokens are part
 
 @dataclass(frozen=True)
 class ReplayedDraft:
-    """A draft along every answer of the target at one temperature."""
+    """A draft along every answer of the target at one temperature; see DraftScore."""
 
     draft: str
     temperature: float
     answers: Sequence[ReplayedAnswer]
+    has_small_head: bool = False
 
     def scores(self, lookaheads: Sequence[int]) -> list[DraftScore]:
         """Sums and counts of whole answers, one score for each rule; the one a scorecard leads with is the first."""
@@ -116,6 +132,7 @@ class ReplayedDraft:
                 self.temperature,
                 rule,
                 [score_answer(answer, rule=rule, lookaheads=lookaheads) for answer in self.answers],
+                self.has_small_head,
             )
             for rule in rule_names(self.temperature)
         ]
@@ -132,7 +149,7 @@ class ReplayedDraft:
             for number, part in score_parts(answer, binning.bins(answer), rule=rule, lookaheads=lookaheads).items():
                 rows.setdefault(number, []).append(part)
         return {
-            binning.labels[number]: DraftScore(self.draft, self.temperature, rule, rows[number])
+            binning.labels[number]: DraftScore(self.draft, self.temperature, rule, rows[number], self.has_small_head)
             for number in sorted(rows)
         }
 
@@ -156,6 +173,7 @@ def score_parts(
             alpha_sum=float(accepts.alpha[bin_T == number].sum()),
             accept_sum=float(accepts.accept[bin_T == number].sum()),
             num_changed=int(np.isneginf(replay.target_logp[bin_T == number]).sum()),
+            num_sayable=int(replay.can_say[bin_T == number].sum()),
             counts={lookahead: by_bin[int(number)] for lookahead, by_bin in counts.items()},
         )
         for number in np.unique(bin_T)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from architectures.draft_vocabulary.head import head_ids
+from architectures.errors import UserError
 from eval.clock import clock_s
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
@@ -84,7 +86,12 @@ def ways_to_decode(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = 
         setup: What they share.
         lookaheads: Tokens proposed a round.
         assisted: Whether transformers' assisted generation is among them; it decodes one prompt at a time.
+
+    Raises:
+        UserError: If it is, and a draft says some ids alone.
     """
+    if assisted:
+        refuse_small_heads(setup.drafts)
     ways: dict[Way, Run] = {Way(PLAIN): partial(run_plain, setup)}
     for lookahead in lookaheads:
         for name, draft in setup.drafts.items():
@@ -93,6 +100,16 @@ def ways_to_decode(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = 
                 ways[Way(TRANSFORMERS, lookahead, name)] = partial(run_assisted, setup, draft, lookahead)
         ways[Way(LOOKUP, lookahead)] = partial(run_drafted, setup, NgramLookup(), lookahead)
     return ways
+
+
+def refuse_small_heads(drafts: Mapping[str, PreTrainedModel]) -> None:
+    """Raise UserError naming the first draft whose columns transformers would take for the tokens of these numbers."""
+    for draft in drafts.values():
+        if head_ids(draft) is not None:
+            raise UserError(
+                f"--assisted: {draft.name_or_path} says some ids alone, and transformers takes column k of a draft's "
+                "logits for token k. Leave out --assisted."
+            )
 
 
 def run_plain(setup: Setup, prompts: Sequence[Sequence[int]], row_seeds: Sequence[int]) -> Taken:

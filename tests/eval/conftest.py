@@ -6,9 +6,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
+from architectures.config import ArchitectureConfig
+from architectures.plan import plan_pruning
+from architectures.prune import prune_checkpoint
+from architectures.shapes import Shape
+from architectures.target import read_config
 from eval.models import load_model, load_tokenizer
 from eval.tasks.forms import Prompt
 from eval.traces import DecodingSettings, write_traces
+
+SAID = tuple(id_ for id_ in range(264) if id_ % 7 or id_ == 0)  # ids of a small head
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +41,26 @@ def noisy_folder(target_folder, tmp_path_factory):
     model.save_pretrained(folder)
     load_tokenizer(target_folder).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def with_small_head(tmp_path_factory):
+    """with_small_head(folder, ids): the same model with an output head that says these ids alone."""
+
+    def cut(folder, ids=SAID):
+        shape = Shape.from_config(read_config(folder))
+        config = ArchitectureConfig(layers=shape.layers, method="first_last")
+        out = tmp_path_factory.mktemp("small") / "draft"
+        prune_checkpoint(folder, plan_pruning(shape, config).with_vocabulary(tuple(ids)), out)
+        return out
+
+    return cut
+
+
+@pytest.fixture(scope="session")
+def small_head_folder(with_small_head, noisy_folder):
+    """The noisy draft, which cannot say every seventh id."""
+    return with_small_head(noisy_folder)
 
 
 @pytest.fixture(scope="session")

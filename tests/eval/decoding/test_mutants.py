@@ -53,7 +53,7 @@ def greedy_draft_with_softmax_q(patch):
 
 def residual_from_p(patch):
     """After a rejection the token is drawn from p and not from (p - q)+."""
-    patch(rules, "residual", lambda target_BV, _draft_BV: target_BV)
+    patch(rules, "residual", lambda target_BV, _draft_BS, _ids_S: target_BV)
 
 
 def bonus_from_q(patch):
@@ -64,7 +64,7 @@ def bonus_from_q(patch):
         rest_BV = residual(row_at(target_BJV, accepted_B), draft_at(proposal, accepted_B))
         if proposal.tokens_BK.shape[1]:
             full_B = accepted_B == proposal.counts_B
-            rest_BV = proposal.probs_BKV[:, -1].where(full_B[:, None], rest_BV)
+            rest_BV = proposal.probs_BKS[:, -1].where(full_B[:, None], rest_BV)
         return Verdict(accepted_B, invert_cumulative(rest_BV, at(draws.target_BJ, accepted_B)))
 
     patch(rules.RULES, "rejection", mutant)

@@ -72,6 +72,15 @@ def test_a_step_reads_all_weights_but_embeddings_that_are_no_head(make_checkpoin
     assert step_bytes(tied, batch=3, context=11) == 4 * tied.num_parameters() + 3 * 11 * of_cache
 
 
+def test_a_step_reads_the_rows_of_a_small_head_and_no_others(small_head_folder, target):
+    """And its embedding is no head, though the target's is."""
+    draft = load_model(small_head_folder, dtype="float32", device="cpu")
+    head = draft.get_output_embeddings().weight
+    assert len(head) < 264
+    assert weight_bytes_read(draft) == weight_bytes_read(target) - 4 * (264 - len(head)) * head.shape[1]
+    assert byte_ratio(target, draft, context=9) < 1
+
+
 def test_a_bfloat16_model_reads_half(target_folder, target):
     half = load_model(target_folder, dtype="bfloat16", device="cpu")
     assert 2 * step_bytes(half, batch=2, context=9) == step_bytes(target, batch=2, context=9)

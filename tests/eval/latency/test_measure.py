@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from architectures.draft_vocabulary.head import head_ids
 from eval.acceptance import Resampling
 from eval.latency import steps as steps_module
 from eval.latency.measure import Latency, measure_both_ways, measure_latency
@@ -45,6 +46,21 @@ def test_resampled_repetitions_are_the_same_for_every_kind_of_step():
     for one in drawn:
         terms = (one.draft_s, one.draft_two_s, one.verify_s[3])
         assert [term / one.target_s for term in terms] == pytest.approx([0.1, 0.15, 1.25])
+
+
+def test_a_chain_of_a_small_head_is_fed_tokens_and_not_rows(target, small_head_folder):
+    draft, fed = load_model(small_head_folder, dtype="float32", device="cpu"), []
+    draft.register_forward_pre_hook(
+        lambda _module, _args, kwargs: fed.append(kwargs["input_ids"].flatten().tolist()), with_kwargs=True
+    )
+    setting = Setting(CONTEXT)
+    with torch.inference_mode():
+        steps_module.time_chain(steps_module.hold_context(draft, setting, [(1, False), (2, False)]))
+    said = set(head_ids(draft).tolist())
+    chain = [token for [token] in fed[2:]]
+    assert len(chain) == CHAIN_LENGTH - 1
+    assert set(chain) <= said
+    assert max(chain) >= len(said) or not set(chain) <= set(range(len(said)))
 
 
 def test_every_kind_of_step_has_a_time(measured):

@@ -4,14 +4,16 @@ import json
 import re
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 import widedraft
 from architectures.equal_shapes import EqualShape, equal_shape, equal_shapes
 from architectures.errors import UserError
 from eval.acceptance import Resampling
+from eval.latency.command import with_head_of
 from eval.latency.depth_and_width import with_depth_and_width
-from eval.latency.floor import shape_of
+from eval.latency.floor import shape_of, weight_bytes_read
 from eval.latency.page import grid_page
 from eval.latency.shapes_page import depth_sentences, shapes_table, verdict
 from eval.latency.shapes_plot import draw
@@ -196,6 +198,40 @@ def test_the_plot_has_a_series_for_every_size(shapes, target):
 def test_shapes_nothing_can_be_learned_from(target_folder, capsys, words, message):
     assert run_latency("--target", target_folder, *words) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_drafts_that_say_some_ids_alone_are_measured(target_folder, target, tmp_path, capsys):
+    """The head takes K rows of the size, and the embedding all of its own."""
+    out, size = tmp_path / "shapes.json", f"{target.num_parameters() / 1e6:.2f}M"
+    words = ("--batch", 1, "--context", 8, "--lookahead", 2, "--repeats", 6, "--dtype", "float32")
+    asked = ("--shapes", 1, 2, 3, "--parameters", size, "--vocabulary", 100, "--out", out)
+    assert run_latency("--target", target_folder, *words, *asked) == 0
+    shapes = list(json.loads(out.read_text())["shapes"])
+    assert {(one["vocab"], one["head_vocab"], one["tied"]) for one in shapes} == {(264, 100, False)}
+    assert re.search(r"larger than the target in \| ids it says \|", capsys.readouterr().out)
+    plain, small = (
+        equal_shape(source, layers=2, parameters=4 * target.num_parameters())
+        for source in (shape_of(target), with_head_of(shape_of(target), 100))
+    )
+    [model] = untrained_models(target, [small])
+    assert model(torch.tensor([[5, 6]])).logits.shape == (1, 2, 100)
+    assert model.num_parameters() == small.parameters()
+    assert shape_of(model) == small
+    assert weight_bytes_read(model) == 4 * (small.parameters() - 264 * small.hidden)
+    assert plain.head_vocab == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--vocabulary", 100), "--vocabulary is of the drafts of --shapes: give --shapes too"),
+        (("--shapes", "--vocabulary", 0), "--vocabulary must be from 1 to 263, of the target's 264; got 0"),
+        (("--shapes", "--vocabulary", 264), "--vocabulary must be from 1 to 263, of the target's 264; got 264"),
+    ],
+)
+def test_heads_that_cannot_be(target_folder, capsys, words, message):
+    assert run_latency("--target", target_folder, *words) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["290", "0M", "M", "-1M", "1.5.2B", "290K"])

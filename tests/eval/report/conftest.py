@@ -37,10 +37,14 @@ PROMPTS = [Prompt(source, ({"role": "user", "content": text},), category=categor
 
 
 @pytest.fixture(scope="session")
-def scored(target_folder, noisy_folder, tiny_draft, tmp_path_factory):
-    """Folders of two runs: `deep`, with a baseline, and `shallow`, of the baseline alone."""
+def scored(target_folder, noisy_folder, tiny_draft, small_head_folder, with_small_head, tmp_path_factory):
+    """Folders of runs: `deep`, with a baseline, `shallow`, of the baseline alone, `small`, as deep with small heads."""
     runs = tmp_path_factory.mktemp("runs")
-    drafts = {"deep": {"undistilled": tiny_draft, "draft": noisy_folder}, "shallow": {"draft": tiny_draft}}
+    drafts = {
+        "deep": {"undistilled": tiny_draft, "draft": noisy_folder},
+        "shallow": {"draft": tiny_draft},
+        "small": {"undistilled": with_small_head(tiny_draft), "draft": small_head_folder},
+    }
     for name, models in drafts.items():
         score_drafts(target_folder, models, PROMPTS, CONFIG, runs / name / "eval", seed=17)
     return runs

@@ -83,7 +83,7 @@ def take_away(record, field):
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_no_field_that_a_report_reads_may_be_missing(scored, field):
-    record = json.loads((scored / "deep" / "eval" / "scorecard.json").read_text())
+    record = json.loads((scored / "small" / "eval" / "scorecard.json").read_text())
     require_fields(record, scored)
     take_away(record, field)
     if field.endswith("?"):
@@ -213,3 +213,19 @@ def test_a_page_is_written_over_no_other_file(runs, tmp_path, capsys, name):
     (tmp_path / "folder.html").mkdir()
     assert widedraft.main(["report", str(runs / "deep"), "--out", str(tmp_path / name)]) == 2
     assert capsys.readouterr().err.startswith(f"--out {tmp_path / name}: must name a file that ends in .html.")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda record: record["acceptance"][1].pop("coverage"),
+        lambda record: record["acceptance"][1].update(coverage=None),
+        lambda record: record["acceptance"][1]["by_prompt"].pop("sayable"),
+        lambda record: record["acceptance"][1]["bins"][0]["bins"][0].pop("coverage"),
+        lambda record: record["drafts"][1].pop("head_vocab_size"),
+    ],
+)
+def test_coverage_is_there_for_every_figure_of_a_small_head_and_for_no_other(runs, rewrite, edit):
+    read_cards([runs / "small"])
+    rewrite("small", edit)
+    assert "whether figures of acceptance[1] have a coverage must be [" in refusal(runs / "small")

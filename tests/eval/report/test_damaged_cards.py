@@ -33,7 +33,7 @@ def replace(record, field, value):
 @pytest.fixture(scope="module")
 def text(scored):
     """A scorecard as it was written, with a warning."""
-    record = json.loads((scored / "deep" / "eval" / "scorecard.json").read_text())
+    record = json.loads((scored / "small" / "eval" / "scorecard.json").read_text())
     return json.dumps({**record, "warnings": ["a"]})
 
 
@@ -104,7 +104,7 @@ SCALARS = st.none() | st.booleans() | st.integers(-2, 10**20) | st.floats() | st
 @settings(max_examples=60, deadline=5000, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_scorecard_of_which_anything_changed_is_refused_or_shown(runs, text, data):
-    path = runs / "deep" / "eval" / "scorecard.json"
+    path = runs / "small" / "eval" / "scorecard.json"
     record = json.loads(text)
     *way, last = data.draw(st.sampled_from([place for place in leaves(record) if place]))
     value = data.draw(
@@ -116,11 +116,11 @@ def test_a_scorecard_of_which_anything_changed_is_refused_or_shown(runs, text, d
     found[last] = value
     path.write_text(json.dumps(record))
     with suppress(UserError):
-        report_sections(read_cards([runs / "deep"]), {})
+        report_sections(read_cards([runs / "small"]), {})
 
 
 @pytest.mark.parametrize("content", [b"\xff\x00", b"[" * 100_000, b"9" * 5000, b'{"schema": ' + b"[" * 100_000])
 def test_a_card_that_is_no_json_is_refused(runs, content):
-    (runs / "deep" / "eval" / "scorecard.json").write_bytes(content)
+    (runs / "small" / "eval" / "scorecard.json").write_bytes(content)
     with pytest.raises(UserError, match=r"scorecard\.json: is "):
-        read_cards([runs / "deep"])
+        read_cards([runs / "small"])

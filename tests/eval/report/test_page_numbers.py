@@ -230,3 +230,34 @@ def test_files_that_are_not_beside_a_scorecard_are_named(runs, page_of):
     shown = "".join(page_of("deep").shown)
     assert "no rounds.jsonl beside" in shown
     assert "no examples.json beside" in shown
+
+
+@pytest.fixture
+def small(runs):
+    return json.loads((runs / "small" / "eval" / "scorecard.json").read_text())
+
+
+def test_a_small_head_has_its_coverage_beside_acceptance(page_of, small):
+    page = page_of("small")
+    for row in page.cells("Acceptance and speed, 1x being the target alone"):
+        assert row["coverage"] == with_interval(rows_of(small, row["draft"], float(row["temperature"]))["coverage"])
+    assert [row["ids it says"] for row in page.cells("Models")] == ["all", "227", "227"]
+    ours = rows_of(small, "draft", 0.0)
+    [categories] = [part["bins"] for part in ours["bins"] if part["by"] == "category"]
+    found = [row for row in page.cells("By category, rounds that start in it: draft") if row["temperature"] == "0"]
+    assert [row["coverage"] for row in found] == [with_interval(one["coverage"]) for one in categories]
+    sums = ours["by_prompt"]
+    tasks = {row["task"]: row for row in page.cells("By task: draft") if row["temperature"] == "0"}
+    assert tasks["p.jsonl"]["coverage"].startswith(f"{sum(sums['sayable'][:2]) / sum(sums['tokens'][:2]):.3f}")
+
+
+def test_beside_a_small_head_a_whole_one_says_all(page_of):
+    page = page_of("small", "shallow")
+    shown = {row["draft"]: row["coverage"] for row in page.cells("Acceptance and speed, 1x being the target alone")}
+    assert shown["shallow"] == "all"
+    assert shown["small"] != "all"
+
+
+def test_without_a_small_head_there_is_no_column(page_of):
+    page = page_of("deep", "shallow")
+    assert not [row for rows in page.tables.values() for row in rows if {"coverage", "ids it says"} & set(row)]

@@ -17,7 +17,9 @@ RESAMPLING = Resampling(confidence=0.75, num_resamples=100, seed=17)  # three pr
 def answer(prompt, rounds, *, num_tokens, alpha_sum, matches=None):
     matches = np.zeros(num_tokens) if matches is None else np.array(matches)
     counts = count_trace(rounds, num_tokens=num_tokens, lookahead=2)
-    return AnswerScore(prompt, matches, alpha_sum, accept_sum=alpha_sum / 2, num_changed=0, counts={2: counts})
+    return AnswerScore(
+        prompt, matches, alpha_sum, accept_sum=alpha_sum / 2, num_changed=0, num_sayable=0, counts={2: counts}
+    )
 
 
 # The first prompt has two turns: 6 tokens in 3 rounds, of which 1 kept both tokens. The others take a round a token.
@@ -139,7 +141,7 @@ def test_matches_of_a_conversation_are_one_prompts():
 def replayed(accept, *, entropy, prompt=0, category=None):
     accept, entropy = np.array(accept, dtype=float), np.array(entropy, dtype=float)
     rules = {"exact_greedy_draft": Accepts(accept, accept / 2)}
-    return ReplayedAnswer(prompt, category, Replay(rules, accept, np.zeros_like(accept), accept, entropy))
+    return ReplayedAnswer(prompt, category, Replay(rules, accept, np.zeros_like(accept), accept, entropy, accept))
 
 
 def test_a_score_sums_what_its_rule_does():
@@ -147,9 +149,10 @@ def test_a_score_sums_what_its_rule_does():
     one = np.array([1.0, 0.0, 1.0])
     zeros = np.zeros(3)
     rules = {"rejection": Accepts(zeros, zeros), "exact_greedy_draft": Accepts(one, one / 2)}
-    row = ReplayedAnswer(4, None, Replay(rules, one, changed, zeros, zeros))
+    row = ReplayedAnswer(4, None, Replay(rules, one, changed, zeros, zeros, one))
     score = score_answer(row, rule="exact_greedy_draft", lookaheads=[1, 2])
     assert (score.prompt, score.num_tokens, score.alpha_sum, score.accept_sum, score.num_changed) == (4, 3, 1, 2, 2)
+    assert score.num_sayable == 2
     assert score.matches.tolist() == [1, 0, 1]
     assert list(score.counts) == [1, 2]
 

@@ -19,7 +19,9 @@ TIMES = StepTimes(target_s=20.0, draft_s=4.0, draft_two_s=5.0, verify_s={2: 22.0
 
 def answer(prompt, rounds, *, num_tokens, alpha_sum):
     counts = count_trace(rounds, num_tokens=num_tokens, lookahead=2)
-    return AnswerScore(prompt, np.zeros(num_tokens), alpha_sum, accept_sum=0, num_changed=0, counts={2: counts})
+    return AnswerScore(
+        prompt, np.zeros(num_tokens), alpha_sum, accept_sum=0, num_changed=0, num_sayable=0, counts={2: counts}
+    )
 
 
 # The first prompt has two turns: 6 tokens in 3 rounds, of which 1 kept both tokens. The others take a round a token.
@@ -53,7 +55,7 @@ def test_the_best_lookahead_is_chosen_by_measured_terms():
     """Rounds keep one token each, however many are proposed; independent accepts at alpha 1 would keep all."""
     counts = {g: count_trace([(0, 1), (2, 1)], num_tokens=4, lookahead=g) for g in (1, 2)}
     times = replace(TIMES, verify_s={1: 20.0, 2: 20.0})
-    record = speedup_record(replace(GOOD, answers=[AnswerScore(0, np.ones(4), 4.0, 4.0, 0, counts)]), times, None)
+    record = speedup_record(replace(GOOD, answers=[AnswerScore(0, np.ones(4), 4.0, 4.0, 0, 0, counts)]), times, None)
     assert record["lookahead"][1]["iid"] > record["lookahead"][0]["iid"]
     assert (record["best_lookahead"], record["predicted"]) == (1, 2 * 20 / (4 + 1 * (5 - 4) + 20))
     assert record["break_even_alpha"] == break_even_alpha(1, times)

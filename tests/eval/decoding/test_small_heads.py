@@ -1,0 +1,244 @@
+"""A draft that says some ids alone decodes as the same draft with -inf for all others, and never makes these."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from architectures.errors import UserError
+from eval.decoding import batch, rules
+from eval.decoding.rules import LOSSLESS, RULES, residual
+from eval.decoding.sampling import Sampling, distribution, invert_cumulative
+from eval.decoding.sequencer import BY_ROWS, ForwardSequencer, TextSequencer, open_sequencer
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.texts import Limits, Speculation
+from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
+from tests.eval.decoding.small_heads import model_of, noisy, sizes_of_drafting, spread_out, with_head_of
+from tests.eval.decoding.stand_ins import watched_maker
+
+VOCAB = 264
+KEPT = tuple(id_ for id_ in range(VOCAB) if id_ % 7)  # 226 of them; the target says others too
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "greedy, penalty": Sampling(repetition_penalty=1.4),
+    "temperature": Sampling(0.3),
+    "top_k": Sampling(0.4, top_k=5),
+    "top_k beyond the head": Sampling(0.3, top_k=250),
+    "top_p": Sampling(0.4, top_p=0.8),
+    "min_p": Sampling(0.4, min_p=0.2),
+    "penalty": Sampling(0.3, repetition_penalty=1.3),
+    "all": Sampling(0.4, top_p=0.9, top_k=30, min_p=0.02, repetition_penalty=1.2),
+}
+FAMILIES = sorted({*BY_ROWS, "opt", "bloom"})
+PROMPTS = ([5], [7, 14, 21, 0, 9, 30], [100] * 9)
+
+
+@cache
+def trio(family, **changes):
+    """A target, a draft that says KEPT, and the draft's plain reference."""
+    target = model_of(family)
+    draft = with_head_of(noisy(model_of(family, **changes)), KEPT)
+    return target, draft, spread_out(draft)
+
+
+def trace(decoded):
+    """All that can be compared of decoded texts."""
+    return [(one.token_ids, [(r.start, r.proposed, r.accepted) for r in one.rounds]) for one in decoded]
+
+
+def decoded_by(target, draft, rule, sampling, prompts, **how):
+    return speculative_decode(
+        target,
+        draft,
+        prompts,
+        limits=Limits(10, frozenset({2})),
+        speculation=Speculation(3, rule=rule),
+        sampling=sampling,
+        row_seeds=range(len(prompts)),
+        **how,
+    )
+
+
+def law_a_small_head_decodes_as_its_reference(models, rule, sampling, prompts, **how):
+    """Texts and rounds are the same; returns proposed tokens that were kept."""
+    target, draft, reference = models
+    found = decoded_by(target, draft, rule, sampling, prompts, **how)
+    assert trace(found) == trace(decoded_by(target, reference, rule, sampling, prompts))
+    return sum(one.accepted for text in found for one in text.rounds)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_and_setting_decodes_as_the_reference(rule, sampling):
+    """In batches and alone."""
+    kept = [
+        law_a_small_head_decodes_as_its_reference(trio("llama"), rule, sampling, prompts)
+        for prompts in (PROMPTS, PROMPTS[1:2])
+    ]
+    assert sum(kept) > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_decodes_as_the_reference(family):
+    for rule, sampling in (("rejection", "all"), ("exact_sampled_draft", "penalty"), ("rejection", "greedy")):
+        law_a_small_head_decodes_as_its_reference(trio(family), rule, SAMPLINGS[sampling], PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llama", "compiled"), ("llama", "captured"), ("gemma2", "compiled"), ("gpt2", "captured"), ("qwen2", "traced")],
+)
+def test_steps_of_fixed_shapes_decode_as_the_reference(family, kind, monkeypatch):
+    maker, asked = watched_maker(kind, monkeypatch), [("rejection", "all"), ("exact_greedy_draft", "temperature")]
+    opener = maker.opener()
+    for rule, sampling in asked:
+        law_a_small_head_decodes_as_its_reference(trio(family), rule, SAMPLINGS[sampling], PROMPTS, opener=opener)
+    assert maker.fed
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_the_targets(family):
+    target, draft, _ = trio(family)
+    law_greedy_text_is_the_targets(target, draft, PROMPTS, Limits(12, frozenset({2})), lookahead=3)
+    said = {id_ for one in plain_decode(target, PROMPTS, limits=Limits(12)) for id_ in one.token_ids}
+    assert said - set(KEPT), "the target says nothing the draft cannot: the test is empty"
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_rows_of_a_batch_do_not_feel_each_other(rule):
+    law_rows_do_not_feel_each_other(*trio("llama")[:2], PROMPTS, SAMPLINGS["all"], rule)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "exact_sampled_draft"])
+@pytest.mark.parametrize("sampling", ["greedy", "all"])
+def test_a_draft_of_more_ids_than_its_target_says_the_shared_ones(rule, sampling):
+    """Rows of ids that only pad the draft's vocabulary are the last ones, and left out."""
+    target, larger = model_of("llama"), noisy(model_of("llama", vocab_size=300))
+    draft = with_head_of(larger, [*KEPT, *range(270, 300, 3)])
+    models = target, draft, spread_out(draft)
+    law_a_small_head_decodes_as_its_reference(models, rule, SAMPLINGS[sampling], PROMPTS)
+    assert open_sequencer(draft, [[5]], capacity=4, vocab_size=VOCAB).columns == len(KEPT)
+
+
+def test_a_draft_that_says_nothing_its_target_can_is_refused():
+    target, draft = model_of("llama"), with_head_of(model_of("llama", vocab_size=300), [280, 290])
+    with pytest.raises(UserError, match=r"says no id below 264, the smallest is 280"):
+        decoded_by(target, draft, "rejection", Sampling(), PROMPTS)
+
+
+def test_a_target_of_some_ids_is_refused():
+    _, draft, _ = trio("llama")
+    for decode in (
+        lambda: plain_decode(draft, PROMPTS, limits=Limits(2)),
+        lambda: decoded_by(draft, draft, "rejection", Sampling(), PROMPTS),
+    ):
+        with pytest.raises(ValueError, match="a target must be able to say every one"):
+            decode()
+
+
+def test_it_drafts_for_an_encoder_decoder(translators):
+    """A draft of a decoder alone reads what was said; the texts are the target's."""
+    law_greedy_text_is_the_targets(translators[0], trio("llama")[1], PROMPTS, Limits(8), lookahead=3)
+
+
+@pytest.mark.parametrize(("family", "kind"), [("bloom", TextSequencer), ("bloom", ForwardSequencer)])
+def test_other_sequencers_say_as_many_columns_as_there_are_rows(family, kind):
+    _, draft, reference = trio(family)
+    said = []
+    for model in (draft, reference):
+        sequencer = open_sequencer(model, [[5, 6]], capacity=4, vocab_size=VOCAB, goes_back=kind is TextSequencer)
+        assert isinstance(sequencer, kind)
+        with torch.inference_mode():
+            said.append(sequencer.feed(torch.tensor([[5, 6]]), [(0, 2)], whole=False)[0, 0])
+    assert said[0].shape == (len(KEPT),)
+    assert torch.equal(said[0], said[1][torch.tensor(KEPT)])
+
+
+@pytest.mark.parametrize("sampling", [one for one in SAMPLINGS.values() if not one.is_greedy])
+def test_a_distribution_over_kept_ids_is_the_one_over_all_with_minus_infinity_elsewhere(sampling):
+    """And the same draw falls on the same token; logits in quarters, so that many tie."""
+    generator = torch.Generator().manual_seed(3)
+    ids_S = torch.tensor(KEPT)
+    logits_NS = (8 * torch.randn(400, len(KEPT), generator=generator)).round() / 4
+    seen_NV = torch.rand(400, VOCAB, generator=generator) < 0.3
+    whole_NV = torch.full((400, VOCAB), -torch.inf).index_copy(1, ids_S, logits_NS)
+    small_NS = distribution(logits_NS, sampling, seen_NV[:, ids_S])
+    expected_NV = distribution(whole_NV, sampling, seen_NV)
+    assert expected_NV.sum(dim=1).allclose(expected_NV[:, ids_S].sum(dim=1))  # nothing elsewhere
+    if sampling.top_p == 1:  # which of equal tokens top-p keeps is the sort's choice
+        torch.testing.assert_close(small_NS, expected_NV[:, ids_S], rtol=1e-6, atol=0)
+        draws_N = torch.rand(400, generator=generator)
+        assert torch.equal(ids_S[invert_cumulative(small_NS, draws_N)], invert_cumulative(expected_NV, draws_N))
+    torch.testing.assert_close(small_NS.sort(dim=1).values, expected_NV[:, ids_S].sort(dim=1).values, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "sampling"),
+    [
+        ("llama", None, "greedy"),
+        ("llama", None, "all"),
+        ("gemma2", None, "temperature"),
+        ("bloom", None, "greedy, penalty"),
+        ("llama", "captured", "all"),
+    ],
+)
+def test_nothing_as_wide_as_the_vocabulary_and_no_copy_of_the_head_is_made_while_drafting(
+    family, kind, sampling, monkeypatch
+):
+    """Not by the model, and not around it; by the plain reference, both are."""
+    target, draft, reference = trio(family)
+    opener = {} if kind is None else {"opener": watched_maker(kind, monkeypatch).opener()}
+    sizes = sizes_of_drafting(monkeypatch)
+    for rule in RULES:
+        decoded_by(target, draft, rule, SAMPLINGS[sampling], PROMPTS, **opener)
+    assert len(sizes) > 1000
+    assert any(size[-1:] == (len(KEPT),) for size in sizes)
+    assert not [size for size in sizes if VOCAB in size]
+    assert not [size for size in sizes if {len(KEPT), 64} <= set(size)]
+    sizes.clear()
+    decoded_by(target, reference, "rejection", SAMPLINGS[sampling], PROMPTS)
+    assert [size for size in sizes if VOCAB in size]
+
+
+def columns_taken_for_tokens(patch):
+    patch(batch, "tokens_of", lambda columns_B, _ids_S: columns_B)
+
+
+def q_taken_from_the_first_ids(patch):
+    def mutant(target_BV, draft_BS, ids_S=None):
+        return residual(target_BV, draft_BS, None if ids_S is None else torch.arange(len(ids_S)))
+
+    patch(rules, "residual", mutant)
+
+
+def q_of_another_token(patch):
+    def mutant(tokens_BK, ids_S):
+        return tokens_BK if ids_S is None else tokens_BK.clamp(max=len(ids_S) - 1)
+
+    patch(rules, "columns_of", mutant)
+
+
+def penalty_on_the_first_ids(patch):
+    def mutant(self):
+        return self.seen_BV if self.said_S is None else self.seen_BV[:, : len(self.said_S)]
+
+    patch(batch.Batch, "seen_by_draft", mutant)
+
+
+@pytest.mark.parametrize(
+    ("fault", "sampling"),
+    [
+        (columns_taken_for_tokens, "greedy"),
+        (columns_taken_for_tokens, "all"),
+        (q_taken_from_the_first_ids, "temperature"),
+        (q_of_another_token, "temperature"),
+        (penalty_on_the_first_ids, "greedy, penalty"),
+        (penalty_on_the_first_ids, "penalty"),
+    ],
+)
+def test_a_fault_breaks_the_law(monkeypatch, fault, sampling):
+    """The reference has no column but its tokens', and so no such fault."""
+    fault(monkeypatch.setattr)
+    prompts = [*PROMPTS, *([place] for place in range(40))]
+    with pytest.raises(AssertionError):
+        law_a_small_head_decodes_as_its_reference(trio("llama"), "rejection", SAMPLINGS[sampling], prompts)

@@ -1,0 +1,192 @@
+"""A draft that says some ids alone is scored as it decodes, with the share of the answers that it can say."""
+
+import json
+import math
+from copy import deepcopy
+
+import pytest
+import torch
+
+from architectures.draft_vocabulary.counting import coverage, token_counts
+from architectures.draft_vocabulary.head import cut_head
+from eval.acceptance import count_trace
+from eval.decoding.rules import LOSSLESS
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import speculative_decode
+from eval.decoding.texts import Limits, Speculation
+from eval.models import load_model
+from eval.pair.verify import Verification, verify_pair
+from eval.recorded.answers import read_recorded_traces
+from eval.recorded.score import score_recording
+from eval.replay import answer_logits, replay_answer, replay_counts
+from eval.scorecard import headline, score_drafts
+from eval.scorecard.answers import TRACES_NAME, Answers, answers_folder
+from eval.scorecard.score import Pair, replay_drafts
+from eval.tasks.forms import Prompt
+from eval.traces import read_traces
+from tests.eval.conftest import SAID
+from tests.eval.decoding.laws import FIRST, TEXT
+from tests.eval.decoding.small_heads import spread_out
+from tests.eval.scorecard.test_score import config
+
+ASKED = (("why", "code"), ("how many", "talk"), ("say hello", None), ("x", "code"), ("2+2?", "talk"))
+PROMPTS = [
+    Prompt(f"{'pq'[place % 2]}.jsonl:{place}", ({"role": "user", "content": text},), category=category)
+    for place, (text, category) in enumerate(ASKED)
+]
+
+
+@pytest.fixture(scope="module")
+def scored(target_folder, small_head_folder, tiny_draft, tmp_path_factory):
+    out = tmp_path_factory.mktemp("score") / "eval"
+    drafts = {"whole": tiny_draft, "draft": small_head_folder}
+    return out, score_drafts(target_folder, drafts, PROMPTS, config(), out, seed=17)
+
+
+@pytest.fixture(scope="module")
+def rows(scored):
+    """Acceptance of the small head by temperature."""
+    return {row["temperature"]: row for row in scored[1]["acceptance"] if row["draft"] == "draft"}
+
+
+@pytest.fixture(scope="module")
+def small_draft(small_head_folder):
+    return load_model(small_head_folder, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def answers(scored):
+    """The target's answers by temperature."""
+    out, _ = scored
+    return {t: read_traces(answers_folder(out, t), TRACES_NAME) for t in (0.0, 1.0)}
+
+
+def test_loop_and_replay_agree(scored):
+    agreement = scored[1]["live"]["agreement"]
+    assert agreement["exact"] is True
+    assert agreement["loop"] == agreement["replay"]
+    assert 0 < agreement["loop"]["accepted"] < agreement["loop"]["proposed"]
+
+
+def test_every_figure_is_a_finite_number(scored):
+    out, _ = scored
+
+    def finite(value):
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return (not isinstance(value, float) or math.isfinite(value)) and all(map(finite, inner))
+
+    assert finite(json.loads((out / "scorecard.json").read_text()))
+
+
+def test_figures_are_those_of_the_same_draft_with_minus_infinity_elsewhere(target, small_draft, answers):
+    """Replayed side by side; only that it has a small head is told of one and not of the other."""
+    pair = Pair(target, {"small": small_draft, "spread": spread_out(small_draft)})
+    for temperature, traces in answers.items():
+        group = Answers(traces, list(range(len(traces))))
+        small, spread = replay_drafts(pair, group, temperature=temperature)
+        assert (small.has_small_head, spread.has_small_head) == (True, False)
+        for one, other in zip(small.answers, spread.answers, strict=True):
+            assert one.replay.draft_logp.tolist() == other.replay.draft_logp.tolist()
+            assert one.replay.can_say.tolist() == other.replay.can_say.tolist()
+            for rule, accepts in one.replay.rules.items():
+                assert accepts.accept.tolist() == other.replay.rules[rule].accept.tolist()
+                assert accepts.alpha.tolist() == other.replay.rules[rule].alpha.tolist()
+
+
+def test_what_it_cannot_say_has_no_chance_and_a_log_probability_of_minus_infinity(target, small_draft):
+    prompt, answer = [5, 6], [7, 8, 14, 9]  # 7 and 14 are not said
+    logits = [answer_logits(model, prompt, answer) for model in (target, small_draft)]
+    for temperature in (0.0, 0.8):
+        found = replay_answer(*logits, answer, temperature=temperature)
+        assert found.can_say.tolist() == [0, 1, 0, 1]
+        assert found.draft_logp[[0, 2]].tolist() == [-math.inf, -math.inf]
+        for accepts in found.rules.values():
+            assert accepts.accept[[0, 2]].tolist() == [0, 0]
+
+
+def test_coverage_is_the_share_of_the_answers_that_the_draft_can_say(scored, rows, answers):
+    for temperature, row in rows.items():
+        written = [trace.answer_ids for trace in answers[temperature]]
+        assert row["coverage"]["value"] == coverage(SAID, token_counts(written))
+        assert 0 < row["coverage"]["value"] < 1
+        assert row["coverage"]["tokens"] == sum(map(len, written)) == sum(row["by_prompt"]["tokens"])
+        assert sum(row["by_prompt"]["sayable"]) == row["coverage"]["sum"]
+        [by_category] = [part["bins"] for part in row["bins"] if part["by"] == "category"]
+        for one in by_category:
+            label = None if one["bin"].startswith("without") else one["bin"]
+            own = [trace.answer_ids for trace in answers[temperature] if trace.category == label]
+            assert one["coverage"]["value"] == coverage(SAID, token_counts(own))
+
+
+def test_acceptance_is_at_most_coverage(rows):
+    """Of the text, by every rule and in every bin; and no round keeps a token that cannot be said."""
+    for row in rows.values():
+        for rule in (row, *row["other_rules"]):
+            assert 0 < rule["alpha_of_text"]["sum"] <= row["coverage"]["sum"]
+            for entry in rule["lookahead"]:
+                assert entry["accepted"] <= row["coverage"]["sum"]
+        for part in row["bins"]:
+            for one in part["bins"]:
+                assert one["alpha_of_text"]["sum"] <= one["coverage"]["sum"]
+
+
+def test_a_draft_that_says_everything_has_no_coverage(scored):
+    _, scorecard = scored
+    [whole, small] = scorecard["drafts"]
+    assert "head_vocab_size" not in whole
+    assert small["head_vocab_size"] == len(SAID)
+    for row in scorecard["acceptance"]:
+        parts = [row, *(one for part in row["bins"] for one in part["bins"])]
+        assert {"coverage" in one for one in parts} == {row["draft"] == "draft"}
+        assert ("sayable" in row["by_prompt"]) == (row["draft"] == "draft")
+
+
+def test_the_page_tells_coverage_beside_acceptance(scored, rows):
+    out, scorecard = scored
+    page = (out / "scorecard.md").read_text()
+    assert "| argmax agreement | measured on | coverage |" in page
+    value, (low, high) = rows[0.0]["coverage"]["value"], rows[0.0]["coverage"]["interval"]
+    assert f"| {value:.3f} [{low:.3f}, {high:.3f}] |" in page
+    assert "| all |" in page
+    assert "| fingerprint | ids it says |" in page
+    assert f"| {len(SAID)} |" in page
+    assert headline(scorecard)
+
+
+def test_a_draft_without_its_target_has_the_same_coverage(scored, rows, small_head_folder, tmp_path):
+    out, _ = scored
+    recording = read_recorded_traces(answers_folder(out, 0.0), small_head_folder)
+    record = score_recording(recording, small_head_folder, config(), tmp_path, seed=17)
+    [row] = record["acceptance"]
+    assert row["coverage"]["value"] == rows[0.0]["coverage"]["value"]
+    assert row["accept_rate"]["sum"] == rows[0.0]["alpha_of_text"]["sum"] <= row["coverage"]["sum"]
+    assert "| measured on | coverage |" in (tmp_path / "scorecard.md").read_text()
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_what_replay_predicts_is_what_decoding_counts(small_pair, rule):
+    """Of 2000 sampled texts, within four standard errors, which are 0 where the text decides everything."""
+    target, draft = small_pair[0], deepcopy(small_pair[1])
+    cut_head(draft, torch.tensor([0, 1, 3]))
+    how = {"limits": Limits(TEXT), "speculation": Speculation(2, rule=rule), "row_seeds": range(2000)}
+    decoded = speculative_decode(target, draft, [FIRST] * 2000, sampling=Sampling(1.0), **how)
+    predicted = {}
+    for ids in {one.token_ids for one in decoded}:
+        logits = [answer_logits(model, FIRST, ids) for model in (target, draft)]
+        predicted[ids] = replay_counts(replay_answer(*logits, ids, temperature=1.0).rules[rule].accept, lookahead=2)
+    assert any(2 in ids for ids in predicted)
+    traces = [[(r.start, r.accepted) for r in one.rounds] for one in decoded]
+    counted = [count_trace(each, num_tokens=TEXT, lookahead=2) for each in traces]
+    for name in ("rounds", "accepted_tokens", "decided_tokens"):
+        due = [getattr(predicted[text.token_ids], name) for text in decoded]
+        differences = torch.tensor([getattr(one, name) - each for one, each in zip(counted, due, strict=True)])
+        assert abs(differences.mean()) <= 4 * differences.std() / 2000**0.5
+    assert sum(one.accepted_tokens for one in counted) > 0
+
+
+def test_verify_finds_it_lossless(target, small_draft):
+    """By every check, with figures that are numbers."""
+    wanted = Verification(max_new_tokens=24, lookahead=3, samples=2)
+    findings = list(verify_pair(target, small_draft, [[5, 6, 7], [100]], wanted))
+    assert [one.holds for one in findings] == [True] * 5
+    assert not [one.detail for one in findings if "nan" in one.detail or "inf " in one.detail]

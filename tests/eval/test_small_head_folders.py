@@ -1,0 +1,214 @@
+"""A draft's folder whose output head says some ids alone is opened whole and silently, or refused by what is wrong."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from architectures.draft_vocabulary.head import head_ids
+from architectures.draft_vocabulary.record import DRAFT_VOCABULARY_NAME
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.generation_settings import read_generation_settings, write_assistant_settings
+from architectures.shapes import Shape
+from architectures.target import read_config
+from eval.models import load_config, load_model, load_tokenizer, require_same_tokenizer, tokenizer_identity
+from eval.replay import answer_logits
+from tests.eval.conftest import SAID
+from widedraft import main
+
+SETTINGS = {"opt": {"ffn_dim": 128, "word_embed_proj_dim": 64}, "gpt_neox": {"tie_word_embeddings": False}}
+
+
+@pytest.fixture
+def copy(small_head_folder, tmp_path):
+    """A small head's folder that a test may damage."""
+    return Path(shutil.copytree(small_head_folder, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_opens_with_the_rows_of_its_file(family, make_checkpoint, with_small_head, caplog, capfd):
+    """What it says is what the whole head says at its ids; nothing is warned of, and no number drawn at random."""
+    whole_folder = make_checkpoint(seed=3, model_type=family, num_hidden_layers=2, **SETTINGS.get(family, {}))
+    folder = with_small_head(whole_folder)
+    capfd.readouterr()
+    before = torch.get_rng_state()
+    draft = load_model(folder, dtype="float32", device="cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err, caplog.records) == ("", "", [])
+
+    stored = load_file(folder / "model.safetensors")[FAMILIES[family].weight("head")]
+    assert torch.equal(draft.get_output_embeddings().weight, stored)
+    assert head_ids(draft).tolist() == list(SAID)
+    assert draft.num_parameters() == Shape.from_config(read_config(folder)).parameters()
+    whole = load_model(whole_folder, dtype="float32", device="cpu")
+    assert type(draft) is type(whole)
+    pickle.loads(pickle.dumps(draft))
+    expected, found = (answer_logits(model, [5, 6], [7, 8, 9]) for model in (whole, draft))
+    torch.testing.assert_close(found[:, list(SAID)], expected[:, list(SAID)])
+    assert found[:, [id_ for id_ in range(264) if id_ not in SAID]].isneginf().all()
+
+
+def test_a_head_is_in_the_number_type_that_is_asked_for_and_stays_out_of_packing(small_head_folder):
+    half = load_model(small_head_folder, dtype="bfloat16", device="cpu")
+    assert half.get_output_embeddings().weight.dtype is torch.bfloat16
+    pytest.importorskip("bitsandbytes")
+    packed = load_model(small_head_folder, dtype="float32", device="cpu", bits=8)
+    assert packed.get_output_embeddings().weight.dtype is torch.float32
+    assert packed(torch.tensor([[5, 6]])).logits.shape == (1, 2, len(SAID))
+
+
+def test_it_has_its_targets_tokenizer_and_takes_assistant_settings(copy, target_folder):
+    require_same_tokenizer(target_folder, copy)
+    assert tokenizer_identity(load_tokenizer(copy)) == tokenizer_identity(load_tokenizer(target_folder))
+    assert write_assistant_settings(copy, lookahead=3)
+    assert read_generation_settings(copy)["num_assistant_tokens"] == 3
+    assert load_model(copy, dtype="float32", device="cpu").generation_config.num_assistant_tokens == 3
+
+
+def edit_config(**changes):
+    def edit(folder):
+        path = folder / "config.json"
+        kept = {**json.loads(path.read_text()), **changes}
+        path.write_text(json.dumps({name: value for name, value in kept.items() if value is not ...}))
+
+    return edit
+
+
+def edit_ids(change):
+    def edit(folder):
+        path = folder / DRAFT_VOCABULARY_NAME
+        record = json.loads(path.read_text())
+        record["ids"] = change(record["ids"])
+        path.write_text(json.dumps(record))
+
+    return edit
+
+
+def edit_head(change):
+    def edit(folder):
+        path = folder / "model.safetensors"
+        tensors = load_file(path)
+        changed = change(tensors.pop("lm_head.weight"))
+        save_file(tensors | ({} if changed is None else {"lm_head.weight": changed}), path, metadata={"format": "pt"})
+
+    return edit
+
+
+def write(text):
+    return lambda folder: (folder / DRAFT_VOCABULARY_NAME).write_text(text)
+
+
+def remove(folder):
+    (folder / DRAFT_VOCABULARY_NAME).unlink()
+
+
+ROWS = len(SAID)
+THREE = (
+    r"config\.json says {} rows of the head for 264 ids, draft_vocabulary\.json {} for {}, and lm_head\.weight has {}"
+)
+DAMAGE = {
+    "no file": (remove, r"draft_vocabulary\.json: .*Copy it from where the draft came from"),
+    "a cut file": (write('{"ids": [1, 2'), r"draft_vocabulary\.json: .*Copy it from where"),
+    "a list": (write("[1, 2, 3]"), r"draft_vocabulary\.json: .*Copy it from where"),
+    "no ids": (edit_ids(lambda ids: []), "ids must hold at least one id, got none"),
+    "ids that are no numbers": (edit_ids(lambda ids: ["a", *ids[1:]]), r"draft_vocabulary\.json: "),
+    "descending": (edit_ids(lambda ids: ids[::-1]), "ids must ascend, each there once"),
+    "twice": (edit_ids(lambda ids: [ids[0], *ids[:-1]]), "ids must ascend, each there once"),
+    "beyond": (edit_ids(lambda ids: [*ids[:-1], 264]), "ids must be from 0 to 263, got 264"),
+    "negative": (edit_ids(lambda ids: [-1, *ids[1:]]), "ids must be from 0 to 263, got -1"),
+    "fewer ids": (edit_ids(lambda ids: ids[:-1]), THREE.format(ROWS, ROWS - 1, 264, ROWS)),
+    "another vocabulary": (write(json.dumps({"ids": SAID, "vocab_size": 300})), THREE.format(ROWS, ROWS, 300, ROWS)),
+    "another entry": (edit_config(head_vocab_size=ROWS - 1), THREE.format(ROWS - 1, ROWS, 264, ROWS)),
+    "fewer rows": (edit_head(lambda head: head[:-1].clone()), THREE.format(ROWS, ROWS, 264, ROWS - 1)),
+    "no head": (edit_head(lambda head: None), THREE.format(ROWS, ROWS, 264, 0)),
+    "a narrower head": (edit_head(lambda head: head[:, :-1].clone()), r"another shape .*lm_head\.weight"),
+    "a head of NaN": (edit_head(lambda head: head * torch.nan), r"lm_head\.weight holds NaN"),
+    "a head of whole numbers": (edit_head(lambda head: head.int()), r"lm_head\.weight has dtype I32"),
+    "no entry": (edit_config(head_vocab_size=...), r"which ids .*config\.json has no head_"),
+    "an entry of all ids": (edit_config(head_vocab_size=264), "head_vocab_size must be below the 264 ids there are"),
+    "an entry of none": (edit_config(head_vocab_size=0), "head_vocab_size"),
+    "an entry that is null": (edit_config(head_vocab_size=None), "head_vocab_size"),
+    "a tied head": (edit_config(tie_word_embeddings=True), "head_vocab_size is .* and tie_word_embeddings true"),
+    "a family that is not cut": (edit_config(model_type="cohere"), "cohere"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_head_that_is_not_what_the_files_say_is_refused(copy, damage):
+    edit, message = DAMAGE[damage]
+    edit(copy)
+    with pytest.raises(UserError, match=message) as refused:
+        load_model(copy, dtype="float32", device="cpu")
+    assert str(refused.value).startswith(str(copy))
+
+
+def test_ids_beside_a_whole_head_are_refused(tiny_target, small_head_folder, tmp_path):
+    folder = Path(shutil.copytree(tiny_target, tmp_path / "whole"))
+    shutil.copyfile(small_head_folder / DRAFT_VOCABULARY_NAME, folder / DRAFT_VOCABULARY_NAME)
+    with pytest.raises(UserError, match=r"config\.json has no head_vocab_size, which means that it says all"):
+        load_model(folder, dtype="float32", device="cpu")
+
+
+def test_an_encoder_decoder_with_a_small_head_is_refused(translators, small_head_folder, tmp_path):
+    """None is ever cut; a draft of a decoder alone may draft for one."""
+    folder = tmp_path / "t5"
+    translators[0].save_pretrained(folder)
+    edit_config(head_vocab_size=100)(folder)
+    shutil.copyfile(small_head_folder / DRAFT_VOCABULARY_NAME, folder / DRAFT_VOCABULARY_NAME)
+    assert load_config(folder).is_encoder_decoder
+    with pytest.raises(UserError, match="model_type 't5' is not a known family"):
+        load_model(folder, dtype="float32", device="cpu", encoder_decoder=True)
+
+
+COMMANDS = {
+    "verify": ("--draft", "D"),
+    "compare": ("--draft", "D"),
+    "quality": ("--draft", "D", "--check", "multiplication"),
+    "speed": ("--draft", "D"),
+    "latency": ("--draft", "D"),
+    "latency of shapes": ("--shapes", "1", "2", "3"),
+    "eval": ("--draft", "D", "--out", "OUT"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_takes_it_for_a_target(command, small_head_folder, tiny_draft, tmp_path, capsys):
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"prompt": "why"}\n', encoding="utf-8")
+    named = {"D": str(tiny_draft), "OUT": str(tmp_path / "out")}
+    words = [named.get(word, word) for word in COMMANDS[command]]
+    asked = [] if command == "quality" else ["--prompts", str(questions)]
+    assert main([command.split()[0], "--target", str(small_head_folder), *words, *asked]) == 2
+    told = capsys.readouterr().err
+    assert (
+        f"{small_head_folder / 'config.json'}: head_vocab_size is {ROWS}: a draft whose output head says so many"
+        in told
+    )
+    assert "Name the model that it was made for." in told
+
+
+def test_transformers_own_loop_is_not_measured_with_it(target_folder, small_head_folder, tmp_path, capsys):
+    """It would take rows for tokens."""
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"prompt": "why"}\n' * 6, encoding="utf-8")
+    words = ["--target", str(target_folder), "--draft", str(small_head_folder), "--prompts", str(questions)]
+    assert main(["speed", *words, "--assisted"]) == 2
+    assert f"--assisted: {small_head_folder} says some ids alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["verify", "compare", "quality"])
+def test_commands_decode_with_it(command, target_folder, small_head_folder, tmp_path, capsys):
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"prompt": "why"}\n', encoding="utf-8")
+    asked = (
+        ["--check", "multiplication", "--num-prompts", "2"] if command == "quality" else ["--prompts", str(questions)]
+    )
+    words = ["--target", str(target_folder), "--draft", str(small_head_folder), *asked, "--dtype", "float32"]
+    assert main([command, *words, "--max-new-tokens", "12", "--lookahead", "2"]) == 0
+    assert "LOAD REPORT" not in capsys.readouterr().err
