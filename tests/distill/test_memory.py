@@ -298,6 +298,26 @@ def test_the_loss_of_a_small_head_holds_what_the_estimate_says(rows):
         assert teacher.weight_VH.untyped_storage().nbytes() == rows * width * 4
 
 
+@pytest.mark.parametrize(("precision", "per_logit"), [("amp_bf16", 14), ("fp32", 16)])
+def test_without_a_teacher_a_process_holds_the_student_and_the_loss_of_tokens(precision, per_logit):
+    recipe = Recipe.model_validate(
+        {
+            "run_name": "alone",
+            "target": {"path": "meta-llama/Llama-2-7b-hf"},
+            "architecture": {"shape": "wide-796m"},
+            "data": {"self_written_prompts": 100},
+            "distill": {"teacher": {"source": "none"}, "precision": precision},
+        }
+    )
+    (training,) = trainings(recipe, LLAMA, DRAFT)
+    found = sizes(training, 1)
+    assert not [name for name in found if "teacher" in name]
+    assert found["logits and loss"] == chunk_size(32000) * 32000 * per_logit + 32000 * 4096 * 4
+    beside = sizes(replace(training, teacher=LLAMA), 1)
+    beside = {name: size for name, size in beside.items() if not name.startswith("teacher weights")}
+    assert {**found, "logits and loss": 0} == {**beside, "logits and loss": 0}
+
+
 @pytest.mark.parametrize(
     ("contents", "row_bytes"),
     [({"contents": "hidden"}, 4096 * 2), ({"contents": "top_k", "k": 32}, 32 * 12 + 4), ({"contents": "samples"}, 96)],
