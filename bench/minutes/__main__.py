@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.minutes", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.minutes", description="Compare trainings in equal minutes.")
     parser.add_argument("--target", type=Path, help="folder of the model")
     parser.add_argument("--unseen", type=Path, help="JSON lines of prompts that nothing is trained on")
     parser.add_argument("--recipe", type=Path, default=Path("recipes/quickstart.yaml"), help="prompts, batch, rates")
@@ -114,10 +114,12 @@ def dry_run(setting: Setting, plan: Plan) -> Iterator[str]:
     def as_they_stand(cells: Sequence[Cell]) -> Sequence[Cell]:
         return ranked(cells, done) if known else cells
 
+    before: list[Cell] = []
     for stage in stages(plan, as_they_stand):
-        lines = stage_lines(stage, done)
+        lines = stage_lines(stage, done, before=before)
         yield from lines if known else [lines[0]]
         known = known and all(cell.name in names for cell in stage.cells)
+        before += stage.cells
 
 
 if __name__ == "__main__":

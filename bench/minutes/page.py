@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.minutes.cells import Configuration, Stage
+from bench.minutes.cells import Cell, Configuration, Stage
 from bench.minutes.merit import Worth, is_behind, merit, shape_of, steps_by_shape, worths
 from bench.minutes.record import INPUTS_NAME, Finished, read_finished
 from eval.scorecard.tables import table
@@ -81,7 +81,8 @@ def budget_part(minutes: float, found: Sequence[Finished], steps: dict[tuple[int
     ]
     rows = [row(each, cells[each], merits[each], marks[each], steps) for each in order]
     others = [each.name for each in order if marks[each] == MAY_BE]
-    doubt = f", which is not decided against {', '.join(others)}" if others else ", and every other is behind it"
+    alone = "" if len(order) == 1 else ", and every other is behind it"
+    doubt = f", which is not decided against {', '.join(others)}" if others else alone
     return f"### {minutes:g} minutes\n\n{table(columns, rows)}\n\nBest: {order[0].name}{doubt}."
 
 
@@ -128,9 +129,15 @@ def set_cell(cells: Sequence[Finished], place: int, steps: dict[tuple[int, int |
     return f"{mean:.3f} [{low:.3f}, {high:.3f}]; τ {shown}; {speed:.2f}x at {found[0].lookahead}"
 
 
-def stage_lines(stage: Stage, done: Sequence[Finished]) -> list[str]:
-    """A stage that is known: its cells, which of them are there, and how long the others take."""
-    names = {one.cell.name for one in done}
+def stage_lines(stage: Stage, done: Sequence[Finished], *, before: Sequence[Cell] = ()) -> list[str]:
+    """A stage that is known: its cells, which of them are there, and how long the others take.
+
+    Args:
+        stage: It.
+        done: Every cell that is there.
+        before: Cells that earlier stages make.
+    """
+    names = {one.cell.name for one in done} | {cell.name for cell in before}
     beside_s = sum(one.wall_s - one.train_s for one in done) / len(done) if done else BESIDE_S
     missing = [cell for cell in stage.cells if cell.name not in names]
     minutes = sum(cell.minutes + beside_s / 60 for cell in missing)

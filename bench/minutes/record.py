@@ -1,5 +1,6 @@
 """The file of one finished cell, and those of a folder, which must be of the same inputs to be compared. No torch."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
-from architectures.atomic import write_json
+from architectures.atomic import write_text
 from architectures.errors import UserError
 from architectures.typed_file import read_typed
 from bench.minutes.cells import Cell
@@ -65,7 +66,7 @@ class Finished:
         inputs: Fingerprints of what decided the figures beside it.
         machine: Where.
         phases: The training.
-        acceptance: As in a scorecard, of every set of answers (`set`) and temperature.
+        acceptance: As in a scorecard, of every set of answers (`set`) and temperature; what is read of it.
         latency: As in a scorecard, with this draft alone.
         wall_s: Everything together: pruning, the warm-up, loading, scoring.
         commit: Of this code.
@@ -105,7 +106,7 @@ def cell_path(folder: Path, cell: Cell) -> Path:
 
 def write_finished(finished: Finished, folder: Path) -> None:
     """Write a cell's file, whole or not at all."""
-    write_json(asdict(finished), cell_path(folder, finished.cell))
+    write_text(json.dumps(asdict(finished), ensure_ascii=False) + "\n", cell_path(folder, finished.cell))
 
 
 def read_finished(folder: Path) -> list[Finished]:

@@ -29,8 +29,8 @@ def score_draft(setting: Setting, cell: Cell, draft: Path, answers: Scored) -> d
         for name, group in answers.items():
             for temperature, written in group.items():
                 [replayed] = replay_drafts(pair, written, temperature=temperature)
-                row = acceptance_record(replayed.scores(lookaheads), {}, RESAMPLING)
-                acceptance.append({"set": name, **row})
+                row = acceptance_record(replayed.scores(lookaheads)[:1], {}, RESAMPLING)
+                acceptance.append({"set": name, **kept_of(row)})
         latency = measure_latency(
             pair.target,
             pair.drafts,
@@ -40,3 +40,21 @@ def score_draft(setting: Setting, cell: Cell, draft: Path, answers: Scored) -> d
             resampling=RESAMPLING,
         )
     return {"acceptance": acceptance, "latency": latency_record(latency)}
+
+
+KEPT = ("temperature", "rule", "prompts", "answers", "alpha", "greedy_match")
+KEPT_OF_LOOKAHEAD = ("lookahead", "rounds", "fully_accepted", "tau")
+
+
+def kept_of(row: dict[str, Any]) -> dict[str, Any]:
+    """What the page and the ranking read of a scorecard's record of acceptance: a tenth of it."""
+    by_prompt = row["by_prompt"]
+    rounds = [
+        {"lookahead": one["lookahead"], "counts": [round(count, 3) for count in one["counts"]]}
+        for one in by_prompt["rounds"]
+    ]
+    return {
+        **{name: row[name] for name in KEPT},
+        "lookahead": [{name: entry[name] for name in KEPT_OF_LOOKAHEAD} for entry in row["lookahead"]],
+        "by_prompt": {"tokens": by_prompt["tokens"], "rounds": rounds},
+    }
