@@ -103,8 +103,12 @@ def merit(cells: Sequence[Finished], steps: Mapping[Shape, StepTimes]) -> Worth:
 
 
 def ranked(cells: Sequence[Cell], found: Sequence[Finished]) -> list[Cell]:
-    """The cells of a stage, the best first; all of them have finished."""
-    steps, by_name = steps_by_shape(found), {one.cell.name: one for one in found}
+    """The cells of a stage, the best first; all of them have finished.
+
+    Step times are of these cells alone: what is made later must not change who went on.
+    """
+    by_name = {one.cell.name: one for one in found}
+    steps = steps_by_shape([by_name[cell.name] for cell in cells])
     return sorted(cells, key=lambda cell: -merit([by_name[cell.name]], steps).value)
 
 
