@@ -28,6 +28,7 @@ from distill.trainer import build_model
 from eval.decoding.rules import EXACT_SAMPLED_DRAFT
 from eval.replay import replay_answer
 from tests.distill.after_training import assert_equal, last_state, metrics
+from tests.distill.small_heads import IDS, cut_draft
 
 NONE = {"source": "none"}
 SOURCES = {
@@ -249,6 +250,28 @@ def test_ids_that_the_target_does_not_have_are_not_learned(make_run, make_checkp
     gradient = model.student.lm.get_output_embeddings().weight.grad
     assert gradient[:264].any(dim=1).all()
     assert not gradient[264:].any()
+
+
+@pytest.mark.usefixtures("no_loading")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_small_head_learns_what_it_can_say_and_is_held_against_all(make_run, tiny_target, tmp_path, temperature):
+    """Answers are random bytes; half of all ids are said."""
+    init = cut_draft(tiny_target, tmp_path / "init")
+    model = model_of(recipe := make_run(init=init, teacher=NONE))
+    batch = some_batch(recipe)
+    model.held_out = HeldOut(temperature=temperature)
+    logits_AK = model.student(batch["input_ids"], batch["keep"], logits_of)
+    ids_A = batch["next_ids"][batch["keep"]]
+    said_A = torch.tensor([token in IDS for token in ids_A.tolist()])
+    assert 0 < said_A.sum() < len(said_A)
+    rows_A = torch.tensor([IDS.index(token) if token in IDS else 0 for token in ids_A.tolist()])
+    loss = torch.nn.functional.cross_entropy(logits_AK[said_A], rows_A[said_A], reduction="sum") / len(ids_A)
+    torch.testing.assert_close(model.loss(model(batch), batch), loss)
+    chance_A = logits_AK.softmax(-1).gather(-1, rows_A[:, None])[:, 0]
+    if temperature == 0:
+        chance_A = (logits_AK.argmax(-1) == rows_A).float()
+    found = torch.cat([torch.tensor(answer.accept) for answer in model.eval_forward(batch)]).float()
+    torch.testing.assert_close(found, chance_A * said_A, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.usefixtures("no_loading")
