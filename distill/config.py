@@ -86,7 +86,8 @@ class DistillConfig(Section):
     loss: Loss | Literal["auto"] = Field(
         default="auto",
         description="What is minimised per answer token: a loss, or a weighted sum of several. auto is "
-        "negative_log_acceptance, or forward_kl where the teacher is a cache of top_k or samples.",
+        "negative_log_acceptance; forward_kl where the teacher is a cache of top_k or samples; cross_entropy where "
+        "there is none.",
     )
     temperature: float = Field(default=1.0, gt=0, description="Divides the logits of teacher and student in the loss.")
     max_duration: Duration = Field(default="1ep", description="Length of training.")
@@ -152,7 +153,7 @@ class DistillConfig(Section):
             refuse_selection(teacher)
         if info.data.get("train_on") == "text" and teacher.source == "cache":
             raise ValueError(
-                "must have source live when distill.train_on is text, got cache: a cache is of answers. "
+                "must have source live or none when distill.train_on is text, got cache: a cache is of answers. "
                 "Leave source out, or train on answers."
             )
         return teacher

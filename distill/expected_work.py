@@ -109,14 +109,62 @@ def work_rows(recipe: Recipe, work: Work) -> list[tuple[str, str]]:
     if unit == "tok":
         least = ceil(value / (batch * recipe.data.max_seq_len))
         return [*rows, ("steps", f"at least {least:,} of {batch} answers each ({duration}, prompts counted)")]
-    if unit == "ep" and work.answers is None:
+    reading = expected_reading(recipe.distill, work.answers)
+    if reading is None:
         return [*rows, ("steps", f"unknown ({duration})")]
-    answers = int(value * (work.answers or 0)) if unit == "ep" else int(value * (batch if unit == "ba" else 1))
-    steps = int(value) * ceil((work.answers or 0) / batch) if unit == "ep" else ceil(answers / batch)
     return [
         *rows,
-        ("steps", f"{bound if unit == 'ep' else ''}{steps:,} of {batch} answers each ({duration})"),
-        ("answer tokens", tokens(answers, recipe, work)),
+        ("steps", f"{bound if unit == 'ep' else ''}{reading.steps:,} of {batch} answers each ({duration})"),
+        *epoch_rows(reading, work, is_exact=unit == "ep"),
+        ("answer tokens", tokens(reading.answers, recipe, work)),
+    ]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a training goes through its answers, which it begins anew, in another order, whenever it has read them all.
+
+    Attributes:
+        steps: Batches; the last of an epoch may be smaller.
+        answers: Sequences read, each as often as it is.
+        epochs: How often all of them are; None where nobody knows how many there are.
+    """
+
+    steps: int
+    answers: int
+    epochs: float | None
+
+
+def expected_reading(distill: DistillConfig, answers: int | None) -> Reading | None:
+    """What a duration in ep, ba or sp means for so many answers an epoch; None in ep if their number is not known."""
+    (value, unit), batch = split_time(distill.max_duration), distill.global_train_batch_size
+    if not answers:
+        if unit == "ep":
+            return None
+        count = int(value) * (batch if unit == "ba" else 1)
+        return Reading(ceil(count / batch), count, None)
+    steps_of_epoch = ceil(answers / batch)
+    if unit == "sp":
+        epochs, rest = divmod(int(value), answers)
+        steps, read = epochs * steps_of_epoch + ceil(rest / batch), int(value)
+    else:
+        steps = int(value) * (steps_of_epoch if unit == "ep" else 1)
+        epochs, rest = divmod(steps, steps_of_epoch)
+        read = epochs * answers + rest * batch
+    return Reading(steps, read, read / answers)
+
+
+def epoch_rows(reading: Reading, work: Work, *, is_exact: bool) -> list[tuple[str, str]]:
+    """How often the answers are read, where that is known."""
+    if reading.epochs is None:
+        return []
+    least = "at least " if work.at_most and not is_exact else ""
+    orders = ", each in an order of its own" if reading.epochs > 1 else ""
+    return [
+        (
+            "epochs",
+            f"{least}{reading.epochs:.3g} over {'at most ' if work.at_most else ''}{work.answers:,} answers{orders}",
+        )
     ]
 
 

@@ -18,10 +18,11 @@ from torchmetrics.utilities import dim_zero_cat
 from transformers import TopPLogitsWarper
 
 from eval.acceptance import Array, Estimate, Resampling, pooled_ratio
+from eval.decoding.rules import EXACT_SAMPLED_DRAFT
 from eval.replay import as_array, replay_counts
 
 LOOKAHEADS = (1, 3, 5, 7)
-BEST_BY = "tau_5"  # whose highest value makes a checkpoint the best
+BEST_LOOKAHEAD = 5  # at which the highest tau makes a checkpoint the best
 RESAMPLING = Resampling(confidence=0.95, num_resamples=1000, seed=17)
 
 
@@ -86,13 +87,13 @@ class Answer:
     """What the models make of one answer; every array is [T].
 
     Attributes:
-        alpha: expected_acceptance.
-        match: greedy_match.
-        accept: accept_chance.
+        alpha: expected_acceptance; None where no teacher was asked.
+        match: greedy_match; without a teacher with the answer's own tokens, if they are greedy, and else None.
+        accept: accept_chance, or accept_chance_alone.
     """
 
-    alpha: Array
-    match: Array
+    alpha: Array | None
+    match: Array | None
     accept: Array
 
 
@@ -120,16 +121,38 @@ def answers_of(values_AQ: Tensor, num_tokens_B: Sequence[int]) -> list[Answer]:
     return [Answer(*as_array(values_TQ).T) for values_TQ in values_AQ.split(list(num_tokens_B))]
 
 
+def accept_chance_alone(
+    student_logits_AV: Tensor, token_ids_A: Tensor, *, temperature: float, top_p: float = 1.0
+) -> Tensor:
+    """accept_A where no teacher is asked, by the rule of eval.replay that needs none: an equal token.
+
+    Returns:
+        float32: at temperature 0 whether the token is the student's argmax, as accept_chance has it; else q(token), the
+        chance that a sample of the student is the token that the target drew. min(1, q / p) is never less.
+    """
+    if temperature == 0:
+        return (student_logits_AV.argmax(dim=-1) == token_ids_A).float()
+    return logp_of(token_ids_A, student_logits_AV, temperature, top_p).exp()
+
+
+def answers_alone(accept_A: Tensor, num_tokens_B: Sequence[int], *, temperature: float) -> list[Answer]:
+    """What accept_chance_alone tells of each answer of a batch, on the host."""
+    accepts = [as_array(accept_T) for accept_T in accept_A.split(list(num_tokens_B))]
+    return [Answer(alpha=None, match=accept_T if temperature == 0 else None, accept=accept_T) for accept_T in accepts]
+
+
 Terms = Callable[[Answer], tuple[float, float]]  # one answer's part of a numerator and of a denominator
 
 
 def alpha_terms(answer: Answer) -> tuple[float, float]:
     """Of the mean chance of acceptance over tokens."""
+    assert answer.alpha is not None, "only where a teacher is asked"
     return float(answer.alpha.sum()), len(answer.alpha)
 
 
 def match_terms(answer: Answer) -> tuple[float, float]:
     """Of the mean greedy match over tokens."""
+    assert answer.match is not None, "only where a teacher is asked, or answers are greedy"
     return float(answer.match.sum()), len(answer.match)
 
 
@@ -178,15 +201,46 @@ class PooledOverAnswers(Metric):
         return torch.tensor(estimate.value)
 
 
-def eval_metrics(tasks: Sequence[str] = ()) -> dict[str, PooledOverAnswers]:
+@dataclass(frozen=True)
+class Known:
+    """What an evaluation can know: it decides which metrics there are, and the rule behind tau.
+
+    Attributes:
+        teacher: Whether a teacher is asked, or the answers' tokens are all there is.
+        temperature: The answers were decoded at; 0 is greedy.
+    """
+
+    teacher: bool = True
+    temperature: float = 0.0
+
+    def tau_name(self, lookahead: int) -> str:
+        """Of tau at a lookahead; where it follows another rule than a scorecard leads with, the name says which."""
+        sampled_alone = not self.teacher and self.temperature > 0
+        return f"{EXACT_SAMPLED_DRAFT}_tau_{lookahead}" if sampled_alone else f"tau_{lookahead}"
+
+    @property
+    def best_by(self) -> str:
+        """The metric whose highest value makes a checkpoint the best."""
+        return self.tau_name(BEST_LOOKAHEAD)
+
+    @property
+    def terms(self) -> dict[str, Terms]:
+        """Of every metric, by its name."""
+        terms: dict[str, Terms] = {"alpha": alpha_terms} if self.teacher else {}
+        if self.teacher or self.temperature == 0:
+            terms["greedy_match"] = match_terms
+        return terms | {self.tau_name(each): partial(tau_terms, lookahead=each) for each in LOOKAHEADS}
+
+
+def eval_metrics(tasks: Sequence[str] = (), known: Known = Known()) -> dict[str, PooledOverAnswers]:
     """The metrics of a held-out evaluation, under the names they are logged as after "metrics/eval/".
 
     Args:
         tasks: Names of the tasks the held-out prompts are of; where there are several, each has metrics of its own,
             under "task/name".
+        known: Decides which there are.
     """
-    terms: dict[str, Terms] = {"alpha": alpha_terms, "greedy_match": match_terms}
-    terms |= {f"tau_{lookahead}": partial(tau_terms, lookahead=lookahead) for lookahead in LOOKAHEADS}
+    terms = known.terms
     metrics = {name: PooledOverAnswers(of_answer) for name, of_answer in terms.items()}
     if len(tasks) > 1:
         metrics |= {

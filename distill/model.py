@@ -23,9 +23,18 @@ from distill.losses.chunked import Head, map_rows, sum_of_rows
 from distill.losses.kept_rows import learned
 from distill.losses.objective import Objective, Said
 from distill.losses.selection import Selection
-from distill.metrics import Answer, answers_of, eval_metrics, quantities_of_rows
+from distill.metrics import (
+    Answer,
+    Known,
+    accept_chance_alone,
+    answers_alone,
+    answers_of,
+    eval_metrics,
+    quantities_of_rows,
+)
 from distill.monitoring.flops import answers_in, training_flops
 from distill.monitoring.phase_clock import PhaseClock
+from distill.teacher.absent import NoTeacher
 from distill.teacher.cached import CachedTeacher, KeptEntries
 from distill.teacher.live import Teacher, TeacherRows
 
@@ -57,7 +66,8 @@ class DistillModel(ComposerModel):
 
     Args:
         student: Trained.
-        teacher: Asked. On the device the student trains on; or read from a cache, of which the batches then hold rows.
+        teacher: Asked. On the device the student trains on; or read from a cache, of which the batches then hold rows;
+            or none, and neither objective nor selection asks one.
         objective: What is minimised.
         selection: Which tokens count; all of them if None.
         held_out: Of the answers it is evaluated on.
@@ -68,7 +78,7 @@ class DistillModel(ComposerModel):
     def __init__(
         self,
         student: AnswerLogits,
-        teacher: Teacher | CachedTeacher,
+        teacher: Teacher | CachedTeacher | NoTeacher,
         *,
         objective: Objective,
         selection: Selection | None = None,
@@ -122,25 +132,42 @@ class DistillModel(ComposerModel):
 
     def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> list[Answer]:  # noqa: ARG002
         """What both models make of each answer of the batch."""
+        if isinstance(self.teacher, NoTeacher):
+            return self.eval_alone(batch)
         teacher, token_ids_A = self.rows_of(self.teacher, batch), batch["next_ids"][batch["keep"]]
         assert isinstance(teacher, TeacherRows), "held-out answers are cached as hidden states"
         decoding = {"temperature": self.held_out.temperature, "top_p": self.held_out.top_p}
-        ids_K = self.ids_K
 
         def of_rows(student_CK: Tensor, rows: slice) -> Tensor:
-            whole_CV = student_CK
-            if ids_K is not None:
-                whole_CV = spread(student_CK, ids_K, self.vocab_size, elsewhere=-torch.inf)
-            return quantities_of_rows(whole_CV, teacher.logits(rows), token_ids_A[rows], **decoding)
+            return quantities_of_rows(self.whole(student_CK), teacher.logits(rows), token_ids_A[rows], **decoding)
 
         def measure(hidden_AH: Tensor, head: Head) -> Tensor:
             return map_rows(hidden_AH, head.narrowed(self.rows), of_rows, entries=self.vocab_size)
 
         return answers_of(self.read(batch, measure), batch["keep"].sum(dim=1).tolist())
 
+    def eval_alone(self, batch: Batch) -> list[Answer]:
+        """What the student makes of each answer of the batch, where no teacher is asked."""
+        token_ids_A, temperature = batch["next_ids"][batch["keep"]], self.held_out.temperature
+        decoding = {"temperature": temperature, "top_p": self.held_out.top_p}
+
+        def of_rows(student_CK: Tensor, rows: slice) -> Tensor:
+            return accept_chance_alone(self.whole(student_CK), token_ids_A[rows], **decoding)
+
+        def measure(hidden_AH: Tensor, head: Head) -> Tensor:
+            return map_rows(hidden_AH, head.narrowed(self.rows), of_rows, entries=self.vocab_size)
+
+        return answers_alone(self.read(batch, measure), batch["keep"].sum(dim=1).tolist(), temperature=temperature)
+
+    def whole(self, student_CK: Tensor) -> Tensor:
+        """The student's logits_CV of all ids: of those that a small head does not say, the chance is zero."""
+        ids_K = self.ids_K
+        return student_CK if ids_K is None else spread(student_CK, ids_K, self.vocab_size, elsewhere=-torch.inf)
+
     def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:  # noqa: FBT001, FBT002  # Composer's signature
         """Metrics of held-out answers; none while training, where the loss says enough."""
-        return {} if is_train else dict(eval_metrics(self.held_out.tasks))
+        known = Known(not isinstance(self.teacher, NoTeacher), self.held_out.temperature)
+        return {} if is_train else dict(eval_metrics(self.held_out.tasks, known))
 
     def update_metric(self, batch: Any, outputs: list[Answer], metric: Metric) -> None:
         """Count the outputs of one batch."""
@@ -158,9 +185,10 @@ class DistillModel(ComposerModel):
             return self.student(batch["input_ids"], batch["keep"], reader, batch.get("position_ids"))
 
     def rows_of(
-        self, teacher: Teacher | CachedTeacher, batch: Batch, ids_K: Tensor | None = None
+        self, teacher: Teacher | CachedTeacher | NoTeacher, batch: Batch, ids_K: Tensor | None = None
     ) -> TeacherRows | KeptEntries:
         """What a frozen model would say at the answer's positions, or is known to have said: of some ids, or of all."""
+        assert not isinstance(teacher, NoTeacher), "recipes that ask a teacher have one"
         with self.teacher_time():
             return teacher.rows(batch, vocab_size=self.vocab_size, ids_K=ids_K)
 

@@ -25,7 +25,7 @@ from distill.recipe_reading.mistakes import mistakes_of, report
 from distill.recipe_reading.reference import write_reference
 from distill.recipe_reading.source import read_source
 from distill.recipe_reading.yaml_lines import KeyPath
-from distill.text.config import TextConfig
+from distill.text.config import TextConfig, refuse_unknown_references
 from eval.config import EvalConfig
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -127,6 +127,8 @@ class Recipe(Section):
                 f"must be left out when architecture.method is {architecture.method} and distill.train_on is answers: "
                 "only learned_masks, train_on text and a vocabulary from text read it."
             )
+        if text is not None and student and distill.teacher.source == "none":
+            refuse_unknown_references(text)
         return text
 
 

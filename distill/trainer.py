@@ -1,5 +1,6 @@
 """Composer's trainer, built from a recipe."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -31,10 +32,11 @@ from distill.checkpoints import newest_intact_checkpoint
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.data.batches import AnswerDataset
 from distill.data.dataspec import build_dataspec
+from distill.export import vocab_size_of
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.objective import build_objective
 from distill.losses.selection import Selection, refuse_other_ids
-from distill.metrics import BEST_BY
+from distill.metrics import Known
 from distill.model import DistillModel, HeldOut
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import build_loggers
@@ -43,6 +45,7 @@ from distill.monitoring.step_profile import profiled_steps
 from distill.monitoring.step_times import StepTimes
 from distill.recipe import Recipe
 from distill.stage_inputs import teacher_dtype
+from distill.teacher.absent import NoTeacher
 from distill.teacher.alpha_bounds import AlphaBounds
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.config import refuse_cut_entries
@@ -93,7 +96,7 @@ def newest_or_problem(folder: Path) -> tuple[Path | None, str | None]:
 def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) -> DistillModel:
     """The student at <run>/init in float32 beside its teacher on this process's device.
 
-    Of a teacher that is cached only the output head is loaded.
+    Of a teacher that is cached only the output head is loaded, and nothing where none is asked.
 
     Args:
         recipe: Says which.
@@ -109,12 +112,16 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
     dtype = teacher_dtype(recipe, config.precision)
     place = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
     load_frozen, selection = partial(load_teacher, **place, packing=config.packing), config.token_selection
-    cached = config.teacher.source == "cache"
     load_live = load_sharded_teacher if config.teacher.parallelism == "fsdp2" else load_teacher
+    teachers: dict[str, Callable[[], Teacher | CachedTeacher | NoTeacher]] = {
+        "live": lambda: load_live(target, **place, packing=config.packing),
+        "cache": lambda: CachedTeacher(load_head(target, **place)),
+        "none": lambda: NoTeacher(vocab_size_of(target)),
+    }
     return distill_model(
         recipe,
         load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu"),
-        CachedTeacher(load_head(target, **place)) if cached else load_live(target, **place, packing=config.packing),
+        teachers[config.teacher.source](),
         selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         eval_tasks=eval_tasks,
     )
@@ -123,7 +130,7 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
 def distill_model(
     recipe: Recipe,
     student: PreTrainedModel,
-    teacher: Teacher | CachedTeacher,
+    teacher: Teacher | CachedTeacher | NoTeacher,
     *,
     selection: Selection | None = None,
     eval_tasks: tuple[str, ...] = (),
@@ -200,7 +207,7 @@ def build_trainer(
                 checkpoints,
                 save_interval=interval(config.save_interval, config),
                 num_to_keep=config.save_num_checkpoints_to_keep,
-                best_by=BEST_BY,
+                best_by=Known(config.teacher.source != "none", recipe.data.temperature).best_by,
             ),
             EvaluationIntervals(),
             *([AlphaBounds(model, interval=config.console_log_interval)] if config.teacher.contents == "top_k" else []),

@@ -13,6 +13,7 @@ from architectures.shapes import Shape
 from distill.expected_time.devices import Device
 from distill.expected_time.rates import training_flops_per_s
 from distill.expected_time.stage_time import Run, StageTime, unknown
+from distill.expected_work import expected_reading
 from distill.memory import learned_tokens, process_counts, trainings
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.times import split_time
@@ -83,10 +84,10 @@ def learned_sequence(run: Run) -> Sequence:
 def trained_sequences(run: Run, seq_tokens: int) -> int | None:
     """Sequences of the whole training, each as often as it is read; None where that is not known."""
     value, unit = split_time(run.recipe.distill.max_duration)
-    if unit == "ep":
-        return None if run.work.answers is None else int(value * run.work.answers)
-    per_unit = {"ba": run.recipe.distill.global_train_batch_size, "sp": 1, "tok": 1 / seq_tokens}[unit]
-    return max(1, ceil(value * per_unit))
+    if unit == "tok":
+        return max(1, ceil(value / seq_tokens))
+    reading = expected_reading(run.recipe.distill, run.work.answers)
+    return None if reading is None else reading.answers
 
 
 def teacher_source(run: Run) -> str:
@@ -111,9 +112,10 @@ def teacher_flops(run: Run, draft: Shape, sequence: Sequence, source: str) -> in
 
 
 def evaluation_flops(run: Run, draft: Shape) -> int:
-    """FLOPs of one evaluation: both models read every held-out answer."""
+    """FLOPs of one evaluation: both models read every held-out answer; the draft alone where no teacher is asked."""
     held_out = [(run.lengths.whole, run.lengths.answer)] * run.recipe.data.num_eval_prompts
-    return forward_flops(run.target, held_out) + forward_flops(draft, held_out)
+    teacher = 0 if run.recipe.distill.teacher.source == "none" else forward_flops(run.target, held_out)
+    return teacher + forward_flops(draft, held_out)
 
 
 def num_evaluations(run: Run, sequences: int) -> int:

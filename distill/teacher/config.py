@@ -1,6 +1,7 @@
-"""Recipe section `distill.teacher`: whether the teacher is run beside the student or read from a cache. No torch.
+"""Recipe section `distill.teacher`: whether the teacher is run beside the student, read from a cache, or not asked.
 
-Also what follows from it before a weight is read: which losses a cache can serve, and how many bytes a token takes.
+No torch. Also what follows from it before a weight is read: which losses it can serve, and how many bytes a token of
+a cache takes.
 """
 
 from typing import Literal
@@ -15,13 +16,17 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOG_PROB_BYTES, LOG_TAIL_BYTES = 2, 4  # float16 and float32
 # What a loss needs of the teacher where not its whole distribution: a gradient that is that of the loss, or bounds it.
 SPARSE_LOSSES = ("forward_kl", "cross_entropy")
+LOSS_OF_TOKENS = "cross_entropy"  # which needs no teacher at all
+WITHOUT_SHARDS = {"cache": "Of a cached teacher only the output head is loaded.", "none": "No teacher is loaded."}
 
 
 class TeacherConfig(Section):
     """Where the teacher's distributions come from."""
 
-    source: Literal["live", "cache"] = Field(
-        default="live", description="live runs the teacher beside the student; cache reads what it said from the disk."
+    source: Literal["live", "cache", "none"] = Field(
+        default="live",
+        description="live runs the teacher beside the student; cache reads what it said from the disk; none asks no "
+        "teacher: the answers' own tokens are learned.",
     )
     contents: Contents | None = Field(
         default=None,
@@ -38,9 +43,9 @@ class TeacherConfig(Section):
     @classmethod
     def _of_a_cache(cls, contents: Contents | None, info: ValidationInfo) -> Contents | None:
         source = info.data.get("source")
-        if source == "live" and contents is not None:
+        if source in ("live", "none") and contents is not None:
             raise ValueError(
-                f"must be left out when distill.teacher.source is live, got {contents}. Set source to cache, "
+                f"must be left out when distill.teacher.source is {source}, got {contents}. Set source to cache, "
                 "or leave it out."
             )
         return "hidden" if source == "cache" and contents is None else contents
@@ -58,10 +63,10 @@ class TeacherConfig(Section):
     @field_validator("parallelism")
     @classmethod
     def _of_a_live_one(cls, parallelism: str, info: ValidationInfo) -> str:
-        if info.data.get("source") == "cache" and parallelism != "replicated":
+        source = info.data.get("source")
+        if source in WITHOUT_SHARDS and parallelism != "replicated":
             raise ValueError(
-                f"must be left out when distill.teacher.source is cache, got {parallelism}. "
-                "Of a cached teacher only the output head is loaded."
+                f"must be left out when distill.teacher.source is {source}, got {parallelism}. {WITHOUT_SHARDS[source]}"
             )
         return parallelism
 
@@ -81,8 +86,10 @@ def count_for(contents: Contents, count: int | None, *, default: int, info: Vali
     return None
 
 
-def default_loss(teacher: TeacherConfig) -> Literal["negative_log_acceptance", "forward_kl"]:
+def default_loss(teacher: TeacherConfig) -> Literal["negative_log_acceptance", "forward_kl", "cross_entropy"]:
     """What a recipe trains on that names no loss: the best of docs/losses.md that this teacher can serve."""
+    if teacher.source == "none":
+        return LOSS_OF_TOKENS
     return "forward_kl" if is_sparse(teacher) else "negative_log_acceptance"
 
 
@@ -92,11 +99,16 @@ def is_sparse(teacher: TeacherConfig) -> bool:
 
 
 def refuse_unserved(teacher: TeacherConfig, *, loss: str) -> None:
-    """Refuse a loss that needs more of the teacher than the cache keeps.
+    """Refuse a loss that needs more of the teacher than there is of it.
 
     Raises:
-        ValueError: If the cache says too little of the entries that it left out.
+        ValueError: If there is none to ask, or the cache says too little of the entries that it left out.
     """
+    if teacher.source == "none" and loss != LOSS_OF_TOKENS:
+        raise ValueError(
+            f"must be {LOSS_OF_TOKENS} when distill.teacher.source is none, got {loss}. "
+            "Every other loss compares with a teacher: set source to live or cache."
+        )
     if is_sparse(teacher) and loss not in SPARSE_LOSSES:
         raise ValueError(
             f"must be {' or '.join(SPARSE_LOSSES)} when distill.teacher.contents is {teacher.contents}, got {loss}. "
@@ -118,11 +130,16 @@ def refuse_temperature(teacher: TeacherConfig, temperature: float) -> None:
 
 
 def refuse_selection(teacher: TeacherConfig) -> None:
-    """Refuse to choose tokens by a KL that the cache cannot give.
+    """Refuse to choose tokens by a KL that the teacher cannot give.
 
     Raises:
-        ValueError: If the cache keeps less than hidden states.
+        ValueError: If there is no teacher, or the cache keeps less than hidden states.
     """
+    if teacher.source == "none":
+        raise ValueError(
+            "must be live, or a cache with contents hidden, with distill.token_selection, got none: tokens are chosen "
+            "by the KL from the teacher."
+        )
     if teacher.contents in ("top_k", "samples"):
         raise ValueError(
             f"must be live, or a cache with contents hidden, with distill.token_selection, got {teacher.contents}: "

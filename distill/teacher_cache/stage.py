@@ -77,6 +77,8 @@ def verify_cache_stage(recipe: Recipe) -> None:
 
 
 def require_cached_teacher(recipe: Recipe) -> None:
-    """Raise UserError if the recipe runs its teacher live."""
+    """Raise UserError unless the recipe reads its teacher from a cache."""
     if recipe.distill.teacher.source != "cache":
-        raise UserError("distill.teacher.source is live: there is nothing to cache. Set it to cache.")
+        raise UserError(
+            f"distill.teacher.source is {recipe.distill.teacher.source}: there is nothing to cache. Set it to cache."
+        )

@@ -241,8 +241,9 @@ def test_a_target_from_gguf_takes_disk_for_its_import(checked):
     [
         ("1ep", "3 of 4 answers each (1ep)", "at most 400;"),  # 10 answers: two whole batches and a smaller one
         ("2ep", "6 of 4 answers each (2ep)", "at most 800;"),
-        ("5ba", "5 of 4 answers each (5ba)", "at most 800;"),
+        ("5ba", "5 of 4 answers each (5ba)", "at most 720;"),  # three batches are an epoch
         ("7sp", "2 of 4 answers each (7sp)", "at most 280;"),
+        ("25sp", "8 of 4 answers each (25sp)", "at most 1,000;"),
     ],
 )
 def test_steps_and_tokens_before_there_are_answers(checked, duration, steps, tokens):
@@ -253,9 +254,24 @@ def test_steps_and_tokens_before_there_are_answers(checked, duration, steps, tok
 
 
 @pytest.mark.parametrize(
+    ("duration", "epochs"),
+    [
+        ("1ep", "1 over 10 answers"),
+        ("3ep", "3 over 10 answers, each in an order of its own"),
+        ("5ba", "1.8 over 10 answers, each in an order of its own"),
+        ("25sp", "2.5 over 10 answers, each in an order of its own"),
+        ("2ba", "0.8 over 10 answers"),
+    ],
+)
+def test_epochs_are_told_in_every_unit(checked, duration, epochs):
+    assert row(checked(f"distill.max_duration={duration}")[1], "epochs ") == epochs
+
+
+@pytest.mark.parametrize(
     ("overrides", "words"),
     [
         ([], "negative_log_acceptance"),
+        (["distill.teacher.source=none"], "cross_entropy"),
         (["distill.teacher={source: cache, contents: top_k}"], "forward_kl"),
         (
             ["distill.loss=[{name: forward_kl, weight: 2.5}, {name: cross_entropy}]", "distill.temperature=2"],

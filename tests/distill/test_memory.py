@@ -229,6 +229,7 @@ SMALL = replace(DRAFT, head_vocab=4096)
     [
         ({}, True),
         ({"loss": "cross_entropy"}, False),  # asks no teacher
+        ({"teacher": {"source": "none"}}, False),
         ({"teacher": {"parallelism": "fsdp2"}, "device_train_microbatch_size": 2}, True),
         ({"teacher": {"source": "cache"}}, True),
         ({"teacher": {"source": "cache", "contents": "top_k"}}, False),  # which has no logits
@@ -253,7 +254,8 @@ def test_a_small_head_costs_its_rows(distill, rows):
         assert copied == (4096 * 4096 * 2 if rows else 0)
         chunk = min(chunk_size(4096), sequences_at_once(small, processes) * small.loss_tokens)
         head = 4096 * 4096 * 4 if chunk < sequences_at_once(small, processes) * small.loss_tokens else 0
-        assert found["logits and loss"] == chunk * 4096 * 24 + head
+        per_logit = 14 if recipe.distill.teacher.source == "none" else 24
+        assert found["logits and loss"] == chunk * 4096 * per_logit + head
         assert before["gradients, float32"] - found["gradients, float32"] == 4 * (32000 - 4096) * 4096
         matrices = "student matrices, bfloat16"
         assert before[matrices] - found[matrices] == 2 * (32000 - 4096) * 4096
@@ -296,6 +298,26 @@ def test_the_loss_of_a_small_head_holds_what_the_estimate_says(rows):
     assert held_at_most(step) - gradients == pytest.approx(estimated, rel=0.05)
     if rows:
         assert teacher.weight_VH.untyped_storage().nbytes() == rows * width * 4
+
+
+@pytest.mark.parametrize(("precision", "per_logit"), [("amp_bf16", 14), ("fp32", 16)])
+def test_without_a_teacher_a_process_holds_the_student_and_the_loss_of_tokens(precision, per_logit):
+    recipe = Recipe.model_validate(
+        {
+            "run_name": "alone",
+            "target": {"path": "meta-llama/Llama-2-7b-hf"},
+            "architecture": {"shape": "wide-796m"},
+            "data": {"self_written_prompts": 100},
+            "distill": {"teacher": {"source": "none"}, "precision": precision},
+        }
+    )
+    (training,) = trainings(recipe, LLAMA, DRAFT)
+    found = sizes(training, 1)
+    assert not [name for name in found if "teacher" in name]
+    assert found["logits and loss"] == chunk_size(32000) * 32000 * per_logit + 32000 * 4096 * 4
+    beside = sizes(replace(training, teacher=LLAMA), 1)
+    beside = {name: size for name, size in beside.items() if not name.startswith("teacher weights")}
+    assert {**found, "logits and loss": 0} == {**beside, "logits and loss": 0}
 
 
 @pytest.mark.parametrize(

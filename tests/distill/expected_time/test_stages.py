@@ -110,6 +110,14 @@ def test_every_stage_of_cuts_has_the_small_head_of_the_last():
     assert times(run)["training, 16 layers"].seconds == pytest.approx((1000 * each + evaluation) / SPEED)
 
 
+def test_without_a_teacher_evaluations_are_the_drafts_alone():
+    evaluation = 10 * forward_flops(DRAFT, EACH)
+    each = training_flops(DRAFT, EACH, teacher=0)
+    found = times(run_of(teacher={"source": "none"}))
+    assert list(found) == ["answers", "training", "scorecard"]
+    assert found["training"].seconds == pytest.approx((1000 * each + evaluation) / SPEED)
+
+
 def test_a_cache_is_a_stage_in_which_the_teacher_reads_every_answer():
     found = times(run_of(teacher={"source": "cache"}))
     assert list(found) == ["answers", "teacher cache", "training", "scorecard"]

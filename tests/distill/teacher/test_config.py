@@ -93,7 +93,7 @@ def test_what_is_left_out_is_filled_in_and_loads_back_equal(load, tmp_path, sect
         ),
         (
             "teacher: {source: disk}",
-            "distill.teacher.source must be live or cache, got 'disk'.",
+            "distill.teacher.source must be live or cache or none, got 'disk'.",
         ),
         (
             "teacher: {source: cache, contents: logits, k: 3}",

@@ -180,8 +180,8 @@ STUDENT_MISTAKES = {
         "distill: {train_on: text, max_duration: 9ba, teacher: {source: cache}}",
         DOMAIN,
         (
-            "r.yaml:5: distill.teacher must have source live when distill.train_on is text, got cache: a cache is of "
-            "answers. Leave source out, or train on answers."
+            "r.yaml:5: distill.teacher must have source live or none when distill.train_on is text, got cache: a "
+            "cache is of answers. Leave source out, or train on answers."
         ),
     ),
     "a warm-up in epochs": (

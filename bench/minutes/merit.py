@@ -1,0 +1,118 @@
+"""What a cell is worth: the speed that its acceptance promises, by step times of all cells of its shape. Pure.
+
+Shape suffixes used in this file:
+    N = draws of the prompts
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.minutes.cells import Cell
+from bench.minutes.record import Finished
+from eval.acceptance import Resampling
+from eval.choice import Array, drawn_speedups, step_times
+from eval.intervals import percentile_interval
+from eval.promise import promise
+from eval.speedup import StepTimes
+
+Shape = tuple[int, int | None]  # layers and ids, which decide how long a step takes
+CONFIDENCE, NUM_RESAMPLES = 0.95, 2000
+
+
+@dataclass(frozen=True)
+class Worth:
+    """A predicted speed over that of the target alone.
+
+    Attributes:
+        value: Of all prompts.
+        drawn_N: In each draw of the prompts.
+        num_prompts: That were drawn from, of the smallest set.
+        lookahead: At which it is best; None of several speeds together.
+    """
+
+    value: float
+    drawn_N: Array
+    num_prompts: int
+    lookahead: int | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Over prompts; the seed, and how sure the step times are, are not in it."""
+        low, high = percentile_interval(self.drawn_N, CONFIDENCE, num_units=self.num_prompts)
+        return min(low, self.value), max(high, self.value)
+
+
+def shape_of(cell: Cell) -> Shape:
+    """Whose steps take equally long."""
+    return cell.configuration.layers, cell.configuration.vocabulary
+
+
+def steps_by_shape(found: Sequence[Finished]) -> dict[Shape, StepTimes]:
+    """Step times in steps of the target, the medians over all cells of a shape: what a cell learned changes none."""
+    relative: dict[Shape, list[StepTimes]] = {}
+    for one in found:
+        [times] = step_times(one.latency).values()
+        relative.setdefault(shape_of(one.cell), []).append(in_target_steps(times))
+    return {shape: median_of(times) for shape, times in relative.items()}
+
+
+def in_target_steps(times: StepTimes) -> StepTimes:
+    """The same, one step of the target being 1: cells were timed one after the other, on a machine that drifts."""
+    unit = times.target_s
+    verify = {lookahead: seconds / unit for lookahead, seconds in times.verify_s.items()}
+    return StepTimes(1.0, times.draft_s / unit, times.draft_two_s / unit, verify)
+
+
+def median_of(times: Sequence[StepTimes]) -> StepTimes:
+    """Of each kind of step."""
+    lookaheads = times[0].verify_s
+    return StepTimes(
+        1.0,
+        float(np.median([one.draft_s for one in times])),
+        float(np.median([one.draft_two_s for one in times])),
+        {lookahead: float(np.median([one.verify_s[lookahead] for one in times])) for lookahead in lookaheads},
+    )
+
+
+def worths(one: Finished, steps: Mapping[Shape, StepTimes]) -> dict[tuple[str, float], Worth]:
+    """The predicted speed at the best lookahead, by set of answers and temperature."""
+    times, found = steps[shape_of(one.cell)], {}
+    for row in one.acceptance:
+        lookahead, value = promise(row, times)
+        resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed_of(row["set"]))
+        drawn_N = drawn_speedups(row, lookahead, [times] * NUM_RESAMPLES, resampling)
+        found[row["set"], row["temperature"]] = Worth(value, drawn_N, len(row["by_prompt"]["tokens"]), lookahead)
+    return found
+
+
+def seed_of(name: str) -> int:
+    """Of a set's draws: prompts of two sets are drawn apart, those of two temperatures of one set together."""
+    return sum(name.encode())
+
+
+def merit(cells: Sequence[Finished], steps: Mapping[Shape, StepTimes]) -> Worth:
+    """One figure to rank by: the geometric mean of the speeds on all sets, at all temperatures, of all seeds."""
+    every = [worth for one in cells for worth in worths(one, steps).values()]
+    return Worth(
+        float(np.exp(np.mean([np.log(worth.value) for worth in every]))),
+        np.exp(np.mean([np.log(worth.drawn_N) for worth in every], axis=0)),
+        min(worth.num_prompts for worth in every),
+    )
+
+
+def ranked(cells: Sequence[Cell], found: Sequence[Finished]) -> list[Cell]:
+    """The cells of a stage, the best first; all of them have finished.
+
+    Step times are of these cells alone: what is made later must not change who went on.
+    """
+    by_name = {one.cell.name: one for one in found}
+    steps = steps_by_shape([by_name[cell.name] for cell in cells])
+    return sorted(cells, key=lambda cell: -merit([by_name[cell.name]], steps).value)
+
+
+def is_behind(one: Worth, best: Worth) -> bool:
+    """Whether a figure is surely below the best one, on the same draws of the prompts."""
+    _, high = percentile_interval(one.drawn_N / best.drawn_N, CONFIDENCE, num_units=one.num_prompts)
+    return bool(high < 1)

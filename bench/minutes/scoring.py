@@ -1,0 +1,60 @@
+"""What a draft is worth: acceptance on answers it never saw, and its step times beside the target's, in one process."""
+
+from pathlib import Path
+from typing import Any
+
+from bench.minutes.cells import Cell
+from bench.minutes.inputs import OWN, Scored
+from bench.minutes.setting import LOOKAHEADS, SEED, Setting
+from eval.acceptance import Resampling
+from eval.latency.machine import torch_threads
+from eval.latency.measure import measure_latency, timing_ticks
+from eval.latency.steps import Setting as StepSetting
+from eval.models import load_model
+from eval.scorecard.acceptance_record import acceptance_record
+from eval.scorecard.answers import context_of
+from eval.scorecard.record import latency_record
+from eval.scorecard.score import Pair, replay_drafts
+
+RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=SEED)
+
+
+def score_draft(setting: Setting, cell: Cell, draft: Path, answers: Scored) -> dict[str, Any]:
+    """Acceptance by set and temperature, and step times, as scorecards hold them."""
+    config = setting.shared_recipe().eval
+    lookaheads = range(LOOKAHEADS[0], LOOKAHEADS[1] + 1)
+    with torch_threads(setting.threads):
+        pair = Pair(load_model(setting.target, dtype=config.dtype), {cell.name: load_model(draft, dtype=config.dtype)})
+        acceptance = []
+        for name, group in answers.items():
+            for temperature, written in group.items():
+                [replayed] = replay_drafts(pair, written, temperature=temperature)
+                row = acceptance_record(replayed.scores(lookaheads)[:1], {}, RESAMPLING)
+                acceptance.append({"set": name, **kept_of(row)})
+        latency = measure_latency(
+            pair.target,
+            pair.drafts,
+            StepSetting(context_of(answers[OWN])),
+            lookaheads=lookaheads,
+            repetitions=timing_ticks(setting.latency_repeats),
+            resampling=RESAMPLING,
+        )
+    return {"acceptance": acceptance, "latency": latency_record(latency)}
+
+
+KEPT = ("temperature", "rule", "prompts", "answers", "alpha", "greedy_match")
+KEPT_OF_LOOKAHEAD = ("lookahead", "rounds", "fully_accepted", "tau")
+
+
+def kept_of(row: dict[str, Any]) -> dict[str, Any]:
+    """What the page and the ranking read of a scorecard's record of acceptance: a tenth of it."""
+    by_prompt = row["by_prompt"]
+    rounds = [
+        {"lookahead": one["lookahead"], "counts": [round(count, 3) for count in one["counts"]]}
+        for one in by_prompt["rounds"]
+    ]
+    return {
+        **{name: row[name] for name in KEPT},
+        "lookahead": [{name: entry[name] for name in KEPT_OF_LOOKAHEAD} for entry in row["lookahead"]],
+        "by_prompt": {"tokens": by_prompt["tokens"], "rounds": rounds},
+    }

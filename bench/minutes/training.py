@@ -1,0 +1,184 @@
+"""A training of so many minutes, by the trainer that a recipe gets: cut, measure a step, train, export."""
+
+import shutil
+import time
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from composer import Callback, Logger, State, Trainer
+
+from bench.gpu.training import leave_out_checkpoints_and_evaluations
+from bench.minutes.cells import Cell
+from bench.minutes.record import Phase
+from bench.minutes.setting import Setting
+from distill.config import ExportConfig, SchedulerConfig
+from distill.data.batches import AnswerDataset
+from distill.progressive import share_answers
+from distill.recipe import Recipe
+from distill.stages import prune_stage
+from distill.teacher_cache.answers import CachedAnswers
+from distill.teacher_cache.reader import TeacherCache
+from distill.train import export, fit, read_answers
+from distill.trainer import build_model, build_trainer
+
+LEFT_OUT = 2  # first steps of a warm-up, which allocate
+Sets = tuple[AnswerDataset | CachedAnswers, AnswerDataset | CachedAnswers]
+
+
+class Clock(Callback):
+    """Notes when the first step began, and when each ended and how many tokens had been read by then."""
+
+    def __init__(self) -> None:
+        self.start_s = 0.0
+        self.ends_s: list[float] = []
+        self.tokens: list[int] = []
+
+    def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
+        """Nothing is trained yet."""
+        self.start_s = time.perf_counter()
+
+    def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """A step has ended."""
+        self.ends_s.append(time.perf_counter())
+        self.tokens.append(state.timestamp.token.value)
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning to the end of the last step."""
+        return self.ends_s[-1] - self.start_s
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Of all steps but the first ones: they differ in length, so the tokens they read are what is compared."""
+        first = min(LEFT_OUT, len(self.ends_s) - 1) - 1
+        start_s, before = (self.ends_s[first], self.tokens[first]) if first >= 0 else (self.start_s, 0)
+        return (self.ends_s[-1] - start_s) / (self.tokens[-1] - before)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a cell's training did.
+
+    Attributes:
+        draft: Its folder.
+        phases: What each phase did.
+    """
+
+    draft: Path
+    phases: tuple[Phase, ...]
+
+
+def train_cell(setting: Setting, cell: Cell) -> Trained:
+    """Train the phases of a cell one after the other, each from the draft of the one before."""
+    configuration, draft, phases = cell.configuration, None, []
+    for place, way in enumerate(configuration.phases):
+        run = setting.work / "cell" / f"phase-{place}"
+        shutil.rmtree(run, ignore_errors=True)
+        recipe = setting.cell_recipe(configuration, way, run, draft)
+        share_answers(setting.shared_recipe(), recipe)
+        prune_stage(recipe)
+        recipe = recipe.model_copy(
+            update={"seed": cell.seed, "export": export_of(recipe, last=way is configuration.way)}
+        )
+        share_s = 60 * cell.minutes / len(configuration.phases)
+        phases.append(train_phase(setting, recipe, share_s, most_epochs=configuration.epochs))
+        shutil.rmtree(run / "checkpoints")
+        draft = run / "draft"
+    assert draft is not None, "there is a phase"
+    return Trained(draft, tuple(phases))
+
+
+def export_of(recipe: Recipe, *, last: bool) -> ExportConfig:
+    """As the recipe says; unrounded where another phase begins with the draft."""
+    return recipe.export if last else recipe.export.model_copy(update={"dtype": "float32"})
+
+
+def train_phase(setting: Setting, recipe: Recipe, budget_s: float, *, most_epochs: int | None) -> Phase:
+    """Train <run>/init for so long into <run>/draft, with a schedule that ends then.
+
+    Args:
+        setting: Where.
+        recipe: Whose duration is found here.
+        budget_s: Seconds of training.
+        most_epochs: Bounds the steps as well.
+    """
+    train_set, eval_set = sets_of(setting, recipe)
+    answers = answers_in(train_set)
+    steps_of_epoch = ceil(len(answers) / recipe.distill.global_train_batch_size)
+    tokens_of_step = sum(len(example.input_ids) for example in answers.examples) / steps_of_epoch
+    step_s = tokens_of_step * warm_seconds_per_token(setting, recipe, (train_set, eval_set))
+    steps = max(1, round(budget_s / step_s))
+    if most_epochs is not None:
+        steps = min(steps, most_epochs * steps_of_epoch)
+    clock, trainer = Clock(), trainer_of(setting, recipe, steps, (train_set, eval_set))
+    trainer.state.callbacks.append(clock)
+    try:
+        fit(recipe, trainer)
+    finally:
+        trainer.engine.close()
+    export(recipe, setting.target)
+    epochs, rest = divmod(steps, steps_of_epoch)
+    mean_answer = answers.counts.answer_tokens / len(answers)
+    seen = epochs * len(answers) + rest * recipe.distill.global_train_batch_size
+    return Phase(
+        budget_s=budget_s,
+        seconds=clock.seconds,
+        expected_step_s=step_s,
+        steps=steps,
+        epochs=seen / len(answers),
+        answers=len(answers),
+        answer_tokens_seen=round(seen * mean_answer),
+    )
+
+
+def sets_of(setting: Setting, recipe: Recipe) -> Sets:
+    """The answers, with what the teacher said of them where it is cached; of the held-out ones the first alone.
+
+    An evaluation at the end is part of every training, and says nothing that is not scored afterwards.
+    """
+    found: list[AnswerDataset | CachedAnswers] = []
+    cached = recipe.distill.teacher.source == "cache"
+    for name, answers in zip(("train", "eval"), read_answers(recipe, setting.target), strict=True):
+        cache = TeacherCache(setting.shared_run / "teacher_cache", name) if cached else None
+        found.append(answers if cache is None else CachedAnswers(answers, cache))
+    train_set, eval_set = found
+    held_out = answers_in(eval_set)
+    held_out.examples = held_out.examples[:1]
+    return train_set, eval_set
+
+
+def answers_in(found: AnswerDataset | CachedAnswers) -> AnswerDataset:
+    """The answers themselves."""
+    return found.answers if isinstance(found, CachedAnswers) else found
+
+
+def warm_seconds_per_token(setting: Setting, recipe: Recipe, sets: Sets) -> float:
+    """How long a step takes for each token it reads, by a few steps of a model that is thrown away."""
+    constant = SchedulerConfig(name="constant_with_warmup", t_warmup="0ba")
+    timed = recipe.model_copy(
+        update={
+            "run_dir": str(setting.work / "cell" / "warm-up"),
+            "distill": recipe.distill.model_copy(update={"scheduler": constant}),
+        }
+    )
+    trainer = trainer_of(setting, timed, setting.warm_up_steps, sets, init=recipe)
+    leave_out_checkpoints_and_evaluations(trainer)
+    clock = Clock()
+    trainer.state.callbacks.append(clock)
+    try:
+        trainer.fit()
+    finally:
+        trainer.engine.close()
+    for optimizer in trainer.state.optimizers:  # Composer holds every trainer until the process ends
+        optimizer.state.clear()
+    return clock.seconds_per_token
+
+
+def trainer_of(setting: Setting, recipe: Recipe, steps: int, sets: Sets, *, init: Recipe | None = None) -> Trainer:
+    """A trainer of so many steps at its start; of the student in another recipe's run, if one is given."""
+    distill = recipe.distill.model_copy(update={"max_duration": f"{steps}ba"})
+    model = build_model(init or recipe, target=setting.target, eval_tasks=answers_in(sets[1]).tasks)
+    train_set, eval_set = sets
+    timed = recipe.model_copy(update={"distill": distill})
+    return build_trainer(timed, model, train_set=train_set, eval_set=eval_set, checkpoint=None)

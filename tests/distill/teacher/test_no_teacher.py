@@ -1,0 +1,336 @@
+"""Training without a teacher: which recipes may, what is learned, and what held-out answers then say."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+import distill.trainer
+from architectures.errors import UserError
+from architectures.manifest import write_manifest
+from distill.checkpoints import BEST_NAME
+from distill.config import DistillConfig
+from distill.debug.recipe import debug_recipe, tiny_run
+from distill.losses.answer_logits import logits_of
+from distill.losses.config import LossName
+from distill.metrics import LOOKAHEADS, Known, accept_chance, accept_chance_alone, eval_metrics
+from distill.model import HeldOut
+from distill.monitoring.flops import answers_in, training_flops
+from distill.recipe import Recipe
+from distill.stage_inputs import generate_inputs, training_inputs
+from distill.teacher.absent import NoTeacher
+from distill.teacher.cached import CachedTeacher
+from distill.teacher_cache.stage import cache_stage
+from distill.text.config import TextConfig
+from distill.train import read_answers, train
+from distill.trainer import build_model
+from eval.decoding.rules import EXACT_SAMPLED_DRAFT
+from eval.replay import replay_answer
+from tests.distill.after_training import assert_equal, last_state, metrics
+from tests.distill.small_heads import IDS, cut_draft
+
+NONE = {"source": "none"}
+SOURCES = {
+    "live": {},
+    "hidden": {"source": "cache"},
+    "top_k": {"source": "cache", "contents": "top_k"},
+    "samples": {"source": "cache", "contents": "samples"},
+    "none": NONE,
+}
+LOSSES = get_args(LossName)
+# What each source can be asked for, and the words of the refusal of all else.
+SERVED = {
+    "live": LOSSES,
+    "hidden": LOSSES,
+    "top_k": ("forward_kl", "cross_entropy"),
+    "samples": ("forward_kl", "cross_entropy"),
+    "none": ("cross_entropy",),
+}
+
+
+def refusal(**settings) -> str | None:
+    """What a recipe's section is refused for; None where it is served."""
+    try:
+        DistillConfig.model_validate(settings)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("train_on", ["answers", "text"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_serves_its_losses_and_refuses_the_others(source, train_on):
+    for loss in LOSSES:
+        duration = {"max_duration": "9ba", "eval_interval": "3ba", "save_interval": "3ba"}
+        said = refusal(train_on=train_on, teacher=SOURCES[source], loss=loss, **duration)
+        if train_on == "text" and SOURCES[source].get("source") == "cache":
+            assert "must have source live or none when distill.train_on is text" in said, loss
+        elif loss in SERVED[source]:
+            assert said is None, loss
+        else:
+            named = "source is none" if source == "none" else f"contents is {source}"
+            assert f"must be {' or '.join(SERVED[source])} when distill.teacher.{named}" in said, loss
+            assert f"got {loss}" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"loss": [{"name": "cross_entropy"}, {"name": "forward_kl", "weight": 0.1}]}, "got forward_kl"),
+        ({"token_selection": {"reference": "absent"}}, "tokens are chosen by the KL from the teacher"),
+        ({"temperature": 2.0}, "must be 1 when distill.loss is cross_entropy alone, got 2.0"),
+        (
+            {"teacher": {**NONE, "contents": "hidden"}},
+            "must be left out when distill.teacher.source is none, got hidden",
+        ),
+        ({"teacher": {**NONE, "k": 3}}, "must be left out unless distill.teacher.contents is top_k"),
+        ({"teacher": {**NONE, "parallelism": "fsdp2"}}, "got fsdp2. No teacher is loaded."),
+    ],
+)
+def test_what_asks_a_teacher_is_refused_without_one(settings, words):
+    assert words in refusal(**{"teacher": NONE, **settings})
+
+
+def test_the_default_loss_is_that_of_the_answers_tokens():
+    assert DistillConfig(teacher=NONE).loss == "cross_entropy"
+
+
+@pytest.mark.parametrize(
+    ("mixture", "references", "served"),
+    [
+        ("fixed", (None, None), True),
+        ("paper", (2.0, None), False),
+        ("paper", (2.0, 3.0), True),
+        ("code", (None,), False),
+    ],
+)
+def test_a_mixture_that_holds_losses_against_a_teachers_is_refused(mixture, references, served):
+    domains = [
+        {"name": f"d{place}", "path": f"d{place}.txt", "reference_loss_nats": reference}
+        for place, reference in enumerate(references)
+    ]
+    values = {
+        "run_name": "x",
+        "target": {"path": "absent"},
+        "architecture": {"layers": 2},
+        "data": {"self_written_prompts": 9},
+        "distill": {"train_on": "text", "teacher": NONE, "max_duration": "4ba"},
+        "text": {"domains": domains, "mixture": {"rule": mixture}},
+    }
+    if served:
+        assert isinstance(Recipe.model_validate(values).text, TextConfig)
+        return
+    with pytest.raises(ValueError, match=f"got rule {mixture} and no reference for d{references.index(None)}"):
+        Recipe.model_validate(values)
+    values["distill"]["teacher"] = {}
+    assert Recipe.model_validate(values).distill.teacher.source == "live"
+
+
+def refuse_to_load(*_, **__):
+    raise AssertionError("there is no teacher")
+
+
+@pytest.fixture
+def no_loading(monkeypatch):
+    """Fails a test in which any weight of a teacher is loaded."""
+    for name in ("load_teacher", "load_sharded_teacher", "load_head"):
+        monkeypatch.setattr(distill.trainer, name, refuse_to_load)
+
+
+def test_it_learns_and_chooses_what_a_live_teacher_beside_it_would(make_run, request, capsys):
+    """To the last bit: cross_entropy never asks, so that only the evaluations differ, and of these only alpha."""
+    beside = make_run("beside", loss="cross_entropy")
+    train(beside)
+    request.getfixturevalue("no_loading")
+    alone = make_run("alone", teacher=NONE)
+    train(alone, Path(alone.run_dir) / "profile")
+    assert_equal(last_state(beside)["model"], last_state(alone)["model"])
+    logs = [metrics(recipe) for recipe in (beside, alone)]
+    for batch in (0, 3, 6):
+        both = [{name: record[name] for name in record if "/tau_" in name} for record in (log[batch] for log in logs)]
+        assert len(both[0]) == len(LOOKAHEADS) == len(both[1])  # five answers give no intervals
+        assert both[0] == both[1]
+    assert not [name for record in logs[1].values() for name in record if "alpha" in name]
+    links = [(Path(recipe.run_dir) / "checkpoints" / BEST_NAME).readlink() for recipe in (beside, alone)]
+    assert links[0] == links[1]
+    said = capsys.readouterr().err
+    assert "alone/profile" in said
+    assert "teacher" not in said.split("alone/profile")[1]  # names the parts of a step
+
+
+def sampled(recipe: Recipe, temperature: float, top_p: float = 1.0) -> Recipe:
+    """The same answers, said to be drawn at a temperature."""
+    data = recipe.data.model_copy(update={"temperature": temperature, "top_p": top_p})
+    changed = recipe.model_copy(update={"data": data})
+    inputs = generate_inputs(changed, Path(recipe.target.path))
+    write_manifest(Path(recipe.run_dir) / "data", stage="generate", inputs=inputs)
+    return changed
+
+
+@pytest.mark.usefixtures("no_loading")
+def test_drawn_answers_are_replayed_by_the_rule_that_asks_no_teacher(make_run):
+    recipe = sampled(make_run(teacher=NONE, max_duration="2ba", eval_interval="1ba"), 0.7)
+    train(recipe)
+    log = metrics(recipe)
+    names = {name for name in log[1] if name.startswith("metrics/eval/")}
+    assert names == {f"metrics/eval/{EXACT_SAMPLED_DRAFT}_tau_{lookahead}" for lookahead in LOOKAHEADS}
+    best = max((2, 1), key=lambda batch: log[batch][f"metrics/eval/{EXACT_SAMPLED_DRAFT}_tau_5"])
+    link = (Path(recipe.run_dir) / "checkpoints" / BEST_NAME).readlink().name
+    assert link == f"ep0-ba{best}-rank0.pt"
+
+
+def test_the_rule_is_that_of_the_replay():
+    generator = torch.Generator().manual_seed(0)
+    draft_TV, target_TV = (2 * torch.randn(6, 9, generator=generator) for _ in range(2))
+    ids = [3, 0, 8, 1, 2, 5]
+    for temperature in (0.7, 1.0):
+        found = accept_chance_alone(draft_TV, torch.tensor(ids), temperature=temperature)
+        replay = replay_answer(target_TV, draft_TV, ids, temperature=temperature)
+        assert found.tolist() == pytest.approx(replay.rules[EXACT_SAMPLED_DRAFT].accept.tolist(), rel=1e-5)
+        by_rejection = accept_chance(draft_TV, target_TV, torch.tensor(ids), temperature=temperature)
+        assert (found <= by_rejection).all()
+    one, other = (chance(0.0) for chance in (
+        lambda t: accept_chance_alone(draft_TV, torch.tensor(ids), temperature=t),
+        lambda t: accept_chance(draft_TV, target_TV, torch.tensor(ids), temperature=t),
+    ))  # fmt: skip
+    assert torch.equal(one, other)
+    nucleus = accept_chance_alone(torch.tensor([[0.6, 0.3, 0.1]]).log(), torch.tensor([1]), temperature=1.0, top_p=0.8)
+    assert nucleus.item() == pytest.approx(0.3 / 0.9)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "temperature", "names"),
+    [
+        (True, 0.0, ["alpha", "greedy_match", "tau_1", "tau_3", "tau_5", "tau_7"]),
+        (True, 0.7, ["alpha", "greedy_match", "tau_1", "tau_3", "tau_5", "tau_7"]),
+        (False, 0.0, ["greedy_match", "tau_1", "tau_3", "tau_5", "tau_7"]),
+        (False, 0.7, [f"{EXACT_SAMPLED_DRAFT}_tau_{lookahead}" for lookahead in (1, 3, 5, 7)]),
+    ],
+)
+def test_metrics_are_those_that_can_be_known(teacher, temperature, names):
+    known = Known(teacher, temperature)
+    assert list(eval_metrics((), known)) == names
+    assert known.best_by == names[-2]
+
+
+def model_of(recipe):
+    return build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
+
+
+def some_batch(recipe):
+    dataset, _ = read_answers(recipe, Path(recipe.target.path))
+    return dataset.collate([dataset[place] for place in (0, 3, 5)])
+
+
+@pytest.mark.usefixtures("no_loading")
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_loss_evaluation_and_flops_are_the_students(make_run, precision, packing):
+    model = model_of(recipe := make_run(teacher=NONE, precision=precision, packing=packing))
+    batch = some_batch(recipe)
+    model.held_out = HeldOut(temperature=1.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "amp_bf16"):
+        logits_AV = model.student(batch["input_ids"], batch["keep"], logits_of).float()
+    ids_A = batch["next_ids"][batch["keep"]]
+    expected = torch.nn.functional.cross_entropy(logits_AV, ids_A)
+    torch.testing.assert_close(model.loss(model(batch), batch), expected)
+    chance = torch.cat([torch.tensor(answer.accept) for answer in model.eval_forward(batch)]).float()
+    torch.testing.assert_close(chance, logits_AV.softmax(-1).gather(-1, ids_A[:, None])[:, 0], rtol=1e-4, atol=1e-6)
+    assert model.flops_per_batch(batch) == training_flops(model.shape, answers_in(batch), teacher=0)
+
+
+@pytest.mark.usefixtures("no_loading")
+def test_ids_that_the_target_does_not_have_are_not_learned(make_run, make_checkpoint):
+    wide = make_checkpoint(seed=2, num_hidden_layers=2, vocab_size=300)
+    recipe = make_run(init=wide, teacher=NONE)
+    model = model_of(recipe)
+    assert model.vocab_size == 264
+    model.loss(model(batch := some_batch(recipe)), batch).backward()
+    gradient = model.student.lm.get_output_embeddings().weight.grad
+    assert gradient[:264].any(dim=1).all()
+    assert not gradient[264:].any()
+
+
+@pytest.mark.usefixtures("no_loading")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_small_head_learns_what_it_can_say_and_is_held_against_all(make_run, tiny_target, tmp_path, temperature):
+    """Answers are random bytes; half of all ids are said."""
+    init = cut_draft(tiny_target, tmp_path / "init")
+    model = model_of(recipe := make_run(init=init, teacher=NONE))
+    batch = some_batch(recipe)
+    model.held_out = HeldOut(temperature=temperature)
+    logits_AK = model.student(batch["input_ids"], batch["keep"], logits_of)
+    ids_A = batch["next_ids"][batch["keep"]]
+    said_A = torch.tensor([token in IDS for token in ids_A.tolist()])
+    assert 0 < said_A.sum() < len(said_A)
+    rows_A = torch.tensor([IDS.index(token) if token in IDS else 0 for token in ids_A.tolist()])
+    loss = torch.nn.functional.cross_entropy(logits_AK[said_A], rows_A[said_A], reduction="sum") / len(ids_A)
+    torch.testing.assert_close(model.loss(model(batch), batch), loss)
+    chance_A = logits_AK.softmax(-1).gather(-1, rows_A[:, None])[:, 0]
+    if temperature == 0:
+        chance_A = (logits_AK.argmax(-1) == rows_A).float()
+    found = torch.cat([torch.tensor(answer.accept) for answer in model.eval_forward(batch)]).float()
+    torch.testing.assert_close(found, chance_A * said_A, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.usefixtures("no_loading")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_duration": "3ep"},
+        {"max_duration": "8ba", "packing": True},
+        {"max_duration": "8ba", "precision": "amp_bf16"},
+    ],
+    ids=["epochs", "packed", "bfloat16"],
+)
+def test_resumed_in_a_later_epoch_equals_uninterrupted_bit_for_bit(make_run, stopped, settings):
+    straight, resumed = (make_run(name, teacher=NONE, **settings) for name in ("straight", "resumed"))
+    train(straight)
+    with stopped(distill.trainer, "build_loggers", 7):
+        train(resumed)
+    train(resumed)
+    assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
+    assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
+
+
+@pytest.mark.usefixtures("no_loading")
+def test_text_is_learned_alone_too(make_run, tmp_path):
+    (tmp_path / "a.txt").write_text("abc def ghi jkl " * 200)
+    text = {
+        "domains": [{"name": "a", "path": str(tmp_path / "a.txt")}],
+        "max_seq_len": 12,
+        "num_eval_sequences": 2,
+        "mixture": {"rule": "fixed"},
+    }
+    settings = {"train_on": "text", "max_duration": "20ba", "eval_interval": "10ba", "save_interval": "10ba"}
+    recipe = make_run(text=text, teacher=NONE, **settings)
+    train(recipe)
+    log = metrics(recipe)
+    assert log[19]["loss/train/total"] < log[0]["loss/train/total"]
+    assert "metrics/eval/tau_5" in log[20]
+
+
+def test_there_is_nothing_to_cache(make_run):
+    with pytest.raises(UserError, match=r"distill\.teacher\.source is none: there is nothing to cache"):
+        cache_stage(make_run(teacher=NONE))
+
+
+def test_another_source_does_not_continue_this_training(make_run):
+    alone, beside = make_run("alone", teacher=NONE), make_run("beside", loss="cross_entropy")
+    assert training_inputs(alone)["distill"] != training_inputs(beside)["distill"]
+
+
+def test_a_debug_run_has_none_either(make_run):
+    from architectures.shapes import Shape
+    from architectures.target import read_config
+
+    recipe = make_run(teacher=NONE)
+    shape = Shape.from_config(read_config(Path(recipe.target.path)))
+    assert debug_recipe(recipe, tiny_run(recipe, shape, shape)).distill.teacher.source == "none"
+
+
+def test_each_source_builds_its_own(make_run, monkeypatch):
+    monkeypatch.setattr(distill.trainer, "load_head", lambda *_, **__: type("Head", (), {"vocab_size": 264})())
+    kinds = {source: type(model_of(make_run(source, teacher=SOURCES[source])).teacher) for source in ("hidden", "none")}
+    assert kinds == {"hidden": CachedTeacher, "none": NoTeacher}

@@ -1,0 +1,80 @@
+"""Several readings of the answers: each in an order of its own, the same for all sources, under one schedule."""
+
+from pathlib import Path
+
+import pytest
+from composer.loggers import LoggerDestination
+
+import distill.trainer
+from distill.teacher_cache.stage import cache_stage
+from distill.train import read_answers, train
+from tests.distill.after_training import metrics
+from tests.distill.conftest import NUM_TRAIN
+
+STEPS = 3  # of an epoch: batches of 4, 4 and 2
+
+
+class Noted(LoggerDestination):
+    """Notes which sequences each batch held, as the texts of their ids."""
+
+    def __init__(self):
+        self.batches = []
+
+    def batch_end(self, state, logger):
+        rows = zip(state.batch["input_ids"].tolist(), state.batch["attention_mask"].sum(1).tolist(), strict=True)
+        self.batches.append([tuple(ids[:length]) for ids, length in rows])
+
+
+@pytest.fixture
+def batches_of(monkeypatch):
+    """batches_of(recipe) -> the sequences of every batch it is trained on."""
+
+    def trained(recipe):
+        noted, build = Noted(), distill.trainer.build_loggers
+        with monkeypatch.context() as patch:
+            patch.setattr(distill.trainer, "build_loggers", lambda recipe: [*build(recipe), noted])
+            train(recipe)
+        return noted.batches
+
+    return trained
+
+
+@pytest.mark.parametrize("duration", ["3ep", "8ba"])
+def test_each_epoch_reads_every_answer_once_in_an_order_of_its_own(make_run, batches_of, duration):
+    recipe = make_run(max_duration=duration, eval_interval="1dur", teacher={"source": "none"})
+    batches = batches_of(recipe)
+    train_set, _ = read_answers(recipe, Path(recipe.target.path))
+    answers = sorted(example.input_ids for example in train_set.examples)
+    assert len(answers) == NUM_TRAIN
+    orders = [[row for batch in batches[first : first + STEPS] for row in batch] for first in range(0, 9, STEPS)]
+    whole = [order for order in orders if len(order) == NUM_TRAIN]
+    assert len(whole) == {"3ep": 3, "8ba": 2}[duration]
+    assert all(sorted(order) == answers for order in whole)
+    assert len({tuple(order) for order in orders}) == 3
+    assert len(set(orders[2])) == len(orders[2])  # also of an epoch that is cut short
+
+
+def test_the_orders_are_the_same_whatever_the_teacher(make_run, batches_of):
+    found = []
+    for source in ("live", "cache", "none"):
+        recipe = make_run(source, max_duration="2ep", eval_interval="1dur", teacher={"source": source})
+        if source == "cache":
+            cache_stage(recipe)
+        found.append(batches_of(recipe))
+    assert len(found[0]) == 2 * STEPS
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps", "warm_up", "peak"),
+    [("3ep", 9, "1ep", 3), ("8ba", 8, "2ba", 2), ("8ba", 8, "1ep", 3), ("3ep", 9, "0.5dur", 4)],
+)
+def test_one_schedule_covers_all_epochs(make_run, duration, steps, warm_up, peak):
+    scheduler = {"name": "linear_decay_with_warmup", "t_warmup": warm_up, "alpha_f": 0.25}
+    recipe = make_run(max_duration=duration, scheduler=scheduler, teacher={"source": "none"}, eval_interval="1dur")
+    train(recipe)
+    log = metrics(recipe)
+    rates = [log[batch]["lr-AdamW/group0"] / 1e-3 for batch in range(1, steps + 1)]  # at times 0 to steps - 1
+    rising = [time / peak for time in range(peak)]
+    falling = [1 - 0.75 * (time - peak) / (steps - peak) for time in range(peak, steps)]
+    assert rates == pytest.approx([*rising, *falling], rel=1e-5, abs=1e-12)
