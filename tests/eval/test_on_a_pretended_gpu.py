@@ -12,6 +12,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.replay import answer_logits, replay_answer
+from tests.eval.decoding.small_heads import with_head_of
 from tests.pretended_gpu import pretended_gpu
 
 WARPED = Sampling(1.3, top_p=0.9, top_k=30, min_p=0.01, repetition_penalty=1.3)
@@ -23,6 +24,12 @@ LIMITS = Limits(5, frozenset({2}))
 def small(make_checkpoint):
     """Folders of a target of two layers and a draft of one."""
     return [make_checkpoint(seed=1, num_hidden_layers=layers, pad_token_id=2) for layers in (2, 1)]
+
+
+@pytest.fixture(params=["all ids", "some ids"])
+def pair(small_pair, request):
+    """A target and a draft of four ids, or of three of them."""
+    return small_pair if request.param == "all ids" else [small_pair[0], with_head_of(small_pair[1], [0, 1, 3])]
 
 
 @pytest.fixture
@@ -43,7 +50,7 @@ def texts(decoded):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("sampling", [Sampling(), PENALISED, WARPED], ids=["greedy", "penalised", "warped"])
-def test_a_batch_is_decoded_as_on_the_processor(small_pair, gpu, rule, sampling):
+def test_a_batch_is_decoded_as_on_the_processor(pair, gpu, rule, sampling):
     wanted = {
         "limits": LIMITS,
         "speculation": Speculation(3, rule=rule),
@@ -51,8 +58,8 @@ def test_a_batch_is_decoded_as_on_the_processor(small_pair, gpu, rule, sampling)
         "row_seeds": range(3),
     }
     prompts = [[1], [2, 3, 1, 0], [3, 3]]
-    expected = speculative_decode(*small_pair, prompts, **wanted)
-    there = moved(small_pair, gpu)
+    expected = speculative_decode(*pair, prompts, **wanted)
+    there = moved(pair, gpu)
     assert there[0].device == gpu
     assert texts(speculative_decode(*there, prompts, **wanted)) == texts(expected)
 
@@ -70,11 +77,11 @@ def test_other_ways_to_decode_are_those_of_the_processor(small_pair, translators
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_replay_is_that_of_the_processor(small_pair, gpu, temperature):
+def test_a_replay_is_that_of_the_processor(pair, gpu, temperature):
     answer = [3, 0, 2, 1]
     found = [
-        replay_answer(*(answer_logits(one, [1, 2], answer) for one in pair), answer, temperature=temperature)
-        for pair in (small_pair, moved(small_pair, gpu))
+        replay_answer(*(answer_logits(one, [1, 2], answer) for one in models), answer, temperature=temperature)
+        for models in (pair, moved(pair, gpu))
     ]
     assert found[0].target_logp == pytest.approx(found[1].target_logp, rel=1e-5)
     for rule, accepts in found[0].rules.items():
