@@ -28,11 +28,14 @@ class DraftVocabulary:
         ids: Ascending, so that those below any bound are the first rows.
         vocab_size: Of the target, and rows of the input embedding.
         origin: Where the ids come from, for people: what was counted, how much of it.
+        unknown_id: An id that is not said, whose row of the input embedding was trained to stand for any such id (see
+            unknown.py); None where none was.
     """
 
     ids: tuple[int, ...]
     vocab_size: int
     origin: Mapping[str, Any] = field(default_factory=dict)
+    unknown_id: int | None = None
 
     def to_json(self) -> str:
         """As the file holds it."""
@@ -50,6 +53,14 @@ def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
     return None
 
 
+def broken_unknown(vocabulary: DraftVocabulary) -> str | None:
+    """What is wrong with the id that stands for those which are not said, in words; None if nothing."""
+    unknown = vocabulary.unknown_id
+    if unknown is None or (0 <= unknown < vocabulary.vocab_size and unknown not in vocabulary.ids):
+        return None
+    return f"unknown_id must be one of the {vocabulary.vocab_size} ids and not among those said, got {unknown}"
+
+
 def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
     """What the head of a checkpoint folder says, whose config.json has CONFIG_KEY.
 
@@ -63,7 +74,7 @@ def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
 def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
     """What such a file holds; errors as for `read_draft_vocabulary`."""
     found = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", REMEDY)
-    if (mistake := broken_law(found.ids, found.vocab_size)) is not None:
+    if (mistake := broken_law(found.ids, found.vocab_size) or broken_unknown(found)) is not None:
         raise UserError(f"{path}: {mistake}. {REMEDY}")
     return found
 
