@@ -32,6 +32,8 @@ TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templ
 SETTINGS_OF_TOKENIZER = "tokenizer_config.json"  # special_tokens_map.json says again what stands there
 TOKENIZER_MIB = 512  # as eval.models
 OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark")  # vLLM takes a path that holds one for another method's
+# Source: vLLM 0.32, models/gemma2.py; llama.cpp, conversion of gemma: lm_head.weight is left out
+HEAD_IS_EMBEDDING = {"gemma2": "vLLM and llama.cpp", "gemma3_text": "llama.cpp"}
 WITHOUT_VLLM = {
     "gemma2": "vLLM's Gemma 2 has no output head but the embedding",
     "gpt_neox": "vLLM has no GPT-NeoX of its own",
@@ -80,7 +82,8 @@ def write_whole(draft: SmallDraft, folder: Path) -> None:
     config = {name: value for name, value in draft.config.items() if name != CONFIG_KEY}
     write_json(config, folder / "config.json")
     carry_files(draft.folder, folder)
-    write_text(whole_head_card(vocabulary), folder / CARD_NAME)
+    card = whole_head_card(vocabulary, tied_in=HEAD_IS_EMBEDDING.get(draft.shape.family))
+    write_text(card, folder / CARD_NAME)
 
 
 def write_own_tokenizer(draft: SmallDraft, folder: Path) -> None:

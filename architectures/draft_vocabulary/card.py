@@ -70,8 +70,19 @@ With transformers alone, nothing else installed:
 """
 
 
-def whole_head_card(vocabulary: DraftVocabulary) -> str:
-    """The card of a draft whose head was grown back."""
+def whole_head_card(vocabulary: DraftVocabulary, *, tied_in: str | None) -> str:
+    """The card of a draft whose head was grown back.
+
+    Args:
+        vocabulary: The ids that the small head says.
+        tied_in: Engines that take its head to be the embedding; None where there are none.
+    """
+    warning = ""
+    if tied_in is not None:
+        warning = (
+            f"\n**Not for {tied_in}**: there a model of this family has no head but the embedding. Take another "
+            "engine, or\na draft with a whole head.\n"
+        )
     return f"""# A draft with its output head grown back
 
 A draft model for speculative decoding, an ordinary folder for transformers (`assistant_model`), vLLM (`draft_model`),
@@ -82,7 +93,7 @@ it proposes is what the small head proposes.
 **This form saves no time**: the head has as many rows as the target's. What a small head saves is had from the folder
 that this was made from, in widedraft's own decoding, and in vLLM from `widedraft convert --form own-tokenizer`. When
 sampling, some probability goes to the ids that were never trained, which costs acceptance and never the target's text.
-"""
+{warning}"""
 
 
 def own_tokenizer_card(vocabulary: DraftVocabulary, unknown: str) -> str:

@@ -33,7 +33,7 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description="What vLLM accepts of a draft.")
     parser.add_argument("target")
     parser.add_argument("drafts", nargs="*")
     parser.add_argument("--prompts", type=Path, required=True, help='JSON lines with "prompt"')

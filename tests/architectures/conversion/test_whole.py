@@ -68,6 +68,12 @@ def test_the_folder_is_an_ordinary_draft_of_the_target(small_draft, family_check
     assert "saves no time" in (out / "README.md").read_text()
 
 
+@pytest.mark.parametrize("family", CONVERTED)
+def test_the_card_warns_of_engines_that_would_take_the_embedding_for_the_head(small_draft, tmp_path, family):
+    convert_draft(small_draft(family), tmp_path / "whole", "whole")
+    assert ("**Not for" in (tmp_path / "whole" / "README.md").read_text()) == family.startswith("gemma")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("offset", [-40.0, 0.0, 40.0])  # heads whose logits are all below or above zero
 def test_an_id_that_is_not_said_is_never_proposed(dtype, offset):
