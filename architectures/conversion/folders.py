@@ -75,10 +75,9 @@ def refuse_misleading_name(out: Path) -> None:
 
 def write_whole(draft: SmallDraft, folder: Path) -> None:
     """The form that any engine loads."""
-    vocabulary = draft.vocabulary
-    ids_K = torch.tensor(vocabulary.ids)
-    head = draft.family.weight("head")
-    write_changed(draft, folder, {head: lambda head_KH: grown_head(head_KH, ids_K, vocabulary.vocab_size)})
+    vocabulary, head = draft.vocabulary, draft.family.weight("head")
+    ids_K, pushed_K = ids_and_pushed(draft)
+    write_changed(draft, folder, {head: lambda head_KH: grown_head(head_KH, ids_K, vocabulary.vocab_size, pushed_K)})
     config = {name: value for name, value in draft.config.items() if name != CONFIG_KEY}
     write_json(config, folder / "config.json")
     carry_files(draft.folder, folder)
@@ -94,18 +93,28 @@ def write_own_tokenizer(draft: SmallDraft, folder: Path) -> None:
             f"{draft.folder}: {WITHOUT_VLLM[model_type]}, and no other engine takes this form. Use --form whole."
         )
     vocabulary, family = draft.vocabulary, draft.family
-    ids_K = torch.tensor(vocabulary.ids)
+    ids_K, pushed_K = ids_and_pushed(draft)
 
     def cut_embedding(embedding_VH: Tensor) -> Tensor:
         return embedding_with_unknown(embedding_VH, ids_K, vocabulary.unknown_id)
 
     unknown = write_own_tokens(draft, folder)
-    write_changed(draft, folder, {family.weight("embedding"): cut_embedding, family.weight("head"): head_with_unknown})
+    changes = {
+        family.weight("embedding"): cut_embedding,
+        family.weight("head"): lambda head_KH: head_with_unknown(head_KH, pushed_K),
+    }
+    write_changed(draft, folder, changes)
     config = {name: value for name, value in draft.config.items() if name != CONFIG_KEY}
     config[family.keys["vocab"]] = len(vocabulary.ids) + 1
     write_json(cut_ids(config, vocabulary.ids), folder / "config.json")
     write_json(cut_ids(read_generation_settings(draft.folder), vocabulary.ids), folder / SETTINGS_NAME)
     write_text(own_tokenizer_card(vocabulary, unknown), folder / CARD_NAME)
+
+
+def ids_and_pushed(draft: SmallDraft) -> tuple[Tensor, Tensor]:
+    """ids_K that the head says, and pushed_K: which of them training only pushed down."""
+    ids_K = torch.tensor(draft.vocabulary.ids)
+    return ids_K, torch.isin(ids_K, torch.tensor(draft.vocabulary.never_said, dtype=ids_K.dtype))
 
 
 def write_own_tokens(draft: SmallDraft, folder: Path) -> str:

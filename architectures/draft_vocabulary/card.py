@@ -87,8 +87,8 @@ def whole_head_card(vocabulary: DraftVocabulary, *, tied_in: str | None) -> str:
 
 A draft model for speculative decoding, an ordinary folder for transformers (`assistant_model`), vLLM (`draft_model`),
 SGLang (`STANDALONE`) and llama.cpp. It was trained to propose {len(vocabulary.ids):,} of {vocabulary.vocab_size:,} ids.
-The rows of all other ids are the mean of those, so that their logit is the mean of the logits: decoding greedily, what
-it proposes is what the small head proposes.
+The row of every other id is a mean of those, so that its logit is a mean of their logits: decoding greedily, what it
+proposes is what the small head proposes.
 
 **This form saves no time**: the head has as many rows as the target's. What a small head saves is had from the folder
 that this was made from, in widedraft's own decoding, and in vLLM from `widedraft convert --form own-tokenizer`. When

@@ -55,7 +55,13 @@ MISTAKES = {
     "another's record": ("whole", edit("draft_vocabulary.json", lambda v: v["ids"].pop()), "Take both from one draft"),
     "unknown is said": ("own-tokenizer", edit("draft_vocabulary.json", lambda v: v.update(unknown_id=1)), "unknown_id"),
     "unknown is none": ("whole", edit("draft_vocabulary.json", lambda v: v.update(unknown_id=264)), "unknown_id"),
+    "strange origin": (
+        "whole",
+        edit("draft_vocabulary.json", lambda v: v.update(origin={"never_said": [3]})),
+        r"origin\.never_said must be a list of some of the ids",
+    ),
     "cut weights": ("whole", lambda f: (f / "model.safetensors").write_bytes(b"1" * 50), "damaged or cut short"),
+    "another's weights": ("whole", edit("config.json", lambda v: v.update(hidden_size=60)), "has size"),
     "no tokenizer": ("whole", remove("tokenizer.json"), "holds no tokenizer"),
     "unigram": ("own-tokenizer", unigram, "kind Unigram"),
     "frame": ("own-tokenizer", edit("tokenizer.json", roberta), "RobertaProcessing"),
