@@ -82,6 +82,8 @@ def test_the_cards_code_opens_the_draft_with_transformers_alone(exported, monkey
     assert logits_BTV.shape[-1] == 264
     torch.testing.assert_close(logits_BTV[..., ids_K], ours_BTK)
     assert torch.equal(logits_BTV.argmax(dim=-1), ids_K[ours_BTK.argmax(dim=-1)])
+    others = [id_ for id_ in range(264) if id_ not in IDS]
+    assert logits_BTV[..., others].max() <= ours_BTK.min()
 
 
 def run_snippet(code: str):
