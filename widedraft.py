@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from architectures.conversion.command import convert, convert_arguments
 from architectures.errors import UserError
 from architectures.file_hashes import rehash_from_now
 from architectures.manifest import package_version
@@ -118,6 +119,12 @@ def import_arguments(parser: argparse.ArgumentParser) -> None:
     rehash_argument(parser)
 
 
+def form_arguments(parser: argparse.ArgumentParser) -> None:
+    """DRAFT --to DIR --form FORM."""
+    convert_arguments(parser)
+    rehash_argument(parser)
+
+
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE, or what is scored without one, and perhaps --debug and --trust-checkpoints."""
     scoring.eval_arguments(parser)
@@ -192,6 +199,7 @@ STAGES = {
         tasks, "list the named tasks: what they ask, where their rows come from, licences", lambda parser: parser
     ),
     "import-gguf": Stage(import_gguf, "make a Hugging Face folder from a GGUF file", import_arguments),
+    "convert": Stage(convert, "write a draft with a small output head in a form that an engine loads", form_arguments),
     "masks": Stage(
         recipe_commands.masks,
         "train learned masks, for a recipe with that method, into <run>/masks; then prune",

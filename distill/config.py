@@ -83,6 +83,14 @@ class DistillConfig(Section):
         default=None, description="Train on some of the answer tokens only; null trains on all."
     )
     teacher: TeacherConfig = Field(default=TeacherConfig())
+    unknown_inputs: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of the input tokens outside architecture.vocabulary that are shown to the student as one "
+        "unknown id, for engines whose draft reads its own vocabulary alone (`widedraft convert --form "
+        "own-tokenizer`).",
+    )
     loss: Loss | Literal["auto"] = Field(
         default="auto",
         description="What is minimised per answer token: a loss, or a weighted sum of several. auto is "

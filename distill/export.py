@@ -11,14 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from architectures.atomic import staged_folder, write_json
+from architectures.atomic import staged_folder, write_json, write_text
 from architectures.draft_config import with_dtype
+from architectures.draft_vocabulary.card import CARD_NAME, small_head_card
 from architectures.draft_vocabulary.record import (
     CONFIG_KEY,
-    DRAFT_VOCABULARY_NAME,
+    DraftVocabulary,
     read_draft_vocabulary,
     write_draft_vocabulary,
 )
+from architectures.draft_vocabulary.unknown import with_unknown
 from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.families.family import Family
@@ -42,6 +44,7 @@ def export_checkpoint(
     *,
     target: Path,
     dtype: str,
+    unknown_inputs: bool = False,
     finish: Callable[[Path], None],
 ) -> None:
     """Write the student of a checkpoint as a draft folder; it appears whole or not at all.
@@ -56,6 +59,7 @@ def export_checkpoint(
             that was not trained and are left out, so that no engine proposes an id the target does not have; rows it
             lacks are added (architectures/vocabulary.py). A head that says some ids alone keeps its rows.
         dtype: Number type of every weight: "float32", "bfloat16" or "float16".
+        unknown_inputs: Whether a row of its embedding was trained to stand for every id that it does not say.
         finish: Called with the folder before it takes its place; writes manifest.json.
 
     Raises:
@@ -91,8 +95,15 @@ def export_checkpoint(
         if (init / PLAN_NAME).is_file():
             shutil.copyfile(init / PLAN_NAME, folder / PLAN_NAME)
         if CONFIG_KEY in config:
-            write_draft_vocabulary(replace(read_draft_vocabulary(init), vocab_size=vocab_size), folder)
+            found = with_unknown(init) if unknown_inputs else read_draft_vocabulary(init)
+            write_vocabulary_and_card(replace(found, vocab_size=vocab_size), folder, family.weight("head"))
         finish(folder)
+
+
+def write_vocabulary_and_card(vocabulary: DraftVocabulary, folder: Path, head: str) -> None:
+    """Say which ids a small head says, and how such a draft is used: transformers cannot open it by itself."""
+    write_draft_vocabulary(vocabulary, folder)
+    write_text(small_head_card(vocabulary, head), folder / CARD_NAME)
 
 
 def read_student(checkpoint: Path, family: Family) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from torchmetrics import Metric
 
 from architectures.draft_vocabulary.head import head_ids, rows_below, spread
 from architectures.shapes import Shape
+from distill.data.unknown_inputs import STUDENT_IDS
 from distill.losses.answer_logits import AnswerLogits, vocab_size_of
 from distill.losses.chunked import Head, map_rows, sum_of_rows
 from distill.losses.kept_rows import learned
@@ -182,7 +183,8 @@ class DistillModel(ComposerModel):
     def read(self, batch: Batch, reader: Any) -> Tensor:
         """What the reader makes of the student's hidden states and head, at the answer's positions."""
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cpu_bfloat16):
-            return self.student(batch["input_ids"], batch["keep"], reader, batch.get("position_ids"))
+            input_ids_BT = batch.get(STUDENT_IDS, batch["input_ids"])
+            return self.student(input_ids_BT, batch["keep"], reader, batch.get("position_ids"))
 
     def rows_of(
         self, teacher: Teacher | CachedTeacher | NoTeacher, batch: Batch, ids_K: Tensor | None = None

@@ -108,6 +108,19 @@ class Recipe(Section):
             )
         return distill
 
+    @field_validator("distill")
+    @classmethod
+    def _unknown_inputs_need_a_small_head(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
+        architecture = info.data.get("architecture")
+        if architecture is None or not distill.unknown_inputs:
+            return distill
+        if all(getattr(architecture, name) is None for name in ("vocabulary", "source", "plan")):
+            raise ValueError(
+                f"must leave out unknown_inputs without architecture.vocabulary, got {distill.unknown_inputs}. "
+                "A draft that says every id has no input to show as unknown."
+            )
+        return distill
+
     @field_validator("text")
     @classmethod
     def _text_is_there_for_who_reads_it(cls, text: TextConfig | None, info: ValidationInfo) -> TextConfig | None:

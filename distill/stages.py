@@ -211,7 +211,15 @@ def export_stage(recipe: Recipe) -> None:
         write_draft_manifest(recipe, folder, checkpoint=checkpoint.name, finished=False)
 
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
-    export_checkpoint(checkpoint, run / "init", run / "draft", target=target, dtype=recipe.export.dtype, finish=finish)
+    export_checkpoint(
+        checkpoint,
+        run / "init",
+        run / "draft",
+        target=target,
+        dtype=recipe.export.dtype,
+        unknown_inputs=recipe.distill.unknown_inputs > 0,
+        finish=finish,
+    )
     print(f"   {run / 'draft'}: from {checkpoint}")
 
 

@@ -302,7 +302,15 @@ def export(recipe: Recipe, target: Path) -> None:
     def finish(folder: Path) -> None:
         write_draft_manifest(recipe, folder, checkpoint=chosen.name, finished=True)
 
-    export_checkpoint(chosen, run / "init", run / "draft", target=target, dtype=recipe.export.dtype, finish=finish)
+    export_checkpoint(
+        chosen,
+        run / "init",
+        run / "draft",
+        target=target,
+        dtype=recipe.export.dtype,
+        unknown_inputs=recipe.distill.unknown_inputs > 0,
+        finish=finish,
+    )
     print(f"{run / 'draft'}: made from {chosen}", file=sys.stderr)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from composer import Callback, DataSpec, Evaluator, Trainer
+from composer import Algorithm, Callback, DataSpec, Evaluator, Trainer
 from composer.callbacks import LRMonitor, SpeedMonitor
 from composer.devices import Device, DeviceCPU, DeviceGPU
 from composer.optim import (
@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from architectures.config import MasksConfig
+from architectures.draft_vocabulary.unknown import begin_unknown, with_unknown
 from architectures.errors import UserError
 from distill.callbacks import CheckpointWriter, EvaluationIntervals
 from distill.checkpoint_reading import read_checkpoint
@@ -32,6 +33,7 @@ from distill.checkpoints import newest_intact_checkpoint
 from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.data.batches import AnswerDataset
 from distill.data.dataspec import build_dataspec
+from distill.data.unknown_inputs import UnknownInputs
 from distill.export import vocab_size_of
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.objective import build_objective
@@ -118,9 +120,12 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
         "cache": lambda: CachedTeacher(load_head(target, **place)),
         "none": lambda: NoTeacher(vocab_size_of(target)),
     }
+    student = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
+    if config.unknown_inputs:
+        begin_unknown(student, Path(recipe.run_dir) / "init")
     return distill_model(
         recipe,
-        load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu"),
+        student,
         teachers[config.teacher.source](),
         selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         eval_tasks=eval_tasks,
@@ -192,7 +197,10 @@ def build_trainer(
         max_duration=epochs_in_batches(config.max_duration, train_data),
         optimizers=build_optimizer(config.optimizer, model),
         schedulers=build_scheduler(config.scheduler),
-        algorithms=[GradientNorm(checkpoints, None if clipping is None else clipping.clipping_threshold)],
+        algorithms=[
+            *unknown_inputs(recipe),
+            GradientNorm(checkpoints, None if clipping is None else clipping.clipping_threshold),
+        ],
         device=training_device(),
         precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see DistillModel
         device_train_microbatch_size=microbatch_size(config),
@@ -233,6 +241,14 @@ def training_data(
         return build_dataspec(train_set, device_batch_size=size, shuffle=True, seed=recipe.seed), []
     place = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
     return text_training(recipe, model, batch_size=size, device=torch.device(place))
+
+
+def unknown_inputs(recipe: Recipe) -> list[Algorithm]:
+    """What shows the student unknown ids, where the recipe wants it."""
+    share = recipe.distill.unknown_inputs
+    if not share:
+        return []
+    return [UnknownInputs(with_unknown(Path(recipe.run_dir) / "init"), share=share, seed=recipe.seed)]
 
 
 def interval(time: str, config: DistillConfig) -> str:

@@ -75,6 +75,7 @@ def test_most_parameters_and_seeds_have_bounds_of_their_own(capsys, tmp_path, mo
         ("shapes", "--target", "WORD"),
         ("import-gguf", "WORD", "--to", "out"),
         ("import-gguf", "WORD.gguf", "--to", "out"),
+        ("convert", "WORD", "--to", "out", "--form", "whole"),
         ("report", "WORD"),
         ("rounds", "WORD"),
         ("rounds", "rounds", "--recorded", "WORD"),

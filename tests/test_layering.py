@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = ("architectures", "eval", "distill")
 LIGHT_MODULES = (
     "architectures.config",
+    "architectures.conversion.command",
     "architectures.families",
     "architectures.file_hashes",
     "architectures.fingerprint",

@@ -10,6 +10,7 @@ from architectures.draft_vocabulary.asked import asked_size, ids_by_count
 from architectures.draft_vocabulary.config import COUNTED, VocabularyConfig
 from architectures.draft_vocabulary.counting import coverage
 from architectures.draft_vocabulary.lists import KEY, list_file, read_list, require_fitting
+from architectures.draft_vocabulary.record import NEVER_SAID
 from architectures.draft_vocabulary.tokens import TOKENIZER, Tokens, read_tokens, tokens_of
 from architectures.errors import UserError
 from distill.recipe import Recipe
@@ -24,7 +25,7 @@ class Choice:
     Attributes:
         ids: Ascending.
         origin: For who opens the draft: "from"; of counts also tokens counted, and the share that the ids cover of
-            what was counted and of held-out answers, by domain.
+            what was counted and of held-out answers, by domain, and the ids that were not there to be counted.
     """
 
     ids: tuple[int, ...]
@@ -48,11 +49,14 @@ def chosen(recipe: Recipe, wanted: VocabularyConfig, target: Path, vocab_size: i
         return Choice(listed_ids(wanted, tokens, target), {"from": wanted.origin})
     data = Path(recipe.run_dir) / "data"
     counts = said_in(data, "train") if wanted.origin == "answers" else said_in_text(recipe, target)
-    ids = ids_by_count(pooled(counts), tokens, size)
+    total = pooled(counts)
+    ids = ids_by_count(total, tokens, size)
     covered = {"counted": shares(ids, counts)}
     if wanted.origin == "answers":
         covered["held out"] = shares(ids, said_in(data, "eval"))
-    return Choice(ids, {"from": wanted.origin, "tokens": pooled(counts).total(), "coverage": covered})
+    never_said = [id_ for id_ in ids if not total[id_]]
+    origin = {"from": wanted.origin, "tokens": total.total(), "coverage": covered, NEVER_SAID: never_said}
+    return Choice(ids, origin)
 
 
 def listed_ids(wanted: VocabularyConfig, tokens: Tokens, target: Path) -> tuple[int, ...]:

@@ -66,10 +66,13 @@ def test_ids_are_counted_in_training_answers_alone(answered, size, words):
 def test_the_draft_says_where_its_ids_come_from(answered, capsys):
     recipe = answered()
     prune_stage(recipe)
-    assert read_draft_vocabulary(init_of(recipe)).origin == {
+    found = read_draft_vocabulary(init_of(recipe))
+    assert set(found.never_said) == set(found.ids) - {2, 280, 270}
+    assert {**found.origin, "never_said": []} == {
         "from": "answers",
         "tokens": 8,
         "coverage": {"counted": {"a.jsonl": 1.0, "gsm8k/1": 0.5}, "held out": {"a.jsonl": 0.25}},
+        "never_said": [],
     }
     assert "261 of 320 ids, from answers, which cover 1.0000 of a.jsonl (counted)" in capsys.readouterr().out
 

@@ -1,0 +1,62 @@
+"""Drafts with a small head, of every family, cut out of random checkpoints; and one whose tokenizer has merges."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from architectures.config import ArchitectureConfig
+from architectures.plan import plan_pruning
+from architectures.prune import prune_checkpoint
+from architectures.shapes import Shape
+from architectures.target import read_config
+
+IDS = (0, 1, 2, *range(4, 200, 3), 259)  # some of the tiny tokenizer's, and one that pads the vocabulary
+MERGES = ["Ġ t", "h e", "Ġt he", "i n", "a n"]
+
+
+@pytest.fixture(scope="session")
+def cut_draft(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """cut_draft(target, ids) -> folder of its first and last layer with a head of these ids."""
+
+    def cut(target: Path, ids: Sequence[int] = IDS) -> Path:
+        shape = Shape.from_config(read_config(target))
+        plan = plan_pruning(shape, ArchitectureConfig(layers=2, method="first_last")).with_vocabulary(tuple(ids))
+        out = tmp_path_factory.mktemp("small") / "draft"
+        prune_checkpoint(target, plan, out)
+        return out
+
+    return cut
+
+
+@pytest.fixture(scope="session")
+def small_draft(cut_draft, family_checkpoint) -> Callable[[str], Path]:
+    """small_draft(family) -> folder of a draft, made once; not to be changed."""
+    made: dict[str, Path] = {}
+
+    def of(family: str) -> Path:
+        if family not in made:
+            made[family] = cut_draft(family_checkpoint(family))
+        return made[family]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def merging_target(make_checkpoint) -> Path:
+    """A target whose tokenizer builds "the", "in" and "an" of bytes, and frames texts with its first special token."""
+    folder = make_checkpoint(seed=9, pad_token_id=2)
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["merges"] = [merge.split(" ") for merge in MERGES]
+    tokenizer["model"]["vocab"] |= {merge.replace(" ", ""): 259 + place for place, merge in enumerate(MERGES)}
+    start = {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<|im_start|>": start},
+    }
+    file.write_text(json.dumps(tokenizer))
+    return folder

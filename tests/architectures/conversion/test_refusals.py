@@ -1,0 +1,114 @@
+"""What `widedraft convert` refuses, and that it then writes nothing."""
+
+import json
+import shutil
+
+import pytest
+
+from architectures.conversion.folders import convert_draft
+from architectures.errors import UserError
+
+
+def edit(name, change):
+    """A mistake: a JSON file of the folder, changed."""
+
+    def make(folder):
+        values = json.loads((folder / name).read_text())
+        change(values)
+        (folder / name).write_text(json.dumps(values))
+
+    return make
+
+
+def remove(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def unigram(folder):
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0)).save(str(folder / "tokenizer.json"))
+
+
+def roberta(values):
+    values["post_processor"] = {
+        "type": "RobertaProcessing",
+        "sep": ["<|im_end|>", 2],
+        "cls": ["<|im_start|>", 1],
+        "trim_offsets": True,
+        "add_prefix_space": False,
+    }
+
+
+def damaged(values):
+    values["ids"][1] = 0
+
+
+MISTAKES = {
+    "no small head": (
+        "whole",
+        edit("config.json", lambda v: v.pop("head_vocab_size")),
+        "engines load the folder as it",
+    ),
+    "no record": ("whole", remove("draft_vocabulary.json"), "draft_vocabulary.json"),
+    "damaged record": ("whole", edit("draft_vocabulary.json", damaged), "ids must ascend"),
+    "another's record": ("whole", edit("draft_vocabulary.json", lambda v: v["ids"].pop()), "Take both from one draft"),
+    "unknown is said": ("own-tokenizer", edit("draft_vocabulary.json", lambda v: v.update(unknown_id=1)), "unknown_id"),
+    "unknown is none": ("whole", edit("draft_vocabulary.json", lambda v: v.update(unknown_id=264)), "unknown_id"),
+    "strange origin": (
+        "whole",
+        edit("draft_vocabulary.json", lambda v: v.update(origin={"never_said": [3]})),
+        r"origin\.never_said must be a list of some of the ids",
+    ),
+    "cut weights": ("whole", lambda f: (f / "model.safetensors").write_bytes(b"1" * 50), "damaged or cut short"),
+    "another's weights": ("whole", edit("config.json", lambda v: v.update(hidden_size=60)), "has size"),
+    "no tokenizer": ("whole", remove("tokenizer.json"), "holds no tokenizer"),
+    "unigram": ("own-tokenizer", unigram, "kind Unigram"),
+    "frame": ("own-tokenizer", edit("tokenizer.json", roberta), "RobertaProcessing"),
+    "broken tokenizer": ("own-tokenizer", edit("tokenizer.json", lambda v: v.pop("model")), "could not be read"),
+    "only a vocab.json": (
+        "own-tokenizer",
+        lambda folder: (folder / "tokenizer.json").rename(folder / "vocab.json"),
+        "holds no tokenizer.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_damaged_draft_is_refused(small_draft, tmp_path, mistake):
+    form, spoil, said = MISTAKES[mistake]
+    draft = shutil.copytree(small_draft("llama"), tmp_path / "draft")
+    spoil(draft)
+    with pytest.raises(UserError, match=said) as raised:
+        convert_draft(draft, tmp_path / "out", form)
+    assert str(draft) in str(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neox"])
+def test_a_family_that_vllm_cannot_serve_so_is_told_the_other_form(small_draft, tmp_path, family):
+    with pytest.raises(UserError, match="--form whole"):
+        convert_draft(small_draft(family), tmp_path / "out", "own-tokenizer")
+
+
+def test_only_an_earlier_conversion_is_replaced(small_draft, tmp_path):
+    draft, out = shutil.copytree(small_draft("llama"), tmp_path / "draft"), tmp_path / "out"
+    convert_draft(draft, out, "whole")
+    convert_draft(draft, out, "own-tokenizer")
+    assert "unknown" in (out / "README.md").read_text()
+    with pytest.raises(UserError, match="Choose another folder"):
+        convert_draft(draft, draft, "whole")
+    with pytest.raises(UserError, match="Choose another folder"):
+        convert_draft(draft, tmp_path, "whole")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds no manifest\.json"):
+        convert_draft(draft, tmp_path / "mine", "whole")
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["eagle-whole", "my-EAGLE3", "dflash", "a_dspark"])
+def test_a_path_by_which_vllm_would_take_another_method_is_refused(small_draft, tmp_path, name):
+    with pytest.raises(UserError, match="Choose another path"):
+        convert_draft(small_draft("llama"), tmp_path / name / "out", "whole")
+    assert not list(tmp_path.iterdir())
