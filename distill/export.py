@@ -16,6 +16,7 @@ from architectures.draft_config import with_dtype
 from architectures.draft_vocabulary.card import CARD_NAME, small_head_card
 from architectures.draft_vocabulary.record import (
     CONFIG_KEY,
+    DRAFT_VOCABULARY_NAME,
     DraftVocabulary,
     read_draft_vocabulary,
     write_draft_vocabulary,
