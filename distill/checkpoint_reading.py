@@ -19,6 +19,7 @@ from torch.torch_version import TorchVersion
 
 from architectures.errors import UserError
 from distill.checkpoint_trust import are_trusted, code_found
+from distill.data.unknown_inputs import UnknownInputs
 from distill.monitoring.gradient_norm import GradientNorm
 
 # Beside tensors and plain values: times, the version of torch, and numpy's arrays in random states and metrics.
@@ -34,7 +35,7 @@ ALLOWED: list[Any] = [
     np.dtypes.BoolDType,
     _reconstruct,
 ]
-OWN_ALGORITHMS = (GradientNorm.__qualname__,)
+OWN_ALGORITHMS = (GradientNorm.__qualname__, UnknownInputs.__qualname__)
 # What torch's restricted unpickler raises on bytes that no pickler wrote.
 UNREADABLE = (
     pickle.UnpicklingError,

@@ -77,8 +77,10 @@ def export_checkpoint(
     require_replaceable(out, MANIFEST_NAME, reading=init, stage="export")
 
     cast, vocab_size = getattr(torch, dtype), vocab_size_of(target)
+    vocabulary = None
     if CONFIG_KEY in config:
-        require_ids_of(target, vocab_size, init)
+        vocabulary = with_unknown(init) if unknown_inputs else read_draft_vocabulary(init)
+        require_ids_of(target, vocab_size, vocabulary, init)
     by_id = set(vocabulary_tensors(sizes, family, small_head=CONFIG_KEY in config))
     layout = {
         name: TensorInfo(cast, (vocab_size, *size[1:]) if name in by_id else size) for name, size in sizes.items()
@@ -95,9 +97,8 @@ def export_checkpoint(
         carry_files(target, folder)
         if (init / PLAN_NAME).is_file():
             shutil.copyfile(init / PLAN_NAME, folder / PLAN_NAME)
-        if CONFIG_KEY in config:
-            found = with_unknown(init) if unknown_inputs else read_draft_vocabulary(init)
-            write_vocabulary_and_card(replace(found, vocab_size=vocab_size), folder, family.weight("head"))
+        if vocabulary is not None:
+            write_vocabulary_and_card(replace(vocabulary, vocab_size=vocab_size), folder, family.weight("head"))
         finish(folder)
 
 
@@ -130,9 +131,9 @@ def vocab_size_of(folder: Path) -> int:
     return Shape.from_config(read_config(folder), where=str(folder / "config.json")).vocab
 
 
-def require_ids_of(target: Path, vocab_size: int, init: Path) -> None:
-    """Raise UserError if the head of a draft says an id that its target does not have."""
-    last = read_draft_vocabulary(init).ids[-1]
+def require_ids_of(target: Path, vocab_size: int, vocabulary: DraftVocabulary, init: Path) -> None:
+    """Raise UserError if a draft says an id, or has trained one as the unknown, that its target does not have."""
+    last = max(vocabulary.ids[-1], vocabulary.unknown_id or 0)
     if last >= vocab_size:
         raise UserError(
             f"{init / DRAFT_VOCABULARY_NAME}: says id {last}, and the target {target} has ids from 0 to "

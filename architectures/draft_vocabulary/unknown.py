@@ -40,18 +40,23 @@ def mean_of_dropped(embedding_VH: Tensor, ids: Collection[int]) -> Tensor:
 
 
 def with_unknown(folder: Path) -> DraftVocabulary:
-    """What the head of a draft's folder says, with an id for what it does not say.
+    """What the head of a draft's folder says, with an id for what it does not say; errors as for `said_by`."""
+    vocabulary = said_by(folder)
+    return replace(vocabulary, unknown_id=unknown_id_of(vocabulary))
+
+
+def said_by(folder: Path) -> DraftVocabulary:
+    """What the head of a draft's folder says.
 
     Raises:
-        UserError: If the head says every id.
+        UserError: If it says every id.
     """
     if CONFIG_KEY not in read_config(folder):
         raise UserError(
             f"{folder}: its head says every id, so that distill.unknown_inputs has no input to show as unknown. "
             "Set architecture.vocabulary, or leave it out."
         )
-    vocabulary = read_draft_vocabulary(folder)
-    return replace(vocabulary, unknown_id=unknown_id_of(vocabulary))
+    return read_draft_vocabulary(folder)
 
 
 def begin_unknown(lm: PreTrainedModel, folder: Path) -> None:
@@ -59,9 +64,9 @@ def begin_unknown(lm: PreTrainedModel, folder: Path) -> None:
 
     Args:
         lm: Of that folder, not yet trained further.
-        folder: A draft with a small head.
+        folder: A draft with a small head; errors as for `said_by`.
     """
-    vocabulary = read_draft_vocabulary(folder)
+    vocabulary = said_by(folder)
     if vocabulary.unknown_id is None:
         embedding_VH = lm.get_input_embeddings().weight
         assert isinstance(embedding_VH, Tensor)  # as every nn.Embedding has
