@@ -69,6 +69,15 @@ def test_a_training_without_them_has_nothing_that_shows_any(make_run):
     assert unknown_inputs(make_run()) == []
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_the_row_begins_as_the_mean_where_it_will_be_shown(shown_run, small_init, share):
+    recipe = shown_run(share=share)
+    before_VH = load_model(small_init, dtype="float32", device="cpu").get_input_embeddings().weight
+    began_VH = build_model(recipe, target=Path(recipe.target.path), eval_tasks=()).student.lm.get_input_embeddings()
+    mean_H = mean_of_dropped(before_VH, IDS) if share else before_VH[UNKNOWN]
+    torch.testing.assert_close(began_VH.weight[UNKNOWN], mean_H)
+
+
 def test_the_one_row_learns_for_all_that_are_not_said(shown_run, small_init):
     recipe = shown_run(share=1.0)
     train(recipe)
