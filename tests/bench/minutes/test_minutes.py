@@ -225,7 +225,7 @@ def test_cells_of_one_shape_share_their_step_times(finished):
 def test_the_order_is_that_of_the_merit_and_seeds_are_pooled(finished):
     base = next(one for one in finished if one.cell.configuration.name == TOKENS)
     wide = "live-negative_log_acceptance-6layers-all"
-    cells = [other(base), other(base, name=wide, draft_ms=0.4)]
+    cells = [other(base, draft_ms=0.1), other(base, name=wide, draft_ms=0.4)]
     steps = steps_by_shape(cells)
     merits = [merit([one], steps).value for one in cells]
     expected = sorted((one.cell for one in cells), key=lambda cell: -merits[[one.cell for one in cells].index(cell)])
