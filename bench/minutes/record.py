@@ -25,6 +25,7 @@ class Phase:
     Attributes:
         budget_s: Seconds it was given.
         seconds: It took, from its first batch to the end of its last step.
+        trainings: 2 where the first missed its minutes by much and was made again; the figures are the last one's.
         expected_step_s: Seconds a step, from a few steps before.
         steps: Of the optimiser.
         epochs: Readings of all answers.
@@ -34,6 +35,7 @@ class Phase:
 
     budget_s: float
     seconds: float
+    trainings: int
     expected_step_s: float
     steps: int
     epochs: float

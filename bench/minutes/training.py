@@ -3,17 +3,18 @@
 import shutil
 import time
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 
 from composer import Callback, Logger, State, Trainer
 
-from bench.gpu.training import leave_out_checkpoints_and_evaluations
+from bench.gpu.training import forget_moments, leave_out_checkpoints_and_evaluations
 from bench.minutes.cells import Cell
 from bench.minutes.record import Phase
 from bench.minutes.setting import Setting
 from distill.config import ExportConfig, SchedulerConfig
 from distill.data.batches import AnswerDataset
+from distill.expected_work import expected_reading
 from distill.progressive import share_answers
 from distill.recipe import Recipe
 from distill.stages import prune_stage
@@ -22,6 +23,8 @@ from distill.teacher_cache.reader import TeacherCache
 from distill.train import export, fit, read_answers
 from distill.trainer import build_model, build_trainer
 
+MOST_MISSED = 0.15  # of the minutes, either way
+MOST_TRAININGS = 2
 LEFT_OUT = 2  # first steps of a warm-up, which allocate
 Sets = tuple[AnswerDataset | CachedAnswers, AnswerDataset | CachedAnswers]
 
@@ -78,9 +81,8 @@ def train_cell(setting: Setting, cell: Cell) -> Trained:
         recipe = setting.cell_recipe(configuration, way, run, draft)
         share_answers(setting.shared_recipe(), recipe)
         prune_stage(recipe)
-        recipe = recipe.model_copy(
-            update={"seed": cell.seed, "export": export_of(recipe, last=way is configuration.way)}
-        )
+        exported = export_of(recipe, last=place == len(configuration.phases) - 1)
+        recipe = recipe.model_copy(update={"seed": cell.seed, "export": exported})
         share_s = 60 * cell.minutes / len(configuration.phases)
         phases.append(train_phase(setting, recipe, share_s, most_epochs=configuration.epochs))
         shutil.rmtree(run / "checkpoints")
@@ -97,39 +99,61 @@ def export_of(recipe: Recipe, *, last: bool) -> ExportConfig:
 def train_phase(setting: Setting, recipe: Recipe, budget_s: float, *, most_epochs: int | None) -> Phase:
     """Train <run>/init for so long into <run>/draft, with a schedule that ends then.
 
+    One that missed its time by MOST_MISSED is made again, by the time its steps took: minutes are what is compared.
+
     Args:
         setting: Where.
         recipe: Whose duration is found here.
         budget_s: Seconds of training.
         most_epochs: Bounds the steps as well.
     """
-    train_set, eval_set = sets_of(setting, recipe)
-    answers = answers_in(train_set)
+    sets = sets_of(setting, recipe)
+    answers = answers_in(sets[0])
     steps_of_epoch = ceil(len(answers) / recipe.distill.global_train_batch_size)
     tokens_of_step = sum(len(example.input_ids) for example in answers.examples) / steps_of_epoch
-    step_s = tokens_of_step * warm_seconds_per_token(setting, recipe, (train_set, eval_set))
-    steps = max(1, round(budget_s / step_s))
-    if most_epochs is not None:
-        steps = min(steps, most_epochs * steps_of_epoch)
-    clock, trainer = Clock(), trainer_of(setting, recipe, steps, (train_set, eval_set))
+    step_s = tokens_of_step * warm_seconds_per_token(setting, recipe, sets)
+    most_steps = inf if most_epochs is None else most_epochs * steps_of_epoch
+    trainings = 0
+    while True:
+        trainings += 1
+        steps = int(min(max(1, round(budget_s / step_s)), most_steps))
+        timed = lasting(recipe, steps)
+        seconds, expected_step_s = fit_from_the_start(setting, timed, sets), step_s
+        step_s = seconds / steps
+        if trainings == MOST_TRAININGS or steps == most_steps or abs(seconds / budget_s - 1) <= MOST_MISSED:
+            break
+    export(recipe, setting.target)
+    reading = expected_reading(timed.distill, len(answers))
+    assert reading is not None, "steps are known"
+    return Phase(
+        budget_s=budget_s,
+        seconds=seconds,
+        trainings=trainings,
+        expected_step_s=expected_step_s,
+        steps=steps,
+        epochs=reading.answers / len(answers),
+        answers=len(answers),
+        answer_tokens_seen=round(reading.answers * answers.counts.answer_tokens / len(answers)),
+    )
+
+
+def lasting(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe with a training of so many steps."""
+    return recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"max_duration": f"{steps}ba"})})
+
+
+def fit_from_the_start(setting: Setting, recipe: Recipe, sets: Sets) -> float:
+    """Train <run>/init into a checkpoint, whatever was trained there before; seconds of its steps."""
+    for name in ("checkpoints", "logs"):
+        shutil.rmtree(Path(recipe.run_dir) / name, ignore_errors=True)
+    clock, trainer = Clock(), trainer_of(setting, recipe, sets)
     trainer.state.callbacks.append(clock)
     try:
         fit(recipe, trainer)
     finally:
         trainer.engine.close()
-    export(recipe, setting.target)
-    epochs, rest = divmod(steps, steps_of_epoch)
-    mean_answer = answers.counts.answer_tokens / len(answers)
-    seen = epochs * len(answers) + rest * recipe.distill.global_train_batch_size
-    return Phase(
-        budget_s=budget_s,
-        seconds=clock.seconds,
-        expected_step_s=step_s,
-        steps=steps,
-        epochs=seen / len(answers),
-        answers=len(answers),
-        answer_tokens_seen=round(seen * mean_answer),
-    )
+        forget_moments(trainer)
+    return clock.seconds
 
 
 def sets_of(setting: Setting, recipe: Recipe) -> Sets:
@@ -162,7 +186,7 @@ def warm_seconds_per_token(setting: Setting, recipe: Recipe, sets: Sets) -> floa
             "distill": recipe.distill.model_copy(update={"scheduler": constant}),
         }
     )
-    trainer = trainer_of(setting, timed, setting.warm_up_steps, sets, init=recipe)
+    trainer = trainer_of(setting, lasting(timed, setting.warm_up_steps), sets, init=recipe)
     leave_out_checkpoints_and_evaluations(trainer)
     clock = Clock()
     trainer.state.callbacks.append(clock)
@@ -170,15 +194,12 @@ def warm_seconds_per_token(setting: Setting, recipe: Recipe, sets: Sets) -> floa
         trainer.fit()
     finally:
         trainer.engine.close()
-    for optimizer in trainer.state.optimizers:  # Composer holds every trainer until the process ends
-        optimizer.state.clear()
+        forget_moments(trainer)
     return clock.seconds_per_token
 
 
-def trainer_of(setting: Setting, recipe: Recipe, steps: int, sets: Sets, *, init: Recipe | None = None) -> Trainer:
-    """A trainer of so many steps at its start; of the student in another recipe's run, if one is given."""
-    distill = recipe.distill.model_copy(update={"max_duration": f"{steps}ba"})
+def trainer_of(setting: Setting, recipe: Recipe, sets: Sets, *, init: Recipe | None = None) -> Trainer:
+    """A trainer at its start; of the student in another recipe's run, if one is given."""
     model = build_model(init or recipe, target=setting.target, eval_tasks=answers_in(sets[1]).tasks)
     train_set, eval_set = sets
-    timed = recipe.model_copy(update={"distill": distill})
-    return build_trainer(timed, model, train_set=train_set, eval_set=eval_set, checkpoint=None)
+    return build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=None)

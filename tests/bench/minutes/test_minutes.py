@@ -8,6 +8,7 @@ import pytest
 import bench.minutes.fill as filling
 from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
+from bench.minutes import training
 from bench.minutes.__main__ import main
 from bench.minutes.cells import CONFIGURATIONS, Cell, Configuration, Way
 from bench.minutes.inputs import OWN, UNSEEN, make_inputs, unseen_prompts
@@ -224,7 +225,7 @@ def test_cells_of_one_shape_share_their_step_times(finished):
 def test_the_order_is_that_of_the_merit_and_seeds_are_pooled(finished):
     base = next(one for one in finished if one.cell.configuration.name == TOKENS)
     wide = "live-negative_log_acceptance-6layers-all"
-    cells = [other(base), other(base, name=wide, draft_ms=0.4)]
+    cells = [other(base, draft_ms=0.1), other(base, name=wide, draft_ms=0.4)]
     steps = steps_by_shape(cells)
     merits = [merit([one], steps).value for one in cells]
     expected = sorted((one.cell for one in cells), key=lambda cell: -merits[[one.cell for one in cells].index(cell)])
@@ -263,6 +264,34 @@ def test_a_file_that_is_no_cell_is_named(finished, tmp_path):
     (tmp_path / "renamed.json").write_text("{}")
     with pytest.raises(UserError, match=r"renamed\.json: schema: Field required"):
         read_finished(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("warm_s", "real_s", "epochs", "steps", "trainings"),
+    [
+        (0.1, 0.1, None, 100, 1),
+        (0.1, 0.11, None, 100, 1),
+        (0.1, 0.2, None, 50, 2),  # twice as slow as the warm-up: half of the steps
+        (0.4, 0.1, None, 100, 2),
+        (0.1, 0.3, 4, 20, 1),  # an epoch is 5 steps; a bound is no mistake
+        (99.0, 0.1, None, 100, 2),  # one step at least
+    ],
+)
+def test_a_training_that_missed_its_minutes_is_made_again(
+    setting, finished, monkeypatch, warm_s, real_s, epochs, steps, trainings
+):
+    recipe = setting.load(setting.shared_run, ["architecture.layers=2"])
+    answers = training.answers_in(training.sets_of(setting, recipe)[0])
+    per_token = 5 * warm_s / sum(len(example.input_ids) for example in answers.examples)
+    monkeypatch.setattr(training, "warm_seconds_per_token", lambda *_: per_token)
+    monkeypatch.setattr(
+        training, "fit_from_the_start", lambda _, timed, __: real_s * int(timed.distill.max_duration[:-2])
+    )
+    monkeypatch.setattr(training, "export", lambda *_: None)
+    phase = training.train_phase(setting, recipe, 10.0, most_epochs=epochs)
+    assert (phase.steps, phase.trainings) == (steps, trainings)
+    assert phase.seconds == pytest.approx(real_s * steps)
+    assert phase.epochs == pytest.approx(steps / 5)
 
 
 def test_a_step_is_known_by_its_tokens():
