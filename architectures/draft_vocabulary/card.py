@@ -107,8 +107,8 @@ def own_tokenizer_card(vocabulary: DraftVocabulary, unknown: str) -> str:
     origin = "That row was trained for it (distill.unknown_inputs)."
     if vocabulary.unknown_id is None:
         origin = (
-            "That row is the mean of the target's dropped ones: this draft was not trained to read it. One trained "
-            "with `distill.unknown_inputs` in its recipe accepts more."
+            "That row is the mean of the target's dropped ones: this draft was not trained to read it. "
+            "`distill.unknown_inputs` in its recipe trains it."
         )
     return f"""# A draft with a vocabulary of its own
 
