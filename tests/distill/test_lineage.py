@@ -85,9 +85,16 @@ def test_a_training_does_not_continue_under_any_other_key(make_run):
     for key, value in {**CHANGES_WEIGHTS, "token_selection": selection}.items():
         with pytest.raises(UserError, match="checkpoints was made from another distill"):
             require_training_inputs(changed(recipe, f"distill.{key}", value))
-    # a cached teacher is asked for its cache first, and text for answers that are held out alone
-    others = {"token_selection", "teacher", "train_on"}
+    # a cached teacher is asked for its cache first, and text for answers that are held out alone; unknown_inputs needs
+    # a small head (tests/distill/test_unknown_training.py)
+    others = {"token_selection", "teacher", "train_on", "unknown_inputs"}
     assert {*CHANGES_WEIGHTS, *LEAVES_THEM, *others} == set(DistillConfig.model_fields)
+
+
+def test_unknown_inputs_are_among_what_a_training_is_made_from(make_run):
+    recipe = make_run()
+    hashes = [training_inputs(changed(recipe, "distill.unknown_inputs", share))["distill"] for share in (0.0, 0.2, 0.3)]
+    assert len(set(hashes)) == 3
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,13 @@ def test_it_trains_on_ids_that_its_source_has_no_rows_for_and_is_exported_with_a
     require_dressed(run / "draft", target)
 
 
+def asked(*layers: int) -> Namespace:
+    """What `widedraft choose --layers` says."""
+    return Namespace(layers=list(layers), vocabulary=None, alpha=[], most_parameters=None)
+
+
 def test_candidates_that_are_timed_have_the_targets_vocabulary(make_recipe, target):
-    assert {one.shape.vocab for one in candidates_in(target, make_recipe(), [1, 2], None)} == {VOCAB}
+    assert {one.shape.vocab for one in candidates_in(target, make_recipe(), asked(1, 2))} == {VOCAB}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +198,7 @@ def test_a_source_on_the_hub_is_taken_at_its_revision_everywhere(make_recipe, ta
     recipe = make_recipe(source="owner/small", source_revision="v2")
     planned(recipe)
     prune_stage(recipe)
-    candidates_in(target, recipe, [1], None)
+    candidates_in(target, recipe, asked(1))
     assert set(hub) == {("owner/small", "v2")}
     manifest = read_manifest(Path(recipe.run_dir) / "init")
     assert manifest is not None
