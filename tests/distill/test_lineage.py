@@ -21,7 +21,14 @@ from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.lineage import begin_training, refuse_orphaned_training, require_training_inputs, write_draft_manifest
 from distill.losses.config import TokenSelection
 from distill.recipe import save_recipe
-from distill.stage_inputs import eval_inputs, fingerprint_sources, fingerprint_text, generate_inputs, prune_inputs
+from distill.stage_inputs import (
+    eval_inputs,
+    fingerprint_sources,
+    fingerprint_text,
+    generate_inputs,
+    prune_inputs,
+    training_inputs,
+)
 from distill.stages import distill_stage, eval_prompts, export_stage
 from distill.train import train
 from eval.config import PromptSource
