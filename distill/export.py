@@ -33,9 +33,29 @@ from architectures.target_files import carry_files, with_special_ids
 from architectures.vocabulary import fit_rows
 from architectures.weights import TensorInfo, open_weights, require_replaceable, write_weights
 from distill.checkpoint_reading import read_state
+from distill.lineage import write_draft_manifest
+from distill.recipe import Recipe
 
 STUDENT_PREFIX = "student.lm."  # where DistillModel keeps the language model
 MAX_NAMES_SHOWN = 5
+
+
+def export_draft(recipe: Recipe, checkpoint: Path, *, target: Path, finished: bool) -> None:
+    """Make <run>/draft of a recipe's run from one of its checkpoints, and say whether its training has finished."""
+    run = Path(recipe.run_dir)
+
+    def finish(folder: Path) -> None:
+        write_draft_manifest(recipe, folder, checkpoint=checkpoint.name, finished=finished)
+
+    export_checkpoint(
+        checkpoint,
+        run / "init",
+        run / "draft",
+        target=target,
+        dtype=recipe.export.dtype,
+        unknown_inputs=recipe.distill.unknown_inputs > 0,
+        finish=finish,
+    )
 
 
 def export_checkpoint(

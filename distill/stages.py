@@ -19,7 +19,7 @@ from architectures.errors import UserError
 from architectures.generation_settings import SETTINGS_NAME, write_assistant_settings
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.target import resolve_checkpoint
-from distill.lineage import masks_are_due, refuse_orphaned_training, require_training_inputs, write_draft_manifest
+from distill.lineage import masks_are_due, refuse_orphaned_training, require_training_inputs
 from distill.progressive import earlier_stages, share_answers
 from distill.recipe import Recipe, load_recipe
 from distill.run_folder import held, owned_run
@@ -200,26 +200,14 @@ def distill_stage(recipe_path: Path, overrides: Sequence[str], *options: str) ->
 def export_stage(recipe: Recipe) -> None:
     """Make <run>/draft from the checkpoint the recipe wants, whether or not its training has finished."""
     from distill.checkpoints import chosen_checkpoint
-    from distill.export import export_checkpoint
+    from distill.export import export_draft
 
     run = Path(recipe.run_dir)
     checkpoint = chosen_checkpoint(run / "checkpoints", recipe.export.checkpoint)
     if checkpoint is None:
         raise UserError(f"{run / 'checkpoints'}: no checkpoint to export. Run `widedraft distill` first.")
-
-    def finish(folder: Path) -> None:
-        write_draft_manifest(recipe, folder, checkpoint=checkpoint.name, finished=False)
-
     target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
-    export_checkpoint(
-        checkpoint,
-        run / "init",
-        run / "draft",
-        target=target,
-        dtype=recipe.export.dtype,
-        unknown_inputs=recipe.distill.unknown_inputs > 0,
-        finish=finish,
-    )
+    export_draft(recipe, checkpoint, target=target, finished=False)
     print(f"   {run / 'draft'}: from {checkpoint}")
 
 

@@ -48,8 +48,8 @@ from distill.checkpoints import chosen_checkpoint, find_checkpoints
 from distill.data.batches import AnswerDataset
 from distill.debug.files import begin_debug
 from distill.exits import end_on_sigterm, report_user_errors
-from distill.export import export_checkpoint, vocab_size_of
-from distill.lineage import begin_training, masks_are_due, require_training_inputs, write_draft_manifest
+from distill.export import export_draft, vocab_size_of
+from distill.lineage import begin_training, masks_are_due, require_training_inputs
 from distill.longest_texts import refuse_long_texts
 from distill.masks.train import train_masks
 from distill.recipe import Recipe, load_recipe
@@ -298,19 +298,7 @@ def export(recipe: Recipe, target: Path) -> None:
     run = Path(recipe.run_dir)
     chosen = chosen_checkpoint(run / "checkpoints", recipe.export.checkpoint)
     assert chosen is not None, "the end of training is always saved"
-
-    def finish(folder: Path) -> None:
-        write_draft_manifest(recipe, folder, checkpoint=chosen.name, finished=True)
-
-    export_checkpoint(
-        chosen,
-        run / "init",
-        run / "draft",
-        target=target,
-        dtype=recipe.export.dtype,
-        unknown_inputs=recipe.distill.unknown_inputs > 0,
-        finish=finish,
-    )
+    export_draft(recipe, chosen, target=target, finished=True)
     print(f"{run / 'draft'}: made from {chosen}", file=sys.stderr)
 
 
