@@ -22,6 +22,7 @@ from architectures.manifest import package_version
 from distill import recipe_commands, scoring
 from distill.checkpoint_trust import OPTION, trust_option
 from distill.exits import report_user_errors
+from eval.beside.command import lookup, lookup_arguments
 from eval.latency.command import latency, latency_arguments
 from eval.pair import commands as pair_commands
 from eval.rehash import rehash_argument
@@ -248,6 +249,11 @@ STAGES = {
         recipe_commands.choose,
         "find the shape of draft that will be the fastest here: step times, short trainings, then a recipe",
         recipe_commands.choosing_arguments,
+    ),
+    "lookup": Stage(
+        lookup,
+        "tune when the text itself proposes in the place of a draft, by exact replay and step times",
+        lookup_arguments,
     ),
     "speed": Stage(
         speed,

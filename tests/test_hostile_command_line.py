@@ -20,6 +20,7 @@ NUMBERS = {
     "quality": (*PAIR, "--check", "multiplication"),
     "compare": (*PAIR, "--prompts", "gsm8k"),
     "speed": (*PAIR, "--prompts", "gsm8k"),
+    "lookup": (*PAIR, "--prompts", "gsm8k"),
     "latency": ("--target", "a"),
     "choose": ("absent.yaml",),
     "rounds": ("absent.jsonl",),

@@ -134,7 +134,7 @@ def predicted_value(series: Series) -> float:
 
 def predicted_interval_of(series: Series) -> tuple[float, float]:
     """As eval.speed.record makes it."""
-    drawn = series.latency().resampled_step_times(series.shapes[0].name, LOOKAHEAD, RESAMPLING)
+    drawn = series.latency().resampled_step_times(series.shapes[0].name, [LOOKAHEAD], RESAMPLING)
     values = [predicted_speedup(TAU, FULL_RATE, LOOKAHEAD, each) for each in drawn]
     return percentile_interval(values, RESAMPLING.confidence)
 

@@ -14,11 +14,13 @@ from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids, ids_below, tokens_of
 from eval.clock import clock_s
-from eval.decoding.ngram import NgramLookup
-from eval.decoding.rules import EXACT_GREEDY_DRAFT, REJECTION, RULES, Draws, Proposal, Verdict, follow
+from eval.decoding.beside import opened_record
+from eval.decoding.row_step import Span
+from eval.decoding.rules import EXACT_GREEDY_DRAFT, REJECTION, Draws, Proposal, Verdict, follow
 from eval.decoding.sampling import distribution, invert_cumulative, penalised
 from eval.decoding.sequencer import Feed, Opener, Sequencer, open_sequencer
 from eval.decoding.texts import Decoded, Round, Speculation, Text, window
+from eval.decoding.turn import Turn
 from eval.decoding.wanted import Streams, Wanted
 from eval.models import shared_vocab_size
 
@@ -77,6 +79,9 @@ class Batch:
         start_s = clock_s(self.device)
         for sequencer in sequencers:
             self.read_contexts(sequencer)
+        if wanted.beside is not None:
+            for text in self.texts:
+                text.record = opened_record(wanted.beside, text.context)
         self.seen_BV = self.seen_at_first()
         self.prefilled_s = clock_s(self.device)
         self.prefill_s = self.prefilled_s - start_s
@@ -118,30 +123,51 @@ class Batch:
         self.seen_BV = marked(self.seen_BV, tokens_B)
 
     def round(self) -> Iterator[Emitted]:
-        """Draft, verify, and emit what was kept and the target's next token."""
-        counts = [min(text.lookahead, text.room(self.wanted.limits) - 1) for text in self.texts]
+        """Propose, verify, and emit what was kept and the target's next token."""
         start_s = clock_s(self.device)
-        if self.wanted.lookup is None:
-            proposal = self.propose(counts)
-        else:
-            proposal, counts = self.look_up(self.wanted.lookup, counts)
+        turn, counts = self.turn()
         drafted_s = clock_s(self.device)
-        verdict = self.judge(self.verify(proposal, counts), proposal)
-        found = torch.cat([verdict.accepted_B[:, None], verdict.next_B[:, None], proposal.tokens_BK], dim=1).tolist()
+        verdict = self.judge(self.verify(turn.proposal, counts), turn)
+        columns = [verdict.accepted_B[:, None], verdict.next_B[:, None], turn.proposal.tokens_BK]
+        ends = torch.cat(columns, dim=1).tolist()
         seconds = (drafted_s - start_s, clock_s(self.device) - drafted_s)
-        for text, count, (accepted, following, *proposed) in zip(self.texts, counts, found, strict=True):
-            yield self.emit(text, [*proposed[:accepted], following], count, seconds)
+        for text, found, count, (accepted, following, *ids) in zip(self.texts, turn.found, counts, ends, strict=True):
+            yield self.emit(text, [*ids[:accepted], following], count, seconds, looked_up=bool(found))
         self.mark_emitted()
 
-    def emit(self, text: Text, token_ids: list[int], proposed: int, seconds: tuple[float, float]) -> Emitted:
+    def turn(self) -> tuple[Turn, list[int]]:
+        """What is proposed, and how many tokens of it in each row: a text that proposes asks nothing of the draft."""
+        rooms = [text.room(self.wanted.limits) - 1 for text in self.texts]
+        found = [self.look_up(text, room) for text, room in zip(self.texts, rooms, strict=True)]
+        if self.drafter is None:
+            return Turn(Proposal.nothing(len(found), self.device), found), [len(ids) for ids in found]
+        asked = [
+            0 if ids else min(text.lookahead, room) for text, ids, room in zip(self.texts, found, rooms, strict=True)
+        ]
+        return Turn(self.propose(asked), found), [len(ids) or count for ids, count in zip(found, asked, strict=True)]
+
+    def look_up(self, text: Text, room: int) -> list[int]:
+        """What followed the last tokens of a text where they stood before, as far as that is asked."""
+        if self.wanted.lookup is not None:
+            return self.wanted.lookup.continuation(text.everything(), min(text.lookahead, room))
+        if self.wanted.beside is None or text.record is None:
+            return []
+        return text.record.proposal(self.wanted.beside, room)
+
+    def emit(
+        self, text: Text, token_ids: list[int], proposed: int, seconds: tuple[float, float], *, looked_up: bool
+    ) -> Emitted:
         """Add a round to a text."""
         speculation, start = self.wanted.speculation, len(text.emitted)
         assert speculation is not None
         kept = text.extend(token_ids, self.wanted.limits)
-        one = Round(start, text.lookahead, proposed, kept - 1, len(self.texts), *seconds)
+        beside = self.wanted.beside if looked_up else None
+        asked = text.lookahead if beside is None else beside.lookahead
+        one = Round(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
         full = proposed > 0 and one.accepted == proposed
         text.rounds.append(one)
-        text.missing, text.lookahead = int(full), speculation.after(one, text.lookahead)
+        text.missing = text.missing + kept if looked_up else int(full)
+        text.lookahead = text.lookahead if beside else speculation.after(one, text.lookahead)  # says nothing of a draft
         corrected = kept == len(token_ids) <= proposed  # not so where a proposed stop token was kept
         return Emitted(text.place, tuple(token_ids[:kept]), one.accepted, corrected)
 
@@ -150,8 +176,7 @@ class Batch:
         assert self.drafter is not None
         seen_BS = self.seen_by_draft()
         draws = self.draws(self.streams.draft_BD, max(counts), drafting=True)
-        ids_BT = self.filled([text.last(1 + text.missing) for text in self.texts])
-        spans = [(text.length - 1 - text.missing, 1 + text.missing) for text in self.texts]
+        ids_BT, spans = self.unread(counts)
         tokens, probs = [], []
         for step, draws_B in enumerate(draws):
             logits_BS = self.drafter.feed(ids_BT, spans, whole=False)[:, 0]
@@ -162,12 +187,18 @@ class Batch:
             spans = [
                 (text.length + step, int(step + 1 < count)) for text, count in zip(self.texts, counts, strict=True)
             ]
-        counts_B = torch.tensor(counts, device=self.device)
         if not tokens:
-            nothing = torch.zeros(len(counts), 0, 0, device=self.device)
-            return Proposal(counts_B.new_zeros(len(counts), 0), nothing, counts_B)
+            return Proposal.nothing(len(counts), self.device)
+        counts_B = torch.tensor(counts, device=self.device)
         probs_BKS = torch.stack(probs, dim=1) if probs[0] is not None else None
         return Proposal(torch.stack(tokens, dim=1), probs_BKS, counts_B, self.said_S)
+
+    def unread(self, counts: Sequence[int]) -> tuple[Tensor, list[Span]]:
+        """What the draft has yet to read of every text of which it is asked something, and where that stands."""
+        rows = [text.last(1 + text.missing) if count else [] for text, count in zip(self.texts, counts, strict=True)]
+        return self.filled(rows), [
+            (text.length - len(ids), len(ids)) for text, ids in zip(self.texts, rows, strict=True)
+        ]
 
     def seen_by_draft(self) -> Tensor | None:
         """Which of the ids that the draft can say stand in each text, as a repetition penalty asks."""
@@ -175,32 +206,24 @@ class Batch:
             return self.seen_BV
         return self.seen_BV.index_select(1, self.said_S)
 
-    def look_up(self, lookup: NgramLookup, counts: Sequence[int]) -> tuple[Proposal, list[int]]:
-        """What followed the last tokens of every text where they stood before, and how many tokens were found."""
-        found = [lookup.continuation(text.everything(), count) for text, count in zip(self.texts, counts, strict=True)]
-        lengths = [len(ids) for ids in found]
-        rows = [ids + [0] * (max(lengths) - len(ids)) for ids in found]
-        tokens_BK = torch.tensor(rows, dtype=torch.long, device=self.device)
-        return Proposal(tokens_BK, None, torch.tensor(lengths, device=self.device)), lengths
-
     def verify(self, proposal: Proposal, counts: Sequence[int]) -> Tensor:
         """logits_BJV of the target at the last token of every text and at all that are proposed."""
         last_B1 = self.filled([text.last(1) for text in self.texts])
         spans = [(text.length - 1, 1 + count) for text, count in zip(self.texts, counts, strict=True)]
         return self.verifier.feed(torch.cat([last_B1, proposal.tokens_BK], dim=1), spans, whole=True)
 
-    def judge(self, logits_BJV: Tensor, proposal: Proposal) -> Verdict:
+    def judge(self, logits_BJV: Tensor, turn: Turn) -> Verdict:
         """Which of the proposed tokens are kept, by the rule, and the target's own after them."""
-        flat_NV, seen_NV = logits_BJV.flatten(0, 1), self.seen_along(proposal)
+        flat_NV, seen_NV = logits_BJV.flatten(0, 1), self.seen_along(turn.proposal)
         sampling, (rows, steps) = self.wanted.sampling, logits_BJV.shape[:2]
         if sampling.is_greedy:
-            return follow(penalised(flat_NV, sampling, seen_NV).argmax(dim=-1).view(rows, steps), proposal)
+            return follow(penalised(flat_NV, sampling, seen_NV).argmax(dim=-1).view(rows, steps), turn.proposal)
         assert self.wanted.rule is not None
         draws = Draws(
             window(self.streams.accept_BD, self.texts, steps - 1), window(self.streams.target_BD, self.texts, steps)
         )
         target_BJV = distribution(flat_NV, sampling, seen_NV).view(rows, steps, -1)
-        return RULES[self.wanted.rule](target_BJV, proposal, draws)
+        return turn.judged(self.wanted.rule, target_BJV, draws)
 
     def is_greedy(self, *, drafting: bool) -> bool:
         """Whether a model takes its most likely token."""

@@ -49,6 +49,12 @@ class Proposal:
     counts_B: Tensor
     ids_S: Tensor | None = None
 
+    @classmethod
+    def nothing(cls, rows: int, device: torch.device) -> "Proposal":
+        """No token for any row."""
+        tokens_B0 = torch.zeros(rows, 0, dtype=torch.long, device=device)
+        return cls(tokens_B0, tokens_B0.new_zeros(rows, 0, 0, dtype=torch.float), tokens_B0.new_zeros(rows))
+
 
 @dataclass(frozen=True)
 class Draws:

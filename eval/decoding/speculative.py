@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from eval.decoding.batch import Batch, Emitted
+from eval.decoding.beside import LookupPolicy
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
 from eval.decoding.sequencer import Opener, open_sequencer, takes_rows
@@ -34,6 +35,7 @@ def speculative_decode(
     seeds: Seeds = SEEDS,
     row_seeds: Sequence[int] | None = None,
     opener: Opener = open_sequencer,
+    beside: LookupPolicy | None = None,
 ) -> list[Decoded]:
     """Continuations as the target writes them, found with the help of a draft.
 
@@ -48,12 +50,13 @@ def speculative_decode(
         row_seeds: One per prompt; its draws depend on this and the seeds alone. `eval.decoding.texts.row_seed` makes
             them. May be left out at temperature 0 only: prompts of two calls that both count from 0 would draw alike.
         opener: How the models are run: `open_sequencer`, or an eval.decoding.fixed_steps.FixedSteps.
+        beside: When the text itself proposes in the place of a draft that is a model.
 
     Returns:
         One for each prompt, in their order.
     """
     models, lookup = ([target], draft) if isinstance(draft, NgramLookup) else ([target, draft], None)
-    wanted = Wanted(prompts, limits, sampling, speculation, lookup)
+    wanted = Wanted(prompts, limits, sampling, speculation, lookup, beside)
     steps = decode_steps(models, wanted, seeds=seeds, row_seeds=row_seeds, opener=opener)
     return collected(steps, len(prompts))
 

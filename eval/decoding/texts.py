@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from eval.decoding.beside import TextRecord
 from eval.decoding.rules import LOSSLESS, RULES
 from eval.decoding.sampling import uniform_draws
 
@@ -72,12 +73,13 @@ class Round:
 
     Attributes:
         start: Tokens emitted before it.
-        lookahead: Tokens the draft was asked for.
-        proposed: Tokens it proposed: fewer where the text had no room for as many.
+        lookahead: Tokens that were asked for.
+        proposed: Tokens that were proposed: fewer where the text had no room for as many.
         accepted: Proposed tokens kept; a stop token is the target's own and not among them.
         rows: Texts that were decoded together and share the seconds.
         draft_s: Seconds the draft took, for all rows.
         verify_s: Seconds the target took, likewise.
+        looked_up: Whether the text itself proposed, and no model.
     """
 
     start: int
@@ -87,6 +89,7 @@ class Round:
     rows: int
     draft_s: float
     verify_s: float
+    looked_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,9 +155,10 @@ class Text:
         context: Tokens the decoder has before it emits anything: the prompt, or the start token of an encoder-decoder.
         emitted: What was decided.
         rounds: The trace.
-        missing: Tokens, 0 or 1, that were emitted and never went through the draft.
+        missing: Tokens but the last that were emitted and never went through the draft.
         lookahead: Tokens the draft may propose next.
         stopped: Whether a stop token or string was emitted.
+        record: Its runs, where they may propose.
     """
 
     place: int
@@ -164,6 +168,7 @@ class Text:
     rounds: list[Round] = field(default_factory=list)
     missing: int = 0
     stopped: bool = False
+    record: TextRecord | None = None
 
     @property
     def length(self) -> int:
@@ -188,6 +193,8 @@ class Text:
         """Emit tokens up to the one that ends the text; returns how many were."""
         for count, token in enumerate(token_ids, start=1):
             self.emitted.append(token)
+            if self.record is not None:
+                self.record.add(token)
             self.stopped = token in limits.stop_ids or completes_a_stop_string(self.emitted, limits)
             if self.stopped:
                 return count

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eval.decoding.beside import LookupPolicy
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.rules import EXACT_GREEDY_DRAFT
 from eval.decoding.sampling import Sampling
@@ -26,6 +27,7 @@ class Wanted:
         sampling: How tokens are chosen, on both sides.
         speculation: How a draft is used; None without one.
         lookup: What proposes tokens in place of a model; None where a model does.
+        beside: When the text itself proposes in the place of a draft that is a model; None for never.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -33,6 +35,7 @@ class Wanted:
     sampling: Sampling
     speculation: Speculation | None = None
     lookup: NgramLookup | None = None
+    beside: LookupPolicy | None = None
 
     @property
     def rule(self) -> str | None:
@@ -53,6 +56,8 @@ class Wanted:
     def __post_init__(self) -> None:
         if not all(self.prompts):
             raise ValueError("every prompt needs at least one token, got one of 0 prompt tokens.")
+        if self.beside is not None and (self.speculation is None or self.lookup is not None):
+            raise ValueError("a policy looks up beside a draft that is a model; there is none.")
 
 
 @dataclass(frozen=True)

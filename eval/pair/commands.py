@@ -14,6 +14,7 @@ from eval.rehash import rehash_argument
 from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
+    from eval.decoding.beside import LookupPolicy
     from eval.decoding.sequencer import Opener
     from eval.pair.opened import OpenPair
     from eval.pair.verify import Finding
@@ -61,6 +62,9 @@ def verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-prompts", type=int, default=8, metavar="N", help="prompts used at most (default: 8)")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (default: 64)")
     parser.add_argument(
+        "--beside", action="store_true", help="look up beside the draft, by the policies `widedraft lookup` wrote there"
+    )
+    parser.add_argument(
         "--temperature", type=float, default=1.0, metavar="T", help="of the distribution checks (default: 1)"
     )
     parser.add_argument(
@@ -89,12 +93,21 @@ def verify(options: argparse.Namespace) -> None:
         samples=options.samples,
         seed=options.seed,
         opener=opener_of(options),
+        beside=policies_of(options, pair) if options.beside else {},
     )
     holds, runs = tell(verify_pair(pair.target, pair.draft, ids, wanted))
     write_rounds(options, pair, runs, [prompt.source for prompt in prompts])
     print(f"{options.draft} drafts losslessly for {options.target}: {'yes' if holds else 'NO'}")
     if not holds:
         raise SystemExit(1)
+
+
+def policies_of(options: argparse.Namespace, pair: "OpenPair") -> "dict[float, LookupPolicy]":
+    """The draft's policies at the temperatures that are checked."""
+    from eval.beside.policy_file import read_policies
+
+    found = read_policies(*pair.folders)
+    return {each: found.at(each, pair.folders[1]).policy for each in (0.0, options.temperature)}
 
 
 def quality_arguments(parser: argparse.ArgumentParser) -> None:
@@ -220,7 +233,7 @@ def require_sensible_rounds(options: argparse.Namespace) -> None:
     """Raise UserError where a trace cannot be written, or nothing is fingerprinted, before anything is decoded."""
     if options.rounds is not None and options.rounds.is_dir():
         raise UserError(f"--rounds {options.rounds}: is a folder. Name a file in it.")
-    if options.rounds is None and options.rehash:
+    if options.rehash and options.rounds is None and not getattr(options, "beside", False):  # verify alone has it
         raise UserError("--rehash is for the fingerprints that --rounds writes: give --rounds FILE, or leave it out.")
 
 

@@ -19,9 +19,9 @@ Shape suffixes used in this file:
     T = tokens of a text, V = vocabulary, O = orders
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from scipy.stats import binom, kstest
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from eval.decoding.batch import first_tokens
+from eval.decoding.beside import LookupPolicy, opened_record
 from eval.decoding.rules import LOSSLESS, RULES
 from eval.decoding.sampling import Sampling, distribution
 from eval.decoding.sequencer import Opener, open_sequencer
@@ -57,6 +59,7 @@ class Verification:
         samples: Texts drawn for each prompt and rule.
         seed: Of every random number.
         opener: How the models are run.
+        beside: By temperature, when the text itself proposes in the draft's place; empty for never.
     """
 
     max_new_tokens: int = 64
@@ -66,6 +69,7 @@ class Verification:
     samples: int = 4
     seed: int = 17
     opener: Opener = open_sequencer
+    beside: Mapping[float, LookupPolicy] = field(default_factory=dict)
 
     @property
     def limits(self) -> Limits:
@@ -159,19 +163,21 @@ def decode_run(
         seeds=seeds,
         row_seeds=[row_seed(row, list(RULES).index(rule)) for row in range(len(places))],
         opener=wanted.opener,
+        beside=wanted.beside.get(sampling.temperature),
     )
     drafter = "target" if pair[0] is pair[1] else "draft"
     return Run(label, places, decoded, wanted.max_new_tokens, speculation, sampling, seeds, drafter)
 
 
 def check_own_draft(target: PreTrainedModel, prompts: Sequence[Sequence[int]], wanted: Verification) -> Finding:
-    """Whether the target keeps what it proposes itself."""
+    """Whether the target keeps what it proposes itself, after looking up as well."""
     run = decode_run("target as its own draft", (target, target), prompts, wanted)
-    accepted, proposed = counted(run.decoded)
+    accepted, proposed = counted(run.decoded, drafted_alone=True)
+    told = kept_words(accepted, proposed)
     if target.dtype == torch.float32:
-        return Finding(run.label, accepted == proposed > 0, f"{kept_of(run.decoded)}; asked: 100%", run)
+        return Finding(run.label, accepted == proposed > 0, f"{told}; asked: 100%", run)
     p_value = own_p_value(proposed - accepted, proposed)
-    detail = f"{kept_of(run.decoded)}, p = {p_value:.3g}; asked: {LEAST_OWN:.0%}, p = {LEAST_P:g}"
+    detail = f"{told}, p = {p_value:.3g}; asked: {LEAST_OWN:.0%}, p = {LEAST_P:g}"
     return Finding(run.label, proposed > 0 and p_value >= LEAST_P, detail, run)
 
 
@@ -192,7 +198,7 @@ def check_distribution(
     run = decode_run(label, (target, draft), prompts, wanted, sampling=wanted.sampling, rule=rule)
     rng = np.random.default_rng((wanted.seed, list(RULES).index(rule)))
     texts = [
-        read_text((target, draft), prompts[place], one, wanted.sampling, rule=rule, rng=rng)
+        read_text((target, draft), prompts[place], one, wanted, rule=rule, rng=rng)
         for place, one in zip(run.places, run.decoded, strict=True)
     ]
     places_OT, inflation = (
@@ -239,18 +245,29 @@ def read_text(
     pair: tuple[PreTrainedModel, PreTrainedModel],
     prompt: Sequence[int],
     decoded: Decoded,
-    sampling: Sampling,
+    wanted: Verification,
     *,
     rule: str,
     rng: np.random.Generator,
 ) -> SampledText:
     """Read a text by both models again, without a cache."""
-    vocab_size, token_ids = shared_vocab_size(*pair), decoded.token_ids
+    vocab_size, token_ids, sampling = shared_vocab_size(*pair), decoded.token_ids, wanted.sampling
     p_TV, q_TV = (distribution(answer_logits(model, prompt, token_ids)[:, :vocab_size], sampling) for model in pair)
+    for place, token in looked_up(first_tokens(pair[0], prompt), decoded, wanted.beside.get(sampling.temperature)):
+        q_TV[place] = torch.nn.functional.one_hot(torch.tensor(token), vocab_size).to(q_TV)
     return SampledText(
         places_in_order(p_TV.double(), q_TV.double(), token_ids, rng),
         evidence(p_TV, q_TV, token_ids, decoded.rounds, rule),
     )
+
+
+def looked_up(context: Sequence[int], decoded: Decoded, policy: LookupPolicy | None) -> Iterator[tuple[int, int]]:
+    """Where the text itself proposed, and which token: a draft that is sure of it, whatever the rule."""
+    for one in decoded.rounds:
+        if one.looked_up and policy is not None:
+            record = opened_record(policy, [*context, *decoded.token_ids[: one.start]])
+            ids = record.proposal(policy, one.proposed)[: one.accepted + 1]
+            yield from enumerate(ids, start=one.start)
 
 
 def places_in_order(p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], rng: np.random.Generator) -> np.ndarray:
@@ -266,13 +283,17 @@ def places_in_order(p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], rng: n
     return np.stack(found)
 
 
-def counted(decoded: Sequence[Decoded]) -> tuple[int, int]:
-    """Proposed tokens that were kept, and all of them."""
-    rounds = [one for text in decoded for one in text.rounds]
+def counted(decoded: Sequence[Decoded], *, drafted_alone: bool = False) -> tuple[int, int]:
+    """Proposed tokens that were kept, and all of them; perhaps of the draft alone."""
+    rounds = [one for text in decoded for one in text.rounds if not (drafted_alone and one.looked_up)]
     return sum(one.accepted for one in rounds), sum(one.proposed for one in rounds)
 
 
 def kept_of(decoded: Sequence[Decoded]) -> str:
     """The same in words."""
-    accepted, proposed = counted(decoded)
+    return kept_words(*counted(decoded))
+
+
+def kept_words(accepted: int, proposed: int) -> str:
+    """So many of so many."""
     return f"{accepted} of {proposed} proposed tokens kept"

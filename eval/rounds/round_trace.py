@@ -85,6 +85,7 @@ class TracedRound:
     rows: Positive
     draft_s: Seconds
     verify_s: Seconds
+    looked_up: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,19 @@ from typing import Any
 from eval.acceptance import Columns, Estimate, Resampling
 from eval.paired_ratios import paired_ratio_quotients
 from eval.speed.measure import Times, columns, whole_seconds
-from eval.speed.ways import DRAFT, LOOKUP, PLAIN, Way
+from eval.speed.ways import BESIDE, DRAFT, LOOKUP, PLAIN, Way
 
 Record = dict[str, Any]
 
 
 def best_of_each(times: Times, resampling: Resampling) -> list[Record]:
-    """Each draft and looking up, at the lookahead at which it is fastest, the reading of the prompt included.
+    """Each draft, looking up, and both together, each at its fastest lookahead, the reading of the prompt included.
 
     Args:
         times: Of all ways.
         resampling: How intervals are made.
     """
-    compared = [way for way in times if way.kind in (DRAFT, LOOKUP)]
+    compared = [way for way in times if way.kind in (DRAFT, LOOKUP, BESIDE)]
     alone = spent(times, Way(PLAIN))
     estimates = paired_ratio_quotients([(alone, spent(times, way)) for way in compared], resampling)
     best: dict[tuple[str, str], tuple[Way, Estimate]] = {}
@@ -65,6 +65,33 @@ def behind_the_fastest(best: Sequence[Record], times: Times, resampling: Resampl
             "compared": len(compared),
         }
         for row in others
+    ]
+
+
+def against_lookup(best: Sequence[Record], times: Times, resampling: Resampling) -> list[Record]:
+    """How many times as fast as looking up alone each draft is, with and without it beside, each at its best.
+
+    Args:
+        best: From `best_of_each`.
+        times: Of all ways.
+        resampling: How intervals are made. They hold for every way with a draft beside every lookahead of looking up.
+    """
+    drafted, lookups = ([way for way in times if way.kind in kinds] for kinds in ((DRAFT, BESIDE), (LOOKUP,)))
+    compared = list(product(drafted, lookups))
+    if not compared:
+        return []
+    pairs = [(spent(times, lookup), spent(times, way)) for way, lookup in compared]
+    estimates = dict(zip(compared, paired_ratio_quotients(pairs, resampling), strict=True))
+    [lookup] = [Way(LOOKUP, row["lookahead"]) for row in best if row["way"] == LOOKUP]
+    return [
+        {
+            "way": row["way"],
+            "draft": row["draft"],
+            "ratio": estimate_record(estimates[Way(row["way"], row["lookahead"], row["draft"]), lookup]),
+            "compared": len(compared),
+        }
+        for row in best
+        if row["way"] in (DRAFT, BESIDE)
     ]
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from eval.acceptance import Resampling
+    from eval.beside.policy_file import TunedPolicy
     from eval.latency.measure import Latency
     from eval.pair.opened import OpenPair
     from eval.speed.measure import Prompts, Times
@@ -62,6 +63,11 @@ def speed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="prompts decoded together (default: 1)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of the texts (default: 0)")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of everything (default: 1)")
+    parser.add_argument(
+        "--beside",
+        action="store_true",
+        help="measure each draft with looking up beside it too, by the policies that `widedraft lookup` wrote there",
+    )
     parser.add_argument("--assisted", action="store_true", help="measure transformers' assisted generation too")
     steps_arguments(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
@@ -92,7 +98,7 @@ def speed(options: argparse.Namespace) -> None:
     prompts = [opened[0].rendered(prompt) for prompt in asked]
     for pair in opened:
         pair.require_room(prompts, options.max_new_tokens)
-    setup = setup_of(options, pairs)
+    setup = setup_of(options, pairs, policies_of(options, pairs, prompts))
     with torch_threads(options.num_threads):
         record = measured(options, setup, pairs, prompts, Resampling(options.confidence, NUM_RESAMPLES, options.seed))
         print(speed_page(record))
@@ -161,7 +167,25 @@ def measured(
     }
 
 
-def setup_of(options: argparse.Namespace, pairs: "Mapping[str, OpenPair]") -> "Setup":
+def policies_of(
+    options: argparse.Namespace, pairs: "Mapping[str, OpenPair]", prompts: "Prompts"
+) -> "dict[str, TunedPolicy]":
+    """The lookup policy of every draft, if that is asked for; none was tuned on one of the prompts."""
+    if not options.beside:
+        return {}
+    from eval.beside.policy_file import FILE_NAME, read_policies, refuse_tuned_on
+
+    found = {}
+    for name, pair in pairs.items():
+        policies = read_policies(*pair.folders)
+        refuse_tuned_on(policies, prompts, pair.folders[1] / FILE_NAME)
+        found[name] = policies.at(options.temperature, pair.folders[1])
+    return found
+
+
+def setup_of(
+    options: argparse.Namespace, pairs: "Mapping[str, OpenPair]", policies: "dict[str, TunedPolicy]"
+) -> "Setup":
     """What all ways share."""
     from eval.decoding.sampling import Sampling
     from eval.decoding.texts import Limits, Seeds
@@ -175,6 +199,7 @@ def setup_of(options: argparse.Namespace, pairs: "Mapping[str, OpenPair]") -> "S
         Sampling(options.temperature),
         Seeds.of(options.seed),
         opener_of(options),
+        policies,
     )
 
 
@@ -203,11 +228,19 @@ def decode_and_time(
         setup.target,
         setup.drafts,
         Setting(context, len(groups[0]), setup.opener),
-        lookaheads=options.lookahead,
+        lookaheads=lookaheads_timed(options.lookahead, setup),
         repetitions=(pause for pause in pauses for _ in range(-(-STEP_REPEATS // len(turns)))),
         resampling=resampling,
     )
     return times, latency
+
+
+def lookaheads_timed(asked: "Sequence[int]", setup: "Setup") -> list[int]:
+    """Those whose verification decoding takes: a policy looks up any number of tokens up to its own."""
+    found = set(asked)
+    for tuned in setup.policies.values():
+        found |= {tuned.lookahead, *range(1, tuned.policy.lookahead + 1)}
+    return sorted(found)
 
 
 def profile_a_round(options: argparse.Namespace, setup: "Setup", prompts: "Prompts") -> None:
@@ -230,6 +263,7 @@ def settings_of(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]
         "batch": options.batch,
         "temperature": options.temperature,
         "repeats": options.repeats,
+        "beside": options.beside,
         **flags_of(how_asked(options)),
         "confidence": options.confidence,
         "seed": options.seed,

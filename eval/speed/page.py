@@ -37,7 +37,7 @@ def speed_page(record: Record) -> str:
         f"## Batch {settings['batch']}, temperature {settings['temperature']:g}, {settings['prompts']} prompts, "
         f"{settings['repeats']} repetitions, {how_of(settings)} steps"
     )
-    told = [*best_sentences(record), *fastest_sentence(record), error_sentence(record)]
+    told = [*best_sentences(record), *fastest_sentence(record), *lookup_sentence(record), error_sentence(record)]
     return "\n\n".join([title, table(COLUMNS, rows), *told])
 
 
@@ -114,6 +114,16 @@ def fastest_sentence(record: Record) -> list[str]:
         f"{', '.join(told)}. {fastest_decision(record)}."
     )
     return [sentence]
+
+
+def lookup_sentence(record: Record) -> list[str]:
+    """How much more each draft gives than looking up alone."""
+    rows = record["against_lookup"]
+    if not rows:
+        return []
+    told = [f"{label_of(one)} {with_interval(one['ratio'], times=True)}" for one in rows]
+    held = f", all {rows[0]['compared']} pairs of ways compared together" if rows[0]["compared"] > 1 else ""
+    return [f"Beside n-gram lookup alone, in the same turns and each at its best{held}: {', '.join(told)}."]
 
 
 def fastest_decision(record: Record) -> str:

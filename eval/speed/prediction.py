@@ -11,10 +11,13 @@ w is tau, and this is the formula of eval/speedup.py. Steps are those of the who
 rows have left is not predicted.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from eval.acceptance import Resampling
+from eval.beside.replay import Rounds
 from eval.decoding.texts import Round
 from eval.intervals import percentile_interval
 from eval.latency.measure import Latency
@@ -66,11 +69,28 @@ def prediction(way: Way, worth: float, caught_up: float, latency: Latency, resam
         latency: Steps of the target and each draft.
         resampling: How the interval is made.
     """
-    resampled = latency.resampled_step_times(way.draft, way.lookahead, resampling)
+    resampled = latency.resampled_step_times(way.draft, [way.lookahead], resampling)
     drawn = [predicted_speedup(worth, caught_up, way.lookahead, each) for each in resampled]
     return {
         "value": predicted_speedup(worth, caught_up, way.lookahead, latency.step_times(way.draft)),
         "interval": list(percentile_interval(drawn, resampling.confidence)),
+    }
+
+
+def predicted_beside(way: Way, taken: Sequence[Taken], latency: Latency, resampling: Resampling) -> Record:
+    """The same of a draft with looking up beside it, from its own rounds; of one row at a time."""
+    texts = [text for one in taken for text in one.texts]
+    rounds, follows = [one for text in texts for one in text], [pair for text in texts for pair in pairwise(text)]
+    behind = sum(not one.looked_up and (last.looked_up or last.accepted == last.proposed) for last, one in follows)
+    looked_up = Counter(one.proposed for one in rounds if one.looked_up)
+    found = Rounds(sum(one.tokens for one in taken), len(rounds) - looked_up.total(), behind, looked_up)
+    lookaheads = sorted({way.lookahead, *looked_up})
+    resampled = latency.resampled_step_times(way.draft, lookaheads, resampling)
+    return {
+        "value": found.speedup(way.lookahead, latency.step_times(way.draft)),
+        "interval": list(
+            percentile_interval([found.speedup(way.lookahead, each) for each in resampled], resampling.confidence)
+        ),
     }
 
 

@@ -12,6 +12,7 @@ from eval.decoding.batch import Batch, Emitted
 from eval.decoding.rules import Proposal, Verdict
 from eval.decoding.sequencer import takes_rows
 from eval.decoding.texts import Limits, Speculation, Text
+from eval.decoding.turn import Turn
 from eval.decoding.wanted import Streams, Wanted
 from eval.profiling.option import PROFILED_ROUNDS
 from eval.profiling.recording import Profile, Recording
@@ -37,15 +38,17 @@ class NamedBatch(Batch):
         with record_function(VERIFYING):
             return super().verify(proposal, counts)
 
-    def judge(self, logits_BJV: Tensor, proposal: Proposal) -> Verdict:
+    def judge(self, logits_BJV: Tensor, turn: Turn) -> Verdict:
         """The rule."""
         with record_function(ACCEPTING):
-            return super().judge(logits_BJV, proposal)
+            return super().judge(logits_BJV, turn)
 
-    def emit(self, text: Text, token_ids: list[int], proposed: int, seconds: tuple[float, float]) -> Emitted:
+    def emit(
+        self, text: Text, token_ids: list[int], proposed: int, seconds: tuple[float, float], *, looked_up: bool
+    ) -> Emitted:
         """What is done with its verdict, text by text."""
         with record_function(ACCEPTING):
-            return super().emit(text, token_ids, proposed, seconds)
+            return super().emit(text, token_ids, proposed, seconds, looked_up=looked_up)
 
 
 @torch.inference_mode()

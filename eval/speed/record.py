@@ -12,10 +12,17 @@ from typing import Any
 from eval.acceptance import Resampling
 from eval.latency.measure import Latency
 from eval.paired_ratios import INTERVALS, paired_ratio_quotient
-from eval.speed.best import behind_the_fastest, best_of_each, estimate_record
+from eval.speed.best import against_lookup, behind_the_fastest, best_of_each, estimate_record
 from eval.speed.measure import Seconds, Times, columns, whole_seconds
-from eval.speed.prediction import catch_up_rate, longest, predicted_round, prediction, steps_per_round
-from eval.speed.ways import DRAFT, PLAIN, Taken, Way
+from eval.speed.prediction import (
+    catch_up_rate,
+    longest,
+    predicted_beside,
+    predicted_round,
+    prediction,
+    steps_per_round,
+)
+from eval.speed.ways import BESIDE, DRAFT, PLAIN, Taken, Way
 from eval.speedup import StepTimes
 
 Record = dict[str, Any]
@@ -50,6 +57,8 @@ def way_record(way: Way, times: Times, latency: Latency, resampling: Resampling)
         worth, caught_up = steps_per_round(taken, alone), catch_up_rate(taken)
         record["predicted"] = prediction(way, worth, caught_up, latency, resampling)
         record["predicted_round_ms"] = predicted_round(caught_up, way.lookahead, latency.step_times(way.draft))
+    if way.kind == BESIDE and all(len(one.texts) == 1 for one in taken):
+        record["predicted"] = predicted_beside(way, taken, latency, resampling)
     return record
 
 
@@ -93,6 +102,7 @@ def speed_record_of_all(times: Times, latency: Latency, resampling: Resampling) 
         "intervals": INTERVALS,
         "best": best,
         "behind": behind_the_fastest(best, times, resampling),
+        "against_lookup": against_lookup(best, times, resampling),
         "largest_error": largest_error(rows),
     }
 

@@ -1,7 +1,7 @@
 """Ways to decode the same prompts: the target alone, a draft, no draft but the text itself, transformers' own loop."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
+from eval.beside.policy_file import TunedPolicy
 from eval.clock import clock_s
+from eval.decoding.beside import LookupPolicy
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
 from eval.decoding.sequencer import Opener, open_sequencer
@@ -18,14 +20,16 @@ from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_d
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, stream_seed
 
 PLAIN, DRAFT, LOOKUP, TRANSFORMERS = "target alone", "draft", "n-gram lookup", "transformers"
+BESIDE = "lookup beside"
 
 
 class Way(NamedTuple):
     """One way to decode.
 
     Attributes:
-        kind: PLAIN, DRAFT, LOOKUP, or TRANSFORMERS, which is its assisted generation with a draft.
-        lookahead: Tokens proposed a round; 0 for PLAIN.
+        kind: PLAIN, DRAFT, LOOKUP, BESIDE, which is a draft with looking up beside it, or TRANSFORMERS, which is its
+            assisted generation with a draft.
+        lookahead: Tokens proposed a round, of BESIDE those of the draft; 0 for PLAIN.
         draft: Name of the draft; none for PLAIN and LOOKUP.
     """
 
@@ -69,6 +73,7 @@ class Setup:
         sampling: How tokens are chosen.
         seeds: Of all draws.
         opener: How models are run, but by transformers.
+        policies: By the name of a draft, when the text proposes in its place, and the draft's lookahead then.
     """
 
     target: PreTrainedModel
@@ -77,6 +82,7 @@ class Setup:
     sampling: Sampling = GREEDY
     seeds: Seeds = SEEDS
     opener: Opener = open_sequencer
+    policies: Mapping[str, TunedPolicy] = field(default_factory=dict)
 
 
 def ways_to_decode(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = False) -> dict[Way, Run]:
@@ -99,6 +105,9 @@ def ways_to_decode(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = 
             if assisted:
                 ways[Way(TRANSFORMERS, lookahead, name)] = partial(run_assisted, setup, draft, lookahead)
         ways[Way(LOOKUP, lookahead)] = partial(run_drafted, setup, NgramLookup(), lookahead)
+    for name, tuned in setup.policies.items():
+        run = partial(run_drafted, setup, setup.drafts[name], tuned.lookahead, beside=tuned.policy)
+        ways[Way(BESIDE, tuned.lookahead, name)] = run
     return ways
 
 
@@ -133,6 +142,8 @@ def run_drafted(
     lookahead: int,
     prompts: Sequence[Sequence[int]],
     row_seeds: Sequence[int],
+    *,
+    beside: LookupPolicy | None = None,
 ) -> Taken:
     """The target with something that proposes tokens."""
     return taken(
@@ -146,6 +157,7 @@ def run_drafted(
             seeds=setup.seeds,
             row_seeds=row_seeds,
             opener=setup.opener,
+            beside=beside,
         )
     )
 

@@ -53,7 +53,7 @@ def require_same_law(texts, chances):
     assert p_value > 1e-4, f"p = {p_value:.1e} that these texts are the target's"
 
 
-def law_sampled_texts_are_the_targets(target, draft, rule="rejection", sampling=WARM, lookahead=3, seed=0):
+def law_sampled_texts_are_the_targets(target, draft, rule="rejection", sampling=WARM, lookahead=3, seed=0, beside=None):
     """Many texts of four tokens, all in one batch, are distributed as the target's own."""
     decoded = speculative_decode(
         target,
@@ -64,16 +64,19 @@ def law_sampled_texts_are_the_targets(target, draft, rule="rejection", sampling=
         sampling=sampling,
         seeds=Seeds(3 * seed, 3 * seed + 1, 3 * seed + 2),
         row_seeds=range(ROWS),
+        beside=beside,
     )
     assert any(one.accepted for text in decoded for one in text.rounds), "nothing was accepted: the test is empty"
     require_same_law([text.token_ids for text in decoded], text_chances(target, sampling))
 
 
-def law_greedy_text_is_the_targets(target, draft, prompts, limits, lookahead=4, opener=open_sequencer):
+def law_greedy_text_is_the_targets(target, draft, prompts, limits, lookahead=4, opener=open_sequencer, beside=None):
     """Batch or not, the text is that of plain decoding of each prompt alone, and counts add up to it."""
     plain = [plain_decode(target, [prompt], limits=limits)[0] for prompt in prompts]
     speculation = Speculation(lookahead)
-    decoded = speculative_decode(target, draft, prompts, limits=limits, speculation=speculation, opener=opener)
+    decoded = speculative_decode(
+        target, draft, prompts, limits=limits, speculation=speculation, opener=opener, beside=beside
+    )
     for one, own in zip(decoded, plain, strict=True):
         assert one.token_ids == own.token_ids
         assert one.stopped == own.stopped
@@ -98,22 +101,25 @@ def law_the_target_accepts_its_own_proposals(target, prompts, sampling=GREEDY, r
         ]
 
 
-def law_exact_rules_write_what_plain_sampling_writes(target, draft, prompts, rule, sampling=WARM):
+def law_exact_rules_write_what_plain_sampling_writes(target, draft, prompts, rule, sampling=WARM, beside=None):
     """With the same stream of the target's draws, token for token."""
     how = {"limits": Limits(24), "sampling": sampling, "row_seeds": range(len(prompts))}
     plain = plain_decode(target, prompts, **how)
-    decoded = speculative_decode(target, draft, prompts, speculation=Speculation(3, rule=rule), **how)
+    decoded = speculative_decode(target, draft, prompts, speculation=Speculation(3, rule=rule), beside=beside, **how)
     assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
     assert any(one.accepted for text in decoded for one in text.rounds)
 
 
-def law_rows_do_not_feel_each_other(target, draft, prompts, sampling, rule="rejection", opener=open_sequencer):
+def law_rows_do_not_feel_each_other(
+    target, draft, prompts, sampling, rule="rejection", opener=open_sequencer, beside=None
+):
     """A row of a batch is what it is alone: same text, same rounds."""
     arguments = {
         "limits": Limits(24, frozenset({2})),
         "speculation": Speculation(4, rule=rule),
         "sampling": sampling,
         "opener": opener,
+        "beside": beside,
     }
     together = speculative_decode(target, draft, prompts, row_seeds=range(len(prompts)), **arguments)
     for place, (prompt, row) in enumerate(zip(prompts, together, strict=True)):

@@ -122,8 +122,8 @@ def draft_never_catches_up(patch):
     patch(texts.Text, "last", lambda self, count: [*self.context, *self.emitted][-1:] if count else [])
     emit = batch.Batch.emit
 
-    def mutant(self, text, *args):
-        emitted = emit(self, text, *args)
+    def mutant(self, text, *args, **more):
+        emitted = emit(self, text, *args, **more)
         text.missing = 0
         return emitted
 

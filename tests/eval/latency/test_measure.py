@@ -40,7 +40,7 @@ def test_resampled_repetitions_are_the_same_for_every_kind_of_step():
     per_step = {Kind(TARGET, 1): 0.040, Kind("small", 1): 0.004, Kind("small", 2): 0.006, Kind(TARGET, 4): 0.050}
     seconds = {kind: (step_s * speeds).tolist() for kind, step_s in per_step.items()}
     latency = Latency(context=5, repeats=5, warm_up_repeats=10, is_settled=True, times={}, seconds=seconds)
-    drawn = latency.resampled_step_times("small", 3, RESAMPLING)
+    drawn = latency.resampled_step_times("small", [3], RESAMPLING)
     assert len(drawn) == RESAMPLING.num_resamples
     assert {round(one.target_s / 0.040, 6) for one in drawn} == set(speeds.tolist())
     for one in drawn:

@@ -64,6 +64,7 @@ def test_a_line_is_a_round_and_whose_it_is(path):
             "rows": 2,
             "draft_s": draft_s,
             "verify_s": verify_s,
+            "looked_up": False,
         }
         for start, draft_s, verify_s in ((0, 0.1, 0.25), (2, 0.3, 1e-9))
     ]

@@ -104,9 +104,9 @@ def test_what_is_named_is_decoded_as_it_is_without_names(target, noisy_draft, pr
     expected = plain(prompts[:4], speculation=Speculation(LOOKAHEAD), row_seeds=range(4))
     emit = NamedBatch.emit
 
-    def remember(batch, text, *more):
+    def remember(batch, text, *more, **named):
         texts.append(text)
-        return emit(batch, text, *more)
+        return emit(batch, text, *more, **named)
 
     monkeypatch.setattr(NamedBatch, "emit", remember)
     profiled(4, 1.0)

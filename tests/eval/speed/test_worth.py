@@ -45,8 +45,8 @@ class Steps:
         assert draft in self.drafts
         return STEPS
 
-    def resampled_step_times(self, draft, lookahead, resampling):
-        assert (draft in self.drafts, lookahead in STEPS.verify_s, resampling) == (True, True, RESAMPLING)
+    def resampled_step_times(self, draft, lookaheads, resampling):
+        assert (draft in self.drafts, set(lookaheads) <= set(STEPS.verify_s), resampling) == (True, True, RESAMPLING)
         return [replace(STEPS, target_s=STEPS.target_s * factor) for factor in (0.5, 1.0, 2.0)]
 
 

@@ -1,0 +1,153 @@
+"""What a policy would do along recorded answers is what the loop does: greedily to the round, sampled on average."""
+
+import numpy as np
+import pytest
+
+from eval.acceptance import tau
+from eval.beside.replay import RecordedAnswer, Replayer, Rounds, pooled_rounds, visited
+from eval.beside.tune import NEVER, rounds_of, tune, worth
+from eval.decoding.beside import LookupPolicy
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.texts import Limits, Speculation
+from eval.replay import answer_logits, replay_answer, replay_counts, rule_name
+from eval.speedup import StepTimes, predicted_speedup
+
+POLICIES = [
+    LookupPolicy(5, 0.3, (0.2, 0.5, 0.9), 2.0),
+    LookupPolicy(2, 0.0, (0.5,), 4.0),
+    LookupPolicy(3, 0.6, (0.1, 0.6), 8.0),
+]
+STEPS = StepTimes(1.0, 0.1, 0.14, {lookahead: 1 + 0.02 * lookahead for lookahead in range(1, 7)})
+TEXT = 60
+
+
+def recorded(pair, prompt, answer, temperature=0.0, limit=TEXT):
+    own, drafts = (answer_logits(model, prompt, answer) for model in pair)
+    replayed = replay_answer(own, drafts, answer, temperature=temperature)
+    return RecordedAnswer(prompt, answer, replayed.rules[rule_name(temperature)].accept, limit)
+
+
+@pytest.fixture(scope="module")
+def limits(target, prompts):
+    """At which some texts stop early and others do not."""
+    texts = [set(text.token_ids) for text in plain_decode(target, prompts, limits=Limits(TEXT))]
+    some = next(token for token in sorted(texts[0]) if not all(token in text for text in texts))
+    return Limits(TEXT, frozenset({some}))
+
+
+@pytest.fixture(scope="module")
+def greedy_answers(target, noisy_draft, prompts, limits):
+    texts = plain_decode(target, prompts, limits=limits)
+    assert len({text.stopped for text in texts}) == 2
+    return [
+        recorded((target, noisy_draft), prompt, text.token_ids) for prompt, text in zip(prompts, texts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_the_loop_takes_these_rounds(target, noisy_draft, prompts, limits, greedy_answers, policy, lookahead):
+    decoded = speculative_decode(
+        target, noisy_draft, prompts, limits=limits, speculation=Speculation(lookahead), beside=policy
+    )
+    looked_up = 0
+    for text, answer in zip(decoded, greedy_answers, strict=True):
+        assert text.token_ids == answer.answer_ids
+        rounds = Replayer(answer.rated(policy), lookahead).rounds(policy.least, policy.lookahead)
+        own = [one for one in text.rounds if not one.looked_up]
+        caught_up = sum(
+            not now.looked_up and (last.looked_up or last.accepted == last.proposed)
+            for last, now in zip(text.rounds, text.rounds[1:], strict=False)
+        )
+        assert rounds.tokens == len(text.token_ids)
+        assert (rounds.drafted, rounds.caught_up) == (len(own), caught_up)
+        assert sum(rounds.looked_up.values()) == len(text.rounds) - len(own)
+        looked_up += len(text.rounds) - len(own)
+    assert looked_up > 0
+
+
+def test_sampled_rounds_are_those_of_the_loop_on_average(small_pair):
+    target, draft = small_pair
+    prompt, rows, policy, lookahead = (0, 1, 2, 1), 1500, LookupPolicy(3, 0.3, (0.4, 0.6), 2.0), 2
+    decoded = speculative_decode(
+        target, draft, [prompt] * rows, limits=Limits(12), speculation=Speculation(lookahead),
+        sampling=Sampling(1.0), row_seeds=range(rows), beside=policy,
+    )  # fmt: skip
+    differences = []
+    for text in decoded:
+        answer = recorded((target, draft), prompt, text.token_ids, temperature=1.0, limit=12)
+        rounds = Replayer(answer.rated(policy), lookahead).rounds(policy.least, policy.lookahead)
+        found = [one for one in text.rounds if one.looked_up]
+        differences.append(
+            (len(text.rounds) - len(found) - rounds.drafted, len(found) - sum(rounds.looked_up.values()))
+        )
+    mean, deviation = np.mean(differences, axis=0), np.std(differences, axis=0)
+    assert (deviation > 0).all()  # rounds are drawn
+    assert (np.abs(mean) < 4 * deviation / rows**0.5).all(), (mean, deviation)
+
+
+@pytest.mark.parametrize("lookahead", [1, 4])
+def test_a_policy_that_never_looks_up_is_the_draft_alone(greedy_answers, lookahead):
+    policy = LookupPolicy(3, NEVER, (0.9, 0.9), 1.0)
+    for answer in greedy_answers:
+        rounds, counts = rounds_of([answer], policy, lookahead), replay_counts(answer.accept_T, lookahead=lookahead)
+        assert rounds.drafted == pytest.approx(counts.rounds)
+        assert rounds.tau == pytest.approx(tau(counts))
+        assert not rounds.looked_up
+        alone = predicted_speedup(tau(counts), rounds.caught_up / counts.rounds, lookahead, STEPS)
+        assert rounds.speedup(lookahead, STEPS) == pytest.approx(alone)
+
+
+def test_what_was_read_by_nobody_is_caught_up_on():
+    """A draft of one token: kept at 0, so that a round starts at 2 with a token unread; looked up there, it stays."""
+    tail_TK = np.array([[1.0], [0.0], [0.0], [0.0]])
+    visits_T, behind_T = visited(tail_TK, [0, 0, 1, 0], lookahead=1)
+    assert visits_T.tolist() == [1, 0, 1, 1]
+    assert behind_T.tolist() == [0, 0, 1, 1]
+
+
+def test_nothing_is_kept_behind_the_end(small_pair):
+    answer = RecordedAnswer([1, 2, 1, 2], [1, 2, 1], np.zeros(3), 6)
+    proposed, kept = answer.rated(LookupPolicy(4, 0.0, (0.5, 0.5), 1.0)).found(0.0, 4)
+    assert proposed == [2, 2, 2]  # what stands behind the run: two tokens
+    assert kept == [2, 1, 0]
+
+
+def test_the_best_policy_is_the_best_of_the_grid(greedy_answers):
+    tuned = tune(greedy_answers, STEPS)
+    own = worth(greedy_answers, tuned.policy, STEPS)
+    assert tuned.speedup == pytest.approx(own[tuned.lookahead])
+    assert tuned.speedup >= tuned.draft_alone
+    assert tuned.draft_alone == pytest.approx(
+        max(worth(greedy_answers, LookupPolicy(1, NEVER, (0.5,), 1.0), STEPS).values())
+    )
+    assert tuned.answers == len(greedy_answers)
+
+
+def test_where_looking_up_pays_it_is_done():
+    """A draft that is never right, and a text that says the same again and again."""
+    tuned = tune([RecordedAnswer([1, 2, 3, 1], [2, 3, 1] * 6, np.zeros(18), 20)], STEPS)
+    assert tuned.policy.least <= 1
+    assert tuned.policy.lookahead == 3  # what stands behind the run
+    assert tuned.speedup > 2 > 1 > tuned.draft_alone
+
+
+def test_where_looking_up_never_pays_it_is_never_done():
+    """A draft that is always right, and texts without a token said twice."""
+    answers = [RecordedAnswer([100 + place], list(range(place, place + 9)), np.ones(9), 12) for place in (0, 20)]
+    tuned = tune(answers, STEPS)
+    assert tuned.policy.least > 1
+    assert tuned.speedup == tuned.draft_alone
+
+
+def test_answers_are_needed():
+    with pytest.raises(ValueError, match="got none"):
+        tune([], STEPS)
+
+
+def test_rounds_of_several_answers_add_up():
+    one, other = Rounds(5, 2.0, 1.0, {1: 1.0}), Rounds(7, 1.0, 0.5, {1: 0.5, 3: 2.0})
+    both = pooled_rounds([one, other])
+    assert both == Rounds(12, 3.0, 1.5, {1: 1.5, 3: 2.0})
+    assert both.speedup(2, STEPS) == pytest.approx(12 / (3 * (0.2 + 1.04) + 1.5 * 0.04 + 1.5 * 1.02 + 2 * 1.06))
