@@ -111,7 +111,7 @@ def rows_at(batch: int, pairs: Mapping[str, OpenPair], options: argparse.Namespa
     any_pair = next(iter(pairs.values()))
     prompts = [any_pair.rendered(prompt) for prompt in prompts_of([options.prompts], asked.num_prompts)]
     resampling = Resampling(asked.confidence, NUM_RESAMPLES, asked.seed)
-    record = measured(asked, setup_of(asked, pairs), pairs, prompts, resampling)
+    record = measured(asked, setup_of(asked, pairs, {}), pairs, prompts, resampling)
     return [row_of(batch, way) for way in record["ways"] if way["way"] == DRAFT]
 
 

@@ -31,7 +31,7 @@ def quicken_few_rows(model: nn.Module) -> None:
     """
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype == torch.float32:
-            module.forward = partial(few_rows_forward, module)
+            module.forward = partial(few_rows_forward, module)  # pyright: ignore[reportAttributeAccessIssue]  # a layer's
 
 
 def few_rows_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
