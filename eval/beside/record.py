@@ -13,6 +13,7 @@ from eval.latency.steps import Setting
 from eval.models import shared_vocab_size
 from eval.pair.opened import OpenPair
 from eval.replay import answer_logits, replay_answer, rule_name
+from eval.scorecard.answers import typical_context
 from eval.speedup import StepTimes
 
 NAME, CONFIDENCE, NUM_RESAMPLES = "draft", 0.95, 2000
@@ -69,11 +70,10 @@ def steps_of(
     pair: OpenPair, answers: Sequence[RecordedAnswer], lookaheads: Sequence[int], repeats: int, *, seed: int
 ) -> StepTimes:
     """Step times in the middle of the text of median length."""
-    texts = sorted(([*one.prompt_ids, *one.answer_ids[: len(one.answer_ids) // 2]] for one in answers), key=len)
     latency = measure_latency(
         pair.target,
         {NAME: pair.draft},
-        Setting(texts[len(texts) // 2]),
+        Setting(typical_context(answers)),
         lookaheads=lookaheads,
         repetitions=timing_ticks(repeats),
         resampling=Resampling(CONFIDENCE, NUM_RESAMPLES, seed),

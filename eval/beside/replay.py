@@ -16,8 +16,8 @@ from functools import cached_property
 import numpy as np
 
 from eval.acceptance import Array
-from eval.decoding.beside import LookupPolicy, TextRecord
-from eval.replay import acceptance_tails
+from eval.decoding.beside import LookupPolicy, opened_record
+from eval.replay import acceptance_tails, round_starts
 from eval.speedup import StepTimes
 
 
@@ -39,8 +39,7 @@ class RecordedAnswer:
 
     def rated(self, policy: LookupPolicy) -> "RatedAnswer":
         """What the text's record says at each of its positions, for a policy's prior and weight."""
-        record = TextRecord(policy.longest)
-        record.extend(self.prompt_ids)
+        record = opened_record(policy, self.prompt_ids)
         rates, followers = [], []
         for token in self.answer_ids:
             rates.append(record.rate(policy))
@@ -153,12 +152,10 @@ def visited(tail_TK: Array, proposed: Sequence[int], lookahead: int) -> tuple[Ar
     These are left by a round that was looked up, and by one of the draft that kept everything.
     """
     exactly_TA = -np.diff(tail_TK, axis=1, prepend=1.0, append=0.0)
-    visits_T, behind_T = np.zeros(len(tail_TK)), np.zeros(len(tail_TK))
-    visits_T[0] = 1.0
+    visits_T, behind_T = round_starts(tail_TK), np.zeros(len(tail_TK))
     for start, count in enumerate(proposed):
         ends = slice(start + 1, start + 1 + exactly_TA.shape[1])
         reached = visits_T[start] * exactly_TA[start, : len(visits_T[ends])]
-        visits_T[ends] += reached
         unread = reached if count else reached * (np.arange(len(reached)) == lookahead)
         behind_T[ends] += unread
     return visits_T, behind_T

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 from eval.config import EvalConfig
 from eval.models import text_config
@@ -78,7 +79,21 @@ def context_of(answers: Mapping[float, Answers]) -> list[int]:
     return typical_context(next(iter(answers.values())).traces)
 
 
-def typical_context(traces: Sequence[Trace]) -> list[int]:
+class Answered(Protocol):
+    """A prompt with its answer."""
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """Tokens of the prompt."""
+        ...
+
+    @property
+    def answer_ids(self) -> Sequence[int]:
+        """Tokens of the answer."""
+        ...
+
+
+def typical_context(traces: Sequence[Answered]) -> list[int]:
     """Prompt and half of the answer, of the text whose length is the median one."""
     texts = sorted(([*trace.prompt_ids, *trace.answer_ids[: len(trace.answer_ids) // 2]] for trace in traces), key=len)
     return texts[len(texts) // 2]
