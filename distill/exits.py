@@ -12,9 +12,8 @@ from types import FrameType
 
 from architectures.errors import UserError
 from distill.interrupts import EXIT_CODE, INTERRUPTED, catching_interrupts
+from distill.own_packages import WAIT_FOR_RANK_0_S
 
-# Composer's launcher looks for a failed process ten times a second and then stops the others.
-WAIT_FOR_RANK_0_S = 10
 # What gloo and NCCL say when a process they talk to is gone.
 LOST_PROCESS = re.compile("Connection (closed|reset) by peer|ncclRemoteError")
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)

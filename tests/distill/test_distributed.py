@@ -221,8 +221,12 @@ def test_a_full_disk_is_said_once(make_run, tmp_path):
     assert "Traceback" not in completed.stdout + completed.stderr
 
 
-def test_a_file_of_the_working_folder_that_hides_a_package_is_named(make_run, tmp_path):
+def test_a_file_of_the_working_folder_that_hides_a_package_is_named(make_run, tmp_path, monkeypatch):
     (tmp_path / "eval.py").write_text("")
+    late = 'import os, time; time.sleep(4 * (os.environ.get("LOCAL_RANK") == "0"))\n'  # the first process comes last
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "sitecustomize.py").write_text(late)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "late"))
     completed = launch(make_run(), 2, cwd=tmp_path)
     assert completed.returncode == 2
     message = f"{tmp_path / 'eval.py'}: hides widedraft's own package 'eval' at {ROOT / 'eval'}."
