@@ -142,13 +142,13 @@ CACHED_KL, CACHED_SUM = Way("cache", ("forward_kl",)), Way("cache", ("negative_l
 CONFIGURATIONS = (
     # without a teacher: every depth with few ids and with all, and other numbers of ids
     *(Configuration(TOKENS, layers, ids) for layers in (1, 2, 4, 6) for ids in (4096, None)),
-    *(Configuration(TOKENS, layers, ids) for layers, ids in ((2, 2048), (4, 2048), (4, 8192))),
-    # with a cached one
+    *(Configuration(TOKENS, layers, ids) for layers, ids in ((4, 2048), (4, 8192))),
+    # with a cached one; other numbers of ids and other losses where that was best, at one layer
     *(Configuration(CACHED, layers, 4096) for layers in (1, 2, 4, 6)),
-    *(Configuration(CACHED, layers) for layers in (2, 4)),
+    *(Configuration(CACHED, 1, ids) for ids in (2048, 8192, None)),
     Configuration(CACHED, 4, 8192),
-    Configuration(CACHED_KL, 4, 4096),
-    Configuration(CACHED_SUM, 4, 4096),
+    Configuration(CACHED_KL, 1, 4096),
+    Configuration(CACHED_SUM, 1, 4096),
     # whether one after the other is better than either, and whether reading answers again is
     Configuration(CACHED, 4, 4096, before=TOKENS),
     Configuration(TOKENS, 4, 4096, epochs=1),

@@ -19,7 +19,7 @@ from bench.minutes.setting import Setting
 from bench.minutes.training import Clock
 from eval.models import load_model
 
-TOKENS, CACHED = "none-cross_entropy-1layers-all", "cache-negative_log_acceptance-2layers-all"
+TOKENS, CACHED = "none-cross_entropy-1layers-all", "cache-negative_log_acceptance-1layers-all"
 MINUTES = 0.005
 HELD_OUT, NUM_UNSEEN = 7, 6
 
