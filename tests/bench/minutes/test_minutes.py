@@ -19,7 +19,7 @@ from bench.minutes.setting import Setting
 from bench.minutes.training import Clock
 from eval.models import load_model
 
-TOKENS, CACHED = "none-cross_entropy-1layers-all", "cache-negative_log_acceptance-1layers-all"
+TOKENS, CACHED = "none-cross_entropy-2layers-all", "cache-negative_log_acceptance-1layers-all"
 MINUTES = 0.005
 HELD_OUT, NUM_UNSEEN = 7, 6
 
@@ -156,8 +156,8 @@ def test_the_page_marks_the_best_and_tells_what_was_seen(setting, finished):
     best = max(groups, key=lambda name: merit(groups[name], steps).value)
     assert f"Best: {best}" in page
     assert "### 0.005 minutes" in page
-    assert "| none cross_entropy | 1 | all | " in page
-    assert "| cache negative_log_acceptance | 2 | all | " in page
+    assert "| none cross_entropy | 2 | all | " in page
+    assert "| cache negative_log_acceptance | 1 | all | " in page
     assert page.count("| best |") == 1
     assert "held out, T = 1" in page
     assert "Made once for all cells, and not counted: answers " in page
