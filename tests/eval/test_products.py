@@ -1,4 +1,4 @@
-"""Few rows are multiplied by another form of the same product, on processors that are slow at the usual one."""
+"""Rows are multiplied by another form of the same product, on processors that are slow at the usual one."""
 
 import copy
 
@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from eval import few_rows
+from eval import products
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits
-from eval.few_rows import MOST_ROWS, few_rows_are_slow, quicken_few_rows
+from eval.products import TURNED_ROWS, products_are_slow, quicken_products
 from eval.models import load_model
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", range(1, MOST_ROWS + 3))
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 9, 64])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_products_are_the_same(rows, bias, rank):
     layer, inputs = nn.Linear(24, 40, bias=bias), torch.randn(rows, 24)
-    shaped = {1: inputs[0], 2: inputs, 3: inputs[None]}[rank]
+    shaped = {1: inputs[0] if rows else inputs, 2: inputs, 3: inputs[None]}[rank]
     expected = layer(shaped)
-    quicken_few_rows(layer)
+    quicken_products(layer)
     with torch.inference_mode():
         found = layer(shaped)
     assert found.shape == expected.shape
@@ -28,43 +28,55 @@ def test_products_are_the_same(rows, bias, rank):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(1, 0), (2, 1), (MOST_ROWS, 1), (MOST_ROWS + 1, 0)])
-def test_few_rows_alone_take_the_other_form_and_only_in_inference(monkeypatch, rows, expected):
+FEWEST, MOST = TURNED_ROWS
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [(1, "onednn"), (FEWEST, "turned"), (MOST, "turned"), (MOST + 1, "onednn"), (48, "onednn")],
+)
+def test_the_form_follows_from_the_rows_and_is_the_usual_one_outside_inference(monkeypatch, rows, expected):
     layer, asked = nn.Linear(8, 8), []
-    quicken_few_rows(layer)
-    product = few_rows.product_of_few_rows
-    monkeypatch.setattr(few_rows, "product_of_few_rows", lambda *given: asked.append(0) or product(*given))
-    layer(torch.randn(rows, 8))
+    quicken_products(layer)
+    for name in ("turned", "onednn"):
+        product = getattr(products, f"{name}_product")
+        monkeypatch.setattr(
+            products, f"{name}_product", lambda *given, n=name, made=product: asked.append(n) or made(*given)
+        )
+    layer(torch.randn(rows, 8)).sum().backward()
+    assert layer.weight.grad is not None
     assert not asked
     with torch.inference_mode():
         layer(torch.randn(rows, 8))
-    assert len(asked) == expected
+    assert asked == [expected]
 
 
 def test_a_copy_multiplies_by_its_own_weights():
     layer = nn.Linear(8, 8)
-    quicken_few_rows(layer)
+    quicken_products(layer)
     copied = copy.deepcopy(layer)
     with torch.no_grad():
         copied.weight.zero_()
         copied.bias.zero_()
     with torch.inference_mode():
-        assert not copied(torch.ones(2, 8)).any()
-        assert layer(torch.ones(2, 8)).any()
+        for rows in (1, 2):
+            assert not copied(torch.ones(rows, 8)).any()
+            assert layer(torch.ones(rows, 8)).any()
     assert copied.state_dict().keys() == nn.Linear(8, 8).state_dict().keys()
 
 
 def test_other_number_types_are_left_alone():
     layer = nn.Linear(8, 8).bfloat16()
-    quicken_few_rows(layer)
+    quicken_products(layer)
     assert "forward" not in layer.__dict__
 
 
 @pytest.mark.parametrize(("capability", "expected"), [("AVX2", True), ("AVX512", False), ("DEFAULT", False)])
 def test_loaded_models_are_quickened_where_it_helps(monkeypatch, tiny_target, capability, expected):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    assert few_rows_are_slow() is expected
+    for library in (torch.backends.mkl, torch.backends.mkldnn):
+        monkeypatch.setattr(library, "is_available", lambda: True)
+    assert products_are_slow() is expected
     model = load_model(tiny_target, dtype="float32", device="cpu")
     assert any("forward" in module.__dict__ for module in model.modules()) is expected
 
@@ -74,7 +86,7 @@ def test_texts_and_rounds_are_those_without(tiny_target):
     usual, quick = (load_model(folder, dtype="float32", device="cpu") for _ in range(2))
     for module in usual.modules():
         module.__dict__.pop("forward", None)
-    quicken_few_rows(quick)
+    quicken_products(quick)
     texts = [plain_decode(model, [prompt], limits=limits) for model in (usual, quick) for prompt in prompts]
     assert [text[0].token_ids for text in texts[:2]] == [text[0].token_ids for text in texts[2:]]
     for prompt, [plain] in zip(prompts, texts, strict=False):

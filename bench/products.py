@@ -1,0 +1,93 @@
+"""Steps of a model that reads one to 48 tokens, by the form in which PyTorch multiplies them by the weights.
+
+    python bench/products.py --target models/SmolLM2-135M-Instruct --threads 2
+
+All forms and all numbers of tokens take turns in one process, in an order drawn anew each time; medians. The last
+column is the form that eval/products.py takes where the usual one is slow: where another is faster, it should change;
+where the first is, eval.products.products_are_slow must be false of this processor. Nothing else may run.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from architectures.manifest import processor_name
+from architectures.progress import track
+from eval.decoding.sequencer import Sequencer, open_sequencer
+from eval.latency.machine import torch_threads
+from eval.models import load_model
+from eval.products import onednn_product, quick_forward, turned_product
+from eval.scorecard.tables import table
+
+CONTEXT, WARM_UPS = 128, 2
+TOKENS = (1, 2, 3, 4, 5, 6, 8, 16, 48)
+Form = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
+
+
+def turned(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    """W x^T for any number of rows."""
+    outputs = turned_product(inputs.reshape(-1, inputs.shape[-1]), layer.weight).view(*inputs.shape[:-1], -1)
+    return outputs if layer.bias is None else outputs + layer.bias
+
+
+FORMS: dict[str, Form] = {
+    "x Wᵀ": lambda layer, inputs: linear(inputs, layer.weight, layer.bias),
+    "W xᵀ": turned,
+    "oneDNN": lambda layer, inputs: onednn_product(inputs, layer.weight, layer.bias),
+    "eval/products.py": quick_forward,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python bench/products.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=30)
+    options = parser.parse_args(argv)
+    with torch_threads(options.threads), torch.inference_mode():
+        ms = step_ms(load_model(options.target, dtype="float32", device="cpu"), options.repeats)
+    capability = torch.backends.cpu.get_cpu_capability()
+    print(f"{processor_name()} ({capability}), {options.threads} threads, float32, torch {torch.__version__}; ms\n")
+    print(table(("tokens", *FORMS), [[str(n), *(f"{ms[n, form]:.1f}" for form in FORMS)] for n in TOKENS]))
+
+
+def step_ms(model: PreTrainedModel, repeats: int) -> dict[tuple[int, str], float]:
+    """Median milliseconds by tokens and form."""
+    capacity = CONTEXT + max(TOKENS)
+    sequencer = open_sequencer(model, [[1]], capacity=capacity, vocab_size=model.config.vocab_size)
+    sequencer.feed(torch.arange(CONTEXT)[None], [(0, CONTEXT)], whole=False)
+    kinds = [(tokens, form) for tokens in TOKENS for form in FORMS]
+    rng, found = np.random.default_rng(0), {kind: [] for kind in kinds}
+    for repeat in track(range(WARM_UPS + repeats), description="repetitions", total=WARM_UPS + repeats):
+        for place in rng.permutation(len(kinds)):
+            spent_s = timed(sequencer, *kinds[place])
+            if repeat >= WARM_UPS:
+                found[kinds[place]].append(spent_s)
+    return {kind: 1000 * float(np.median(spent)) for kind, spent in found.items()}
+
+
+def timed(sequencer: Sequencer, tokens: int, form: str) -> float:
+    """Seconds of one step."""
+    take_form(sequencer.model, FORMS[form])
+    start_s = time.perf_counter()
+    sequencer.feed(torch.full((1, tokens), 5), [(CONTEXT, tokens)], whole=True)
+    return time.perf_counter() - start_s
+
+
+def take_form(model: PreTrainedModel, form: Form) -> None:
+    """Have every layer multiply in this form, wherever this runs."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.forward = lambda inputs, layer=module: form(layer, inputs)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Products of tokens by weights, the way this processor is fast at them.
+
+PyTorch asks MKL for x W^T. Where the processor has AVX2 and no AVX-512, MKL reads weights from memory at half the speed
+of others: oneDNN takes 0.87 of its time for one row and 0.74 for 48, and MKL's own W x^T, the same numbers, 0.6 for
+two to four rows (bench/products.py; docs/log.md, 2026-11-23). So plain decoding is faster in this form, and a
+verification, which reads every weight once as a step of one token does, costs hardly more than such a step.
+
+Shape suffixes used in this file:
+    R = rows, I = inputs, O = outputs
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+TURNED_ROWS = (2, 4)  # fewest and most that W x^T is the fastest for; oneDNN for all others
+SLOW_WITH_MKL = "AVX2"  # as torch.backends.cpu.get_cpu_capability() names it; others were not found slow
+
+
+def products_are_slow() -> bool:
+    """Whether PyTorch's usual form is the slower one on this processor, and the others are there."""
+    there = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    return there and torch.backends.cpu.get_cpu_capability() == SLOW_WITH_MKL
+
+
+def quicken_products(model: nn.Module) -> None:
+    """Have the linear layers of a model in float32 on the processor multiply in the fastest form.
+
+    Results differ from those without by rounding alone. Training computes as before: this is of inference mode.
+    """
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype == torch.float32:
+            module.forward = partial(quick_forward, module)  # pyright: ignore[reportAttributeAccessIssue]  # a layer's
+
+
+def quick_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
+    """What the layer gives: in the fastest form for so many rows, if nothing is trained or compiled."""
+    if not torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
+        return linear(inputs, layer.weight, layer.bias)
+    rows = inputs.numel() // inputs.shape[-1]
+    fewest, most = TURNED_ROWS
+    if not fewest <= rows <= most:
+        return onednn_product(inputs, layer.weight, layer.bias)
+    outputs_RO = turned_product(inputs.reshape(rows, -1), layer.weight)
+    outputs = outputs_RO.view(*inputs.shape[:-1], -1)
+    return outputs if layer.bias is None else outputs + layer.bias
+
+
+def onednn_product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """The product, and the bias, by oneDNN: the operation that PyTorch's own compiler puts in the place of a layer."""
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight_OI, bias_O, "none", [], "")  # noqa: SLF001  # its name
+
+
+def turned_product(rows_RI: Tensor, weight_OI: Tensor) -> Tensor:
+    """outputs_RO = x W^T as (W x^T)^T. Three rows take a quarter longer than four, and are filled up with one of zeros."""
+    count = len(rows_RI)
+    filled_RI = pad(rows_RI, (0, 0, 0, 1)) if count == 3 else rows_RI
+    return torch.mm(weight_OI, filled_RI.t())[:, :count].t().contiguous()
