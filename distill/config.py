@@ -24,7 +24,7 @@ class OptimizerConfig(Section):
     """How gradients move the student."""
 
     name: Literal["decoupled_adamw", "adamw"] = Field(
-        default="decoupled_adamw", description="Composer's DecoupledAdamW or PyTorch's AdamW, fused on a GPU."
+        default="adamw", description="PyTorch's AdamW, fused into one pass, or Composer's DecoupledAdamW."
     )
     lr: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), strict=False, description="Decay of the two moments.")

@@ -14,7 +14,8 @@ def refuse_foreign_packages() -> None:
     """Exit with code 2 if a file of the working folder stands before one of our packages.
 
     `python -m` puts the working folder first on the import path, so an `eval.py` there would be imported as `eval`.
-    Of one machine's processes the first says so; the others wait to be stopped: the launcher's exit code is the first's.
+    Of one machine's processes the first says so; the others wait to be stopped, as the launcher's exit code is the
+    first's.
     """
     ours = Path(__file__).resolve().parents[1]
     for name in ("architectures", "eval"):

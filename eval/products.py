@@ -54,7 +54,7 @@ def onednn_product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> 
 
 
 def turned_product(rows_RI: Tensor, weight_OI: Tensor) -> Tensor:
-    """outputs_RO = x W^T as (W x^T)^T. Three rows take a quarter longer than four, and are filled up with one of zeros."""
+    """outputs_RO = x W^T as (W x^T)^T. Three rows take a quarter longer than four, so they get one of zeros."""
     count = len(rows_RI)
     filled_RI = pad(rows_RI, (0, 0, 0, 1)) if count == 3 else rows_RI
     return torch.mm(weight_OI, filled_RI.t())[:, :count].t().contiguous()

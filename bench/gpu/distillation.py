@@ -53,7 +53,7 @@ def cells(size: Size) -> list[Cell]:
     if size == "laptop":
         return first
     mixed = replace(live, mixed_lengths=True)
-    return [*first, replace(live, source="none", optimizer="adamw"), mixed, replace(mixed, packing=True)]
+    return [*first, replace(live, source="none", optimizer="decoupled_adamw"), mixed, replace(mixed, packing=True)]
 
 
 def full_cells() -> list[Cell]:
@@ -69,7 +69,7 @@ def full_cells() -> list[Cell]:
         alone,
         replace(live, **fewer, microbatch=8),
         replace(alone, **fewer),
-        replace(alone, **fewer, optimizer="adamw"),
+        replace(alone, **fewer, optimizer="decoupled_adamw"),
         *(replace(each, **short) for each in (live, cached, alone)),
         replace(live, **fewer, seq_len=1024),
         mixed,

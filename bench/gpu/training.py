@@ -69,7 +69,7 @@ class Cell:
     batch: int
     steps: int
     warmup: int
-    optimizer: str = "decoupled_adamw"
+    optimizer: str = "adamw"
     packing: bool = False
     mixed_lengths: bool = False
 

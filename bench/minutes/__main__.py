@@ -27,6 +27,9 @@ from bench.minutes.setting import Setting
 from distill.exits import report_user_errors
 
 
+RECIPE = Path(__file__).with_name("recipe.yaml")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Fill the missing cells, or print what there is or would be; the exit code of the process."""
     return report_user_errors(lambda: run(parsed(argv)))
@@ -37,7 +40,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.minutes", description="Compare trainings in equal minutes.")
     parser.add_argument("--target", type=Path, help="folder of the model")
     parser.add_argument("--unseen", type=Path, help="JSON lines of prompts that nothing is trained on")
-    parser.add_argument("--recipe", type=Path, default=Path("recipes/quickstart.yaml"), help="prompts, batch, rates")
+    parser.add_argument("--recipe", type=Path, default=RECIPE, help="prompts, batch, rates")
     parser.add_argument("--work", type=Path, default=Path("runs/minutes"), help="answers, cache, and the cell in work")
     parser.add_argument("--out", type=Path, default=Path("bench/results/minutes"))
     parser.add_argument("--minutes", type=float, nargs="+", default=[3, 6, 12], help="of each stage, ascending")

@@ -9,8 +9,8 @@ from torch import nn
 from eval import products
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits
-from eval.products import TURNED_ROWS, products_are_slow, quicken_products
 from eval.models import load_model
+from eval.products import TURNED_ROWS, products_are_slow, quicken_products
 
 
 @pytest.mark.parametrize("bias", [True, False])
