@@ -23,7 +23,7 @@ from distill.trainer import training_device
 LIVE_MFU, CACHED_SHARE = 0.45, 0.80
 RECIPES = Path(__file__).parents[2] / "recipes"
 WIDE = RECIPES / "llama2-7b-wide-796m.yaml"
-QUICKSTART = RECIPES / "quickstart.yaml"
+SMOLLM2 = Path(__file__).parents[1] / "smollm2.yaml"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def pair_of(setting: Setting) -> Pair:
         return Pair(teacher, NAMED_SHAPES[teacher].shape, student, NAMED_SHAPES[student].shape, WIDE)
     target = Shape.from_config(read_config(setting.target))
     layers = max(1, target.layers // 5)
-    return Pair("target", target, f"{layers} layers of target", replace(target, layers=layers), QUICKSTART)
+    return Pair("target", target, f"{layers} layers of target", replace(target, layers=layers), SMOLLM2)
 
 
 def rows(setting: Setting) -> Iterator[Row]:

@@ -30,7 +30,7 @@ from eval.speed.profiled_round import profile_round
 from eval.speed.ways import Setup
 from eval.traces import Trace
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+RECIPE = Path(__file__).parents[1] / "smollm2.yaml"
 LOOKAHEAD, LAYERS_SHARE, ANSWER_SHARE = 4, 5, 3
 MIB = 2**20
 
@@ -155,7 +155,7 @@ class Pair:
         return found
 
     def recipe(self) -> Recipe:
-        """The quickstart's, on this target, of four steps."""
+        """That of the benches, on this target, of four steps."""
         settings = {
             "target.path": self.setting.target,
             "run_dir": self.setting.work / "profiled-step",

@@ -1,4 +1,4 @@
-"""A draft trained there and then: recipes/quickstart.yaml at sizes of a device, by its own stages, within a time.
+"""A draft trained there and then: bench/smollm2.yaml at sizes of a device, by its own stages, within a time.
 
 The target answers the prompts of the setting, and prompts that it writes itself as far as the time for answers goes.
 Then a few batches are trained to see how long one takes, and the draft is trained for as many as the time holds. The
@@ -34,7 +34,7 @@ from eval.models import load_model
 from eval.tasks.prompts import load_prompts
 from eval.traces import read_traces
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+RECIPE = Path(__file__).parents[1] / "smollm2.yaml"
 RUN, DONE = "draft", "trained.json"  # the run in the work folder, and what is written when it is finished
 WRITTEN_TOKENS = 256  # of a prompt that the target writes itself, at most
 WRITTEN_FOR_ONE = 1.5  # texts sampled for each such prompt that is of use: a guess on the safe side
@@ -170,8 +170,8 @@ def train_now(setting: Setting, training: Training) -> Row:
 
 
 def recipe_of(setting: Setting, training: Training, *, self_written: int) -> Recipe:
-    """The quickstart at these sizes, in the work folder."""
-    values = load_recipe(QUICKSTART).model_dump(mode="json")
+    """The recipe of the benches at these sizes, in the work folder."""
+    values = load_recipe(RECIPE).model_dump(mode="json")
     values |= {"run_name": "two-minutes", "run_dir": str(setting.work / RUN)}
     values["target"] |= {"path": str(setting.target)}
     tokens = training.calibration_tokens

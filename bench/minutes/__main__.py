@@ -26,8 +26,7 @@ from bench.minutes.record import read_finished
 from bench.minutes.setting import Setting
 from distill.exits import report_user_errors
 
-
-RECIPE = Path(__file__).with_name("recipe.yaml")
+RECIPE = Path(__file__).parents[1] / "smollm2.yaml"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -177,7 +177,7 @@ def test_the_rate_of_the_target_is_a_time(setting):
     assert 0 < trained_draft.seconds_a_step(setting, 4) < 1
 
 
-def test_the_recipe_is_the_quickstart_at_these_sizes(setting):
+def test_the_recipe_is_that_of_the_benches_at_these_sizes(setting):
     recipe = recipe_of(setting, FULL, self_written=512)
     assert recipe.architecture.method == "block_influence"
     assert (recipe.architecture.calibration.tokens, recipe.architecture.calibration.sequence_len) == (1024, 256)
