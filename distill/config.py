@@ -91,6 +91,11 @@ class DistillConfig(Section):
         "unknown id, for engines whose draft reads its own vocabulary alone (`widedraft convert --form "
         "own-tokenizer`).",
     )
+    freeze_input_embeddings: bool = Field(
+        default=False,
+        description="Whether the rows of token ids stay as the target has them. Steps are faster, the optimiser holds "
+        "less, and few answers are learned by heart later; not for a draft whose head is its embedding.",
+    )
     loss: Loss | Literal["auto"] = Field(
         default="auto",
         description="What is minimised per answer token: a loss, or a weighted sum of several. auto is "
@@ -165,6 +170,15 @@ class DistillConfig(Section):
                 "Leave source out, or train on answers."
             )
         return teacher
+
+    @field_validator("freeze_input_embeddings")
+    @classmethod
+    def _unknown_row_is_trained(cls, freeze: bool, info: ValidationInfo) -> bool:  # noqa: FBT001  # pydantic's signature
+        if freeze and info.data.get("unknown_inputs"):
+            raise ValueError(
+                "must be left out with distill.unknown_inputs, whose row of the embedding is learned. Leave out one."
+            )
+        return freeze
 
     @field_validator("loss")
     @classmethod

@@ -52,7 +52,7 @@ class Training:
 
     Attributes:
         title: What is trained.
-        student: Its shape; all of it is trained.
+        student: Its shape; all of it is trained, but for frozen embeddings.
         teacher: The frozen one's shape; None where there is none.
         teacher_dtype: Number type of the teacher's weights.
         precision: amp_bf16 or fp32.
@@ -66,6 +66,7 @@ class Training:
         cached_bytes: What a batch holds of a cached teacher per answer token; None where the teacher runs.
         teacher_sharded: Whether FSDP2 divides the teacher.
         logits_of_teacher: Whether the loss is made of the teacher's logits, which a cache of entries spares.
+        frozen_embeddings: Whether the student's input embeddings have neither gradients nor moments.
     """
 
     title: str
@@ -83,6 +84,13 @@ class Training:
     cached_bytes: int | None = None
     teacher_sharded: bool = False
     logits_of_teacher: bool = True
+    frozen_embeddings: bool = False
+
+    @property
+    def trained_parameters(self) -> int:
+        """Of the student, those that have gradients."""
+        frozen = self.student.vocab * self.student.hidden if self.frozen_embeddings else 0
+        return self.student.parameters() - frozen
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,7 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
         cached_bytes=cached_bytes(config.teacher, target, teacher_dtype(recipe, config.precision)),
         teacher_sharded=config.teacher.parallelism == "fsdp2",
         logits_of_teacher=asks_logits(config),
+        frozen_embeddings=config.freeze_input_embeddings,
     )
     masks = recipe.architecture.method == "learned_masks"
     return [mask_training(recipe, target), distillation] if masks else [distillation]
@@ -184,8 +193,8 @@ def held_bytes(training: Training, processes: int) -> int:
 
 
 def student_parts(training: Training, processes: int) -> list[Part]:
-    """The student's weights, and as much for each of the gradients and the moments; a process's share of them."""
-    count, shards = training.student.parameters(), processes if training.sharded else 1
+    """The student's weights, and as much for the gradients and moments of what is trained; a process's share."""
+    shards, trained = processes if training.sharded else 1, training.trained_parameters
     divided = f" / {shards} processes" if shards > 1 else ""
     return [
         Part(
@@ -193,7 +202,11 @@ def student_parts(training: Training, processes: int) -> list[Part]:
             count * copies * MASTER_BYTES // shards,
             f"{count:,} parameters x {copies * MASTER_BYTES} bytes{divided}",
         )
-        for name, copies in (("student weights", 1), ("gradients", 1), ("Adam's two moments", 2))
+        for name, count, copies in (
+            ("student weights", training.student.parameters(), 1),
+            ("gradients", trained, 1),
+            ("Adam's two moments", trained, 2),
+        )
     ]
 
 
@@ -250,7 +263,7 @@ def replica_parts(training: Training, processes: int) -> list[Part]:
         matrices = matrix_parameters(student)
         parts.append(Part("student matrices, bfloat16", 2 * matrices, f"{matrices:,} x 2 bytes, for its products"))
     if processes > 1:
-        size = student.parameters() * MASTER_BYTES
+        size = training.trained_parameters * MASTER_BYTES
         parts.append(Part("gradient buckets of DDP, float32", size, "as the gradients"))
     return parts
 

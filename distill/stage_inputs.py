@@ -235,8 +235,9 @@ def training_inputs(recipe: Recipe) -> dict[str, str]:
     """What the checkpoints are made from; keys that a continued training may change are left out."""
     run = Path(recipe.run_dir)
     settings, others = recipe.distill.model_dump(mode="json", exclude=RESUMABLE), {}
-    if not settings["unknown_inputs"]:
-        del settings["unknown_inputs"]  # what was recorded before there was this key holds
+    for name in ("unknown_inputs", "freeze_input_embeddings"):
+        if not settings[name]:
+            del settings[name]  # what was recorded before there was this key holds
     if recipe.distill.token_selection is not None:
         reference = Path(recipe.distill.token_selection.reference)
         others["distill.token_selection.reference"] = fingerprint_checkpoint(reference)

@@ -35,6 +35,7 @@ from distill.data.batches import AnswerDataset
 from distill.data.dataspec import build_dataspec
 from distill.data.unknown_inputs import UnknownInputs
 from distill.export import vocab_size_of
+from distill.frozen_embeddings import freeze_input_embeddings
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.objective import build_objective
 from distill.losses.selection import Selection, refuse_other_ids
@@ -107,8 +108,8 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
 
     Raises:
         UserError: If the teacher's cache keeps entries of a vocabulary that the student has only a part of, the
-            reference of a selection cannot say what the student says, or distill.packing is true and one of the models
-            cannot be packed.
+            reference of a selection cannot say what the student says, distill.packing is true and one of the models
+            cannot be packed, or embeddings are to be frozen that are the head as well.
     """
     on_gpu, config = torch.cuda.is_available(), recipe.distill
     dtype = teacher_dtype(recipe, config.precision)
@@ -123,6 +124,8 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
     student = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
     if config.unknown_inputs:
         begin_unknown(student, Path(recipe.run_dir) / "init")
+    if config.freeze_input_embeddings:
+        freeze_input_embeddings(student)
     return distill_model(
         recipe,
         student,
@@ -297,9 +300,10 @@ def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim
     processor where the draft is one layer and so mostly embeddings.
     """
     settings = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.name == "decoupled_adamw":
-        return DecoupledAdamW(model.parameters(), **settings)
-    return torch.optim.AdamW(model.parameters(), fused=True, **settings)
+        return DecoupledAdamW(trained, **settings)
+    return torch.optim.AdamW(trained, fused=True, **settings)
 
 
 def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:

@@ -43,6 +43,7 @@ class Configuration:
         vocabulary: Ids it can say, by their frequency in the training answers; None for all.
         epochs: Readings of the answers at most; None for as many as the minutes allow.
         before: How it learns in the first half of the minutes, if otherwise; the second half begins with that draft.
+        frozen: Whether its input embeddings stay as they are.
     """
 
     way: Way
@@ -50,6 +51,7 @@ class Configuration:
     vocabulary: int | None = None
     epochs: int | None = None
     before: Way | None = None
+    frozen: bool = False
 
     @property
     def name(self) -> str:
@@ -57,7 +59,7 @@ class Configuration:
         first = "" if self.before is None else f"{self.before.name}-then-"
         ids = "all" if self.vocabulary is None else str(self.vocabulary)
         most = "" if self.epochs is None else f"-{self.epochs}ep"
-        return f"{first}{self.way.name}-{self.layers}layers-{ids}{most}"
+        return f"{first}{self.way.name}-{self.layers}layers-{ids}{most}{'-frozen' if self.frozen else ''}"
 
     @property
     def phases(self) -> tuple[Way, ...]:
@@ -140,15 +142,18 @@ TOKENS, CACHED, LIVE = (
 CACHED_KL, CACHED_SUM = Way("cache", ("forward_kl",)), Way("cache", ("negative_log_acceptance", "cross_entropy"))
 
 CONFIGURATIONS = (
-    # without a teacher: every depth with few ids and with all, and other numbers of ids
-    *(Configuration(TOKENS, layers, ids) for layers in (1, 2, 4, 6) for ids in (4096, None)),
-    *(Configuration(TOKENS, layers, ids) for layers, ids in ((4, 2048), (4, 8192))),
+    # without a teacher: depths, and other numbers of ids
+    *(Configuration(TOKENS, layers, 4096) for layers in (1, 2, 4)),
+    *(Configuration(TOKENS, 4, ids) for ids in (2048, 8192, None)),
     # with a cached one; other numbers of ids and other losses where that was best, at one layer
     *(Configuration(CACHED, layers, 4096) for layers in (1, 2, 4, 6)),
     *(Configuration(CACHED, 1, ids) for ids in (2048, 8192, None)),
     Configuration(CACHED, 4, 8192),
     Configuration(CACHED_KL, 1, 4096),
     Configuration(CACHED_SUM, 1, 4096),
+    # with input embeddings as they are
+    *(Configuration(CACHED, layers, 4096, frozen=True) for layers in (1, 2, 4)),
+    Configuration(TOKENS, 1, 4096, frozen=True),
     # whether one after the other is better than either, and whether reading answers again is
     Configuration(CACHED, 4, 4096, before=TOKENS),
     Configuration(TOKENS, 4, 4096, epochs=1),

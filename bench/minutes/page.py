@@ -99,7 +99,8 @@ def row(
     missed = sum(one.missed_by for one in cells) / len(cells)
     return [
         " then ".join(f"{way.source} {' + '.join(way.losses)}" for way in configuration.phases)
-        + ("" if configuration.epochs is None else f", at most {configuration.epochs} epochs"),
+        + ("" if configuration.epochs is None else f", at most {configuration.epochs} epochs")
+        + (", embeddings frozen" if configuration.frozen else ""),
         str(configuration.layers),
         "all" if configuration.vocabulary is None else f"{configuration.vocabulary:,}",
         str(len(cells)),

@@ -64,6 +64,8 @@ class Setting:
             source: The draft of the phase before, whose layers and ids are kept; None for the first phase.
         """
         words = [f"architecture.layers={configuration.layers}", *way.words]
+        if configuration.frozen:
+            words.append("distill.freeze_input_embeddings=true")
         if source is not None:  # nothing is cut
             words += [f"architecture.source={source}", "architecture.method=first_last"]
         elif configuration.vocabulary is not None:

@@ -90,6 +90,20 @@ def test_two_processes_equal_one(make_run, parallelism):
         assert_same_training(alone, together)
 
 
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+def test_two_processes_equal_one_with_frozen_embeddings(make_run, tiny_target, tmp_path, parallelism):
+    init = cut_draft(tiny_target, tmp_path / "small")
+    settings = {"init": init, "freeze_input_embeddings": True, "device_train_microbatch_size": 1}
+    alone, together = make_run("alone", **settings), make_run("together", parallelism=parallelism, **settings)
+    completed = launch(together, 2, max_duration="2ba")
+    assert completed.returncode == 0, completed.stderr
+    train(changed(alone, max_duration="2ba"))
+    assert_same_training(alone, together)
+    train(changed(alone, max_duration="3ba"))  # the checkpoint of two processes is continued by one
+    train(changed(together, max_duration="3ba", parallelism="ddp"))
+    assert_same_training(alone, together)
+
+
 IN_CHUNKS = """
 import sys
 import distill.own_packages

@@ -19,7 +19,7 @@ from bench.minutes.setting import Setting
 from bench.minutes.training import Clock
 from eval.models import load_model
 
-TOKENS, CACHED = "none-cross_entropy-2layers-all", "cache-negative_log_acceptance-1layers-all"
+TOKENS, CACHED = "none-cross_entropy-4layers-all", "cache-negative_log_acceptance-1layers-all"
 MINUTES = 0.005
 HELD_OUT, NUM_UNSEEN = 7, 6
 
@@ -156,7 +156,7 @@ def test_the_page_marks_the_best_and_tells_what_was_seen(setting, finished):
     best = max(groups, key=lambda name: merit(groups[name], steps).value)
     assert f"Best: {best}" in page
     assert "### 0.005 minutes" in page
-    assert "| none cross_entropy | 2 | all | " in page
+    assert "| none cross_entropy | 4 | all | " in page
     assert "| cache negative_log_acceptance | 1 | all | " in page
     assert page.count("| best |") == 1
     assert "held out, T = 1" in page
@@ -216,8 +216,8 @@ def test_cells_of_one_shape_share_their_step_times(finished):
     base = next(one for one in finished if one.cell.configuration.name == TOKENS)
     cells = [other(base, seed=seed, draft_ms=time) for seed, time in ((1, 0.1), (2, 0.3), (3, 0.2))]
     steps = steps_by_shape(cells)
-    assert steps[2, None].draft_s == pytest.approx(0.2)
-    assert steps[2, None].target_s == 1
+    assert steps[4, None].draft_s == pytest.approx(0.2)
+    assert steps[4, None].target_s == 1
     values = [[worth.value for worth in worths(one, steps).values()] for one in cells]
     assert values[0] == values[1] == values[2]
 

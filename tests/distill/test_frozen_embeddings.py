@@ -1,0 +1,139 @@
+"""Input embeddings that are not trained: they stay, all else learns as before, and what cannot be is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import distill.trainer
+from architectures.errors import UserError
+from architectures.shapes import Shape
+from architectures.target import read_config
+from distill.check import check_recipe
+from distill.frozen_embeddings import freeze_input_embeddings
+from distill.memory import memory_parts, trainings
+from distill.recipe import Recipe, save_recipe
+from distill.stage_inputs import training_inputs
+from distill.train import main, train
+from eval.models import load_model
+from tests.architectures.conftest import FAMILY_SETTINGS
+from tests.distill.after_training import assert_equal, last_state, mean_gradients, relative_difference, weights
+from tests.distill.small_heads import cut_draft
+
+EMBEDDING = "student.lm.model.embed_tokens.weight"
+UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
+SHORT = {"max_duration": "1ba", "scheduler": {"t_warmup": "0ba"}, "gradient_clipping": None}
+
+
+@pytest.fixture(scope="session")
+def small_init(tmp_path_factory, tiny_target):
+    return cut_draft(tiny_target, tmp_path_factory.mktemp("small") / "init")
+
+
+@pytest.fixture
+def frozen_run(make_run, small_init):
+    """frozen_run(name, **keys of distill) -> Recipe of a draft with a small head, its embeddings frozen."""
+    return lambda name="frozen", **distill: make_run(
+        name, init=small_init, **{"freeze_input_embeddings": True, **distill}
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "decoupled_adamw"])
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_they_stay_and_all_else_moves(frozen_run, small_init, precision, optimizer):
+    recipe = frozen_run(precision=precision, optimizer={"name": optimizer, "weight_decay": 0.1}, max_duration="3ba")
+    train(recipe)
+    began = load_model(small_init, dtype="float32", device="cpu").state_dict()
+    ended = weights(recipe)
+    moved = {name for name, weight in ended.items() if not torch.equal(weight, began[name.removeprefix("student.lm.")])}
+    assert moved == ended.keys() - {EMBEDDING}
+    assert mean_gradients(recipe).keys() == moved  # and no moments are kept for what is not trained
+    draft = load_model(Path(recipe.run_dir) / "draft", dtype="float32", device="cpu")
+    assert torch.equal(draft.get_input_embeddings().weight, began["model.embed_tokens.weight"].bfloat16().float())
+
+
+def test_the_gradients_of_all_else_are_those_beside_trained_ones(frozen_run):
+    runs = [frozen_run(str(frozen), freeze_input_embeddings=frozen, **SHORT) for frozen in (True, False)]
+    for recipe in runs:
+        train(recipe)
+    frozen, trained = map(mean_gradients, runs)
+    assert trained.pop(EMBEDDING).any()
+    assert relative_difference(frozen, trained) < UPDATE_RTOL
+
+
+@pytest.mark.parametrize("teacher", [{"source": "live"}, {"source": "none"}])
+def test_resumed_equals_uninterrupted(frozen_run, stopped, teacher):
+    settings = {"max_duration": "4ba", "teacher": teacher}
+    straight, resumed = (frozen_run(name, **settings) for name in ("straight", "resumed"))
+    train(straight)
+    with stopped(distill.trainer, "build_loggers", 3):
+        train(resumed)
+    train(resumed)
+    assert_equal(*(last_state(recipe)["model"] for recipe in (straight, resumed)))
+    assert_equal(*(last_state(recipe)["optimizers"] for recipe in (straight, resumed)))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILY_SETTINGS)
+def test_every_family_freezes_its_token_rows_alone_or_says_why_not(make_checkpoint, family, tied):
+    settings = {**FAMILY_SETTINGS[family], "tie_word_embeddings": tied}
+    folder = make_checkpoint(seed=1, model_type=family, **settings)
+    model = load_model(folder, dtype="float32", device="cpu")
+    if Shape.from_config(read_config(folder)).tied:
+        with pytest.raises(UserError, match="whose output head is its input embedding"):
+            freeze_input_embeddings(model)
+        return
+    freeze_input_embeddings(model)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    assert len(frozen) == 1
+    assert model.get_parameter(frozen[0]) is model.get_input_embeddings().weight
+
+
+def test_a_tied_draft_is_refused_by_check_and_by_training(make_run, make_checkpoint, capsys):
+    tied = make_checkpoint(seed=3, num_hidden_layers=2, tie_word_embeddings=True)
+    recipe = make_run(init=tied, freeze_input_embeddings=True)
+    with pytest.raises(UserError, match=r"distill\.freeze_input_embeddings must be left out of a draft whose output"):
+        train(recipe)
+    path = Path(recipe.run_dir) / "recipe.yaml"
+    save_recipe(recipe, path)
+    assert main([str(path)]) == 2
+    assert "or give architecture.vocabulary a size" in capsys.readouterr().err
+    of_tied = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(tied)})})
+    with pytest.raises(UserError, match=r"distill\.freeze_input_embeddings must be left out of a draft whose output"):
+        check_recipe(of_tied)
+
+
+def words(**distill):
+    return {
+        "run_name": "x",
+        "target": {"path": "x"},
+        "architecture": {"layers": 1, "vocabulary": {"size": 300, "from": "answers"}},
+        "data": {"self_written_prompts": 9},
+        "distill": distill,
+    }
+
+
+def test_an_unknown_row_is_learned_and_so_not_frozen():
+    with pytest.raises(ValueError, match=r"must be left out with distill\.unknown_inputs"):
+        Recipe.model_validate(words(freeze_input_embeddings=True, unknown_inputs=0.3))
+
+
+def test_what_was_recorded_before_there_was_the_key_holds(make_run, frozen_run):
+    inputs = [training_inputs(recipe)["distill"] for recipe in (make_run("a"), make_run("b"), frozen_run("c"))]
+    assert inputs[0] == inputs[1] != inputs[2]
+
+
+def test_the_estimate_leaves_their_gradients_and_moments_out():
+    shape = Shape(family="llama", layers=2, hidden=8, intermediate=16, heads=2, kv_heads=2, head_dim=4, vocab=500)
+    draft = shape.with_head_of(100)
+    for processes in (1, 2):
+        frozen, trained = (parts(shape, draft, processes, freeze_input_embeddings=freeze) for freeze in (True, False))
+        copies = {"gradients, float32": 1, "Adam's two moments, float32": 2}
+        copies |= {"gradient buckets of DDP, float32": 1} if processes > 1 else {}
+        saved = {name: trained[name] - frozen[name] for name in trained if trained[name] != frozen[name]}
+        assert saved == {name: 500 * 8 * 4 * count for name, count in copies.items()}
+
+
+def parts(shape, draft, processes, **distill):
+    [training] = trainings(Recipe.model_validate(words(**distill)), shape, draft)
+    return {part.name: part.size_bytes for part in memory_parts(training, processes)}
