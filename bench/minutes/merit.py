@@ -6,6 +6,7 @@ Shape suffixes used in this file:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -50,12 +51,19 @@ def shape_of(cell: Cell) -> Shape:
 
 
 def steps_by_shape(found: Sequence[Finished]) -> dict[Shape, StepTimes]:
-    """Step times in steps of the target, the medians over all cells of a shape: what a cell learned changes none."""
-    relative: dict[Shape, list[StepTimes]] = {}
+    """Step times in steps of the target: medians, since what a cell learned changes none of them.
+
+    A draft's are over all cells of its shape, a verification's over all cells, whose target is the same.
+    """
+    by_shape: dict[Shape, list[StepTimes]] = {}
     for one in found:
         [times] = step_times(one.latency).values()
-        relative.setdefault(shape_of(one.cell), []).append(in_target_steps(times))
-    return {shape: median_of(times) for shape, times in relative.items()}
+        by_shape.setdefault(shape_of(one.cell), []).append(in_target_steps(times))
+    verify = medians([times.verify_s for group in by_shape.values() for times in group])
+    return {
+        shape: StepTimes(1.0, median(one.draft_s for one in group), median(one.draft_two_s for one in group), verify)
+        for shape, group in by_shape.items()
+    }
 
 
 def in_target_steps(times: StepTimes) -> StepTimes:
@@ -65,15 +73,9 @@ def in_target_steps(times: StepTimes) -> StepTimes:
     return StepTimes(1.0, times.draft_s / unit, times.draft_two_s / unit, verify)
 
 
-def median_of(times: Sequence[StepTimes]) -> StepTimes:
-    """Of each kind of step."""
-    lookaheads = times[0].verify_s
-    return StepTimes(
-        1.0,
-        float(np.median([one.draft_s for one in times])),
-        float(np.median([one.draft_two_s for one in times])),
-        {lookahead: float(np.median([one.verify_s[lookahead] for one in times])) for lookahead in lookaheads},
-    )
+def medians(tables: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """The median at each lookahead."""
+    return {lookahead: median(table[lookahead] for table in tables) for lookahead in tables[0]}
 
 
 def worths(one: Finished, steps: Mapping[Shape, StepTimes]) -> dict[tuple[str, float], Worth]:

@@ -191,13 +191,22 @@ def test_inputs_are_made_once(setting, finished):
 
 
 def other(
-    one, *, name: str | None = None, seed: int = 1, draft_ms: float | None = None, better: float = 1.0, **machine
+    one,
+    *,
+    name: str | None = None,
+    seed: int = 1,
+    draft_ms: float | None = None,
+    verify_ms: float | None = None,
+    better: float = 1.0,
+    **machine,
 ):
     """A made-up cell like another one: its tokens a round, its step time and its machine changed."""
     latency, acceptance = json.loads(json.dumps([one.latency, one.acceptance]))
     if draft_ms is not None:
         for kind in ("one_token", "two_tokens"):
             latency["drafts"][0][kind]["median_ms"] = draft_ms * latency["target"]["median_ms"]
+    for entry in [] if verify_ms is None else latency["verify"]:
+        entry["median_ms"] = verify_ms * latency["target"]["median_ms"]
     for row in acceptance:
         for entry in row["lookahead"]:
             entry["tau"]["value"] *= better
@@ -220,6 +229,15 @@ def test_cells_of_one_shape_share_their_step_times(finished):
     assert steps[4, None].target_s == 1
     values = [[worth.value for worth in worths(one, steps).values()] for one in cells]
     assert values[0] == values[1] == values[2]
+
+
+def test_a_verification_costs_what_it_costs_in_all_cells(finished):
+    """The target is the same whatever the draft's shape is."""
+    base = next(one for one in finished if one.cell.configuration.name == TOKENS)
+    wide = "live-negative_log_acceptance-6layers-all"
+    cells = [other(base, verify_ms=1.1), other(base, seed=2, verify_ms=1.3), other(base, name=wide, verify_ms=1.2)]
+    for times in steps_by_shape(cells).values():
+        assert times.verify_s == pytest.approx(dict.fromkeys(times.verify_s, 1.2))
 
 
 def test_the_order_is_that_of_the_merit_and_seeds_are_pooled(finished):
