@@ -22,7 +22,7 @@ from distill.expected_time.lengths import mean_lengths
 from distill.expected_time.page import time_rows, time_title
 from distill.expected_time.stage_time import Run
 from distill.expected_work import Work, expected_work, loss_words, read_prompts, read_rows, work_rows
-from distill.frozen_embeddings import refuse_tied
+from distill.frozen_embeddings import refuse_tied, trained_parameters
 from distill.longest_texts import refuse_long_calibration, refuse_long_texts
 from distill.masks.memory import refuse_sharded_masks
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
@@ -241,8 +241,9 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
         parts["answers, at most"] = answered * recipe.data.max_seq_len * BYTES_PER_TOKEN
     if recipe.distill.teacher.source == "cache" and work.answers is not None:
         parts[f"teacher cache, {recipe.distill.teacher.contents}, at most"] = cache_bytes(recipe, cut, work)
+    moments = 2 * trained_parameters(cut.draft, frozen=recipe.distill.freeze_input_embeddings)
     parts[f"{kept} checkpoints, and one more while it is written"] = (
-        (kept + 1) * 3 * cut.draft.parameters() * MASTER_BYTES
+        (kept + 1) * (cut.draft.parameters() + moments) * MASTER_BYTES
     )
     parts[f"draft, {recipe.export.dtype}"] = cut.draft.weight_bytes(recipe.export.dtype)
     return sizes(parts)

@@ -6,6 +6,7 @@ With few answers they are also what learns them by heart: docs/distilling.md has
 from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
+from architectures.shapes import Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,7 +20,12 @@ def freeze_input_embeddings(student: "PreTrainedModel") -> None:
     """
     embeddings, head = student.get_input_embeddings().weight, student.get_output_embeddings()
     refuse_tied(tied=head is not None and head.weight is embeddings)
-    embeddings.requires_grad_(requires_grad=False)
+    embeddings.requires_grad = False
+
+
+def trained_parameters(student: Shape, *, frozen: bool) -> int:
+    """How many have gradients and moments."""
+    return student.parameters() - (student.vocab * student.hidden if frozen else 0)
 
 
 def refuse_tied(*, tied: bool) -> None:

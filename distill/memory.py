@@ -17,6 +17,7 @@ from architectures.families import FAMILIES
 from architectures.shapes import DTYPE_BYTES, Shape
 from architectures.sizes import masked_shape
 from distill.config import DistillConfig
+from distill.frozen_embeddings import trained_parameters
 from distill.losses.config import chunk_size
 from distill.recipe import Recipe
 from distill.stage_inputs import teacher_dtype
@@ -89,8 +90,7 @@ class Training:
     @property
     def trained_parameters(self) -> int:
         """Of the student, those that have gradients."""
-        frozen = self.student.vocab * self.student.hidden if self.frozen_embeddings else 0
-        return self.student.parameters() - frozen
+        return trained_parameters(self.student, frozen=self.frozen_embeddings)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ def quick_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
 
 def onednn_product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """The product, and the bias, by oneDNN: the operation that PyTorch's own compiler puts in the place of a layer."""
-    return torch.ops.mkldnn._linear_pointwise(inputs, weight_OI, bias_O, "none", [], "")  # noqa: SLF001  # its name
+    product = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001  # its name
+    return product(inputs, weight_OI, bias_O, "none", [], "")
 
 
 def turned_product(rows_RI: Tensor, weight_OI: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def candidates_of(
         vocabulary: How many ids candidates can say, 0 for all; of none, as many as the recipe's own.
 
     Raises:
-        UserError: If a shape cannot be cut, or none is left.
+        UserError: If a shape cannot be cut, none is left, or heads would be trained whole that are to be frozen.
     """
     if recipe.architecture.method == "learned_masks":
         raise UserError(
@@ -67,7 +67,21 @@ def candidates_of(
             f"--most-parameters {most_parameters}: the smallest candidate, {least.name}, has "
             f"{least.shape.parameters()}. Allow more, or set smaller widths in the recipe."
         )
+    refuse_frozen_heads(recipe, target, kept)
     return kept
+
+
+def refuse_frozen_heads(recipe: Recipe, target: Shape, candidates: Sequence[Candidate]) -> None:
+    """Raise UserError where a depth is trained with its whole head, which is its embedding, and that is frozen.
+
+    Of several sizes of the head, each depth is trained with all of it (distill/choose/trials.py).
+    """
+    sizes = {one.shape.head_rows for one in candidates}
+    if recipe.distill.freeze_input_embeddings and target.tied and (len(sizes) > 1 or target.vocab in sizes):
+        raise UserError(
+            "--vocabulary: each depth is trained with its whole head here, which is its input embedding and frozen by "
+            "distill.freeze_input_embeddings. Add distill.freeze_input_embeddings=false, or ask for one size."
+        )
 
 
 def candidate(recipe: Recipe, target: Shape, layers: int, vocabulary: VocabularyConfig | None) -> Candidate:

@@ -63,5 +63,5 @@ def cache_time(run: Run, device: Device) -> StageTime:
         return unknown("teacher cache", f"nothing was measured on {device.name}")
     count = run.work.answers + run.recipe.data.num_eval_prompts
     flops = count * forward_flops(run.target, [(run.lengths.whole, run.lengths.answer)])
-    words = f"{count:,} sequences of {run.lengths.whole:,} tokens read at the speed of training; {rate.words}"
-    return StageTime("teacher cache", flops / rate.value, measured=False, words=words)
+    read = f"{count:,} sequences of {run.lengths.whole:,} tokens, assumed to be read at the speed of training"
+    return StageTime("teacher cache", flops / rate.value, measured=False, words=f"{read}; {rate.words}")

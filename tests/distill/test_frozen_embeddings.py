@@ -10,7 +10,8 @@ from architectures.errors import UserError
 from architectures.shapes import Shape
 from architectures.target import read_config
 from distill.check import check_recipe
-from distill.frozen_embeddings import freeze_input_embeddings
+from distill.checkpoints import find_checkpoints
+from distill.frozen_embeddings import freeze_input_embeddings, trained_parameters
 from distill.memory import memory_parts, trainings
 from distill.recipe import Recipe, save_recipe
 from distill.stage_inputs import training_inputs
@@ -48,6 +49,10 @@ def test_they_stay_and_all_else_moves(frozen_run, small_init, precision, optimiz
     moved = {name for name, weight in ended.items() if not torch.equal(weight, began[name.removeprefix("student.lm.")])}
     assert moved == ended.keys() - {EMBEDDING}
     assert mean_gradients(recipe).keys() == moved  # and no moments are kept for what is not trained
+    shape = Shape.from_config(read_config(small_init))
+    [kept] = find_checkpoints(Path(recipe.run_dir) / "checkpoints")[-1:]
+    numbers = shape.parameters() + 2 * trained_parameters(shape, frozen=True)  # as `check` reckons its disk
+    assert kept.stat().st_size == pytest.approx(4 * numbers, abs=60_000)  # and the state of the training
     draft = load_model(Path(recipe.run_dir) / "draft", dtype="float32", device="cpu")
     assert torch.equal(draft.get_input_embeddings().weight, began["model.embed_tokens.weight"].bfloat16().float())
 

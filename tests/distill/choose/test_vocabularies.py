@@ -144,6 +144,17 @@ def test_sizes_that_cannot_be_chosen(recipe_file, source, overrides, sizes, mess
         candidates_of(load_recipe(recipe_file, overrides), source, [1], None, sizes)
 
 
+@pytest.mark.parametrize("sizes", [[0], [50, 0], [50, 20]])
+def test_a_whole_head_that_would_be_frozen_is_refused_before_any_work(recipe_file, source, sizes):
+    frozen = load_recipe(recipe_file, ["distill.freeze_input_embeddings=true", OWN])
+    assert source.tied
+    with pytest.raises(UserError, match=r"--vocabulary: each depth .* Add distill\.freeze_input_embeddings=false"):
+        candidates_of(frozen, source, [1], None, sizes)
+    untied = replace(source, tied=False)
+    assert candidates_of(frozen, untied, [1], None, sizes)
+    assert candidates_of(frozen, source, [1], None, [50])
+
+
 @pytest.mark.parametrize("word", [50, 0])
 def test_a_head_that_was_cut_before_stays(recipe_file, source, word):
     cut = source.with_head_of(100)
