@@ -50,8 +50,8 @@ def quick_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
 
 def onednn_product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """The product, and the bias, by oneDNN: the operation that PyTorch's own compiler puts in the place of a layer."""
-    product = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001  # its name
-    return product(inputs, weight_OI, bias_O, "none", [], "")
+    product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001  # its name
+    return product(inputs, weight_OI, bias_O, "none", [], "")  # pyright: ignore[reportCallIssue]  # torch.ops has no types
 
 
 def turned_product(rows_RI: Tensor, weight_OI: Tensor) -> Tensor:
