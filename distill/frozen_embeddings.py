@@ -20,7 +20,7 @@ def freeze_input_embeddings(student: "PreTrainedModel") -> None:
     """
     embeddings, head = student.get_input_embeddings().weight, student.get_output_embeddings()
     refuse_tied(tied=head is not None and head.weight is embeddings)
-    embeddings.requires_grad = False
+    embeddings.requires_grad_(False)  # noqa: FBT003  # a tensor's takes it no other way
 
 
 def trained_parameters(student: Shape, *, frozen: bool) -> int:
