@@ -36,6 +36,7 @@ from eval.tasks.table import TASKS
 from eval.traces import read_traces
 
 CHANGES_WEIGHTS: dict[str, Any] = {
+    "freeze_input_embeddings": True,
     "loss": "reverse_kl",
     "isolate_documents": False,
     "temperature": 2.0,
