@@ -46,7 +46,7 @@ def check_quickstart(installed: Path, target: Path, cwd: Path, *words: str) -> s
     whole_head = (
         "architecture.vocabulary=null",
         "distill.freeze_input_embeddings=false",
-    )  # the tiny target has 264 ids
+    )  # of 264 ids
     shape = ("architecture.layers=2", "architecture.method=first_last", *whole_head)
     overrides = [f"target.path={target}", *shape, *own_prompts]
     return subprocess.run(
