@@ -31,15 +31,9 @@ TOKENS = (1, 2, 3, 4, 5, 6, 8, 16, 48)
 Form = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
 
 
-def turned(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    """W x^T for any number of rows."""
-    outputs = turned_product(inputs.reshape(-1, inputs.shape[-1]), layer.weight).view(*inputs.shape[:-1], -1)
-    return outputs if layer.bias is None else outputs + layer.bias
-
-
 FORMS: dict[str, Form] = {
     "x Wᵀ": lambda layer, inputs: linear(inputs, layer.weight, layer.bias),
-    "W xᵀ": turned,
+    "W xᵀ": lambda layer, inputs: turned_product(inputs, layer.weight, layer.bias),
     "oneDNN": lambda layer, inputs: onednn_product(inputs, layer.weight, layer.bias),
     "eval/products.py": quick_forward,
 }

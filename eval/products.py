@@ -41,11 +41,8 @@ def quick_forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
         return linear(inputs, layer.weight, layer.bias)
     rows = inputs.numel() // inputs.shape[-1]
     fewest, most = TURNED_ROWS
-    if not fewest <= rows <= most:
-        return onednn_product(inputs, layer.weight, layer.bias)
-    outputs_RO = turned_product(inputs.reshape(rows, -1), layer.weight)
-    outputs = outputs_RO.view(*inputs.shape[:-1], -1)
-    return outputs if layer.bias is None else outputs + layer.bias
+    product = turned_product if fewest <= rows <= most else onednn_product
+    return product(inputs, layer.weight, layer.bias)
 
 
 def onednn_product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -54,8 +51,11 @@ def onednn_product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> 
     return product(inputs, weight_OI, bias_O, "none", [], "")  # pyright: ignore[reportCallIssue]  # torch.ops has no types
 
 
-def turned_product(rows_RI: Tensor, weight_OI: Tensor) -> Tensor:
-    """outputs_RO = x W^T as (W x^T)^T. Three rows take a quarter longer than four, so they get one of zeros."""
+def turned_product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """The same as (W x^T)^T. Three rows take a quarter longer than four, so they get one of zeros."""
+    rows_RI = inputs.reshape(-1, inputs.shape[-1])
     count = len(rows_RI)
     filled_RI = pad(rows_RI, (0, 0, 0, 1)) if count == 3 else rows_RI
-    return torch.mm(weight_OI, filled_RI.t())[:, :count].t().contiguous()
+    outputs_RO = torch.mm(weight_OI, filled_RI.t())[:, :count].t().contiguous()
+    outputs = outputs_RO.view(*inputs.shape[:-1], -1)
+    return outputs if bias_O is None else outputs + bias_O
