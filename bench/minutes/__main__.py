@@ -4,7 +4,7 @@
     python -m bench.minutes --target models/SmolLM2-135M-Instruct --unseen mt_bench.jsonl --dry-run  # cells and minutes
     python -m bench.minutes --page                                                                   # print the tables
 
-24 configurations train for 3 minutes each, the better third of them for 6, the better third of these for 12, and the
+19 configurations train for 3 minutes each, the better third of them for 6, the better third of these for 12, and the
 six best with three seeds. A cell is cut, trained by the trainer that a recipe gets, and scored on the recipe's held-out
 prompts and on prompts that nothing is trained on: acceptance greedily and at temperature 1, and step times beside the
 target's in the same process. What it is ranked by is the speed that this promises (bench/minutes/merit.py).

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from architectures.config import ArchitectureConfig
 from architectures.draft_vocabulary.head import head_ids
 from architectures.draft_vocabulary.record import read_draft_vocabulary
+from architectures.fingerprint import fingerprint_value
 from architectures.manifest import write_manifest
 from architectures.plan import plan_pruning
 from architectures.prune import prune_checkpoint
@@ -18,6 +19,7 @@ from architectures.shapes import Shape
 from architectures.target import read_config
 from distill.export import export_checkpoint
 from distill.recipe import RecipeError, load_recipe
+from distill.stage_inputs import RESUMABLE, training_inputs
 from eval.models import load_model
 
 IDS = (1, 2, *range(10, 200, 3))
@@ -159,13 +161,14 @@ def test_a_share_is_from_0_to_1(tmp_path, share):
         load_recipe(file, [f"distill.unknown_inputs={share}", "architecture.vocabulary={size: 100}"])
 
 
-def test_a_training_without_unknown_inputs_is_what_it_was_before_there_were_any(make_run):
-    from architectures.fingerprint import fingerprint_value
-    from distill.stage_inputs import RESUMABLE, training_inputs
+NEW_SINCE_THE_FIRST_RUNS = {"unknown_inputs": 0.5, "freeze_input_embeddings": True}
 
+
+@pytest.mark.parametrize("key", NEW_SINCE_THE_FIRST_RUNS)
+def test_a_training_without_a_new_key_is_what_it_was_before_there_was_one(make_run, key):
     plain, shown = make_run("plain"), make_run("shown")
-    settings = plain.distill.model_dump(mode="json", exclude=RESUMABLE)
-    del settings["unknown_inputs"]
+    settings = plain.distill.model_dump(mode="json", exclude=RESUMABLE | dict.fromkeys(NEW_SINCE_THE_FIRST_RUNS, True))
     assert training_inputs(plain)["distill"] == fingerprint_value(settings)
-    changed = shown.model_copy(update={"distill": shown.distill.model_copy(update={"unknown_inputs": 0.5})})
+    value = NEW_SINCE_THE_FIRST_RUNS[key]
+    changed = shown.model_copy(update={"distill": shown.distill.model_copy(update={key: value})})
     assert training_inputs(changed)["distill"] != training_inputs(plain)["distill"]

@@ -32,7 +32,8 @@ def test_row_t_of_the_logits_is_what_the_model_expects_at_answer_token_t(target,
 
 def test_an_answer_of_one_token_after_a_prompt_of_one_token(target):
     logits = answer_logits(target, [5], [9])
-    assert torch.equal(logits, target(torch.tensor([[5]])).logits[0])
+    with torch.inference_mode():  # in which products are rounded as in replay
+        assert torch.equal(logits, target(torch.tensor([[5]])).logits[0])
 
 
 def test_logits_are_float32_also_of_a_half_precision_model(tiny_target):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+import bench.minutes.__main__ as asking
 import bench.minutes.fill as filling
 from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
@@ -20,6 +21,7 @@ from bench.minutes.training import Clock
 from eval.models import load_model
 
 TOKENS, CACHED = "none-cross_entropy-4layers-all", "cache-negative_log_acceptance-1layers-all"
+WITH_ALL_IDS = (*CONFIGURATIONS, Configuration(Way("none", ("cross_entropy",)), 4))  # the tiny target has 264
 MINUTES = 0.005
 HELD_OUT, NUM_UNSEEN = 7, 6
 
@@ -58,7 +60,13 @@ def setting(tmp_path_factory, tiny_target) -> Setting:
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     """Everything in this process, which has imported what a new one would import."""
-    monkeypatch.setattr(filling, "in_its_own_process", lambda work, _: work())
+    at_hand(monkeypatch)
+
+
+def at_hand(patch: pytest.MonkeyPatch) -> None:
+    """No other process, and a second configuration that a tiny target has the ids for."""
+    patch.setattr(filling, "in_its_own_process", lambda work, _: work())
+    patch.setattr(asking, "CONFIGURATIONS", WITH_ALL_IDS)
 
 
 def command(setting: Setting, *words: str) -> list[str]:
@@ -73,7 +81,7 @@ def command(setting: Setting, *words: str) -> list[str]:
 def finished(setting):
     """The cells of two configurations and of the better one's second seed, made by the command."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filling, "in_its_own_process", lambda work, _: work())
+        at_hand(patch)
         assert main(command(setting)) == 0
     return read_finished(setting.cells)
 
