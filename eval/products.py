@@ -32,10 +32,9 @@ class Packed:
 
     def of(self, weight_OI: Tensor) -> Tensor:
         """The packed form of a weight."""
-        found = weight_OI.data_ptr(), 0 if weight_OI.is_inference() else weight_OI._version  # noqa: SLF001
-        if self.weight is None or self.made_of != found:
-            pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001
-            self.weight, self.made_of = pack(weight_OI.detach(), ROWS_PACKED_FOR), found
+        now = weight_OI.data_ptr(), 0 if weight_OI.is_inference() else weight_OI._version  # noqa: SLF001
+        if self.weight is None or self.made_of != now:
+            self.weight, self.made_of = packed_weight(weight_OI.detach()), now
         return self.weight
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Packed":
@@ -76,6 +75,12 @@ def quick_forward(layer: nn.Linear, packed: Packed | None, inputs: Tensor) -> Te
     rows = inputs.numel() // inputs.shape[-1]
     weight = packed.of(layer.weight) if packed is not None and rows <= FEW_ROWS else layer.weight
     return onednn_product(inputs, weight, layer.bias)
+
+
+def packed_weight(weight_OI: Tensor) -> Tensor:
+    """The weight in a layout of oneDNN's own."""
+    pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001  # its name
+    return pack(weight_OI, ROWS_PACKED_FOR)  # pyright: ignore[reportCallIssue]  # torch.ops has no types
 
 
 def onednn_product(inputs: Tensor, weight: Tensor, bias_O: Tensor | None) -> Tensor:
