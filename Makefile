@@ -24,7 +24,7 @@ check-code: $(READY)
 	$(BIN)/pyright
 
 unit-tests: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --durations 40
 
 simulations: $(READY) # about ten minutes of one core; the table of docs/scoring.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.simulations --out bench/results/simulations.json --doc docs/scoring.md

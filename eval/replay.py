@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from architectures.draft_vocabulary.head import head_ids, spread
 from eval.acceptance import Array, Counts, count_visits, room_after
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
+from eval.decoding.sampling import confidence_of
 
 
 def rule_names(temperature: float) -> tuple[str, ...]:
@@ -66,6 +67,7 @@ class Replay:
         draft_logp: The same for the draft; -inf where it cannot say the token.
         target_entropy: Of the target's own distribution, at temperature 1 whatever the answer's, in nats.
         can_say: 1 where the draft can say y_t, else 0; 1 everywhere unless its head says some ids alone.
+        draft_confidence: Of what the draft finds likeliest there, at temperature 1 whatever the answer's.
     """
 
     rules: Mapping[str, Accepts]
@@ -74,6 +76,7 @@ class Replay:
     draft_logp: Array
     target_entropy: Array
     can_say: Array
+    draft_confidence: Array
 
     @property
     def num_tokens(self) -> int:
@@ -139,6 +142,7 @@ def replay_answer(
         draft_logp=as_array(value_at(answer_T, draft_logp_TV)),
         target_entropy=as_array(torch.special.entr(target_logits_TV.softmax(dim=-1)).sum(dim=-1)),
         can_say=as_array(value_at(answer_T, draft_logits_TV) > -torch.inf),
+        draft_confidence=as_array(confidence_of(draft_logits_TV)),
     )
 
 

@@ -6,6 +6,7 @@ from eval.scorecard.tables import table
 COLUMNS = (
     "temperature",
     "draft proposes",
+    "where it is sure of",
     "looked up",
     "from a rate of",
     "rates of runs of 1, 2, ... tokens",
@@ -20,6 +21,7 @@ def policies_page(found: PolicyFile) -> str:
         [
             f"{one.temperature:g}",
             str(one.lookahead),
+            f"{one.policy.confidence:g}" if one.policy.confidence else "anything",
             str(one.policy.lookahead) if one.policy.least <= 1 else "never",
             f"{one.policy.least:g}" if one.policy.least <= 1 else "",
             ", ".join(f"{rate:.2f}" for rate in one.policy.prior),

@@ -14,10 +14,10 @@ from architectures.atomic import write_json
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.typed_file import read_typed
-from eval.decoding.beside import LookupPolicy
+from eval.decoding.beside import ProposalPolicy
 
 FILE_NAME = "lookup_policy.json"
-Schema = Literal["widedraft.lookup/1"]
+Schema = Literal["widedraft.lookup/2"]
 [SCHEMA] = get_args(Schema)
 REMEDY = "Make it again: widedraft lookup."
 
@@ -32,7 +32,7 @@ class TunedPolicy:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    policy: LookupPolicy
+    policy: ProposalPolicy
     lookahead: Count
     speedup: Ratio
     draft_alone: Ratio

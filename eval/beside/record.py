@@ -45,7 +45,8 @@ def recorded_answers(
     for prompt, answer in track(texts, description=f"answers at T = {temperature:g}", total=len(prompts)):
         own, drafts = (answer_logits(model, prompt, answer)[:, :vocab_size] for model in (pair.target, pair.draft))
         replayed = replay_answer(own, drafts, answer, temperature=temperature)
-        found.append(RecordedAnswer(prompt, answer, replayed.rules[rule_name(temperature)].accept, max_new_tokens))
+        accept_T = replayed.rules[rule_name(temperature)].accept
+        found.append(RecordedAnswer(prompt, answer, accept_T, replayed.draft_confidence, max_new_tokens))
     return found
 
 

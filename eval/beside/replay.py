@@ -5,6 +5,11 @@ tokens looked up that are the text's own. Everywhere else the draft proposes, an
 eval/replay.py. So the rounds of a text are a Markov chain over its positions whose steps are all known, and their
 expected numbers are exact, at temperature 0 and above.
 
+How sure the draft is after the text's own tokens is recorded, so it is known too where a round of the draft ends by its
+doubt, as far as what it proposed is kept. Behind a token that is not kept it may doubt elsewhere than along the text;
+such a round is taken to propose as many tokens as there. That is exact at a lookahead of 1, and at longer ones says how
+long rounds take, never how many there are.
+
 Shape suffixes used in this file:
     T = tokens of one answer, K = position in a round, A = accepted tokens of a round
 """
@@ -14,9 +19,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from eval.acceptance import Array
-from eval.decoding.beside import LookupPolicy, opened_record
+from eval.decoding.beside import ProposalPolicy, opened_record
 from eval.replay import acceptance_tails, round_starts
 from eval.speedup import StepTimes
 
@@ -29,15 +36,17 @@ class RecordedAnswer:
         prompt_ids: Tokens before it.
         answer_ids: Its own.
         accept_T: Chance that each of them comes from the draft if a round proposes there.
+        confidence_T: Of the draft there.
         max_new_tokens: It could have had.
     """
 
     prompt_ids: Sequence[int]
     answer_ids: Sequence[int]
     accept_T: Array
+    confidence_T: Array
     max_new_tokens: int
 
-    def rated(self, policy: LookupPolicy) -> "RatedAnswer":
+    def rated(self, policy: ProposalPolicy) -> "RatedAnswer":
         """What the text's record says at each of its positions, for a policy's prior and weight."""
         record = opened_record(policy, self.prompt_ids)
         rates, followers = [], []
@@ -77,54 +86,75 @@ class Rounds:
 
     Attributes:
         tokens: Emitted.
-        drafted: Rounds of the draft.
+        drafted: Rounds of the draft, by the number of tokens it proposed: 0 where it doubts the first.
         caught_up: Of these, those before which it reads tokens that it did not propose or that were all kept.
         looked_up: Rounds of what was looked up, by the number of tokens.
     """
 
     tokens: int
-    drafted: float
+    drafted: Mapping[int, float]
     caught_up: float
     looked_up: Mapping[int, float]
 
     @property
     def tau(self) -> float:
         """Tokens per round."""
-        return self.tokens / (self.drafted + sum(self.looked_up.values()))
+        return self.tokens / (sum(self.drafted.values()) + sum(self.looked_up.values()))
 
     def speedup(self, lookahead: int, steps: StepTimes) -> float:
-        """Over the target alone, by step times; a draft catches up on any number of tokens as on two."""
-        drafting_s = self.drafted * (lookahead * steps.draft_s + steps.verify_s[lookahead])
+        """Over the target alone, by step times; a draft catches up on any number of tokens as on two.
+
+        A step in which the draft doubts is a step all the same, and a round without a proposal one of the target alone.
+        """
+        verify_s = {0: steps.target_s, **steps.verify_s}
+        drafting_s = sum(
+            rounds * (min(count + 1, lookahead) * steps.draft_s + verify_s[count])
+            for count, rounds in self.drafted.items()
+        )
         catching_up_s = self.caught_up * (steps.draft_two_s - steps.draft_s)
-        looking_up_s = sum(rounds * steps.verify_s[count] for count, rounds in self.looked_up.items())
+        looking_up_s = sum(rounds * verify_s[count] for count, rounds in self.looked_up.items())
         return self.tokens * steps.target_s / (drafting_s + catching_up_s + looking_up_s)
 
 
 def pooled_rounds(rounds: Sequence[Rounds]) -> Rounds:
     """Of several answers together."""
-    looked_up: dict[int, float] = {}
-    for one in rounds:
-        for count, times in one.looked_up.items():
-            looked_up[count] = looked_up.get(count, 0.0) + times
     return Rounds(
         sum(one.tokens for one in rounds),
-        sum(one.drafted for one in rounds),
+        added([one.drafted for one in rounds]),
         sum(one.caught_up for one in rounds),
-        looked_up,
+        added([one.looked_up for one in rounds]),
     )
+
+
+def added(tables: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Tables added up, entry by entry."""
+    found: dict[int, float] = {}
+    for table in tables:
+        for count, rounds in table.items():
+            found[count] = found.get(count, 0.0) + rounds
+    return found
 
 
 @dataclass(frozen=True)
 class Replayer:
-    """One answer with a draft's lookahead, for any policy of one prior and weight."""
+    """One answer with a draft's lookahead and least confidence, for any policy of one prior and weight."""
 
     rated: RatedAnswer
     lookahead: int
+    confidence: float = 0.0
 
     @cached_property
     def drafted(self) -> Array:
         """[T, K]: chance that a round of the draft that starts at each position keeps at least k tokens."""
-        return acceptance_tails(self.rated.recorded.accept_T, self.lookahead)
+        recorded = self.rated.recorded
+        return acceptance_tails(recorded.accept_T * (recorded.confidence_T >= self.confidence), self.lookahead)
+
+    @cached_property
+    def proposed(self) -> NDArray[np.int64]:
+        """[T]: tokens a round of the draft proposes from each position; as many as it may where the text ends first."""
+        sure = np.append(self.rated.recorded.confidence_T >= self.confidence, np.ones(self.lookahead))
+        windows_TK = sliding_window_view(sure, self.lookahead)[: len(sure) - self.lookahead]
+        return windows_TK.cumprod(axis=1).sum(axis=1).astype(np.int64)
 
     def rounds(self, least: float, lookup_lookahead: int) -> Rounds:
         """Of one policy: who proposes where, what is kept, and where rounds start."""
@@ -132,10 +162,9 @@ class Replayer:
         tail_TK = self.tails(proposed, kept, lookup_lookahead)
         visits_T, behind_T = visited(tail_TK, proposed, self.lookahead)
         is_draft_T = np.array(proposed) == 0
-        looked_up: dict[int, float] = {}
-        for start in np.flatnonzero(~is_draft_T):
-            looked_up[proposed[start]] = looked_up.get(proposed[start], 0.0) + float(visits_T[start])
-        return Rounds(len(proposed), float(visits_T[is_draft_T].sum()), float(behind_T[is_draft_T].sum()), looked_up)
+        drafted = visits_by(self.proposed[is_draft_T], visits_T[is_draft_T])
+        looked_up = visits_by(np.array(proposed)[~is_draft_T], visits_T[~is_draft_T])
+        return Rounds(len(proposed), drafted, float(behind_T[is_draft_T].sum()), looked_up)
 
     def tails(self, proposed: Sequence[int], kept: Sequence[int], lookup_lookahead: int) -> Array:
         """[T, K]: chance that a round starting at t keeps at least k tokens, whoever proposes there."""
@@ -144,6 +173,12 @@ class Replayer:
         for start in np.flatnonzero(proposed):
             tail_TK[start] = np.arange(1, most + 1) <= kept[start]
         return tail_TK
+
+
+def visits_by(counts_T: NDArray[np.int64], visits_T: Array) -> dict[int, float]:
+    """Rounds that start at some positions, by a number that each position has."""
+    reached = visits_T > 0
+    return {int(count): float(visits_T[counts_T == count].sum()) for count in np.unique(counts_T[reached])}
 
 
 def visited(tail_TK: Array, proposed: Sequence[int], lookahead: int) -> tuple[Array, Array]:

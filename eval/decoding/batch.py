@@ -17,9 +17,9 @@ from eval.clock import clock_s
 from eval.decoding.beside import opened_record
 from eval.decoding.row_step import Span
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, REJECTION, Draws, Proposal, Verdict, follow
-from eval.decoding.sampling import distribution, invert_cumulative, penalised
+from eval.decoding.sampling import confidence_of, distribution, invert_cumulative, penalised
 from eval.decoding.sequencer import Feed, Opener, Sequencer, open_sequencer
-from eval.decoding.texts import Decoded, Round, Speculation, Text, window
+from eval.decoding.texts import Decoded, Round, Text, window
 from eval.decoding.turn import Turn
 from eval.decoding.wanted import Streams, Wanted
 from eval.models import shared_vocab_size
@@ -72,7 +72,7 @@ class Batch:
         self.texts = [Text(place, first_tokens(models[0], wanted.prompts[place]), lookahead) for place in places]
         sequencers = [
             self.opened(opener, model, feeds)
-            for model, feeds in zip(models, feeds_of(wanted.speculation), strict=False)  # alone: no draft
+            for model, feeds in zip(models, wanted.feeds, strict=False)  # alone: no draft
         ]
         self.verifier, self.drafter = sequencers[0], sequencers[1] if len(models) > 1 else None
         self.said_S = ids_below(models[1], self.vocab_size) if len(models) > 1 else None
@@ -144,7 +144,8 @@ class Batch:
         asked = [
             0 if ids else min(text.lookahead, room) for text, ids, room in zip(self.texts, found, rooms, strict=True)
         ]
-        return Turn(self.propose(asked), found), [len(ids) or count for ids, count in zip(found, asked, strict=True)]
+        drafted, counts = self.propose(asked)
+        return Turn(drafted, found), [len(ids) or count for ids, count in zip(found, counts, strict=True)]
 
     def look_up(self, text: Text, room: int) -> list[int]:
         """What followed the last tokens of a text where they stood before, as far as that is asked."""
@@ -164,15 +165,17 @@ class Batch:
         beside = self.wanted.beside if looked_up else None
         asked = text.lookahead if beside is None else beside.lookahead
         one = Round(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
-        full = proposed > 0 and one.accepted == proposed
         text.rounds.append(one)
-        text.missing = text.missing + kept if looked_up else int(full)
+        text.missing = text.missing + kept if looked_up else int(one.is_behind)
         text.lookahead = text.lookahead if beside else speculation.after(one, text.lookahead)  # says nothing of a draft
         corrected = kept == len(token_ids) <= proposed  # not so where a proposed stop token was kept
         return Emitted(text.place, tuple(token_ids[:kept]), one.accepted, corrected)
 
-    def propose(self, counts: Sequence[int]) -> Proposal:
-        """The draft's own continuation of every text, kept on the device; nothing is wider than the draft's head."""
+    def propose(self, counts: Sequence[int]) -> tuple[Proposal, Sequence[int]]:
+        """The draft's own continuation of every text, and its length: as asked, or to where the draft is in doubt.
+
+        Tokens are kept on the device; nothing is wider than the draft's head.
+        """
         assert self.drafter is not None
         seen_BS = self.seen_by_draft()
         draws = self.draws(self.streams.draft_BD, max(counts), drafting=True)
@@ -180,6 +183,9 @@ class Batch:
         tokens, probs = [], []
         for step, draws_B in enumerate(draws):
             logits_BS = self.drafter.feed(ids_BT, spans, whole=False)[:, 0]
+            counts = self.without_doubt(counts, step, logits_BS)
+            if max(counts) <= step:
+                break
             columns_B, probs_BS = self.pick(logits_BS, seen_BS, draws_B, drafting=True)
             tokens.append(tokens_of(columns_B, self.said_S))
             probs.append(probs_BS)
@@ -188,10 +194,18 @@ class Batch:
                 (text.length + step, int(step + 1 < count)) for text, count in zip(self.texts, counts, strict=True)
             ]
         if not tokens:
-            return Proposal.nothing(len(counts), self.device)
+            return Proposal.nothing(len(counts), self.device), counts
         counts_B = torch.tensor(counts, device=self.device)
         probs_BKS = torch.stack(probs, dim=1) if probs[0] is not None else None
-        return Proposal(torch.stack(tokens, dim=1), probs_BKS, counts_B, self.said_S)
+        return Proposal(torch.stack(tokens, dim=1), probs_BKS, counts_B, self.said_S), counts
+
+    def without_doubt(self, counts: Sequence[int], step: int, logits_BS: Tensor) -> Sequence[int]:
+        """How many tokens each text gets, its draft having said what may come at a step: none from where it doubts."""
+        least = self.wanted.least_confidence
+        if least == 0:  # and nothing waits for the device
+            return counts
+        sure = (confidence_of(logits_BS) >= least).tolist()
+        return [count if own else min(count, step) for count, own in zip(counts, sure, strict=True)]
 
     def unread(self, counts: Sequence[int]) -> tuple[Tensor, list[Span]]:
         """What the draft has yet to read of every text of which it is asked something, and where that stands."""
@@ -283,13 +297,6 @@ class Batch:
                     sequencer.keep(unfinished)
             self.seen_BV = None if self.seen_BV is None else self.seen_BV[unfinished]
         self.texts = [self.texts[row] for row in unfinished]
-
-
-def feeds_of(speculation: Speculation | None) -> tuple[Sequence[Feed], ...]:
-    """What the target is fed again and again, and what the draft is."""
-    if speculation is None:
-        return ([(1, False)],)
-    return sorted({(speculation.lookahead + 1, True), (speculation.most + 1, True)}), [(1, False), (2, False)]
 
 
 def first_tokens(target: PreTrainedModel, prompt_ids: Sequence[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Looking up beside a draft: at every position one of the two proposes, as the text's own record says. Pure; no torch.
+"""Who proposes at each position: the text itself, by its own record, or a draft that is sure enough. Pure; no torch.
 
 What followed the last tokens of a text where they stood before costs nothing to propose, and is right often in texts
 that repeat themselves and hardly ever in others. A text shows which it is: at each of its tokens it is known whether
@@ -11,6 +11,13 @@ be scored on recorded texts exactly (eval/beside/replay.py).
 with n the tokens of the longest run at the end of the text that stands earlier in it, tries the tokens of this text
 before which that was n, and hits how often what followed the run at its latest place came next. The policy looks up
 where the rate is at least `least`, and leaves the rest to the draft.
+
+A draft's step is cheap where it is shallow, and verifying what it proposes is not. So it proposes for as long as the
+largest probability of its own distribution is at least `confidence`, and where the first is not, the target takes a
+plain step. That is known before anything is drawn: every rule stays lossless.
+
+Source of the second: llama.cpp's --draft-p-min; Mamou et al. 2024, "Dynamic Speculation Lookahead Accelerates
+Speculative Decoding of Large Language Models" (arXiv 2405.04304), compare both with constant lookaheads.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,20 +25,23 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class LookupPolicy:
-    """When to look up.
+class ProposalPolicy:
+    """When to look up, and when the draft proposes where nothing is.
 
     Attributes:
         lookahead: Tokens proposed where it looks up, >= 1; fewer where fewer followed.
         least: Rate from which it does; above 1 never.
         prior: Rate of a run of 1, 2, ... tokens in texts at large, each in [0, 1]; longer runs are not looked for.
         weight: Of the prior, in tokens of the text, above 0.
+        confidence: Least probability that the draft gives the token it finds likeliest, at temperature 1 and without
+            penalties, where it proposes; 0 for anywhere.
     """
 
     lookahead: int
     least: float
     prior: tuple[float, ...]
     weight: float
+    confidence: float = 0.0
 
     def __post_init__(self) -> None:
         if self.lookahead < 1:
@@ -40,6 +50,8 @@ class LookupPolicy:
             raise ValueError(f"prior must be rates in [0, 1], one at least, got {self.prior}.")
         if self.weight <= 0:
             raise ValueError(f"weight must be above 0, got {self.weight:g}.")
+        if not 0 <= self.confidence <= 1:
+            raise ValueError(f"confidence must be in [0, 1], got {self.confidence:g}.")
 
     @property
     def longest(self) -> int:
@@ -89,21 +101,21 @@ class TextRecord:
             self.run, self.after = size, after
         self.ends.update(dict.fromkeys(runs, length))
 
-    def rate(self, policy: LookupPolicy) -> float:
+    def rate(self, policy: ProposalPolicy) -> float:
         """How often what would be looked up now is expected to come; 0 where there is nothing."""
         if not self.run:
             return 0.0
         tries, hits = self.tries.get(self.run, 0), self.hits.get(self.run, 0)
         return (policy.weight * policy.prior[self.run - 1] + hits) / (policy.weight + tries)
 
-    def proposal(self, policy: LookupPolicy, room: int) -> list[int]:
+    def proposal(self, policy: ProposalPolicy, room: int) -> list[int]:
         """What the policy looks up: at most so many tokens, none where the draft is to propose."""
         if self.run == 0 or self.rate(policy) < policy.least:
             return []
         return self.token_ids[self.after : self.after + min(policy.lookahead, room)]
 
 
-def opened_record(policy: LookupPolicy, token_ids: Sequence[int]) -> TextRecord:
+def opened_record(policy: ProposalPolicy, token_ids: Sequence[int]) -> TextRecord:
     """The record of a prompt."""
     record = TextRecord(policy.longest)
     record.extend(token_ids)

@@ -87,6 +87,11 @@ def filters(sampling: Sampling) -> list[LogitsProcessor]:
     return found
 
 
+def confidence_of(logits_NV: Tensor) -> Tensor:
+    """confidence_N: the probability of the likeliest token at temperature 1; what a draft's doubt is told by."""
+    return logits_NV.float().softmax(dim=-1).amax(dim=-1)
+
+
 def invert_cumulative(weights_NV: Tensor, draws_N: Tensor) -> Tensor:
     """Per row the first index at which the cumulative weight exceeds draw x total: index i with probability w_i."""
     cumulative_NV = weights_NV.cumsum(dim=-1)

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from eval.decoding.batch import Batch, Emitted
-from eval.decoding.beside import LookupPolicy
+from eval.decoding.beside import ProposalPolicy
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
 from eval.decoding.sequencer import Opener, open_sequencer, takes_rows
@@ -35,7 +35,7 @@ def speculative_decode(
     seeds: Seeds = SEEDS,
     row_seeds: Sequence[int] | None = None,
     opener: Opener = open_sequencer,
-    beside: LookupPolicy | None = None,
+    beside: ProposalPolicy | None = None,
 ) -> list[Decoded]:
     """Continuations as the target writes them, found with the help of a draft.
 

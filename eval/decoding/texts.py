@@ -91,6 +91,11 @@ class Round:
     verify_s: float
     looked_up: bool = False
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether its last token never went through the draft, which kept everything it could be asked for."""
+        return not self.looked_up and self.accepted == self.proposed == self.lookahead
+
 
 @dataclass(frozen=True)
 class Speculation:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.decoding.beside import LookupPolicy
+from eval.decoding.beside import ProposalPolicy
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.rules import EXACT_GREEDY_DRAFT
 from eval.decoding.sampling import Sampling
+from eval.decoding.sequencer import Feed
 from eval.decoding.texts import Limits, Seeds, Speculation, stream
 
 
@@ -27,7 +28,7 @@ class Wanted:
         sampling: How tokens are chosen, on both sides.
         speculation: How a draft is used; None without one.
         lookup: What proposes tokens in place of a model; None where a model does.
-        beside: When the text itself proposes in the place of a draft that is a model; None for never.
+        beside: Who proposes where, a draft that is a model or the text itself; None for the draft everywhere.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -35,7 +36,7 @@ class Wanted:
     sampling: Sampling
     speculation: Speculation | None = None
     lookup: NgramLookup | None = None
-    beside: LookupPolicy | None = None
+    beside: ProposalPolicy | None = None
 
     @property
     def rule(self) -> str | None:
@@ -49,6 +50,21 @@ class Wanted:
         return self.speculation.rule if drawn else EXACT_GREEDY_DRAFT
 
     @property
+    def least_confidence(self) -> float:
+        """Of the draft where it proposes; 0 for any."""
+        return 0.0 if self.beside is None else self.beside.confidence
+
+    @property
+    def feeds(self) -> tuple[Sequence[Feed], ...]:
+        """What the target is fed again and again, and what the draft is; where a draft doubts, any number of tokens."""
+        if self.speculation is None:
+            return ([(1, False)],)
+        widths = {self.speculation.lookahead + 1, self.speculation.most + 1}
+        if self.least_confidence:
+            widths |= set(range(1, self.speculation.lookahead + 1))
+        return [(width, True) for width in sorted(widths)], [(1, False), (2, False)]
+
+    @property
     def goes_back(self) -> bool:
         """Whether tokens are read that may be taken back."""
         return self.speculation is not None
@@ -58,6 +74,8 @@ class Wanted:
             raise ValueError("every prompt needs at least one token, got one of 0 prompt tokens.")
         if self.beside is not None and (self.speculation is None or self.lookup is not None):
             raise ValueError("a policy looks up beside a draft that is a model; there is none.")
+        if self.speculation is not None and self.speculation.adaptive and self.least_confidence:
+            raise ValueError("an adaptive lookahead learns from whole rounds, which a policy's confidence cuts short.")
 
 
 @dataclass(frozen=True)

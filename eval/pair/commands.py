@@ -14,7 +14,7 @@ from eval.rehash import rehash_argument
 from eval.tasks.words import prompts_argument
 
 if TYPE_CHECKING:
-    from eval.decoding.beside import LookupPolicy
+    from eval.decoding.beside import ProposalPolicy
     from eval.decoding.sequencer import Opener
     from eval.pair.opened import OpenPair
     from eval.pair.verify import Finding
@@ -102,7 +102,7 @@ def verify(options: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-def policies_of(options: argparse.Namespace, pair: "OpenPair") -> "dict[float, LookupPolicy]":
+def policies_of(options: argparse.Namespace, pair: "OpenPair") -> "dict[float, ProposalPolicy]":
     """The draft's policies at the temperatures that are checked."""
     from eval.beside.policy_file import read_policies
 

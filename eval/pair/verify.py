@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eval.decoding.batch import first_tokens
-from eval.decoding.beside import LookupPolicy, opened_record
+from eval.decoding.beside import ProposalPolicy, opened_record
 from eval.decoding.rules import LOSSLESS, RULES
 from eval.decoding.sampling import Sampling, distribution
 from eval.decoding.sequencer import Opener, open_sequencer
@@ -69,7 +69,7 @@ class Verification:
     samples: int = 4
     seed: int = 17
     opener: Opener = open_sequencer
-    beside: Mapping[float, LookupPolicy] = field(default_factory=dict)
+    beside: Mapping[float, ProposalPolicy] = field(default_factory=dict)
 
     @property
     def limits(self) -> Limits:
@@ -261,7 +261,7 @@ def read_text(
     )
 
 
-def looked_up(context: Sequence[int], decoded: Decoded, policy: LookupPolicy | None) -> Iterator[tuple[int, int]]:
+def looked_up(context: Sequence[int], decoded: Decoded, policy: ProposalPolicy | None) -> Iterator[tuple[int, int]]:
     """Where the text itself proposed, and which token: a draft that is sure of it, whatever the rule."""
     for one in decoded.rounds:
         if one.looked_up and policy is not None:

@@ -56,7 +56,7 @@ def catch_up_rate(taken: Sequence[Taken]) -> float:
 def catches_up(taken: Taken, step: int) -> bool:
     """Whether any row that goes on at a round kept everything in the round before."""
     before = (row[step - 1] for row in taken.texts if len(row) > step)
-    return any(one.accepted == one.proposed for one in before)
+    return any(one.is_behind for one in before)
 
 
 def prediction(way: Way, worth: float, caught_up: float, latency: Latency, resampling: Resampling) -> Record:
@@ -78,13 +78,13 @@ def prediction(way: Way, worth: float, caught_up: float, latency: Latency, resam
 
 
 def predicted_beside(way: Way, taken: Sequence[Taken], latency: Latency, resampling: Resampling) -> Record:
-    """The same of a draft with looking up beside it, from its own rounds; of one row at a time."""
+    """The same of a draft with a policy, from its own rounds; of one row at a time."""
     texts = [text for one in taken for text in one.texts]
     rounds, follows = [one for text in texts for one in text], [pair for text in texts for pair in pairwise(text)]
-    behind = sum(not one.looked_up and (last.looked_up or last.accepted == last.proposed) for last, one in follows)
-    looked_up = Counter(one.proposed for one in rounds if one.looked_up)
-    found = Rounds(sum(one.tokens for one in taken), len(rounds) - looked_up.total(), behind, looked_up)
-    lookaheads = sorted({way.lookahead, *looked_up})
+    behind = sum(not one.looked_up and (last.looked_up or last.is_behind) for last, one in follows)
+    drafted, looked_up = (Counter(one.proposed for one in rounds if one.looked_up is kind) for kind in (False, True))
+    found = Rounds(sum(one.tokens for one in taken), drafted, behind, looked_up)
+    lookaheads = sorted({way.lookahead, *drafted, *looked_up} - {0})
     resampled = latency.resampled_step_times(way.draft, lookaheads, resampling)
     return {
         "value": found.speedup(way.lookahead, latency.step_times(way.draft)),

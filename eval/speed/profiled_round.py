@@ -28,7 +28,7 @@ class NamedBatch(Batch):
     A name costs microseconds also where nothing is recorded, so decoding itself has none.
     """
 
-    def propose(self, counts: Sequence[int]) -> Proposal:
+    def propose(self, counts: Sequence[int]) -> tuple[Proposal, Sequence[int]]:
         """All steps of the draft."""
         with record_function(DRAFTING):
             return super().propose(counts)

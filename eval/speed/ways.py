@@ -12,7 +12,7 @@ from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
 from eval.beside.policy_file import TunedPolicy
 from eval.clock import clock_s
-from eval.decoding.beside import LookupPolicy
+from eval.decoding.beside import ProposalPolicy
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
 from eval.decoding.sequencer import Opener, open_sequencer
@@ -143,7 +143,7 @@ def run_drafted(
     prompts: Sequence[Sequence[int]],
     row_seeds: Sequence[int],
     *,
-    beside: LookupPolicy | None = None,
+    beside: ProposalPolicy | None = None,
 ) -> Taken:
     """The target with something that proposes tokens."""
     return taken(

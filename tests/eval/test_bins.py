@@ -21,7 +21,7 @@ from eval.replay import Replay
 
 def replayed(num_tokens, *, entropy=0.0, category=None):
     ones = np.ones(num_tokens)
-    return ReplayedAnswer(0, category, Replay({}, ones, ones, ones, np.full(num_tokens, entropy), ones))
+    return ReplayedAnswer(0, category, Replay({}, ones, ones, ones, np.full(num_tokens, entropy), ones, ones))
 
 
 def bin_labels(answers, by, answer):

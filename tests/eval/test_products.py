@@ -1,6 +1,7 @@
 """Rows are multiplied by another form of the same product, on processors that are slow at the usual one."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from eval import products
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits
 from eval.models import load_model
-from eval.products import TURNED_ROWS, products_are_slow, quicken_products
+from eval.products import FEW_ROWS, Packed, products_are_slow, quicken_products
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -28,27 +29,82 @@ def test_products_are_the_same(rows, bias, rank):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-FEWEST, MOST = TURNED_ROWS
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [(1, "onednn"), (FEWEST, "turned"), (MOST, "turned"), (MOST + 1, "onednn"), (48, "onednn")],
-)
-def test_the_form_follows_from_the_rows_and_is_the_usual_one_outside_inference(monkeypatch, rows, expected):
-    layer, asked = nn.Linear(8, 8), []
+@pytest.mark.parametrize(("rows", "packs"), [(1, True), (2, True), (FEW_ROWS, True), (FEW_ROWS + 1, False)])
+def test_few_rows_read_packed_weights_in_inference_alone(monkeypatch, rows, packs):
+    layer, asked, made = nn.Linear(8, 8), [], Packed.of
     quicken_products(layer)
-    for name in ("turned", "onednn"):
-        product = getattr(products, f"{name}_product")
-        monkeypatch.setattr(
-            products, f"{name}_product", lambda *given, n=name, made=product: asked.append(n) or made(*given)
-        )
+    monkeypatch.setattr(Packed, "of", lambda self, weight: asked.append(1) or made(self, weight))
     layer(torch.randn(rows, 8)).sum().backward()
     assert layer.weight.grad is not None
+    with torch.no_grad():
+        layer(torch.randn(rows, 8))
     assert not asked
     with torch.inference_mode():
         layer(torch.randn(rows, 8))
-    assert asked == [expected]
+    assert bool(asked) is packs
+
+
+def test_a_model_whose_second_copy_might_not_fit_has_none(monkeypatch):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
+    for most, packs in ((2 * 8 * 8 * 4, True), (2 * 8 * 8 * 4 - 1, False)):
+        monkeypatch.setattr(products, "MOST_PACKED_BYTES", most)
+        monkeypatch.setattr(Packed, "of", lambda self, weight: pytest.fail("packed"))
+        quicken_products(model)
+        if packs:
+            with pytest.raises(pytest.fail.Exception), torch.inference_mode():
+                model(torch.ones(1, 8))
+        else:
+            with torch.inference_mode():
+                assert model(torch.ones(1, 8)).shape == (1, 8)
+
+
+def in_place(layer):
+    with torch.no_grad():
+        layer.weight.mul_(2)
+
+
+def another(layer):
+    layer.weight = nn.Parameter(3 * layer.weight.detach())
+
+
+def other_data(layer):
+    layer.weight.data = 4 * layer.weight.data
+
+
+@pytest.mark.parametrize("change", [in_place, another, other_data])
+def test_weights_that_have_changed_are_packed_again(change):
+    layer, inputs = nn.Linear(24, 40), torch.randn(2, 24)
+    quicken_products(layer)
+    with torch.inference_mode():
+        before = layer(inputs)
+    change(layer)
+    with torch.inference_mode():
+        found = layer(inputs)
+        again = layer(inputs)
+    expected = nn.functional.linear(inputs, layer.weight, layer.bias)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(found, again)
+    assert not torch.allclose(found, before)
+
+
+def test_weights_are_packed_once(monkeypatch):
+    layer, weight = nn.Linear(8, 8), []
+    packed = Packed()
+    with torch.inference_mode():
+        weight = [packed.of(layer.weight) for _ in range(3)]
+    assert all(one is weight[0] for one in weight)
+
+
+def test_a_layer_goes_into_a_file_without_its_packed_weights():
+    layer = nn.Linear(64, 64)
+    quicken_products(layer)
+    with torch.inference_mode():
+        layer(torch.ones(1, 64))
+    content = pickle.dumps(layer)
+    assert len(content) < 2 * layer.weight.nbytes
+    opened = pickle.loads(content)
+    with torch.inference_mode():
+        assert torch.equal(opened(torch.ones(2, 64)), layer(torch.ones(2, 64)))
 
 
 def test_a_copy_multiplies_by_its_own_weights():

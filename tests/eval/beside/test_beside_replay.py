@@ -6,7 +6,7 @@ import pytest
 from eval.acceptance import tau
 from eval.beside.replay import RecordedAnswer, Replayer, Rounds, pooled_rounds, visited
 from eval.beside.tune import NEVER, rounds_of, tune, worth
-from eval.decoding.beside import LookupPolicy
+from eval.decoding.beside import ProposalPolicy
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
@@ -14,9 +14,9 @@ from eval.replay import answer_logits, replay_answer, replay_counts, rule_name
 from eval.speedup import StepTimes, predicted_speedup
 
 POLICIES = [
-    LookupPolicy(5, 0.3, (0.2, 0.5, 0.9), 2.0),
-    LookupPolicy(2, 0.0, (0.5,), 4.0),
-    LookupPolicy(3, 0.6, (0.1, 0.6), 8.0),
+    ProposalPolicy(5, 0.3, (0.2, 0.5, 0.9), 2.0),
+    ProposalPolicy(2, 0.0, (0.5,), 4.0),
+    ProposalPolicy(3, 0.6, (0.1, 0.6), 8.0),
 ]
 STEPS = StepTimes(1.0, 0.1, 0.14, {lookahead: 1 + 0.02 * lookahead for lookahead in range(1, 7)})
 TEXT = 60
@@ -25,7 +25,8 @@ TEXT = 60
 def recorded(pair, prompt, answer, temperature=0.0, limit=TEXT):
     own, drafts = (answer_logits(model, prompt, answer) for model in pair)
     replayed = replay_answer(own, drafts, answer, temperature=temperature)
-    return RecordedAnswer(prompt, answer, replayed.rules[rule_name(temperature)].accept, limit)
+    accept_T = replayed.rules[rule_name(temperature)].accept
+    return RecordedAnswer(prompt, answer, accept_T, replayed.draft_confidence, limit)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_the_loop_takes_these_rounds(target, noisy_draft, prompts, limits, greed
             for last, now in zip(text.rounds, text.rounds[1:], strict=False)
         )
         assert rounds.tokens == len(text.token_ids)
-        assert (rounds.drafted, rounds.caught_up) == (len(own), caught_up)
+        assert (sum(rounds.drafted.values()), rounds.caught_up) == (len(own), caught_up)
         assert sum(rounds.looked_up.values()) == len(text.rounds) - len(own)
         looked_up += len(text.rounds) - len(own)
     assert looked_up > 0
@@ -69,7 +70,7 @@ def test_the_loop_takes_these_rounds(target, noisy_draft, prompts, limits, greed
 
 def test_sampled_rounds_are_those_of_the_loop_on_average(small_pair):
     target, draft = small_pair
-    prompt, rows, policy, lookahead = (0, 1, 2, 1), 1500, LookupPolicy(3, 0.3, (0.4, 0.6), 2.0), 2
+    prompt, rows, policy, lookahead = (0, 1, 2, 1), 1500, ProposalPolicy(3, 0.3, (0.4, 0.6), 2.0), 2
     decoded = speculative_decode(
         target, draft, [prompt] * rows, limits=Limits(12), speculation=Speculation(lookahead),
         sampling=Sampling(1.0), row_seeds=range(rows), beside=policy,
@@ -80,7 +81,10 @@ def test_sampled_rounds_are_those_of_the_loop_on_average(small_pair):
         rounds = Replayer(answer.rated(policy), lookahead).rounds(policy.least, policy.lookahead)
         found = [one for one in text.rounds if one.looked_up]
         differences.append(
-            (len(text.rounds) - len(found) - rounds.drafted, len(found) - sum(rounds.looked_up.values()))
+            (
+                len(text.rounds) - len(found) - sum(rounds.drafted.values()),
+                len(found) - sum(rounds.looked_up.values()),
+            )
         )
     mean, deviation = np.mean(differences, axis=0), np.std(differences, axis=0)
     assert (deviation > 0).all()  # rounds are drawn
@@ -89,10 +93,10 @@ def test_sampled_rounds_are_those_of_the_loop_on_average(small_pair):
 
 @pytest.mark.parametrize("lookahead", [1, 4])
 def test_a_policy_that_never_looks_up_is_the_draft_alone(greedy_answers, lookahead):
-    policy = LookupPolicy(3, NEVER, (0.9, 0.9), 1.0)
+    policy = ProposalPolicy(3, NEVER, (0.9, 0.9), 1.0)
     for answer in greedy_answers:
         rounds, counts = rounds_of([answer], policy, lookahead), replay_counts(answer.accept_T, lookahead=lookahead)
-        assert rounds.drafted == pytest.approx(counts.rounds)
+        assert rounds.drafted == {lookahead: pytest.approx(counts.rounds)}
         assert rounds.tau == pytest.approx(tau(counts))
         assert not rounds.looked_up
         alone = predicted_speedup(tau(counts), rounds.caught_up / counts.rounds, lookahead, STEPS)
@@ -108,8 +112,8 @@ def test_what_was_read_by_nobody_is_caught_up_on():
 
 
 def test_nothing_is_kept_behind_the_end(small_pair):
-    answer = RecordedAnswer([1, 2, 1, 2], [1, 2, 1], np.zeros(3), 6)
-    proposed, kept = answer.rated(LookupPolicy(4, 0.0, (0.5, 0.5), 1.0)).found(0.0, 4)
+    answer = RecordedAnswer([1, 2, 1, 2], [1, 2, 1], np.zeros(3), np.ones(3), 6)
+    proposed, kept = answer.rated(ProposalPolicy(4, 0.0, (0.5, 0.5), 1.0)).found(0.0, 4)
     assert proposed == [2, 2, 2]  # what stands behind the run: two tokens
     assert kept == [2, 1, 0]
 
@@ -120,14 +124,14 @@ def test_the_best_policy_is_the_best_of_the_grid(greedy_answers):
     assert tuned.speedup == pytest.approx(own[tuned.lookahead])
     assert tuned.speedup >= tuned.draft_alone
     assert tuned.draft_alone == pytest.approx(
-        max(worth(greedy_answers, LookupPolicy(1, NEVER, (0.5,), 1.0), STEPS).values())
+        max(worth(greedy_answers, ProposalPolicy(1, NEVER, (0.5,), 1.0), STEPS).values())
     )
     assert tuned.answers == len(greedy_answers)
 
 
 def test_where_looking_up_pays_it_is_done():
     """A draft that is never right, and a text that says the same again and again."""
-    tuned = tune([RecordedAnswer([1, 2, 3, 1], [2, 3, 1] * 6, np.zeros(18), 20)], STEPS)
+    tuned = tune([RecordedAnswer([1, 2, 3, 1], [2, 3, 1] * 6, np.zeros(18), np.ones(18), 20)], STEPS)
     assert tuned.policy.least <= 1
     assert tuned.policy.lookahead == 3  # what stands behind the run
     assert tuned.speedup > 2 > 1 > tuned.draft_alone
@@ -135,7 +139,9 @@ def test_where_looking_up_pays_it_is_done():
 
 def test_where_looking_up_never_pays_it_is_never_done():
     """A draft that is always right, and texts without a token said twice."""
-    answers = [RecordedAnswer([100 + place], list(range(place, place + 9)), np.ones(9), 12) for place in (0, 20)]
+    answers = [
+        RecordedAnswer([100 + place], list(range(place, place + 9)), np.ones(9), np.ones(9), 12) for place in (0, 20)
+    ]
     tuned = tune(answers, STEPS)
     assert tuned.policy.least > 1
     assert tuned.speedup == tuned.draft_alone
@@ -147,7 +153,64 @@ def test_answers_are_needed():
 
 
 def test_rounds_of_several_answers_add_up():
-    one, other = Rounds(5, 2.0, 1.0, {1: 1.0}), Rounds(7, 1.0, 0.5, {1: 0.5, 3: 2.0})
+    one, other = Rounds(5, {2: 2.0}, 1.0, {1: 1.0}), Rounds(7, {0: 4.0, 1: 3.0, 2: 1.0}, 0.5, {1: 0.5, 3: 2.0})
     both = pooled_rounds([one, other])
-    assert both == Rounds(12, 3.0, 1.5, {1: 1.5, 3: 2.0})
-    assert both.speedup(2, STEPS) == pytest.approx(12 / (3 * (0.2 + 1.04) + 1.5 * 0.04 + 1.5 * 1.02 + 2 * 1.06))
+    assert both == Rounds(12, {2: 3.0, 0: 4.0, 1: 3.0}, 1.5, {1: 1.5, 3: 2.0})
+    drafted_s = 3 * (0.2 + 1.04) + 4 * (0.1 + 1) + 3 * (0.2 + 1.02)  # a step of doubt is a step
+    assert both.speedup(2, STEPS) == pytest.approx(12 / (drafted_s + 1.5 * 0.04 + 1.5 * 1.02 + 2 * 1.06))
+    assert both.tau == pytest.approx(12 / 13.5)
+
+
+@pytest.mark.parametrize("least", [0.0, 0.3])
+@pytest.mark.parametrize("look_up", [NEVER, 0.3])
+def test_the_loop_takes_these_rounds_with_a_draft_that_doubts(
+    target, noisy_draft, prompts, limits, greedy_answers, look_up, least
+):
+    """At a lookahead of 1 to the round; half of the positions are doubted, or none."""
+    every = np.sort(np.concatenate([answer.confidence_T for answer in greedy_answers]))
+    confidence = float(every[len(every) // 2 : len(every) // 2 + 2].mean()) if least else 0.0
+    policy = ProposalPolicy(3, look_up, (0.2, 0.5, 0.9), 2.0, confidence=confidence)
+    decoded = speculative_decode(target, noisy_draft, prompts, limits=limits, speculation=Speculation(1), beside=policy)
+    for text, answer in zip(decoded, greedy_answers, strict=True):
+        assert text.token_ids == answer.answer_ids
+        rounds = rounds_of([answer], policy, 1)
+        drafted = [one for one in text.rounds if not one.looked_up]
+        at_the_end = sum(one.proposed == 0 and one.start + 1 == limits.max_new_tokens for one in drafted)
+        doubted = sum(one.proposed == 0 for one in drafted)
+        assert sum(rounds.drafted.values()) == len(drafted)
+        assert doubted - at_the_end <= rounds.drafted.get(0, 0) <= doubted
+        assert rounds.caught_up == sum(
+            not now.looked_up and (last.looked_up or last.is_behind)
+            for last, now in zip(text.rounds, text.rounds[1:], strict=False)
+        )
+
+
+@pytest.mark.parametrize("lookahead", [1, 2, 3])
+def test_doubts_cut_rounds_short(lookahead):
+    sure = np.array([0.9, 0.2, 0.9, 0.9, 0.9])
+    answer = RecordedAnswer([7], [1, 2, 3, 4, 5], np.ones(5), sure, 9)
+    found = rounds_of([answer], ProposalPolicy(3, NEVER, (0.5,), 1.0, confidence=0.5), lookahead)
+    # position 0 proposes one, since 1 is doubted, and the target writes that; 2 goes on with as many as it may
+    whole = {1: {1: 3.0}, 2: {1: 1.0, 2: 1.0}, 3: {1: 1.0, 3: 1.0}}
+    assert found.drafted == whole[lookahead]
+    assert found.caught_up == {1: 2.0, 2: 0.0, 3: 0.0}[lookahead]
+
+
+def test_where_the_draft_is_wrong_when_it_doubts_it_is_asked_when_it_is_sure():
+    """A third of its proposals would be kept, and it knows which."""
+    sure = np.tile([0.9, 0.1, 0.1], 20)
+    answer = RecordedAnswer([70], list(range(60)), (sure > 0.5).astype(float), sure, 80)
+    steps = StepTimes(1.0, 0.1, 0.1, {1: 1.4, 2: 1.8})
+    tuned = tune([answer], steps)
+    assert tuned.policy.confidence > 0.1
+    assert tuned.lookahead == 1
+    assert tuned.speedup == pytest.approx(60 / (20 * (0.1 + 1.4) + 20 * (0.1 + 1)))
+    assert tuned.draft_alone == pytest.approx(60 / (40 * (0.1 + 1.4)))
+
+
+def test_a_draft_that_never_knows_is_asked_everywhere():
+    """Confidence that says nothing is not listened to: a grid's zero comes first of equals."""
+    rng = np.random.default_rng(0)
+    answer = RecordedAnswer([70], list(range(400)), np.full(400, 0.6), rng.random(400), 500)
+    tuned = tune([answer], StepTimes(1.0, 0.05, 0.05, {1: 1.05, 2: 1.06}))
+    assert tuned.policy.confidence == 0.0

@@ -19,7 +19,7 @@ from eval.beside.policy_file import (
     refuse_tuned_on,
     write_policies,
 )
-from eval.decoding.beside import LookupPolicy
+from eval.decoding.beside import ProposalPolicy
 from eval.rounds.round_trace import read_round_trace
 
 
@@ -29,7 +29,7 @@ def folders(target_folder, noisy_folder, tmp_path):
 
 
 def policies(target, draft):
-    policy = LookupPolicy(3, 0.5, (0.2, 0.6), 2.0)
+    policy = ProposalPolicy(3, 0.5, (0.2, 0.6), 2.0)
     tuned = TunedPolicy(temperature=0.0, policy=policy, lookahead=2, speedup=1.2, draft_alone=1.1, answers=9)
     return PolicyFile(
         schema=SCHEMA,
@@ -132,7 +132,7 @@ def test_lookup_tunes_and_speed_measures_beside(folders, tmp_path, capsys):
 
 def test_verify_looks_up_beside_at_both_temperatures(folders, tmp_path, capsys):
     found = policies(*folders)
-    eager = replace(found.policies[0], policy=LookupPolicy(3, 0.0, (0.5, 0.5), 2.0))
+    eager = replace(found.policies[0], policy=ProposalPolicy(3, 0.0, (0.5, 0.5), 2.0))
     write_policies(replace(found, policies=(eager, replace(eager, temperature=1.0))), folders[1])
     more = ("--num-prompts", "3", "--samples", "2", "--rehash", "--rounds", str(tmp_path / "rounds.jsonl"))
     for words_beside, expected in (((), set()), (("--beside",), {"greedy text", "distribution, rejection, T=1"})):

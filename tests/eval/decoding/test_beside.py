@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.decoding.beside import LookupPolicy, TextRecord, hit_rates, opened_record
+from eval.decoding.beside import ProposalPolicy, TextRecord, hit_rates, opened_record
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
 from eval.decoding.sampling import Sampling
@@ -19,15 +19,17 @@ from tests.eval.decoding.laws import (
     law_sampled_texts_are_the_targets,
 )
 
-ALWAYS = LookupPolicy(3, 0.0, (0.5, 0.5, 0.5), 4.0)
-NEVER = LookupPolicy(3, 2.0, (0.5, 0.5, 0.5), 4.0)
-OFTEN = LookupPolicy(5, 0.3, (0.2, 0.5, 0.9), 2.0)
+ALWAYS = ProposalPolicy(3, 0.0, (0.5, 0.5, 0.5), 4.0)
+NEVER = ProposalPolicy(3, 2.0, (0.5, 0.5, 0.5), 4.0)
+OFTEN = ProposalPolicy(5, 0.3, (0.2, 0.5, 0.9), 2.0)
+DOUBTFUL = ProposalPolicy(3, 2.0, (0.5, 0.5, 0.5), 4.0, confidence=0.45)  # of a draft of four ids, now and then
+BOTH = ProposalPolicy(5, 0.3, (0.2, 0.5, 0.9), 2.0, confidence=0.45)
 
 
 @settings(max_examples=300, deadline=None)
 @given(ids=st.lists(st.integers(0, 3), min_size=1, max_size=24), longest=st.integers(1, 5), count=st.integers(1, 6))
 def test_what_it_finds_is_what_a_search_finds(ids, longest, count):
-    policy = LookupPolicy(count, 0.0, (0.5,) * longest, 1.0)
+    policy = ProposalPolicy(count, 0.0, (0.5,) * longest, 1.0)
     assert opened_record(policy, ids).proposal(policy, count) == NgramLookup(longest).continuation(ids, count)
 
 
@@ -48,7 +50,7 @@ def test_the_record_counts_every_token_that_could_have_been_looked_up(ids, longe
 
 
 def test_the_rate_leans_on_the_prior_until_the_text_has_spoken():
-    policy = LookupPolicy(2, 0.5, (0.4,), 2.0)
+    policy = ProposalPolicy(2, 0.5, (0.4,), 2.0)
     record = opened_record(policy, [7, 8])
     assert record.rate(policy) == 0.0  # nothing stands earlier
     record.add(7)
@@ -75,11 +77,13 @@ def test_rates_of_texts_count_answers_alone():
         ({"prior": ()}, "prior must be rates"),
         ({"prior": (0.5, 1.5)}, "prior must be rates"),
         ({"weight": 0.0}, "weight must be above 0"),
+        ({"confidence": -0.1}, r"confidence must be in \[0, 1\], got -0\.1"),
+        ({"confidence": float("nan")}, "confidence must be in"),
     ],
 )
 def test_policies_that_mean_nothing_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        LookupPolicy(**{"lookahead": 2, "least": 0.5, "prior": (0.5,), "weight": 1.0} | change)
+        ProposalPolicy(**{"lookahead": 2, "least": 0.5, "prior": (0.5,), "weight": 1.0} | change)
 
 
 def test_a_policy_needs_a_model_to_stand_beside(target):
@@ -87,7 +91,7 @@ def test_a_policy_needs_a_model_to_stand_beside(target):
         speculative_decode(target, NgramLookup(), [[1]], limits=Limits(4), beside=ALWAYS)
 
 
-@pytest.mark.parametrize("policy", [ALWAYS, OFTEN])
+@pytest.mark.parametrize("policy", [ALWAYS, OFTEN, DOUBTFUL, BOTH])
 @pytest.mark.parametrize("rule", [REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT])
 def test_sampled_texts_are_the_targets(small_pair, rule, policy):
     law_sampled_texts_are_the_targets(*small_pair, rule=rule, beside=policy)
@@ -108,9 +112,10 @@ def test_rows_do_not_feel_each_other(target, noisy_folder, small_head_folder, pr
     law_rows_do_not_feel_each_other(target, draft, prompts, sampling, beside=OFTEN)
 
 
+@pytest.mark.parametrize("policy", [ALWAYS, DOUBTFUL])
 @pytest.mark.parametrize("rule", [EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT])
-def test_sampled_text_is_what_plain_sampling_writes(small_pair, rule):
-    law_exact_rules_write_what_plain_sampling_writes(*small_pair, [(1, 2, 1), (3,)], rule, beside=ALWAYS)
+def test_sampled_text_is_what_plain_sampling_writes(small_pair, rule, policy):
+    law_exact_rules_write_what_plain_sampling_writes(*small_pair, [(1, 2, 1), (3,)], rule, beside=policy)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM])

@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 
 from architectures.errors import UserError
 from eval.decoding import captured, compiled
+from eval.decoding.beside import ProposalPolicy
 from eval.decoding.sampling import Sampling
 from eval.decoding.sequencer import BY_ROWS, RowSequencer
 from eval.decoding.speculative import decode_steps, plain_decode, speculative_decode
@@ -68,6 +69,18 @@ def test_an_adaptive_lookahead_has_two_widths(target, noisy_draft, prompts, make
         one.token_ids for one in speculative_decode(target, noisy_draft, prompts[:2], **wanted)
     ]
     assert {tokens for _, tokens, whole in maker.fed if whole} == {4, 17}
+
+
+def test_a_draft_that_doubts_is_verified_by_steps_of_its_own_width(target, noisy_draft, prompts, maker):
+    policy = ProposalPolicy(2, 2.0, (0.5,), 4.0, confidence=0.02)
+    wanted = {"limits": Limits(30), "speculation": Speculation(2), "beside": policy}
+    decoded = speculative_decode(target, noisy_draft, prompts[:1], **wanted, opener=maker.opener())
+    assert [one.token_ids for one in decoded] == [
+        one.token_ids for one in speculative_decode(target, noisy_draft, prompts[:1], **wanted)
+    ]
+    widths = {1 + one.proposed for one in decoded[0].rounds}
+    assert len(widths) > 1
+    assert {tokens for _, tokens, whole in maker.fed if whole} == widths
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.3, top_p=0.9, repetition_penalty=1.3)])

@@ -141,7 +141,9 @@ def test_matches_of_a_conversation_are_one_prompts():
 def replayed(accept, *, entropy, prompt=0, category=None):
     accept, entropy = np.array(accept, dtype=float), np.array(entropy, dtype=float)
     rules = {"exact_greedy_draft": Accepts(accept, accept / 2)}
-    return ReplayedAnswer(prompt, category, Replay(rules, accept, np.zeros_like(accept), accept, entropy, accept))
+    return ReplayedAnswer(
+        prompt, category, Replay(rules, accept, np.zeros_like(accept), accept, entropy, accept, accept)
+    )
 
 
 def test_a_score_sums_what_its_rule_does():
@@ -149,7 +151,7 @@ def test_a_score_sums_what_its_rule_does():
     one = np.array([1.0, 0.0, 1.0])
     zeros = np.zeros(3)
     rules = {"rejection": Accepts(zeros, zeros), "exact_greedy_draft": Accepts(one, one / 2)}
-    row = ReplayedAnswer(4, None, Replay(rules, one, changed, zeros, zeros, one))
+    row = ReplayedAnswer(4, None, Replay(rules, one, changed, zeros, zeros, one, one))
     score = score_answer(row, rule="exact_greedy_draft", lookaheads=[1, 2])
     assert (score.prompt, score.num_tokens, score.alpha_sum, score.accept_sum, score.num_changed) == (4, 3, 1, 2, 2)
     assert score.num_sayable == 2
