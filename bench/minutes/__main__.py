@@ -2,6 +2,7 @@
 
     python -m bench.minutes --target models/SmolLM2-135M-Instruct --unseen mt_bench.jsonl            # fill
     python -m bench.minutes --target models/SmolLM2-135M-Instruct --unseen mt_bench.jsonl --dry-run  # cells and minutes
+    python -m bench.minutes --target models/SmolLM2-135M-Instruct --unseen mt_bench.jsonl --retime   # decoding changed
     python -m bench.minutes --page                                                                   # print the tables
 
 19 configurations train for 3 minutes each, the better third of them for 6, the better third of these for 12, and the
@@ -51,6 +52,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--held-out", type=int, default=32, help="prompts of the recipe that are scored on")
     parser.add_argument("--num-unseen", type=int, default=24, help="unseen prompts, spread over the file")
     parser.add_argument("--dry-run", action="store_true", help="name cells and minutes, and make nothing")
+    parser.add_argument("--retime", action="store_true", help="time the steps of all cells again, and train nothing")
     parser.add_argument("--page", action="store_true", help="print the tables of --out, and make nothing")
     options = parser.parse_args(argv)
     if not options.page and (options.target is None or options.unseen is None):
@@ -73,6 +75,12 @@ def run(options: argparse.Namespace) -> None:
         held_out=options.held_out,
         num_unseen=options.num_unseen,
     )
+    if options.retime:
+        from bench.minutes.times import time_again
+
+        time_again(setting)
+        print(bench_page(options.out))
+        return
     plan = plan_of(options)
     if options.dry_run:
         print("\n".join(dry_run(setting, plan)))

@@ -69,7 +69,7 @@ class Finished:
         machine: Where.
         phases: The training.
         acceptance: As in a scorecard, of every set of answers (`set`) and temperature; what is read of it.
-        latency: As in a scorecard, with this draft alone.
+        latency: As in a scorecard, with this draft alone; with `commit`, taken by that code, from the same shape.
         wall_s: Everything together: pruning, the warm-up, loading, scoring.
         commit: Of this code.
         created: When.

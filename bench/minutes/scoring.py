@@ -16,30 +16,39 @@ from eval.scorecard.answers import context_of
 from eval.scorecard.record import latency_record
 from eval.scorecard.score import Pair, replay_drafts
 
+EVERY_LOOKAHEAD = range(LOOKAHEADS[0], LOOKAHEADS[1] + 1)
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=SEED)
 
 
 def score_draft(setting: Setting, cell: Cell, draft: Path, answers: Scored) -> dict[str, Any]:
     """Acceptance by set and temperature, and step times, as scorecards hold them."""
-    config = setting.shared_recipe().eval
-    lookaheads = range(LOOKAHEADS[0], LOOKAHEADS[1] + 1)
     with torch_threads(setting.threads):
-        pair = Pair(load_model(setting.target, dtype=config.dtype), {cell.name: load_model(draft, dtype=config.dtype)})
-        acceptance = []
+        pair, acceptance = pair_of(setting, cell, draft), []
         for name, group in answers.items():
             for temperature, written in group.items():
                 [replayed] = replay_drafts(pair, written, temperature=temperature)
-                row = acceptance_record(replayed.scores(lookaheads)[:1], {}, RESAMPLING)
+                row = acceptance_record(replayed.scores(EVERY_LOOKAHEAD)[:1], {}, RESAMPLING)
                 acceptance.append({"set": name, **kept_of(row)})
-        latency = measure_latency(
-            pair.target,
-            pair.drafts,
-            StepSetting(context_of(answers[OWN])),
-            lookaheads=lookaheads,
-            repetitions=timing_ticks(setting.latency_repeats),
-            resampling=RESAMPLING,
-        )
-    return {"acceptance": acceptance, "latency": latency_record(latency)}
+        return {"acceptance": acceptance, "latency": measured_latency(setting, pair, answers)}
+
+
+def pair_of(setting: Setting, cell: Cell, draft: Path) -> Pair:
+    """The target with a cell's draft."""
+    dtype = setting.shared_recipe().eval.dtype
+    return Pair(load_model(setting.target, dtype=dtype), {cell.name: load_model(draft, dtype=dtype)})
+
+
+def measured_latency(setting: Setting, pair: Pair, answers: Scored) -> dict[str, Any]:
+    """Step times of both, as scorecards hold them."""
+    latency = measure_latency(
+        pair.target,
+        pair.drafts,
+        StepSetting(context_of(answers[OWN])),
+        lookaheads=EVERY_LOOKAHEAD,
+        repetitions=timing_ticks(setting.latency_repeats),
+        resampling=RESAMPLING,
+    )
+    return latency_record(latency)
 
 
 KEPT = ("temperature", "rule", "prompts", "answers", "alpha", "greedy_match")

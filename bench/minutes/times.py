@@ -1,0 +1,44 @@
+"""Step times of every shape, measured anew: they come from this code and machine, and from no training."""
+
+import shutil
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from architectures.manifest import git_commit
+from bench.minutes.cells import Cell
+from bench.minutes.fill import in_its_own_process
+from bench.minutes.inputs import scored_answers
+from bench.minutes.merit import Shape, shape_of
+from bench.minutes.record import Finished, read_finished, write_finished
+from bench.minutes.scoring import measured_latency, pair_of
+from bench.minutes.setting import Setting
+from distill.progressive import share_answers
+from distill.stages import prune_stage
+from eval.latency.machine import torch_threads
+
+
+def time_again(setting: Setting) -> None:
+    """Time the shape of every finished cell with a draft that was cut and not trained, and write it into the cell."""
+    by_shape: dict[Shape, list[Finished]] = {}
+    for one in read_finished(setting.cells):
+        by_shape.setdefault(shape_of(one.cell), []).append(one)
+    for found in by_shape.values():
+        latency = in_its_own_process(partial(latency_of, setting, found[0].cell), setting.threads)
+        for one in found:
+            [draft] = latency["drafts"]
+            own = {**latency, "drafts": [{**draft, "draft": one.cell.name}]}
+            write_finished(replace(one, latency=own), setting.cells)
+        print(f"  {found[0].cell.name} and {len(found) - 1} cells of the same shape: timed", flush=True)
+
+
+def latency_of(setting: Setting, cell: Cell) -> dict[str, Any]:
+    """Step times of a cell's shape, and the code that took them."""
+    run = setting.work / "cell" / "times"
+    shutil.rmtree(run, ignore_errors=True)
+    recipe = setting.cell_recipe(cell.configuration, cell.configuration.phases[0], run, None)
+    share_answers(setting.shared_recipe(), recipe)
+    prune_stage(recipe)
+    with torch_threads(setting.threads):
+        pair = pair_of(setting, cell, run / "init")
+        return {**measured_latency(setting, pair, scored_answers(setting)), "commit": git_commit()}
