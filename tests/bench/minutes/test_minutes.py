@@ -132,14 +132,14 @@ def test_a_second_run_makes_what_is_missing_and_nothing_else(setting, finished, 
 
 def test_steps_are_timed_again_and_nothing_is_trained(setting, finished, monkeypatch):
     monkeypatch.setattr("bench.minutes.times.in_its_own_process", lambda work, _: work())
-    before = {path: path.read_text() for path in setting.cells.iterdir()}
+    before, made = {path: path.read_text() for path in setting.cells.iterdir()}, read_finished(setting.cells)
     assert main(command(setting, "--retime")) == 0
     found = read_finished(setting.cells)
-    assert [replace(one, latency={}) for one in found] == [replace(one, latency={}) for one in finished]
+    assert [replace(one, latency={}) for one in found] == [replace(one, latency={}) for one in made]
     assert all([draft["draft"] for draft in one.latency["drafts"]] == [one.cell.name] for one in found)
     times = {one.cell.name: steps_by_shape([one]) for one in found}
     assert len({str(each) for each in times.values()}) == 2  # of two shapes, in three cells
-    assert all(one.latency != old.latency for one, old in zip(found, finished, strict=True))
+    assert all(one.latency != old.latency for one, old in zip(found, made, strict=True))
     for path, content in before.items():
         path.write_text(content)
 

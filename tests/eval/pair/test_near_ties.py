@@ -115,11 +115,12 @@ def test_so_does_an_encoder_decoder(translators, prompts):
 
 
 def test_a_text_of_argmaxes_is_read_once(target, prompts):
-    ids = [int(answer_logits(target, prompts[1], [0])[0].argmax())]
-    [read] = read_all(target, [(prompts[1], ids)], widths=(1,))
+    prompt = prompts[4] * 2  # so long that reading it at once rounds otherwise than step by step
+    ids = [int(answer_logits(target, prompt, [0])[0].argmax())]
+    [read] = read_all(target, [(prompt, ids)], widths=(1,))
     assert (read.own, read.others, read.short) == (NOBODY, (), ())
     wrong = [(ids[0] + 1) % 259]
-    first, second = read_all(target, [(prompts[1], ids), (prompts[1], wrong)], widths=(1, 2))
+    first, second = read_all(target, [(prompt, ids), (prompt, wrong)], widths=(1, 2))
     assert (len(first.others), len(second.others)) == (2, 2)
     assert second.own == {(ids[0], wrong[0])}
     assert second.noise > 0
