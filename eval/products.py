@@ -68,6 +68,13 @@ def quicken_products(model: nn.Module) -> None:
         layer.forward = quick  # pyright: ignore[reportAttributeAccessIssue]  # a layer's
 
 
+def bytes_to_pack(model: nn.Module) -> int:
+    """Bytes of the second copies that decoding with a model will make and has not made: those of its layers' weights."""
+    forwards = (vars(module).get("forward") for module in model.modules())
+    quick = (one.args for one in forwards if isinstance(one, partial) and one.func is quick_forward)
+    return sum(layer.weight.nbytes for layer, packed in quick if packed is not None and packed.weight is None)
+
+
 def quick_forward(layer: nn.Linear, packed: Packed | None, inputs: Tensor) -> Tensor:
     """What the layer gives: in the fastest form for so many rows, if nothing is trained or compiled."""
     if not torch.is_inference_mode_enabled() or torch.compiler.is_compiling():

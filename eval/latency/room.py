@@ -1,4 +1,4 @@
-"""Whether the caches of a grid fit: asked before anything is measured, so that no process is killed an hour later."""
+"""Whether the caches of a grid, and packed weights, fit: asked before anything is measured, so that no process is killed an hour later."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +10,11 @@ from architectures.context_length import context_length
 from architectures.errors import UserError
 from eval.latency.floor import dtype_name, shape_of
 from eval.latency.steps import CHAIN_LENGTH
+from eval.products import bytes_to_pack
 
 
 def require_room(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> None:
-    """Raise UserError unless every model was made for so long a text, and the caches of all fit into memory.
+    """Raise UserError unless every model was made for so long a text, and all caches and packed weights fit into memory.
 
     Args:
         models: By name, on one device.
@@ -36,12 +37,14 @@ def lack_of_room(models: Mapping[str, PreTrainedModel], *, batch: int, context: 
                 f"and steps go {CHAIN_LENGTH} tokens further. Use a shorter context."
             )
     [device] = {model.device for model in models.values()}
-    needed = sum(cache_bytes(model, batch=batch, context=context) for model in models.values())
+    caches = sum(cache_bytes(model, batch=batch, context=context) for model in models.values())
+    packed = sum(bytes_to_pack(model) for model in models.values())
     free = free_bytes(device)
-    if free is not None and needed > free:
+    if free is not None and caches + packed > free:
+        copies = f"packed copies of weights {packed / 2**30:.1f} GiB, " if packed else ""
         return (
-            f"the caches take {needed / 2**30:.1f} GiB, and {device} has {free / 2**30:.1f} GiB free. Use a smaller "
-            "batch or a shorter context."
+            f"the caches take {caches / 2**30:.1f} GiB, {copies}and {device} has {free / 2**30:.1f} GiB free. Use a "
+            "smaller batch or a shorter context."
         )
     return None
 

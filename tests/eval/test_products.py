@@ -1,7 +1,9 @@
 """Rows are multiplied by another form of the same product, on processors that are slow at the usual one."""
 
 import copy
+import os
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from eval import products
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits
 from eval.models import load_model
-from eval.products import FEW_ROWS, Packed, products_are_slow, quicken_products
+from eval.products import FEW_ROWS, Packed, bytes_to_pack, products_are_slow, quicken_products
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -42,6 +44,25 @@ def test_few_rows_read_packed_weights_in_inference_alone(monkeypatch, rows, pack
     with torch.inference_mode():
         layer(torch.randn(rows, 8))
     assert bool(asked) is packs
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads Linux's count of resident pages")
+def test_what_packing_will_take_is_what_it_takes():
+    model = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 2048, bias=False))
+    assert bytes_to_pack(model) == 0
+    quicken_products(model)
+    asked = bytes_to_pack(model)
+    assert asked == (4096 + 2048) * 4096 * 4
+    before = resident_bytes()
+    with torch.inference_mode():
+        model(torch.ones(1, 4096))
+    assert resident_bytes() - before == pytest.approx(asked, rel=0.1)
+    assert bytes_to_pack(model) == 0
 
 
 def test_a_model_whose_second_copy_might_not_fit_has_none(monkeypatch):

@@ -140,6 +140,9 @@ def test_what_does_not_fit_is_refused_before_it_is_measured(target, monkeypatch)
     monkeypatch.setattr("eval.latency.room.free_bytes", lambda _device: 10**6)
     with pytest.raises(UserError, match=r"--batch 4096 with --context 100: the caches take .* GiB.*smaller batch"):
         require_room({"target": target}, batch=4096, context=100)
+    monkeypatch.setattr("eval.latency.room.bytes_to_pack", lambda _model: 3 * 2**29)
+    with pytest.raises(UserError, match=r"the caches take 0\.0 GiB, packed copies of weights 1\.5 GiB, and cpu has"):
+        require_room({"target": target}, batch=1, context=1)
 
 
 def test_memory_that_can_still_be_taken(tmp_path, target):
