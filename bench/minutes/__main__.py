@@ -4,6 +4,7 @@
     python -m bench.minutes --target models/SmolLM2-135M-Instruct --unseen mt_bench.jsonl --dry-run  # cells and minutes
     python -m bench.minutes --target models/SmolLM2-135M-Instruct --unseen mt_bench.jsonl --retime   # decoding changed
     python -m bench.minutes --page                                                                   # print the tables
+    python -m bench.minutes --doc docs/losses.md --cells bench/results/minutes/AMD-EPYC              # one, into a page
 
 19 configurations train for 3 minutes each, the better third of them for 6, the better third of these for 12, and the
 six best with three seeds. A cell is cut, trained by the trainer that a recipe gets, and scored on the recipe's held-out
@@ -25,6 +26,7 @@ from bench.minutes.merit import ranked
 from bench.minutes.page import bench_page, stage_lines
 from bench.minutes.record import read_finished
 from bench.minutes.setting import Setting
+from bench.minutes.summary import with_summary
 from distill.exits import report_user_errors
 
 RECIPE = Path(__file__).parents[1] / "smollm2.yaml"
@@ -54,14 +56,22 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="name cells and minutes, and make nothing")
     parser.add_argument("--retime", action="store_true", help="time the steps of all cells again, and train nothing")
     parser.add_argument("--page", action="store_true", help="print the tables of --out, and make nothing")
+    parser.add_argument("--doc", type=Path, help="a page whose short table is written anew; makes nothing")
+    parser.add_argument("--cells", type=Path, help="the folder that --doc is a table of")
     options = parser.parse_args(argv)
-    if not options.page and (options.target is None or options.unseen is None):
-        parser.error("--target and --unseen are needed, but for --page")
+    if (options.doc is None) != (options.cells is None):
+        parser.error("--doc and --cells go together")
+    if not (options.page or options.doc) and (options.target is None or options.unseen is None):
+        parser.error("--target and --unseen are needed, but for --page and --doc")
     return options
 
 
 def run(options: argparse.Namespace) -> None:
     """What the command line asks for."""
+    if options.doc is not None:
+        text = with_summary(options.doc.read_text(encoding="utf-8"), options.cells)
+        options.doc.write_text(text, encoding="utf-8")
+        return
     if options.page:
         print(bench_page(options.out))
         return

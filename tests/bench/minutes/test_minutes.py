@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +18,11 @@ from bench.minutes.merit import is_behind, merit, ranked, steps_by_shape, worths
 from bench.minutes.page import bench_page
 from bench.minutes.record import INPUTS_NAME, cell_path, read_finished, write_finished
 from bench.minutes.setting import Setting
+from bench.minutes.summary import BEGIN, END, summary, with_summary
 from bench.minutes.training import Clock
 from eval.models import load_model
 
+ROOT = Path(__file__).parents[3]
 TOKENS, CACHED = "none-cross_entropy-4layers-all", "cache-negative_log_acceptance-1layers-all"
 WITH_ALL_IDS = (*CONFIGURATIONS, Configuration(Way("none", ("cross_entropy",)), 4))  # the tiny target has 264
 MINUTES = 0.005
@@ -183,6 +186,25 @@ def test_the_page_marks_the_best_and_tells_what_was_seen(setting, finished):
     assert page.count("| best |") == 1
     assert "held out, T = 1" in page
     assert "Made once for all cells, and not counted: answers " in page
+
+
+def test_the_table_of_the_docs_is_that_of_the_cells():
+    page = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+    assert with_summary(page, ROOT / "bench" / "results" / "minutes" / "AMD-EPYC") == page
+
+
+def test_the_short_table_has_a_row_for_each_configuration_and_marks_one(setting, finished, tmp_path, capsys):
+    doc = tmp_path / "page.md"
+    doc.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
+    assert main(["--doc", str(doc), "--cells", str(setting.cells)]) == 0
+    head, *rows = doc.read_text(encoding="utf-8").split("\n\n")[1].splitlines()[:1] + summary(finished).splitlines()[2:]
+    assert len(rows) == len({one.cell.configuration for one in finished})
+    assert sum("| best |" in row for row in rows) == 1
+    assert "| none, `cross_entropy` | 4 | all | 0.005 | " in "\n".join(rows)
+    assert head.count("|") == rows[0].count("|")
+    with pytest.raises(SystemExit):
+        main(["--doc", str(doc)])
+    assert "--doc and --cells go together" in capsys.readouterr().err
 
 
 def test_two_phases_share_the_minutes_and_the_second_begins_with_the_firsts_draft(setting, finished):

@@ -1,0 +1,77 @@
+"""The comparison in one short table, for docs/losses.md: the cells of all budgets together, the best first. Pure."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.minutes.cells import Configuration, Way
+from bench.minutes.merit import Shape, Worth, is_behind, merit, shape_of, steps_by_shape
+from bench.minutes.page import BEST, MAY_BE
+from bench.minutes.record import Finished, read_finished
+from eval.scorecard.tables import table
+from eval.scorecard.verdict import with_interval
+from eval.speedup import StepTimes
+
+BEGIN, END = "<!-- equal minutes: begin -->", "<!-- equal minutes: end -->"
+COLUMNS = (
+    *("teacher, loss", "layers", "ids", "minutes", "seeds", "readings"),
+    *("own held-out: greedy, T = 1", "unseen: greedy, T = 1", "a draft's step", "predicted speed", ""),
+)
+
+
+def with_summary(text: str, cells: Path) -> str:
+    """A page with the table of a folder's cells between its two marks."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n\n{summary(read_finished(cells))}\n\n{END}{after}"
+
+
+def summary(found: Sequence[Finished]) -> str:
+    """A row for each configuration and its minutes; those that may be the best are marked."""
+    steps = steps_by_shape(found)
+    groups: dict[tuple[Configuration, float], list[Finished]] = {}
+    for one in found:
+        groups.setdefault((one.cell.configuration, one.cell.minutes), []).append(one)
+    merits = {key: merit(of_it, steps) for key, of_it in groups.items()}
+    order = sorted(groups, key=lambda key: -merits[key].value)
+    best = merits[order[0]]
+    marks = {key: MAY_BE if not is_behind(merits[key], best) else "" for key in order} | {order[0]: BEST}
+    return table(list(COLUMNS), [short_row(groups[key], merits[key], marks[key], steps) for key in order])
+
+
+def short_row(cells: Sequence[Finished], worth: Worth, mark: str, steps: Mapping[Shape, StepTimes]) -> list[str]:
+    """One configuration of so many minutes: means over its seeds."""
+    configuration, num = cells[0].cell.configuration, len(cells)
+    return [
+        words_of(configuration),
+        str(configuration.layers),
+        "all" if configuration.vocabulary is None else f"{configuration.vocabulary:,}",
+        f"{cells[0].cell.minutes:g}",
+        str(num),
+        f"{sum(phase.epochs for one in cells for phase in one.phases) / num:.1f}",
+        *alphas(cells),
+        f"{steps[shape_of(cells[0].cell)].draft_s:.3f}",
+        with_interval({"value": worth.value, "interval": list(worth.interval)}, times=True),
+        mark,
+    ]
+
+
+def words_of(configuration: Configuration) -> str:
+    """What is trained, as docs say it."""
+    once = ", one reading" if configuration.epochs == 1 else ""
+    frozen = ", embeddings frozen" if configuration.frozen else ""
+    return f"{', then '.join(words_of_way(way) for way in configuration.phases)}{once}{frozen}"
+
+
+def words_of_way(way: Way) -> str:
+    """Where the teacher is, and the losses."""
+    return f"{way.source}, {' + '.join(f'`{loss}`' for loss in way.losses)}"
+
+
+def alphas(cells: Sequence[Finished]) -> list[str]:
+    """Greedy match and alpha at temperature 1, of each set."""
+    found: dict[str, dict[float, float]] = {}
+    for place, row in enumerate(cells[0].acceptance):
+        name = "greedy_match" if row["temperature"] == 0 else "alpha"
+        mean = sum(one.acceptance[place][name]["value"] for one in cells) / len(cells)
+        found.setdefault(row["set"], {})[row["temperature"]] = mean
+    return [", ".join(f"{of_set[temperature]:.3f}" for temperature in sorted(of_set)) for of_set in found.values()]
