@@ -8,6 +8,7 @@ from composer.callbacks import SpeedMonitor
 from composer.utils import create_interval_scheduler
 
 PROBE_SIZE, PROBE_RUNS = 1024, 5
+FIRST_SIZE, MOST_S = 128, 0.1  # of the smallest product that is tried, and of one that is repeated
 
 
 class ProcessorSpeed(Callback):
@@ -45,11 +46,23 @@ class ProcessorSpeed(Callback):
 
 
 def measured_cpu_flops(dtype: torch.dtype) -> float:
-    """FLOPs per second of a large matrix product on this process's threads: the best of a few runs."""
-    square = torch.ones(PROBE_SIZE, PROBE_SIZE, dtype=dtype)
+    """FLOPs per second of a large matrix product on this process's threads: the best of a few runs.
+
+    A processor without instructions for bfloat16 takes seconds for what others do in milliseconds, and would be asked
+    again and again: its product is a smaller one.
+    """
+    size = FIRST_SIZE
+    while size < PROBE_SIZE and 8 * time_product(square_of(size, dtype)) < MOST_S:
+        size *= 2
+    square = square_of(size, dtype)
     time_product(square)  # the first sets up threads and buffers
     best_s = min(time_product(square) for _ in range(PROBE_RUNS))
-    return 2 * PROBE_SIZE**3 / best_s
+    return 2 * size**3 / best_s
+
+
+def square_of(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """What is multiplied by itself."""
+    return torch.ones(size, size, dtype=dtype)
 
 
 def time_product(square: torch.Tensor) -> float:

@@ -26,6 +26,16 @@ def random_answers(count: int, seed: int) -> list[Any]:
     return [Trace(i, f"test:{i}", (), tokens(20), tokens(25), "", "stop") for i in range(count)]
 
 
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two processes that train; they start when they are first asked to."""
+    from tests.distill.two_processes import Pair
+
+    both = Pair(tmp_path_factory.mktemp("pair"))
+    yield both
+    both.end()
+
+
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """stopped(module, builder, batch): a context that training ends in the middle of a batch, before its checkpoint.

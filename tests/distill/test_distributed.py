@@ -1,6 +1,6 @@
 """Training in several processes: the same draft as one process makes, one message when something is wrong.
 
-Every launch is a program of its own, so nothing of it stays behind in this process.
+What only trains is trained by a pair of processes that stays; launches, and what ends one, have programs of their own.
 """
 
 import json
@@ -20,6 +20,7 @@ from distill.teacher_cache.stage import cache_stage
 from distill.train import train
 from tests.distill.after_training import in_a_pickle, last_state, plant
 from tests.distill.small_heads import cut_draft
+from tests.distill.two_processes import train_by
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 0.0, "atol": 1e-5}  # of weights after a few steps at learning rate 1e-3: sums in another order
@@ -66,14 +67,13 @@ def assert_same_training(one, other) -> None:
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_two_processes_equal_one(make_run, parallelism):
+def test_two_processes_equal_one(pair, make_run, parallelism):
     settings = {
         "device_train_microbatch_size": 1,
         "gradient_clipping": {"clipping_threshold": 0.05},  # reached at every step
     }
     alone, together = make_run("alone", **settings), make_run("together", parallelism=parallelism, **settings)
-    first = launch(together, 2, max_duration="4ba")
-    assert first.returncode == 0, first.stderr
+    train_by(pair, together, max_duration="4ba")
     train(changed(alone, max_duration="4ba"))
     assert_same_training(alone, together)
 
@@ -85,18 +85,16 @@ def test_two_processes_equal_one(make_run, parallelism):
 
     if parallelism == "fsdp2":  # and that of one by two, who each take their shard of it
         train(changed(alone, max_duration="6ba"))
-        second = launch(together, 2, max_duration="6ba")
-        assert second.returncode == 0, second.stderr
+        train_by(pair, together, max_duration="6ba")
         assert_same_training(alone, together)
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_two_processes_equal_one_with_frozen_embeddings(make_run, tiny_target, tmp_path, parallelism):
+def test_two_processes_equal_one_with_frozen_embeddings(pair, make_run, tiny_target, tmp_path, parallelism):
     init = cut_draft(tiny_target, tmp_path / "small")
     settings = {"init": init, "freeze_input_embeddings": True, "device_train_microbatch_size": 1}
     alone, together = make_run("alone", **settings), make_run("together", parallelism=parallelism, **settings)
-    completed = launch(together, 2, max_duration="2ba")
-    assert completed.returncode == 0, completed.stderr
+    train_by(pair, together, max_duration="2ba")
     train(changed(alone, max_duration="2ba"))
     assert_same_training(alone, together)
     train(changed(alone, max_duration="3ba"))  # the checkpoint of two processes is continued by one
@@ -104,37 +102,23 @@ def test_two_processes_equal_one_with_frozen_embeddings(make_run, tiny_target, t
     assert_same_training(alone, together)
 
 
-IN_CHUNKS = """
-import sys
-import distill.own_packages
-import distill.losses.chunked
-distill.losses.chunked.chunk_size = lambda vocab: 7
-from distill.train import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_packed_chunks_in_two_processes_equal_padded_whole_logits_in_one(make_run, tmp_path, monkeypatch, parallelism):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_packed_chunks_in_two_processes_equal_padded_whole_logits_in_one(pair, make_run, parallelism):
     alone = make_run("alone", max_duration="2ba", device_train_microbatch_size=1)
     together = make_run("together", max_duration="2ba", device_train_microbatch_size=2, packing=True)
-    (tmp_path / "in_chunks.py").write_text(IN_CHUNKS)
-    completed = launch(together, 2, program=(str(tmp_path / "in_chunks.py"),), parallelism=parallelism)
-    assert completed.returncode == 0, completed.stderr
+    train_by(pair, together, chunk=7, parallelism=parallelism)
     train(alone)
     assert_same_training(alone, together)
 
 
 @pytest.mark.parametrize("contents", ["hidden", "top_k"])
-def test_two_processes_read_what_one_reads_from_a_cache(make_run, contents):
+def test_two_processes_read_what_one_reads_from_a_cache(pair, make_run, contents):
     settings = {"device_train_microbatch_size": 1, "max_duration": "4ba"}
     settings["teacher"] = {"source": "cache", "contents": contents}
     alone, together = make_run("alone", **settings), make_run("together", **settings)
     for recipe in (alone, together):
         cache_stage(recipe)
-    completed = launch(together, 2)
-    assert completed.returncode == 0, completed.stderr
+    train_by(pair, together)
     train(alone)
     assert_same_training(alone, together)
     if contents == "top_k":
@@ -154,7 +138,7 @@ def test_two_processes_read_what_one_reads_from_a_cache(make_run, contents):
     ids=["ddp, top_k", "fsdp2, sharded teacher"],
 )
 def test_a_small_head_learns_in_two_processes_what_it_learns_in_one(
-    make_run, tiny_target, tmp_path, parallelism, teacher
+    pair, make_run, tiny_target, tmp_path, parallelism, teacher
 ):
     init = cut_draft(tiny_target, tmp_path / "init")
     settings = {"init": init, "device_train_microbatch_size": 1, "max_duration": "2ba", "teacher": teacher}
@@ -162,18 +146,16 @@ def test_a_small_head_learns_in_two_processes_what_it_learns_in_one(
     if "source" in teacher:
         for recipe in (alone, together):
             cache_stage(recipe)
-    completed = launch(together, 2)
-    assert completed.returncode == 0, completed.stderr
+    train_by(pair, together)
     train(changed(alone, teacher=alone.distill.teacher.model_copy(update={"parallelism": "replicated"})))
     assert_same_training(alone, together)
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_without_a_teacher_two_processes_learn_what_one_learns(make_run, parallelism):
+def test_without_a_teacher_two_processes_learn_what_one_learns(pair, make_run, parallelism):
     settings = {"device_train_microbatch_size": 1, "max_duration": "5ba", "teacher": {"source": "none"}}
     alone, together = make_run("alone", **settings), make_run("together", **settings)
-    completed = launch(together, 2, parallelism=parallelism)
-    assert completed.returncode == 0, completed.stderr
+    train_by(pair, together, parallelism=parallelism)
     train(alone)
     assert_same_training(alone, together)
 
@@ -198,7 +180,7 @@ def test_a_planted_checkpoint_is_refused_once_by_all(make_run, tmp_path, paralle
     assert not (tmp_path / "mark").exists()
 
 
-def test_two_processes_share_one_lock_and_others_are_refused(make_run):
+def test_two_processes_share_one_lock_and_others_are_refused(pair, make_run):
     recipe = make_run(max_duration="1ba")
     with owned(Path(recipe.run_dir)):
         held = launch(recipe, 2)  # started by the owner
@@ -208,7 +190,7 @@ def test_two_processes_share_one_lock_and_others_are_refused(make_run):
     assert held.returncode == 0, held.stderr
     assert refused.returncode == 2, refused.stderr
     assert refused.stderr.count(f"{recipe.run_dir}: process {os.getpid()} on") == 1
-    assert launch(recipe, 2, max_duration="2ba").returncode == 0
+    train_by(pair, recipe, max_duration="2ba")
 
 
 def test_a_user_error_is_said_once(make_run):
@@ -319,14 +301,13 @@ def test_a_sharded_teacher_says_what_a_whole_one_says(tiny_target, tmp_path, mon
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_a_sharded_teacher_teaches_as_a_whole_one(make_run, parallelism):
+def test_a_sharded_teacher_teaches_as_a_whole_one(pair, make_run, parallelism):
     settings = {"max_duration": "4ba", "device_train_microbatch_size": 1}
     alone, together = (
         make_run("alone", **settings),
         make_run("together", parallelism=parallelism, teacher={"parallelism": "fsdp2"}, **settings),
     )
-    completed = launch(together, 2)
-    assert completed.returncode == 0, completed.stderr
+    train_by(pair, together)
     train(alone)
     assert_same_training(alone, together)
     names = torch.load(find_checkpoints(Path(together.run_dir) / "checkpoints")[-1], weights_only=False)["state"][

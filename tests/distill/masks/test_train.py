@@ -1,9 +1,6 @@
 """Training of masks as a whole: what it leaves, that resuming and ranks change nothing, and what comes after it."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +34,7 @@ from tests.distill.after_training import (
     plant,
     relative_difference,
 )
+from tests.distill.two_processes import train_by
 
 ROOT = Path(__file__).parents[3]
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # as in test_prune_families
@@ -156,17 +154,12 @@ def assert_close_training(one: Recipe, other: Recipe) -> None:
         assert logs[0][last][name] == pytest.approx(logs[1][last][name], rel=1e-5)
 
 
-@pytest.mark.slow  # a launch imports torch and Composer in two processes
-def test_two_processes_equal_one(make_masks):
+@pytest.mark.slow  # two processes import torch and Composer
+def test_two_processes_equal_one(pair, make_masks):
     settings = {"max_duration": "4ba", "device_train_microbatch_size": 2}
     alone, together = make_masks("alone", **settings), make_masks("together", **settings)
     train(alone)
-    path = Path(together.run_dir) / "recipe.yaml"
-    save_recipe(together, path)
-    command = [sys.executable, "-m", "composer", "-n", "2", "-m", "distill.train", str(path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr
+    train_by(pair, together)
     assert_close_training(alone, together)
     states = [last_state(recipe, "mask_checkpoints")["model"] for recipe in (alone, together)]
     for name, tensor in states[0].items():

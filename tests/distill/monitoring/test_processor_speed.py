@@ -2,16 +2,31 @@
 
 from itertools import chain, repeat
 
+import pytest
 import torch
 
 from distill.monitoring import processor_speed
-from distill.monitoring.processor_speed import measured_cpu_flops
+from distill.monitoring.processor_speed import PROBE_RUNS, measured_cpu_flops
 from distill.train import train
 from tests.distill.after_training import metrics
 
 
 def test_a_processor_does_at_least_a_million_products_a_second():
     assert measured_cpu_flops(torch.float32) > 1e6
+
+
+@pytest.mark.parametrize(("flops", "size"), [(1e9, 256), (1e11, 1024), (1e6, 128)])
+def test_a_slow_processor_is_asked_for_less_and_found_as_fast_as_it_is(monkeypatch, flops, size):
+    asked = []
+
+    def taken_s(square: torch.Tensor) -> float:
+        asked.append(len(square))
+        return 2 * len(square) ** 3 / flops
+
+    monkeypatch.setattr(processor_speed, "time_product", taken_s)
+    assert measured_cpu_flops(torch.bfloat16) == pytest.approx(flops)
+    assert max(asked) == size
+    assert asked[-PROBE_RUNS:] == [size] * PROBE_RUNS
 
 
 def test_the_most_that_was_measured_counts(make_run, monkeypatch):

@@ -3,8 +3,6 @@
 import gzip
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from distill.teacher_cache.stage import cache_stage
 from distill.train import main, train
 from eval.profiling.figures import named_spans, recorded_span
 from tests.distill.after_training import assert_equal, last_state, metrics
+from tests.distill.two_processes import train_by
 
 FILES = {"step.pt.trace.json.gz", "step.memory.json", "step.memory.png", "step.txt"}
 ROOT = Path(__file__).parents[3]
@@ -235,18 +234,14 @@ def test_the_stage_hands_the_option_on_or_says_that_nothing_is_trained(make_run,
     assert len(words) == 1
 
 
-@pytest.mark.slow  # a launch imports torch and Composer in two processes
+@pytest.mark.slow  # two processes import torch and Composer
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_of_two_processes_the_first_is_profiled_and_both_learn_the_same(make_run, tmp_path, parallelism):
+def test_of_two_processes_the_first_is_profiled_and_both_learn_the_same(pair, make_run, tmp_path, parallelism):
     settings = {"max_duration": "5ba", "device_train_microbatch_size": 1, "parallelism": parallelism}
     plain, profiled = make_run("plain", **settings), make_run("profiled", **settings)
-    for recipe, words in ((plain, []), (profiled, ["--profile", str(tmp_path / "p")])):
-        path = Path(recipe.run_dir) / "recipe.yaml"
-        save_recipe(recipe, path)
-        command = [sys.executable, "-m", "composer", "-n", "2", "-m", "distill.train", str(path), *words]
-        completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert completed.returncode == 0, completed.stderr
-    assert completed.stderr.count("the step of batch 4, ") == 1
+    train_by(pair, plain)
+    said = train_by(pair, profiled, "--profile", str(tmp_path / "p"))
+    assert said.count("the step of batch 4, ") == 1
     assert_equal(last_state(plain)["model"], last_state(profiled)["model"])
     one = ["student forward", "teacher", "loss", "teacher", "backward"]
     assert parts_of(tmp_path / "p") == ["data", *one * 2, "optimiser"]  # of its half of the batch

@@ -1,11 +1,8 @@
 """A student that learns from text: documents alone in their sequences, every token learned, resumed to the last bit."""
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,6 @@ from architectures.errors import UserError
 from distill.checkpoints import find_checkpoints
 from distill.lineage import require_training_inputs
 from distill.losses.chunked import Head
-from distill.recipe import save_recipe
 from distill.stages import generate_stage
 from distill.text.mixture import text_eval_loaders
 from distill.text.training import (
@@ -34,6 +30,7 @@ from distill.text.training import (
 from distill.train import train
 from distill.trainer import build_model
 from tests.distill.after_training import assert_equal, last_state, metrics
+from tests.distill.two_processes import train_by
 
 ROOT = Path(__file__).parents[3]
 EOS = 2  # of the tiny tokenizer, whose other tokens are single bytes
@@ -285,18 +282,14 @@ def test_microbatches_do_not_change_the_update(make_text_run, size):
     assert (moments(whole) - moments(cut)).norm() < UPDATE_RTOL * moments(whole).norm()
 
 
-@pytest.mark.slow  # a launch imports torch and Composer in two processes
+@pytest.mark.slow  # two processes import torch and Composer
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_two_processes_equal_one_also_after_they_are_continued_by_one(make_text_run, parallelism):
+def test_two_processes_equal_one_also_after_they_are_continued_by_one(pair, make_text_run, parallelism):
     settings = {"device_train_microbatch_size": 1, "max_duration": "4ba"}
     alone = make_text_run("alone", **settings)
     together = make_text_run("together", parallelism=parallelism, **settings)
     train(alone)
-    save_recipe(together, Path(together.run_dir) / "recipe.yaml")
-    command = [sys.executable, "-m", "composer", "-n", "2", "-m", "distill.train", f"{together.run_dir}/recipe.yaml"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr
+    train_by(pair, together)
     assert_same_training(alone, together)
     for recipe in (alone, together):
         longer = {"max_duration": "5ba", "parallelism": "ddp"}
