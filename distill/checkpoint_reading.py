@@ -6,6 +6,7 @@ that a checkpoint names (State._apply_required_algorithms, mosaicml 0.32.1), so 
 
 import pickle
 import struct
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -62,7 +63,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if are_trusted():
         return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
     try:
-        with safe_globals(ALLOWED):
+        with safe_globals(ALLOWED), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")  # of damaged bytes
             foreign = sorted(get_unsafe_globals_in_checkpoint(path))
             if foreign:
                 raise code_found(path, f"names {foreign[0]}")
