@@ -1,4 +1,4 @@
-"""Whether the caches of a grid, and packed weights, fit: asked before anything is measured, so that no process is killed an hour later."""
+"""Whether caches and packed weights fit: asked before anything is measured, not by a process killed an hour later."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from eval.products import bytes_to_pack
 
 
 def require_room(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> None:
-    """Raise UserError unless every model was made for so long a text, and all caches and packed weights fit into memory.
+    """Raise UserError unless every model was made for so long a text, and all caches and copies fit into memory.
 
     Args:
         models: By name, on one device.
