@@ -12,6 +12,7 @@ from typing import Any
 from bench.gpu.record import DEVICES
 from bench.gpu.stage import Row
 from bench.gpu.stages import STAGES
+from bench.marked import between
 from eval.scorecard.tables import table
 
 DOC = Path(__file__).parents[2] / "docs" / "gpu.md"
@@ -51,9 +52,7 @@ def read_devices(folder: Path) -> list[Record]:
 
 def with_devices(text: str, records: Sequence[Record]) -> str:
     """A page with its tables made anew."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{devices_text(records)}\n\n{END}{after}"
+    return between(text, BEGIN, END, devices_text(records))
 
 
 def devices_text(records: Sequence[Record]) -> str:

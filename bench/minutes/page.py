@@ -1,8 +1,9 @@
 """The comparison as tables: for each processor and budget every configuration, the winner and who may be it. Pure."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from bench.minutes.cells import Cell, Configuration, Stage
 from bench.minutes.merit import Worth, is_behind, merit, shape_of, steps_by_shape, worths
@@ -11,6 +12,7 @@ from eval.scorecard.tables import table
 from eval.scorecard.verdict import with_interval
 from eval.speedup import StepTimes
 
+Key = TypeVar("Key", bound=Hashable)
 BEST, MAY_BE = "best", "may be"
 BESIDE_S = 100.0  # of a cell, beside its minutes, where none has told
 
@@ -70,9 +72,8 @@ def budget_part(minutes: float, found: Sequence[Finished], steps: dict[tuple[int
     for one in found:
         cells.setdefault(one.cell.configuration, []).append(one)
     merits = {configuration: merit(of_it, steps) for configuration, of_it in cells.items()}
-    order = sorted(cells, key=lambda configuration: -merits[configuration].value)
-    best = merits[order[0]]
-    marks = {each: MAY_BE if not is_behind(merits[each], best) else "" for each in order} | {order[0]: BEST}
+    marks = marks_of(merits)
+    order = list(marks)
     sets = list(worths(found[0], steps))
     columns = [
         *("training", "layers", "ids", "seeds", "minutes", "epochs", "tokens seen"),
@@ -84,6 +85,13 @@ def budget_part(minutes: float, found: Sequence[Finished], steps: dict[tuple[int
     alone = "" if len(order) == 1 else ", and every other is behind it"
     doubt = f", which is not decided against {', '.join(others)}" if others else alone
     return f"### {minutes:g} minutes\n\n{table(columns, rows)}\n\nBest: {order[0].name}{doubt}."
+
+
+def marks_of(merits: Mapping[Key, Worth]) -> dict[Key, str]:
+    """The best first: which it is, and which may be it."""
+    order = sorted(merits, key=lambda key: -merits[key].value)
+    best = merits[order[0]]
+    return {key: MAY_BE if not is_behind(merits[key], best) else "" for key in order} | {order[0]: BEST}
 
 
 def row(

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.marked import between
 from bench.minutes.cells import Configuration, Way
-from bench.minutes.merit import Shape, Worth, is_behind, merit, shape_of, steps_by_shape
-from bench.minutes.page import BEST, MAY_BE
+from bench.minutes.merit import Shape, Worth, merit, shape_of, steps_by_shape
+from bench.minutes.page import marks_of
 from bench.minutes.record import Finished, read_finished
 from eval.scorecard.tables import table
 from eval.scorecard.verdict import with_interval
@@ -20,9 +21,7 @@ COLUMNS = (
 
 def with_summary(text: str, cells: Path) -> str:
     """A page with the table of a folder's cells between its two marks."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{summary(read_finished(cells))}\n\n{END}{after}"
+    return between(text, BEGIN, END, summary(read_finished(cells)))
 
 
 def summary(found: Sequence[Finished]) -> str:
@@ -32,10 +31,8 @@ def summary(found: Sequence[Finished]) -> str:
     for one in found:
         groups.setdefault((one.cell.configuration, one.cell.minutes), []).append(one)
     merits = {key: merit(of_it, steps) for key, of_it in groups.items()}
-    order = sorted(groups, key=lambda key: -merits[key].value)
-    best = merits[order[0]]
-    marks = {key: MAY_BE if not is_behind(merits[key], best) else "" for key in order} | {order[0]: BEST}
-    return table(list(COLUMNS), [short_row(groups[key], merits[key], marks[key], steps) for key in order])
+    rows = [short_row(groups[key], merits[key], mark, steps) for key, mark in marks_of(merits).items()]
+    return table(list(COLUMNS), rows)
 
 
 def short_row(cells: Sequence[Finished], worth: Worth, mark: str, steps: Mapping[Shape, StepTimes]) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from architectures.manifest import git_commit
+from bench.marked import between
 from bench.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
 from bench.simulations.exams import exam_rows
 from bench.simulations.latency import latency_rows, read_series
@@ -58,9 +59,7 @@ def all_rows(options: argparse.Namespace) -> Iterator[Row]:
 
 def with_table(text: str, rows: Iterable[Row]) -> str:
     """A page with the table between its two marks."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{table(COLUMNS, [cells_of(row) for row in rows])}\n\n{END}{after}"
+    return between(text, BEGIN, END, table(COLUMNS, [cells_of(row) for row in rows]))
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
