@@ -65,7 +65,7 @@ def test_contexts_that_are_named_take_the_place_of_the_texts_length(models):
 
 def test_what_does_not_fit_is_left_out_and_told(models, monkeypatch):
     monkeypatch.setattr("eval.latency.room.cache_bytes", lambda _model, *, batch, context: batch)
-    monkeypatch.setattr("eval.latency.room.bytes_to_pack", lambda _model: 0)  # whether it packs is the processor's matter
+    monkeypatch.setattr("eval.latency.room.bytes_to_pack", lambda _model: 0)  # of any processor
     monkeypatch.setattr("eval.latency.room.free_bytes", lambda _device: 3)
     grid, told = measure_batches(models, [1, 70, 80], config(latency_batches=(1, 4)), RESAMPLING)
     assert grid is not None
