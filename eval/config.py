@@ -74,7 +74,10 @@ class EvalConfig(Section):
     confidence: float = Field(default=0.95, gt=0, lt=1, description="Coverage of every interval, a fraction.")
     num_resamples: int = Field(default=2000, ge=1, le=100_000, description="Bootstrap resamples of the prompts.")
     num_threads: int | None = Field(
-        default=None, ge=1, le=1024, description="Processor threads; null uses every core it may."
+        default=None,
+        ge=1,
+        le=1024,
+        description="Processor threads; null takes as many as OMP_NUM_THREADS says, or every core it may.",
     )
     latency_repeats: int = Field(default=40, ge=1, le=10**6, description="Timed repetitions of every step at batch 1.")
     latency_batches: tuple[Annotated[int, Field(ge=1)], ...] = Field(

@@ -91,6 +91,18 @@ def hide_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def training_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands train in this process: starting another costs more than a tiny training itself."""
+    from distill import stages, train
+
+    def run_training(recipe_path: Path, overrides: list[str]) -> None:
+        assert train.main([str(recipe_path), *overrides]) == 0
+
+    monkeypatch.setattr(stages, "run_training", run_training)
+    monkeypatch.setattr(train, "restore_signals", lambda: None)
+
+
+@pytest.fixture
 def processor_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
     """A context in which no GPU is seen: what a GPU did is compared with what the processor does."""
 

@@ -13,7 +13,6 @@ import yaml
 
 import widedraft
 from architectures.manifest import read_manifest
-from distill import stages
 from distill.check import check_recipe, planned
 from distill.recipe import load_recipe
 
@@ -130,18 +129,6 @@ def test_the_control_differs_by_its_shape_alone():
     sizes = [planned(load_recipe(ROOT / "recipes" / f"llama2-7b-{name}-1.3b.yaml")).draft for name in ("wide", "deep")]
     assert sizes[0].parameters() == pytest.approx(sizes[1].parameters(), rel=0.01)
     assert sizes[0].layers * 2 == sizes[1].layers
-
-
-@pytest.fixture
-def training_here(monkeypatch):
-    """Training in this process: starting another costs more than the training itself."""
-    from distill import train
-
-    def run_training(recipe_path: Path, overrides: list[str]) -> None:
-        assert train.main([str(recipe_path), *overrides]) == 0
-
-    monkeypatch.setattr(stages, "run_training", run_training)
-    monkeypatch.setattr(train, "restore_signals", lambda: None)
 
 
 @every_recipe

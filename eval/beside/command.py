@@ -37,7 +37,9 @@ def lookup_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--batch", type=int, default=16, metavar="N", help="prompts answered together (default: 16)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
-    parser.add_argument("--num-threads", type=int, default=None, metavar="N", help="of the processor (default: all)")
+    parser.add_argument(
+        "--num-threads", type=int, default=None, metavar="N", help="of the processor (default: OMP_NUM_THREADS, or all)"
+    )
     parser.add_argument("--seed", type=int, default=17, help="of every random number (default: 17)")
     rehash_argument(parser)
 

@@ -69,7 +69,9 @@ def latency_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help="measure compiled steps too: half a minute a shape")
     parser.add_argument("--capture", action="store_true", help="measure captured steps too: CUDA graphs, on a GPU")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
-    parser.add_argument("--num-threads", type=int, default=None, metavar="N", help="of the processor (default: all)")
+    parser.add_argument(
+        "--num-threads", type=int, default=None, metavar="N", help="of the processor (default: OMP_NUM_THREADS, or all)"
+    )
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of intervals (default: 0.95)")
     parser.add_argument("--seed", type=int, default=17, help="of the order of steps (default: 17)")
     rehash_argument(parser)

@@ -21,9 +21,13 @@ CGROUP = Path("/sys/fs/cgroup")
 
 @contextmanager
 def torch_threads(num_threads: int | None) -> Iterator[int]:
-    """Run the block with this number of torch threads, None meaning every usable core; yields the number."""
+    """Run the block with this number of torch threads; yields the number.
+
+    Args:
+        num_threads: None for as many as OMP_NUM_THREADS says, or every usable core where it is not set.
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(num_threads or usable_cores())
+    torch.set_num_threads(num_threads or (before if "OMP_NUM_THREADS" in os.environ else usable_cores()))
     try:
         yield torch.get_num_threads()
     finally:

@@ -182,7 +182,9 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
-    parser.add_argument("--num-threads", type=int, default=None, metavar="N", help="of the processor (default: all)")
+    parser.add_argument(
+        "--num-threads", type=int, default=None, metavar="N", help="of the processor (default: OMP_NUM_THREADS, or all)"
+    )
 
 
 def compare(options: argparse.Namespace) -> None:

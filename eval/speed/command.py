@@ -71,7 +71,9 @@ def speed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--assisted", action="store_true", help="measure transformers' assisted generation too")
     steps_arguments(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
-    parser.add_argument("--num-threads", type=int, default=None, metavar="N", help="of the processor (default: all)")
+    parser.add_argument(
+        "--num-threads", type=int, default=None, metavar="N", help="of the processor (default: OMP_NUM_THREADS, or all)"
+    )
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of intervals (default: 0.95)")
     parser.add_argument("--seed", type=int, default=17, help="of every random number (default: 17)")
     rehash_argument(parser)

@@ -19,6 +19,7 @@ TINY = (
     "distill.precision=fp32",
     "distill.global_train_batch_size=4",
     "distill.progress_bar=false",
+    "distill.scheduler.t_warmup=0ba",
     "eval.max_new_tokens=8",
     "eval.lookahead=[1,1]",
     "eval.temperature=[0.0]",
@@ -97,6 +98,7 @@ def test_the_last_stage_waits_for_the_one_before(recipe, tiny_target):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("training_here")
 def test_a_run_in_stages(recipe_file, tmp_path, capfd):
     assert widedraft.main(["run", str(recipe_file), *TINY]) == 0
     out = tmp_path / "out"

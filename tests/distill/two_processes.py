@@ -63,13 +63,17 @@ class Pair:
                 self.launcher.wait()
 
 
-def train_by(pair: Pair, recipe: Any, *options: str, chunk: int | None = None, **distill: object) -> str:
-    """Train a recipe by both; what they say on stderr."""
+def attempt(pair: Pair, recipe: Any, *words: str, chunk: int | None = None) -> "subprocess.CompletedProcess[str]":
+    """Train a recipe by both; what comes of it."""
     path = Path(recipe.run_dir) / "recipe.yaml"
     save_recipe(recipe, path)
-    completed = pair.train(
-        str(path), *(f"distill.{key}={value}" for key, value in distill.items()), *options, chunk=chunk
-    )
+    return pair.train(str(path), *words, chunk=chunk)
+
+
+def train_by(pair: Pair, recipe: Any, *options: str, chunk: int | None = None, **distill: object) -> str:
+    """Train a recipe by both to the end; what they say on stderr."""
+    overrides = (f"distill.{key}={value}" for key, value in distill.items())
+    completed = attempt(pair, recipe, *overrides, *options, chunk=chunk)
     assert completed.returncode == 0, completed.stderr
     return completed.stderr
 

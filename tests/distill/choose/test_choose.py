@@ -154,7 +154,7 @@ def prospects(monkeypatch):
     monkeypatch.setattr(command, "measured_steps", steps)
 
 
-@pytest.mark.usefixtures("prospects")
+@pytest.mark.usefixtures("prospects", "training_here")
 def test_hopeful_candidates_are_trained_ranked_and_the_winner_is_a_recipe(recipe_file, tmp_path, capfd):
     assert run_choose(recipe_file, "--layers", 1, 2, 3, "--duration", "2ba") == 0
     printed, run = capfd.readouterr().out, tmp_path / "out"

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+import eval.beside.command as lookup_command
+import eval.speed.command as speed_command
 import widedraft
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint
@@ -110,8 +112,10 @@ def words(name, target, draft, *more):
     return [name, "--target", str(target), "--draft", str(draft), "--max-new-tokens", "12", *more]
 
 
-def test_lookup_tunes_and_speed_measures_beside(folders, tmp_path, capsys):
+def test_lookup_tunes_and_speed_measures_beside(folders, tmp_path, capsys, monkeypatch):
     target, draft = folders
+    for module in (lookup_command, speed_command):
+        monkeypatch.setattr(module, "STEP_REPEATS", 6)  # times of models so small say nothing
     few = ("--lookahead", "1", "2", "--num-prompts")
     assert widedraft.main(words("lookup", target, draft, *few, "7", "--temperature", "0", "1")) == 0
     assert "Tuned on 7 answers" in capsys.readouterr().out

@@ -14,7 +14,8 @@ from eval.latency.machine import (
 )
 
 
-def test_threads_are_set_and_given_back():
+def test_threads_are_set_and_given_back(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     with torch_threads(before + 1) as num_threads:
         assert num_threads == torch.get_num_threads() == before + 1
@@ -25,6 +26,19 @@ def test_threads_are_set_and_given_back():
     with torch_threads(None) as num_threads:
         assert num_threads == usable_cores()
     assert torch.get_num_threads() == before
+
+
+def test_threads_are_those_of_the_environment_where_nothing_else_is_asked(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # torch has read it at its start
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with torch_threads(None) as num_threads:
+            assert num_threads == 3
+        with torch_threads(2) as num_threads:
+            assert num_threads == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
