@@ -90,6 +90,17 @@ def hide_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def little_is_timed() -> Iterator[None]:
+    """Times of tiny models never settle and say nothing: few repetitions before them, and little memory moved."""
+    from eval.latency import machine, timing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "WARM_UP_LIMIT", 2)
+        patch.setitem(machine.BANDWIDTH_BYTES, "cpu", 2**24)
+        yield
+
+
 @pytest.fixture
 def training_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands train in this process: starting another costs more than a tiny training itself."""

@@ -70,7 +70,7 @@ def time_together(
     rng: np.random.Generator,
     repetitions: Iterable[object],
     *,
-    most_warm_ups: int = WARM_UP_LIMIT,
+    most_warm_ups: int | None = None,
 ) -> Timed[Kind]:
     """Time steps in turn, as decoding takes them: no model finds its weights warmer than it would there.
 
@@ -78,7 +78,7 @@ def time_together(
         steps: By kind.
         rng: Draws the order of every repetition.
         repetitions: One item for each that counts.
-        most_warm_ups: Repetitions after which timing starts, stable or not.
+        most_warm_ups: Repetitions after which timing starts, stable or not; None for WARM_UP_LIMIT.
     """
     warm_up_repeats, is_settled = warm_up(lambda: sum(run_once(steps, rng).values()), most=most_warm_ups)
     seconds: dict[Kind, list[float]] = {kind: [] for kind in steps}
@@ -109,8 +109,9 @@ def shuffled(steps: Mapping[Kind, Step], rng: np.random.Generator) -> list[Kind]
     return [kinds[place] for place in rng.permutation(len(kinds))]
 
 
-def warm_up(run: Step, *, most: int = WARM_UP_LIMIT) -> tuple[int, bool]:
-    """Run until the time it takes settles, so often at most; returns how often, and whether it did."""
+def warm_up(run: Step, *, most: int | None = None) -> tuple[int, bool]:
+    """Run until the time it takes settles, WARM_UP_LIMIT times or `most`; returns how often, and whether it did."""
+    most = WARM_UP_LIMIT if most is None else most
     totals_s: list[float] = []
     while len(totals_s) < most:
         totals_s.append(run())

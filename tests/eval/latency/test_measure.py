@@ -9,6 +9,7 @@ import torch
 from architectures.draft_vocabulary.head import head_ids
 from eval.acceptance import Resampling
 from eval.latency import steps as steps_module
+from eval.latency import timing
 from eval.latency.measure import Latency, measure_both_ways, measure_latency
 from eval.latency.steps import CHAIN_LENGTH, TARGET, Kind, Setting, decoding_steps, prefill_steps
 from eval.latency.timing import WARM_UP_LIMIT, StepTime
@@ -20,6 +21,11 @@ CONTEXT = list(range(3, 23))
 
 def step_time(value):
     return StepTime(dict.fromkeys((10, 50, 90), value), dict.fromkeys((10, 50, 90), (None, None)))
+
+
+@pytest.fixture
+def warmed_up_as_for_users(monkeypatch):
+    monkeypatch.setattr(timing, "WARM_UP_LIMIT", WARM_UP_LIMIT)
 
 
 @pytest.fixture
@@ -63,7 +69,7 @@ def test_a_chain_of_a_small_head_is_fed_tokens_and_not_rows(target, small_head_f
     assert max(chain) >= len(said) or not set(chain) <= set(range(len(said)))
 
 
-def test_every_kind_of_step_has_a_time(measured):
+def test_every_kind_of_step_has_a_time(warmed_up_as_for_users, measured):
     assert (measured.context, measured.repeats) == (20, 6)
     assert 10 <= measured.warm_up_repeats <= WARM_UP_LIMIT
     assert list(measured.verify) == [2, 3]
@@ -103,7 +109,7 @@ def measure_by_tokens(monkeypatch, target, random_draft, noisy_draft):
     return measure
 
 
-def test_every_time_is_that_of_its_own_step(measure_by_tokens):
+def test_every_time_is_that_of_its_own_step(warmed_up_as_for_users, measure_by_tokens):
     latency, fed = measure_by_tokens()
     assert latency.target.median_s == latency.draft("small").median_s == latency.draft("large").median_s == 1
     assert latency.draft_two("small").median_s == latency.draft_two("large").median_s == 2
