@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from architectures.draft_vocabulary.config import VocabularyConfig
-from architectures.number_types import DtypeOrAuto, PrecisionOrAuto
+from architectures.number_types import BatchDtypeOrAuto, PrecisionOrAuto
 from architectures.section import Section
 from architectures.shapes import NAMED_SHAPES
 
@@ -64,10 +64,10 @@ class TargetConfig(Section):
 
     path: str = Field(min_length=1, description="A local Hugging Face folder, a hub id, or a *.gguf file.")
     revision: str = Field(default="main", min_length=1, description="Branch, tag or commit of a hub id.")
-    dtype: DtypeOrAuto = Field(
+    dtype: BatchDtypeOrAuto = Field(
         default="bfloat16",
         description="Number type of the target's weights while it writes answers and teaches; auto is bfloat16 on a "
-        "GPU and on processors that compute in it, else float32.",
+        "GPU and on processors that multiply many rows faster in it, else float32.",
     )
 
 

@@ -1,17 +1,18 @@
 """Steps of a model that reads one to 48 tokens, by the form in which PyTorch multiplies them by the weights.
 
-    python bench/products.py --target models/SmolLM2-135M-Instruct --threads 2
+    python bench/products.py --target models/SmolLM2-135M-Instruct --threads 2 --dtype float32 bfloat16
 
 All forms and all numbers of tokens take turns in one process, in an order drawn anew each time; medians. The last
 form is the one that eval/products.py takes for few tokens where the usual one is slow: where another is faster, it
-should change; where the first is, eval.products.products_are_slow must be false of this processor. Nothing else may
+should change; where the first is, eval.products.slow_type must not name it on this processor. Nothing else may
 run.
 """
 
 import argparse
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from eval.scorecard.tables import table
 
 CONTEXT, WARM_UPS = 128, 2
 TOKENS = (1, 2, 3, 4, 5, 6, 8, 16, 48)
+Kind = tuple[int, str, str]  # tokens, number type, form
 Form = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
 
 
@@ -54,28 +56,39 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python bench/products.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", nargs="+", default=["float32"], choices=("float32", "bfloat16"))
     parser.add_argument("--repeats", type=int, default=30)
     options = parser.parse_args(argv)
     with torch_threads(options.threads), torch.inference_mode():
-        ms = step_ms(load_model(options.target, dtype="float32", device="cpu"), options.repeats)
+        models = {dtype: load_model(options.target, dtype=dtype, device="cpu") for dtype in options.dtype}
+        ms = step_ms(models, options.repeats)
     capability = torch.backends.cpu.get_cpu_capability()
-    print(f"{processor_name()} ({capability}), {options.threads} threads, float32, torch {torch.__version__}; ms\n")
-    print(table(("tokens", *FORMS), [[str(n), *(f"{ms[n, form]:.1f}" for form in FORMS)] for n in TOKENS]))
+    print(f"{processor_name()} ({capability}), {options.threads} threads, torch {torch.__version__}; ms\n")
+    columns = list(product(models, FORMS))
+    cells = [[str(n), *(f"{ms[n, dtype, form]:.1f}" for dtype, form in columns)] for n in TOKENS]
+    print(table(("tokens", *(f"{dtype}, {form}" for dtype, form in columns)), cells))
 
 
-def step_ms(model: PreTrainedModel, repeats: int) -> dict[tuple[int, str], float]:
-    """Median milliseconds by tokens and form."""
-    capacity = CONTEXT + max(TOKENS)
-    sequencer = open_sequencer(model, [[1]], capacity=capacity, vocab_size=model.config.vocab_size)
-    sequencer.feed(torch.arange(CONTEXT)[None], [(0, CONTEXT)], whole=False)
-    kinds = [(tokens, form) for tokens in TOKENS for form in FORMS]
+def step_ms(models: Mapping[str, PreTrainedModel], repeats: int) -> dict[Kind, float]:
+    """Median milliseconds by tokens, number type and form."""
+    sequencers = {dtype: read_context(model) for dtype, model in models.items()}
+    kinds = list(product(TOKENS, models, FORMS))
     rng, found = np.random.default_rng(0), {kind: [] for kind in kinds}
     for repeat in track(range(WARM_UPS + repeats), description="repetitions", total=WARM_UPS + repeats):
         for place in rng.permutation(len(kinds)):
-            spent_s = timed(sequencer, *kinds[place])
+            tokens, dtype, form = kinds[place]
+            spent_s = timed(sequencers[dtype], tokens, form)
             if repeat >= WARM_UPS:
                 found[kinds[place]].append(spent_s)
     return {kind: 1000 * float(np.median(spent)) for kind, spent in found.items()}
+
+
+def read_context(model: PreTrainedModel) -> Sequencer:
+    """A model that has read CONTEXT tokens."""
+    capacity = CONTEXT + max(TOKENS)
+    sequencer = open_sequencer(model, [[1]], capacity=capacity, vocab_size=model.config.vocab_size)
+    sequencer.feed(torch.arange(CONTEXT)[None], [(0, CONTEXT)], whole=False)
+    return sequencer
 
 
 def timed(sequencer: Sequencer, tokens: int, form: str) -> float:

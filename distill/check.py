@@ -11,7 +11,7 @@ from architectures.context_length import ContextLength, context_length
 from architectures.draft_vocabulary.asked import with_asked_head
 from architectures.draft_vocabulary.record import CONFIG_KEY, refuse_small_head
 from architectures.errors import UserError
-from architectures.number_types import has_bfloat16
+from architectures.number_types import has_bfloat16, many_rows_gain
 from architectures.plan import load_plan, needed_scores, plan_pruning
 from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.sizes import WIDTHS, draft_shape, masked_shape
@@ -267,15 +267,17 @@ def entries_of(cut: Cut) -> dict[str, int]:
 
 def slow_rows(recipe: Recipe) -> list[Row]:
     """What this machine would compute in a number type that it must convert, with the remedy."""
+    few, many = has_bfloat16(), many_rows_gain()
     named = {
-        "target.dtype": recipe.target.dtype,
-        "distill.precision": recipe.distill.precision,
-        "eval.dtype": recipe.eval.dtype,
+        "target.dtype": (recipe.target.dtype, many),
+        "distill.precision": (recipe.distill.precision, many),
+        "eval.dtype": (recipe.eval.dtype, few),
     }
-    slow = [f"{key}={value}" for key, value in named.items() if value in ("bfloat16", "amp_bf16")]
-    if has_bfloat16() or not slow:
+    slow = [f"{k}={value}" for k, (value, gains) in named.items() if value in ("bfloat16", "amp_bf16") and not gains]
+    if not slow:
         return []
-    return [("slow here", f"{', '.join(slow)}: this machine has no bfloat16 instructions; `auto` takes float32 here")]
+    why = "multiplies many rows faster in float32" if few else "has no bfloat16 instructions"
+    return [("slow here", f"{', '.join(slow)}: this machine {why}; `auto` takes float32 here")]
 
 
 def sizes(parts: dict[str, int]) -> list[Row]:

@@ -117,7 +117,7 @@ class DistillConfig(Section):
     precision: PrecisionOrAuto = Field(
         default="amp_bf16",
         description="Arithmetic of forward and backward; weights and moments stay float32. auto is amp_bf16 on a GPU "
-        "and on processors that compute in bfloat16, else fp32.",
+        "and on processors that multiply many rows faster in bfloat16, else fp32.",
     )
     optimizer: OptimizerConfig = Field(default=OptimizerConfig())
     scheduler: SchedulerConfig = Field(default=SchedulerConfig())

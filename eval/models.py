@@ -27,7 +27,7 @@ from architectures.fingerprint import fingerprint_value, read_json_file
 from architectures.reading import read_json_object, require_regular
 from architectures.target import read_config, require_whole_head
 from architectures.weights import require_files_of_folder
-from eval.products import products_are_slow, quicken_products
+from eval.products import quicken_products, slow_type
 from eval.quantised import loading_arguments
 from eval.weight_checks import refuse_not_finite, refuse_whole_numbers, require_enough_bytes
 
@@ -131,8 +131,8 @@ def load_model(
     refuse_whole_numbers(folder, model)
     model = model if packing else model.to(place)  # transformers leaves it in eval mode
     refuse_not_finite(folder, model)
-    if products_are_slow():
-        quicken_products(model)
+    if (slow := slow_type()) is not None:
+        quicken_products(model, slow)
     return model
 
 

@@ -4,7 +4,8 @@ PyTorch asks MKL for x W^T. Where the processor has AVX2 and no AVX-512, MKL rea
 of others, and no form of the product is fast at two rows where the weights lie as PyTorch has them. oneDNN reads its
 own layout at full speed: up to four rows take as long as one, and eight a sixth longer (bench/products.py;
 docs/log.md, 2026-11-23). So a model that decodes gets a second copy of its linear layers, packed; a verification, which
-reads every weight once as a step of one token does, then costs hardly more than such a step.
+reads every weight once as a step of one token does, then costs hardly more than such a step. On an Intel processor with
+avx512_bf16 and no amx_bf16 the same holds in bfloat16, and not in float32 (docs/log.md, 2026-11-24).
 
 Shape suffixes used in this file:
     R = rows, I = inputs, O = outputs
@@ -17,10 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from architectures.number_types import few_rows_gain_alone
+
 FEW_ROWS = 64  # packed weights are read for so many; for more, as in training or replay, they gain nothing
 MOST_PACKED_BYTES = 8 << 30  # of a model's linear layers; a second copy of more might not fit
 ROWS_PACKED_FOR = 8  # what oneDNN is told; one to sixteen rows are alike with it
-SLOW_WITH_MKL = "AVX2"  # as torch.backends.cpu.get_cpu_capability() names it; others were not found slow
+SLOW_WITH_MKL = "AVX2"  # as torch.backends.cpu.get_cpu_capability() names it; others were not found slow in float32
 
 
 @dataclass(eq=False)
@@ -46,21 +49,24 @@ class Packed:
         return Packed, ()
 
 
-def products_are_slow() -> bool:
-    """Whether PyTorch's usual form is the slower one on this processor, and the others are there."""
-    there = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    return there and torch.backends.cpu.get_cpu_capability() == SLOW_WITH_MKL
+def slow_type() -> torch.dtype | None:
+    """The number type in which PyTorch's usual form is the slower one on this processor, if the others are there."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return None
+    if torch.backends.cpu.get_cpu_capability() == SLOW_WITH_MKL:
+        return torch.float32
+    return torch.bfloat16 if few_rows_gain_alone() else None
 
 
-def quicken_products(model: nn.Module) -> None:
-    """Have the linear layers of a model in float32 on the processor multiply in the fastest form.
+def quicken_products(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    """Have the linear layers of a model that has this number type on the processor multiply in the fastest form.
 
     Results differ from those without by rounding alone. Training computes as before: this is of inference mode.
     """
     layers = [
         module
         for module in model.modules()
-        if type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype == torch.float32
+        if type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype == dtype
     ]
     packs = sum(layer.weight.nbytes for layer in layers) <= MOST_PACKED_BYTES
     for layer in layers:

@@ -1,11 +1,12 @@
-"""`auto` number types: bfloat16 where the machine computes in it, else float32."""
+"""`auto` number types: bfloat16 where the machine is fast in it, else float32."""
 
 from pathlib import Path
 
 import pytest
 
 from architectures import number_types
-from architectures.number_types import has_bfloat16
+from architectures.number_types import has_bfloat16, many_rows_gain
+from distill import check
 from distill.check import slow_rows
 from distill.recipe import Recipe
 
@@ -38,28 +39,65 @@ def test_bfloat16_needs_a_gpu_or_instructions(
     assert has_bfloat16(tmp_path / "dev", tmp_path / "cpuinfo") is expected
 
 
-@pytest.mark.parametrize(("native", "dtype", "precision"), [(True, "bfloat16", "amp_bf16"), (False, "float32", "fp32")])
-def test_auto_is_what_the_machine_computes_in(
-    monkeypatch: pytest.MonkeyPatch, native: bool, dtype: str, precision: str
+@pytest.mark.parametrize(
+    ("vendor", "flags", "devices", "expected"),
+    [
+        ("GenuineIntel", "avx512f avx512_bf16", [], False),
+        ("GenuineIntel", "avx512f avx512_bf16 amx_bf16", [], True),
+        ("AuthenticAMD", "avx512f avx512_bf16", [], True),
+        ("GenuineIntel", "avx512f", [], False),
+        ("GenuineIntel", "avx512f avx512_bf16", ["nvidia0"], True),
+    ],
+)
+def test_many_rows_gain_by_more_than_one_instruction_of_intels(
+    tmp_path: Path, vendor: str, flags: str, devices: list[str], expected: bool
 ) -> None:
-    monkeypatch.setattr(number_types, "has_bfloat16", lambda: native)
+    (tmp_path / "dev").mkdir()
+    for name in devices:
+        (tmp_path / "dev" / name).touch()
+    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\nflags\t\t: {flags}\n", encoding="utf-8")
+    assert many_rows_gain(tmp_path / "dev", tmp_path / "cpuinfo") is expected
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "target", "scoring", "precision"),
+    [
+        (True, True, "bfloat16", "bfloat16", "amp_bf16"),
+        (True, False, "float32", "bfloat16", "fp32"),
+        (False, False, "float32", "float32", "fp32"),
+    ],
+)
+def test_auto_is_what_the_machine_is_fast_in(
+    monkeypatch: pytest.MonkeyPatch, few: bool, many: bool, target: str, scoring: str, precision: str
+) -> None:
+    compute_in(monkeypatch, few=few, many=many)
     recipe = recipe_with("auto", "auto")
-    assert (recipe.target.dtype, recipe.eval.dtype, recipe.distill.precision) == (dtype, dtype, precision)
+    assert (recipe.target.dtype, recipe.eval.dtype, recipe.distill.precision) == (target, scoring, precision)
+
+
+def compute_in(monkeypatch: pytest.MonkeyPatch, *, few: bool, many: bool) -> None:
+    """A machine that has bfloat16, for few rows and for many."""
+    for module in (number_types, check):
+        monkeypatch.setattr(module, "has_bfloat16", lambda: few)
+        monkeypatch.setattr(module, "many_rows_gain", lambda: many)
 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_a_named_type_stays(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
-    monkeypatch.setattr(number_types, "has_bfloat16", lambda: native)
+    compute_in(monkeypatch, few=native, many=native)
     recipe = recipe_with("float16", "amp_bf16")
     assert (recipe.target.dtype, recipe.eval.dtype, recipe.distill.precision) == ("float16", "float16", "amp_bf16")
 
 
 def test_check_names_what_is_slow_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distill.check.has_bfloat16", lambda: False)
+    compute_in(monkeypatch, few=False, many=False)
     [(_, text)] = slow_rows(recipe_with("bfloat16", "fp32"))
-    assert "target.dtype=bfloat16, eval.dtype=bfloat16:" in text
+    assert "target.dtype=bfloat16, eval.dtype=bfloat16: this machine has no bfloat16 instructions" in text
     assert slow_rows(recipe_with("float32", "fp32")) == []
-    monkeypatch.setattr("distill.check.has_bfloat16", lambda: True)
+    compute_in(monkeypatch, few=True, many=False)
+    [(_, text)] = slow_rows(recipe_with("bfloat16", "amp_bf16"))
+    assert "target.dtype=bfloat16, distill.precision=amp_bf16: this machine multiplies many rows faster" in text
+    compute_in(monkeypatch, few=True, many=True)
     assert slow_rows(recipe_with("bfloat16", "amp_bf16")) == []
 
 

@@ -13,7 +13,7 @@ from eval import products
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits
 from eval.models import load_model
-from eval.products import FEW_ROWS, Packed, bytes_to_pack, products_are_slow, quicken_products
+from eval.products import FEW_ROWS, Packed, bytes_to_pack, quicken_products, slow_type
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -142,20 +142,42 @@ def test_a_copy_multiplies_by_its_own_weights():
     assert copied.state_dict().keys() == nn.Linear(8, 8).state_dict().keys()
 
 
-def test_other_number_types_are_left_alone():
-    layer = nn.Linear(8, 8).bfloat16()
-    quicken_products(layer)
+@pytest.mark.parametrize(("own", "asked"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_other_number_types_are_left_alone(own, asked):
+    layer = nn.Linear(8, 8).to(own)
+    quicken_products(layer, asked)
     assert "forward" not in layer.__dict__
 
 
-@pytest.mark.parametrize(("capability", "expected"), [("AVX2", True), ("AVX512", False), ("DEFAULT", False)])
-def test_loaded_models_are_quickened_where_it_helps(monkeypatch, tiny_target, capability, expected):
+@pytest.mark.parametrize("rows", [1, 3, FEW_ROWS, FEW_ROWS + 1])
+def test_products_in_bfloat16_are_the_same_up_to_its_rounding(rows):
+    layer, inputs = nn.Linear(24, 40).bfloat16(), torch.randn(rows, 24).bfloat16()
+    exact = layer.weight.float() @ inputs.float().T
+    quicken_products(layer, torch.bfloat16)
+    with torch.inference_mode():
+        found = layer(inputs)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), exact.T + layer.bias.float(), rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize(
+    ("capability", "gains", "slow"),
+    [
+        ("AVX2", False, torch.float32),
+        ("AVX512", False, None),
+        ("AVX512", True, torch.bfloat16),
+        ("DEFAULT", False, None),
+    ],
+)
+def test_loaded_models_are_quickened_where_it_helps(monkeypatch, tiny_target, capability, gains, slow):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(products, "few_rows_gain_alone", lambda: gains)
     for library in (torch.backends.mkl, torch.backends.mkldnn):
         monkeypatch.setattr(library, "is_available", lambda: True)
-    assert products_are_slow() is expected
-    model = load_model(tiny_target, dtype="float32", device="cpu")
-    assert any("forward" in module.__dict__ for module in model.modules()) is expected
+    assert slow_type() is slow
+    for dtype in ("float32", "bfloat16"):
+        model = load_model(tiny_target, dtype=dtype, device="cpu")
+        assert any("forward" in module.__dict__ for module in model.modules()) is (model.dtype == slow)
 
 
 def test_texts_and_rounds_are_those_without(tiny_target):

@@ -37,7 +37,8 @@ def device(request, device_file, records, tmp_path) -> Device:
 
 
 def run_of(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("architectures.number_types.has_bfloat16", lambda: True)  # what `auto` is on any of these
+    for name in ("has_bfloat16", "many_rows_gain"):
+        monkeypatch.setattr(f"architectures.number_types.{name}", lambda: True)  # what `auto` is on any of these
     if path.stem in SMALL and not (ROOT / "models" / "SmolLM2-135M-Instruct" / "config.json").is_file():
         pytest.skip("models/SmolLM2-135M-Instruct is not there; `make test` fetches it")
     monkeypatch.chdir(ROOT)
