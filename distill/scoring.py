@@ -99,7 +99,8 @@ def score_pair(options: argparse.Namespace) -> None:
     if settings.eval.tasks:
         raise UserError("eval.tasks must be left out beside --prompts. Name the prompts once.")
     out = output_folder(options)
-    prompts = load_in_turn(prompt_sources(options.prompts), most=settings.eval.max_prompts)
+    most = settings.eval.max_prompts + settings.eval.policy_prompts
+    prompts = load_in_turn(prompt_sources(options.prompts), most=most)
     named = {"baseline": options.baseline, "draft": options.draft}  # the last is the one the verdict is about
     drafts = {name: resolve_checkpoint(folder) for name, folder in named.items() if folder is not None}
     with owned(out):

@@ -263,12 +263,14 @@ def draft_inputs(recipe: Recipe, training: dict[str, str]) -> dict[str, str]:
 
 def eval_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     """What the scorecard is made from."""
-    run = Path(recipe.run_dir)
+    run, settings = Path(recipe.run_dir), recipe.eval.model_dump(mode="json", exclude={"tasks": TASK})
+    if not settings["policy_prompts"]:
+        del settings["policy_prompts"]  # what was recorded before there was this key holds
     return {
         "target": fingerprint_checkpoint(target),
         "undistilled": fingerprint_checkpoint(run / "init"),
         "draft": fingerprint_checkpoint(run / "draft"),
-        "eval": fingerprint_value(recipe.eval.model_dump(mode="json", exclude={"tasks": TASK})),
+        "eval": fingerprint_value(settings),
         "prompts": fingerprint_sources(recipe.eval.tasks) if recipe.eval.tasks else training_inputs(recipe)["data"],
         "seed": str(recipe.seed),
     }

@@ -226,7 +226,17 @@ def eval_stage(recipe: Recipe) -> None:
         drafts = {"undistilled": run / "init", "draft": run / "draft"}
         score_drafts(target, drafts, eval_prompts(recipe), recipe.eval, run / "eval", seed=recipe.seed)
         write_manifest(run / "eval", stage="eval", inputs=inputs, recipe=recipe_hash(recipe))
+        take_policies(run)
     use_best_lookahead(run)
+
+
+def take_policies(run: Path) -> None:
+    """Put the policies that were tuned for this scorecard beside the draft, where `--beside` looks for them."""
+    from eval.beside.policy_file import FILE_NAME
+
+    if (run / "eval" / FILE_NAME).is_file():
+        shutil.copyfile(run / "eval" / FILE_NAME, run / "draft" / FILE_NAME)
+        print(f"   {run / 'draft' / FILE_NAME}: when the text proposes beside the draft, for --beside")
 
 
 def use_best_lookahead(run: Path) -> None:
@@ -276,7 +286,7 @@ def eval_prompts(recipe: Recipe) -> list["Prompt"]:
     from eval.traces import read_traces
 
     if recipe.eval.tasks:
-        return load_in_turn(recipe.eval.tasks, most=recipe.eval.max_prompts)
+        return load_in_turn(recipe.eval.tasks, most=recipe.eval.max_prompts + recipe.eval.policy_prompts)
     held_out = read_traces(Path(recipe.run_dir) / "data", "eval")
     return [Prompt(trace.source, tuple(trace.messages), category=trace.category, task=trace.task) for trace in held_out]
 

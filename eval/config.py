@@ -68,7 +68,9 @@ class EvalConfig(Section):
         default=(0.0, 1.0), strict=False, min_length=1, description="Sampling temperatures to report; 0 is greedy."
     )
     dtype: DtypeOrAuto = Field(
-        default="float32", description="Number type of target and draft while scoring; auto as for the target."
+        default="float32",
+        description="Number type of target and draft while scoring; auto is bfloat16 on a GPU and on processors that "
+        "compute in it, else float32.",
     )
     batch_size: int = Field(default=32, ge=1, description="Rows decoded together while the target writes its answers.")
     confidence: float = Field(default=0.95, gt=0, lt=1, description="Coverage of every interval, a fraction.")
@@ -90,6 +92,12 @@ class EvalConfig(Section):
     )
     live_prompts: int = Field(
         default=16, ge=1, description="Prompts the live loop decodes: the first of the scored ones, or all if fewer."
+    )
+    policy_prompts: int = Field(
+        default=0,
+        ge=0,
+        description="Prompts behind the scored ones on whose answers it is tuned when the text proposes, when the "
+        "draft and when nobody; 0 leaves that out.",
     )
 
     @field_validator("lookahead")

@@ -1,36 +1,61 @@
-"""The live loop against plain decoding, prompt by prompt: the time it saves, and whether it obeys the replay."""
+"""Live decoding with proposals and without, prompt by prompt: what each way saves, and whether the replay holds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from transformers import PreTrainedModel
 
 from architectures.progress import track
-from eval.acceptance import Counts, Estimate, Resampling, count_trace, pool
+from eval.acceptance import Columns, Counts, Estimate, Resampling, count_trace, pool
+from eval.decoding.beside import ProposalPolicy
+from eval.decoding.ngram import NgramLookup
 from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Speculation
 from eval.paired_ratios import paired_ratio_quotient
 from eval.rounds.round_trace import Run
 from eval.traces import Trace
 
+DRAFT = "draft"  # the way whose rounds are held against the replay
+
+
+@dataclass(frozen=True)
+class LiveWay:
+    """Who proposes.
+
+    Attributes:
+        proposer: The draft, or the text alone.
+        lookahead: Tokens it may propose per round.
+        beside: When the text proposes in the place of a draft, and when nobody.
+    """
+
+    proposer: PreTrainedModel | NgramLookup
+    lookahead: int
+    beside: ProposalPolicy | None = None
+
 
 @dataclass(frozen=True)
 class LiveAnswer:
-    """One prompt decoded twice at temperature 0.
+    """One prompt decoded by several ways at temperature 0.
 
     Attributes:
         recorded_ids: The target's answer as it was recorded, in a batch.
         plain: Decoded by the target alone.
         speculative: Decoded with the draft.
         lookahead: Tokens proposed per round.
+        others: Decoded by each other way, by its name.
     """
 
     recorded_ids: tuple[int, ...]
     plain: Decoded
     speculative: Decoded
     lookahead: int
+    others: Mapping[str, Decoded] = field(default_factory=dict)
+
+    def by(self, way: str) -> Decoded:
+        """The text of a way."""
+        return self.speculative if way == DRAFT else self.others[way]
 
     @property
     def counts(self) -> Counts:
@@ -41,36 +66,46 @@ class LiveAnswer:
 
 def decode_live(
     target: PreTrainedModel,
-    draft: PreTrainedModel,
+    ways: Mapping[str, LiveWay],
     answers: Sequence[Trace],
     *,
-    lookahead: int,
     max_new_tokens: int,
     stop_ids: AbstractSet[int],
     seed: int,
 ) -> list[LiveAnswer]:
-    """Decode each prompt with and without the draft, one right after the other, in an order drawn per prompt.
+    """Decode each prompt by the target alone and by every way, one right after the other, in an order drawn per prompt.
 
     Args:
         target: Decides every token.
-        draft: Proposes tokens.
+        ways: By name; DRAFT is one of them.
         answers: The target's greedy answers; their prompts are decoded again.
-        lookahead: Tokens proposed per round.
         max_new_tokens: Length of an answer at most.
         stop_ids: Tokens that end an answer.
         seed: Of the order.
     """
     rng = np.random.default_rng(seed)
-    limits, speculation = Limits(max_new_tokens, stop_ids), Speculation(lookahead)
+    limits, names = Limits(max_new_tokens, stop_ids), [None, *ways]
     decoded = []
     for answer in track(answers, description="live decoding", total=len(answers)):
-        plain_first = rng.random() < 0.5
-        prompts = [answer.prompt_ids]
-        early = plain_decode(target, prompts, limits=limits) if plain_first else None
-        [speculative] = speculative_decode(target, draft, prompts, limits=limits, speculation=speculation)
-        [plain] = early or plain_decode(target, prompts, limits=limits)
-        decoded.append(LiveAnswer(answer.answer_ids, plain, speculative, lookahead))
+        texts = {}
+        for place in rng.permutation(len(names)):
+            name = names[place]
+            texts[name] = decode_by(target, None if name is None else ways[name], answer.prompt_ids, limits)
+        plain, speculative = texts.pop(None), texts.pop(DRAFT)
+        decoded.append(LiveAnswer(answer.answer_ids, plain, speculative, ways[DRAFT].lookahead, texts))
     return decoded
+
+
+def decode_by(target: PreTrainedModel, way: LiveWay | None, prompt_ids: Sequence[int], limits: Limits) -> Decoded:
+    """One prompt by one way; by the target alone where there is none."""
+    if way is None:
+        [text] = plain_decode(target, [prompt_ids], limits=limits)
+        return text
+    speculation = Speculation(way.lookahead)
+    [text] = speculative_decode(
+        target, way.proposer, [prompt_ids], limits=limits, speculation=speculation, beside=way.beside
+    )
+    return text
 
 
 def live_run(answers: Sequence[LiveAnswer], *, max_new_tokens: int) -> Run:
@@ -86,25 +121,32 @@ def live_run(answers: Sequence[LiveAnswer], *, max_new_tokens: int) -> Run:
     )
 
 
-def decoding_speedup(answers: Sequence[LiveAnswer], resampling: Resampling) -> Estimate:
-    """Plain over speculative time per token, the reading of the prompt left out."""
-    return time_quotient(answers, resampling, lambda text: text.decode_s)
+def decoding_speedup(answers: Sequence[LiveAnswer], resampling: Resampling, way: str = DRAFT) -> Estimate:
+    """Plain decoding's time per token over a way's, the reading of the prompt left out."""
+    return paired_ratio_quotient(columns(answers, None, decoding_s), columns(answers, way, decoding_s), resampling)
 
 
-def whole_speedup(answers: Sequence[LiveAnswer], resampling: Resampling) -> Estimate:
-    """Plain over speculative time per token, from the prompt to the last token."""
-    return time_quotient(answers, resampling, lambda text: text.prefill_s + text.decode_s)
-
-
-def time_quotient(
-    answers: Sequence[LiveAnswer], resampling: Resampling, seconds: Callable[[Decoded], float]
+def whole_speedup(
+    answers: Sequence[LiveAnswer], resampling: Resampling, way: str = DRAFT, *, over: str | None = None
 ) -> Estimate:
-    """Seconds per token of plain decoding over those of speculative decoding, pooled over prompts."""
-    plain, speculative = (
-        ([seconds(text) for text in texts], [len(text.token_ids) for text in texts])
-        for texts in ([one.plain for one in answers], [one.speculative for one in answers])
-    )
-    return paired_ratio_quotient(plain, speculative, resampling)
+    """Time per token of plain decoding, or of another way, over a way's, from the prompt to the last token."""
+    return paired_ratio_quotient(columns(answers, over, whole_s), columns(answers, way, whole_s), resampling)
+
+
+def columns(answers: Sequence[LiveAnswer], way: str | None, seconds: Callable[[Decoded], float]) -> Columns:
+    """Seconds and tokens of every prompt by a way; by the target alone where there is none."""
+    texts = [one.plain if way is None else one.by(way) for one in answers]
+    return [seconds(text) for text in texts], [len(text.token_ids) for text in texts]
+
+
+def decoding_s(text: Decoded) -> float:
+    """From the prompt's last token on."""
+    return text.decode_s
+
+
+def whole_s(text: Decoded) -> float:
+    """The reading of the prompt included."""
+    return text.prefill_s + text.decode_s
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from eval.latency.steps import Setting as StepSetting
 from eval.models import load_model
 from eval.scorecard.acceptance_record import acceptance_record
 from eval.scorecard.answers import context_of
+from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.record import latency_record
-from eval.scorecard.score import Pair, replay_drafts
 
 EVERY_LOOKAHEAD = range(LOOKAHEADS[0], LOOKAHEADS[1] + 1)
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=SEED)

@@ -169,9 +169,11 @@ def debug_distill(values: Values, run: Path) -> Values:
 def debug_eval(values: Values, run: Path) -> Values:
     """A scorecard of few prompts, short answers and few repetitions."""
     first, last = values["lookahead"]
+    policy_prompts = at_most(values["policy_prompts"], 2)
     return {
         "tasks": [{"path": str(run / PROMPTS)}] if values["tasks"] else [],
-        "max_prompts": 4,
+        "max_prompts": 4 - policy_prompts,
+        "policy_prompts": policy_prompts,
         "max_new_tokens": 8,
         "max_prompt_len": 112,
         "lookahead": [at_most(first, 3), at_most(last, 3)],

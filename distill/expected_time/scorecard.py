@@ -14,6 +14,7 @@ from distill.recipe import Recipe
 Steps = dict[tuple[Shape, int], float]  # seconds, by model and rows
 
 DRAFTS = 2  # the finished one, and the undistilled one beside it
+LIVE_WAYS = 3  # the target alone, with the draft, with what the text says alone; and with a policy, if one is tuned
 WARM_UPS = 10  # repetitions before steps count
 DRAFT_STEPS = 9  # a chain of eight, and one of two tokens
 GRID_LOOKAHEADS = 4  # whose verification is timed at other batches
@@ -28,11 +29,11 @@ def scorecard_time(run: Run, device: Device) -> StageTime:
         return unknown("scorecard", f"no steps in {config.dtype} were measured on {device.name}")
     written, live = written_answer(config.max_new_tokens), min(config.live_prompts, scored_prompts(run.recipe))
     seconds = written_s(run, device, steps) + replay_flops(run) / speed.value + timing_s(run, steps)
-    seconds += 2 * live * written * steps[run.target, 1]
+    ways = LIVE_WAYS + bool(config.policy_prompts)
+    seconds += ways * live * written * steps[run.target, 1]
     words = (
         f"estimated: {num_answers(run.recipe):,} answers of {written} tokens, replayed by {1 + DRAFTS} models, steps "
-        f"timed, {live} prompts decoded with and without the draft; {1e3 * steps[run.target, 1]:.3g} ms a step of the "
-        "target alone"
+        f"timed, {live} prompts decoded by {ways} ways; {1e3 * steps[run.target, 1]:.3g} ms a step of the target alone"
     )
     return StageTime("scorecard", seconds, measured=False, words=words)
 
@@ -82,8 +83,8 @@ def scored_prompt(run: Run) -> int:
 
 
 def num_answers(recipe: Recipe) -> int:
-    """Answers at all temperatures."""
-    return len(recipe.eval.temperature) * scored_prompts(recipe)
+    """Answers at all temperatures, those that policies are tuned on among them."""
+    return len(recipe.eval.temperature) * (scored_prompts(recipe) + recipe.eval.policy_prompts)
 
 
 def scored_prompts(recipe: Recipe) -> int:

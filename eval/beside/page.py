@@ -1,18 +1,21 @@
 """What was tuned, as a table and a sentence. Pure text."""
 
+from dataclasses import asdict
+from typing import Any
+
 from eval.beside.policy_file import PolicyFile
 from eval.scorecard.tables import table
 
-COLUMNS = (
-    "temperature",
+Record = dict[str, Any]
+
+POLICY_COLUMNS = (
     "draft proposes",
     "where it is sure of",
     "looked up",
     "from a rate of",
     "rates of runs of 1, 2, ... tokens",
-    "predicted",
-    "draft alone",
 )
+COLUMNS = ("temperature", *POLICY_COLUMNS, "predicted", "draft alone")
 
 
 def policies_page(found: PolicyFile) -> str:
@@ -20,11 +23,7 @@ def policies_page(found: PolicyFile) -> str:
     rows = [
         [
             f"{one.temperature:g}",
-            str(one.lookahead),
-            f"{one.policy.confidence:g}" if one.policy.confidence else "anything",
-            str(one.policy.lookahead) if one.policy.least <= 1 else "never",
-            f"{one.policy.least:g}" if one.policy.least <= 1 else "",
-            ", ".join(f"{rate:.2f}" for rate in one.policy.prior),
+            *policy_words(one.lookahead, asdict(one.policy)),
             f"{one.speedup:.2f}x",
             f"{one.draft_alone:.2f}x",
         ]
@@ -34,4 +33,16 @@ def policies_page(found: PolicyFile) -> str:
     return (
         f"{table(COLUMNS, rows)}\n\nTuned on {answers} answers by exact replay and step times of this machine; what is "
         "predicted is of these answers, and so somewhat too much: `widedraft speed --beside` measures it on others."
+    )
+
+
+def policy_words(lookahead: int, policy: Record) -> tuple[str, ...]:
+    """A policy, and the draft's own lookahead, in the order of POLICY_COLUMNS."""
+    looks_up = policy["least"] <= 1
+    return (
+        str(lookahead),
+        f"{policy['confidence']:g}" if policy["confidence"] else "anything",
+        str(policy["lookahead"]) if looks_up else "never",
+        f"{policy['least']:g}" if looks_up else "",
+        ", ".join(f"{rate:.2f}" for rate in policy["prior"]),
     )

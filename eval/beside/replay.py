@@ -74,10 +74,15 @@ class RatedAnswer:
         for start, (rate, after) in enumerate(zip(self.rates, self.followers, strict=True)):
             room = self.recorded.max_new_tokens - start - 1
             ids = list(after[: min(lookahead, room)]) if after and rate >= least else []
-            same = [own == token for own, token in zip(ids, answer[start:-1], strict=False)]
             proposed.append(len(ids))
-            kept.append(same.index(False) if False in same else len(same))
+            kept.append(num_kept(ids, answer[start:-1]))
         return proposed, kept
+
+
+def num_kept(proposed: Sequence[int], coming: Sequence[int]) -> int:
+    """How many of the proposed tokens come, from the first on."""
+    same = [own == token for own, token in zip(proposed, coming, strict=False)]
+    return same.index(False) if False in same else len(same)
 
 
 @dataclass(frozen=True)

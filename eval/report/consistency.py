@@ -32,6 +32,8 @@ def pairs_of_parts(record: Record) -> Iterator[tuple[str, list[Any], list[Any]]]
     if (live := record["live"]) is not None:
         yield "draft and temperature of live", [live["draft"], live["temperature"]], [drafts[-1], 0]
         yield "temperatures of live", [live["temperature"]], [one for one in temperatures if one == 0]
+    if policies := record.get("policies"):
+        yield "temperatures of policies", [row["temperature"] for row in policies], temperatures
     yield from pairs_of_lookaheads(record)
     yield from pairs_of_coverage(record)
     for number, row in enumerate(record["acceptance"]):

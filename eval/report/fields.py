@@ -1,6 +1,7 @@
 """Every field of scorecard.json that a report reads, so that a damaged file is refused by the name of its field.
 
-docs/scoring.md explains the fields. `[]` stands for every entry of a list, `?` behind a name for what may be null.
+docs/scoring.md explains the fields. `[]` stands for every entry of a list, `?` behind a name for what may be null or
+missing.
 """
 
 from collections.abc import Iterator
@@ -102,6 +103,22 @@ FIELDS = {
     "live?.speculative.verify_s": "not negative",
     **{f"live?.agreement.{name}": "counted" for name in ("same_text", "same_as_recorded", "same_counts")},
     **{f"live?.agreement.{which}.{n}": "not negative" for which in ("loop", "replay") for n in ("rounds", "accepted")},
+    "live?.ways[]?.way": "text",
+    **{f"live?.ways[]?.{name}": "count" for name in ("lookahead", "rounds")},
+    **{f"live?.ways[]?.{name}": "counted" for name in ("looked_up_rounds", "plain_rounds", "same_text")},
+    "live?.ways[]?.tau": "positive",
+    **{f"live?.ways[]?.{name}": "speed-up" for name in ("speedup", "decoding_speedup")},
+    **{f"live?.ways[]?.spent.{name}": "positive" for name in ("tokens", "prefill_s", "decode_s", "ms_per_token")},
+    "live?.over_lookup[]?.way": "text",
+    "live?.over_lookup[]?.speedup": "speed-up",
+    "policies[]?.temperature": "not negative",
+    **{f"policies[]?.{name}": "count" for name in ("tuned_on", "lookahead")},
+    **{f"policies[]?.{name}": "positive" for name in ("predicted", "tau")},
+    "policies[]?.lookup.lookahead": "count",
+    **{f"policies[]?.lookup.{name}": "positive" for name in ("predicted", "tau")},
+    "policies[]?.policy.lookahead": "count",
+    **{f"policies[]?.policy.{name}": "not negative" for name in ("least", "weight", "confidence")},
+    "policies[]?.policy.prior": "numbers",
     "provenance.argv[]": "text",
     "provenance.created": "text",
     "provenance.git_commit?": "text",
@@ -136,9 +153,9 @@ def entries(value: Any, names: list[str], place: str = "") -> Iterator[tuple[str
     key = name.rstrip("[]?")
     found = value.get(key) if isinstance(value, dict) else None
     here = f"{place}.{key}" if place else key
-    if name.endswith("?") and found is None:
+    if "?" in name and found is None:
         return
-    if not name.endswith("[]"):
+    if "[]" not in name:
         yield from entries(found, rest, here)
     elif isinstance(found, list):
         for number, one in enumerate(found):

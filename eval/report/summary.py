@@ -10,7 +10,7 @@ from eval.report.differences import difference_blocks
 from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
 from eval.report.grid_file import Grids
 from eval.scorecard.tables import with_coverage
-from eval.scorecard.verdict import decision, machine, prediction, too_few_live, verdict, with_interval
+from eval.scorecard.verdict import decision, machine, prediction, too_few_live, verdict, way_words, with_interval
 
 Record = dict[str, Any]
 
@@ -49,7 +49,15 @@ def draft_verdict(one: ScoredDraft, grids: Grids) -> str:
     return (
         f"{decided}: {with_interval(live['speedup'], times=True)} the speed of the target alone at "
         f"batch 1, temperature {live['temperature']:g}, lookahead {live['lookahead']}, on a {machine(record)}{batches}."
+        f"{other_ways(live)}"
     )
+
+
+def other_ways(live: Record) -> str:
+    """What looking up alone, and the draft with a policy, did in the same turns; nothing in older scorecards."""
+    told = [f"{way_words(row)}: {with_interval(row['speedup'], times=True)}" for row in live.get("ways", [])]
+    over = [f"{row['way']} {with_interval(row['speedup'], times=True)}" for row in live.get("over_lookup", [])]
+    return f" In the same turns, {'; '.join(told)}. Over n-gram lookup: {', '.join(over)}." if told else ""
 
 
 def standing(best: ScoredDraft, live: Sequence[ScoredDraft]) -> str:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from eval.beside.page import POLICY_COLUMNS, policy_words
 from eval.scorecard.acceptance_page import acceptance_section
 from eval.scorecard.tables import table, with_ids_said
 from eval.scorecard.verdict import (
@@ -12,7 +13,9 @@ from eval.scorecard.verdict import (
     main_forecast,
     prediction,
     primary,
+    speedup_of,
     speedup_words,
+    way_words,
     with_interval,
 )
 
@@ -29,6 +32,7 @@ def scorecard_page(scorecard: Record) -> str:
         *models_section(scorecard),
         *acceptance_section(scorecard),
         *speed_section(scorecard),
+        *policies_section(scorecard),
         *live_section(scorecard),
         *method_section(scorecard),
     ]
@@ -90,20 +94,42 @@ def forecast_part(row: Record, predicted: str) -> list[str]:
     return [title, table(columns, cells)]
 
 
+def policies_section(scorecard: Record) -> list[str]:
+    """When the text proposes beside the draft, and what is predicted of that; nothing where none was tuned."""
+    rows = scorecard.get("policies", [])
+    if not rows:
+        return []
+    cells = [
+        (f"{row['temperature']:g}", *policy_words(row["lookahead"], row["policy"]), *promised_words(scorecard, row))
+        for row in rows
+    ]
+    columns = ("temperature", *POLICY_COLUMNS, "predicted", "the draft alone", "n-gram lookup alone")
+    return [
+        f"## The text beside the draft, tuned on {rows[0]['tuned_on']} answers that nothing is scored on",
+        table(columns, cells),
+    ]
+
+
+def promised_words(scorecard: Record, row: Record) -> tuple[str, str, str]:
+    """The speed-up that a policy promises on the scored answers, and those of the draft and of the text alone."""
+    alone, lookup = speedup_of(scorecard, primary(scorecard), row["temperature"]), row["lookup"]
+    return (
+        f"{row['predicted']:.2f}x",
+        f"{alone['predicted']:.2f}x at {alone['best_lookahead']}",
+        f"{lookup['predicted']:.2f}x at {lookup['lookahead']}",
+    )
+
+
 def live_section(scorecard: Record) -> list[str]:
     """What decoding with the draft was measured to do."""
     live = scorecard["live"]
     if live is None:
         return ["## Live decoding", "Not run: the live loop decodes greedily and temperature 0 was not scored."]
+    spent = [("target alone", live["plain"]), (f"with {live['draft']}", live["speculative"])]
+    spent += [(way_words(row), row["spent"]) for row in live.get("ways", [])]
     cells = [
-        (
-            name,
-            live[key]["tokens"],
-            f"{live[key]['prefill_s']:.2f}",
-            f"{live[key]['decode_s']:.2f}",
-            f"{live[key]['ms_per_token']:.2f}",
-        )
-        for name, key in (("target alone", "plain"), (f"with {live['draft']}", "speculative"))
+        (name, one["tokens"], f"{one['prefill_s']:.2f}", f"{one['decode_s']:.2f}", f"{one['ms_per_token']:.2f}")
+        for name, one in spent
     ]
     whole, decoding = (with_interval(live[key], times=True) for key in ("speedup", "decoding_speedup"))
     return [
@@ -113,9 +139,28 @@ def live_section(scorecard: Record) -> list[str]:
             f"Speed-up {whole} with the reading of the prompt, {decoding} without it; predicted without it: "
             f"{prediction(scorecard, main_forecast(scorecard))}."
         ),
+        *(way_sentence(row, live["prompts"]) for row in live.get("ways", [])),
+        *over_lookup_sentences(live),
         agreement_sentence(live),
         "Every round of the draft: rounds.jsonl, whose figures `widedraft rounds` prints.",
     ]
+
+
+def way_sentence(row: Record, prompts: int) -> str:
+    """What another way did."""
+    whole, decoding = (with_interval(row[key], times=True) for key in ("speedup", "decoding_speedup"))
+    return (
+        f"{way_words(row)[0].upper()}{way_words(row)[1:]}: {whole} with the reading of the prompt, {decoding} without "
+        f"it; tau {row['tau']:.2f}, {row['looked_up_rounds']} of {row['rounds']} rounds looked up, "
+        f"{row['plain_rounds']} without a proposal, {row['same_text']} of {prompts} texts those of plain decoding."
+    )
+
+
+def over_lookup_sentences(live: Record) -> list[str]:
+    """How many times as fast as looking up alone each way with a draft is; nothing in older scorecards."""
+    rows = live.get("over_lookup", [])
+    told = ", ".join(f"{row['way']} {with_interval(row['speedup'], times=True)}" for row in rows)
+    return [f"Over n-gram lookup alone, in the same turns: {told}."] if rows else []
 
 
 def method_section(scorecard: Record) -> list[str]:

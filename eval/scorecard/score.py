@@ -1,10 +1,9 @@
-"""Score drafts against their target: record the target's answers, replay the drafts, time the steps, decode live.
+"""Score drafts against their target: record the target's answers, measure, and write what was found.
 
 Writes scorecard.json (schema widedraft.scorecard/2, every field explained in docs/scoring.md) and scorecard.md.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,21 @@ from architectures.atomic import write_json, write_text
 from architectures.draft_vocabulary.head import head_ids
 from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.manifest import provenance
-from architectures.progress import track
 from eval import paired_ratios
 from eval.acceptance import INTERVALS, Resampling
-from eval.bins import ReplayedAnswer
+from eval.beside.policy_file import write_policies
 from eval.config import EvalConfig
-from eval.latency.floor import byte_ratio
 from eval.latency.machine import torch_threads
-from eval.latency.measure import Latency, measure_latency, timing_ticks
-from eval.latency.steps import TARGET, Setting
-from eval.live import compare_with_replay, decode_live, live_run
-from eval.models import load_model, require_positions, require_same_tokenizer, shared_vocab_size, stop_token_ids
-from eval.replay import answer_logits, replay_answer
-from eval.rounds.round_trace import Run
-from eval.scorecard.acceptance_record import acceptance_record, comparison_record
+from eval.models import load_model, require_positions, require_same_tokenizer
 from eval.scorecard.answers import Answers, context_of, longest_text, record_answers, require_rows_of
 from eval.scorecard.beside import write_beside
 from eval.scorecard.grid import measure_batches, write_grid
+from eval.scorecard.measure import measure
 from eval.scorecard.page import scorecard_page
-from eval.scorecard.record import Record, latency_record, live_record, speedup_record
-from eval.scorecard.scores import DraftScore, ReplayedDraft
+from eval.scorecard.pair import Pair
+from eval.scorecard.policies import FOLDER as TUNING_FOLDER
+from eval.scorecard.policies import policy_file, record_tuning_answers, tuning_prompts
+from eval.scorecard.record import Record
 from eval.scorecard.verdict import find_warnings, verdict
 from eval.tasks.forms import Prompt
 from eval.tasks.prompts import tasks_record
@@ -62,18 +56,18 @@ def score_drafts(
     """
     for draft in drafts.values():
         require_same_tokenizer(target, draft)
-    taken = prompts[: config.max_prompts]
+    taken, to_tune_on = prompts[: config.max_prompts], tuning_prompts(prompts, config)
     with torch_threads(config.num_threads) as num_threads:
         answers = {t: record_answers(target, taken, config, out, temperature=t, seed=seed) for t in config.temperature}
-        for folder in (target, *drafts.values()):
-            require_positions(folder, longest_text(answers))
-        require_rows_of([target, *drafts.values()], answers, out)
+        tuning = record_tuning_answers(target, to_tune_on, config, out, seed=seed)
+        for group, folder in ((answers, out), (tuning, out / TUNING_FOLDER)):
+            require_fitting([target, *drafts.values()], group, folder)
         pair = Pair(
             load_model(target, dtype=config.dtype),
             {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()},
         )
         resampling = Resampling(config.confidence, config.num_resamples, seed)
-        measured, run = measure(pair, answers, config, resampling)
+        measured = measure(pair, answers, tuning, config, resampling)
         grid, left_out = measure_batches(pair.target_and_primary, context_of(answers), config, resampling)
         scorecard = {
             "schema": SCHEMA,
@@ -90,11 +84,13 @@ def score_drafts(
                 "intervals": INTERVALS,
                 "speedup_intervals": paired_ratios.INTERVALS,
             },
-            **measured,
+            **measured.record,
             "provenance": provenance(),
         }
-        write_beside(scorecard, run, answers[0.0].first_turns() if run else [], out)
+        write_beside(scorecard, measured.run, answers[0.0].first_turns() if measured.run else [], out)
         write_grid(grid, scorecard, out)
+        if measured.tuned:
+            write_policies(policy_file(measured.tuned, tuning, scorecard=scorecard), out)
     scorecard["warnings"] = find_warnings(scorecard) + left_out
     scorecard["verdict"] = verdict(scorecard)
     write_text(scorecard_page(scorecard), out / "scorecard.md")
@@ -102,123 +98,12 @@ def score_drafts(
     return scorecard
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The target and its drafts, loaded."""
-
-    target: PreTrainedModel
-    drafts: Mapping[str, PreTrainedModel]
-
-    @property
-    def device(self) -> str:
-        """Where they all are."""
-        return str(self.target.device)
-
-    @property
-    def primary(self) -> str:
-        """The draft that is decoded live: the last."""
-        return list(self.drafts)[-1]
-
-    @property
-    def target_and_primary(self) -> dict[str, PreTrainedModel]:
-        """The models of live decoding, by the names that steps have."""
-        return {TARGET: self.target, self.primary: self.drafts[self.primary]}
-
-
-def measure(
-    pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, resampling: Resampling
-) -> tuple[Record, Run | None]:
-    """The measured sections of a scorecard, and what was decoded live."""
-    first, last = config.lookahead
-    lookaheads = range(first, last + 1)
-    replayed = [draft for t in answers for draft in replay_drafts(pair, answers[t], temperature=t)]
-    by_rule = [draft.scores(lookaheads) for draft in replayed]
-    scores = [leading for leading, *_ in by_rule]
-    latency = measure_latency(
-        pair.target,
-        pair.drafts,
-        Setting(context_of(answers)),
-        lookaheads=lookaheads,
-        repetitions=timing_ticks(config.latency_repeats),
-        resampling=resampling,
-    )
-    forecasts = [forecast(pair, score, latency) for score in scores]
-    live = run = None
-    if 0.0 in answers:
-        [greedy] = [place for place, one in enumerate(scores) if one.draft == pair.primary and one.temperature == 0]
-        live, run = measure_live(
-            pair, answers[0.0], scores[greedy], promised=forecasts[greedy], config=config, resampling=resampling
-        )
-    record = {
-        "acceptance": [
-            acceptance_record(rules, draft.parted_scores(lookaheads), resampling)
-            for draft, rules in zip(replayed, by_rule, strict=True)
-        ],
-        "differences": [
-            comparison_record(draft, baseline, resampling)
-            for draft in by_rule
-            for baseline in by_rule
-            if draft[0].temperature == baseline[0].temperature and draft[0].draft == pair.primary != baseline[0].draft
-        ],
-        "latency": latency_record(latency),
-        "speedup": forecasts,
-        "live": live,
-    }
-    return record, run
-
-
-def forecast(pair: Pair, score: DraftScore, latency: Latency) -> Record:
-    """What the acceptance of a draft is worth, by its step times and by the bytes that steps read."""
-    ratio = byte_ratio(pair.target, pair.drafts[score.draft], context=latency.context)
-    return speedup_record(score, latency.step_times(score.draft), ratio)
-
-
-def replay_drafts(pair: Pair, answers: Answers, *, temperature: float) -> list[ReplayedDraft]:
-    """Every draft along every answer; the target's pass over an answer serves all of them."""
-    replayed: dict[str, list[ReplayedAnswer]] = {name: [] for name in pair.drafts}
-    numbered = list(zip(answers.prompt_numbers, answers.traces, strict=True))
-    for prompt, trace in track(numbered, description=f"replay at T={temperature:g}", total=len(numbered)):
-        target_logits_TV = answer_logits(pair.target, trace.prompt_ids, trace.answer_ids)
-        for name, draft in pair.drafts.items():
-            vocab_size = shared_vocab_size(pair.target, draft)
-            draft_logits_TV = answer_logits(draft, trace.prompt_ids, trace.answer_ids)
-            replay = replay_answer(
-                target_logits_TV[:, :vocab_size],
-                draft_logits_TV[:, :vocab_size],
-                trace.answer_ids,
-                temperature=temperature,
-            )
-            replayed[name].append(ReplayedAnswer(prompt, trace.category, replay, trace.task))
-    return [
-        ReplayedDraft(name, temperature, rows, has_small_head=head_ids(pair.drafts[name]) is not None)
-        for name, rows in replayed.items()
-    ]
-
-
-def measure_live(
-    pair: Pair,
-    answers: Answers,
-    score: DraftScore,
-    *,
-    promised: Record,
-    config: EvalConfig,
-    resampling: Resampling,
-) -> tuple[Record, Run]:
-    """Decode some prompts with the last draft at the lookahead that promises most."""
-    lookahead = promised["best_lookahead"]
-    chosen = answers.first_turns()[: config.live_prompts]
-    live = decode_live(
-        pair.target,
-        pair.drafts[score.draft],
-        [trace for _, trace in chosen],
-        lookahead=lookahead,
-        max_new_tokens=config.max_new_tokens,
-        stop_ids=stop_token_ids(pair.target),
-        seed=resampling.seed,
-    )
-    agreement = compare_with_replay(live, [score.answers[place].counts[lookahead] for place, _ in chosen])
-    record = live_record(score.draft, live, agreement, promised["predicted"], resampling)
-    return record, live_run(live, max_new_tokens=config.max_new_tokens)
+def require_fitting(models: Sequence[Path], answers: Mapping[float, Answers], folder: Path) -> None:
+    """Raise UserError if a model was not made for texts so long, or has no row for one of their tokens."""
+    if answers:
+        for model in models:
+            require_positions(model, longest_text(answers))
+        require_rows_of(models, answers, folder)
 
 
 def model_record(folder: Path, model: PreTrainedModel) -> Record:

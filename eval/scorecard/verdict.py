@@ -8,6 +8,8 @@ from eval.intervals import least_units
 
 Record = dict[str, Any]
 
+LOOKUP, POLICY = "n-gram lookup", "draft with its policy"  # ways of live decoding beside the draft alone
+
 
 def verdict(scorecard: Record) -> str:
     """One sentence: is decoding faster with the last draft, and by how much."""
@@ -20,9 +22,15 @@ def verdict(scorecard: Record) -> str:
             f"temperature {forecast['temperature']:g}: {prediction(scorecard, forecast)} at lookahead "
             f"{forecast['best_lookahead']}, {where}."
         )
-    speed = with_interval(live["speedup"], times=True)
-    setting = f"at batch 1, temperature 0, lookahead {live['lookahead']}, {where}"
-    interval = live["speedup"]["interval"]
+    main = main_way(live)
+    how = f"lookahead {live['lookahead']}" if main is None else way_words(main)
+    return measured_verdict(scorecard, live["speedup"] if main is None else main["speedup"], f"{how}, {where}")
+
+
+def measured_verdict(scorecard: Record, speedup: Record, how: str) -> str:
+    """What a measured speed-up decides."""
+    speed, interval = with_interval(speedup, times=True), speedup["interval"]
+    setting = f"at batch 1, temperature 0, {how}"
     if interval is None:
         return f"Unclear: {speed} the speed of the target alone {setting}; {too_few_live(scorecard)}."
     low, high = interval
@@ -31,6 +39,16 @@ def verdict(scorecard: Record) -> str:
     if high < 1:
         return f"Not faster here: {speed} the speed of the target alone {setting}."
     return f"No difference shown: {speed} the speed of the target alone {setting}; the interval holds 1."
+
+
+def main_way(live: Record | None) -> Record | None:
+    """The way the verdict is about: the draft with its policy; None for the draft alone, where none was tuned."""
+    return next((row for row in (live or {}).get("ways", []) if row["way"] == POLICY), None)
+
+
+def way_words(row: Record) -> str:
+    """A way of live decoding, with how many tokens are proposed."""
+    return f"{row['way']}, lookahead {row['lookahead']}"
 
 
 def decision(speedup: Record, *, too_few: str) -> str:
@@ -86,6 +104,13 @@ def find_warnings(scorecard: Record) -> list[str]:
             f"Step times had not settled after {scorecard['latency']['warm_up_repeats']} warm-up repetitions: the "
             "machine was doing other work. Measure again when it is quiet."
         )
+    if live is not None and is_exact_dtype:
+        warnings += [
+            f"IN FLOAT32 {live['prompts'] - row['same_text']} TEXTS OF {row['way'].upper()} ARE NOT THOSE OF PLAIN "
+            "DECODING: near-ties, or a fault. `widedraft verify` tells which."
+            for row in live.get("ways", [])
+            if row["same_text"] < live["prompts"]
+        ]
     least = least_units(scorecard["settings"]["confidence"])
     if scorecard["prompts"]["scored"] < least:
         few = too_few_words(scorecard["prompts"]["scored"], "scored prompt", "scored prompts", least)
@@ -97,6 +122,7 @@ def headline(scorecard: Record) -> str:
     """The few lines that answer: is it faster, what did distillation change, what does a token cost."""
     latency, forecast = draft_latency(scorecard, primary(scorecard)), main_forecast(scorecard)
     break_even = alpha_words(forecast["break_even_alpha"])
+    subject = "speed-up" if main_way(scorecard["live"]) is None else "the draft alone"
     return "\n".join(
         [
             scorecard["verdict"],
@@ -106,8 +132,9 @@ def headline(scorecard: Record) -> str:
                 f"milliseconds per token: draft {latency['one_token']['median_ms']:.2f}, target "
                 f"{scorecard['latency']['target']['median_ms']:.2f} (cost ratio {latency['cost_ratio']:.3f})"
             ),
-            f"speed-up: predicted {prediction(scorecard, forecast)}{measured_words(scorecard['live'])}",
+            f"{subject}: predicted {prediction(scorecard, forecast)}{measured_words(scorecard['live'])}",
             f"best lookahead {forecast['best_lookahead']}, break-even alpha there: {break_even}",
+            *lookup_lines(scorecard["live"]),
         ]
     )
 
@@ -129,6 +156,16 @@ def measured_words(live: Record | None) -> str:
         return ", not measured"
     decoding, whole = (with_interval(live[key], times=True) for key in ("decoding_speedup", "speedup"))
     return f", measured {decoding}; {whole} with the prompt's reading"
+
+
+def lookup_lines(live: Record | None) -> list[str]:
+    """What looking up alone gives, and every way with a draft over it; nothing in older scorecards."""
+    rows = {} if live is None else {row["way"]: row for row in live.get("ways", [])}
+    if live is None or LOOKUP not in rows:
+        return []
+    over = ", ".join(f"{row['way']} {with_interval(row['speedup'], times=True)}" for row in live["over_lookup"])
+    alone = with_interval(rows[LOOKUP]["speedup"], times=True)
+    return [f"{way_words(rows[LOOKUP])}: {alone} the speed of the target alone; over it, in the same turns: {over}"]
 
 
 def agreement_sentence(live: Record) -> str:

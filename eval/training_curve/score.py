@@ -19,8 +19,8 @@ from eval.models import load_model
 from eval.paired_ratios import paired_ratio_differences
 from eval.report.fields import require_fields
 from eval.scorecard.answers import Answers, record_answers
+from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.record import speedup_record
-from eval.scorecard.score import Pair, replay_drafts
 from eval.scorecard.scores import DraftScore
 from eval.speedup import StepTimes
 from eval.tasks.forms import Prompt

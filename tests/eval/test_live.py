@@ -5,8 +5,19 @@ from dataclasses import replace
 import pytest
 
 from eval.acceptance import Resampling, count_trace
+from eval.decoding.beside import ProposalPolicy
+from eval.decoding.ngram import NgramLookup
 from eval.decoding.texts import Decoded, Round
-from eval.live import Agreement, LiveAnswer, compare_with_replay, decode_live, decoding_speedup, whole_speedup
+from eval.live import (
+    DRAFT,
+    Agreement,
+    LiveAnswer,
+    LiveWay,
+    compare_with_replay,
+    decode_live,
+    decoding_speedup,
+    whole_speedup,
+)
 from eval.traces import Trace
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
@@ -33,9 +44,8 @@ def decode(target, noisy_draft):
         names = {target: "target", noisy_draft: "draft"}
         hooks = [model.register_forward_pre_hook(note, with_kwargs=True) for model in names]
         traces = [Trace(i, "", (), (5, 6, 10 + i), (), "", "length") for i in range(8)]
-        answers = decode_live(
-            target, noisy_draft, traces, lookahead=3, max_new_tokens=4, stop_ids=frozenset(), seed=seed
-        )
+        ways = {DRAFT: LiveWay(noisy_draft, 3)}
+        answers = decode_live(target, ways, traces, max_new_tokens=4, stop_ids=frozenset(), seed=seed)
         for hook in hooks:
             hook.remove()
         return answers, [tuple(begun[i : i + 3]) for i in range(0, len(begun), 3)]
@@ -49,6 +59,34 @@ def test_each_prompt_is_decoded_both_ways_once_in_an_order_drawn_for_it(decode):
     assert set(orders) == {("target", "target", "draft"), ("target", "draft", "target")}  # plain first, and last
     assert decode(17)[1] == orders
     assert decode(18)[1] != orders
+
+
+def test_every_way_decodes_every_prompt_and_the_target_decides(target, noisy_draft):
+    policy = ProposalPolicy(2, 0.3, (0.5, 0.5), 2.0, confidence=0.1)
+    ways = {
+        DRAFT: LiveWay(noisy_draft, 3),
+        "text": LiveWay(NgramLookup(), 2),
+        "both": LiveWay(noisy_draft, 1, policy),
+    }
+    traces = [Trace(i, "", (), (5, 6, 10 + i, 5, 6), (), "", "length") for i in range(4)]
+    answers = decode_live(target, ways, traces, max_new_tokens=24, stop_ids=frozenset(), seed=17)
+    for one in answers:
+        assert one.lookahead == 3
+        assert {one.by(name).token_ids for name in ways} == {one.plain.token_ids}
+        assert not one.plain.rounds
+    proposed = {name: [r.proposed for one in answers for r in one.by(name).rounds] for name in ways}
+    assert {name: max(counts) for name, counts in proposed.items()} == {DRAFT: 3, "text": 2, "both": 2}
+    rounds = [r for one in answers for r in one.by("both").rounds]
+    assert {r.looked_up for r in rounds} == {True, False}
+
+
+def test_ways_are_compared_with_plain_decoding_and_with_each_other():
+    other = replace(SPECULATIVE, prefill_s=1.0, decode_s=4.0)
+    answers = [replace(LIVE, others={"text": other})] * 2
+    assert decoding_speedup(answers, RESAMPLING, "text").value == 8.0 / 4.0
+    assert whole_speedup(answers, RESAMPLING, "text").value == 10.0 / 5.0
+    assert whole_speedup(answers, RESAMPLING, over="text").value == 5.0 / 4.0  # the draft beside the text
+    assert whole_speedup(answers, RESAMPLING, "text", over=DRAFT).value == 4.0 / 5.0
 
 
 def test_times_are_per_token_of_each_text():

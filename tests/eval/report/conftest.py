@@ -34,11 +34,14 @@ ASKED = (
     ("q.jsonl:3", "x & y", None),
 )
 PROMPTS = [Prompt(source, ({"role": "user", "content": text},), category=category) for source, text, category in ASKED]
+TUNED_ON = [*PROMPTS, *(Prompt(f"r.jsonl:{n}", ({"role": "user", "content": n * "so "},)) for n in (1, 2))]
+WITH_POLICY = CONFIG.model_copy(update={"max_prompts": len(PROMPTS), "policy_prompts": 2})
 
 
 @pytest.fixture(scope="session")
 def scored(target_folder, noisy_folder, tiny_draft, small_head_folder, with_small_head, tmp_path_factory):
-    """Folders of runs: `deep`, with a baseline, `shallow`, of the baseline alone, `small`, as deep with small heads."""
+    """Folders of runs: `deep`, with a baseline, `shallow`, of the baseline alone, `small`, as deep with small heads
+    and policies."""
     runs = tmp_path_factory.mktemp("runs")
     drafts = {
         "deep": {"undistilled": tiny_draft, "draft": noisy_folder},
@@ -46,7 +49,8 @@ def scored(target_folder, noisy_folder, tiny_draft, small_head_folder, with_smal
         "small": {"undistilled": with_small_head(tiny_draft), "draft": small_head_folder},
     }
     for name, models in drafts.items():
-        score_drafts(target_folder, models, PROMPTS, CONFIG, runs / name / "eval", seed=17)
+        prompts, config = (TUNED_ON, WITH_POLICY) if name == "small" else (PROMPTS, CONFIG)
+        score_drafts(target_folder, models, prompts, config, runs / name / "eval", seed=17)
     return runs
 
 

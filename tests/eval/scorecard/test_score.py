@@ -19,7 +19,7 @@ from eval.models import load_model
 from eval.replay import rule_names
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers, typical_context
-from eval.scorecard.score import Pair, replay_drafts
+from eval.scorecard.pair import Pair, replay_drafts
 from eval.tasks.forms import Prompt
 from eval.tasks.prompts import tasks_record
 from eval.traces import Trace, read_traces

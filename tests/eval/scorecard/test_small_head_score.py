@@ -21,7 +21,7 @@ from eval.recorded.score import score_recording
 from eval.replay import answer_logits, replay_answer, replay_counts
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import TRACES_NAME, Answers, answers_folder
-from eval.scorecard.score import Pair, replay_drafts
+from eval.scorecard.pair import Pair, replay_drafts
 from eval.tasks.forms import Prompt
 from eval.traces import read_traces
 from tests.eval.conftest import SAID

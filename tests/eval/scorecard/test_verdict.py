@@ -139,6 +139,51 @@ def test_the_headline_in_full():
     ]
 
 
+def with_ways(record, value, interval):
+    """Live decoding by the text alone and by a policy too; the policy's speed-up is the one given."""
+
+    def way(name, lookahead, speedup):
+        return {"way": name, "lookahead": lookahead, "same_text": 4, "speedup": speedup}
+
+    measured = {"value": value, "interval": list(interval)}
+    ways = [
+        way("n-gram lookup", 5, {"value": 1.25, "interval": [1.0, 1.5]}),
+        way("draft with its policy", 2, measured),
+    ]
+    over = [
+        {"way": "draft", "speedup": {"value": 0.875, "interval": [0.75, 1.0]}},
+        {"way": "draft with its policy", "speedup": {"value": 1.125, "interval": [1.0625, 1.25]}},
+    ]
+    return {**record, "live": {**record["live"], "ways": ways, "over_lookup": over}}
+
+
+def test_where_a_policy_was_tuned_the_verdict_is_about_it():
+    faster = with_ways(scorecard(0.5, (0.4, 0.6)), 1.375, (1.25, 1.5))
+    assert verdict(faster) == (
+        "1.38x [1.25, 1.50] faster at batch 1, temperature 0, draft with its policy, lookahead 2, on this CPU "
+        "(Abacus 9, 2 threads)."
+    )
+    assert verdict(with_ways(scorecard(), 0.9, (0.8, 0.95))).startswith("Not faster here: 0.90x [0.80, 0.95]")
+
+
+def test_the_headline_tells_every_way_and_each_with_a_draft_over_looking_up():
+    lines = headline(with_ways(full_scorecard(0.0), 1.5, (1.25, 1.75))).splitlines()
+    assert lines[-1] == (
+        "n-gram lookup, lookahead 5: 1.25x [1.00, 1.50] the speed of the target alone; over it, in the same turns: "
+        "draft 0.88x [0.75, 1.00], draft with its policy 1.12x [1.06, 1.25]"
+    )
+    assert any(line.startswith("the draft alone: predicted 3.10x, measured 1.50x [1.25, 1.75]") for line in lines)
+
+
+def test_a_text_that_is_not_plain_decodings_is_an_alarm_in_float32():
+    record = with_ways(scorecard(), 1.5, (1.25, 1.75))
+    record["live"]["ways"][1]["same_text"] = 3
+    [alarm] = find_warnings(record)
+    assert alarm.startswith("IN FLOAT32 1 TEXTS OF DRAFT WITH ITS POLICY ARE NOT THOSE OF PLAIN DECODING")
+    record["settings"]["dtype"] = "bfloat16"
+    assert find_warnings(record) == []
+
+
 def test_without_temperature_zero_the_forecast_is_that_of_the_first_one():
     record = full_scorecard(1.0, 0.5)
     assert "Predicted at batch 1 and temperature 1: 3.10x at lookahead 2, on this CPU" in verdict(record)

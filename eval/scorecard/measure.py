@@ -1,0 +1,173 @@
+"""The measured sections of a scorecard: acceptance by replay, step times and their promise, policies, live decoding."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from eval.acceptance import Resampling
+from eval.beside.lookup_alone import best_lookup
+from eval.beside.tune import Tuned
+from eval.config import EvalConfig
+from eval.latency.floor import byte_ratio
+from eval.latency.measure import Latency, measure_latency, timing_ticks
+from eval.latency.steps import Setting
+from eval.live import compare_with_replay, decode_live, live_run
+from eval.models import stop_token_ids
+from eval.rounds.round_trace import Run
+from eval.scorecard.acceptance_record import acceptance_record, comparison_record
+from eval.scorecard.answers import Answers, context_of
+from eval.scorecard.live_ways import ways_of, ways_record
+from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.policies import policies_record, tune_policies
+from eval.scorecard.record import Record, latency_record, live_record, speedup_record
+from eval.scorecard.scores import DraftScore, ReplayedDraft
+from eval.speedup import StepTimes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found.
+
+    Attributes:
+        record: Sections of the scorecard.
+        run: What was decoded live with the draft alone; None if nothing was.
+        tuned: The policy of each temperature; empty where none was asked for.
+    """
+
+    record: Record
+    run: Run | None
+    tuned: Mapping[float, Tuned]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A draft along the answers of one temperature: under the rule a scorecard leads with first, then the others."""
+
+    replayed: ReplayedDraft
+    by_rule: Sequence[DraftScore]
+
+    @property
+    def leading(self) -> DraftScore:
+        """Under the rule a scorecard leads with."""
+        return self.by_rule[0]
+
+    def is_of(self, draft: str, temperature: float) -> bool:
+        """Whether it is this draft's at this temperature."""
+        return (self.leading.draft, self.leading.temperature) == (draft, temperature)
+
+
+def measure(
+    pair: Pair,
+    answers: Mapping[float, Answers],
+    tuning: Mapping[float, Answers],
+    config: EvalConfig,
+    resampling: Resampling,
+) -> Measured:
+    """Replay every draft, time all steps, tune policies, and decode live.
+
+    Args:
+        pair: The models.
+        answers: To score on, by temperature.
+        tuning: To tune policies on, by temperature; empty for none.
+        config: How to score.
+        resampling: How intervals are made.
+    """
+    first, last = config.lookahead
+    lookaheads = range(first, last + 1)
+    scored = [
+        Scored(draft, draft.scores(lookaheads))
+        for temperature in answers
+        for draft in replay_drafts(pair, answers[temperature], temperature=temperature)
+    ]
+    latency = timed(pair, answers, config, resampling)
+    forecasts = [forecast(pair, one.leading, latency) for one in scored]
+    steps = latency.step_times(pair.primary)
+    tuned = tune_policies(pair, tuning, steps, max_new_tokens=config.max_new_tokens)
+    along = {one.leading.temperature: one.replayed for one in scored if one.leading.draft == pair.primary}
+    live = run = None
+    if 0.0 in answers:
+        [place] = [place for place, one in enumerate(scored) if one.is_of(pair.primary, 0.0)]
+        live, run = measure_live(
+            pair,
+            answers[0.0],
+            scored[place].leading,
+            promised=forecasts[place],
+            policy=tuned.get(0.0),
+            steps=steps,
+            config=config,
+            resampling=resampling,
+        )
+    record = {
+        **acceptance_sections(scored, pair.primary, lookaheads, resampling),
+        "latency": latency_record(latency),
+        "speedup": forecasts,
+        "policies": policies_record(tuned, along, answers, steps, max_new_tokens=config.max_new_tokens),
+        "live": live,
+    }
+    return Measured(record, run, tuned)
+
+
+def timed(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, resampling: Resampling) -> Latency:
+    """Steps of all models at batch 1, in the middle of a typical text."""
+    first, last = config.lookahead
+    return measure_latency(
+        pair.target,
+        pair.drafts,
+        Setting(context_of(answers)),
+        lookaheads=range(first, last + 1),
+        repetitions=timing_ticks(config.latency_repeats),
+        resampling=resampling,
+    )
+
+
+def acceptance_sections(
+    scored: Sequence[Scored], primary: str, lookaheads: Sequence[int], resampling: Resampling
+) -> Record:
+    """Acceptance of every draft, and how the last one differs from each other."""
+    return {
+        "acceptance": [
+            acceptance_record(one.by_rule, one.replayed.parted_scores(lookaheads), resampling) for one in scored
+        ],
+        "differences": [
+            comparison_record(one.by_rule, other.by_rule, resampling)
+            for one in scored
+            for other in scored
+            if one.leading.draft == primary != other.leading.draft
+            and one.leading.temperature == other.leading.temperature
+        ],
+    }
+
+
+def forecast(pair: Pair, score: DraftScore, latency: Latency) -> Record:
+    """What the acceptance of a draft is worth, by its step times and by the bytes that steps read."""
+    ratio = byte_ratio(pair.target, pair.drafts[score.draft], context=latency.context)
+    return speedup_record(score, latency.step_times(score.draft), ratio)
+
+
+def measure_live(
+    pair: Pair,
+    answers: Answers,
+    score: DraftScore,
+    *,
+    promised: Record,
+    policy: Tuned | None,
+    steps: StepTimes,
+    config: EvalConfig,
+    resampling: Resampling,
+) -> tuple[Record, Run]:
+    """Decode some prompts by every way: draft and text alone, each where it promises most, and both by the policy."""
+    lookahead = promised["best_lookahead"]
+    texts = [(trace.prompt_ids, trace.answer_ids) for trace in answers.traces]
+    alone, _ = best_lookup(texts, steps, max_new_tokens=config.max_new_tokens)
+    ways = ways_of(pair.drafts[score.draft], lookahead, alone, policy)
+    chosen = answers.first_turns()[: config.live_prompts]
+    live = decode_live(
+        pair.target,
+        ways,
+        [trace for _, trace in chosen],
+        max_new_tokens=config.max_new_tokens,
+        stop_ids=stop_token_ids(pair.target),
+        seed=resampling.seed,
+    )
+    agreement = compare_with_replay(live, [score.answers[place].counts[lookahead] for place, _ in chosen])
+    record = live_record(score.draft, live, agreement, promised["predicted"], resampling)
+    return record | ways_record(ways, live, resampling), live_run(live, max_new_tokens=config.max_new_tokens)

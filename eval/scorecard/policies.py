@@ -1,0 +1,148 @@
+"""When the text proposes beside the last draft: tuned on prompts that nothing is scored on, judged on the others."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.fingerprint import fingerprint_value
+from architectures.manifest import processor_name
+from eval.beside.lookup_alone import best_lookup
+from eval.beside.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fingerprint
+from eval.beside.replay import RecordedAnswer
+from eval.beside.tune import Tuned, rounds_of, tune
+from eval.config import EvalConfig
+from eval.replay import rule_name
+from eval.scorecard.answers import Answers, record_answers
+from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.scores import ReplayedDraft
+from eval.speedup import StepTimes
+from eval.tasks.forms import Prompt
+
+Record = dict[str, Any]
+FOLDER = "tuning"  # of the answers, beside those that are scored on
+
+
+def tuning_prompts(prompts: Sequence[Prompt], config: EvalConfig) -> Sequence[Prompt]:
+    """Those behind the scored ones that ask something else; none where no policy is asked for.
+
+    Raises:
+        UserError: If there are fewer than are asked for.
+    """
+    first, count = config.max_prompts, config.policy_prompts
+    scored = prompts[:first]
+    rows, asked = {row_of(one) for one in scored}, {fingerprint_value(one.messages) for one in scored}
+    others = (
+        one for one in prompts[first:] if row_of(one) not in rows and fingerprint_value(one.messages) not in asked
+    )
+    found = list(islice(others, count))
+    if len(found) < count:
+        raise UserError(
+            f"eval.policy_prompts={count}: policies are tuned on prompts behind the eval.max_prompts={first} scored "
+            f"ones that ask something else, and of {len(prompts)} in all {len(found)} are left. Give more prompts "
+            "(data.num_eval_prompts, eval.tasks, --prompts), or lower either number."
+        )
+    return found
+
+
+def row_of(prompt: Prompt) -> str:
+    """The row of a prompt, whichever of its turns this is."""
+    return re.sub(r"#\d+$", "", prompt.source)
+
+
+def record_tuning_answers(
+    target: Path, prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, seed: int
+) -> dict[float, Answers]:
+    """The target's answers to them at every temperature; none where there are no prompts."""
+    if not prompts:
+        return {}
+    return {
+        temperature: record_answers(target, prompts, config, out / FOLDER, temperature=temperature, seed=seed)
+        for temperature in config.temperature
+    }
+
+
+def tune_policies(
+    pair: Pair, answers: Mapping[float, Answers], steps: StepTimes, *, max_new_tokens: int
+) -> dict[float, Tuned]:
+    """The policy that is fastest on these answers, for each temperature."""
+    primary = Pair(pair.target, {pair.primary: pair.drafts[pair.primary]})
+    found = {}
+    for temperature, group in answers.items():
+        [replayed] = replay_drafts(primary, group, temperature=temperature)
+        found[temperature] = tune(recorded_along(replayed, group, max_new_tokens=max_new_tokens), steps)
+    return found
+
+
+def recorded_along(replayed: ReplayedDraft, answers: Answers, *, max_new_tokens: int) -> list[RecordedAnswer]:
+    """Answers with what a draft does along each of them."""
+    rule = rule_name(replayed.temperature)
+    return [
+        RecordedAnswer(
+            trace.prompt_ids,
+            trace.answer_ids,
+            one.replay.rules[rule].accept,
+            one.replay.draft_confidence,
+            max_new_tokens,
+        )
+        for trace, one in zip(answers.traces, replayed.answers, strict=True)
+    ]
+
+
+def policies_record(
+    tuned: Mapping[float, Tuned],
+    replayed: Mapping[float, ReplayedDraft],
+    answers: Mapping[float, Answers],
+    steps: StepTimes,
+    *,
+    max_new_tokens: int,
+) -> list[Record]:
+    """What each temperature's policy promises on the scored answers, beside what looking up alone does there.
+
+    Args:
+        tuned: By temperature.
+        replayed: The last draft along the scored answers, by temperature.
+        answers: The scored ones.
+        steps: Of the target and the draft.
+        max_new_tokens: Of an answer at most.
+    """
+    rows = []
+    for temperature, one in tuned.items():
+        along = recorded_along(replayed[temperature], answers[temperature], max_new_tokens=max_new_tokens)
+        rounds = rounds_of(along, one.policy, one.lookahead)
+        texts = [(each.prompt_ids, each.answer_ids) for each in along]
+        lookahead, looked_up = best_lookup(texts, steps, max_new_tokens=max_new_tokens)
+        rows.append(
+            {
+                "temperature": temperature,
+                "tuned_on": one.answers,
+                "lookahead": one.lookahead,
+                "policy": {**asdict(one.policy), "prior": list(one.policy.prior)},
+                "predicted": rounds.speedup(one.lookahead, steps),
+                "tau": rounds.tau,
+                "lookup": {
+                    "lookahead": lookahead,
+                    "predicted": looked_up.speedup(lookahead, steps),
+                    "tau": looked_up.tau,
+                },
+            }
+        )
+    return rows
+
+
+def policy_file(tuned: Mapping[float, Tuned], answers: Mapping[float, Answers], *, scorecard: Record) -> PolicyFile:
+    """What `speed --beside` and `verify --beside` read, of the models of a scorecard."""
+    asked = next(iter(answers.values())).traces
+    return PolicyFile(
+        schema=SCHEMA,
+        target=scorecard["target"]["fingerprint"],
+        draft=scorecard["drafts"][-1]["fingerprint"],
+        policies=tuple(TunedPolicy(temperature=temperature, **vars(one)) for temperature, one in tuned.items()),
+        prompts=tuple(prompt_fingerprint(trace.prompt_ids) for trace in asked),
+        processor=processor_name(),
+        threads=scorecard["settings"]["threads"],
+        dtype=scorecard["target"]["dtype"],
+    )

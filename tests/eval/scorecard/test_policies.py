@@ -1,0 +1,155 @@
+"""Policies of a scorecard: tuned on prompts that are not scored, worth what their replay says, and measured."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from architectures.errors import UserError
+from eval.beside.policy_file import FILE_NAME, prompt_fingerprint, read_policies, write_policies
+from eval.beside.replay import Rounds
+from eval.beside.tune import rounds_of
+from eval.config import EvalConfig
+from eval.scorecard import headline, score_drafts
+from eval.scorecard.answers import Answers
+from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.policies import FOLDER, recorded_along, row_of, tuning_prompts
+from eval.speedup import StepTimes
+from eval.tasks.forms import Prompt
+from eval.traces import read_traces
+
+CONFIG = EvalConfig(
+    max_prompts=4,
+    policy_prompts=2,
+    max_new_tokens=24,
+    lookahead=(1, 3),
+    batch_size=4,
+    num_resamples=100,
+    confidence=0.75,
+    num_threads=1,
+    latency_repeats=3,
+    latency_batches=(),
+    live_prompts=4,
+    max_prompt_len=100,
+)
+
+
+def ask(text, source):
+    return Prompt(source, ({"role": "user", "content": text},))
+
+
+PROMPTS = [ask(text, f"p.jsonl:{i}") for i, text in enumerate(("why", "how many", "say hello", "x", "2+2?", "no"), 1)]
+
+
+@pytest.fixture(scope="module")
+def scored(target_folder, noisy_folder, tiny_draft, tmp_path_factory):
+    out = tmp_path_factory.mktemp("policies") / "eval"
+    drafts = {"undistilled": tiny_draft, "draft": noisy_folder}
+    return out, score_drafts(target_folder, drafts, PROMPTS, CONFIG, out, seed=17)
+
+
+def test_policies_are_tuned_on_other_prompts_than_are_scored(scored):
+    out, scorecard = scored
+    found = json.loads((out / FILE_NAME).read_text())
+    scored_ids = {prompt_fingerprint(trace.prompt_ids) for trace in read_traces(out / "answers" / "T0", "eval")}
+    assert len(found["prompts"]) == 2
+    assert len(scored_ids) == scorecard["prompts"]["scored"] == 4
+    assert not scored_ids & set(found["prompts"])
+    tuned_on = read_traces(out / FOLDER / "answers" / "T0", "eval")
+    assert [trace.source for trace in tuned_on] == ["p.jsonl:5", "p.jsonl:6"]
+
+
+def test_the_file_is_one_that_speed_and_verify_read(scored, target_folder, noisy_folder):
+    out, _ = scored
+    write_policies(read_file(out), noisy_folder)
+    try:
+        found = read_policies(target_folder, noisy_folder)
+        assert [one.temperature for one in found.policies] == [0.0, 1.0]
+    finally:
+        (noisy_folder / FILE_NAME).unlink()
+
+
+def read_file(out):
+    from eval.beside.policy_file import FORM
+
+    return FORM.validate_json((out / FILE_NAME).read_bytes())
+
+
+def steps_of(scorecard):
+    latency = scorecard["latency"]
+    [own] = [row for row in latency["drafts"] if row["draft"] == "draft"]
+    return StepTimes(
+        latency["target"]["median_ms"],
+        own["one_token"]["median_ms"],
+        own["two_tokens"]["median_ms"],
+        {row["lookahead"]: row["median_ms"] for row in latency["verify"]},
+    )
+
+
+def test_what_a_policy_promises_is_its_replay_on_the_scored_answers(scored, target, noisy_draft):
+    out, scorecard = scored
+    for row, tuned in zip(scorecard["policies"], read_file(out).policies, strict=True):
+        assert row["policy"] == {**asdict(tuned.policy), "prior": list(tuned.policy.prior)}
+        assert (row["temperature"], row["lookahead"], row["tuned_on"]) == (tuned.temperature, tuned.lookahead, 2)
+        traces = read_traces(out / "answers" / f"T{row['temperature']:g}", "eval")
+        answers = Answers(traces, range(len(traces)))
+        [replayed] = replay_drafts(Pair(target, {"draft": noisy_draft}), answers, temperature=row["temperature"])
+        along = recorded_along(replayed, answers, max_new_tokens=CONFIG.max_new_tokens)
+        rounds = rounds_of(along, tuned.policy, tuned.lookahead)
+        assert isinstance(rounds, Rounds)
+        assert row["tau"] == pytest.approx(rounds.tau)
+        assert row["predicted"] == pytest.approx(rounds.speedup(tuned.lookahead, steps_of(scorecard)))
+
+
+def test_live_decoding_takes_every_way_and_all_texts_are_plain_decodings(scored):
+    _, scorecard = scored
+    live = scorecard["live"]
+    assert [row["way"] for row in live["ways"]] == ["n-gram lookup", "draft with its policy"]
+    assert [row["way"] for row in live["over_lookup"]] == ["draft", "draft with its policy"]
+    for row in live["ways"]:
+        assert row["same_text"] == live["prompts"] == 4
+        assert row["tau"] == pytest.approx(row["spent"]["tokens"] / row["rounds"])
+        assert 0 <= row["looked_up_rounds"] + row["plain_rounds"] <= row["rounds"]
+    lookup, policy = live["ways"]
+    assert lookup["looked_up_rounds"] + lookup["plain_rounds"] == lookup["rounds"]
+    ratio = policy["spent"]["tokens"] / (policy["spent"]["prefill_s"] + policy["spent"]["decode_s"])
+    ratio /= lookup["spent"]["tokens"] / (lookup["spent"]["prefill_s"] + lookup["spent"]["decode_s"])
+    assert live["over_lookup"][1]["speedup"]["value"] == pytest.approx(ratio)
+    assert scorecard["policies"][0]["lookup"]["lookahead"] == lookup["lookahead"]
+
+
+def test_the_page_and_the_headline_tell_it(scored):
+    out, scorecard = scored
+    page = (out / "scorecard.md").read_text()
+    assert "## The text beside the draft, tuned on 2 answers that nothing is scored on" in page
+    assert "draft with its policy, lookahead" in page
+    assert "Over n-gram lookup alone, in the same turns: draft " in page
+    assert "draft with its policy, lookahead" in scorecard["verdict"]
+    assert "over it, in the same turns: draft " in headline(scorecard)
+
+
+def test_without_prompts_for_it_nothing_is_tuned(target_folder, noisy_folder, tmp_path):
+    config = CONFIG.model_copy(update={"policy_prompts": 0})
+    scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, config, tmp_path / "eval", seed=17)
+    assert scorecard["policies"] == []
+    assert [row["way"] for row in scorecard["live"]["ways"]] == ["n-gram lookup"]
+    assert not (tmp_path / "eval" / FILE_NAME).exists()
+    assert "draft with its policy" not in scorecard["verdict"]
+
+
+def test_prompts_to_tune_on_are_those_behind_that_ask_something_else():
+    same, other_turn, new = ask("why", "p.jsonl:9"), ask("more", "p.jsonl:2#2"), ask("new", "p.jsonl:10")
+    given = [*PROMPTS[:4], same, other_turn, PROMPTS[4], new]
+    assert tuning_prompts(given, CONFIG) == [PROMPTS[4], new]
+    assert tuning_prompts(given, CONFIG.model_copy(update={"policy_prompts": 0})) == []
+    assert row_of(other_turn) == "p.jsonl:2"
+
+
+def test_too_few_prompts_are_refused():
+    with pytest.raises(UserError) as refused:
+        tuning_prompts(PROMPTS[:5], CONFIG)
+    assert str(refused.value) == (
+        "eval.policy_prompts=2: policies are tuned on prompts behind the eval.max_prompts=4 scored ones that ask "
+        "something else, and of 5 in all 1 are left. Give more prompts (data.num_eval_prompts, eval.tasks, --prompts), "
+        "or lower either number."
+    )
