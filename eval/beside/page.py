@@ -36,6 +36,13 @@ def policies_page(found: PolicyFile) -> str:
     )
 
 
+def engine_words(lookahead: int, policy: Record) -> str:
+    """The settings of engines that come nearest to a policy, which none of them has as it is."""
+    words = [f"--draft-max {lookahead}", f"--draft-p-min {policy['confidence']:g}"]
+    words += ["--spec-type ngram-mod,draft-simple"] if policy["least"] <= 1 else []
+    return f"llama.cpp {' '.join(words)}; transformers assistant_confidence_threshold {policy['confidence']:g}"
+
+
 def policy_words(lookahead: int, policy: Record) -> tuple[str, ...]:
     """A policy, and the draft's own lookahead, in the order of POLICY_COLUMNS."""
     looks_up = policy["least"] <= 1

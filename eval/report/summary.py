@@ -10,7 +10,16 @@ from eval.report.differences import difference_blocks
 from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
 from eval.report.grid_file import Grids
 from eval.scorecard.tables import with_coverage
-from eval.scorecard.verdict import decision, machine, prediction, too_few_live, verdict, way_words, with_interval
+from eval.scorecard.verdict import (
+    decision,
+    machine,
+    main_way,
+    prediction,
+    too_few_live,
+    verdict,
+    way_words,
+    with_interval,
+)
 
 Record = dict[str, Any]
 
@@ -45,19 +54,26 @@ def draft_verdict(one: ScoredDraft, grids: Grids) -> str:
         return verdict(record)
     grid = grids.get(one.card.path)
     batches = "" if grid is None else batch_words(one, live["temperature"], grid)
-    decided = decision(live["speedup"], too_few=too_few_live(record))
+    main = main_way(live)
+    how = f"lookahead {live['lookahead']}" if main is None else way_words(main)
+    speedup = (main or live)["speedup"]
     return (
-        f"{decided}: {with_interval(live['speedup'], times=True)} the speed of the target alone at "
-        f"batch 1, temperature {live['temperature']:g}, lookahead {live['lookahead']}, on a {machine(record)}{batches}."
-        f"{other_ways(live)}"
+        f"{decision(speedup, too_few=too_few_live(record))}: {with_interval(speedup, times=True)} the speed of the "
+        f"target alone at batch 1, temperature {live['temperature']:g}, {how}, on a {machine(record)}{batches}."
     )
 
 
-def other_ways(live: Record) -> str:
-    """What looking up alone, and the draft with a policy, did in the same turns; nothing in older scorecards."""
-    told = [f"{way_words(row)}: {with_interval(row['speedup'], times=True)}" for row in live.get("ways", [])]
-    over = [f"{row['way']} {with_interval(row['speedup'], times=True)}" for row in live.get("over_lookup", [])]
-    return f" In the same turns, {'; '.join(told)}. Over n-gram lookup: {', '.join(over)}." if told else ""
+def ways_sentences(drafts: Sequence[ScoredDraft]) -> list[Sentence]:
+    """What every way of live decoding did in the same turns; nothing of older scorecards."""
+    return [Sentence(ways_words(one.label, one.live)) for one in drafts if one.live and one.live.get("ways")]
+
+
+def ways_words(label: str, live: Record) -> str:
+    """The ways of one draft's scorecard."""
+    ways = ", ".join(f"{way_words(row)} {with_interval(row['speedup'], times=True)}" for row in live["ways"])
+    over = ", ".join(f"{row['way']} {with_interval(row['speedup'], times=True)}" for row in live["over_lookup"])
+    alone = with_interval(live["speedup"], times=True)
+    return f"{label}, in the same turns: the draft alone {alone}, {ways}. Over n-gram lookup: {over}."
 
 
 def standing(best: ScoredDraft, live: Sequence[ScoredDraft]) -> str:
@@ -101,7 +117,7 @@ def report_warnings(cards: Sequence[Card]) -> list[str]:
 
 def summary_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card]) -> Section:
     """Every draft in a line for each temperature, and what the last gains over the others."""
-    blocks: list[Block] = [drafts_table(drafts), *difference_blocks(cards)]
+    blocks: list[Block] = [drafts_table(drafts), *ways_sentences(drafts), *difference_blocks(cards)]
     if len(cards) > 1:
         blocks.insert(
             1,

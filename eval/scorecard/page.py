@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from eval.beside.page import POLICY_COLUMNS, policy_words
+from eval.beside.page import POLICY_COLUMNS, engine_words, policy_words
 from eval.scorecard.acceptance_page import acceptance_section
 from eval.scorecard.tables import table, with_ids_said
 from eval.scorecard.verdict import (
@@ -107,6 +107,11 @@ def policies_section(scorecard: Record) -> list[str]:
     return [
         f"## The text beside the draft, tuned on {rows[0]['tuned_on']} answers that nothing is scored on",
         table(columns, cells),
+        *(
+            f"Nearest settings of engines at temperature {row['temperature']:g}, which were not measured: "
+            f"{engine_words(row['lookahead'], row['policy'])}."
+            for row in rows
+        ),
     ]
 
 

@@ -8,6 +8,7 @@ from eval.intervals import least_units
 
 Record = dict[str, Any]
 
+DISTURBED = 1.2  # of its timed step; a token of the target alone that takes longer met other work (quiet: up to 1.04)
 LOOKUP, POLICY = "n-gram lookup", "draft with its policy"  # ways of live decoding beside the draft alone
 
 
@@ -104,6 +105,8 @@ def find_warnings(scorecard: Record) -> list[str]:
             f"Step times had not settled after {scorecard['latency']['warm_up_repeats']} warm-up repetitions: the "
             "machine was doing other work. Measure again when it is quiet."
         )
+    if live is not None:
+        warnings += disturbed_words(live, scorecard["latency"]["target"])
     if live is not None and is_exact_dtype:
         warnings += [
             f"IN FLOAT32 {live['prompts'] - row['same_text']} TEXTS OF {row['way'].upper()} ARE NOT THOSE OF PLAIN "
@@ -116,6 +119,19 @@ def find_warnings(scorecard: Record) -> list[str]:
         few = too_few_words(scorecard["prompts"]["scored"], "scored prompt", "scored prompts", least)
         warnings.append(f"{few[0].upper()}{few[1:]}.")
     return warnings
+
+
+def disturbed_words(live: Record, step: Record) -> list[str]:
+    """That the target alone took much longer over a token than its own step was timed: other work met live decoding."""
+    took, timed = live["plain"]["ms_per_token"], step["median_ms"]
+    if took <= DISTURBED * timed:
+        return []
+    told = (
+        f"The target alone took {took:.1f} ms a token in live decoding, and its step {timed:.1f} ms when that was "
+        "timed: the machine did other work meanwhile, and measured speeds are worth little. Measure again when it is "
+        "quiet: delete the folder of this scorecard and run the command again."
+    )
+    return [told]
 
 
 def headline(scorecard: Record) -> str:

@@ -231,11 +231,24 @@ def test_only_the_last_drafts_speed_up_is_forecast(record):
 def test_live_decoding_is_told_with_and_without_the_draft(record):
     live = record["live"]
     title = f"Live decoding of 2 prompts at batch 1, temperature 0, lookahead {live['lookahead']}"
-    spent, words, _, trace = sections(record)[title]
+    [lookup] = live["ways"]
+    lookup |= {"tau": 1.25, "rounds": 20, "looked_up_rounds": 5, "plain_rounds": 15, "same_text": 2}
+    lookup["speedup"] = {"value": 1.5, "interval": [1.25, 1.75]}
+    live["over_lookup"] = [{"way": "draft", "speedup": {"value": 0.75, "interval": [0.5, 1.0]}}]
+    spent, words, other, over, _, trace = sections(record)[title]
+    named = f"n-gram lookup, lookahead {lookup['lookahead']}"
+    ways = (("target alone", live["plain"]), ("with draft", live["speculative"]), (named, lookup["spent"]))
     assert rows(spent) == [
         [name, str(one["tokens"]), *(f"{one[key]:.2f}" for key in ("prefill_s", "decode_s", "ms_per_token"))]
-        for name, one in (("target alone", live["plain"]), ("with draft", live["speculative"]))
+        for name, one in ways
     ]
+    decoding = with_interval(lookup["decoding_speedup"], times=True)
+    assert other == (
+        f"N-gram lookup, lookahead {lookup['lookahead']}: 1.50x [1.25, 1.75] with the reading of the prompt, "
+        f"{decoding} without it; tau 1.25, 5 of 20 rounds looked up, 15 without a proposal, 2 of 2 texts those of "
+        "plain decoding."
+    )
+    assert over == "Over n-gram lookup alone, in the same turns: draft 0.75x [0.50, 1.00]."
     assert words == (
         "Speed-up 1.25x [1.12, 1.50] with the reading of the prompt, 2.50x [2.25, 2.75] without it; "
         f"predicted without it: {prediction(record, speedup_of(record, 'draft', 0.0))}."

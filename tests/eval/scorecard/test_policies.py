@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from architectures.errors import UserError
+from eval.beside.page import engine_words
 from eval.beside.policy_file import FILE_NAME, prompt_fingerprint, read_policies, write_policies
 from eval.beside.replay import Rounds
 from eval.beside.tune import rounds_of
@@ -123,9 +124,19 @@ def test_the_page_and_the_headline_tell_it(scored):
     page = (out / "scorecard.md").read_text()
     assert "## The text beside the draft, tuned on 2 answers that nothing is scored on" in page
     assert "draft with its policy, lookahead" in page
+    assert f"llama.cpp --draft-max {scorecard['policies'][0]['lookahead']} --draft-p-min " in page
     assert "Over n-gram lookup alone, in the same turns: draft " in page
     assert "draft with its policy, lookahead" in scorecard["verdict"]
     assert "over it, in the same turns: draft " in headline(scorecard)
+
+
+def test_engines_get_lookup_only_where_the_policy_looks_up():
+    policy = {"confidence": 0.2, "least": 0.25}
+    assert engine_words(3, policy) == (
+        "llama.cpp --draft-max 3 --draft-p-min 0.2 --spec-type ngram-mod,draft-simple; transformers "
+        "assistant_confidence_threshold 0.2"
+    )
+    assert "spec-type" not in engine_words(3, {**policy, "least": 2.0})
 
 
 def test_without_prompts_for_it_nothing_is_tuned(target_folder, noisy_folder, tmp_path):

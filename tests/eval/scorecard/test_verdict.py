@@ -17,11 +17,12 @@ def scorecard(
             "lookahead": 3,
             "prompts": 4,
             "speedup": {"value": value, "interval": interval and list(interval)},
+            "plain": {"ms_per_token": 20.5},
             "agreement": {**agreement, "loop": counts, "replay": {"rounds": 9.0, "accepted": 6.0}},
         },
         "acceptance": [{"temperature": 0.0, "target_changed_tokens": changed}],
         "prompts": {"scored": 6},
-        "latency": {"settled": settled, "warm_up_repeats": 20},
+        "latency": {"settled": settled, "warm_up_repeats": 20, "target": {"median_ms": 20.0}},
         "settings": {"dtype": dtype, "device": device, "threads": threads, "confidence": 0.95},
         "provenance": MACHINE,
     }
@@ -69,6 +70,15 @@ def test_a_disagreement_is_an_alarm_in_float32_and_expected_in_half_precision():
 def test_a_busy_machine_is_told():
     [warning] = find_warnings(scorecard(settled=False))
     assert warning.startswith("Step times had not settled after 20 warm-up repetitions")
+
+
+def test_a_live_decoding_that_met_other_work_is_told():
+    record = scorecard()
+    record["live"]["plain"]["ms_per_token"] = 24.0
+    assert find_warnings(record) == []
+    record["live"]["plain"]["ms_per_token"] = 24.1
+    [warning] = find_warnings(record)
+    assert warning.startswith("The target alone took 24.1 ms a token in live decoding, and its step 20.0 ms")
 
 
 def test_answers_the_target_would_not_give_again_are_told_in_float32():
