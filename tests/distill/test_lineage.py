@@ -145,6 +145,7 @@ def test_a_training_does_not_continue_from_another_init_or_other_answers(make_ru
         (generate_inputs, "seed", 5, ["seed"]),
         (generate_inputs, "distill.temperature", 2.0, []),
         (eval_inputs, "eval.max_prompts", 3, ["eval"]),
+        (eval_inputs, "eval.policy_prompts", 3, ["eval"]),
         (eval_inputs, "eval.tasks", (PromptSource(path="some.jsonl"),), ["eval", "prompts"]),
         (eval_inputs, "seed", 5, ["seed"]),
         (eval_inputs, "distill.temperature", 2.0, []),
@@ -170,7 +171,7 @@ def test_a_source_without_a_task_is_what_it_was_before_there_were_tasks(make_run
     data = {**recipe.data.model_dump(mode="json"), "prompts": [before]}
     assert generate_inputs(recipe, target)["data"] == fingerprint_value(data)
     shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
-    settings = {**recipe.eval.model_dump(mode="json"), "tasks": [before]}
+    settings = {**recipe.eval.model_dump(mode="json", exclude={"policy_prompts"}), "tasks": [before]}
     assert eval_inputs(changed(recipe, "eval.tasks", (source,)), target)["eval"] == fingerprint_value(settings)
 
 
@@ -216,6 +217,19 @@ def test_a_scorecard_is_of_its_draft_its_init_and_its_target(make_run, make_chec
     assert changed_inputs(manifest, eval_inputs(recipe, target)) == ["draft"]
     shutil.copyfile(other / "model.safetensors", run / "init" / "model.safetensors")
     assert changed_inputs(manifest, eval_inputs(recipe, target)) == ["draft", "undistilled"]
+
+
+def test_a_scorecard_without_a_policy_is_what_it_was_before_there_were_policies(make_run):
+    recipe = make_run()
+    shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
+    settings = recipe.eval.model_dump(mode="json", exclude={"policy_prompts"})
+    assert eval_inputs(recipe, Path(recipe.target.path))["eval"] == fingerprint_value(settings)
+
+
+def test_as_many_rows_are_read_of_a_task_as_are_scored_and_tuned_on(make_run, monkeypatch):
+    monkeypatch.setattr("eval.tasks.prompts.load_in_turn", lambda sources, *, most: most)
+    recipe = changed(make_run(), "eval.tasks", (PromptSource(task="gsm8k"),))
+    assert eval_prompts(changed(changed(recipe, "eval.max_prompts", 4), "eval.policy_prompts", 3)) == 7
 
 
 def test_an_init_may_be_replaced_until_something_was_trained_from_it(make_run):

@@ -51,6 +51,13 @@ IN_FILE = {
         "eval: {max_prompts: 1.5}",
         "r.yaml:5: eval.max_prompts must be a whole number >= 1, got 1.5.",
     ),
+    "no held-out prompts to tune a policy on": (
+        "eval: {max_prompts: 60, policy_prompts: 5}",
+        (
+            "r.yaml:5: eval must have max_prompts and policy_prompts of at most data.num_eval_prompts together, got 60 "
+            "and 5 of 64: policies are tuned on held-out prompts that are not scored."
+        ),
+    ),
     "truth value for a number": (
         "eval: {max_prompts: yes}",
         "r.yaml:5: eval.max_prompts must be a whole number >= 1, got true.",
