@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -21,12 +20,14 @@ from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.progress import track
 from architectures.typed_file import parsed
+from eval.asked_turns import Turn, first_turns, num_turns
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps, finished
 from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.decoding.wanted import Wanted
 from eval.models import context_length_of, load_model, load_tokenizer, stop_token_ids, text_config, tokenizer_identity
 from eval.older_answers import adopt_older_answers
+from eval.prompt_lengths import drop_too_long
 from eval.shards import REWRITTEN, claim_shards, shard_lines, write_shard
 from eval.tasks.forms import Message, Prompt
 from eval.tasks.rendering import render_prompt, template_hash
@@ -34,8 +35,6 @@ from eval.token_ids import require_rows_for_row
 from eval.trace_laws import require_messages
 
 TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
-
-MAX_PLACES_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -95,36 +94,6 @@ class DecodingSettings:
     max_prompt_len: int
     seed: int
     dtype: str
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One question to the target, and the questions that follow it in the same conversation."""
-
-    id: int
-    row: str
-    number: int
-    messages: tuple[Message, ...]
-    later_turns: tuple[str, ...]
-    category: str | None
-    task: str | None
-
-    @property
-    def source(self) -> str:
-        """The row, and which of its turns this is unless it is the first."""
-        return self.row if self.number == 1 else f"{self.row}#{self.number}"
-
-    def following(self, answer: str) -> "Turn":
-        """The next turn of the conversation, once this one is answered."""
-        question, *later_turns = self.later_turns
-        said = ({"role": "assistant", "content": answer}, {"role": "user", "content": question})
-        return replace(
-            self,
-            id=self.id + 1,
-            number=self.number + 1,
-            messages=(*self.messages, *said),
-            later_turns=tuple(later_turns),
-        )
 
 
 def write_traces(
@@ -206,38 +175,6 @@ def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings
     return replace(settings, max_prompt_len=min(settings.max_prompt_len, room))
 
 
-def drop_too_long(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_prompt_len: int) -> list[Prompt]:
-    """The prompts of at most max_prompt_len tokens; says on stderr how many are longer, and where the first ones are.
-
-    Raises:
-        UserError: If all of them are longer.
-    """
-    fitting: list[Prompt] = []
-    too_long: list[str] = []
-    for prompt in prompts:
-        if len(render_prompt(tokenizer, prompt.messages)) <= max_prompt_len:
-            fitting.append(prompt)
-        else:
-            too_long.append(prompt.source)
-    if too_long and not fitting:
-        raise UserError(
-            f"All {len(prompts)} prompts are longer than {max_prompt_len} tokens ({places_of(too_long)}). "
-            "Allow longer ones, or shorten them."
-        )
-    if too_long:
-        print(
-            f"{len(too_long)} of {len(prompts)} prompts are longer than {max_prompt_len} tokens and are left out: "
-            f"{places_of(too_long)}",
-            file=sys.stderr,
-        )
-    return fitting
-
-
-def places_of(sources: Sequence[str]) -> str:
-    """Where some rows are, the first of them if there are many."""
-    return ", ".join(sources[:MAX_PLACES_SHOWN]) + (", ..." if len(sources) > MAX_PLACES_SHOWN else "")
-
-
 class Answerer:
     """The target, loaded when it is first asked."""
 
@@ -316,9 +253,9 @@ class Answerer:
 def write_missing(missing: Sequence[tuple[Path, Sequence[Turn]]], answerer: Answerer, *, name: str) -> None:
     """Write shards one after another under a progress bar; end with a line that says how fast it went."""
     start_s = time.monotonic()
-    num_turns = sum(1 + len(turn.later_turns) for _, turns in missing for turn in turns)
+    total = sum(num_turns(turns) for _, turns in missing)
     num_answers = num_tokens = 0
-    for trace in track(write_each(missing, answerer), description=f"{name} answers", total=num_turns):
+    for trace in track(write_each(missing, answerer), description=f"{name} answers", total=total):
         num_answers += 1
         num_tokens += len(trace.answer_ids)
     if num_answers:
@@ -337,15 +274,6 @@ def write_each(missing: Sequence[tuple[Path, Sequence[Turn]]], answerer: Answere
             traces.append(trace)
             yield trace
         write_shard(path, [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)])
-
-
-def first_turns(prompts: Sequence[Prompt]) -> list[Turn]:
-    """The first turn of each prompt; ids leave room for its later ones."""
-    ids = accumulate((1 + len(prompt.later_turns) for prompt in prompts), initial=0)
-    return [
-        Turn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns, prompt.category, prompt.task)
-        for first_id, prompt in zip(ids, prompts, strict=False)  # the last sum is the number of all turns
-    ]
 
 
 def derive_seed(seed: int, name: str, index: int) -> int:

@@ -16,9 +16,10 @@ from distill.data.config import DataConfig
 from distill.data.conversations import Conversation
 from distill.data.self_written import SelfWriting, write_own_prompts
 from eval.models import load_tokenizer
+from eval.prompt_lengths import drop_too_long
 from eval.tasks.forms import Prompt
 from eval.tasks.prompts import load_prompts
-from eval.traces import DecodingSettings, drop_too_long, read_traces, within_context, write_traces
+from eval.traces import DecodingSettings, read_traces, within_context, write_traces
 
 Row = TypeVar("Row", Prompt, Conversation)
 
