@@ -28,8 +28,8 @@ from distill.masks.memory import refuse_sharded_masks
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
 from distill.recipe import Recipe
 from distill.run_folder import require_run_folder
-from distill.stage_inputs import teacher_dtype
-from distill.teacher.config import bytes_per_token, refuse_k_beyond
+from distill.teacher.config import refuse_k_beyond
+from distill.teacher_cache.sizes import cache_sizes
 from distill.vocabulary.page import vocabulary_block
 from distill.vocabulary_sizes import head_blocks
 
@@ -240,24 +240,14 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
         answered = work.prompts if recipe.distill.train_on == "answers" else recipe.data.num_eval_prompts
         parts["answers, at most"] = answered * recipe.data.max_seq_len * BYTES_PER_TOKEN
     if recipe.distill.teacher.source == "cache" and work.answers is not None:
-        parts[f"teacher cache, {recipe.distill.teacher.contents}, at most"] = cache_bytes(recipe, cut, work)
+        sizes_of = {"hidden": cut.target.hidden, "rows": entries_of(cut)["rows"]}
+        parts |= {f"{name}, at most": count for name, count in cache_sizes(recipe, work, **sizes_of).items()}
     moments = 2 * trained_parameters(cut.draft, frozen=recipe.distill.freeze_input_embeddings)
     parts[f"{kept} checkpoints, and one more while it is written"] = (
         (kept + 1) * (cut.draft.parameters() + moments) * MASTER_BYTES
     )
     parts[f"draft, {recipe.export.dtype}"] = cut.draft.weight_bytes(recipe.export.dtype)
     return sizes(parts)
-
-
-def cache_bytes(recipe: Recipe, cut: Cut, work: Work) -> int:
-    """What a cache of the teacher takes, for the answers on disk or the longest there can be."""
-    longest = recipe.data.longest_answer
-    tokens = {"train": work.answer_tokens, "eval": recipe.data.num_eval_prompts * recipe.data.max_new_tokens}
-    if tokens["train"] is None:
-        tokens["train"] = (work.answers or 0) * longest
-    dtype = teacher_dtype(recipe, recipe.distill.precision)
-    sizes = {"hidden": cut.target.hidden, "rows": entries_of(cut)["rows"], "dtype": dtype}
-    return sum((count or 0) * bytes_per_token(recipe.distill.teacher, name, **sizes) for name, count in tokens.items())
 
 
 def entries_of(cut: Cut) -> dict[str, int]:

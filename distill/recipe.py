@@ -25,6 +25,7 @@ from distill.recipe_reading.mistakes import mistakes_of, report
 from distill.recipe_reading.reference import write_reference
 from distill.recipe_reading.source import read_source
 from distill.recipe_reading.yaml_lines import KeyPath
+from distill.teacher.config import refuse_uncaptured
 from distill.text.config import TextConfig, refuse_unknown_references
 from eval.config import EvalConfig
 
@@ -106,6 +107,15 @@ class Recipe(Section):
                 "must have train_on: answers when architecture.vocabulary is from answers, got text: held-out prompts "
                 "alone are answered then, and none of those is counted. Take the vocabulary from text, or from a list."
             )
+        return distill
+
+    @field_validator("distill")
+    @classmethod
+    def _states_are_those_of_the_teacher(cls, distill: DistillConfig, info: ValidationInfo) -> DistillConfig:
+        target, data = info.data.get("target"), info.data.get("data")
+        if target is not None and data is not None:  # else reported already
+            words = {"answers": data.answers, "target_dtype": target.dtype, "precision": distill.precision}
+            refuse_uncaptured(distill.teacher, **words)
         return distill
 
     @field_validator("distill")

@@ -20,6 +20,7 @@ from architectures.shapes import Shape
 from architectures.target import local_path, read_config, resolve_checkpoint
 from distill.recipe import Recipe
 from distill.stage_folders import refuse_changed, require_finished
+from distill.teacher.config import recorded
 from distill.teacher_cache.entry_ids import entry_ids
 from distill.text.config import is_plain_text
 from distill.vocabulary.text import TEXT_TOKENS
@@ -213,6 +214,7 @@ def cache_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
         UserError: As `entry_ids`.
     """
     ids = entry_ids(recipe, first_init(recipe))
+    settings = recipe.distill.teacher.model_dump(mode="json", exclude={"parallelism"})
     return {
         "target": fingerprint_checkpoint(target),
         **fingerprint_tokenizer(target),
@@ -220,7 +222,7 @@ def cache_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
         "data": fingerprint_value((read_manifest(Path(recipe.run_dir) / "data") or {}).get("inputs")),
         "data.max_seq_len": str(recipe.data.max_seq_len),
         "data.batch_size": str(recipe.data.batch_size),  # more rows in one product may round otherwise
-        "distill.teacher": fingerprint_value(recipe.distill.teacher.model_dump(mode="json", exclude={"parallelism"})),
+        "distill.teacher": fingerprint_value(recorded(settings)),
         "seed": str(recipe.seed),
         **({} if ids is None else {"architecture.vocabulary": fingerprint_value(list(ids))}),
     }
@@ -238,6 +240,7 @@ def training_inputs(recipe: Recipe) -> dict[str, str]:
     for name in ("unknown_inputs", "freeze_input_embeddings"):
         if not settings[name]:
             del settings[name]  # what was recorded before there was this key holds
+    settings["teacher"] = recorded(settings["teacher"])
     if recipe.distill.token_selection is not None:
         reference = Path(recipe.distill.token_selection.reference)
         others["distill.token_selection.reference"] = fingerprint_checkpoint(reference)

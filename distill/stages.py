@@ -35,6 +35,7 @@ from distill.stage_inputs import (
     source_record,
     target_record,
 )
+from distill.teacher_cache.stage import states_are_due
 
 if TYPE_CHECKING:
     from eval.tasks.forms import Prompt
@@ -146,7 +147,7 @@ def generate_stage(recipe: Recipe) -> None:
     data = Path(recipe.run_dir) / "data"
     target = begin_stage(recipe)
     inputs = generate_inputs(recipe, target)
-    if is_current(data, inputs):
+    if not states_are_due(recipe) and is_current(data, inputs):
         return
     counts = make_answers(recipe, target, data)
     write_manifest(
@@ -165,8 +166,11 @@ def make_answers(recipe: Recipe, target: Path, data: Path) -> dict[str, Any]:
     """Answers by the target, or those that come with the prompts; their counts."""
     from distill.data.generate import generate_answers
     from distill.data.given import collect_given
+    from eval.state_keeper import StateKeeper
 
     answered = collect_given if recipe.data.answers == "given" else generate_answers
+    if recipe.distill.teacher.captured_while_answering:
+        answered = partial(generate_answers, answered_by=StateKeeper)
     to_train_on = recipe.distill.train_on == "answers"
     return answered(target, recipe.data, data, seed=recipe.seed, dtype=recipe.target.dtype, to_train_on=to_train_on)
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,12 +20,15 @@ from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.progress import track
 from architectures.typed_file import parsed
+from eval.asked_turns import Turn, first_turns, num_turns
+from eval.decoding.batch import Emitted
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps, finished
 from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.decoding.wanted import Wanted
 from eval.models import context_length_of, load_model, load_tokenizer, stop_token_ids, text_config, tokenizer_identity
 from eval.older_answers import adopt_older_answers
+from eval.prompt_lengths import drop_too_long
 from eval.shards import REWRITTEN, claim_shards, shard_lines, write_shard
 from eval.tasks.forms import Message, Prompt
 from eval.tasks.rendering import render_prompt, template_hash
@@ -34,8 +36,6 @@ from eval.token_ids import require_rows_for_row
 from eval.trace_laws import require_messages
 
 TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
-
-MAX_PLACES_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -97,44 +97,28 @@ class DecodingSettings:
     dtype: str
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One question to the target, and the questions that follow it in the same conversation."""
-
-    id: int
-    row: str
-    number: int
-    messages: tuple[Message, ...]
-    later_turns: tuple[str, ...]
-    category: str | None
-    task: str | None
-
-    @property
-    def source(self) -> str:
-        """The row, and which of its turns this is unless it is the first."""
-        return self.row if self.number == 1 else f"{self.row}#{self.number}"
-
-    def following(self, answer: str) -> "Turn":
-        """The next turn of the conversation, once this one is answered."""
-        question, *later_turns = self.later_turns
-        said = ({"role": "assistant", "content": answer}, {"role": "user", "content": question})
-        return replace(
-            self,
-            id=self.id + 1,
-            number=self.number + 1,
-            messages=(*self.messages, *said),
-            later_turns=tuple(later_turns),
-        )
-
-
 def write_traces(
-    target: Path, prompts: Sequence[Prompt], out: Path, settings: DecodingSettings, *, name: str = "train"
+    target: Path,
+    prompts: Sequence[Prompt],
+    out: Path,
+    settings: DecodingSettings,
+    *,
+    name: str = "train",
+    answered_by: "type[Answerer] | None" = None,
 ) -> None:
     """Let the target answer every prompt, into out/<name>-00000.jsonl and so on.
 
     Shards that exist are kept; the target is loaded only if one is missing. Prompts longer than max_prompt_len, or
     whose answers might exceed what the target was made for, are dropped, and so is the rest of a conversation that
     grows beyond it; stderr says how many.
+
+    Args:
+        target: Its folder.
+        prompts: To be answered.
+        out: Folder of the answers.
+        settings: How the target writes.
+        name: First part of the shards' names.
+        answered_by: What writes them: an Answerer where left out, or an eval.state_keeper.StateKeeper.
 
     Raises:
         UserError: If out holds answers of this name made otherwise, or no prompt is short enough.
@@ -150,9 +134,11 @@ def write_traces(
         **asdict(settings),
         **claimed_draws(settings.temperature),
     }
-    paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=tokenizer_identity(tokenizer))
-    missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not path.is_file()]
-    write_missing(missing, Answerer(target, tokenizer, settings, name=name), name=name)
+    answerer = (answered_by or Answerer)(target, tokenizer, settings, name=name)
+    identity, states = tokenizer_identity(tokenizer), answerer.keeps_states
+    paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=identity, hidden_states=states)
+    missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not answerer.is_written(path)]
+    write_missing(missing, answerer, name=name)
 
 
 def asked(prompt: Prompt) -> dict[str, Any]:
@@ -206,40 +192,13 @@ def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings
     return replace(settings, max_prompt_len=min(settings.max_prompt_len, room))
 
 
-def drop_too_long(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_prompt_len: int) -> list[Prompt]:
-    """The prompts of at most max_prompt_len tokens; says on stderr how many are longer, and where the first ones are.
-
-    Raises:
-        UserError: If all of them are longer.
-    """
-    fitting: list[Prompt] = []
-    too_long: list[str] = []
-    for prompt in prompts:
-        if len(render_prompt(tokenizer, prompt.messages)) <= max_prompt_len:
-            fitting.append(prompt)
-        else:
-            too_long.append(prompt.source)
-    if too_long and not fitting:
-        raise UserError(
-            f"All {len(prompts)} prompts are longer than {max_prompt_len} tokens ({places_of(too_long)}). "
-            "Allow longer ones, or shorten them."
-        )
-    if too_long:
-        print(
-            f"{len(too_long)} of {len(prompts)} prompts are longer than {max_prompt_len} tokens and are left out: "
-            f"{places_of(too_long)}",
-            file=sys.stderr,
-        )
-    return fitting
-
-
-def places_of(sources: Sequence[str]) -> str:
-    """Where some rows are, the first of them if there are many."""
-    return ", ".join(sources[:MAX_PLACES_SHOWN]) + (", ..." if len(sources) > MAX_PLACES_SHOWN else "")
+Rendered = tuple[list[int], Turn]  # the ids of a conversation so far, and its turn
 
 
 class Answerer:
     """The target, loaded when it is first asked."""
+
+    keeps_states: ClassVar[bool] = False  # whether hidden states are written beside the answers
 
     def __init__(
         self, target: Path, tokenizer: PreTrainedTokenizerBase, settings: DecodingSettings, *, name: str
@@ -258,6 +217,18 @@ class Answerer:
     def vocab_size(self) -> int:
         """Rows of its embeddings."""
         return text_config(self.target).vocab_size
+
+    def is_written(self, path: Path) -> bool:
+        """Whether a shard is there, with all that belongs to it."""
+        return path.is_file()
+
+    def write(self, path: Path, turns: Sequence[Turn]) -> Iterator[Trace]:
+        """Yield the answers of a shard as they come; it is written when it is complete."""
+        traces = []
+        for trace in self.answer(turns):
+            traces.append(trace)
+            yield trace
+        write_shard(path, rows_of(traces))
 
     def answer(self, turns: Sequence[Turn]) -> Iterator[Trace]:
         """The answers to first turns and all that follow them, in no particular order."""
@@ -283,17 +254,21 @@ class Answerer:
         require_rows_for_row(ids, self.target, self.vocab_size, turn.source)
         return ids
 
-    def answer_batch(self, batch: Sequence[tuple[list[int], Turn]]) -> Iterator[tuple[Turn, Trace]]:
-        """Decode some turns together."""
+    def answer_batch(self, batch: Sequence[Rendered]) -> Iterator[tuple[Turn, Trace]]:
+        """The answers to some turns that are decoded together, as they end."""
+        for place, decoded in finished(self.decode(batch)):
+            prompt_ids, turn = batch[place]
+            yield turn, self.trace(turn, prompt_ids, decoded)
+
+    def decode(self, batch: Sequence[Rendered]) -> Iterator[Emitted | tuple[int, Decoded]]:
+        """Decode some turns together, step by step."""
         wanted = Wanted(
             [ids for ids, _ in batch],
             Limits(self.settings.max_new_tokens, stop_token_ids(self.model)),
             Sampling(self.settings.temperature, self.settings.top_p),
         )
         seeds = [derive_seed(self.settings.seed, self.name, turn.id) for _, turn in batch]
-        for place, decoded in finished(decode_steps([self.model], wanted, row_seeds=seeds)):
-            prompt_ids, turn = batch[place]
-            yield turn, self.trace(turn, prompt_ids, decoded)
+        return decode_steps([self.model], wanted, row_seeds=seeds)
 
     def trace(self, turn: Turn, prompt_ids: Sequence[int], decoded: Decoded) -> Trace:
         """One answered turn, in ids and in words."""
@@ -316,9 +291,10 @@ class Answerer:
 def write_missing(missing: Sequence[tuple[Path, Sequence[Turn]]], answerer: Answerer, *, name: str) -> None:
     """Write shards one after another under a progress bar; end with a line that says how fast it went."""
     start_s = time.monotonic()
-    num_turns = sum(1 + len(turn.later_turns) for _, turns in missing for turn in turns)
+    total = sum(num_turns(turns) for _, turns in missing)
+    each = (trace for path, turns in missing for trace in answerer.write(path, turns))
     num_answers = num_tokens = 0
-    for trace in track(write_each(missing, answerer), description=f"{name} answers", total=num_turns):
+    for trace in track(each, description=f"{name} answers", total=total):
         num_answers += 1
         num_tokens += len(trace.answer_ids)
     if num_answers:
@@ -329,23 +305,9 @@ def write_missing(missing: Sequence[tuple[Path, Sequence[Turn]]], answerer: Answ
         )
 
 
-def write_each(missing: Sequence[tuple[Path, Sequence[Turn]]], answerer: Answerer) -> Iterator[Trace]:
-    """Yield the answers as they come; each shard is written when it is complete."""
-    for path, turns in missing:
-        traces = []
-        for trace in answerer.answer(turns):
-            traces.append(trace)
-            yield trace
-        write_shard(path, [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)])
-
-
-def first_turns(prompts: Sequence[Prompt]) -> list[Turn]:
-    """The first turn of each prompt; ids leave room for its later ones."""
-    ids = accumulate((1 + len(prompt.later_turns) for prompt in prompts), initial=0)
-    return [
-        Turn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns, prompt.category, prompt.task)
-        for first_id, prompt in zip(ids, prompts, strict=False)  # the last sum is the number of all turns
-    ]
+def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
+    """Answers as the rows of a shard."""
+    return [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)]
 
 
 def derive_seed(seed: int, name: str, index: int) -> int:

@@ -44,6 +44,7 @@ def inputs_of(setting: Setting) -> dict[str, str]:
     words = setting.load(setting.work, ["architecture.layers=1"]).model_dump(mode="json")
     words["architecture"].pop("scores")
     words["distill"].pop("freeze_input_embeddings")  # each cell says so itself; cells from before the key hold
+    words["distill"]["teacher"].pop("captured_while")  # likewise
     of_files = ("run_name", "run_dir", "target")
     scored = scored_answers(setting)
     return {

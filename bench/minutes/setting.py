@@ -84,6 +84,7 @@ class Setting:
             "target.path": self.target,
             "architecture.scores": self.work / "scores",
             "data.num_eval_prompts": self.held_out,
+            "distill.teacher.captured_while": "null",  # cells have teachers that are live, or none
             "distill.eval_first": "false",
             "distill.eval_interval": "1dur",
             "distill.save_interval": "1dur",

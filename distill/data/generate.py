@@ -16,15 +16,23 @@ from distill.data.config import DataConfig
 from distill.data.conversations import Conversation
 from distill.data.self_written import SelfWriting, write_own_prompts
 from eval.models import load_tokenizer
+from eval.prompt_lengths import drop_too_long
 from eval.tasks.forms import Prompt
 from eval.tasks.prompts import load_prompts
-from eval.traces import DecodingSettings, drop_too_long, read_traces, within_context, write_traces
+from eval.traces import Answerer, DecodingSettings, read_traces, within_context, write_traces
 
 Row = TypeVar("Row", Prompt, Conversation)
 
 
 def generate_answers(
-    target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str, to_train_on: bool = True
+    target: Path,
+    config: DataConfig,
+    out: Path,
+    *,
+    seed: int,
+    dtype: str,
+    to_train_on: bool = True,
+    answered_by: type[Answerer] = Answerer,
 ) -> dict[str, Any]:
     """Write the target's answers to out/train-*.jsonl and, for prompts held out of training, to out/eval-*.jsonl.
 
@@ -38,6 +46,7 @@ def generate_answers(
         dtype: Number type of the target while it writes.
         to_train_on: Whether answers are what is trained on. Otherwise held-out prompts alone are answered, and all
             prompts may be held out.
+        answered_by: An Answerer, or one that keeps hidden states as well.
 
     Returns:
         Counts for the manifest: prompts, self_written, duplicates, too_long; and of "train" and "eval" each prompts,
@@ -55,7 +64,7 @@ def generate_answers(
     train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
     for name, split in answered.items():
-        write_traces(target, split, out, settings, name=name)
+        write_traces(target, split, out, settings, name=name, answered_by=answered_by)
     none = dict.fromkeys(("prompts", "answers", "answer_tokens", "left_out"), 0)
     counts = {"train": none, **{name: count_answers(out, name, split) for name, split in answered.items()}}
     num_left_out = sum(count.pop("left_out") for count in counts.values())

@@ -9,7 +9,8 @@ from distill.expected_time.rates import step_s, steps_of_answers, training_flops
 from distill.expected_time.scorecard import scorecard_time
 from distill.expected_time.stage_time import Run, StageTime, unknown
 from distill.expected_time.training import masks_time, trained_drafts, training_time
-from distill.monitoring.flops import forward_flops
+from distill.monitoring.flops import forward_flops, head_flops
+from distill.teacher.config import TeacherConfig, is_sparse
 
 UNOPENED = "how many prompts there are is known once `widedraft generate` opens the data set"
 
@@ -19,7 +20,7 @@ def stage_times(run: Run, device: Device) -> list[StageTime]:
     recipe = run.recipe
     times = [masks_time(run, device)] if recipe.architecture.method == "learned_masks" else []
     times.append(answers_time(run, device))
-    if recipe.distill.teacher.source == "cache":
+    if passes_for_cache(recipe.distill.teacher):
         times.append(cache_time(run, device))
     times += [training_time(run, device, draft, name) for name, draft in trained_drafts(run)]
     return [*times, scorecard_time(run, device)]
@@ -54,14 +55,27 @@ def prompts_answered(run: Run) -> int | None:
     return None if run.work.answers is None else run.work.answers + held_out
 
 
+def passes_for_cache(teacher: TeacherConfig) -> bool:
+    """Whether something of the teacher is computed for a cache: states that it kept while answering are copied."""
+    return teacher.source == "cache" and (is_sparse(teacher) or not teacher.captured_while_answering)
+
+
 def cache_time(run: Run, device: Device) -> StageTime:
-    """The teacher reads every answer once, held out or not."""
+    """The teacher reads every answer once, held out or not; or of states that it kept, entries are made."""
+    teacher = run.recipe.distill.teacher
     rate = training_flops_per_s(device, "live", run.recipe.distill.precision, run.draft)
     if run.work.answers is None:
         return unknown("teacher cache", UNOPENED)
     if rate is None:
         return unknown("teacher cache", f"nothing was measured on {device.name}")
-    count = run.work.answers + run.recipe.data.num_eval_prompts
-    flops = count * forward_flops(run.target, [(run.lengths.whole, run.lengths.answer)])
-    read = f"{count:,} sequences of {run.lengths.whole:,} tokens, assumed to be read at the speed of training"
-    return StageTime("teacher cache", flops / rate.value, measured=False, words=f"{read}; {rate.words}")
+    if teacher.captured_while_answering:
+        tokens = run.work.answers * run.lengths.answer
+        flops = tokens * head_flops(run.draft.head_rows, run.target.hidden)
+        done = (
+            f"{teacher.contents} of the states kept of {tokens:,} tokens, assumed to be made at the speed of training"
+        )
+    else:
+        count = run.work.answers + run.recipe.data.num_eval_prompts
+        flops = count * forward_flops(run.target, [(run.lengths.whole, run.lengths.answer)])
+        done = f"{count:,} sequences of {run.lengths.whole:,} tokens, assumed to be read at the speed of training"
+    return StageTime("teacher cache", flops / rate.value, measured=False, words=f"{done}; {rate.words}")

@@ -4,13 +4,14 @@ No torch. Also what follows from it before a weight is read: which losses it can
 a cache takes.
 """
 
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.errors import UserError
 from architectures.section import Section
 
+Value = TypeVar("Value", bound=str)
 Contents = Literal["hidden", "top_k", "samples"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOG_PROB_BYTES, LOG_TAIL_BYTES = 2, 4  # float16 and float32
@@ -35,6 +36,11 @@ class TeacherConfig(Section):
     )
     k: int | None = Field(default=None, ge=1, description="Entries kept by top_k; 64 where left out.")
     num_samples: int | None = Field(default=None, ge=1, description="Tokens drawn by samples; 12 where left out.")
+    captured_while: Literal["reading", "answering"] | None = Field(
+        default=None,
+        description="When a cache's hidden states are taken: while the target reads the finished answers (reading, "
+        "where left out), or while it writes them (answering), which spares it that pass.",
+    )
     parallelism: Literal["replicated", "fsdp2"] = Field(
         default="replicated", description="Whether each process holds the whole live teacher or a shard of it."
     )
@@ -42,13 +48,12 @@ class TeacherConfig(Section):
     @field_validator("contents")
     @classmethod
     def _of_a_cache(cls, contents: Contents | None, info: ValidationInfo) -> Contents | None:
-        source = info.data.get("source")
-        if source in ("live", "none") and contents is not None:
-            raise ValueError(
-                f"must be left out when distill.teacher.source is {source}, got {contents}. Set source to cache, "
-                "or leave it out."
-            )
-        return "hidden" if source == "cache" and contents is None else contents
+        return of_a_cache(contents, default="hidden", info=info)
+
+    @field_validator("captured_while")
+    @classmethod
+    def _while_a_cache_is_made(cls, captured_while: str | None, info: ValidationInfo) -> str | None:
+        return of_a_cache(captured_while, default="reading", info=info)
 
     @field_validator("k")
     @classmethod
@@ -60,6 +65,11 @@ class TeacherConfig(Section):
     def _of_samples(cls, num_samples: int | None, info: ValidationInfo) -> int | None:
         return count_for("samples", num_samples, default=12, info=info)
 
+    @property
+    def captured_while_answering(self) -> bool:
+        """Whether the target keeps its hidden states of the answers it writes, for a cache."""
+        return self.captured_while == "answering"
+
     @field_validator("parallelism")
     @classmethod
     def _of_a_live_one(cls, parallelism: str, info: ValidationInfo) -> str:
@@ -69,6 +79,21 @@ class TeacherConfig(Section):
                 f"must be left out when distill.teacher.source is {source}, got {parallelism}. {WITHOUT_SHARDS[source]}"
             )
         return parallelism
+
+
+def of_a_cache(value: Value | None, *, default: Value, info: ValidationInfo) -> Value | None:
+    """What a cache is made by, its default filled in; None where there is none.
+
+    Raises:
+        ValueError: If a value is given and there is none.
+    """
+    source = info.data.get("source")
+    if source in ("live", "none") and value is not None:
+        raise ValueError(
+            f"must be left out when distill.teacher.source is {source}, got {value}. Set source to cache, or leave it "
+            "out (null on the command line)."
+        )
+    return default if source == "cache" and value is None else value
 
 
 def count_for(contents: Contents, count: int | None, *, default: int, info: ValidationInfo) -> int | None:
@@ -84,6 +109,13 @@ def count_for(contents: Contents, count: int | None, *, default: int, info: Vali
             f"and {'no contents' if found is None else found}."
         )
     return None
+
+
+def recorded(teacher: dict[str, Any]) -> dict[str, Any]:
+    """The section's values as fingerprints know them; what was recorded before there was captured_while holds."""
+    if teacher["captured_while"] == "answering":
+        return teacher
+    return {name: value for name, value in teacher.items() if name != "captured_while"}
 
 
 def default_loss(teacher: TeacherConfig) -> Literal["negative_log_acceptance", "forward_kl", "cross_entropy"]:
@@ -144,6 +176,27 @@ def refuse_selection(teacher: TeacherConfig) -> None:
         raise ValueError(
             f"must be live, or a cache with contents hidden, with distill.token_selection, got {teacher.contents}: "
             "tokens are chosen by the whole KL."
+        )
+
+
+def refuse_uncaptured(teacher: TeacherConfig, *, answers: str, target_dtype: str, precision: str) -> None:
+    """Refuse to keep states while answering where nobody answers, or where the teacher's states would be others.
+
+    Raises:
+        ValueError: If answers are given, or the teacher teaches in another number type than it answers in.
+    """
+    if not teacher.captured_while_answering:
+        return
+    if answers == "given":
+        raise ValueError(
+            "must have teacher.captured_while: reading when data.answers is given, got answering: the target does not "
+            "write those answers. Leave captured_while out: it reads them."
+        )
+    if precision == "fp32" and target_dtype != "float32":
+        raise ValueError(
+            "must have teacher.captured_while: reading when distill.precision is fp32 and target.dtype is "
+            f"{target_dtype}, got answering: answers are written in {target_dtype}, and the teacher teaches in "
+            "float32. Set target.dtype to float32 or precision to amp_bf16, or leave captured_while out."
         )
 
 

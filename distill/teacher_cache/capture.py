@@ -1,7 +1,7 @@
-"""The teacher reads every answer once, and what it says of each answer token goes to the disk.
+"""What the teacher says of each answer token goes to the disk: it reads every answer once, or kept its states.
 
 Shape suffixes used in this file:
-    B = sequences in the batch, T = tokens per sequence; A = answer tokens, one row each; H = hidden width
+    A = answer tokens, one row each; H = hidden width; S = tokens drawn
 
 A shard is written whole or not at all, always from the same batches and with a seed for each answer: a killed capture
 continues at its first missing shard and ends in the same bytes as one that was left alone.
@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.manifest import write_manifest
@@ -26,8 +25,7 @@ from architectures.progress import track
 from architectures.shapes import Shape
 from architectures.target import read_config
 from distill.check import free_bytes, size
-from distill.data.batches import Example, collate
-from distill.losses.answer_logits import head_of
+from distill.data.batches import Example
 from distill.losses.chunked import Head
 from distill.teacher.config import Contents, TeacherConfig, bytes_per_token, contents_of, refuse_k_beyond
 from distill.teacher_cache.contents import join_rows, sampled_rows, top_k_rows, uniform_numbers
@@ -40,7 +38,6 @@ from distill.teacher_cache.index import (
     write_tensors,
 )
 from distill.teacher_cache.record import FORMAT, JOURNAL_NAME, FileRecord, Journal, intact_files
-from eval.models import load_model
 from eval.traces import derive_seed
 
 ROWS_AT_ONCE = 256  # whose logits are held together
@@ -97,6 +94,7 @@ def capture_teacher(
     out: Path,
     settings: CaptureSettings,
     *,
+    source: "StateSource",
     inputs: Mapping[str, str],
     details: Mapping[str, Any],
 ) -> None:
@@ -107,6 +105,7 @@ def capture_teacher(
         answers: The examples of each split, in the order their rows are asked for.
         out: The cache's folder.
         settings: How the teacher is read.
+        source: Of its states.
         inputs: Named fingerprints of everything the rows depend on.
         details: Further entries of the manifest.
 
@@ -119,7 +118,7 @@ def capture_teacher(
     intact = find_intact(out, journal)
     say_size(splits, intact, out)
     journal.begin(intact)
-    capturer = Capturer(target, settings)
+    capturer = Capturer(source, settings)
     for split in splits:
         write_shards(split, capturer, journal)
         journal.add(index_file(split.name), write_index(out, split.name, split.num_kept, split.shards))
@@ -180,50 +179,46 @@ def say_size(splits: Sequence[Split], intact: Mapping[str, FileRecord], out: Pat
         )
 
 
-class Capturer:
-    """The teacher, loaded when it is first asked."""
+class StateSource(Protocol):
+    """Where the teacher's last hidden states come from."""
 
-    def __init__(self, target: Path, settings: CaptureSettings):
-        self.target = target
+    def head(self) -> Head:
+        """The teacher's output head; asked for once, and only where entries are kept."""
+        ...
+
+    def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """hidden_AH of each of some answers, in any order, on any device."""
+        ...
+
+
+class Capturer:
+    """What a cache keeps, made of the teacher's states."""
+
+    def __init__(self, source: StateSource, settings: CaptureSettings):
+        self.source = source
         self.settings = settings
 
     @cached_property
-    def lm(self) -> PreTrainedModel:
-        """The teacher's weights."""
-        return load_model(self.target, dtype=self.settings.dtype)
-
-    @cached_property
     def head(self) -> Head:
-        """Its output head, of the ids that kept entries are of."""
-        head, ids = head_of(self.lm), self.settings.ids
+        """The teacher's output head, of the ids that kept entries are of."""
+        head, ids = self.source.head(), self.settings.ids
         if ids is None:
             return head
         rows = self.settings.rows_among(head.vocab_size)
         return head.rows_of(torch.tensor(ids[:rows], device=head.weight_VH.device))
 
     def read(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """The rows of some answers, in the order of their lengths, so that a batch holds little padding."""
-        ordered = sorted(answers, key=lambda answer: len(split.examples[answer].input_ids))
-        for start in range(0, len(ordered), self.settings.batch_size):
-            batch = ordered[start : start + self.settings.batch_size]
-            hidden = self.hidden_states([split.examples[answer] for answer in batch])
-            for answer, hidden_AH in zip(batch, hidden, strict=True):
-                yield answer, {name: rows.cpu() for name, rows in self.rows(split, answer, hidden_AH).items()}
-
-    @torch.inference_mode()
-    def hidden_states(self, examples: Sequence[Example]) -> list[Tensor]:
-        """The last hidden states of one batch at the answers' positions, one hidden_AH for each example."""
-        batch = collate(examples)
-        ids_BT, keep_BT = batch["input_ids"].to(self.lm.device), batch["keep"].to(self.lm.device)
-        hidden_BTH = self.lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
-        return list(hidden_BTH[keep_BT].split([example.num_kept for example in examples]))
+        """The rows of some answers, in any order."""
+        for answer, hidden_AH in self.source.states(split, answers):
+            yield answer, {name: rows.cpu() for name, rows in self.rows(split, answer, hidden_AH).items()}
 
     @torch.inference_mode()
     def rows(self, split: Split, answer: int, hidden_AH: Tensor) -> dict[str, Tensor]:
         """What the cache keeps of one answer."""
         if split.contents == "hidden":
             return {"hidden": hidden_AH}
-        chunks = hidden_AH.split(ROWS_AT_ONCE)
+        device = self.head.weight_VH.device
+        chunks = hidden_AH.to(device).split(ROWS_AT_ONCE)
         if split.contents == "top_k":
             k = self.settings.teacher.k
             assert k is not None, "filled in by the config"
@@ -231,7 +226,7 @@ class Capturer:
         num_samples = self.settings.teacher.num_samples
         assert num_samples is not None, "filled in by the config"
         seed = derive_seed(self.settings.seed, f"teacher_cache/{split.name}", answer)
-        uniform_AS = uniform_numbers(len(hidden_AH), num_samples, seed=seed).to(hidden_AH.device)
+        uniform_AS = uniform_numbers(len(hidden_AH), num_samples, seed=seed).to(device)
         draws = uniform_AS.split(ROWS_AT_ONCE)
         return join_rows(
             [sampled_rows(self.head.logits(chunk), draw) for chunk, draw in zip(chunks, draws, strict=True)]

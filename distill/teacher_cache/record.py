@@ -90,6 +90,11 @@ def ill_sized_files(folder: Path) -> list[str]:
     ]
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether there is a finished cache, and no file of it is missing or cut short."""
+    return read_manifest(folder) is not None and not ill_sized_files(folder)
+
+
 def refuse_ill_sized(folder: Path) -> None:
     """Raise UserError naming the first file that is missing or cut short."""
     damaged = ill_sized_files(folder)

@@ -15,7 +15,8 @@ from distill.stage_inputs import (
     teacher_dtype,
 )
 from distill.teacher_cache.entry_ids import entry_ids
-from distill.teacher_cache.record import ill_sized_files, verify_files
+from distill.teacher_cache.record import is_whole, verify_files
+from eval.shards import shards_without_states
 
 
 def cache_stage(recipe: Recipe) -> None:
@@ -32,16 +33,30 @@ def cache_stage(recipe: Recipe) -> None:
     cache, inputs = run / "teacher_cache", cache_inputs(recipe, target)
     if read_manifest(cache) is not None:
         refuse_changed(cache, inputs)
-        if not ill_sized_files(cache):
+        if is_whole(cache):
             print(f"   {cache}: up to date", flush=True)
             return
     write_cache(recipe, target, inputs)
     print(f"   {cache}: {recipe.distill.teacher.contents} of the teacher")
 
 
+def states_are_due(recipe: Recipe) -> bool:
+    """Whether a cache is to be made of states that are missing beside finished answers; says so if there are any."""
+    run = Path(recipe.run_dir)
+    data, cache = run / "data", run / "teacher_cache"
+    if not recipe.distill.teacher.captured_while_answering or read_manifest(data) is None or is_whole(cache):
+        return False
+    lacking = shards_without_states(data, ("train", "eval"))
+    if lacking:
+        print(f"   {data}: {len(lacking)} shards without hidden states, the first is {lacking[0].name}", flush=True)
+    return bool(lacking)
+
+
 def write_cache(recipe: Recipe, target: Path, inputs: dict[str, str]) -> None:
-    """Let the teacher read the answers; continues an interrupted capture."""
+    """Let the teacher read the answers, or take the states it kept; continues an interrupted capture."""
     from distill.teacher_cache.capture import CaptureSettings, capture_teacher
+    from distill.teacher_cache.kept_states import KeptStates
+    from distill.teacher_cache.reading import TargetReading
     from distill.train import read_answers, restore_signals
 
     restore_signals()  # importing Composer took Ctrl-C away
@@ -56,13 +71,19 @@ def write_cache(recipe: Recipe, target: Path, inputs: dict[str, str]) -> None:
     )
     details = {
         "dtype": settings.dtype,
+        "captured_while": recipe.distill.teacher.captured_while,
         "max_seq_len": recipe.data.max_seq_len,
         "seed": recipe.seed,
         "target": target_record(recipe),
         "recipe": recipe_hash(recipe),
     }
     answers = {"train": train_set.examples, "eval": eval_set.examples}
-    capture_teacher(target, answers, Path(recipe.run_dir) / "teacher_cache", settings, inputs=inputs, details=details)
+    run = Path(recipe.run_dir)
+    if recipe.distill.teacher.captured_while_answering:
+        source = KeptStates(run / "data", target, dtype=dtype, max_seq_len=recipe.data.max_seq_len)
+    else:
+        source = TargetReading(target, settings)
+    capture_teacher(target, answers, run / "teacher_cache", settings, source=source, inputs=inputs, details=details)
 
 
 def verify_cache_stage(recipe: Recipe) -> None:

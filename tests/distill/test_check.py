@@ -208,6 +208,22 @@ def test_disk_counts_the_cache_of_a_teacher_the_recipe_wants(checked):
     assert not [line for line in checked()[1] if "teacher cache" in line]
 
 
+def test_disk_counts_states_that_are_kept_beside_the_answers(checked):
+    """As many as the answers have tokens, whatever the cache then keeps of them; and they change no memory."""
+    found = {}
+    for contents, train in (("hidden", 55 * 128), ("top_k", 55 * 44)):
+        teacher = f"distill.teacher={{source: cache, contents: {contents}, captured_while: %s}}"
+        words = ["distill.teacher.k=10"] if contents == "top_k" else []
+        for name in ("reading", "answering"):
+            recipe, found[name] = checked(teacher % name, *words)
+            rows = disk_rows(recipe, planned(recipe), Work(12, 10, answer_tokens=55))
+            assert (size(train + 2 * 40 * 128), f"teacher cache, {contents}, at most") in rows
+            kept = (size((55 + 2 * 40) * 128), "hidden states beside the answers, at most")
+            assert (kept in rows) == (name == "answering")
+        blocks = ["\n".join(found[name]).split("memory of one process")[1].split("disk (")[0] for name in found]
+        assert blocks[0] == blocks[1]
+
+
 def test_the_teacher_is_the_target_and_not_what_the_draft_is_cut_out_of(checked, make_checkpoint):
     wider = {"hidden_size": 128, "vocab_size": 300, "num_attention_heads": 8, "head_dim": 16}
     of_source = f"architecture.source={make_checkpoint(**wider)}"

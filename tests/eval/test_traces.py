@@ -14,10 +14,12 @@ import pytest
 from architectures.atomic import remove_partials
 from architectures.errors import UserError
 from eval import traces
+from eval.asked_turns import first_turns
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.models import load_model, load_tokenizer
+from eval.prompt_lengths import drop_too_long
 from eval.tasks.forms import Prompt
 from eval.tasks.rendering import render_prompt
 from eval.traces import DecodingSettings, Trace, read_traces, write_traces
@@ -90,7 +92,7 @@ def test_text_of_an_answer_leaves_out_special_tokens(chatty_target):
     tokenizer.clean_up_tokenization_spaces = True  # as some tokenizer_config.json ask; it would make "it's  done."
     tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
     answerer = traces.Answerer(chatty_target, tokenizer, GREEDY, name="train")
-    [turn] = traces.first_turns(ask("hi"))
+    [turn] = first_turns(ask("hi"))
     answer_ids = (*tokenizer("it 's  done .")["input_ids"], 2)
     decoded = Decoded(answer_ids, rounds=(), prefill_s=0.0, decode_s=0.0, stopped=True)
     assert answerer.trace(turn, [1], decoded) == Trace(
@@ -104,7 +106,7 @@ def test_prompts_of_like_length_are_answered_together(chatty_target):
     answerer.model.register_forward_pre_hook(
         lambda _module, _args, kwargs: read.append(kwargs["input_ids"].shape), with_kwargs=True
     )
-    answers = list(answerer.answer(traces.first_turns(ask("x" * 40, "a", "x" * 41, "b", "x" * 42, "c"))))
+    answers = list(answerer.answer(first_turns(ask("x" * 40, "a", "x" * 41, "b", "x" * 42, "c"))))
     shortest = min(len(trace.prompt_ids) for trace in answers)
     assert [tuple(shape) for shape in read if shape[1] > 1] == [(3, shortest - 1), (3, shortest + 40)]
 
@@ -156,7 +158,7 @@ def test_a_conversation_that_grows_too_long_ends_there(chatty_target, tmp_path):
 
 
 def test_of_no_prompts_none_is_too_long(chatty_target):
-    assert traces.drop_too_long([], load_tokenizer(chatty_target), 20) == []
+    assert drop_too_long([], load_tokenizer(chatty_target), 20) == []
 
 
 def test_only_prompts_that_are_too_long(chatty_target, tmp_path):

@@ -154,22 +154,26 @@ def prospects(monkeypatch):
     monkeypatch.setattr(command, "measured_steps", steps)
 
 
+ANSWERING = "distill.teacher={source: cache, captured_while: answering}"  # candidates share answers and cache
+
+
 @pytest.mark.usefixtures("prospects", "training_here")
 def test_hopeful_candidates_are_trained_ranked_and_the_winner_is_a_recipe(recipe_file, tmp_path, capfd):
-    assert run_choose(recipe_file, "--layers", 1, 2, 3, "--duration", "2ba") == 0
+    assert run_choose(recipe_file, ANSWERING, "--layers", 1, 2, 3, "--duration", "2ba") == 0
     printed, run = capfd.readouterr().out, tmp_path / "out"
     assert "Predicted speed after 2ba of training, temperature 0, batch 1" in printed
     assert sorted(path.name for path in (run / "choose").iterdir() if path.is_dir()) == ["1-layers", "2-layers", "eval"]
     assert not (run / "draft").exists()
     chosen = load_recipe(run / "choose" / "recipe.yaml")
     assert f"{chosen.architecture.layers}-layers promises most" in printed
-    given = load_recipe(recipe_file, TINY)
+    given = load_recipe(recipe_file, [*TINY, ANSWERING])
     assert (chosen.architecture.intermediate, chosen.architecture.method) == (96, "first_last")
     assert (chosen.distill, chosen.data, chosen.eval) == (given.distill, given.data, given.eval)
     assert Path(chosen.run_dir) == run.with_name(chosen.run_name)
     assert chosen.run_name == f"tiny-{chosen.architecture.layers}-layers"
 
-    assert run_choose(recipe_file, "--layers", 1, 2, "--duration", "2ba", "--out", tmp_path / "mine.yaml") == 0
+    words = ("--layers", 1, 2, "--duration", "2ba", "--out", tmp_path / "mine.yaml")
+    assert run_choose(recipe_file, ANSWERING, *words) == 0
     printed = capfd.readouterr().out
     for name in ("1-layers", "2-layers"):
         assert f"{run / 'choose' / name / 'draft'}: up to date" in printed

@@ -124,6 +124,17 @@ def test_a_cache_is_a_stage_in_which_the_teacher_reads_every_answer():
     assert found["teacher cache"].seconds == pytest.approx(1010 * forward_flops(TARGET, EACH) / SPEED)
 
 
+def test_states_that_were_kept_while_answering_need_no_pass_of_the_teacher():
+    answering = {"source": "cache", "captured_while": "answering"}
+    found = times(run_of(teacher=answering))
+    assert list(found) == ["answers", "training", "scorecard"]
+    reading = times(run_of(teacher={"source": "cache"}))
+    assert all(found[name] == reading[name] for name in found)
+    of_entries = times(run_of(teacher={**answering, "contents": "top_k"}))["teacher cache"]
+    assert of_entries.seconds == pytest.approx(1000 * 300 * head_flops(TARGET.vocab, TARGET.hidden) / SPEED)
+    assert "top_k of the states kept of 300,000 tokens" in of_entries.words
+
+
 @pytest.mark.parametrize(
     ("duration", "sequences"), [("3ep", 3000), ("200ba", 1600), ("500sp", 500), ("2_000_000tok", 2000)]
 )

@@ -17,11 +17,12 @@ data: {self_written_prompts: 100}
 
 @pytest.fixture
 def load(tmp_path, monkeypatch):
-    """load(line) -> the recipe of BASE and the line, its fifth."""
+    """load(line, data=...) -> the recipe of BASE and the line, its fifth."""
     monkeypatch.chdir(tmp_path)
 
-    def read(line: str) -> Recipe:
-        (tmp_path / "r.yaml").write_text(f"{BASE}{line}\n", encoding="utf-8")
+    def read(line: str, data: str = "self_written_prompts: 100", *, dtype: str = "bfloat16") -> Recipe:
+        base = BASE.replace("self_written_prompts: 100", data).replace("somewhere", f"somewhere, dtype: {dtype}")
+        (tmp_path / "r.yaml").write_text(f"{base}{line}\n", encoding="utf-8")
         return load_recipe("r.yaml")
 
     return read
@@ -55,7 +56,40 @@ def test_what_is_left_out_is_filled_in_and_loads_back_equal(load, tmp_path, sect
             "teacher: {contents: hidden}",
             (
                 "distill.teacher.contents must be left out when distill.teacher.source is live, got hidden. "
-                "Set source to cache, or leave it out."
+                "Set source to cache, or leave it out (null on the command line)."
+            ),
+        ),
+        (
+            "teacher: {captured_while: answering}",
+            (
+                "distill.teacher.captured_while must be left out when distill.teacher.source is live, got answering. "
+                "Set source to cache, or leave it out (null on the command line)."
+            ),
+        ),
+        (
+            "teacher: {source: none, captured_while: reading}",
+            (
+                "distill.teacher.captured_while must be left out when distill.teacher.source is none, got reading. "
+                "Set source to cache, or leave it out (null on the command line)."
+            ),
+        ),
+        (
+            "teacher: {source: cache, captured_while: writing}",
+            "distill.teacher.captured_while must be reading or answering or null, got 'writing'.",
+        ),
+        (
+            "teacher: {source: cache, captured_while: answering}, precision: fp32",
+            (
+                "distill must have teacher.captured_while: reading when distill.precision is fp32 and target.dtype is "
+                "bfloat16, got answering: answers are written in bfloat16, and the teacher teaches in float32. Set "
+                "target.dtype to float32 or precision to amp_bf16, or leave captured_while out."
+            ),
+        ),
+        (
+            "teacher: {source: cache, captured_while: answering}, train_on: text, max_duration: 9ba",
+            (
+                "distill.teacher must have source live or none when distill.train_on is text, got cache: a cache is of "
+                "answers. Leave source out, or train on answers."
             ),
         ),
         (
@@ -123,6 +157,32 @@ def test_mistake(load, section, message):
     with pytest.raises(RecipeError) as raised:
         load(f"distill: {{{section}}}")
     assert str(raised.value) == f"r.yaml:5: {message}"
+
+
+def test_answers_that_are_given_have_no_states_to_keep(load):
+    with pytest.raises(RecipeError) as raised:
+        load("distill: {teacher: {source: cache, captured_while: answering}}", "answers: given, prompts: [{path: x}]")
+    assert str(raised.value) == (
+        "r.yaml:5: distill must have teacher.captured_while: reading when data.answers is given, got answering: the "
+        "target does not write those answers. Leave captured_while out: it reads them."
+    )
+
+
+@pytest.mark.parametrize(
+    ("teacher", "meaning"),
+    [("{}", None), ("{source: none}", None), ("{source: cache}", "reading")],
+)
+def test_a_cache_is_captured_while_reading_where_nothing_is_said(load, teacher, meaning):
+    assert load(f"distill: {{teacher: {teacher}}}").distill.teacher.captured_while == meaning
+
+
+@pytest.mark.parametrize("contents", ["hidden", "top_k", "samples"])
+@pytest.mark.parametrize("line", ["precision: amp_bf16", "precision: fp32"])
+def test_states_kept_while_answering_serve_every_content(load, contents, line):
+    dtype = "float32" if "fp32" in line else "bfloat16"
+    teacher = f"{{source: cache, contents: {contents}, captured_while: answering}}"
+    recipe = load(f"distill: {{teacher: {teacher}, {line}}}", dtype=dtype)
+    assert recipe.distill.teacher.captured_while_answering
 
 
 @pytest.mark.parametrize("teacher", ["{}", "{source: cache}"])

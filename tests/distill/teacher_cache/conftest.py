@@ -9,6 +9,7 @@ from distill.data.batches import AnswerDataset
 from distill.teacher.config import TeacherConfig
 from distill.teacher_cache import index
 from distill.teacher_cache.capture import capture_teacher
+from distill.teacher_cache.reading import TargetReading
 from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, answers, settings_for, with_two_answers
 
 
@@ -27,7 +28,8 @@ def write(tiny_target, examples, tmp_path, monkeypatch):
 
     def write(teacher: TeacherConfig, name: str = "cache", *, target: Path = tiny_target, **changes: Any) -> Path:
         settings = settings_for(teacher, **changes)
-        capture_teacher(target, examples, tmp_path / name, settings, inputs=INPUTS, details={"seed": settings.seed})
+        source, details = TargetReading(target, settings), {"seed": settings.seed}
+        capture_teacher(target, examples, tmp_path / name, settings, source=source, inputs=INPUTS, details=details)
         return tmp_path / name
 
     return write

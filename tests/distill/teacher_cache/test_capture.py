@@ -19,7 +19,7 @@ from architectures.errors import UserError
 from architectures.manifest import read_manifest
 from distill.run_folder import LOCK_NAME
 from distill.teacher.config import TeacherConfig
-from distill.teacher_cache import capture, index, record
+from distill.teacher_cache import capture, index, reading, record
 from distill.teacher_cache.contents import (
     join_rows,
 )
@@ -57,7 +57,7 @@ def test_a_token_takes_the_bytes_that_were_estimated(write, examples, teacher, c
 
 def test_a_cache_that_cannot_fit_is_refused_before_a_byte_is_written(write, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(capture, "free_bytes", lambda _: 1000)
-    monkeypatch.setattr(capture, "load_model", None)
+    monkeypatch.setattr(reading, "load_model", None)
     with pytest.raises(UserError, match=r"cache: the teacher cache needs 0\.0 MiB, the disk has 0\.0 MiB free\. Make"):
         write(HIDDEN)
     assert not (tmp_path / "cache").exists()
@@ -91,7 +91,7 @@ import json, os, signal, sys
 from pathlib import Path
 from architectures.atomic import partial_beside
 from distill.data.batches import Example
-from distill.teacher_cache import capture, index
+from distill.teacher_cache import capture, index, reading
 from distill.teacher.config import TeacherConfig
 
 target, examples, inputs, runs = json.loads(sys.argv[1])
@@ -112,7 +112,8 @@ for out, teacher in runs.items():  # a child each: importing torch twice would t
     child = os.fork()
     if child == 0:
         settings = capture.CaptureSettings(TeacherConfig(**teacher), dtype="float32", seed=3, batch_size=3)
-        capture.capture_teacher(Path(target), examples, Path(out), settings, inputs=inputs, details={})
+        source = reading.TargetReading(Path(target), settings)
+        capture.capture_teacher(Path(target), examples, Path(out), settings, source=source, inputs=inputs, details={})
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
 """
 
@@ -176,7 +177,7 @@ def test_a_shard_damaged_between_two_sessions_is_found_by_its_checksum_and_named
 
 def test_a_finished_capture_loads_no_model(write, monkeypatch, tmp_path):
     before = contents_on_disk(write(SAMPLES))
-    monkeypatch.setattr(capture, "load_model", None)
+    monkeypatch.setattr(reading, "load_model", None)
     assert contents_on_disk(write(SAMPLES)) == before
 
 

@@ -26,6 +26,7 @@ from distill.teacher_cache.contents import (
     uniform_numbers,
 )
 from distill.teacher_cache.reader import TeacherCache
+from distill.teacher_cache.reading import TargetReading
 from tests.distill.teacher_cache.made import HIDDEN, INPUTS, SAMPLES, TOP_K, read_all, settings_for
 
 OTHER_BATCH = {"rtol": 1e-5, "atol": 5e-5}  # float32: a product of more rows may sum in another order
@@ -48,11 +49,11 @@ def test_head_and_hidden_state_give_the_live_logits(make_checkpoint, examples, m
     changes |= {"final_logit_softcapping": 1.5} if model_type == "gemma2" else {}
     folder = make_checkpoint(model_type=model_type, **changes)
     teacher = load_teacher(folder, dtype="bfloat16", device="cpu")
-    capturer = capture.Capturer(folder, settings_for(HIDDEN, dtype="bfloat16"))
-    hidden = capturer.hidden_states(examples["train"][:4])
+    source = TargetReading(folder, settings_for(HIDDEN, dtype="bfloat16"))
+    hidden = source.hidden_states(examples["train"][:4])
     batch = collate(examples["train"][:4])
     live_AV = teacher.logits(batch["input_ids"], batch["keep"])
-    for head in (load_head(folder, dtype="bfloat16", device="cpu"), head_of(capturer.lm)):
+    for head in (load_head(folder, dtype="bfloat16", device="cpu"), head_of(source.lm)):
         assert torch.equal(head.logits(torch.cat(hidden)), live_AV)
 
 
@@ -167,7 +168,9 @@ def test_draws_depend_on_seed_split_and_answer(write, examples):
 def test_two_answers_alike_have_draws_of_their_own(tiny_target, examples, tmp_path):
     longest = max(examples["train"], key=lambda example: example.num_kept)
     twins = {"train": [longest, longest]}
-    capture_teacher(tiny_target, twins, tmp_path / "twins", settings_for(SAMPLES), inputs=INPUTS, details={})
+    settings = settings_for(SAMPLES)
+    source = TargetReading(tiny_target, settings)
+    capture_teacher(tiny_target, twins, tmp_path / "twins", settings, source=source, inputs=INPUTS, details={})
     first, second = read_all(TeacherCache(tmp_path / "twins", "train"))
     assert not torch.equal(first["ids"], second["ids"])
 

@@ -15,7 +15,7 @@ from distill.lineage import require_training_inputs
 from distill.progressive import share_answers, stage_recipe
 from distill.recipe import Recipe
 from distill.stage_inputs import first_init
-from distill.teacher_cache import capture, stage
+from distill.teacher_cache import reading, stage
 from distill.teacher_cache.reader import TeacherCache
 from distill.teacher_cache.stage import cache_stage, verify_cache_stage
 from distill.train import read_answers
@@ -58,7 +58,7 @@ def test_a_current_cache_is_skipped_and_a_lost_shard_written_again(recipe, capsy
     cache_stage(recipe)
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(capture, "load_model", None)
+        patch.setattr(reading, "load_model", None)
         cache_stage(recipe)
     assert f"{cache_of(recipe)}: up to date" in capsys.readouterr().out
     shard = cache_of(recipe) / "train-00000.safetensors"
