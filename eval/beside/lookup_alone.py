@@ -28,7 +28,7 @@ def lookup_rounds(
         count = min(lookahead, max_new_tokens - start - 1)
         ids = LOOKUP.continuation([*prompt_ids, *answer_ids[:start]], count) if count else []
         counts[len(ids)] += 1
-        start += 1 + num_kept(ids, answer_ids[start:-1])  # a round's last token is the target's own
+        start += 1 + num_kept(ids, answer_ids[start:])  # past the end where the last token is proposed too
     return Rounds(len(answer_ids), {}, 0.0, counts)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from eval.beside.page import POLICY_COLUMNS, engine_words, policy_words
+from eval.beside.policy_words import POLICY_COLUMNS, engine_words, policy_words
 from eval.scorecard.acceptance_page import acceptance_section
 from eval.scorecard.tables import table, with_ids_said
 from eval.scorecard.verdict import (

@@ -6,8 +6,8 @@ from dataclasses import asdict
 import pytest
 
 from architectures.errors import UserError
-from eval.beside.page import engine_words
 from eval.beside.policy_file import FILE_NAME, prompt_fingerprint, read_policies, write_policies
+from eval.beside.policy_words import engine_words
 from eval.beside.replay import Rounds
 from eval.beside.tune import rounds_of
 from eval.config import EvalConfig
