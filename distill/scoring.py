@@ -92,6 +92,7 @@ def score_without_recipe(options: argparse.Namespace) -> None:
 
 def score_pair(options: argparse.Namespace) -> None:
     """Score one draft against one target."""
+    from eval.beside.policy_file import FILE_NAME
     from eval.scorecard import headline, score_drafts
     from eval.tasks.prompts import load_in_turn
 
@@ -107,7 +108,9 @@ def score_pair(options: argparse.Namespace) -> None:
         scorecard = score_drafts(
             resolve_checkpoint(options.target), drafts, prompts, settings.eval, out, seed=settings.seed
         )
-    print(f"scorecard: {out / 'scorecard.md'}\n\n{headline(scorecard)}")
+    policies = out / FILE_NAME
+    told = f"policies:  {policies}, for --beside once it lies in the draft's folder\n" if policies.is_file() else ""
+    print(f"scorecard: {out / 'scorecard.md'}\n{told}\n{headline(scorecard)}")
 
 
 def score_recorded(options: argparse.Namespace) -> None:

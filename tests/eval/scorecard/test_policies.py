@@ -9,12 +9,17 @@ from architectures.errors import UserError
 from eval.beside.policy_file import FILE_NAME, prompt_fingerprint, read_policies, write_policies
 from eval.beside.policy_words import engine_words
 from eval.beside.replay import Rounds
-from eval.beside.tune import rounds_of
+from eval.beside.tune import Tuned, rounds_of
 from eval.config import EvalConfig
+from eval.decoding.beside import ProposalPolicy
+from eval.decoding.ngram import NgramLookup
+from eval.live import DRAFT
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers
+from eval.scorecard.live_ways import ways_of
 from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.policies import FOLDER, recorded_along, row_of, tuning_prompts
+from eval.scorecard.verdict import LOOKUP, POLICY
 from eval.speedup import StepTimes
 from eval.tasks.forms import Prompt
 from eval.traces import read_traces
@@ -117,6 +122,19 @@ def test_live_decoding_takes_every_way_and_all_texts_are_plain_decodings(scored)
     ratio /= lookup["spent"]["tokens"] / (lookup["spent"]["prefill_s"] + lookup["spent"]["decode_s"])
     assert live["over_lookup"][1]["speedup"]["value"] == pytest.approx(ratio)
     assert scorecard["policies"][0]["lookup"]["lookahead"] == lookup["lookahead"]
+
+
+def test_each_way_proposes_as_it_says(noisy_draft):
+    policy = ProposalPolicy(5, 0.3, (0.2, 0.5), 2.0, confidence=0.1)
+    ways = ways_of(noisy_draft, 2, 4, Tuned(policy, 3, 1.5, 1.2, 16))
+    assert {name: (way.lookahead, way.beside) for name, way in ways.items()} == {
+        DRAFT: (2, None),
+        LOOKUP: (4, None),
+        POLICY: (3, policy),
+    }
+    assert (ways[DRAFT].proposer, ways[POLICY].proposer) == (noisy_draft, noisy_draft)
+    assert ways[LOOKUP].proposer == NgramLookup()
+    assert list(ways_of(noisy_draft, 2, 4, None)) == [DRAFT, LOOKUP]
 
 
 def test_the_page_and_the_headline_tell_it(scored):
