@@ -22,8 +22,8 @@ def measured(device_file, records):
     return nominal_device((device_file(records["h100"]).parent,))
 
 
-def test_the_eight_recipes_that_nobody_has_run_are_derived():
-    assert len(derived_recipes()) == 8
+def test_the_twelve_recipes_that_nobody_has_run_are_derived():
+    assert len(derived_recipes()) == 12
 
 
 @every_derived
@@ -64,7 +64,7 @@ def test_a_measured_device_rewrites_two_cells_of_each_derived_row(measured):
         if one != other
     ]
     rows = [pair for pair in changed if len(pair[0]) > 1]
-    assert len(rows) == 8
+    assert len(rows) == 12
     assert all(one[place] == other[place] for one, other in rows for place in (1, 2, 3, 6))
     assert "from what was measured of it on 2026-12-01" in after.split(BEGIN)[1].split(END)[0]
 
