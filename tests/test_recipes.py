@@ -15,6 +15,9 @@ import widedraft
 from architectures.known_targets import KNOWN_CONFIGS
 from architectures.manifest import read_manifest
 from distill.check import check_recipe, planned
+from distill.expected_time.floors import best_by_alpha, floor_times, wanted_head
+from distill.expected_time.headers import nominal_device
+from distill.memory import matrix_parameters
 from distill.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +41,7 @@ def header(path: Path) -> dict[str, str]:
     found, label = {"": ""}, ""
     for line in comment.splitlines():
         text = line.removeprefix("#").strip()
-        if match := re.match(r"(Command|Hardware|Hours|Step|Expect|Estimated): +", text):
+        if match := re.match(r"(Command|Hardware|Hours|Step|Floors|Expect|Estimated): +", text):
             label, text = match[1], text[match.end() :]
         found[label] = f"{found.get(label, '')} {text}".strip()
     return found
@@ -98,6 +101,37 @@ def test_estimates_say_how_they_were_made_and_that_nobody_has_run_them(path):
     hours = (99_488 * whole * flops + evaluations) / speed / 3600
     assert float(re.findall(r"([\d.]+) for training", lines["Hours"])[0]) == pytest.approx(hours, abs=0.06)
     assert f"{cut.draft.parameters() / 1e6:.1f}M" in lines[""]
+
+
+@every_published
+def test_what_the_floors_ask_for_is_what_the_recipe_has(path):
+    """Its scorecard looks at every lookahead that is best at an acceptance told of; no head is plainly too large."""
+    recipe, device = load_recipe(path), nominal_device()
+    cut = planned(recipe)
+    first, last = recipe.eval.lookahead
+    best = best_by_alpha(floor_times(device, cut.target, cut.draft, recipe.eval.dtype))
+    assert all(first <= lookahead <= last for lookahead, _ in best.values())
+    assert wanted_head(device, cut.target, cut.draft, recipe.eval.dtype) is None
+    assert header(path)["Floors"].startswith("unmeasured, least times on one ")
+
+
+def test_the_small_head_of_qwen_is_what_the_floors_ask_for():
+    path = ROOT / "recipes" / "qwen2.5-7b-wide.yaml"
+    recipe = load_recipe(path, ["architecture.vocabulary=null"])
+    cut = planned(recipe)
+    asked = wanted_head(nominal_device(), cut.target, cut.draft, recipe.eval.dtype)
+    assert asked == planned(load_recipe(path)).draft.head_vocab == 32768
+    share = cut.draft.vocab * cut.draft.hidden / matrix_parameters(cut.draft)
+    assert f"The whole head would be {share:.0%} of what a step reads" in header(path)[""]
+    assert "docs/engines.md" in header(path)[""]
+
+
+def test_the_whole_head_of_llama_3_says_why():
+    path = ROOT / "recipes" / "llama3.1-8b-wide-829m.yaml"
+    draft = planned(load_recipe(path)).draft
+    share = draft.vocab * draft.hidden / matrix_parameters(draft)
+    assert f"The head is whole, {share:.0%} of what a step reads, as published" in header(path)[""]
+    assert "docs/engines.md" in header(path)[""]
 
 
 @every_recipe

@@ -95,6 +95,10 @@ def test_a_head_that_is_plainly_too_large_and_lookaheads_that_are_missed_are_nam
     assert "says all 152,064 ids. Where floors decide, one of 32,768 is as fast with 90% of the acceptance" in page
     assert "set architecture.vocabulary={size: 32768} unless an engine needs the whole head" in page
     assert "Beyond eval.lookahead, which is 1 to 3: 4 at α 0.8. Set eval.lookahead=[1, 4]." in page
+    assert choose(qwen, *H100, "--layers", 5) == 0
+    page = capsys.readouterr().out
+    assert "unless an engine" not in page
+    assert "Beyond" not in page
 
 
 def test_a_draft_of_another_model_has_its_depths_and_widths(capsys):

@@ -6,10 +6,12 @@ from distill.expected_time.headers import (
     BEGIN,
     DOC,
     END,
+    FLOORS_DOC,
     derived_paragraphs,
     derived_recipes,
     nominal_device,
     with_cells,
+    with_floors,
     with_paragraphs,
 )
 
@@ -37,11 +39,25 @@ def test_the_table_is_in_step():
     assert with_cells(text, nominal_device()) == text, STALE
 
 
+def test_the_table_of_floors_is_in_step():
+    text = FLOORS_DOC.read_text(encoding="utf-8")
+    assert with_floors(text, nominal_device()) == text, STALE
+
+
+def test_a_measured_device_rewrites_the_floors(measured):
+    """3,000 GB/s in place of 3,350: the same bytes take longer, the same ratios remain."""
+    text = with_floors(FLOORS_DOC.read_text(encoding="utf-8"), measured)
+    [row] = [line.split(" | ") for line in text.splitlines() if line.startswith("| `llama2-7b-wide-796m`")]
+    assert row[1:5] == ["4.43", "0.77", "0.173", "0.156"]
+    assert "by bandwidth and peak from what was measured of it on 2026-12-01" in text
+
+
 @every_derived
 def test_a_measured_device_rewrites_the_derived_paragraphs_and_nothing_else(path, measured):
     text = path.read_text(encoding="utf-8")
     told = derived_paragraphs(path, measured)
     assert "from what was measured of it on 2026-12-01" in told["Hours"]
+    assert told["Floors"].startswith("unmeasured, least times on one NVIDIA H100 80GB HBM3: a step ")
     written = with_paragraphs(text, told)
     assert written != text
     assert with_paragraphs(written, told) == written
