@@ -3,9 +3,10 @@
 Most of these repositories are gated, so their config.json cannot even be looked at before a licence is accepted. A copy
 in the hub's cache always comes first.
 
-Sources: the models' reports ("Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models", arXiv 2407.21783; "Mistral 7B",
-arXiv 2310.06825; "Qwen2.5 Technical Report", arXiv 2412.15115) and transformers' printouts of the configs in public
-repositories; the parameter counts that follow are those of the models' pages (a test compares them).
+Sources: the models' reports ("LLaMA", arXiv 2302.13971; "Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models",
+arXiv 2407.21783; "Mistral 7B", arXiv 2310.06825; "Qwen2.5 Technical Report", arXiv 2412.15115) and transformers'
+printouts of the configs in public repositories; the parameter counts that follow are those of the models' pages (a test
+compares them).
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ LLAMA_2_7B = {
     "tie_word_embeddings": False,
     "vocab_size": 32000,
 }
+LLAMA_7B = {**LLAMA_2_7B, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
 LLAMA_3_1_8B = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -73,6 +75,7 @@ QWEN_2_5_7B = {
     "vocab_size": 152064,
 }
 KNOWN_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "huggyllama/llama-7b": LLAMA_7B,
     "meta-llama/Llama-2-7b-hf": LLAMA_2_7B,
     "meta-llama/Llama-2-7b-chat-hf": LLAMA_2_7B,
     "meta-llama/Llama-3.1-8B": LLAMA_3_1_8B,

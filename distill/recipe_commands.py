@@ -135,9 +135,14 @@ def check(options: argparse.Namespace) -> None:
 
 
 def choose(options: argparse.Namespace) -> None:
-    """Rank shapes by predicted speed; the winner becomes a recipe."""
+    """Rank shapes by predicted speed; the winner becomes a recipe. Or weigh them by floors, in no run at all."""
     from distill.choose.command import choose as choose_shape
 
+    if options.floors is not None:
+        from distill.choose.floors import choose_by_floors
+
+        choose_by_floors(recipe_of(options, weights=False), options)
+        return
     trust_if_asked(options)
     with own_run(options) as named:
         choose_shape(named.path, named.overrides, options)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from eval.acceptance import Resampling, resampling_weights
 from eval.intervals import least_units, percentile_interval
 from eval.promise import full_rate, promise
-from eval.speedup import StepTimes, best_lookahead, break_even_alpha, iid_speedup, predicted_speedup
+from eval.speedup import StepTimes, best_lookahead, break_even_alpha, iid_speedup, predicted_speedup, root_in_unit
 
 Record = dict[str, Any]
 Array = NDArray[np.float64]
@@ -237,3 +237,12 @@ def prospect(steps: StepTimes) -> Prospect:
     lookahead = min(paying, key=lambda each: paying[each]) if paying else min(needed)
     _, most = iid_promise(1.0, steps)
     return Prospect(lookahead, paying.get(lookahead), steps.cost_ratio, most)
+
+
+def equal_alpha(speedup: float, steps: StepTimes) -> float | None:
+    """The acceptance with which a draft of these steps is so fast, at the lookahead that is then best for it.
+
+    Returns:
+        A number in [0, 1]; None if not even certain acceptance makes it faster.
+    """
+    return root_in_unit(lambda alpha: iid_promise(alpha, steps)[1] - speedup)

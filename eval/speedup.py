@@ -12,7 +12,7 @@ Source: Sadhukhan et al. 2024, "MagicDec", eq. 1 (arXiv 2408.11049), with the ca
 T_target and T_draft_two = T_draft it is theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scipy.optimize import root_scalar
@@ -105,10 +105,11 @@ def break_even_alpha(lookahead: int, times: StepTimes) -> float | None:
     Returns:
         A number in [0, 1]; None if no alpha pays, not even one.
     """
+    return root_in_unit(lambda alpha: iid_speedup(alpha, lookahead, times) - 1)
 
-    def gain(alpha: float) -> float:
-        return iid_speedup(alpha, lookahead, times) - 1
 
+def root_in_unit(gain: Callable[[float], float]) -> float | None:
+    """Where a gain that grows from 0 to 1 is nothing: 0 if it is none nowhere, None if there is no gain at 1 either."""
     if gain(1.0) <= 0:
         return None
     return 0.0 if gain(0.0) >= 0 else float(root_scalar(gain, bracket=(0.0, 1.0)).root)

@@ -12,17 +12,24 @@ import pytest
 import yaml
 
 import widedraft
+from architectures.known_targets import KNOWN_CONFIGS
 from architectures.manifest import read_manifest
 from distill.check import check_recipe, planned
+from distill.expected_time.floors import best_by_alpha, floor_times, wanted_head
+from distill.expected_time.headers import nominal_device
+from distill.memory import matrix_parameters
 from distill.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 PUBLISHED = [path for path in RECIPES if path.stem not in ("quickstart", "smollm2-gsm8k")]  # targets of the hub
 ASKED_FOR = {
+    "llama-7b-wide-1.3b", "llama-7b-wide-796m", "llama-7b-wide-543m", "llama-7b-wide-290m",
     "llama2-7b-wide-1.3b", "llama2-7b-wide-796m", "llama2-7b-wide-543m", "llama2-7b-wide-290m", "llama2-7b-deep-1.3b",
     "llama3.1-8b-wide-829m", "mistral-7b-wide", "qwen2.5-7b-wide", "quickstart", "smollm2-gsm8k",
 }  # fmt: skip
+BASE = [path for path in PUBLISHED if path.stem.startswith("llama-7b-")]  # of LLaMA-7B, which is no chat model
+OF_THE_TARGET = ("run_name", "target", "architecture")  # keys that recipes of several targets do not share
 LABELS = ("Command", "Hardware", "Hours", "Expect")
 every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 every_published = pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
@@ -34,7 +41,7 @@ def header(path: Path) -> dict[str, str]:
     found, label = {"": ""}, ""
     for line in comment.splitlines():
         text = line.removeprefix("#").strip()
-        if match := re.match(r"(Command|Hardware|Hours|Step|Expect|Estimated): +", text):
+        if match := re.match(r"(Command|Hardware|Hours|Step|Floors|Expect|Estimated): +", text):
             label, text = match[1], text[match.end() :]
         found[label] = f"{found.get(label, '')} {text}".strip()
     return found
@@ -71,22 +78,60 @@ def test_the_header_says_command_hardware_hours_and_what_to_expect(path):
 
 @every_published
 def test_estimates_say_how_they_were_made_and_that_nobody_has_run_them(path):
-    """By hand: 50,000 answers less 256, twice, of 1,000 tokens; output heads run at the 300 of the answer."""
+    """By hand: 50,000 answers less 256, twice. Of conversations 700 tokens and 300 of the answer, at which alone output
+    heads run; of texts 128 and 461. Both models run the rows that the draft says, and evaluations the whole teacher's.
+    """
     lines = header(path)
     assert "nobody has run it" in lines["Hours"]
     cut = planned(load_recipe(path))
-    teacher, student = (
-        shape.flops_per_token(500) - 0.7 * 2 * shape.vocab * shape.hidden for shape in (cut.target, cut.draft)
-    )
+    prompt, answer = (128, 461) if path in BASE else (700, 300)
+    whole = prompt + answer
+
+    def flops_of(shape, rows):
+        head = 2 * shape.hidden
+        return shape.flops_per_token((whole + 1) // 2) - head * shape.head_rows + answer / whole * head * rows
+
+    teacher, student = (flops_of(shape, cut.draft.head_rows) for shape in (cut.target, cut.draft))
     flops = teacher + 3 * student
-    [told] = re.findall(r"99,488 sequences of 1,000 tokens, ([\d.]+) GFLOP a token", lines["Estimated"])
+    [told] = re.findall(rf"99,488 sequences of {whole:,} tokens, ([\d.]+) GFLOP a token", lines["Estimated"])
     assert float(told) == pytest.approx(flops / 1e9, abs=0.06)
     [(share, peak)] = re.findall(r"(?:assumed (\d+)% of the|measured) (\d+) TFLOP/s", lines["Estimated"])
-    evaluations = 11 * 256 * 1000 * (teacher + student)
+    evaluations = 11 * 256 * whole * (flops_of(cut.target, cut.target.vocab) + student)
     speed = int(share or 100) / 100 * int(peak) * 1e12
-    hours = (99_488_000 * flops + evaluations) / speed / 3600
+    hours = (99_488 * whole * flops + evaluations) / speed / 3600
     assert float(re.findall(r"([\d.]+) for training", lines["Hours"])[0]) == pytest.approx(hours, abs=0.06)
     assert f"{cut.draft.parameters() / 1e6:.1f}M" in lines[""]
+
+
+@every_published
+def test_what_the_floors_ask_for_is_what_the_recipe_has(path):
+    """Its scorecard looks at every lookahead that is best at an acceptance told of; no head is plainly too large."""
+    recipe, device = load_recipe(path), nominal_device()
+    cut = planned(recipe)
+    first, last = recipe.eval.lookahead
+    best = best_by_alpha(floor_times(device, cut.target, cut.draft, recipe.eval.dtype))
+    assert all(first <= lookahead <= last for lookahead, _ in best.values())
+    assert wanted_head(device, cut.target, cut.draft, recipe.eval.dtype) is None
+    assert header(path)["Floors"].startswith("unmeasured, least times on one ")
+
+
+def test_the_small_head_of_qwen_is_what_the_floors_ask_for():
+    path = ROOT / "recipes" / "qwen2.5-7b-wide.yaml"
+    recipe = load_recipe(path, ["architecture.vocabulary=null"])
+    cut = planned(recipe)
+    asked = wanted_head(nominal_device(), cut.target, cut.draft, recipe.eval.dtype)
+    assert asked == planned(load_recipe(path)).draft.head_vocab == 32768
+    share = cut.draft.vocab * cut.draft.hidden / matrix_parameters(cut.draft)
+    assert f"The whole head would be {share:.0%} of what a step reads" in header(path)[""]
+    assert "docs/engines.md" in header(path)[""]
+
+
+def test_the_whole_head_of_llama_3_says_why():
+    path = ROOT / "recipes" / "llama3.1-8b-wide-829m.yaml"
+    draft = planned(load_recipe(path)).draft
+    share = draft.vocab * draft.hidden / matrix_parameters(draft)
+    assert f"The head is whole, {share:.0%} of what a step reads, as published" in header(path)[""]
+    assert "docs/engines.md" in header(path)[""]
 
 
 @every_recipe
@@ -108,22 +153,53 @@ def test_it_passes_check_without_a_network(path, here):
     assert ("not checked" in report) == (path in PUBLISHED)
 
 
+def written(path: Path) -> dict[str, Any]:
+    """A recipe as its file has it."""
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def without_target(recipe: dict[str, Any], *keys_of_data: str) -> dict[str, Any]:
+    """What recipes of several targets share; some keys of data depend on the target too."""
+    shared = {key: value for key, value in recipe.items() if key not in OF_THE_TARGET}
+    return shared | {"data": {key: value for key, value in recipe["data"].items() if key not in keys_of_data}}
+
+
 def test_published_targets_share_data_training_and_scoring():
-    """What may differ: the target, the cut, and how many answers fit beside the target's keys and values."""
-    recipes: list[dict[str, Any]] = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in PUBLISHED]
-    for recipe in recipes:
-        for key in ("run_name", "target", "architecture"):
-            recipe.pop(key)
-        for key in ("batch_size", "shard_size"):
-            recipe["data"].pop(key)
-    assert all(recipe == recipes[0] for recipe in recipes)
+    """What may differ: the target, the cut, and how many answers fit beside the target's keys and values.
+
+    Of a base model also the prompts, and how long a text may be.
+    """
+    chat = [written(path) for path in PUBLISHED if path not in BASE]
+    alike = [without_target(recipe, "batch_size", "shard_size") for recipe in chat]
+    assert all(recipe == alike[0] for recipe in alike)
+    everyone = [
+        without_target(written(path), "batch_size", "shard_size", "prompts", "max_seq_len") for path in PUBLISHED
+    ]
+    assert all(recipe == everyone[0] for recipe in everyone)
+
+
+def test_recipes_of_llama_7b_differ_by_their_cut_alone():
+    recipes = [written(path) for path in BASE]
+    assert len(recipes) == 4
+    assert all(without_target(recipe) == without_target(recipes[0]) for recipe in recipes)
+    assert all(recipe["target"] == {"path": "huggyllama/llama-7b"} for recipe in recipes)
+
+
+@pytest.mark.parametrize("path", BASE, ids=lambda path: path.stem)
+def test_a_recipe_of_the_base_model_is_its_chat_siblings_but_for_target_and_texts(path):
+    base, chat = written(path), written(path.with_name(path.name.replace("llama-7b", "llama2-7b")))
+    assert base["architecture"] == chat["architecture"]
+    assert without_target(base, "prompts", "max_seq_len") == without_target(chat, "prompts", "max_seq_len")
+    assert base["data"]["prompts"] == [{"task": "c4", "num_prompts": 50_000}]
+    assert [source["num_prompts"] for source in chat["data"]["prompts"]] == [50_000]
+    known = KNOWN_CONFIGS[base["target"]["path"]]
+    assert base["data"]["max_seq_len"] + base["data"]["max_new_tokens"] == known["max_position_embeddings"]
+    named = header(path)[""].replace(" itself", "")
+    assert f"{planned(load_recipe(path)).draft.layers}-layer draft of LLaMA-7B" in named.replace("single", "1")
 
 
 def test_the_control_differs_by_its_shape_alone():
-    wide, deep = (
-        yaml.safe_load((ROOT / "recipes" / f"llama2-7b-{name}-1.3b.yaml").read_text(encoding="utf-8"))
-        for name in ("wide", "deep")
-    )
+    wide, deep = (written(ROOT / "recipes" / f"llama2-7b-{name}-1.3b.yaml") for name in ("wide", "deep"))
     assert {key for key in wide if wide[key] != deep[key]} == {"run_name", "architecture"}
     assert {key for key in wide["architecture"] if wide["architecture"][key] != deep["architecture"][key]} == {"shape"}
     sizes = [planned(load_recipe(ROOT / "recipes" / f"llama2-7b-{name}-1.3b.yaml")).draft for name in ("wide", "deep")]
@@ -143,6 +219,9 @@ def test_it_runs_at_debug_size(path, here, training_here, capsys):
     printed = capsys.readouterr()
     assert str(run / "draft") in printed.out
     assert "data.prompts: " in printed.err
+    with (run / "data" / "train-00000.jsonl").open(encoding="utf-8") as answers:
+        roles = {message["role"] for line in answers for message in json.loads(line)["messages"]}
+    assert roles == ({"text"} if path in BASE else {"user"})
 
 
 MASKED = (

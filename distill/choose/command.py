@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from eval.acceptance import Resampling
     from eval.choice import Ranked
 
-CONTEXT, REPEATS = 128, 20  # of the step times of untrained drafts
+REPEATS = 20  # of the step times of untrained drafts
 DURATION = "100ba"
 AT_THE_END = ("distill.eval_interval=1dur", "distill.save_interval=1dur", "distill.eval_first=false")
 
@@ -52,6 +52,12 @@ def choose_arguments(parser: argparse.ArgumentParser) -> None:
     )
     acceptance.add_argument(
         "--untrained", action="store_true", help="stop after step times: what each could do at most"
+    )
+    acceptance.add_argument(
+        "--floors",
+        metavar="NAME|FILE",
+        help="time and train nothing: weigh shapes by the least that steps can take on this device, as --device of "
+        "`widedraft check` names it",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the recipe of the winner (default: <run>/choose/recipe.yaml)"
@@ -179,6 +185,7 @@ def candidates_in(target: Path, recipe: Recipe, options: argparse.Namespace) -> 
 
 def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate"]) -> dict[str, Any]:
     """Step times of the target and of every candidate, which no one trained, as a scorecard holds them."""
+    from distill.expected_time.floors import CONTEXT
     from eval.latency.grid import repeated
     from eval.latency.machine import torch_threads
     from eval.latency.measure import measure_latency, timing_ticks

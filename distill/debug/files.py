@@ -17,7 +17,18 @@ from architectures.errors import UserError
 from architectures.shapes import Shape
 from architectures.target import config_at_hand, is_gguf
 from architectures.tiny import BOS_ID, EOS_ID, HEAD_VOCAB, PAD_ID, tiny_config
-from distill.debug.recipe import IDS, PROMPTS, SOURCE, TARGET, TEXT, TinyRun, debug_recipe, replaced, tiny_run
+from distill.debug.recipe import (
+    IDS,
+    PROMPTS,
+    SOURCE,
+    TARGET,
+    TEXT,
+    TinyRun,
+    debug_recipe,
+    replaced,
+    text_fields,
+    tiny_run,
+)
 from distill.exits import say_once
 from distill.recipe import Recipe, load_recipe, save_recipe
 from distill.run_folder import owned_run
@@ -62,7 +73,10 @@ def write_debug(
 ) -> None:
     """Everything a debug run reads, and its recipe."""
     run = Path(small.run_dir)
-    rows = [{"prompt": prompt, "answer": f"{prompt} Think of it."} for prompt in prompts()]
+    rows = [
+        {"prompt": prompt, "answer": f"{prompt} Think of it.", **dict.fromkeys(text_fields(small), prompt)}
+        for prompt in prompts()
+    ]
     write_text("".join(f"{dumps(row)}\n" for row in rows), run / PROMPTS)
     write_text("\n\n".join(prompts()), run / TEXT)
     wanted = small.architecture.vocabulary

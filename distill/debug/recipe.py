@@ -18,6 +18,7 @@ from architectures.shapes import Shape
 from architectures.tiny import HEAD_VOCAB, tiny_shapes
 from distill.check import draft_and_origin
 from distill.recipe import Recipe
+from eval.tasks.table import TASKS
 
 SUFFIX = "-debug"
 TARGET, SOURCE, PROMPTS, TEXT = "tiny-target", "tiny-source", "prompts.jsonl", "text.txt"  # in the run folder
@@ -124,7 +125,7 @@ def debug_masks(masks: Values) -> Values:
 def debug_data(values: Values, run: Path) -> Values:
     """Built-in prompts in place of files and data sets, and short answers; given ones are built in with the prompts."""
     return {
-        "prompts": [{"path": str(run / PROMPTS)}] if values["prompts"] else [],
+        "prompts": built_in(values["prompts"], run),
         "self_written_prompts": at_most(values["self_written_prompts"], 12),
         "num_eval_prompts": 4,
         "max_seq_len": 128,
@@ -132,6 +133,18 @@ def debug_data(values: Values, run: Path) -> Values:
         "batch_size": at_most(values["batch_size"], 8),
         "shard_size": at_most(values["shard_size"], 16),
     }
+
+
+def built_in(sources: list[Values], run: Path) -> list[Values]:
+    """The file of built-in prompts once for every way that sources are read: as users' words, or as a task's texts."""
+    texts = (source["task"] if source["task"] and TASKS[source["task"]].form == "text" else None for source in sources)
+    return [{"path": str(run / PROMPTS), "task": task} for task in dict.fromkeys(texts)]
+
+
+def text_fields(recipe: Recipe) -> list[str]:
+    """The fields that a debug run's tasks read a text from."""
+    tasks = [TASKS[source.task] for source in (*recipe.data.prompts, *recipe.eval.tasks) if source.task is not None]
+    return [places[0] for task in tasks for places in task.fields.values()]
 
 
 def debug_text(values: Values, run: Path) -> Values:
@@ -171,7 +184,7 @@ def debug_eval(values: Values, run: Path) -> Values:
     first, last = values["lookahead"]
     policy_prompts = at_most(values["policy_prompts"], 2)
     return {
-        "tasks": [{"path": str(run / PROMPTS)}] if values["tasks"] else [],
+        "tasks": built_in(values["tasks"], run),
         "max_prompts": 4 - policy_prompts,
         "policy_prompts": policy_prompts,
         "max_new_tokens": 8,

@@ -1,8 +1,9 @@
-"""The hours and step times in recipe headers and in the table of docs/recipes.md, derived for one H100. No torch.
+"""The hours, step times and floors in recipe headers and the table of docs/recipes.md, derived for one H100. No torch.
 
 `python -m distill.recipe` writes them too, from bench/results/devices if an H100 was measured, else from
-what is published. A recipe takes part whose header has a paragraph `Estimated:`; that one, `Hours:` and `Step:` are
-rewritten whole. In the table the cells of its row under the columns COLUMNS are.
+what is published. A recipe takes part whose header has a paragraph `Estimated:`; that one, `Hours:`, `Step:` and
+`Floors:` are rewritten whole. In the table the cells of its row under the columns COLUMNS are, and the table of floors
+in docs/choosing.md is written whole.
 """
 
 import re
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from architectures.atomic import write_text
+from architectures.shapes import Shape
 from distill.check import planned, timed_run
 from distill.expected_time.devices import PUBLISHED, Device, device_files, known_device
 from distill.expected_time.rates import Rate, served_step_ms
@@ -20,11 +22,12 @@ from distill.expected_work import unwritten_work
 from distill.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
-RECIPES, DOC = ROOT / "recipes", ROOT / "docs" / "recipes.md"
+RECIPES, DOC, FLOORS_DOC = ROOT / "recipes", ROOT / "docs" / "recipes.md", ROOT / "docs" / "choosing.md"
 WIDTH, INDENT = 118, 13  # of a header's lines, and of "# Estimated: "
 MARK = "Estimated"
 COLUMNS = ("hours on one H100", "ms a step")
 BEGIN, END = "<!-- hours: written by `python -m distill.recipe` -->\n", "<!-- end of hours -->\n"
+FLOORS_BEGIN, FLOORS_END = "<!-- floors: written by `python -m distill.recipe` -->\n", "<!-- end of floors -->\n"
 NOMINAL = PUBLISHED[0].name
 
 
@@ -38,7 +41,22 @@ def nominal_device(folders: tuple[Path, ...] | None = None) -> Device:
 def derived_paragraphs(path: Path, device: Device) -> dict[str, str]:
     """The paragraphs of a recipe's header that are derived, by label."""
     times, step = derived(path, device)
-    return {"Hours": hours_words(times, device), "Step": step_words(step), MARK: amounts(times)}
+    hours = {"Hours": hours_words(times, device), "Step": step_words(step)}
+    return {**hours, "Floors": floors_of(path, device), MARK: amounts(times)}
+
+
+def floors_of(path: Path, device: Device) -> str:
+    """What the least times of steps say of a recipe."""
+    from distill.expected_time.floor_words import floor_words  # imports scipy, which `python -m distill.recipe` may
+
+    return floor_words(device, *pair_of(path))
+
+
+def pair_of(path: Path) -> tuple[Shape, Shape, Shape, str]:
+    """A recipe's target, its draft, what that is cut out of, and the number type they are scored in."""
+    recipe = load_recipe(path)
+    cut = planned(recipe)
+    return cut.target, cut.draft, cut.source, recipe.eval.dtype
 
 
 def derived(path: Path, device: Device) -> tuple[list[StageTime], Rate]:
@@ -139,9 +157,23 @@ def table_cells(times: list[StageTime], step: Rate) -> tuple[str, str]:
     return total, f"{step.value:.1f}"
 
 
+def with_floors(page: str, device: Device) -> str:
+    """The page with the table of floors, and the line that says what they are derived from."""
+    from distill.expected_time.floor_words import COLUMNS as TITLES
+    from distill.expected_time.floor_words import floor_cells
+
+    before, rest = page.split(FLOORS_BEGIN)
+    _, after = rest.split(FLOORS_END)
+    rows = [[f"`{path.stem}`", *floor_cells(device, *pair_of(path))] for path in derived_recipes()]
+    lines = ["| " + " | ".join(row) + " |" for row in ([*TITLES], ["---"] * len(TITLES), *rows)]
+    told = f"Unmeasured: floors of one {device.name}, by bandwidth and peak {basis(device)}."
+    return f"{before}{FLOORS_BEGIN}\n" + "\n".join([*lines, "", told]) + f"\n\n{FLOORS_END}{after}"
+
+
 def write_headers() -> None:
-    """Rewrite headers and table."""
+    """Rewrite headers and tables."""
     device = nominal_device()
     for path in derived_recipes():
         write_text(with_paragraphs(path.read_text(encoding="utf-8"), derived_paragraphs(path, device)), path)
     write_text(with_cells(DOC.read_text(encoding="utf-8"), device), DOC)
+    write_text(with_floors(FLOORS_DOC.read_text(encoding="utf-8"), device), FLOORS_DOC)

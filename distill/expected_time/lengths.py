@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from distill.data.config import DataConfig
 from distill.data.conversations import Conversation
 from distill.expected_work import Work
-from eval.tasks.forms import Message, Prompt
+from eval.tasks.forms import TEXT, Message, Prompt
+from eval.tasks.table import TASKS
 
 CHARACTERS_PER_TOKEN = 4  # of English under a vocabulary of 32 thousand entries or more
 TEMPLATE_TOKENS = 20  # a chat template's own, of one turn
@@ -46,8 +47,9 @@ def mean_lengths(data: DataConfig, work: Work, sources: Sequence[Sequence[Row] |
     elif given:
         answer, words = mean(learned_tokens(row) for row in given), f"{CHARACTERS_PER_TOKEN} characters a token"
     else:
-        answer, words = written_answer(data.max_new_tokens), "assumed"
-    prompt = mean(prompt_tokens(row) for row in rows) if rows else UNSEEN_PROMPT_TOKENS
+        most = data.max_new_tokens
+        answer, words = continued_text(most) if reads_texts(data) else written_answer(most), "assumed"
+    prompt = mean(prompt_tokens(row) for row in rows) if rows else unseen_prompt_tokens(data)
     how = f"{CHARACTERS_PER_TOKEN} characters a token" if rows else "assumed"
     answer = max(1, min(answer, data.longest_answer))
     prompt = max(1, min(prompt, data.max_seq_len - answer))
@@ -57,6 +59,24 @@ def mean_lengths(data: DataConfig, work: Work, sources: Sequence[Sequence[Row] |
 def written_answer(most: int) -> int:
     """Tokens of an answer that the target writes, where so many are allowed."""
     return max(1, min(WHOLE_ANSWER_TOKENS, round(CUT_ANSWER_SHARE * most)))
+
+
+def continued_text(most: int) -> int:
+    """Tokens that the target adds to a text, which, unlike an answer, has no end of its own."""
+    return max(1, round(CUT_ANSWER_SHARE * most))
+
+
+def reads_texts(data: DataConfig) -> bool:
+    """Whether every source is a task of texts that are continued as they stand."""
+    forms = {None if source.task is None else TASKS[source.task].form for source in data.prompts}
+    return forms == {"text"} and not data.self_written_prompts
+
+
+def unseen_prompt_tokens(data: DataConfig) -> int:
+    """Of prompts that check does not open: as much as their tasks read of a text, where these say how much."""
+    bounds = [TASKS[source.task].max_characters for source in data.prompts if source.task is not None]
+    known = [each // CHARACTERS_PER_TOKEN for each in bounds if each is not None]
+    return mean(known) if reads_texts(data) and len(known) == len(data.prompts) else UNSEEN_PROMPT_TOKENS
 
 
 def prompt_tokens(row: Row) -> int:
@@ -71,8 +91,11 @@ def learned_tokens(row: Conversation) -> int:
 
 
 def tokens_of(messages: Iterable[Message]) -> int:
-    """Of some messages with what the template puts around them."""
-    return sum(TEMPLATE_TOKENS + len(message["content"]) // CHARACTERS_PER_TOKEN for message in messages)
+    """Of some messages with what the template puts around them, which is nothing around a text."""
+    return sum(
+        (0 if message["role"] == TEXT else TEMPLATE_TOKENS) + len(message["content"]) // CHARACTERS_PER_TOKEN
+        for message in messages
+    )
 
 
 def mean(counts: Iterable[int]) -> int:

@@ -3,7 +3,7 @@
 Every rate says which it was. A rate of None means that neither is known. Pure; no torch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil, log
 
@@ -66,15 +66,36 @@ def training_flops_per_s(
 
 
 def assumed_training(device: Device, precision: str) -> Rate | None:
-    """A share of the device's peak, measured or published."""
-    peaks = [row.peak_flops for row in of_device(device, "machine") if row.dtype == PRECISION_DTYPES[precision]]
-    peak = max((each for each in peaks if each is not None), default=None)
-    published = device.published.peak_flops.get(precision) if device.published else None
-    value, which = (published, "published") if peak is None else (peak, "measured")
-    if value is None:
+    """A share of the device's peak."""
+    peak = peak_flops_per_s(device, precision)
+    if peak is None:
         return None
-    words = f"assumed {ASSUMED_MFU:.0%} of the {tera(value)} {which} for {PRECISION_DTYPES[precision]}"
-    return Rate(ASSUMED_MFU * value, measured=False, words=words)
+    return Rate(ASSUMED_MFU * peak.value, measured=False, words=f"assumed {ASSUMED_MFU:.0%} of the {peak.words}")
+
+
+def peak_flops_per_s(device: Device, precision: str) -> Rate | None:
+    """The most FLOPs a second of matrix products; None where nobody says."""
+    dtype = PRECISION_DTYPES[precision]
+    measured = [row.peak_flops for row in of_device(device, "machine") if row.dtype == dtype]
+    published = device.published.peak_flops.get(precision) if device.published else None
+    return highest(measured, published, lambda value, which: f"{tera(value)} {which} for {dtype}")
+
+
+def bandwidth_gb_s(device: Device) -> Rate | None:
+    """GB a second that memory is read at; None where nobody says."""
+    measured = [row.bandwidth_gb_s for row in of_device(device, "machine")]
+    published = device.published.bandwidth_gb_s if device.published else None
+    return highest(measured, published, lambda value, which: f"{value:,.0f} GB/s {which}")
+
+
+def highest(
+    measured: Iterable[float | None], published: float | None, words: Callable[[float, str], str]
+) -> Rate | None:
+    """The highest of what was measured, else what is published."""
+    found = max((each for each in measured if each is not None), default=None)
+    if found is not None:
+        return Rate(found, measured=True, words=words(found, "measured"))
+    return None if published is None else Rate(published, measured=False, words=words(published, "published"))
 
 
 def step_s(device: Device, shape: Shape, dtype: str, *, batch: int, context: int) -> Rate | None:
@@ -191,12 +212,11 @@ def steps_of_answers(device: Device, count: int, batch: int, most_tokens: int) -
 
 def least_step_s(device: Device, shape: Shape, dtype: str, batch: int, context: int) -> float | None:
     """Seconds to read what a step reads: matrices once, keys and values of every row; None without a bandwidth."""
-    measured = [row.bandwidth_gb_s for row in of_device(device, "machine") if row.bandwidth_gb_s is not None]
-    bandwidth = max(measured, default=device.published.bandwidth_gb_s if device.published else None)
+    bandwidth = bandwidth_gb_s(device)
     if bandwidth is None:
         return None
     read = matrix_parameters(shape) * DTYPE_BYTES[dtype] + batch * context * shape.kv_bytes_per_token(dtype)
-    return read / (bandwidth * 1e9)
+    return read / (bandwidth.value * 1e9)
 
 
 def served_step_ms(device: Device, draft: Shape, dtype: str = "bfloat16") -> Rate:

@@ -202,6 +202,17 @@ TASKS: Mapping[str, Task] = {
             source="Narayan et al. 2018, arXiv 1808.08745; asked as T5 is, arXiv 1910.10683",
         ),
         Task(
+            name="c4",
+            version=1,
+            form="text",
+            template=("{text}",),
+            fields={"text": ("text",)},
+            max_characters=512,
+            hub=HubRows(name="allenai/c4", config="en", split="train", streaming=True),
+            licence="ODC-BY; pages of the web, under Common Crawl's terms of use",
+            source="Raffel et al. 2020, arXiv 1910.10683",
+        ),
+        Task(
             name="starcoder",
             version=1,
             form="text",

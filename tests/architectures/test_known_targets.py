@@ -13,6 +13,7 @@ from architectures.shapes import Shape
 from architectures.target import config_at_hand, read_config
 
 PUBLISHED = {  # as the hub shows them beside the safetensors files
+    "huggyllama/llama-7b": 6_738_415_616,
     "meta-llama/Llama-2-7b-hf": 6_738_415_616,
     "meta-llama/Llama-2-7b-chat-hf": 6_738_415_616,
     "meta-llama/Llama-3.1-8B": 8_030_261_248,
@@ -47,6 +48,15 @@ def cache(monkeypatch):
 
 def test_parameters_are_the_published_ones():
     assert {name: Shape.from_config(config).parameters() for name, config in KNOWN_CONFIGS.items()} == PUBLISHED
+
+
+def test_llama_1_was_made_for_half_the_context_of_llama_2():
+    """ "LLaMA" (arXiv 2302.13971) trains on 2,048 tokens, "Llama 2" (arXiv 2307.09288, table 1) on 4,096."""
+    one, two = (known_config(name, "main") for name in ("huggyllama/llama-7b", "meta-llama/Llama-2-7b-hf"))
+    assert one is not None
+    assert two is not None
+    differing = {key: (one[key], two[key]) for key in one if one[key] != two[key]}
+    assert differing == {"max_position_embeddings": (2048, 4096), "rms_norm_eps": (1e-6, 1e-5)}
 
 
 def test_known_targets_need_no_network(cache):

@@ -3,7 +3,15 @@
 import pytest
 
 from eval.acceptance import Resampling
-from eval.choice import drawn_times, predicted_interval, prospect, ranking, ranking_of_alphas
+from eval.choice import (
+    drawn_times,
+    equal_alpha,
+    iid_promise,
+    predicted_interval,
+    prospect,
+    ranking,
+    ranking_of_alphas,
+)
 from eval.speedup import StepTimes, ideal_times, iid_speedup, predicted_speedup
 
 RESAMPLING = Resampling(confidence=0.9, num_resamples=500, seed=17)
@@ -184,3 +192,33 @@ def test_a_draft_as_slow_as_its_target_has_no_prospect():
     found = prospect(StepTimes(1.0, 1.5, 1.5, {1: 1.0, 4: 1.0}))
     assert found.least_alpha is None
     assert found.most < 1
+
+
+def dear_and_cheap():
+    """A draft step of a quarter and of a tenth of the target's, verification as long as a step."""
+    return [
+        StepTimes(target_s=1.0, draft_s=each, draft_two_s=each, verify_s=dict.fromkeys(range(1, 9), 1.0))
+        for each in (0.25, 0.1)
+    ]
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
+def test_a_draft_is_as_fast_as_itself_with_its_own_acceptance(alpha):
+    for steps in dear_and_cheap():
+        assert equal_alpha(iid_promise(alpha, steps)[1], steps) == pytest.approx(alpha)
+
+
+def test_a_dear_draft_must_be_right_more_often_and_each_at_its_own_lookahead():
+    """By hand: the cheap one at 0.5 is worth 1.75 / 1.2 at lookahead 2; the dear one 1 + a + a^2 over 1.5 there."""
+    dear, cheap = dear_and_cheap()
+    lookahead, speed = iid_promise(0.5, cheap)
+    assert (lookahead, speed) == (2, pytest.approx(1.75 / 1.2))
+    needed = equal_alpha(speed, dear)
+    assert needed == pytest.approx((-1 + (4 * 1.5 * speed - 3) ** 0.5) / 2)
+    assert iid_promise(needed, dear)[0] == 2
+
+
+def test_no_acceptance_makes_up_for_every_step_and_none_is_needed_to_be_slow():
+    dear, cheap = dear_and_cheap()
+    assert equal_alpha(iid_promise(1.0, cheap)[1], dear) is None
+    assert equal_alpha(0.5, cheap) == 0.0

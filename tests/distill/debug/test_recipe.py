@@ -15,6 +15,7 @@ from distill.debug.files import begin_debug, byte_tokenizer, prompts, write_tiny
 from distill.debug.recipe import debug_recipe, leaves, replaced, tiny_run
 from distill.losses.config import TokenSelection
 from distill.recipe import Recipe, load_recipe
+from eval.tasks.prompts import load_prompts
 from eval.tasks.rendering import render_prompt
 
 TARGET = "meta-llama/Llama-2-7b-hf"
@@ -181,6 +182,23 @@ def test_given_answers_stay_given(tmp_path, monkeypatch):
     assert all(len(render_prompt(tokenizer, each.messages[:1])) < 128 for each in conversations)
     cached = make({"layers": 4}, data={**data, "batch_size": 500}, distill={"teacher": {"source": "cache"}})
     assert shrink(cached).data.answers == "given"
+
+
+def test_texts_to_continue_stay_texts(tmp_path, monkeypatch):
+    """A base model's recipe goes its own way: no user, no template; other sources are read as before."""
+    monkeypatch.chdir(tmp_path)
+    data = {"prompts": [{"task": "c4", "num_prompts": 9}, {"name": "owner/chats"}, {"task": "c4", "num_prompts": 7}]}
+    tasks = [{"task": "hellaswag"}, {"task": "mt_bench"}, {"task": "starcoder", "num_prompts": 3}]
+    recipe = make({"layers": 4}, data=data, eval={"tasks": tasks})
+    Path("r.yaml").write_text(json.dumps(recipe.model_dump(mode="json")))
+    small = load_recipe(begin_debug(Path("r.yaml"), [], weights=False))
+    assert [source.task for source in small.data.prompts] == ["c4", None]
+    assert [source.task for source in small.eval.tasks] == ["hellaswag", None, "starcoder"]
+    for source in (*small.data.prompts, *small.eval.tasks):
+        found = load_prompts([source])
+        assert [prompt.messages[0]["content"] for prompt in found] == prompts()
+        role = "user" if source.task is None else "text"
+        assert {prompt.messages[0]["role"] for prompt in found} == {role}
 
 
 def test_every_value_that_changed_is_named():

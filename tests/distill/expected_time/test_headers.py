@@ -6,10 +6,12 @@ from distill.expected_time.headers import (
     BEGIN,
     DOC,
     END,
+    FLOORS_DOC,
     derived_paragraphs,
     derived_recipes,
     nominal_device,
     with_cells,
+    with_floors,
     with_paragraphs,
 )
 
@@ -22,8 +24,8 @@ def measured(device_file, records):
     return nominal_device((device_file(records["h100"]).parent,))
 
 
-def test_the_eight_recipes_that_nobody_has_run_are_derived():
-    assert len(derived_recipes()) == 8
+def test_the_twelve_recipes_that_nobody_has_run_are_derived():
+    assert len(derived_recipes()) == 12
 
 
 @every_derived
@@ -37,11 +39,25 @@ def test_the_table_is_in_step():
     assert with_cells(text, nominal_device()) == text, STALE
 
 
+def test_the_table_of_floors_is_in_step():
+    text = FLOORS_DOC.read_text(encoding="utf-8")
+    assert with_floors(text, nominal_device()) == text, STALE
+
+
+def test_a_measured_device_rewrites_the_floors(measured):
+    """3,000 GB/s in place of 3,350: the same bytes take longer, the same ratios remain."""
+    text = with_floors(FLOORS_DOC.read_text(encoding="utf-8"), measured)
+    [row] = [line.split(" | ") for line in text.splitlines() if line.startswith("| `llama2-7b-wide-796m`")]
+    assert row[1:5] == ["4.43", "0.77", "0.173", "0.156"]
+    assert "by bandwidth and peak from what was measured of it on 2026-12-01" in text
+
+
 @every_derived
 def test_a_measured_device_rewrites_the_derived_paragraphs_and_nothing_else(path, measured):
     text = path.read_text(encoding="utf-8")
     told = derived_paragraphs(path, measured)
     assert "from what was measured of it on 2026-12-01" in told["Hours"]
+    assert told["Floors"].startswith("unmeasured, least times on one NVIDIA H100 80GB HBM3: a step ")
     written = with_paragraphs(text, told)
     assert written != text
     assert with_paragraphs(written, told) == written
@@ -64,7 +80,7 @@ def test_a_measured_device_rewrites_two_cells_of_each_derived_row(measured):
         if one != other
     ]
     rows = [pair for pair in changed if len(pair[0]) > 1]
-    assert len(rows) == 8
+    assert len(rows) == 12
     assert all(one[place] == other[place] for one, other in rows for place in (1, 2, 3, 6))
     assert "from what was measured of it on 2026-12-01" in after.split(BEGIN)[1].split(END)[0]
 

@@ -14,7 +14,7 @@ from distill.expected_time.stages import stage_times
 from distill.expected_work import Work
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.recipe import Recipe
-from eval.tasks.forms import Prompt
+from eval.tasks.forms import Prompt, raw_text
 
 TARGET, DRAFT = (NAMED_SHAPES[name].shape for name in ("llama-7b", "wide-796m"))
 SPEED = 1e15
@@ -272,6 +272,25 @@ def test_lengths_of_what_check_does_not_open_are_assumed():
     data = run_of(data={"max_new_tokens": 512}).recipe.data
     found = mean_lengths(data, Work(2, 1), [None])
     assert (found.prompt, found.answer, found.whole) == (700, 300, 1000)
+
+
+TEXTS = {"prompts": [{"task": "c4", "num_prompts": 9}], "max_new_tokens": 512, "max_seq_len": 1536}
+
+
+def test_texts_are_continued_to_the_limit_and_no_longer_than_their_task_reads_them():
+    """512 characters of c4 are 128 tokens; nothing ends a text, so nine tenths of 512 tokens are written."""
+    found = mean_lengths(run_of(data=TEXTS).recipe.data, Work(2, 1), [None])
+    assert (found.prompt, found.answer) == (128, 461)
+    two = run_of(data={**TEXTS, "prompts": [{"task": "c4", "num_prompts": 9}, {"task": "hellaswag"}]}).recipe.data
+    assert mean_lengths(two, Work(2, 1), [None, None]).prompt == 700  # nobody says how long those of hellaswag are
+    mixed = run_of(data={**TEXTS, "prompts": [{"task": "c4", "num_prompts": 9}, {"task": "gsm8k"}]}).recipe.data
+    found = mean_lengths(mixed, Work(2, 1), [None, None])
+    assert (found.prompt, found.answer) == (700, 300)
+
+
+def test_no_template_stands_around_a_text():
+    text = Prompt("test:1", (raw_text("x" * 40),))
+    assert mean_lengths(run_of(data=TEXTS).recipe.data, Work(2, 1), [[text]]).prompt == 10
 
 
 def test_answers_on_the_disk_are_counted():

@@ -1,0 +1,85 @@
+"""`widedraft choose --floors DEVICE`: what shapes could do on a device that is not at hand. Nothing is timed."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from architectures.errors import UserError
+from distill.check import Cut, planned, timed_run
+from distill.choose.candidates import DEPTHS, Candidate, candidates_of
+from distill.expected_time.devices import Device, find_device
+from distill.expected_time.floors import Way, floor_times, ways_of
+from distill.expected_time.stages import stage_times
+from distill.expected_work import expected_work, read_rows
+from distill.memory import memory_parts, together, trainings
+from distill.recipe import Recipe
+from eval.speedup import StepTimes
+
+UNUSED = {"out": "--out", "trust_checkpoints": "--trust-checkpoints", "rehash": "--rehash"}
+
+
+@dataclass(frozen=True)
+class Floored:
+    """A candidate, the least its steps take, and what its run costs.
+
+    Attributes:
+        candidate: The shape.
+        steps: Of it and the target, by the way kernels come to run.
+        hours: Of its whole run on the device, as `check` estimates them; None where they are not known.
+        memory_bytes: Of one process at its fullest, likewise.
+    """
+
+    candidate: Candidate
+    steps: Mapping[Way, StepTimes]
+    hours: float | None
+    memory_bytes: int
+
+
+def choose_by_floors(recipe: Recipe, options: argparse.Namespace) -> None:
+    """Print what every candidate costs and is worth on the device, by floors.
+
+    Args:
+        recipe: Whose depths and heads are weighed.
+        options: Those of `choose_arguments`, with --floors.
+
+    Raises:
+        UserError: If an option of theirs would do nothing here, or a floor is not known.
+    """
+    from distill.choose.floors_page import floors_page
+
+    refuse_unused(options)
+    device, cut = find_device(options.floors), planned(recipe)
+    print(floors_page(recipe, cut, device, floored(recipe, cut, device, floor_candidates(recipe, cut, options))))
+
+
+def refuse_unused(options: argparse.Namespace) -> None:
+    """Raise UserError for an option of what is trained, written or fingerprinted."""
+    given = [word for name, word in UNUSED.items() if getattr(options, name)]
+    if given:
+        raise UserError(f"{given[0]}: --floors trains, reads and writes nothing that it goes with. Leave it out.")
+
+
+def floor_candidates(recipe: Recipe, cut: Cut, options: argparse.Namespace) -> list[Candidate]:
+    """The shapes that were asked for; of no depths the usual ones and the recipe's own."""
+    source = replace(cut.source, vocab=cut.target.vocab)
+    usual = [depth for depth in {*DEPTHS, cut.draft.layers} if depth < source.layers]
+    return candidates_of(recipe, source, options.layers or usual, options.most_parameters, options.vocabulary)
+
+
+def floored(recipe: Recipe, cut: Cut, device: Device, candidates: Sequence[Candidate]) -> list[Floored]:
+    """Every candidate with its steps and costs."""
+    prompts = [read_rows(source, recipe.data) for source in recipe.data.prompts]
+    work = expected_work(recipe, prompts)
+
+    def one(candidate: Candidate) -> Floored:
+        own = replace(cut, draft=candidate.shape)
+        times = [time.seconds for time in stage_times(timed_run(candidate.recipe, own, work, prompts), device)]
+        seconds = [each for each in times if each is not None]
+        return Floored(
+            candidate,
+            {way: floor_times(device, cut.target, candidate.shape, recipe.eval.dtype, way) for way in ways_of(device)},
+            sum(seconds) / 3600 if len(seconds) == len(times) else None,
+            max(together(memory_parts(each, 1)) for each in trainings(candidate.recipe, cut.target, candidate.shape)),
+        )
+
+    return [one(candidate) for candidate in candidates]
