@@ -49,6 +49,7 @@ from distill.data.batches import AnswerDataset
 from distill.debug.files import begin_debug
 from distill.exits import end_on_sigterm, report_user_errors
 from distill.export import export_draft, vocab_size_of
+from distill.freed_memory import keep_freed_memory
 from distill.lineage import begin_training, masks_are_due, require_training_inputs
 from distill.longest_texts import refuse_long_texts
 from distill.masks.train import train_masks
@@ -121,6 +122,8 @@ def train_owned(recipe: Recipe, profile: Path | None) -> None:
     """The steps of a training, in a run that no other command works in."""
     run = Path(recipe.run_dir)
     share_cores()
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     if masks_are_due(recipe):
         join_other_processes(recipe)
         train_masks(recipe, profile)

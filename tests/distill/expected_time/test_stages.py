@@ -24,7 +24,7 @@ EACH = [(1000, 300)]
 TEXT = {"domains": [{"name": "wiki", "path": "absent.txt"}], "max_seq_len": 1025}
 
 
-def run_of(work: Work | None = None, *, architecture=None, text=None, data=None, **distill) -> Run:
+def run_of(work: Work | None = None, *, architecture=None, text=None, data=None, scoring=None, **distill) -> Run:
     recipe = Recipe.model_validate(
         {
             "run_name": "demo",
@@ -33,6 +33,7 @@ def run_of(work: Work | None = None, *, architecture=None, text=None, data=None,
             "data": {"prompts": [{"path": "absent"}], "num_eval_prompts": 10, "max_seq_len": 2048, **(data or {})},
             "distill": {"eval_interval": "1dur", "eval_first": False, "precision": "amp_bf16", **distill},
             "text": text,
+            "eval": scoring or {},
         }
     )
     return Run(recipe, TARGET, DRAFT, TARGET, work or Work(1010, 1000), LENGTHS)
@@ -199,6 +200,8 @@ def test_a_scorecard_is_answers_replay_timed_steps_and_live_decoding():
     found = times(run_of())["scorecard"]
     assert found.seconds == pytest.approx(answers_s + replay_s + timing_s + live_s)
     assert not found.measured
+    tuned = times(run_of(data={"num_eval_prompts": 20}, scoring={"max_prompts": 10, "policy_prompts": 10}))["scorecard"]
+    assert tuned.seconds == pytest.approx(2 * answers_s + 2 * replay_s + timing_s + live_s * 4 / 3)
 
 
 def test_given_answers_are_not_written_but_those_of_held_out_prompts():

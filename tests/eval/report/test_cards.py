@@ -13,6 +13,16 @@ from eval.report.cards import card_path, read_cards
 from eval.report.drawing import Drawing
 from eval.report.fields import FIELDS, require_fields
 
+POLICY = {
+    "temperature": 0.0,
+    "tuned_on": 2,
+    "lookahead": 1,
+    "policy": {"lookahead": 2, "least": 0.5, "prior": [0.5], "weight": 2.0, "confidence": 0.0},
+    "predicted": 1.25,
+    "tau": 1.5,
+    "lookup": {"lookahead": 1, "predicted": 1.125, "tau": 1.25},
+}
+
 
 def refusal(*runs):
     with pytest.raises(UserError) as refused:
@@ -133,6 +143,10 @@ def test_a_damaged_field_is_named(runs, rewrite, edit, told):
         (
             lambda record: record["live"].update(draft="undistilled"),
             "draft and temperature of live must be ['draft', 0]",
+        ),
+        (
+            lambda record: record.update(policies=[{**POLICY, "temperature": 0.5}]),
+            "temperatures of policies must be [0.0, 1.0], as the rest of the file has it, got [0.5]",
         ),
         (lambda record: record["latency"]["verify"].pop(), "lookaheads of acceptance[0] must be [1, 2], "),
         (lambda record: record["speedup"][1]["lookahead"].pop(), "lookaheads of speedup[1] must be [1, 2, 3], "),
