@@ -1,7 +1,6 @@
 """The ways of live decoding beside the draft alone: looking up alone, and the draft with its policy."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -10,10 +9,8 @@ from eval.beside.tune import Tuned
 from eval.decoding.ngram import NgramLookup
 from eval.live import DRAFT, LiveAnswer, LiveWay, decoding_speedup, whole_speedup
 from eval.scorecard.acceptance_record import estimate_record
-from eval.scorecard.record import spent_record
+from eval.scorecard.record import Record, spent_record
 from eval.scorecard.verdict import LOOKUP, POLICY
-
-Record = dict[str, Any]
 
 
 def ways_of(draft: PreTrainedModel, lookahead: int, lookup: int, policy: Tuned | None) -> dict[str, LiveWay]:

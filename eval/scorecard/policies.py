@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_value
@@ -18,11 +17,11 @@ from eval.config import EvalConfig
 from eval.replay import rule_name
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.record import Record
 from eval.scorecard.scores import ReplayedDraft
 from eval.speedup import StepTimes
 from eval.tasks.forms import Prompt
 
-Record = dict[str, Any]
 FOLDER = "tuning"  # of the answers, beside those that are scored on
 
 
