@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eval.acceptance import Resampling
-from eval.beside.lookup_alone import best_lookup
+from eval.beside.lookup_alone import Texts, best_lookup
 from eval.beside.tune import Tuned
 from eval.config import EvalConfig
 from eval.latency.floor import byte_ratio
@@ -20,7 +20,6 @@ from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.policies import policies_record, tune_policies
 from eval.scorecard.record import Record, latency_record, live_record, speedup_record
 from eval.scorecard.scores import DraftScore, ReplayedDraft
-from eval.speedup import StepTimes
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,11 @@ def measure(
     steps = latency.step_times(pair.primary)
     tuned = tune_policies(pair, tuning, steps, max_new_tokens=config.max_new_tokens)
     along = {one.leading.temperature: one.replayed for one in scored if one.leading.draft == pair.primary}
+    looked_up = {
+        temperature: best_lookup(texts_of(answers[temperature]), steps, max_new_tokens=config.max_new_tokens)
+        for temperature in answers
+        if temperature == 0 or temperature in tuned
+    }
     live = run = None
     if 0.0 in answers:
         [place] = [place for place, one in enumerate(scored) if one.is_of(pair.primary, 0.0)]
@@ -92,7 +96,7 @@ def measure(
             scored[place].leading,
             promised=forecasts[place],
             policy=tuned.get(0.0),
-            steps=steps,
+            lookup=looked_up[0.0][0],
             config=config,
             resampling=resampling,
         )
@@ -100,10 +104,15 @@ def measure(
         **acceptance_sections(scored, pair.primary, lookaheads, resampling),
         "latency": latency_record(latency),
         "speedup": forecasts,
-        "policies": policies_record(tuned, along, answers, steps, max_new_tokens=config.max_new_tokens),
+        "policies": policies_record(tuned, along, answers, looked_up, steps, max_new_tokens=config.max_new_tokens),
         "live": live,
     }
     return Measured(record, run, tuned)
+
+
+def texts_of(answers: Answers) -> Texts:
+    """Prompts and answers, as token ids."""
+    return [(trace.prompt_ids, trace.answer_ids) for trace in answers.traces]
 
 
 def timed(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, resampling: Resampling) -> Latency:
@@ -150,15 +159,13 @@ def measure_live(
     *,
     promised: Record,
     policy: Tuned | None,
-    steps: StepTimes,
+    lookup: int,
     config: EvalConfig,
     resampling: Resampling,
 ) -> tuple[Record, Run]:
     """Decode some prompts by every way: draft and text alone, each where it promises most, and both by the policy."""
     lookahead = promised["best_lookahead"]
-    texts = [(trace.prompt_ids, trace.answer_ids) for trace in answers.traces]
-    alone, _ = best_lookup(texts, steps, max_new_tokens=config.max_new_tokens)
-    ways = ways_of(pair.drafts[score.draft], lookahead, alone, policy)
+    ways = ways_of(pair.drafts[score.draft], lookahead, lookup, policy)
     chosen = answers.first_turns()[: config.live_prompts]
     live = decode_live(
         pair.target,

@@ -9,9 +9,8 @@ from pathlib import Path
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_value
 from architectures.manifest import processor_name
-from eval.beside.lookup_alone import best_lookup
 from eval.beside.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fingerprint
-from eval.beside.replay import RecordedAnswer
+from eval.beside.replay import RecordedAnswer, Rounds
 from eval.beside.tune import Tuned, rounds_of, tune
 from eval.config import EvalConfig
 from eval.replay import rule_name
@@ -95,6 +94,7 @@ def policies_record(
     tuned: Mapping[float, Tuned],
     replayed: Mapping[float, ReplayedDraft],
     answers: Mapping[float, Answers],
+    looked_up: Mapping[float, tuple[int, Rounds]],
     steps: StepTimes,
     *,
     max_new_tokens: int,
@@ -105,6 +105,7 @@ def policies_record(
         tuned: By temperature.
         replayed: The last draft along the scored answers, by temperature.
         answers: The scored ones.
+        looked_up: The lookahead at which looking up alone is fastest along them, and its rounds there.
         steps: Of the target and the draft.
         max_new_tokens: Of an answer at most.
     """
@@ -112,8 +113,7 @@ def policies_record(
     for temperature, one in tuned.items():
         along = recorded_along(replayed[temperature], answers[temperature], max_new_tokens=max_new_tokens)
         rounds = rounds_of(along, one.policy, one.lookahead)
-        texts = [(each.prompt_ids, each.answer_ids) for each in along]
-        lookahead, looked_up = best_lookup(texts, steps, max_new_tokens=max_new_tokens)
+        lookahead, alone = looked_up[temperature]
         rows.append(
             {
                 "temperature": temperature,
@@ -124,8 +124,8 @@ def policies_record(
                 "tau": rounds.tau,
                 "lookup": {
                     "lookahead": lookahead,
-                    "predicted": looked_up.speedup(lookahead, steps),
-                    "tau": looked_up.tau,
+                    "predicted": alone.speedup(lookahead, steps),
+                    "tau": alone.tau,
                 },
             }
         )
