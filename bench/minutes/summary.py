@@ -12,7 +12,7 @@ from eval.scorecard.tables import table
 from eval.scorecard.verdict import with_interval
 from eval.speedup import StepTimes
 
-BEGIN, END = "<!-- equal minutes: begin -->", "<!-- equal minutes: end -->"
+BEGIN, END = "<!-- equal minutes of {}: begin -->", "<!-- equal minutes of {}: end -->"  # a folder of cells
 COLUMNS = (
     *("teacher, loss", "layers", "ids", "minutes", "seeds", "readings"),
     *("own held-out: greedy, T = 1", "unseen: greedy, T = 1", "a draft's step", "predicted speed", ""),
@@ -20,8 +20,9 @@ COLUMNS = (
 
 
 def with_summary(text: str, cells: Path) -> str:
-    """A page with the table of a folder's cells between its two marks."""
-    return between(text, BEGIN, END, summary(read_finished(cells)))
+    """A page with the table of a folder's cells between the two marks that name it."""
+    begin, end = (mark.format(cells.name) for mark in (BEGIN, END))
+    return between(text, begin, end, summary(read_finished(cells)))
 
 
 def summary(found: Sequence[Finished]) -> str:

@@ -23,6 +23,7 @@ from bench.minutes.training import Clock
 from eval.models import load_model
 
 ROOT = Path(__file__).parents[3]
+CELLS = ROOT / "bench" / "results" / "minutes"
 TOKENS, CACHED = "none-cross_entropy-4layers-all", "cache-negative_log_acceptance-1layers-all"
 WITH_ALL_IDS = (*CONFIGURATIONS, Configuration(Way("none", ("cross_entropy",)), 4))  # the tiny target has 264
 MINUTES = 0.005
@@ -188,14 +189,16 @@ def test_the_page_marks_the_best_and_tells_what_was_seen(setting, finished):
     assert "Made once for all cells, and not counted: answers " in page
 
 
-def test_the_table_of_the_docs_is_that_of_the_cells():
+@pytest.mark.parametrize("processor", sorted(path.name for path in CELLS.iterdir()))
+def test_the_table_of_the_docs_is_that_of_the_cells(processor):
     page = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
-    assert with_summary(page, ROOT / "bench" / "results" / "minutes" / "AMD-EPYC") == page
+    assert with_summary(page, CELLS / processor) == page
 
 
 def test_the_short_table_has_a_row_for_each_configuration_and_marks_one(setting, finished, tmp_path, capsys):
     doc = tmp_path / "page.md"
-    doc.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
+    begin, end = (mark.format(setting.cells.name) for mark in (BEGIN, END))
+    doc.write_text(f"before\n{begin}\nold\n{end}\nafter\n", encoding="utf-8")
     assert main(["--doc", str(doc), "--cells", str(setting.cells)]) == 0
     head, *rows = doc.read_text(encoding="utf-8").split("\n\n")[1].splitlines()[:1] + summary(finished).splitlines()[2:]
     assert len(rows) == len({one.cell.configuration for one in finished})
