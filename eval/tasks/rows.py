@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from architectures.errors import UserError
 from architectures.reading import parse_json, require_regular
 from eval.config import PromptSource
+from eval.tasks.page import hub_words
 from eval.tasks.table import TASKS, HubRows
 
 Parsed = TypeVar("Parsed")
@@ -20,7 +21,7 @@ MOST_CHARACTERS = 1 << 24  # of a row
 
 def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed]) -> list[Parsed]:
     """What the first num_prompts rows of one source are parsed as, each with its place; at least one."""
-    rows = file_rows(Path(source.path)) if source.path is not None else dataset_rows(source)
+    rows = file_rows(Path(source.path), absent_words(source)) if source.path is not None else dataset_rows(source)
     parsed = [parse(row, where) for where, row in islice(rows, source.num_prompts)]
     if not parsed:
         named = source.path or source.name or source.task
@@ -28,8 +29,23 @@ def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed]) -> list
     return parsed
 
 
-def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """(place, row) of each line of a JSON-lines file; blank lines are passed over but counted."""
+def absent_words(source: PromptSource) -> str:
+    """What to do where the file of a source is not there: a named task's rows can be had elsewhere."""
+    if source.task is None:
+        return "Check the path of this prompt file."
+    return (
+        f"Rows of task {source.task} are {hub_words(TASKS[source.task].hub)}, on the Hugging Face hub: save them there "
+        "as JSON lines, or leave the path out to read them from the hub."
+    )
+
+
+def file_rows(path: Path, absent: str = "Check the path of this prompt file.") -> Iterator[tuple[str, Any]]:
+    """(place, row) of each line of a JSON-lines file; blank lines are passed over but counted.
+
+    Args:
+        path: The file.
+        absent: The sentence that ends the message where it cannot be read.
+    """
     try:
         require_regular(path, remedy="Name a file of JSON lines.")
         with path.open(encoding="utf-8-sig") as file:
@@ -41,7 +57,7 @@ def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
                 if line.strip():
                     yield f"{path}:{number}", parse_json(line, f"{path}:{number}", "Write one JSON object per line.")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}). Check the path of this prompt file.") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror}). {absent}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8 JSON lines.") from error
 

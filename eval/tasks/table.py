@@ -171,6 +171,17 @@ TASKS: Mapping[str, Task] = {
             source="Husain et al. 2019, arXiv 1909.09436; asked as in arXiv 2310.07177",
         ),
         Task(
+            name="alpaca",
+            version=1,
+            template=("{instruction}", "{input}"),
+            fields={"instruction": ("instruction",), "input": ("input",)},
+            optional=frozenset({"input"}),
+            answer=("output",),
+            hub=HubRows(name="tatsu-lab/alpaca", split="train"),
+            licence="CC BY-NC 4.0",
+            source="Taori et al. 2023, Stanford Alpaca, on the hub",
+        ),
+        Task(
             name="finance_alpaca",
             version=1,
             template=("{instruction}", "{input}"),

@@ -57,6 +57,8 @@ ROWS: list[tuple[str, dict[str, Any], Any]] = [  # task, row, what is asked: mes
         {"docstring": "Adds {x}.", "code": "def f(): 0"},
         (user("Please generate code based on the following doc:\nAdds {x}."), (), None),
     ),
+    ("alpaca", {"instruction": "Sum up.", "input": "1 2", "output": "3"}, (user("Sum up.\n\n1 2"), (), None)),
+    ("alpaca", {"instruction": "Sum up.", "input": ""}, (user("Sum up."), (), None)),
     ("finance_alpaca", {"instruction": "Sum up.", "input": "1 2", "output": "3"}, (user("Sum up.\n\n1 2"), (), None)),
     ("finance_alpaca", {"instruction": "Sum up.", "input": ""}, (user("Sum up."), (), None)),
     ("finance_alpaca", {"instruction": "Sum up.", "input": None}, (user("Sum up."), (), None)),
@@ -94,6 +96,7 @@ READING = {  # what rows of a version become; whoever changes an entry here must
     "spider/1": "aef9a14538d1",
     "piqa/1": "0b35ec8d800a",
     "csn_python/1": "3fe39179c394",
+    "alpaca/1": "f8deb18a7e1a",  # one form, two sets of rows
     "finance_alpaca/1": "f8deb18a7e1a",
     "cnn_dailymail/1": "1ac7324f99a4",
     "xsum/1": "f3c9be18d502",
