@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from architectures.errors import UserError
 from distill.checkpoint_trust import trust_checkpoints, trust_option
 from distill.choose.command import choose_arguments
 from eval.profiling.option import profile_option, require_profile_folder
@@ -138,6 +139,8 @@ def choose(options: argparse.Namespace) -> None:
     """Rank shapes by predicted speed; the winner becomes a recipe. Or weigh them by floors, in no run at all."""
     from distill.choose.command import choose as choose_shape
 
+    if options.within is not None and options.budget is None:
+        raise UserError("--within: is a number of minutes for --budget FILE. Name both, or neither.")
     if options.floors is not None:
         from distill.choose.floors import choose_by_floors
 
@@ -145,6 +148,11 @@ def choose(options: argparse.Namespace) -> None:
         return
     trust_if_asked(options)
     with own_run(options) as named:
+        if options.budget is not None:
+            from distill.choose.budget import choose_by_budget
+
+            choose_by_budget(named.recipe, options)
+            return
         choose_shape(named.path, named.overrides, options)
 
 

@@ -1,6 +1,7 @@
 """`widedraft choose`: its arguments, and what it does. Imports torch only when it runs."""
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,9 +60,30 @@ def choose_arguments(parser: argparse.ArgumentParser) -> None:
         help="time and train nothing: weigh shapes by the least that steps can take on this device, as --device of "
         "`widedraft check` names it",
     )
+    acceptance.add_argument(
+        "--budget",
+        type=Path,
+        metavar="FILE",
+        help="train nothing: what answers, readings, text and minutes make each candidate pay, by the law of the "
+        "trainings in this file of `python -m bench.budget`",
+    )
+    parser.add_argument(
+        "--within", type=minutes, metavar="MINUTES", help="with --budget: the fastest mix that takes no longer"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the recipe of the winner (default: <run>/choose/recipe.yaml)"
     )
+
+
+def minutes(word: str) -> float:
+    """A number of minutes above none."""
+    try:
+        number = float(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is no number of minutes") from None
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{word!r}: nothing can be made in so many minutes")
+    return number
 
 
 def choose(path: Path, overrides: Sequence[str], options: argparse.Namespace) -> None:

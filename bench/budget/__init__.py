@@ -1,0 +1,1 @@
+"""Which training makes the best draft in equal minutes: loss, teacher, depth and vocabulary, by successive halving."""

@@ -1,0 +1,142 @@
+"""The trainings that are not there yet, each in a process of its own; those that a law foretells come last."""
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
+from architectures.manifest import git_commit, package_version, processor_name, read_manifest
+from architectures.target import resolve_checkpoint
+from architectures.typed_file import read_typed
+from bench.budget.plan import CONFIRMED, FITTED
+from bench.budget.setting import Setting
+from bench.minutes.fill import in_its_own_process
+from distill.budget.law import Budget, fit
+from distill.budget.record import FILE, REMEDY, SCHEMA, Training, Trainings, write_trainings
+from distill.recipe import Recipe
+from distill.stages import generate_stage
+from distill.teacher_cache.stage import cache_stage
+from distill.train import restore_signals
+
+RATE_PROMPTS = 96  # answered anew to know how fast the target writes
+NOT_DECISIVE = ("run_name", "run_dir", "eval", "export", "text", "tracking")
+
+
+def fill(setting: Setting) -> Trainings:
+    """Make what is missing, and the file after every training.
+
+    Raises:
+        UserError: If the file is of another recipe, target or machine.
+    """
+    restore_signals()  # which importing Composer has taken
+    found = begun_file(setting, in_its_own_process(partial(shared, setting), setting.threads))
+    for asked in FITTED + CONFIRMED:
+        if asked not in [one.asked for one in found.trainings]:
+            foretold = foretold_taus(found, asked, setting.lookahead) if asked in CONFIRMED else ()
+            one = in_its_own_process(partial(training_of, setting, asked, foretold), setting.threads)
+            found = replace(found, trainings=(*found.trainings, one))
+            write_trainings(found, setting.out)
+            taus = ", ".join(f"{each:.3f}" for each in one.taus)
+            print(f"  {len(found.trainings)}: {one.budget}, {one.answers_s:.0f} s: tau {taus}", flush=True)
+    return found
+
+
+def training_of(setting: Setting, asked: Budget, foretold: tuple[float, ...]) -> Training:
+    """One training, in the process made for it."""
+    from bench.budget.training import make_training
+
+    return make_training(setting, target_of(setting.shared_recipe()), asked, foretold)
+
+
+def foretold_taus(found: Trainings, asked: Budget, lookahead: int) -> tuple[float, ...]:
+    """What the law of all trainings so far says of one."""
+    return tuple(fit(found.budgets, found.taus(each), each).tau(asked) for each in range(1, lookahead + 1))
+
+
+def begun_file(setting: Setting, made: Mapping[str, Any]) -> Trainings:
+    """The file with its trainings, where there is one; else a new one without any.
+
+    Args:
+        setting: Says where it is.
+        made: What all trainings of a file share, as it is here.
+
+    Raises:
+        UserError: If the trainings there are of something else.
+    """
+    if not setting.out.is_file():
+        work = partial(answers_per_s, setting.shared_recipe(), setting.work / "rate")
+        rate = in_its_own_process(work, setting.threads)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        return Trainings(schema=SCHEMA, **made, answers_per_s=rate, commit=git_commit(), created=created, trainings=())
+    found = read_typed(setting.out, FILE, REMEDY)
+    for name, value in made.items():
+        if getattr(found, name) != value:
+            raise UserError(
+                f"{setting.out}: its {name} is {getattr(found, name)}, and here it is {value}. "
+                "Trainings of both are not one law's: give another --out."
+            )
+    return found
+
+
+def shared(setting: Setting) -> dict[str, Any]:
+    """What all trainings read, made where it is missing; and what it is."""
+    from bench.budget.training import scored_answers
+
+    recipe = setting.shared_recipe()
+    generate_stage(recipe)
+    if recipe.distill.teacher.source == "cache":
+        cache_stage(recipe)
+    target = target_of(recipe)
+    return {
+        "target": fingerprint_checkpoint(target),
+        "recipe": recipe.run_name,
+        "inputs": inputs_of(recipe, setting),
+        "tokens_per_answer": tokens_per_answer(recipe),
+        "prompts": len(scored_answers(setting, target).traces),
+        "processor": processor_name(),
+        "threads": setting.threads,
+        "torch": package_version("torch") or "",
+        "precision": recipe.distill.precision,
+    }
+
+
+def tokens_per_answer(recipe: Recipe) -> float:
+    """Of the answers to train on."""
+    counts = (read_manifest(Path(recipe.run_dir) / "data") or {})["counts"]["train"]
+    return counts["answer_tokens"] / counts["answers"]
+
+
+def target_of(recipe: Recipe) -> Path:
+    """Its folder."""
+    return resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=Path(recipe.run_dir))
+
+
+def inputs_of(recipe: Recipe, setting: Setting) -> str:
+    """Of the answers, the text and all that the recipe says of training."""
+    data = read_manifest(Path(recipe.run_dir) / "data") or {}
+    words = {name: value for name, value in recipe.model_dump(mode="json").items() if name not in NOT_DECISIVE}
+    for name in ("layers", "scores"):
+        words["architecture"].pop(name)
+    words["distill"].pop("max_duration")
+    return fingerprint_value([words, data.get("inputs"), [dict(one) for one in setting.text]])
+
+
+def answers_per_s(recipe: Recipe, work: Path) -> float:
+    """How many answer tokens the target writes in a second: it answers some prompts of the recipe anew."""
+    shutil.rmtree(work, ignore_errors=True)
+    share = -(-RATE_PROMPTS // len(recipe.data.prompts))
+    sources = tuple(one.model_copy(update={"num_prompts": share}) for one in recipe.data.prompts)
+    data = recipe.data.model_copy(update={"prompts": sources, "num_eval_prompts": 1})
+    teacher = recipe.distill.teacher.model_copy(update={"captured_while": None})
+    distill = recipe.distill.model_copy(update={"teacher": teacher})
+    start_s = time.perf_counter()
+    generate_stage(recipe.model_copy(update={"run_dir": str(work), "data": data, "distill": distill}))
+    seconds = time.perf_counter() - start_s
+    counts = (read_manifest(work / "data") or {})["counts"]
+    return (counts["train"]["answer_tokens"] + counts["eval"]["answer_tokens"]) / seconds

@@ -1,0 +1,194 @@
+"""One training of a budget by the trainer that a recipe gets: cut, text, answers; and what is accepted of its draft."""
+
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import ceil
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from bench.budget.setting import TEXT_BATCH, TEXT_SEQ_LEN, Setting
+from bench.gpu.training import forget_moments
+from bench.minutes.training import Clock, answers_in
+from distill.budget.law import Budget
+from distill.budget.record import Training
+from distill.data.batches import AnswerDataset
+from distill.progressive import share_answers
+from distill.recipe import Recipe
+from distill.stages import eval_prompts, prune_stage
+from distill.teacher_cache.answers import CachedAnswers
+from distill.teacher_cache.reader import TeacherCache
+from distill.train import export, fit, read_answers, read_split
+from distill.trainer import build_model, build_trainer
+from eval.acceptance import pool, tau
+from eval.latency.machine import torch_threads
+from eval.models import load_model
+from eval.scorecard.answers import Answers, record_answers
+from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.scores import DraftScore
+
+GREEDY = 0.0
+DRAFT = "draft"
+TEXT_STEP = TEXT_BATCH * TEXT_SEQ_LEN  # tokens of a step on text
+Set = AnswerDataset | CachedAnswers
+
+
+@dataclass(frozen=True)
+class Some(Dataset[Any]):
+    """Some of a set's examples."""
+
+    of: Set
+    places: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.of[self.places[index]]
+
+    def collate(self, examples: Sequence[Any]) -> dict[str, Tensor]:
+        """One batch, as the set makes it."""
+        return self.of.collate(examples)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A draft, and what making it took.
+
+    Attributes:
+        draft: Its folder.
+        budget: What was really read.
+        answers_s: Seconds of training on answers.
+        text_s: Seconds of training on text.
+    """
+
+    draft: Path
+    budget: Budget
+    answers_s: float
+    text_s: float
+
+
+def make_training(setting: Setting, target: Path, asked: Budget, foretold: tuple[float, ...]) -> Training:
+    """Train and score one budget."""
+    trained = train(setting, target, asked)
+    score = scored(setting, target, trained.draft)
+    match = sum(int(answer.matches.sum()) for answer in score.answers) / sum(len(a.matches) for a in score.answers)
+    return Training(
+        asked=asked,
+        budget=trained.budget,
+        answers_s=trained.answers_s,
+        text_s=trained.text_s,
+        taus=tuple(tau(pool([each.counts[k] for each in score.answers])) for k in range(1, setting.lookahead + 1)),
+        greedy_match=match,
+        foretold=foretold,
+    )
+
+
+def train(setting: Setting, target: Path, asked: Budget) -> Trained:
+    """Cut a draft and train it on text, where the budget has some, and then on answers."""
+    folder, text_s, text_tokens = setting.work / "training", 0.0, 0
+    shutil.rmtree(folder, ignore_errors=True)
+    source = cut(setting, setting.cut_recipe(asked, folder / "cut"))
+    if asked.text_tokens:
+        steps = ceil(asked.text_tokens / TEXT_STEP)
+        recipe = setting.text_recipe(asked, folder / "text", source, steps)
+        cut(setting, recipe)
+        text_s = fitted(recipe, target, None, held_out(recipe, target))
+        source, text_tokens = folder / "text" / "draft", steps * TEXT_STEP
+    answers_s, answer_tokens = train_on_answers(setting, target, asked, source, folder / "answers")
+    read = replace(asked, answer_tokens=answer_tokens, text_tokens=text_tokens)
+    return Trained(folder / "answers" / "draft", read, answers_s, text_s)
+
+
+def train_on_answers(setting: Setting, target: Path, asked: Budget, source: Path, run: Path) -> tuple[float, int]:
+    """Train the source on the budget's answers into <run>/draft; seconds, and distinct answer tokens."""
+    recipe = setting.answers_recipe(asked, run, source, steps=1)
+    cut(setting, recipe)
+    some, eval_set, answer_tokens = some_answers(setting, recipe, target, asked.answer_tokens)
+    steps = max(1, round(asked.epochs * len(some) / recipe.distill.global_train_batch_size))
+    recipe = setting.answers_recipe(asked, run, source, steps)
+    return fitted(recipe, target, cast("Set", some), eval_set), answer_tokens
+
+
+def cut(setting: Setting, recipe: Recipe) -> Path:
+    """Cut <run>/init, beside the answers that all trainings share."""
+    share_answers(setting.shared_recipe(), recipe)
+    prune_stage(recipe)
+    return Path(recipe.run_dir) / "init"
+
+
+def fitted(recipe: Recipe, target: Path, train_set: Set | None, eval_set: Set) -> float:
+    """Train <run>/init into <run>/draft; seconds of its steps."""
+    model = build_model(recipe, target=target, eval_tasks=answers_in(eval_set).tasks)
+    trainer, clock = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=None), Clock()
+    trainer.state.callbacks.append(clock)
+    try:
+        fit(recipe, trainer)
+    finally:
+        trainer.engine.close()
+        forget_moments(trainer)
+    export(recipe, target)
+    shutil.rmtree(Path(recipe.run_dir) / "checkpoints")
+    return clock.seconds
+
+
+def held_out(recipe: Recipe, target: Path) -> AnswerDataset:
+    """One held-out answer: every training is evaluated at its end, and says nothing there that is not scored after."""
+    eval_set = read_split(recipe, "eval", target)
+    eval_set.examples = eval_set.examples[:1]
+    return eval_set
+
+
+def some_answers(setting: Setting, recipe: Recipe, target: Path, tokens: float) -> tuple[Some, Set, int]:
+    """Answers that have so many tokens together, drawn from all, with what the teacher said of them; one held-out one.
+
+    Fewer of them are always among more of them, in every training.
+
+    Returns:
+        Both, and how many tokens there really are.
+
+    Raises:
+        ValueError: If all answers have fewer.
+    """
+    answers, eval_set = read_answers(recipe, target)
+    order = list(range(len(answers)))
+    random.Random(recipe.seed).shuffle(order)
+    lengths = [answers.examples[place].num_kept for place in order]
+    num_kept = num_answers(lengths, tokens)
+    found: list[Set] = [answers, eval_set]
+    if recipe.distill.teacher.source == "cache":
+        caches = Path(setting.shared_recipe().run_dir) / "teacher_cache"
+        named = zip(("train", "eval"), (answers, eval_set), strict=True)
+        found = [CachedAnswers(each, TeacherCache(caches, name)) for name, each in named]
+    eval_set.examples = eval_set.examples[:1]
+    return Some(found[0], order[:num_kept]), found[1], sum(lengths[:num_kept])
+
+
+def num_answers(lengths: Sequence[int], tokens: float) -> int:
+    """How many of the first answers it takes to have so many tokens; errors as above."""
+    for place, total in enumerate(accumulate(lengths), start=1):
+        if total >= tokens:
+            return place
+    raise ValueError(f"{tokens:,.0f} answer tokens asked for, and {sum(lengths):,} are there")
+
+
+def scored(setting: Setting, target: Path, draft: Path) -> DraftScore:
+    """Greedy replay of the draft along the held-out answers."""
+    recipe, answers = setting.shared_recipe(), scored_answers(setting, target)
+    with torch_threads(setting.threads):
+        dtype = recipe.eval.dtype
+        pair = Pair(load_model(target, dtype=dtype), {DRAFT: load_model(draft, dtype=dtype)})
+        [replayed] = replay_drafts(pair, answers, temperature=GREEDY)
+    return replayed.scores(range(1, setting.lookahead + 1))[0]
+
+
+def scored_answers(setting: Setting, target: Path) -> Answers:
+    """The target's greedy answers to the held-out prompts, which no training sees; written where missing."""
+    recipe = setting.shared_recipe()
+    prompts = eval_prompts(recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"tasks": ()})}))
+    return record_answers(target, prompts, recipe.eval, setting.work / "scored", temperature=GREEDY, seed=recipe.seed)

@@ -1,0 +1,189 @@
+"""`widedraft choose --budget FILE`: what tokens, readings and minutes make a draft pay here, by a law of trainings."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from architectures.errors import UserError
+from architectures.fingerprint import fingerprint_checkpoint
+from distill.budget.costs import Costs, costs_of
+from distill.budget.law import Budget, fit
+from distill.budget.mixes import Laws, Mix, cheapest, doubled, fastest_within, valued
+from distill.budget.record import Trainings, read_trainings, shapes_of
+from distill.choose.candidates import Candidate
+from distill.choose.command import candidates_in, measured_steps
+from distill.expected_work import expected_reading, expected_work, read_rows
+from distill.recipe import Recipe
+from distill.stage_folders import begin_stage
+from eval.choice import Prospect, prospect, step_times
+from eval.speedup import StepTimes
+
+PAYS = 1.0  # the speed-up at which a draft breaks even
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A candidate, and what makes it pay.
+
+    Attributes:
+        candidate: The shape.
+        prospect: What its step times allow.
+        break_even: The cheapest mix with which it is as fast as the target alone; None if there is none.
+        own: What the recipe's own answers and readings make of it; None where they are not known.
+    """
+
+    candidate: Candidate
+    prospect: Prospect
+    break_even: Mix | None
+    own: Mix | None
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What all candidates are weighed by.
+
+    Attributes:
+        path: Of the file of trainings.
+        found: The trainings.
+        laws: Fitted to them.
+        costs: Of their machine.
+        steps: Of every candidate, measured here.
+    """
+
+    path: Path
+    found: Trainings
+    laws: Laws
+    costs: Costs
+    steps: Mapping[str, StepTimes]
+
+
+def choose_by_budget(recipe: Recipe, options: argparse.Namespace) -> None:
+    """Print what every candidate needs to pay, what the recipe's own budget buys, and what twice of it would.
+
+    Args:
+        recipe: Whose target, widths and answers are meant.
+        options: Those of `choose_arguments`, with --budget.
+
+    Raises:
+        UserError: If the file is of another target, a candidate lies beyond its trainings, or no mix pays within
+            --within.
+    """
+    from distill.choose.budget_page import budget_page, within_sentence
+
+    if options.out is not None:
+        raise UserError("--out: --budget ranks mixes of tokens and writes no recipe. Leave it out.")
+    found = read_trainings(options.budget)
+    target = begin_stage(recipe)
+    if fingerprint_checkpoint(target) != found.target:
+        raise UserError(
+            f"{options.budget}: its trainings are of another target than {recipe.target.path}. "
+            "Make them of this one: `python -m bench.budget RECIPE` in a checkout."
+        )
+    candidates = within_reach(candidates_in(target, recipe, with_trained_shapes(options, found)), found, options.budget)
+    steps = step_times(measured_steps(recipe, target, candidates))
+    basis = Basis(options.budget, found, laws_of(found), costs_of(found), steps)
+    weighed = [weigh(one, basis, own_budget(recipe, found)) for one in candidates]
+    print(budget_page(basis, weighed, doubled_mixes(recipe, basis, weighed)))
+    if options.within is not None:
+        print("\n" + within_sentence(*best_within(options.within, basis, weighed)))
+
+
+def laws_of(found: Trainings) -> Laws:
+    """A law for every lookahead that was scored."""
+    return Laws(
+        {each: fit(found.budgets, found.taus(each), each) for each in found.lookaheads},
+        most_tokens=max(one.answer_tokens for one in found.budgets),
+        most_epochs=max(one.epochs for one in found.budgets),
+        most_text=max(one.text_tokens for one in found.budgets),
+    )
+
+
+def with_trained_shapes(options: argparse.Namespace, found: Trainings) -> argparse.Namespace:
+    """The options, with the depths and heads that were trained where none are asked for."""
+    shapes = shapes_of(found.trainings)
+    layers = options.layers or sorted({layers for layers, _ in shapes})
+    vocabulary = options.vocabulary or sorted({ids for _, ids in shapes})
+    return argparse.Namespace(**{**vars(options), "layers": layers, "vocabulary": vocabulary})
+
+
+def within_reach(candidates: Sequence[Candidate], found: Trainings, path: Path) -> list[Candidate]:
+    """The candidates.
+
+    Raises:
+        UserError: If one is deeper or shallower than every training, or says more or fewer ids.
+    """
+    for name, value_of in (("layers", lambda one: one.layers), ("ids", lambda one: one.head_vocab or one.vocab)):
+        trained = [getattr(one, name) for one in found.budgets]
+        for one in candidates:
+            if not min(trained) <= value_of(one.shape) <= max(trained):
+                raise UserError(
+                    f"{one.name}: has {value_of(one.shape)} {name}, and the trainings in {path} have {min(trained)} to "
+                    f"{max(trained)}; their law says nothing of others. Leave it out, or train some of it."
+                )
+    return list(candidates)
+
+
+def shape_budget(one: Candidate, answer_tokens: float = 0, epochs: float = 1) -> Budget:
+    """A candidate as the law names it."""
+    return Budget(answer_tokens, epochs, 0, one.shape.layers, one.shape.head_vocab or one.shape.vocab)
+
+
+def own_budget(recipe: Recipe, found: Trainings) -> tuple[float, float] | None:
+    """Distinct answer tokens of the recipe and how often it reads them; None where no file tells how many.
+
+    Answers that are not written yet are taken to be as long as those of the trainings.
+    """
+    if recipe.distill.train_on == "text":
+        return None
+    work = expected_work(recipe, [read_rows(source, recipe.data) for source in recipe.data.prompts])
+    reading = expected_reading(recipe.distill, work.answers)
+    if work.answers is None or reading is None or reading.epochs is None:
+        return None
+    return work.answer_tokens or work.answers * found.tokens_per_answer, max(1.0, reading.epochs)
+
+
+def weigh(one: Candidate, basis: Basis, own: tuple[float, float] | None) -> Weighed:
+    """What makes one candidate pay, and what the recipe makes of it."""
+    steps, laws, costs = basis.steps[one.name], basis.laws, basis.costs
+    return Weighed(
+        one,
+        prospect(steps),
+        cheapest(shape_budget(one), PAYS, laws, steps, costs),
+        None if own is None else valued(shape_budget(one, *own), laws, steps, costs),
+    )
+
+
+def doubled_mixes(recipe: Recipe, basis: Basis, weighed: Sequence[Weighed]) -> list[tuple[str, Mix]]:
+    """The recipe's own shape with twice of one thing; nothing where it is no candidate, or its answers are unknown."""
+    wanted = recipe.architecture.vocabulary
+    for one in weighed:
+        shape = one.candidate.shape
+        is_own = shape.layers == recipe.architecture.layers and shape.head_vocab == (wanted.size if wanted else 0)
+        if is_own and one.own is not None:
+            steps = basis.steps[one.candidate.name]
+            return [("as the recipe has it", one.own)] + [
+                (name, valued(budget, basis.laws, steps, basis.costs)) for name, budget in doubled(one.own.budget)
+            ]
+    return []
+
+
+def best_within(minutes: float, basis: Basis, weighed: Sequence[Weighed]) -> tuple[str, Mix, float]:
+    """The fastest candidate and mix of so many minutes, and these.
+
+    Raises:
+        UserError: If none pays within them.
+    """
+    shapes = {one.candidate.name: shape_budget(one.candidate) for one in weighed}
+    best = fastest_within(shapes, 60 * minutes, basis.laws, basis.steps, basis.costs)
+    if best is not None and best[1].speedup > PAYS:
+        return *best, minutes
+    reached = "no answer is written" if best is None else f"the fastest is {best[0]}, {best[1].speedup:.2f}x"
+    paying = {one.candidate.name: one.break_even for one in weighed if one.break_even is not None}
+    if not paying:
+        raise UserError(f"--within {minutes:g}: in so many minutes {reached}, and none of these shapes ever pays here.")
+    first = min(paying, key=lambda name: paying[name].seconds)
+    raise UserError(
+        f"--within {minutes:g}: in so many minutes {reached}. The first to break even is {first}, after "
+        f"{paying[first].seconds / 60:.0f} minutes of {basis.found.processor}. Give more minutes."
+    )

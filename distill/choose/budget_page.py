@@ -1,0 +1,99 @@
+"""What a budget buys, as tables and sentences. Pure text."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from distill.budget.law import left_out
+from distill.budget.mixes import Mix
+from distill.choose.budget import Basis, Weighed
+from eval.scorecard.tables import table
+
+COLUMNS = ("candidate", "cost of a step", "α it needs", "answer tokens to break even", "readings", "text", "minutes")
+BEYOND = "*"
+
+
+def budget_page(basis: Basis, weighed: Sequence[Weighed], doubled: Sequence[tuple[str, Mix]]) -> str:
+    """What every candidate needs to pay, what the recipe makes of it, and what twice of something would."""
+    order = sorted(weighed, key=lambda one: float("inf") if one.break_even is None else one.break_even.seconds)
+    rows = [break_even_cells(one, basis) for one in order]
+    parts = ["## What makes a draft pay here, greedily, at batch 1", law_sentence(basis), table(COLUMNS, rows)]
+    parts += [beyond_sentence(basis)] if any(BEYOND in cell for row in rows for cell in row) else []
+    if any(one.own for one in weighed):
+        parts += ["## What the recipe's own answers and readings make of them", own_table(weighed)]
+    if doubled:
+        parts += ["## What doubling buys", doubled_table(doubled)]
+    return "\n\n".join(parts)
+
+
+def law_sentence(basis: Basis) -> str:
+    """What is foretold from what, and how well."""
+    found, laws = basis.found, basis.laws
+    missed = [left_out(found.budgets, found.taus(each), each) for each in found.lookaheads]
+    return (
+        f"By the law of {len(found.trainings)} trainings in {basis.path}: at most {laws.most_tokens:,.0f} answer "
+        f"tokens, {laws.most_epochs:g} readings, {laws.most_text:,.0f} tokens of text. Foretold from the others, a "
+        f"training's tokens per round are missed by {max(fmean(one.missed) for one in missed):.3f} in the mean and by "
+        f"{max(one.worst for one in missed):.3f} at most, at the worst lookahead. Steps were timed now; minutes are of "
+        f"writing and learning answers on {found.processor}, {found.threads} threads."
+    )
+
+
+def break_even_cells(one: Weighed, basis: Basis) -> tuple[str, ...]:
+    """One row."""
+    needed = one.prospect.least_alpha
+    first = (
+        one.candidate.name,
+        f"{one.prospect.cost_ratio:.3f} of the target's",
+        "none suffices" if needed is None else f"{needed:.2f} at lookahead {one.prospect.lookahead}",
+    )
+    mix = one.break_even
+    if mix is None:
+        return (*first, "never", "", "", "")
+    mark = BEYOND if mix.budget.answer_tokens > basis.laws.most_tokens else ""
+    return (
+        *first,
+        f"{mix.budget.answer_tokens:,.0f}{mark}",
+        f"{mix.budget.epochs:g}",
+        f"{mix.budget.text_tokens:,.0f}",
+        f"{mix.seconds / 60:.1f}",
+    )
+
+
+def beyond_sentence(basis: Basis) -> str:
+    """What the mark means."""
+    return f"{BEYOND} beyond the {basis.laws.most_tokens:,.0f} answer tokens of any training: the law is drawn on."
+
+
+def own_table(weighed: Sequence[Weighed]) -> str:
+    """Every candidate with the recipe's own budget, the fastest first."""
+    known = [(one.candidate.name, one.own) for one in weighed if one.own is not None]
+    rows = [(name, *mix_cells(mix)) for name, mix in sorted(known, key=lambda each: -each[1].speedup)]
+    return table(("candidate", *MIX_COLUMNS), rows)
+
+
+MIX_COLUMNS = ("answer tokens", "readings", "tau", "predicted speed", "minutes")
+
+
+def mix_cells(mix: Mix) -> tuple[str, ...]:
+    """A mix and what it is worth."""
+    return (
+        f"{mix.budget.answer_tokens:,.0f}",
+        f"{mix.budget.epochs:g}",
+        f"{mix.tau:.2f} at lookahead {mix.lookahead}",
+        f"{mix.speedup:.2f}x",
+        f"{mix.seconds / 60:.1f}",
+    )
+
+
+def doubled_table(doubled: Sequence[tuple[str, Mix]]) -> str:
+    """The recipe's own shape, as it is and with twice of something."""
+    return table(("", *MIX_COLUMNS), [(name, *mix_cells(mix)) for name, mix in doubled])
+
+
+def within_sentence(name: str, mix: Mix, minutes: float) -> str:
+    """The best of so many minutes."""
+    text = f"{mix.budget.text_tokens:,.0f} tokens of text, then " if mix.budget.text_tokens else ""
+    return (
+        f"In {minutes:g} minutes: {name}, {text}{mix.budget.answer_tokens:,.0f} answer tokens read "
+        f"{mix.budget.epochs:g} times: {mix.speedup:.2f}x, tau {mix.tau:.2f} at lookahead {mix.lookahead}."
+    )
