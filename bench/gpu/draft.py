@@ -81,7 +81,7 @@ class Sizes:
 
 # Four layers: where launches are what a step takes, one of L of 30 layers takes about (L + 1) / 31 of the target's, so
 # 2 to 4 layers are all cheap. At equal training four agree with the target on 0.30 of tokens, two and three on 0.20
-# (docs/example): at lookahead 1 that makes 1.30 / 1.16 against 1.20 / 1.10 times as fast.
+# (docs/depths): at lookahead 1 that makes 1.30 / 1.16 against 1.20 / 1.10 times as fast.
 SIZES: dict[Size, Sizes] = {
     "full": Sizes(
         Training(
