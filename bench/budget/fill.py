@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -90,6 +90,7 @@ def shared(setting: Setting) -> dict[str, Any]:
 
     recipe = setting.shared_recipe()
     generate_stage(recipe)
+    require_enough(recipe, FITTED + CONFIRMED)
     if recipe.distill.teacher.source == "cache":
         cache_stage(recipe)
     target = target_of(recipe)
@@ -106,9 +107,24 @@ def shared(setting: Setting) -> dict[str, Any]:
     }
 
 
-def tokens_per_answer(recipe: Recipe) -> float:
+def require_enough(recipe: Recipe, budgets: Sequence[Budget]) -> None:
+    """Raise UserError if the recipe's answers have fewer tokens than a training asks for."""
+    needed, there = max(one.answer_tokens for one in budgets), train_counts(recipe)["answer_tokens"]
+    if needed > there:
+        raise UserError(
+            f"{recipe.run_dir}/data: has {there:,} answer tokens to train on, and the largest training reads "
+            f"{needed:,.0f}. Give the recipe more prompts (data.prompts)."
+        )
+
+
+def train_counts(recipe: Recipe) -> dict[str, int]:
     """Of the answers to train on."""
-    counts = (read_manifest(Path(recipe.run_dir) / "data") or {})["counts"]["train"]
+    return (read_manifest(Path(recipe.run_dir) / "data") or {})["counts"]["train"]
+
+
+def tokens_per_answer(recipe: Recipe) -> float:
+    """Of the answers to train on, in the mean."""
+    counts = train_counts(recipe)
     return counts["answer_tokens"] / counts["answers"]
 
 

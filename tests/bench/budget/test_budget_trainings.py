@@ -115,6 +115,13 @@ def test_trainings_of_another_recipe_are_refused(files, finished, capsys):
     assert "Trainings of both are not one law's: give another --out." in said
 
 
+def test_a_recipe_of_too_few_answers_is_refused_before_anything_is_trained(files, finished, capsys, monkeypatch):
+    monkeypatch.setattr(filling, "CONFIRMED", (given(1000, 1, ids=IDS),))
+    monkeypatch.setattr(filling, "training_of", lambda *_: pytest.fail("something was trained"))
+    assert main(command(files)) == 2
+    assert "has 196 answer tokens to train on, and the largest training reads 1,000" in capsys.readouterr().err
+
+
 def test_text_is_read_before_answers_and_by_the_same_ids(files, finished, tiny_target):
     domain = {"name": "text", "path": str(files / "text.txt")}
     setting = Setting(
