@@ -22,11 +22,12 @@ from distill.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-PUBLISHED = [path for path in RECIPES if path.stem not in ("quickstart", "smollm2-gsm8k")]  # targets of the hub
+LAPTOP = ("quickstart", "smollm2-chat", "smollm2-gsm8k")
+PUBLISHED = [path for path in RECIPES if path.stem not in LAPTOP]  # targets of the hub
 ASKED_FOR = {
     "llama-7b-wide-1.3b", "llama-7b-wide-796m", "llama-7b-wide-543m", "llama-7b-wide-290m",
     "llama2-7b-wide-1.3b", "llama2-7b-wide-796m", "llama2-7b-wide-543m", "llama2-7b-wide-290m", "llama2-7b-deep-1.3b",
-    "llama3.1-8b-wide-829m", "mistral-7b-wide", "qwen2.5-7b-wide", "quickstart", "smollm2-gsm8k",
+    "llama3.1-8b-wide-829m", "mistral-7b-wide", "qwen2.5-7b-wide", *LAPTOP,
 }  # fmt: skip
 BASE = [path for path in PUBLISHED if path.stem.startswith("llama-7b-")]  # of LLaMA-7B, which is no chat model
 OF_THE_TARGET = ("run_name", "target", "architecture")  # keys that recipes of several targets do not share
@@ -145,12 +146,31 @@ def test_names_agree_with_the_file(path):
 @every_recipe
 def test_it_passes_check_without_a_network(path, here):
     needs_smollm2(path)
-    for name in ("train", "test"):
-        Path(f"gsm8k_{name}.jsonl").write_text('{"question": "1 + 1?"}\n' * 100, encoding="utf-8")
-    words = ["variables.gsm8k_train=gsm8k_train.jsonl", "variables.gsm8k_test=gsm8k_test.jsonl"]
-    report = check_recipe(load_recipe(path, words if path.stem == "smollm2-gsm8k" else []))
+    write_prompts(Path("data"))
+    report = check_recipe(load_recipe(path))
     assert "memory of one" in report
     assert ("not checked" in report) == (path in PUBLISHED)
+
+
+ROWS = {"gsm8k": {"question": "1?"}, "alpaca": {"instruction": "Add."}, "mt_bench": {"turns": ["Hi."]}}
+
+
+def write_prompts(folder: Path) -> None:
+    """The files that recipes of a laptop read beside their own prompts."""
+    folder.mkdir()
+    names = ("gsm8k_train", "gsm8k_test", "alpaca_train", "alpaca_test", "mt_bench", "instruct")
+    for name in names:
+        row = ROWS.get(name.removesuffix("_train").removesuffix("_test"), {"prompt": "Say it."})
+        rows = "".join(json.dumps(row | {"id": number}) + "\n" for number in range(100))
+        (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
+
+
+def test_what_the_chat_recipe_lacks_is_named_with_where_it_is(here, capsys):
+    assert widedraft.main(["check", "recipes/smollm2-chat.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "data/gsm8k_train.jsonl: cannot be read (No such file or directory). Rows of task gsm8k are openai/gsm8k" in said
+    assert "data/alpaca_train.jsonl: cannot be read (No such file or directory). Rows of task alpaca are tatsu-lab" in said
+    assert "data/mt_bench.jsonl: cannot be read" in said
 
 
 def written(path: Path) -> dict[str, Any]:
@@ -259,7 +279,7 @@ def test_debug_by_two_processes_is_said_and_written_once(here):
 
 @pytest.mark.parametrize("layers", [1, 12])
 def test_the_example_of_the_docs_is_a_recipe_of_every_depth(layers):
-    example = ROOT / "docs" / "example" / "six-drafts.yaml"
+    example = ROOT / "docs" / "depths" / "six-drafts.yaml"
     recipe = load_recipe(example, [f"architecture.layers={layers}", "variables.data=elsewhere"])
     assert (recipe.run_dir, recipe.architecture.layers) == (f"runs/depth-{layers}", layers)
     sources = [*(recipe.data.prompts or ()), *recipe.eval.tasks]

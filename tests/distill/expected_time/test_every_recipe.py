@@ -15,7 +15,7 @@ from eval.tasks.forms import Prompt
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-SMALL = ("quickstart", "smollm2-gsm8k", "smollm2")
+SMALL = ("quickstart", "smollm2-chat", "smollm2-gsm8k", "smollm2")
 HOUR = 3600.0
 SENSIBLE_S = {  # least and most of a whole run, by device and kind of recipe
     ("published", True): (5.0, 0.5 * HOUR),
