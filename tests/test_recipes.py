@@ -168,8 +168,9 @@ def write_prompts(folder: Path) -> None:
 def test_what_the_chat_recipe_lacks_is_named_with_where_it_is(here, capsys):
     assert widedraft.main(["check", "recipes/smollm2-chat.yaml"]) == 2
     said = capsys.readouterr().err
-    assert "data/gsm8k_train.jsonl: cannot be read (No such file or directory). Rows of task gsm8k are openai/gsm8k" in said
-    assert "data/alpaca_train.jsonl: cannot be read (No such file or directory). Rows of task alpaca are tatsu-lab" in said
+    for name, rows in (("gsm8k", "openai/gsm8k"), ("alpaca", "tatsu-lab/alpaca")):
+        assert f"data/{name}_train.jsonl: cannot be read (No such file" in said
+        assert f"Rows of task {name} are {rows}, " in said
     assert "data/mt_bench.jsonl: cannot be read" in said
 
 

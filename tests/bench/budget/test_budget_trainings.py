@@ -13,7 +13,7 @@ from bench.budget.__main__ import main, text_domain
 from bench.budget.page import BEGIN, END, law_page
 from bench.budget.plan import CONFIRMED, FITTED, given
 from bench.budget.setting import Setting
-from bench.budget.training import TEXT_STEP, train
+from bench.budget.training import TEXT_STEP, some_answers, train
 from distill.budget.law import Budget, fit, varied
 from distill.budget.record import read_trainings
 from eval.models import load_model
@@ -120,6 +120,18 @@ def test_a_recipe_of_too_few_answers_is_refused_before_anything_is_trained(files
     monkeypatch.setattr(filling, "training_of", lambda *_: pytest.fail("something was trained"))
     assert main(command(files)) == 2
     assert "has 196 answer tokens to train on, and the largest training reads 1,000" in capsys.readouterr().err
+
+
+def test_fewer_answers_are_among_more_and_not_the_first_of_the_file(files, finished, tiny_target):
+    setting = Setting(recipe=files / "tiny.yaml", words=(), text=(), work=files / "w", out=files / "x.json", threads=1)
+    recipe = setting.shared_recipe()
+    (few, _, few_tokens), (more, held_out, more_tokens) = (
+        some_answers(setting, recipe, tiny_target, tokens) for tokens in (30, 90)
+    )
+    assert 30 <= few_tokens < 40 <= 90 <= more_tokens < 100
+    assert list(more.places)[: len(few)] == list(few.places) != list(range(len(few)))
+    assert [few[place][0] for place in range(len(few))] == [few.of[place][0] for place in few.places]
+    assert len(held_out) == 1
 
 
 def test_text_is_read_before_answers_and_by_the_same_ids(files, finished, tiny_target):
