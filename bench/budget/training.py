@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bench.budget.setting import TEXT_BATCH, TEXT_SEQ_LEN, Setting
-from bench.gpu.training import forget_moments
-from bench.minutes.training import Clock, answers_in
+from bench.minutes.training import answers_in, seconds_of_fit
 from distill.budget.law import Budget
 from distill.budget.record import Training
 from distill.data.batches import AnswerDataset
@@ -23,7 +22,7 @@ from distill.recipe import Recipe
 from distill.stages import eval_prompts, prune_stage
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
-from distill.train import export, fit, read_answers, read_split
+from distill.train import export, read_answers, read_split
 from distill.trainer import build_model, build_trainer
 from eval.acceptance import pool, tau
 from eval.latency.machine import torch_threads
@@ -125,16 +124,11 @@ def cut(setting: Setting, recipe: Recipe) -> Path:
 def fitted(recipe: Recipe, target: Path, train_set: Set | None, eval_set: Set) -> float:
     """Train <run>/init into <run>/draft; seconds of its steps."""
     model = build_model(recipe, target=target, eval_tasks=answers_in(eval_set).tasks)
-    trainer, clock = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=None), Clock()
-    trainer.state.callbacks.append(clock)
-    try:
-        fit(recipe, trainer)
-    finally:
-        trainer.engine.close()
-        forget_moments(trainer)
+    trainer = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=None)
+    seconds = seconds_of_fit(recipe, trainer)
     export(recipe, target)
     shutil.rmtree(Path(recipe.run_dir) / "checkpoints")
-    return clock.seconds
+    return seconds
 
 
 def held_out(recipe: Recipe, target: Path) -> AnswerDataset:

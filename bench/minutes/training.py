@@ -146,7 +146,12 @@ def fit_from_the_start(setting: Setting, recipe: Recipe, sets: Sets) -> float:
     """Train <run>/init into a checkpoint, whatever was trained there before; seconds of its steps."""
     for name in ("checkpoints", "logs"):
         shutil.rmtree(Path(recipe.run_dir) / name, ignore_errors=True)
-    clock, trainer = Clock(), trainer_of(setting, recipe, sets)
+    return seconds_of_fit(recipe, trainer_of(setting, recipe, sets))
+
+
+def seconds_of_fit(recipe: Recipe, trainer: Trainer) -> float:
+    """Train to the end; seconds of the steps."""
+    clock = Clock()
     trainer.state.callbacks.append(clock)
     try:
         fit(recipe, trainer)

@@ -83,7 +83,8 @@ def choose_by_budget(recipe: Recipe, options: argparse.Namespace) -> None:
     candidates = within_reach(candidates_in(target, recipe, with_trained_shapes(options, found)), found, options.budget)
     steps = step_times(measured_steps(recipe, target, candidates))
     basis = Basis(options.budget, found, laws_of(found), costs_of(found), steps)
-    weighed = [weigh(one, basis, own_budget(recipe, found)) for one in candidates]
+    own = own_budget(recipe, found)
+    weighed = [weigh(one, basis, own) for one in candidates]
     print(budget_page(basis, weighed, doubled_mixes(recipe, basis, weighed)))
     if options.within is not None:
         print("\n" + within_sentence(*best_within(options.within, basis, weighed)))

@@ -39,7 +39,7 @@ def absent_words(source: PromptSource) -> str:
     )
 
 
-def file_rows(path: Path, absent: str = "Check the path of this prompt file.") -> Iterator[tuple[str, Any]]:
+def file_rows(path: Path, absent: str) -> Iterator[tuple[str, Any]]:
     """(place, row) of each line of a JSON-lines file; blank lines are passed over but counted.
 
     Args:
