@@ -16,6 +16,7 @@ from distill.recipe import Recipe
 from distill.stage_inputs import asked_inputs, target_record
 from distill.times import split_time
 from eval.config import PromptSource
+from eval.earlier_answers import num_answered
 from eval.tasks.forms import Prompt
 from eval.tasks.prompts import load_prompts
 
@@ -29,12 +30,14 @@ class Work:
         answers: Sequences to train on, one answer each or a conversation of given ones; None if not known.
         answer_tokens: Of those, once they are written.
         at_most: Whether the first two are bounds: a data set may have fewer rows than the recipe reads.
+        taken: Answers, held-out ones among them, that data.answers_from holds and nobody has to write.
     """
 
     prompts: int | None
     answers: int | None
     answer_tokens: int | None = None
     at_most: bool = False
+    taken: int = 0
 
 
 def read_prompts(source: PromptSource) -> list[Prompt] | None:
@@ -79,8 +82,10 @@ def unwritten_work(recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversat
         )
     if on_text:
         return Work(total, 0, at_most=bool(bounds))
-    answers = total - held_out + sum(len(prompt.later_turns) for prompt in prompts if isinstance(prompt, Prompt))
-    return Work(total, answers, at_most=bool(bounds))
+    asked = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
+    answers = total - held_out + sum(len(prompt.later_turns) for prompt in asked)
+    taken = num_answered(asked, [Path(folder) for folder in recipe.data.answers_from])
+    return Work(total, answers, at_most=bool(bounds), taken=taken)
 
 
 def finished_counts(recipe: Recipe) -> dict[str, Any] | None:
@@ -99,6 +104,8 @@ def work_rows(recipe: Recipe, work: Work) -> list[tuple[str, str]]:
     prompts = "unknown until `widedraft generate` opens the data set" if work.prompts is None else f"{work.prompts:,}"
     bound = "at most " if work.at_most else ""
     rows = [("prompts", f"{bound}{prompts}; {held_out} of them held out")]
+    if work.taken:
+        rows.append(("answers there", f"{work.taken:,}, taken from {', '.join(recipe.data.answers_from)}"))
     if recipe.text is not None and recipe.architecture.method == "learned_masks":
         rows += mask_work_rows(recipe.architecture.masks, recipe.text.max_seq_len)
     if recipe.architecture.stages is not None:

@@ -194,7 +194,7 @@ def asked_inputs(recipe: Recipe) -> dict[str, str]:
     held_out_alone = {"distill.train_on": "text"} if recipe.distill.train_on == "text" else {}
     return {
         "target.dtype": recipe.target.dtype,
-        "data": fingerprint_value(recipe.data.model_dump(mode="json", exclude={"prompts": TASK})),
+        "data": fingerprint_value(recipe.data.model_dump(mode="json", exclude={"prompts": TASK, "answers_from": True})),
         "prompts": fingerprint_sources(recipe.data.prompts),
         "seed": str(recipe.seed),
         **held_out_alone,

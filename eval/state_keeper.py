@@ -9,13 +9,16 @@ from torch import Tensor
 
 from architectures.atomic import write_text
 from architectures.errors import UserError
+from eval.answering import Answerer, Rendered
 from eval.asked_turns import Turn, num_turns
 from eval.decoding.batch import Emitted
 from eval.decoding.hidden_states import HiddenStates
 from eval.decoding.texts import Decoded
-from eval.hidden_files import is_finite, new_hidden_file
+from eval.earlier_answers import Earlier
+from eval.hidden_files import is_finite, new_hidden_file, read_states, require_states
+from eval.models import text_config
 from eval.shards import hidden_path, shard_text
-from eval.traces import Answerer, Rendered, Trace, rows_of
+from eval.traces import Trace, rows_of
 
 
 class StateKeeper(Answerer):
@@ -45,7 +48,7 @@ class StateKeeper(Answerer):
         traces = []
         with new_hidden_file(path, most_answers=num_turns(turns)) as file:
             for trace in self.answer(turns):
-                file.add(trace.id, self.taken(trace))
+                file.add(trace.id, self.states_of(trace))
                 traces.append(trace)
                 yield trace
             content = shard_text(rows_of(traces))
@@ -53,12 +56,14 @@ class StateKeeper(Answerer):
             file.finish(content.encode("utf-8"))
         write_text(content, path)
 
-    def taken(self, trace: Trace) -> Tensor:
-        """hidden_AH of an answer that has ended.
+    def states_of(self, trace: Trace) -> Tensor:
+        """hidden_AH of an answer that has ended, or was taken from earlier ones.
 
         Raises:
-            UserError: If one of them is no number.
+            UserError: If one of them is no number, or those of an earlier answer are gone or another's.
         """
+        if trace.id in self.taken:
+            return self.earlier_states(self.taken[trace.id])
         hidden_AH = self.states.take(trace.id)
         assert len(hidden_AH) == len(trace.answer_ids), "a state for every token"
         if not is_finite(hidden_AH):
@@ -67,6 +72,17 @@ class StateKeeper(Answerer):
                 f"{self.settings.dtype}. Set target.dtype to a type of a larger range, or use another target."
             )
         return hidden_AH
+
+    def earlier_states(self, earlier: Earlier) -> Tensor:
+        """hidden_AH of an answer as they stand beside its shard.
+
+        Raises:
+            UserError: If they are gone, damaged or another's.
+        """
+        answer, length = earlier.trace.id, len(earlier.trace.answer_ids)
+        width = text_config(self.target).hidden_size
+        require_states(earlier.shard, {answer: length}, width=width, dtype=self.settings.dtype)
+        return read_states(earlier.shard, answer, length)
 
 
 def refuse_other_answers(path: Path, content: str) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import widedraft
+from eval.answering import write_traces
 from eval.tasks.forms import Prompt
-from eval.traces import DecodingSettings, write_traces
+from eval.traces import DecodingSettings
 
 GREEDY = DecodingSettings(
     max_new_tokens=20,

@@ -180,7 +180,7 @@ def random_prompts(cell: Cell, model: PreTrainedModel) -> list[list[int]]:
 
 
 def ours(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> Taken:
-    """The loop that eval.traces.Answerer answers a batch with."""
+    """The loop that eval.answering.Answerer answers a batch with."""
     start_s = clock_s(model.device)
     decoded = plain_decode(model, prompts, limits=Limits(new_tokens))
     whole_s = clock_s(model.device) - start_s

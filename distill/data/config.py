@@ -19,6 +19,11 @@ class DataConfig(Section):
         default="written",
         description="Whether the target writes the answers to train on, or the rows of prompts bring them.",
     )
+    answers_from: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="Data folders of earlier runs: an answer to the same prompt, made alike, is taken from there.",
+    )
     self_written_prompts: int = Field(default=0, ge=0, description="Prompts the target writes by itself.")
     num_eval_prompts: int = Field(
         default=64, ge=1, description="Prompts held out of training, drawn with the seed, for metrics and scores."
@@ -36,6 +41,15 @@ class DataConfig(Section):
         if answers == "given" and info.data.get("prompts") == ():
             raise ValueError("must be written when data.prompts is empty, got given. Name the rows that bring answers.")
         return answers
+
+    @field_validator("answers_from")
+    @classmethod
+    def _only_written_ones(cls, folders: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if folders and info.data.get("answers") == "given":
+            raise ValueError(
+                f"must be left out when data.answers is given, got {list(folders)}. The rows bring answers."
+            )
+        return folders
 
     @field_validator("self_written_prompts")
     @classmethod

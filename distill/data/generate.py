@@ -15,11 +15,12 @@ from architectures.fingerprint import fingerprint_value
 from distill.data.config import DataConfig
 from distill.data.conversations import Conversation
 from distill.data.self_written import SelfWriting, write_own_prompts
+from eval.answering import Answerer, within_context, write_traces
 from eval.models import load_tokenizer
 from eval.prompt_lengths import drop_too_long
 from eval.tasks.forms import Prompt
 from eval.tasks.prompts import load_prompts
-from eval.traces import Answerer, DecodingSettings, read_traces, within_context, write_traces
+from eval.traces import DecodingSettings, read_traces
 
 Row = TypeVar("Row", Prompt, Conversation)
 
@@ -63,8 +64,9 @@ def generate_answers(
     fitting = drop_too_long(distinct, load_tokenizer(target), settings.max_prompt_len)
     train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
+    earlier = [Path(folder) for folder in config.answers_from]
     for name, split in answered.items():
-        write_traces(target, split, out, settings, name=name, answered_by=answered_by)
+        write_traces(target, split, out, settings, name=name, answered_by=answered_by, answers_from=earlier)
     none = dict.fromkeys(("prompts", "answers", "answer_tokens", "left_out"), 0)
     counts = {"train": none, **{name: count_answers(out, name, split) for name, split in answered.items()}}
     num_left_out = sum(count.pop("left_out") for count in counts.values())

@@ -22,11 +22,12 @@ from distill.data.config import DataConfig
 from distill.data.conversations import Conversation, load_conversations
 from distill.data.generate import count_answers, decoding_settings, drop_duplicates, hold_out
 from distill.data.turns import Renderer
+from eval.answering import write_traces
 from eval.older_answers import adopt_older_answers
 from eval.prompt_lengths import places_of
 from eval.shards import claim_shards, write_shard
 from eval.tasks.forms import Prompt
-from eval.traces import Trace, continues, read_traces, write_traces
+from eval.traces import Trace, continues, read_traces
 
 
 @dataclass(frozen=True)

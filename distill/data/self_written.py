@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint
 from architectures.progress import track
+from eval.answering import claimed_draws, derive_seed
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
@@ -25,7 +26,6 @@ from eval.older_answers import adopt_older_answers
 from eval.shards import claim_shards, read_shard, write_shard
 from eval.tasks.forms import Prompt, user_turn
 from eval.tasks.rendering import chat_text, template_hash
-from eval.traces import claimed_draws, derive_seed
 
 NAME = "self-written"
 SENTINEL = "widedraftusertext"

@@ -126,6 +126,7 @@ def debug_data(values: Values, run: Path) -> Values:
     """Built-in prompts in place of files and data sets, and short answers; given ones are built in with the prompts."""
     return {
         "prompts": built_in(values["prompts"], run),
+        "answers_from": [],  # another target's
         "self_written_prompts": at_most(values["self_written_prompts"], 12),
         "num_eval_prompts": 4,
         "max_seq_len": 128,

@@ -48,11 +48,11 @@ def answers_time(run: Run, device: Device) -> StageTime:
 
 
 def prompts_answered(run: Run) -> int | None:
-    """How many answers the target writes; None where that is not known."""
+    """How many answers the target writes, beside those that are there; None where that is not known."""
     held_out = run.recipe.data.num_eval_prompts
     if run.recipe.data.answers == "given" or run.recipe.distill.train_on == "text":
         return held_out
-    return None if run.work.answers is None else run.work.answers + held_out
+    return None if run.work.answers is None else run.work.answers + held_out - run.work.taken
 
 
 def passes_for_cache(teacher: TeacherConfig) -> bool:

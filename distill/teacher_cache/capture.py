@@ -38,7 +38,7 @@ from distill.teacher_cache.index import (
     write_tensors,
 )
 from distill.teacher_cache.record import FORMAT, JOURNAL_NAME, FileRecord, Journal, intact_files
-from eval.traces import derive_seed
+from eval.answering import derive_seed
 
 ROWS_AT_ONCE = 256  # whose logits are held together
 INDEX_BYTES = 8  # of each answer

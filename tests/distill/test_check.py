@@ -10,12 +10,14 @@ from architectures import fingerprint
 from architectures.errors import UserError
 from architectures.manifest import write_manifest
 from distill.check import check_recipe, disk_rows, free_bytes, planned, size
+from distill.data.generate import generate_answers
 from distill.expected_time import devices
 from distill.expected_work import Work
 from distill.memory import trainings
 from distill.recipe import load_recipe, save_recipe
 from distill.stage_inputs import generate_inputs, target_record
 from distill.teacher_cache.sizes import cache_sizes
+from eval.config import PromptSource
 
 RECIPE = """\
 run_name: demo
@@ -325,6 +327,16 @@ def test_finished_answers_are_counted_and_others_are_not(checked, tiny_target):
         assert row(checked(change)[1], "answer tokens ").startswith("at most")
     write_prompts(13)
     assert row(checked()[1], "answer tokens ").startswith("at most")
+
+
+def test_answers_that_an_earlier_run_wrote_are_counted_and_change_nothing(checked, tiny_target):
+    recipe, lines = checked()
+    assert not [line for line in lines if "answers there" in line]
+    small = recipe.data.model_copy(update={"prompts": (PromptSource(path="prompts.jsonl", num_prompts=5),)})
+    generate_answers(tiny_target, small.model_copy(update={"num_eval_prompts": 1}), Path("a"), seed=3, dtype="float32")
+    taking, lines = checked("data.answers_from=[a]")
+    assert row(lines, "answers there ") == "5, taken from a"
+    assert generate_inputs(taking, tiny_target) == generate_inputs(recipe, tiny_target)
 
 
 hash_of = fingerprint.sha256_of_file

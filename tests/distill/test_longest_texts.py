@@ -11,8 +11,9 @@ from distill.data.self_written import SelfWriting, write_own_prompts
 from distill.longest_texts import refuse_long_texts
 from distill.recipe import Recipe
 from distill.train import train
+from eval.answering import within_context, write_traces
 from eval.tasks.forms import Prompt, user_turn
-from eval.traces import DecodingSettings, read_traces, within_context, write_traces
+from eval.traces import DecodingSettings, read_traces
 from widedraft import main
 
 RECIPE = """\

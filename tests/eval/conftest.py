@@ -11,9 +11,10 @@ from architectures.plan import plan_pruning
 from architectures.prune import prune_checkpoint
 from architectures.shapes import Shape
 from architectures.target import read_config
+from eval.answering import write_traces
 from eval.models import load_model, load_tokenizer
 from eval.tasks.forms import Prompt
-from eval.traces import DecodingSettings, write_traces
+from eval.traces import DecodingSettings
 
 SAID = tuple(id_ for id_ in range(264) if id_ % 7 or id_ == 0)  # ids of a small head
 

@@ -13,13 +13,14 @@ from safetensors.torch import load_file
 
 from architectures.atomic import remove_partials
 from architectures.errors import UserError
-from eval import state_keeper, traces
+from eval import answering, state_keeper
+from eval.answering import write_traces
 from eval.asked_turns import first_turns
 from eval.models import load_model, load_tokenizer
 from eval.shards import hidden_path
 from eval.state_keeper import StateKeeper
 from eval.tasks.forms import Prompt
-from eval.traces import DecodingSettings, read_traces, write_traces
+from eval.traces import DecodingSettings, read_traces
 
 ROOT = Path(__file__).parents[2]
 AS_READ = {"rtol": 1e-4, "atol": 1e-4}  # float32: a step of few rows sums in another order than a whole text does
@@ -102,14 +103,14 @@ def test_a_shard_is_missing_if_either_file_is(target, tmp_path, monkeypatch, los
     keep(target, tmp_path)
     assert files(tmp_path) == before
     assert (tmp_path / "train-00000.hidden.safetensors").stat().st_mtime_ns == since_ns
-    monkeypatch.setattr(traces, "load_model", None)
+    monkeypatch.setattr(answering, "load_model", None)
     keep(target, tmp_path)  # nothing is missing
 
 
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from eval import hidden_files, state_keeper, traces
+from eval import answering, hidden_files, state_keeper
 from eval.tasks.forms import Prompt
 
 target, prompts, settings, runs = json.loads(sys.argv[1])
@@ -132,8 +133,8 @@ for out, moment in runs.items():  # a child each: importing torch twice would ta
             state_keeper.write_text = die_between_states_and_answers
         else:
             hidden_files.HiddenFile.add = die_among_states
-        traces.write_traces(
-            Path(target), prompts, Path(out), traces.DecodingSettings(**settings), answered_by=state_keeper.StateKeeper
+        answering.write_traces(
+            Path(target), prompts, Path(out), answering.DecodingSettings(**settings), answered_by=state_keeper.StateKeeper
         )
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
 """
@@ -173,7 +174,7 @@ def test_answers_written_with_states_are_answers_like_any(target, tmp_path, monk
     keep(target, tmp_path)
     before = files(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(traces, "load_model", None)
+        patch.setattr(answering, "load_model", None)
         write_traces(target, PROMPTS, tmp_path, GREEDY)
     (tmp_path / "train-00001.jsonl").unlink()
     write_traces(target, PROMPTS, tmp_path, GREEDY)
@@ -195,14 +196,14 @@ def test_answers_from_which_something_may_be_made_never_change(target, tmp_path)
 
 
 def test_a_target_whose_states_are_no_numbers_is_refused(target, tmp_path, monkeypatch):
-    load = traces.load_model
+    load = answering.load_model
 
     def overflowing(folder, *, dtype):
         model = load(folder, dtype=dtype)
         model.base_model.norm.weight.data[3] = torch.inf
         return model
 
-    monkeypatch.setattr(traces, "load_model", overflowing)
+    monkeypatch.setattr(answering, "load_model", overflowing)
     with pytest.raises(UserError, match=r"file\.jsonl:\d: not all of the target's hidden states of its answer are num"):
         keep(target, tmp_path)
     assert not list(tmp_path.glob("train-*"))

@@ -13,7 +13,8 @@ import pytest
 
 from architectures.atomic import remove_partials
 from architectures.errors import UserError
-from eval import traces
+from eval import answering
+from eval.answering import write_traces
 from eval.asked_turns import first_turns
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
@@ -22,7 +23,7 @@ from eval.models import load_model, load_tokenizer
 from eval.prompt_lengths import drop_too_long
 from eval.tasks.forms import Prompt
 from eval.tasks.rendering import render_prompt
-from eval.traces import DecodingSettings, Trace, read_traces, write_traces
+from eval.traces import DecodingSettings, Trace, read_traces
 
 ROOT = Path(__file__).parents[2]
 GREEDY = DecodingSettings(
@@ -77,7 +78,7 @@ def test_traces_hold_the_targets_own_answers(chatty_target, tmp_path, settings):
             [trace.prompt_ids],
             limits=Limits(24, stop_ids),
             sampling=Sampling(settings.temperature, settings.top_p),
-            row_seeds=[traces.derive_seed(5, "train", trace.id)],
+            row_seeds=[answering.derive_seed(5, "train", trace.id)],
         )
         alone = decoded.token_ids
         assert trace.answer_ids == alone
@@ -91,7 +92,7 @@ def test_text_of_an_answer_leaves_out_special_tokens(chatty_target):
     tokenizer = load_tokenizer(chatty_target)
     tokenizer.clean_up_tokenization_spaces = True  # as some tokenizer_config.json ask; it would make "it's  done."
     tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
-    answerer = traces.Answerer(chatty_target, tokenizer, GREEDY, name="train")
+    answerer = answering.Answerer(chatty_target, tokenizer, GREEDY, name="train")
     [turn] = first_turns(ask("hi"))
     answer_ids = (*tokenizer("it 's  done .")["input_ids"], 2)
     decoded = Decoded(answer_ids, rounds=(), prefill_s=0.0, decode_s=0.0, stopped=True)
@@ -101,7 +102,7 @@ def test_text_of_an_answer_leaves_out_special_tokens(chatty_target):
 
 
 def test_prompts_of_like_length_are_answered_together(chatty_target):
-    answerer = traces.Answerer(chatty_target, load_tokenizer(chatty_target), GREEDY, name="train")
+    answerer = answering.Answerer(chatty_target, load_tokenizer(chatty_target), GREEDY, name="train")
     read = []
     answerer.model.register_forward_pre_hook(
         lambda _module, _args, kwargs: read.append(kwargs["input_ids"].shape), with_kwargs=True
@@ -112,7 +113,7 @@ def test_prompts_of_like_length_are_answered_together(chatty_target):
 
 
 def test_seeds_differ_by_prompt_name_and_seed():
-    seeds = [traces.derive_seed(*key) for key in [(0, "train", 0), (0, "train", 1), (0, "eval", 0), (1, "train", 0)]]
+    seeds = [answering.derive_seed(*key) for key in [(0, "train", 0), (0, "train", 1), (0, "eval", 0), (1, "train", 0)]]
     assert len(set(seeds)) == 4
 
 
@@ -181,7 +182,7 @@ def test_finished_answers_load_no_model(chatty_target, tmp_path, capsys, monkeyp
     write_traces(chatty_target, PROMPTS, tmp_path, GREEDY)
     before = shard_bytes(tmp_path)
     capsys.readouterr()
-    monkeypatch.setattr(traces, "load_model", None)
+    monkeypatch.setattr(answering, "load_model", None)
     write_traces(chatty_target, PROMPTS, tmp_path, GREEDY)
     assert shard_bytes(tmp_path) == before
     assert capsys.readouterr().err == ""
@@ -191,7 +192,7 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from architectures.atomic import partial_beside
-from eval import shards, traces
+from eval import answering, shards
 from eval.tasks.forms import Prompt
 
 target, prompts, runs = json.loads(sys.argv[1])
@@ -203,11 +204,11 @@ def die_in_the_second_shard(path, rows):
         os.kill(os.getpid(), signal.SIGKILL)
     shards.write_shard(path, rows)
 
-traces.write_shard = die_in_the_second_shard
+answering.write_shard = die_in_the_second_shard
 for out, settings in runs.items():  # a child each: importing torch twice would take longer than the test
     child = os.fork()
     if child == 0:
-        traces.write_traces(Path(target), prompts, Path(out), traces.DecodingSettings(**settings))
+        answering.write_traces(Path(target), prompts, Path(out), answering.DecodingSettings(**settings))
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
 """
 

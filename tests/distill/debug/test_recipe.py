@@ -169,6 +169,11 @@ def test_self_written_prompts_alone_stay_self_written():
     assert small.data.prompts == ()
 
 
+def test_no_answers_are_taken_from_runs_of_the_real_target():
+    small = shrink(make({"layers": 5}, data={"self_written_prompts": 500, "answers_from": ["runs/a/data"]}))
+    assert small.data.answers_from == ()
+
+
 def test_given_answers_stay_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = {"prompts": [{"name": "owner/chats"}], "answers": "given", "max_seq_len": 4096, "shard_size": 500}

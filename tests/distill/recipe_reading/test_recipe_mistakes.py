@@ -348,6 +348,14 @@ def test_given_answers_are_no_answers_to_self_written_prompts(mistakes):
     )
 
 
+def test_given_answers_are_not_taken_from_runs(mistakes):
+    text = BASE.replace("{self_written_prompts: 100}", "{prompts: [{path: a.jsonl}], answers: given}")
+    (line,) = mistakes(text, "data.answers_from=[runs/a/data]")
+    assert line.endswith(
+        "data.answers_from must be left out when data.answers is given, got ['runs/a/data']. The rows bring answers."
+    )
+
+
 def test_given_answers_come_from_rows(mistakes):
     (line,) = mistakes(BASE.replace("{self_written_prompts: 100}", "{answers: given}"))
     assert line.endswith(

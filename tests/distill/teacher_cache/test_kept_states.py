@@ -27,7 +27,7 @@ from distill.teacher_cache.kept_states import KeptStates
 from distill.teacher_cache.reader import TeacherCache
 from distill.teacher_cache.stage import cache_stage, verify_cache_stage
 from distill.train import read_answers, train
-from eval import traces
+from eval import answering
 from eval.shards import hidden_path
 from eval.traces import read_traces
 from tests.distill.after_training import metrics
@@ -257,7 +257,7 @@ def test_lost_states_are_named_by_the_cache_and_made_again_by_generate(answered,
     generate_stage(recipe)
     assert "data: 1 shards without hidden states, the first is train-00001.jsonl" in capsys.readouterr().out
     assert files(run_of(recipe) / "data") == before
-    monkeypatch.setattr(traces, "load_model", refuse_to_load)
+    monkeypatch.setattr(answering, "load_model", refuse_to_load)
     generate_stage(recipe)
     assert "data: up to date" in capsys.readouterr().out
 
@@ -305,7 +305,7 @@ def test_states_are_needed_until_the_cache_is_made(answered, capsys, monkeypatch
     for file in data.glob("*.safetensors"):
         file.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(traces, "load_model", refuse_to_load)
+        patch.setattr(answering, "load_model", refuse_to_load)
         capsys.readouterr()
         generate_stage(recipe)
         cache_stage(recipe)
@@ -332,7 +332,7 @@ def test_answers_that_were_written_without_states_are_refused_by_generate_and_by
 
 def test_answers_with_states_serve_a_teacher_that_reads_them_or_runs(answered, capsys, monkeypatch):
     recipe = answered()
-    monkeypatch.setattr(traces, "load_model", refuse_to_load)
+    monkeypatch.setattr(answering, "load_model", refuse_to_load)
     for teacher in ({"captured_while": "reading"}, {"source": "live", "captured_while": None}):
         other = answered(teacher=teacher)
         assert generate_inputs(other, Path(other.target.path)) == generate_inputs(recipe, Path(recipe.target.path))

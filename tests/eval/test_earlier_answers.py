@@ -1,0 +1,148 @@
+"""Answers taken from earlier runs: the same as if they had been written, and refused where they could not be."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from architectures.errors import UserError
+from eval import answering
+from eval.answering import Answerer, write_traces
+from eval.earlier_answers import num_answered
+from eval.hidden_files import read_states
+from eval.shards import hidden_path
+from eval.state_keeper import StateKeeper
+from eval.tasks.forms import Prompt
+from eval.traces import DecodingSettings, read_traces
+
+GREEDY = DecodingSettings(
+    max_new_tokens=12,
+    temperature=0.0,
+    top_p=1.0,
+    batch_size=3,
+    shard_size=2,
+    max_prompt_len=200,
+    seed=5,
+    dtype="float32",
+)
+SAMPLED = dataclasses.replace(GREEDY, temperature=1.0)
+WORDS = ("one", "a longer number two", "3", "four", "the fifth", "6")
+ASKED = [Prompt(f"file.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(WORDS, start=1)]
+TALK = Prompt("talk.jsonl:1", ({"role": "user", "content": "first"},), ("second",))
+
+
+@pytest.fixture(scope="module")
+def once(target_folder, tmp_path_factory):
+    """An earlier run: four questions to train on and a conversation held out, states beside all."""
+    out = tmp_path_factory.mktemp("once")
+    write_traces(target_folder, ASKED[:4], out, GREEDY, name="train", answered_by=StateKeeper)
+    write_traces(target_folder, [TALK], out, GREEDY, name="eval", answered_by=StateKeeper)
+    return out
+
+
+def more(target, out, folders, *, settings=GREEDY, prompts=(TALK, *reversed(ASKED)), answered_by=Answerer):
+    write_traces(target, prompts, out, settings, answered_by=answered_by, answers_from=folders)
+    return read_traces(out, "train")
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The rows that the target decoded."""
+    rows: list[int] = []
+    real = answering.decode_steps
+
+    def count(models, wanted, **rest):
+        rows.append(len(wanted.prompts))
+        return real(models, wanted, **rest)
+
+    monkeypatch.setattr(answering, "decode_steps", count)
+    return rows
+
+
+@pytest.mark.parametrize("kind", [Answerer, StateKeeper])
+def test_new_prompts_alone_are_decoded_and_nothing_else_changes(target_folder, once, tmp_path, decoded, kind, capsys):
+    whole = more(target_folder, tmp_path / "whole", [], answered_by=kind)
+    assert sum(decoded) == 8
+    decoded.clear()
+    taken = more(target_folder, tmp_path / "taken", [once], answered_by=kind)
+    assert taken == whole
+    assert sum(decoded) == 2, "the two questions that are new"
+    assert "train: 6 answers taken from earlier ones" in capsys.readouterr().err
+
+
+def test_states_of_earlier_answers_are_those_of_this_run(target_folder, once, tmp_path):
+    whole, taken = tmp_path / "whole", tmp_path / "taken"
+    more(target_folder, whole, [], answered_by=StateKeeper)
+    more(target_folder, taken, [once], answered_by=StateKeeper)
+    for shard in sorted(whole.glob("train-*.jsonl")):
+        for row in map(json.loads, shard.read_text().splitlines()):
+            places = [(folder / shard.name, row["id"], len(row["answer_ids"])) for folder in (whole, taken)]
+            wanted, found = (read_states(*place) for place in places)
+            assert (wanted - found).abs().max() < 1e-4
+
+
+def test_seed_and_batches_need_not_agree_and_an_interrupted_run_counts_as_far_as_it_came(
+    target_folder, once, tmp_path, decoded
+):
+    partial = shutil.copytree(once, tmp_path / "partial")
+    (partial / "train-00001.jsonl").unlink()
+    settings = dataclasses.replace(GREEDY, seed=6, batch_size=2, shard_size=5, max_prompt_len=150)
+    more(target_folder, tmp_path / "out", [partial], settings=settings)
+    assert sum(decoded) == 4
+
+
+def test_sampled_answers_are_taken_as_they_were_drawn(target_folder, tmp_path, decoded):
+    first = tmp_path / "first"
+    write_traces(target_folder, ASKED, first, SAMPLED)
+    decoded.clear()
+    settings = dataclasses.replace(SAMPLED, seed=99)
+    again = more(target_folder, tmp_path / "again", [first], settings=settings, prompts=ASKED)
+    assert again == read_traces(first, "train")
+    assert decoded == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"max_new_tokens": 13}, "max_new_tokens was 12, is 13"),
+        ({"temperature": 0.5}, "temperature was 0.0, is 0.5"),
+        ({"dtype": "bfloat16"}, 'dtype was "float32", is "bfloat16"'),
+    ],
+)
+def test_answers_made_otherwise_are_refused(target_folder, once, tmp_path, changed, named):
+    with pytest.raises(UserError, match=r"data\.answers_from: .*its train answers were made") as refused:
+        more(target_folder, tmp_path / "out", [once], settings=dataclasses.replace(GREEDY, **changed))
+    assert named in str(refused.value)
+    assert not (tmp_path / "out" / "settings.json").exists(), "nothing is begun"
+
+
+def test_answers_of_another_target_are_refused(make_checkpoint, once, tmp_path):
+    with pytest.raises(UserError, match="target was "):
+        more(make_checkpoint(seed=9), tmp_path / "out", [once])
+
+
+def test_folder_without_answers_is_refused(target_folder, tmp_path):
+    with pytest.raises(UserError, match=r"nowhere: holds no answers\. Name the data folder of an earlier run"):
+        more(target_folder, tmp_path / "out", [tmp_path / "nowhere"])
+
+
+def test_states_that_are_wanted_must_be_there(target_folder, tmp_path):
+    bare = tmp_path / "bare"
+    write_traces(target_folder, ASKED[:2], bare, GREEDY)
+    with pytest.raises(UserError, match="have no hidden states beside them"):
+        more(target_folder, tmp_path / "out", [bare], answered_by=StateKeeper)
+    assert len(more(target_folder, tmp_path / "plain", [bare], prompts=ASKED)) == 6
+
+
+def test_states_of_other_answers_are_refused(target_folder, once, tmp_path):
+    mixed = shutil.copytree(once, tmp_path / "mixed")
+    shutil.copy(hidden_path(mixed / "train-00001.jsonl"), hidden_path(mixed / "train-00000.jsonl"))
+    with pytest.raises(UserError, match="belongs to other answers"):
+        more(target_folder, tmp_path / "out", [mixed], answered_by=StateKeeper)
+
+
+def test_a_forecast_counts_what_is_there(once):
+    assert num_answered([TALK, *ASKED], [once]) == 6
+    assert num_answered(ASKED[4:], [once]) == 0
+    assert num_answered(ASKED, []) == 0
