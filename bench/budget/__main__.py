@@ -4,8 +4,9 @@
     python -m bench.budget --page FILE            # the law, and how it foretells trainings it was not fitted to
     python -m bench.budget --doc docs/choosing.md --page FILE       # the same, into a page
 
-Answers and the cache are the run's own, and made where they are missing. Then 14 trainings that read 20,000 to 400,000
-answer tokens, and two that the law of all others foretells before they are made. Each is cut, trained by the trainer
+Answers and the cache are the run's own, and made where they are missing. Then 16 trainings that read 20,000 to 400,000
+answer tokens, the draft of the recipe's own run if it is finished, and two trainings that the law of all others
+foretells before they are made. Each is cut, trained by the trainer
 that a recipe gets, and replayed greedily along the held-out prompts. Every finished one is in FILE; run again after an
 interruption, and it continues. `widedraft choose --budget FILE` reads it. Nothing else may run on the machine
 meanwhile: minutes are measured too.

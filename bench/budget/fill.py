@@ -14,6 +14,7 @@ from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.manifest import git_commit, package_version, processor_name, read_manifest
 from architectures.target import resolve_checkpoint
 from architectures.typed_file import read_typed
+from bench.budget.own_run import own_budget
 from bench.budget.plan import CONFIRMED, FITTED
 from bench.budget.setting import Setting
 from bench.minutes.fill import in_its_own_process
@@ -36,7 +37,8 @@ def fill(setting: Setting) -> Trainings:
     """
     restore_signals()  # which importing Composer has taken
     found = begun_file(setting, in_its_own_process(partial(shared, setting), setting.threads))
-    for asked in FITTED + CONFIRMED:
+    own = own_budget(setting.shared_recipe())
+    for asked in (*FITTED, *([own] if own else []), *CONFIRMED):
         if asked not in [one.asked for one in found.trainings]:
             foretold = foretold_taus(found, asked, setting.lookahead) if asked in CONFIRMED else ()
             one = in_its_own_process(partial(training_of, setting, asked, foretold), setting.threads)

@@ -9,7 +9,7 @@ from distill.budget.record import Training, Trainings
 from eval.scorecard.tables import table
 
 BEGIN, END = "<!-- budget law: begin -->", "<!-- budget law: end -->"
-NUMBERS = ("level", "growth", "depth", "ids", "reuse", "text")
+NUMBERS = ("level", "growth", "deeper", "depth", "ids", "reuse", "text")
 
 
 def law_page(found: Trainings) -> str:
@@ -73,7 +73,7 @@ def training_cells(one: Training, said: Mapping[int, float]) -> list[str]:
         f"{budget.text_tokens:,.0f}",
         str(budget.layers),
         f"{budget.ids:,}",
-        f"{one.answers_s + one.text_s:.0f}",
+        f"{one.answers_s + one.text_s:.0f}" if one.answers_s else "not timed",
         f"{one.greedy_match:.3f}",
         *(f"{one.taus[each - 1]:.3f}, {tau:.3f}" for each, tau in said.items()),
         "after it was foretold" if one.foretold else "before the law",

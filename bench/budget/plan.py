@@ -18,7 +18,9 @@ FITTED: tuple[Budget, ...] = (
     given(200_000, 2),
     given(60_000, 2, layers=2),
     given(200_000, 1, layers=2),
+    given(20_000, 1, layers=4),
     given(60_000, 1, layers=4),
+    given(60_000, 2, layers=4),
     given(200_000, 1, layers=4),
     given(60_000, 2, ids=1024),
     given(60_000, 2, ids=16_384),
@@ -29,5 +31,5 @@ FITTED: tuple[Budget, ...] = (
 # foretold before they are made: between what was fitted, and beyond it
 CONFIRMED: tuple[Budget, ...] = (
     given(120_000, 2, layers=2),
-    given(320_000, 3),
+    given(300_000, 1, layers=4),
 )

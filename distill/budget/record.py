@@ -26,7 +26,7 @@ class Training:
     Attributes:
         asked: What it was to be given.
         budget: What it was given: whole answers, and whole batches of text.
-        answers_s: Seconds of training on answers.
+        answers_s: Seconds of training on answers; 0 of a run that was not timed.
         text_s: Seconds of training on text.
         taus: Tokens per round at lookahead 1, 2, ..., greedily, by exact replay.
         greedy_match: Share of held-out tokens on which draft and target agree.

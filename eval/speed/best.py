@@ -46,20 +46,24 @@ def best_of_each(times: Times, resampling: Resampling) -> list[Record]:
 def behind_the_fastest(best: Sequence[Record], times: Times, resampling: Resampling) -> list[Record]:
     """How many times as fast as each other draft the fastest is, in the same turns; the fastest of these first.
 
+    Each draft counts as it is faster, alone or with its policy.
+
     Args:
         best: From `best_of_each`.
         times: Of all ways.
-        resampling: How intervals are made. They hold for every two drafts at any lookahead of each.
+        resampling: How intervals are made. They hold for every two drafts in any way of each.
     """
-    drafts = sorted((row for row in best if row["way"] == DRAFT), key=lambda row: -row["speedup"]["value"])
-    if len(drafts) < 2:
+    rows = sorted((row for row in best if row["way"] in (DRAFT, BESIDE)), key=lambda row: row["speedup"]["value"])
+    by_draft = {row["draft"]: row for row in rows}  # the last of each draft is its fastest
+    if len(by_draft) < 2:
         return []
-    first, *others = drafts
+    first, *others = sorted(by_draft.values(), key=lambda row: -row["speedup"]["value"])
     compared = pairs_of_drafts(list(times))
     pairs = [(spent(times, slower), spent(times, faster)) for faster, slower in compared]
     estimates = dict(zip(compared, paired_ratio_quotients(pairs, resampling), strict=True))
     return [
         {
+            "way": row["way"],
             "draft": row["draft"],
             "fastest": estimate_record(estimates[way_of(first), way_of(row)]),
             "compared": len(compared),
@@ -87,7 +91,7 @@ def against_lookup(best: Sequence[Record], times: Times, resampling: Resampling)
         {
             "way": row["way"],
             "draft": row["draft"],
-            "ratio": estimate_record(estimates[Way(row["way"], row["lookahead"], row["draft"]), lookup]),
+            "ratio": estimate_record(estimates[way_of(row), lookup]),
             "compared": len(compared),
         }
         for row in best
@@ -99,14 +103,14 @@ def pairs_of_drafts(ways: Sequence[Way]) -> list[tuple[Way, Way]]:
     """Every way of every draft beside every way of every other."""
     by_draft: dict[str, list[Way]] = {}
     for way in ways:
-        if way.kind == DRAFT:
+        if way.kind in (DRAFT, BESIDE):
             by_draft.setdefault(way.draft, []).append(way)
     return [pair for one, other in permutations(by_draft.values(), 2) for pair in product(one, other)]
 
 
 def way_of(row: Record) -> Way:
     """The way of a draft's row."""
-    return Way(DRAFT, row["lookahead"], row["draft"])
+    return Way(row["way"], row["lookahead"], row["draft"])
 
 
 def spent(times: Times, way: Way) -> Columns:

@@ -106,9 +106,10 @@ def fastest_sentence(record: Record) -> list[str]:
     behind = record["behind"]
     if not behind:
         return []
-    drafts = [one["draft"] for one in record["best"] if one["way"] == DRAFT]
-    [fastest] = set(drafts) - {one["draft"] for one in behind}
-    told = [f"{one['draft']} {with_interval(one['fastest'], times=True)}" for one in behind]
+    slower = {one["draft"] for one in behind}
+    ahead = [one for one in record["best"] if one["draft"] is not None and one["draft"] not in slower]
+    fastest = label_of(max(ahead, key=lambda one: one["speedup"]["value"]))
+    told = [f"{label_of(one)} {with_interval(one['fastest'], times=True)}" for one in behind]
     sentence = (
         f"Each at its best, {fastest} is the fastest. In the same turns it is so many times as fast as the others: "
         f"{', '.join(told)}. {fastest_decision(record)}."

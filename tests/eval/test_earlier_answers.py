@@ -30,6 +30,7 @@ SAMPLED = dataclasses.replace(GREEDY, temperature=1.0)
 WORDS = ("one", "a longer number two", "3", "four", "the fifth", "6")
 ASKED = [Prompt(f"file.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(WORDS, start=1)]
 TALK = Prompt("talk.jsonl:1", ({"role": "user", "content": "first"},), ("second",))
+EVERY = (TALK, *reversed(ASKED))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def once(target_folder, tmp_path_factory):
     return out
 
 
-def more(target, out, folders, *, settings=GREEDY, prompts=(TALK, *reversed(ASKED)), answered_by=Answerer):
+def more(target, out, folders, *, settings=GREEDY, prompts=EVERY, answered_by=Answerer):
     write_traces(target, prompts, out, settings, answered_by=answered_by, answers_from=folders)
     return read_traces(out, "train")
 

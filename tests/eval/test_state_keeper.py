@@ -133,9 +133,8 @@ for out, moment in runs.items():  # a child each: importing torch twice would ta
             state_keeper.write_text = die_between_states_and_answers
         else:
             hidden_files.HiddenFile.add = die_among_states
-        answering.write_traces(
-            Path(target), prompts, Path(out), answering.DecodingSettings(**settings), answered_by=state_keeper.StateKeeper
-        )
+        kind, settings = state_keeper.StateKeeper, answering.DecodingSettings(**settings)
+        answering.write_traces(Path(target), prompts, Path(out), settings, answered_by=kind)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
 """
 

@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 
 import bench.budget.fill as filling
+from architectures.manifest import read_manifest
+from bench.budget import training
+from bench.budget.own_run import own_budget
+from distill.recipe import load_recipe
+from distill.stages import run_all
 from architectures.draft_vocabulary.head import head_ids
 from bench.budget.__main__ import main, text_domain
 from bench.budget.page import BEGIN, END, law_page
 from bench.budget.plan import CONFIRMED, FITTED, given
 from bench.budget.setting import Setting
-from bench.budget.training import TEXT_STEP, some_answers, train
+from bench.budget.training import TEXT_STEP, make_training, some_answers, train
 from distill.budget.law import Budget, fit, varied
 from distill.budget.record import read_trainings
 from eval.models import load_model
@@ -146,6 +151,33 @@ def test_text_is_read_before_answers_and_by_the_same_ids(files, finished, tiny_t
     ours, theirs = text.state_dict(), answers.state_dict()
     assert all(ours[name].equal(theirs[name]) for name in ours)
     assert [len(head_ids(model)) for model in (text, answers, load_model(trained.draft, dtype="float32"))] == [IDS] * 3
+
+
+def test_the_recipes_own_run_is_one_more_training(files, finished, monkeypatch):
+    setting = Setting(
+        recipe=files / "tiny.yaml",
+        words=(),
+        text=(text_domain(str(files / "text.txt")),),
+        work=files / "work",
+        out=files / "x.json",
+        threads=1,
+    )
+    recipe = setting.shared_recipe()
+    assert own_budget(recipe) is None, "not trained yet"
+    run_all(files / "tiny.yaml", [])
+    answers = read_manifest(files / "run" / "data")["counts"]["train"]
+    own = Budget(answers["answer_tokens"], 1, 0, 2, IDS)
+    assert own_budget(recipe) == own
+    assert own_budget(load_recipe(files / "tiny.yaml", ["distill.max_duration=2ep"])) is None, "another training"
+    monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained anew"))
+    scored = make_training(setting, Path(recipe.target.path), own, ())
+    assert (scored.budget, scored.answers_s) == (own, 0.0)
+    asked = []
+    monkeypatch.setattr(filling, "training_of", lambda _, one, __: asked.append(one) or scored)
+    filling.write_trainings(replace(finished, trainings=finished.trainings[:-1]), setting.out)
+    filling.fill(setting)
+    assert asked == [own, LAST]
+    assert "| not timed |" in law_page(read_trainings(setting.out))
 
 
 def test_the_page_has_every_training_and_a_line_for_each_lookahead(files, finished, capsys):

@@ -9,7 +9,7 @@ import pytest
 
 from distill.budget.law import BOUNDS, IDS_UNIT, LEAST_CELLS, TOKENS_UNIT, VARIED_BY, Budget, Law, fit, left_out
 
-LAW = Law(lookahead=2, level=-1.2, growth=0.3, depth=0.15, ids=0.05, reuse=2.5, text=0.2)
+LAW = Law(lookahead=2, level=-1.2, growth=0.3, deeper=0.1, depth=0.15, ids=0.05, reuse=2.5, text=0.2)
 PLAIN = Budget(answer_tokens=TOKENS_UNIT, epochs=1, text_tokens=0, layers=1, ids=IDS_UNIT)
 BUDGETS = [
     Budget(tokens, epochs, text, layers, ids)
@@ -36,6 +36,7 @@ def test_the_level_is_what_one_layer_reads_off_at_the_units():
     [
         ({"answer_tokens": 2 * TOKENS_UNIT}, 0.3 * math.log(2)),
         ({"layers": 4}, 0.15 * math.log(4)),
+        ({"layers": 4, "answer_tokens": 2 * TOKENS_UNIT}, 0.15 * math.log(4) + (0.3 + 0.1 * math.log(4)) * math.log(2)),
         ({"ids": 2 * IDS_UNIT}, 0.05 * math.log(2)),
         ({"epochs": 3}, 0.3 * math.log(1 + 2.5 * (1 - math.exp(-2 / 2.5)))),
         ({"text_tokens": 5 * TOKENS_UNIT}, 0.3 * math.log(2)),
@@ -73,7 +74,7 @@ def test_a_fit_finds_the_law_that_made_the_figures():
 def test_what_nothing_varied_is_not_fitted():
     alike = [replace(one, layers=2, ids=4096, text_tokens=0) for one in BUDGETS]
     found = fit(alike, [LAW.tau(one) for one in alike], 2)
-    assert (found.depth, found.ids, found.text) == (0, 0, 0)
+    assert (found.depth, found.deeper, found.ids, found.text) == (0, 0, 0, 0)
     assert [found.tau(one) for one in alike] == pytest.approx([LAW.tau(one) for one in alike], abs=1e-4)
 
 

@@ -11,7 +11,7 @@ from distill.budget.mixes import Laws, cheapest, doubled, fastest_within, full_r
 from distill.budget.record import SCHEMA, Training, Trainings
 from eval.speedup import StepTimes, iid_tau, predicted_speedup
 
-LAW = Law(lookahead=1, level=-0.6, growth=0.3, depth=0.1, ids=0.0, reuse=3.0, text=0.2)
+LAW = Law(lookahead=1, level=-0.6, growth=0.3, deeper=0.0, depth=0.1, ids=0.0, reuse=3.0, text=0.2)
 LAWS = Laws({1: LAW, 2: replace(LAW, lookahead=2, level=-0.9)}, most_tokens=4e5, most_epochs=4, most_text=4e5)
 STEPS = StepTimes(target_s=1.0, draft_s=0.06, draft_two_s=0.07, verify_s={1: 1.05, 2: 1.15})
 COSTS = Costs(answers_per_s=240, fixed_s=1e-4, layer_s=1e-4, id_s=1e-8, text_share=0.5)

@@ -13,7 +13,7 @@ from distill.budget.record import SCHEMA, Training, Trainings, read_trainings, w
 from distill.choose import budget as asking
 from eval.speedup import StepTimes
 
-LAW = Law(lookahead=1, level=-0.6, growth=0.25, depth=0.05, ids=0.0, reuse=3.0, text=0.3)
+LAW = Law(lookahead=1, level=-0.6, growth=0.25, deeper=0.0, depth=0.05, ids=0.0, reuse=3.0, text=0.3)
 STEP_S = 1e-4
 FILE = "trainings.json"
 

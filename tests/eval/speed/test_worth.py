@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from eval.acceptance import Resampling
 from eval.decoding.texts import Round
 from eval.speed.best import behind_the_fastest, best_of_each
-from eval.speed.page import error_sentence, speed_page
+from eval.speed.page import error_sentence, fastest_sentence, speed_page
 from eval.speed.plot import draw
 from eval.speed.record import largest_error, pass_ms, round_record, speed_record_of_all, way_record
-from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Taken, Way
+from eval.speed.ways import BESIDE, DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Taken, Way
 from eval.speedup import StepTimes
 
 NAME = "draft"
@@ -340,6 +340,21 @@ def test_drafts_are_compared_at_any_lookahead_of_each():
     ]
     assert {one["compared"] for one in found} == {3 * 2 * 2 * 2}
     assert behind_the_fastest(best_of_each(whole_times(a=(1.0,)), RESAMPLING), times, RESAMPLING) == []
+
+
+def test_a_draft_counts_as_it_is_faster_alone_or_with_its_policy():
+    """An untrained draft whose policy looks up may leave a trained one behind, and is told from it by its name."""
+    times = whole_times(a=(1.3, 1.2), b=(0.5, 0.4))
+    for name, value in (("a", 1.1), ("b", 1.43)):
+        seconds = {place: taken(10, 1 / value) for place in range(6)}
+        times[Way(BESIDE, 2, name)] = [seconds]
+    [found] = behind_the_fastest(best_of_each(times, RESAMPLING), times, RESAMPLING)
+    assert (found["way"], found["draft"]) == (DRAFT, "a")
+    assert found["fastest"]["value"] == pytest.approx(1.43 / 1.3)
+    assert found["compared"] == 3 * 3 * 2
+    page = "\n".join(fastest_sentence({"best": best_of_each(times, RESAMPLING), "behind": [found]}))
+    assert page.startswith("Each at its best, lookup beside, b is the fastest.")
+    assert ": a 1.10x [1.10, 1.10]." in page
 
 
 def test_the_plot_has_every_way_and_what_was_predicted():

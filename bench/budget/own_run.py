@@ -1,0 +1,31 @@
+"""The recipe's own run as one more training of the law: the longest there is, and made already. No torch."""
+
+from pathlib import Path
+
+from architectures.manifest import changed_inputs, read_manifest
+from architectures.shapes import Shape
+from architectures.target import read_config
+from distill.budget.law import Budget
+from distill.expected_work import expected_reading
+from distill.recipe import Recipe
+from distill.stage_inputs import draft_inputs, training_inputs
+
+
+def own_budget(recipe: Recipe) -> Budget | None:
+    """What the finished draft of a recipe was made with, if it is the target's cut and learned answers alone.
+
+    None where there is none, or it was made otherwise than the recipe now says.
+    """
+    if recipe.architecture.source is not None or recipe.architecture.stages is not None:
+        return None
+    draft, answers = Path(recipe.run_dir) / "draft", read_manifest(Path(recipe.run_dir) / "data")
+    made = read_manifest(draft)
+    if made is None or answers is None or not made.get("finished") or recipe.distill.train_on != "answers":
+        return None
+    if changed_inputs(made, draft_inputs(recipe, training_inputs(recipe))):
+        return None
+    counts, shape = answers["counts"]["train"], Shape.from_config(read_config(draft))
+    reading = expected_reading(recipe.distill, counts["answers"])
+    if reading is None or reading.epochs is None:
+        return None
+    return Budget(counts["answer_tokens"], reading.epochs, 0, shape.layers, shape.head_vocab or shape.vocab)
