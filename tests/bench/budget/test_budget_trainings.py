@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 import bench.budget.fill as filling
+from architectures.draft_vocabulary.head import head_ids
 from architectures.manifest import read_manifest
 from bench.budget import training
-from bench.budget.own_run import own_budget
-from distill.recipe import load_recipe
-from distill.stages import run_all
-from architectures.draft_vocabulary.head import head_ids
 from bench.budget.__main__ import main, text_domain
+from bench.budget.own_run import own_budget
 from bench.budget.page import BEGIN, END, law_page
 from bench.budget.plan import CONFIRMED, FITTED, given
 from bench.budget.setting import Setting
 from bench.budget.training import TEXT_STEP, make_training, some_answers, train
 from distill.budget.law import Budget, fit, varied
 from distill.budget.record import read_trainings
+from distill.recipe import load_recipe
+from distill.stages import run_all
 from eval.models import load_model
 
 RECIPE = """\
