@@ -74,15 +74,19 @@ def fingerprint_tokenizer(folder: Path) -> dict[str, str]:
     Read from the files of a Hugging Face folder, so that no tokenizer has to be loaded.
     """
     settings = read_json_file(folder / TOKENIZER_SETTINGS)
-    template = settings.pop("chat_template", None)
-    if (folder / CHAT_TEMPLATE).is_file():
-        template = read_text(folder / CHAT_TEMPLATE, remedy="Fetch the checkpoint again.")
+    template = chat_template(folder, settings.pop("chat_template", None))
     contents = [fingerprint_file(folder / name) if (folder / name).is_file() else None for name in TOKENIZER_FILES]
     parts = [[name, fingerprint_file(folder / name)] for name in PARTS_OF_TOKENIZERS if (folder / name).is_file()]
     return {
         "tokenizer": fingerprint_value([settings, contents, *parts]),
         "chat template": fingerprint_value(template),
     }
+
+
+def chat_template(folder: Path, among_settings: Any) -> Any:
+    """What frames conversations: a file of its own, else what stands in tokenizer_config.json; None if neither."""
+    file = folder / CHAT_TEMPLATE
+    return read_text(file, remedy="Fetch the checkpoint again.") if file.is_file() else among_settings
 
 
 def read_json_file(path: Path) -> dict[str, Any]:

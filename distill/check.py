@@ -23,11 +23,13 @@ from distill.expected_time.page import time_rows, time_title
 from distill.expected_time.stage_time import Run
 from distill.expected_work import Work, expected_work, loss_words, read_prompts, read_rows, work_rows
 from distill.frozen_embeddings import refuse_tied, trained_parameters
+from distill.hub.asked import refuse_unpublishable
 from distill.longest_texts import refuse_long_calibration, refuse_long_texts
 from distill.masks.memory import refuse_sharded_masks
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
 from distill.recipe import Recipe
 from distill.run_folder import require_run_folder
+from distill.served_shape import engine_blocks
 from distill.teacher.config import refuse_k_beyond
 from distill.teacher_cache.sizes import cache_sizes
 from distill.vocabulary.page import vocabulary_block
@@ -75,6 +77,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> str:
     problems: list[str] = []
     place = attempt(lambda: find_device(device), problems)
     attempt(lambda: require_run_folder(recipe), problems)
+    attempt(lambda: refuse_unpublishable(recipe), problems)
     cut = attempt(lambda: planned(recipe), problems)
     prompts = [attempt(partial(read_rows, source, recipe.data), problems) for source in recipe.data.prompts]
     for source in recipe.eval.tasks:
@@ -86,14 +89,16 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> str:
             attempt(lambda: refuse_tied(tied=cut.draft.tied), problems)
         if recipe.architecture.method == "learned_masks":
             attempt(lambda: refuse_sharded_masks(recipe, cut.target), problems)
+    served = None if cut is None else attempt(partial(engine_blocks, recipe, cut.draft), problems)
     said = None if cut is None else attempt(partial(vocabulary_block, recipe, cut.target, cut.draft), problems)
     work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
-    if cut is None or work is None or place is None or said is None:
+    if cut is None or work is None or place is None or said is None or served is None:
         raise UserError("\n".join(problems))
     blocks = {
         f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut),
         **said,
         **head_blocks(recipe, cut.source, cut.target, cut.draft),
+        **served,
         **{memory_title(training): memory_rows(training) for training in trainings(recipe, cut.target, cut.draft)},
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
         "work": [*work_rows(recipe, work), ("loss", loss_words(recipe.distill)), *slow_rows(recipe)],

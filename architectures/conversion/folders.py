@@ -17,6 +17,8 @@ from architectures.conversion.small_draft import SmallDraft, read_small_draft
 from architectures.conversion.tokenizer_cut import cut_ids, cut_settings, cut_tokenizer
 from architectures.draft_vocabulary.card import CARD_NAME, own_tokenizer_card, whole_head_card
 from architectures.draft_vocabulary.record import CONFIG_KEY
+from architectures.engines.limits import WITHOUT_VLLM, engines_without_head
+from architectures.engines.misleading import refuse_misleading_name
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint, read_json_file
 from architectures.generation_settings import SETTINGS_NAME, read_generation_settings
@@ -31,13 +33,6 @@ TOKENIZER_NAME = "tokenizer.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 SETTINGS_OF_TOKENIZER = "tokenizer_config.json"  # special_tokens_map.json says again what stands there
 TOKENIZER_MIB = 512  # as eval.models
-OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark")  # vLLM takes a path that holds one for another method's
-# Source: vLLM 0.32, models/gemma2.py; llama.cpp, conversion of gemma: lm_head.weight is left out
-HEAD_IS_EMBEDDING = {"gemma2": "vLLM and llama.cpp", "gemma3_text": "llama.cpp"}
-WITHOUT_VLLM = {
-    "gemma2": "vLLM's Gemma 2 has no output head but the embedding",
-    "gpt_neox": "vLLM has no GPT-NeoX of its own",
-}
 COPY_TOKENIZER = "Copy the target's tokenizer files there, or use --form whole."
 
 
@@ -54,23 +49,13 @@ def convert_draft(folder: Path, out: Path, form: Form) -> None:
     """
     draft = read_small_draft(folder)
     require_tokenizer(folder)
-    refuse_misleading_name(out)
+    refuse_misleading_name(str(out.absolute()))
     require_replaceable(out, MANIFEST_NAME, reading=folder, stage="convert")
     write = {"whole": write_whole, "own-tokenizer": write_own_tokenizer}[form]
     with staged_folder(out) as staged:
         write(draft, staged)
         inputs = {"draft": fingerprint_checkpoint(folder)}
         write_manifest(staged, stage="convert", inputs=inputs, form=form, draft=str(folder))
-
-
-def refuse_misleading_name(out: Path) -> None:
-    """Raise UserError for a path by which vLLM would take the draft for something else."""
-    found = next((name for name in OTHER_METHODS if name in str(out.absolute()).lower()), None)
-    if found is not None:
-        raise UserError(
-            f"{out}: holds {found!r}, and vLLM then does not load a draft_model, whatever it is told. "
-            "Choose another path."
-        )
 
 
 def write_whole(draft: SmallDraft, folder: Path) -> None:
@@ -81,7 +66,7 @@ def write_whole(draft: SmallDraft, folder: Path) -> None:
     config = {name: value for name, value in draft.config.items() if name != CONFIG_KEY}
     write_json(config, folder / "config.json")
     carry_files(draft.folder, folder)
-    card = whole_head_card(vocabulary, tied_in=HEAD_IS_EMBEDDING.get(draft.shape.family))
+    card = whole_head_card(vocabulary, tied_in=engines_without_head(draft.shape.family))
     write_text(card, folder / CARD_NAME)
 
 

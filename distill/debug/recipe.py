@@ -74,6 +74,7 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
     values["text"] = None if recipe.text is None else {**values["text"], **debug_text(values["text"], run)}
     values["distill"] |= debug_distill(values["distill"], run)
     values["eval"] |= debug_eval(values["eval"], run)
+    values["export"] |= {"engines": [], "tensor_parallel": 1}  # nobody serves it, and few heads divide by 8
     small = Recipe.model_validate(values)
     small.refer_as(recipe)
     return small
@@ -169,6 +170,7 @@ def debug_distill(values: Values, run: Path) -> Values:
     return {
         "token_selection": None if selection is None else {**selection, "reference": str(run / TARGET)},
         "max_duration": "6ba",
+        "push_to_hub": None,
         "global_train_batch_size": 8,
         "device_train_microbatch_size": at_most(values["device_train_microbatch_size"], 2),
         "device_eval_batch_size": at_most(values["device_eval_batch_size"], 4),

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from architectures.conversion.folders import WITHOUT_VLLM, convert_draft
+from architectures.conversion.folders import convert_draft
 from architectures.draft_vocabulary.record import read_draft_vocabulary, write_draft_vocabulary
+from architectures.engines.limits import WITHOUT_VLLM
 from eval.models import load_model, load_tokenizer
 
 SERVED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "opt", "bloom", "gpt2")

@@ -109,6 +109,6 @@ def test_only_an_earlier_conversion_is_replaced(small_draft, tmp_path):
 
 @pytest.mark.parametrize("name", ["eagle-whole", "my-EAGLE3", "dflash", "a_dspark"])
 def test_a_path_by_which_vllm_would_take_another_method_is_refused(small_draft, tmp_path, name):
-    with pytest.raises(UserError, match="Choose another path"):
+    with pytest.raises(UserError, match="Choose another name"):
         convert_draft(small_draft("llama"), tmp_path / name / "out", "whole")
     assert not list(tmp_path.iterdir())

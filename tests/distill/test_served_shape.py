@@ -1,0 +1,122 @@
+"""The shape of a recipe is asked about before it is cut: `widedraft check`, and `widedraft preflight RECIPE`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import widedraft
+from architectures.engines.finding import Severity
+from architectures.engines.table import findings
+from architectures.errors import UserError
+from distill.check import check_recipe, planned
+from distill.debug.recipe import debug_recipe, tiny_run
+from distill.recipe import load_recipe
+from distill.served_shape import planned_pair
+from distill.stage_inputs import draft_inputs
+
+RECIPE = """\
+run_name: demo
+run_dir: run
+target: {path: TARGET}
+architecture: {layers: 2, method: first_last}
+data: {prompts: [{path: prompts.jsonl}], num_eval_prompts: 2, max_seq_len: 100, max_new_tokens: 40}
+"""
+ENGINES = "export.engines=[vllm, llama.cpp]"
+
+
+@pytest.fixture
+def recipe(tmp_path, tiny_target, monkeypatch):
+    """recipe("key=value", ...) -> a recipe of two of four layers, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("demo.yaml").write_text(RECIPE.replace("TARGET", str(tiny_target)), encoding="utf-8")
+    rows = [json.dumps({"prompt": f"Count to {number}."}) for number in range(12)]
+    Path("prompts.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    return lambda *overrides: load_recipe("demo.yaml", overrides)
+
+
+def test_check_has_a_row_for_each_engine_named_and_none_otherwise(recipe):
+    assert "engines" not in check_recipe(recipe())
+    lines = check_recipe(recipe(ENGINES, "export.dtype=float32")).splitlines()
+    place = lines.index("engines (tensor parallel 1), by rules read in their code")
+    assert [line.split() for line in lines[place + 1 : place + 3]] == [
+        ["vLLM", "2", "not", "checked,", "13", "fine"],
+        ["llama.cpp", "1", "slower", "or", "lossy,", "4", "not", "checked,", "11", "fine"],
+    ]
+
+
+def test_check_refuses_a_shape_that_an_engine_does_not_serve(recipe):
+    with pytest.raises(UserError) as refusal:
+        check_recipe(recipe(ENGINES, "export.tensor_parallel=8", "run_dir=eagle-runs/demo"))
+    first, second = str(refusal.value).splitlines()
+    assert first.startswith("export.engines: vLLM does not serve this draft. The draft's path or name holds 'eagle-' (")
+    assert second == (
+        "export.engines: vLLM does not serve this draft. 8 devices cannot share the 4 heads, 2 key/value heads and 128 "
+        "neurons of the draft evenly. A draft has as many devices as its target (draft_tensor_parallel_size), and as "
+        "many heads for each. Serve both on 1, 2 or 4 devices, or cut the draft to other heads and widths."
+    )
+
+
+def test_check_ends_with_2_where_an_engine_does_not_serve_the_shape(recipe, capsys):
+    recipe()
+    assert widedraft.main(["check", "demo.yaml", ENGINES, "export.tensor_parallel=3"]) == 2
+    assert "3 devices cannot share" in capsys.readouterr().err
+
+
+def test_check_tells_mistakes_of_engines_beside_others(recipe):
+    with pytest.raises(UserError) as refusal:
+        check_recipe(recipe(ENGINES, "export.tensor_parallel=3", "data.prompts=[{path: none.jsonl}]"))
+    assert "none.jsonl" in str(refusal.value)
+    assert "3 devices" in str(refusal.value)
+
+
+def test_a_small_head_is_no_reason_to_refuse_a_recipe_that_can_be_converted(recipe):
+    small = recipe("architecture.vocabulary={size: 260, from: answers}")
+    pair = planned_pair(small, planned(small).draft)
+    for engine in ("vllm", "sglang", "llama.cpp", "transformers", "tensorrt-llm"):
+        severities = {each.rule: each.severity for each in findings(engine, pair)}
+        assert severities["output head"] is Severity.LOSSY
+        assert Severity.REFUSED not in severities.values()
+
+
+def test_what_is_not_made_yet_is_not_called_fine(recipe):
+    plain = recipe()
+    found = findings("transformers", planned_pair(plain, planned(plain).draft))
+    unchecked = {each.rule for each in found if each.severity is Severity.NOT_CHECKED}
+    assert unchecked == {"token texts", "chat template", "assistant settings", "ensemble"}
+
+
+def test_preflight_of_a_recipe_is_of_its_shape_target_and_folder(recipe, tiny_target, capsys):
+    recipe()
+    assert widedraft.main(["preflight", "demo.yaml", "--engine", "vllm"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(f"vLLM 0.32.0 (run here): run/draft for {tiny_target}\n")
+    assert "not checked: token texts" in page
+    with pytest.raises(SystemExit) as ended:
+        widedraft.main(["preflight", "demo.yaml", "--engine", "vllm", "--tensor-parallel", "8"])
+    assert ended.value.code == 1
+
+
+def test_preflight_of_a_recipe_asks_the_engines_it_names(recipe, tiny_target, capsys):
+    recipe()
+    Path("named.yaml").write_text(
+        Path("demo.yaml").read_text(encoding="utf-8") + "export: {engines: [sglang], tensor_parallel: 2}\n",
+        encoding="utf-8",
+    )
+    assert widedraft.main(["preflight", "named.yaml"]) == 0
+    page = capsys.readouterr().out
+    assert page.endswith("can be served by: SGLang\n")
+    assert "--tp-size 2" in page
+
+
+def test_naming_engines_makes_no_draft_stale(recipe):
+    named = recipe(ENGINES, "export.tensor_parallel=2")
+    assert draft_inputs(named, {}) == draft_inputs(recipe(), {})
+    assert draft_inputs(recipe("export.dtype=float32"), {}) != draft_inputs(recipe(), {})
+
+
+def test_a_debug_run_is_for_no_engine(recipe):
+    named = recipe(ENGINES, "export.tensor_parallel=4")
+    target = planned(named).target
+    small = debug_recipe(named, tiny_run(named, target, target))
+    assert (small.export.engines, small.export.tensor_parallel) == ([], 1)
