@@ -7,7 +7,7 @@ Shape suffixes used in this file:
     N = heads, D = head width, C = columns of a matrix (a bias has none)
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -234,12 +234,15 @@ def require_known_splitting(file: Path, header: GgufHeader) -> None:
         )
 
 
-def known_splittings() -> Collection[str]:
-    """The values of `tokenizer.ggml.pre` that the installed transformers acts on; it ignores all others silently."""
+def known_splittings() -> Mapping[str, str]:
+    """The values of `tokenizer.ggml.pre` that the installed transformers acts on, each with the pattern it splits by.
+
+    It ignores all others silently.
+    """
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
     except ImportError:  # transformers 5.17
-        return ()
+        return {}
     return GGUF_PRE_TOKENIZER_SPLITS
 
 

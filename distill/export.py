@@ -25,16 +25,20 @@ from architectures.draft_vocabulary.unknown import with_unknown
 from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.families.family import Family
-from architectures.manifest import MANIFEST_NAME
+from architectures.fingerprint import fingerprint_checkpoint, fingerprint_file
+from architectures.manifest import MANIFEST_NAME, write_manifest
 from architectures.plan import PLAN_NAME
 from architectures.shapes import Shape
 from architectures.target import read_config
-from architectures.target_files import carry_files, with_special_ids
+from architectures.target_files import carry_files, require_tokenizer, with_special_ids
 from architectures.vocabulary import fit_rows
 from architectures.weights import TensorInfo, open_weights, require_replaceable, write_weights
-from distill.checkpoint_reading import read_state
+from distill.checkpoint_reading import algorithms_of, read_state
+from distill.checkpoints import damage
+from distill.data.unknown_inputs import UnknownInputs
 from distill.lineage import write_draft_manifest
 from distill.recipe import Recipe
+from distill.reloaded import compare_reloaded
 
 STUDENT_PREFIX = "student.lm."  # where DistillModel keeps the language model
 MAX_NAMES_SHOWN = 5
@@ -58,6 +62,34 @@ def export_draft(recipe: Recipe, checkpoint: Path, *, target: Path, finished: bo
     )
 
 
+def export_any(checkpoint: Path, init: Path, out: Path, *, target: Path, dtype: str) -> None:
+    """Make a draft folder from a checkpoint that no recipe names; arguments and errors as for `export_checkpoint`."""
+    if not checkpoint.is_file():
+        raise UserError(f"{checkpoint}: no such file. Give a .pt file of a run's checkpoints.")
+    if (problem := damage(checkpoint)) is not None:
+        raise UserError(f"{checkpoint}: cut short or damaged ({problem}). Give another checkpoint of its training.")
+    read_config(init)
+    require_tokenizer(target)
+    inputs = {
+        "checkpoint": fingerprint_file(checkpoint),
+        "init": fingerprint_checkpoint(init),
+        "target": fingerprint_checkpoint(target),
+    }
+
+    def finish(folder: Path) -> None:
+        write_manifest(folder, stage="export", inputs=inputs, checkpoint=str(checkpoint), init=str(init), dtype=dtype)
+
+    export_checkpoint(
+        checkpoint,
+        init,
+        out,
+        target=target,
+        dtype=dtype,
+        unknown_inputs=UnknownInputs.__qualname__ in algorithms_of(read_state(checkpoint)),
+        finish=finish,
+    )
+
+
 def export_checkpoint(
     checkpoint: Path,
     init: Path,
@@ -68,7 +100,7 @@ def export_checkpoint(
     unknown_inputs: bool = False,
     finish: Callable[[Path], None],
 ) -> None:
-    """Write the student of a checkpoint as a draft folder; it appears whole or not at all.
+    """Write the student of a checkpoint as a draft folder; it appears whole or not at all, and computes what it did.
 
     Tokenizer, chat template and generation_config.json are the target's, byte for byte. Tied embeddings stay tied.
 
@@ -84,8 +116,8 @@ def export_checkpoint(
         finish: Called with the folder before it takes its place; writes manifest.json.
 
     Raises:
-        UserError: If checkpoint and init are not of one model, the draft says ids that the target does not have, or out
-            holds something else.
+        UserError: If checkpoint and init are not of one model, the draft says ids that the target does not have, out
+            holds something else, or the folder, loaded again, has other logits than the student.
     """
     config = read_config(init)
     family = family_of(config, where=str(init / "config.json"))
@@ -119,6 +151,7 @@ def export_checkpoint(
             shutil.copyfile(init / PLAN_NAME, folder / PLAN_NAME)
         if vocabulary is not None:
             write_vocabulary_and_card(replace(vocabulary, vocab_size=vocab_size), folder, family.weight("head"))
+        print(f"   {compare_reloaded(checkpoint_student(checkpoint), init, folder, family, dtype=dtype, out=out)}")
         finish(folder)
 
 
@@ -128,10 +161,14 @@ def write_vocabulary_and_card(vocabulary: DraftVocabulary, folder: Path, head: s
     write_text(small_head_card(vocabulary, head), folder / CARD_NAME)
 
 
+def checkpoint_student(checkpoint: Path) -> dict[str, Tensor]:
+    """The student's tensors under the names of transformers' module, left on disk until they are used."""
+    return {name.removeprefix(STUDENT_PREFIX): tensor for name, tensor in read_state(checkpoint)["model"].items()}
+
+
 def read_student(checkpoint: Path, family: Family) -> dict[str, Tensor]:
-    """The student's tensors under their names in a Hugging Face folder, left on disk until they are used."""
-    saved = read_state(checkpoint)["model"]
-    return {stored_name(name.removeprefix(STUDENT_PREFIX), family): tensor for name, tensor in saved.items()}
+    """The same under their names in a Hugging Face folder."""
+    return {stored_name(name, family): tensor for name, tensor in checkpoint_student(checkpoint).items()}
 
 
 def stored_name(name: str, family: Family) -> str:

@@ -192,15 +192,6 @@ def cache(options: argparse.Namespace) -> None:
         stage.cache_stage(named.recipe)
 
 
-def export(options: argparse.Namespace) -> None:
-    """Make the draft from the newest checkpoint."""
-    from distill.stages import export_stage
-
-    trust_if_asked(options)
-    with own_run(options) as named:
-        export_stage(named.recipe)
-
-
 def distill(options: argparse.Namespace) -> None:
     """Train and export; the training processes load the recipe themselves."""
     from distill.stages import distill_stage

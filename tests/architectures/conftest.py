@@ -103,6 +103,22 @@ def llama(make_checkpoint: Callable[..., Path]) -> Path:
     return make_checkpoint(**LLAMA)
 
 
+@pytest.fixture(scope="session")
+def with_merges() -> Callable[[Path], Path]:
+    """with_merges(folder) gives its tokenizer five merges, for ids that had no token: llama.cpp loads none without."""
+
+    def add(folder: Path) -> Path:
+        file = folder / "tokenizer.json"
+        tokenizer = json.loads(file.read_text())
+        vocabulary = tokenizer["model"]["vocab"]
+        vocabulary |= {merge.replace(" ", ""): len(vocabulary) + i for i, merge in enumerate(MERGES)}
+        tokenizer["model"]["merges"] = [merge.split(" ") for merge in MERGES]
+        file.write_text(json.dumps(tokenizer))
+        return folder
+
+    return add
+
+
 def gguf_file(
     source: Path,
     file: Path,

@@ -1,0 +1,86 @@
+"""Which models llama.cpp computes as transformers does, and the refusal of the others."""
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transformers import PreTrainedConfig
+
+from architectures.errors import UserError
+from architectures.shapes import Shape
+
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # model_type -> GGUF's name
+OTHERS = {
+    "opt": "llama.cpp has no such architecture",
+    **dict.fromkeys(
+        ("gemma2", "gemma3_text"), "its word pieces have scores that only its tokenizer.model holds, which is not read"
+    ),
+}
+CONVERTER = "Convert the folder with llama.cpp's convert_hf_to_gguf.py."
+SERVE_AS_IT_IS = "Serve the folder itself, with transformers or vLLM."
+ROPE_TYPES = {  # the settings llama.cpp knows of each type, beside rope_type and rope_theta
+    "default": (),
+    "linear": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+NEUTRAL = {"partial_rotary_factor": 1.0, "attention_factor": None, "beta_fast": 32, "beta_slow": 1, "truncate": True}
+
+
+def gguf_architecture(folder: Path, shape: Shape, config: PreTrainedConfig) -> str:
+    """The `general.architecture` of a model.
+
+    Args:
+        folder: For messages.
+        shape: Of the model.
+        config: Its config.json, as transformers reads it.
+
+    Raises:
+        UserError: If llama.cpp has no such model, or would compute it otherwise than transformers does.
+    """
+    if shape.family not in ARCHITECTURES:
+        reason = OTHERS.get(shape.family, "it is not written")
+        remedy = SERVE_AS_IT_IS if shape.family == "opt" else CONVERTER
+        raise UserError(f"{folder}: model_type {shape.family} does not become a GGUF file: {reason}. {remedy}")
+    if config.hidden_act != "silu":
+        refuse(folder, f"hidden_act is {config.hidden_act!r}, and llama.cpp computes {shape.family} with silu")
+    refuse_windows(folder, config)
+    refuse_other_rope(folder, config.rope_parameters)
+    refuse_other_sizes(folder, shape)
+    return ARCHITECTURES[shape.family]
+
+
+def refuse_windows(folder: Path, config: PreTrainedConfig) -> None:
+    """Raise UserError where a layer looks back a part of the way alone: llama.cpp's layers see all there is."""
+    window = getattr(config, "sliding_window", None)
+    windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    if window is not None and windowed and window < config.max_position_embeddings:
+        refuse(folder, f"layers look back {window} tokens of {config.max_position_embeddings}, and in llama.cpp all")
+
+
+def refuse_other_rope(folder: Path, rope: dict[str, Any]) -> None:
+    """Raise UserError for rotary settings that a GGUF file has no entries for."""
+    kind = rope.get("rope_type", "default")
+    if kind not in ROPE_TYPES:
+        refuse(folder, f"rope_type is {kind!r}, and {', '.join(ROPE_TYPES)} are written")
+    for key, value in rope.items():
+        known = key in ("rope_type", "type", "rope_theta", *ROPE_TYPES[kind])
+        if not known and value is not None and NEUTRAL.get(key) != value:
+            refuse(folder, f"rope_parameters.{key} is {value!r}, which no entry of a GGUF file holds")
+
+
+def refuse_other_sizes(folder: Path, shape: Shape) -> None:
+    """Raise UserError for tensors that llama.cpp's loader of this architecture has no place for."""
+    query = shape.heads * shape.head_dim
+    if shape.family == "qwen2" and query != shape.hidden:
+        refuse(
+            folder,
+            f"{shape.heads} heads of {shape.head_dim} make {query} query channels, and llama.cpp's qwen2 has "
+            f"hidden_size={shape.hidden} of them",
+        )
+    if shape.family == "qwen3" and shape.qkv_bias:
+        refuse(folder, "attention_bias is true, and llama.cpp's qwen3 has no bias behind its attention")
+
+
+def refuse(folder: Path, fact: str) -> NoReturn:
+    """Raise UserError for a config.json."""
+    raise UserError(f"{folder / 'config.json'}: {fact}, so it does not become a GGUF file. {SERVE_AS_IT_IS}")

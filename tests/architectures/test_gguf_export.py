@@ -1,0 +1,261 @@
+"""GGUF export: what our import makes of the file is the folder it came from, rounded as the file's kind rounds."""
+
+import shutil
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from architectures.config import ArchitectureConfig
+from architectures.errors import UserError
+from architectures.gguf_export.files import export_gguf, neighbouring_pairs
+from architectures.gguf_export.kinds import stored_tensors
+from architectures.gguf_export.rope import rope_factors
+from architectures.gguf_header import read_gguf_header
+from architectures.gguf_import import import_gguf, rotary_halves
+from architectures.plan import plan_pruning
+from architectures.prune import prune_checkpoint
+from architectures.shapes import Shape
+from architectures.target import read_config
+from eval.models import load_model
+
+IDS = torch.arange(3, 35)[None]
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+MODELS = {
+    "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 100000.0}, "rms_norm_eps": 1e-5},
+    "llama biased": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    "llama 3": {"rope_parameters": LLAMA_3, "head_dim": 64, "max_position_embeddings": 131072},
+    "mistral": {"tie_word_embeddings": False, "sliding_window": None},
+    "qwen2": {"vocab_size": 272, "tie_word_embeddings": False},
+    "qwen3": {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 3},
+}
+KINDS = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+
+
+@pytest.fixture(scope="module")
+def source(make_checkpoint, perturb, with_merges):
+    """source(name) -> folder of a random model, made once."""
+    made: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in made:
+            made[name] = with_merges(perturb(make_checkpoint(model_type=name.split()[0], **MODELS[name])))
+        return made[name]
+
+    return of
+
+
+def logits(folder: Path, rounded=lambda name, weight: weight) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        parameter.data = rounded(name, parameter.data)
+    with torch.inference_mode():
+        return model(IDS).logits
+
+
+def as_stored(kind: str, *, tied: bool):
+    """What a file of a kind keeps of a weight, in rows of any order: blocks lie within rows."""
+
+    def rounded(name: str, weight: torch.Tensor) -> torch.Tensor:
+        if weight.dim() == 1:
+            return weight
+        is_head = name.startswith("model.embed_tokens" if tied else "lm_head")
+        number_type = gguf.GGMLQuantizationType["Q8_0" if is_head and kind == "q4_0" else KINDS[kind]]
+        return torch.from_numpy(dequantize(quantize(weight.numpy(), number_type), number_type).astype(np.float32))
+
+    return rounded
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_an_imported_file_has_the_logits_of_the_rounded_folder(source, tmp_path, name, kind):
+    folder = source(name)
+    written = export_gguf(folder, tmp_path / "m.gguf", kind, name="tiny")
+    import_gguf(written.path, tmp_path / "back")
+
+    tied = read_config(folder)["tie_word_embeddings"]
+    assert torch.equal(logits(tmp_path / "back"), logits(folder, as_stored(kind, tied=tied)))
+    assert not torch.equal(logits(tmp_path / "back"), logits(folder))
+    assert (written.num_bytes, written.fallen_back) == (written.path.stat().st_size, [])
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("m.")] == ["m.gguf"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_imported_file_has_the_config_of_the_folder(source, tmp_path, name):
+    export_gguf(source(name), tmp_path / "m.gguf", "f16", name="tiny")
+    import_gguf(tmp_path / "m.gguf", tmp_path / "back")
+
+    ours, back = read_config(source(name)), read_config(tmp_path / "back")
+    assert Shape.from_config(back | {"model_type": ours["model_type"]}) == Shape.from_config(ours)
+    keys = (
+        "rope_parameters",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    )
+    assert {key: back[key] for key in keys} == {key: ours[key] for key in keys}
+
+
+def test_the_header_says_what_engines_must_not_guess(source, tmp_path):
+    export_gguf(source("qwen3"), tmp_path / "m.gguf", "q4_0", name="my draft")
+    header = read_gguf_header(tmp_path / "m.gguf")
+
+    said = {key: value for key, value in header.metadata.items() if key.startswith(("general.", "qwen3."))}
+    expected = {
+        "general.architecture": "qwen3",
+        "general.type": "model",
+        "general.name": "my draft",
+        "general.file_type": 2,
+        "general.quantization_version": 2,
+        "qwen3.vocab_size": 264,
+        "qwen3.context_length": 2048,
+        "qwen3.embedding_length": 64,
+        "qwen3.block_count": 4,
+        "qwen3.feed_forward_length": 128,
+        "qwen3.attention.head_count": 6,
+        "qwen3.attention.head_count_kv": 3,
+        "qwen3.attention.key_length": 32,
+        "qwen3.attention.value_length": 32,
+        "qwen3.attention.layer_norm_rms_epsilon": pytest.approx(1e-6),
+        "qwen3.rope.dimension_count": 32,
+        "qwen3.rope.freq_base": 10000.0,
+    }
+    assert said == expected
+
+
+@pytest.mark.parametrize(
+    ("rope", "entries"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+            {"type": "yarn", "factor": 4.0, "original_context_length": 512},
+        ),
+    ],
+)
+def test_scaled_positions_are_entries(make_checkpoint, with_merges, tmp_path, rope, entries):
+    folder = with_merges(make_checkpoint(rope_parameters={"rope_theta": 10000.0, **rope}))
+    export_gguf(folder, tmp_path / "m.gguf", "f16", name="tiny")
+    metadata = read_gguf_header(tmp_path / "m.gguf").metadata
+    found = {key.removeprefix("llama.rope.scaling."): value for key, value in metadata.items() if ".scaling." in key}
+    assert found == entries
+
+
+def test_factors_are_of_llama_3_alone():
+    assert rope_factors({"rope_type": "default", "rope_theta": 10000.0}, 64) is None
+    factors = rope_factors(LLAMA_3, 64)
+    assert (factors.dtype, factors.shape, factors.min(), factors.max()) == (np.float32, (32,), 1.0, 8.0)
+    assert (np.diff(factors) >= 0).all()
+
+
+def test_the_row_orders_undo_each_other():
+    weight = torch.randn(6 * 32, 5)
+    for tensor in (weight, weight[:, 0]):
+        assert torch.equal(rotary_halves(neighbouring_pairs(tensor, 6), 6), tensor)
+    assert not torch.equal(neighbouring_pairs(weight, 6), weight)
+
+
+def test_rows_that_are_no_whole_blocks_are_f16_and_named(make_checkpoint, with_merges, tmp_path):
+    folder = with_merges(make_checkpoint(intermediate_size=72, num_hidden_layers=1))
+    written = export_gguf(folder, tmp_path / "m.gguf", "q4_0", name="tiny")
+
+    assert written.fallen_back == ["blk.0.ffn_down.weight"]
+    types = {name: tensor.type_id for name, tensor in read_gguf_header(tmp_path / "m.gguf").tensors.items()}
+    assert types["blk.0.ffn_down.weight"] == gguf.GGMLQuantizationType.F16
+    assert types["blk.0.ffn_up.weight"] == gguf.GGMLQuantizationType.Q4_0
+    assert types["blk.0.attn_norm.weight"] == gguf.GGMLQuantizationType.F32
+
+
+@pytest.mark.parametrize(("head", "other"), [("output.weight", "token_embd.weight"), ("token_embd.weight", None)])
+def test_the_head_is_kept_wider_than_q4(head, other):
+    stored = stored_tensors({name: (64, 64) for name in (head, other, "blk.0.attn_v.weight") if name}, "q4_0")
+    narrow = gguf.GGMLQuantizationType.Q4_0
+    assert stored.pop(head).type == gguf.GGMLQuantizationType.Q8_0
+    assert {one.type for one in stored.values()} == {narrow}
+
+
+def test_a_small_head_is_grown(source, tmp_path):
+    target, ids = source("llama"), (1, 2, *range(10, 200, 3))
+    shape = Shape.from_config(read_config(target))
+    plan = plan_pruning(shape, ArchitectureConfig(layers=2, method="first_last")).with_vocabulary(ids)
+    prune_checkpoint(target, plan, tmp_path / "draft", origin={"from": "a test"})
+    before = sorted(path.name for path in (tmp_path / "draft").iterdir())
+
+    written = export_gguf(tmp_path / "draft", tmp_path / "draft" / "m.gguf", "f16", name="tiny")
+
+    assert sorted(path.name for path in (tmp_path / "draft").iterdir()) == sorted([*before, "m.gguf"])
+    assert read_gguf_header(written.path).tensors["output.weight"].size == (264, 64)
+    import_gguf(written.path, tmp_path / "back")
+    small, whole = (load_model(tmp_path / name, dtype="float32", device="cpu") for name in ("draft", "back"))
+    with torch.inference_mode():
+        said, proposed = torch.tensor(ids)[small(IDS).logits.argmax(dim=-1)], whole(IDS).logits.argmax(dim=-1)
+    assert (said == proposed).float().mean() > 0.9  # all but near ties, which F16 may turn
+
+
+REFUSED = {
+    "gemma2": ({"query_pre_attn_scalar": 16}, "model_type gemma2 does not become a GGUF file: its word pieces"),
+    "opt": ({"ffn_dim": 96, "word_embed_proj_dim": 64}, "model_type opt .*: llama.cpp has no such architecture"),
+    "phi3": ({}, "model_type phi3 does not become a GGUF file: it is not written"),
+    "mistral": ({"sliding_window": 8}, "layers look back 8 tokens of 2048, and in llama.cpp all"),
+    "qwen2": ({"head_dim": 32}, "4 heads of 32 make 128 query channels, and llama.cpp's qwen2 has hidden_size=64"),
+    "qwen3": ({"attention_bias": True}, "attention_bias is true, and llama.cpp's qwen3 has no bias"),
+    "llama": ({"hidden_act": "gelu"}, "hidden_act is 'gelu', and llama.cpp computes llama with silu"),
+    "llama dynamic": (
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        "rope_type is 'dynamic', and default, linear, yarn, llama3 are written",
+    ),
+    "llama yarn": (
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "beta_fast": 16}},
+        "rope_parameters.beta_fast is 16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_llama_cpp_would_compute_otherwise_is_refused(make_checkpoint, tmp_path, name):
+    settings, message = REFUSED[name]
+    folder = make_checkpoint(model_type=name.split()[0], num_hidden_layers=1, **settings)
+    with pytest.raises(UserError, match=message):
+        export_gguf(folder, tmp_path / "m.gguf", "f16", name="tiny")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("value", "message"), [(7e4, "holds 70000, more than F16 holds"), (np.nan, "holds NaN")])
+def test_a_weight_that_the_file_cannot_hold_is_refused(source, tmp_path, value, message):
+    folder = Path(shutil.copytree(source("llama"), tmp_path / "copy"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.3.mlp.up_proj.weight"][5, 7] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=rf"layers\.3\.mlp\.up_proj\.weight {message}"):
+        export_gguf(folder, tmp_path / "m.gguf", "q8_0", name="tiny")
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_full_disk_is_refused(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(UserError, match=r"m\.gguf: needs 0\.00 GiB, the disk has 0\.00 GiB free"):
+        export_gguf(source("llama"), tmp_path / "m.gguf", "f16", name="tiny")
+
+
+def test_text_comes_back(source, tmp_path):
+    export_gguf(source("llama"), tmp_path / "m.gguf", "f16", name="tiny")
+    import_gguf(tmp_path / "m.gguf", tmp_path / "back")
+    ours, back = (AutoTokenizer.from_pretrained(folder) for folder in (source("llama"), tmp_path / "back"))
+    for text in ("hello world", "<|im_start|>user\nhello<|im_end|>", "7 × 13 = ninety-one", ""):
+        assert ours(text).input_ids == back(text).input_ids
+    assert ours.get_vocab().items() <= back.get_vocab().items()  # transformers adds an <|endoftext|> of its own
+    assert ours.chat_template == back.chat_template
