@@ -1,0 +1,226 @@
+"""A pair and an engine -> a certificate: the engine runs, exact replay runs over its texts, the laws decide."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from architectures.context_length import context_length
+from architectures.draft_vocabulary.record import CONFIG_KEY
+from architectures.errors import UserError
+from architectures.manifest import processor_name
+from architectures.target import read_config, resolve_checkpoint
+from architectures.target_files import TOKENIZERS
+from eval.acceptance import Resampling
+from eval.certificate.causes import likely_causes
+from eval.certificate.laws import LEAST_PROMPTS, Known, find, pooled
+from eval.certificate.llama_cpp_engine import LlamaCppAsked, run_llama_cpp
+from eval.certificate.record import Certificate, Engine, EngineRun
+from eval.certificate.replayed import own_tokens, replay_texts
+from eval.certificate.speeds import speed_of
+from eval.certificate.transformers_engine import Pair, run_transformers
+from eval.certificate.vllm_engine import VllmAsked, run_vllm
+from eval.models import load_model, load_tokenizer
+from eval.pair.opened import prompts_of
+from eval.tasks.forms import TEXT, Prompt
+from eval.tasks.rendering import render_prompt
+
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+RESAMPLES, CONFIDENCE = 2000, 0.95
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is certified, and how.
+
+    Attributes:
+        draft: A folder, or a hub id.
+        target: A folder, or a hub id.
+        engine: Which.
+        prompts: Files and tasks; None takes those built in.
+        num_prompts: Of them.
+        max_new_tokens: Of a text.
+        lookahead: Tokens proposed a round.
+        dtype: Number type of both models; llama.cpp's is that of its files.
+        python: Of the engine's own environment; None for transformers, which is in ours.
+        gguf: Files of target and draft, for llama.cpp.
+        threads: Of the processor.
+        seed: Of the order of turns.
+    """
+
+    draft: str
+    target: str
+    engine: Engine
+    prompts: Sequence[str] | None
+    num_prompts: int
+    max_new_tokens: int
+    lookahead: int
+    dtype: str
+    python: Path | None
+    gguf: tuple[Path, Path] | None
+    threads: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What every engine's run is made from.
+
+    Attributes:
+        target: Folder of the target.
+        draft: Of the draft.
+        prompts: That are asked.
+        ids: Of each, as the target's own tokenizer and template render it.
+        is_chat: Whether a template frames them.
+    """
+
+    target: Path
+    draft: Path
+    prompts: Sequence[Prompt]
+    ids: Sequence[Sequence[int]]
+    is_chat: bool
+
+    @property
+    def conversations(self) -> list[list[dict[str, str]]]:
+        """Messages of every prompt."""
+        roles = ({} if self.is_chat else {"role": "user"},)
+        return [[{**message, **roles[0]} for message in prompt.messages] for prompt in self.prompts]
+
+
+def certify_pair(asked: Asked) -> tuple[Certificate, Opened]:
+    """Run the engine, replay its texts, and decide.
+
+    Raises:
+        UserError: If the pair cannot be opened, there are too few prompts, or the engine refuses.
+    """
+    opened = open_asked(asked)
+    run = ENGINES[asked.engine](asked, opened)
+    draft = load_model(opened.draft, dtype=replay_dtype(asked))
+    known = known_of(asked, opened)
+    replayed = replay_texts(draft, run.texts, lookahead=run.lookahead, own=own_tokens(opened.target, opened.draft))
+    certificate = Certificate(
+        run=run,
+        replay=pooled(replayed),
+        findings=tuple(find(run, opened.ids, pooled(replayed), known)),
+        causes=tuple(likely_causes(run, opened.ids, replayed, known)),
+        speed=speed_of(run, Resampling(CONFIDENCE, RESAMPLES, asked.seed)),
+        hardware=f"{processor_name()}, {asked.threads} threads",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return certificate, opened
+
+
+def open_asked(asked: Asked) -> Opened:
+    """Folders and prompts."""
+    target, draft = (resolve_checkpoint(each) for each in (asked.target, asked.draft))
+    if CONFIG_KEY in read_config(draft):
+        raise UserError(
+            f"{draft}: its head says some ids alone, which no engine loads. Certify a form of it: widedraft convert "
+            f"{draft} --to DIR --form whole."
+        )
+    prompts = prompts_of(asked.prompts, asked.num_prompts)
+    if len(prompts) < LEAST_PROMPTS:
+        raise UserError(
+            f"--num-prompts: a certificate takes {LEAST_PROMPTS} prompts at least, got {len(prompts)}. Ask for more, "
+            "or name files that hold more with --prompts."
+        )
+    tokenizer = load_tokenizer(target)
+    raw = {prompt.messages[0]["role"] == TEXT for prompt in prompts}
+    if len(raw) > 1:
+        raise UserError("--prompts: raw texts and conversations cannot be certified together. Name them one by one.")
+    is_chat = bool(tokenizer.chat_template) and raw == {False}
+    return Opened(target, draft, prompts, [render_prompt(tokenizer, one.messages) for one in prompts], is_chat)
+
+
+def in_transformers(asked: Asked, opened: Opened) -> EngineRun:
+    """Run in this process."""
+    target, draft = (load_model(folder, dtype=asked.dtype) for folder in (opened.target, opened.draft))
+    command = f"generate(assistant_model=DRAFT, num_assistant_tokens={asked.lookahead}, do_sample=False)"
+    pair = Pair(target, draft, command)
+    return run_transformers(
+        pair, opened.ids, lookahead=asked.lookahead, max_new_tokens=asked.max_new_tokens, seed=asked.seed
+    )
+
+
+def in_vllm(asked: Asked, opened: Opened) -> EngineRun:
+    """Run in the environment that has vLLM."""
+    own = own_tokens(opened.target, opened.draft) is not None
+    wanted = VllmAsked(
+        python=required(asked.python, "--python", "the Python of an environment that has vLLM"),
+        target=opened.target,
+        draft=opened.draft,
+        conversations=opened.conversations,
+        is_chat=opened.is_chat,
+        longest=max(map(len, opened.ids)),
+        draft_settings={"use_heterogeneous_vocab": True} if own else {},
+    )
+    settings = {"max_new_tokens": asked.max_new_tokens, "dtype": asked.dtype, "seed": asked.seed}
+    return run_vllm(wanted, lookahead=asked.lookahead, **settings)
+
+
+def in_llama_cpp(asked: Asked, opened: Opened) -> EngineRun:
+    """Run in the environment that has llama.cpp."""
+    target, draft = required(asked.gguf, "--target-gguf and --draft-gguf", "what llama.cpp loads of both models")
+    wanted = LlamaCppAsked(
+        python=required(asked.python, "--python", "the Python of an environment that has xllamacpp"),
+        target=target,
+        draft=draft,
+        conversations=opened.conversations,
+        is_chat=opened.is_chat,
+        longest=max(map(len, opened.ids)),
+        threads=asked.threads,
+    )
+    return run_llama_cpp(wanted, lookahead=asked.lookahead, max_new_tokens=asked.max_new_tokens, seed=asked.seed)
+
+
+ENGINES: dict[Engine, Callable[[Asked, Opened], EngineRun]] = {
+    "transformers": in_transformers,
+    "vllm": in_vllm,
+    "llama.cpp": in_llama_cpp,
+}
+
+
+def required(value: Any, option: str, what: str) -> Any:
+    """A value that this engine needs.
+
+    Raises:
+        UserError: If it was not given.
+    """
+    if value is None:
+        raise UserError(f"{option} must be given for this engine: {what}.")
+    return value
+
+
+def replay_dtype(asked: Asked) -> str:
+    """Number type in which our replay reads the draft: the engine's, and float32 beside files of llama.cpp's own."""
+    return "float32" if asked.engine == "llama.cpp" else asked.dtype
+
+
+def known_of(asked: Asked, opened: Opened) -> Known:
+    """What tells why a pair fails."""
+    pair = opened.target, opened.draft
+    context = context_length(read_config(opened.draft), where=str(opened.draft / "config.json"))
+    known = Known(
+        same_tokenizer=same_files(*pair, TOKENIZERS) or own_tokens(*pair) is not None,
+        same_template=same_files(*pair, TEMPLATES),
+        draft_context=None if context is None else context.tokens,
+    )
+    if asked.gguf is None:
+        return known
+    return replace(known, quantised=tuple(path.name for path in asked.gguf if not is_half(path)))
+
+
+def same_files(some: Path, others: Path, names: Sequence[str]) -> bool:
+    """Whether two folders hold the same of these files, byte for byte; folders of files are compared by their names."""
+    return all(content(some / name) == content(others / name) for name in names)
+
+
+def content(path: Path) -> object:
+    """Of a file its bytes, of a folder its names, else nothing."""
+    return path.read_bytes() if path.is_file() else sorted(path.iterdir()) if path.is_dir() else None
+
+
+def is_half(path: Path) -> bool:
+    """Whether a GGUF file's name says that it holds 16 bits or more of every weight."""
+    return any(kind in path.stem.upper() for kind in ("F16", "BF16", "F32"))

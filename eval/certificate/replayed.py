@@ -1,0 +1,79 @@
+"""Exact counts over an engine's own texts: in greedy decoding a draft's token is kept where it is the text's.
+
+The target is not needed: its text is the engine's, quantised or not. A draft with a tokenizer of its own reads and says
+its tokens by their text, as vLLM maps them (TLI, arXiv 2502.05202).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from eval.acceptance import Counts
+from eval.certificate.record import Counted, TextRun
+from eval.models import load_tokenizer
+from eval.replay import answer_logits, replay_counts
+
+NONE = -1  # in place of a token that the draft cannot say
+
+
+@dataclass(frozen=True)
+class OwnTokens:
+    """What a draft with a tokenizer of its own makes of its target's ids.
+
+    Attributes:
+        ids: Its own id of each of the target's ids that it has.
+        unknown: Its own id for all others.
+    """
+
+    ids: Mapping[int, int]
+    unknown: int
+
+    def read(self, target_ids: Sequence[int]) -> list[int]:
+        """A text of the target as the draft reads it."""
+        return [self.ids.get(token, self.unknown) for token in target_ids]
+
+    def wanted(self, target_ids: Sequence[int]) -> list[int]:
+        """The draft's ids that would be kept; NONE where it has none."""
+        return [self.ids.get(token, NONE) for token in target_ids]
+
+
+def own_tokens(target: Path, draft: Path) -> OwnTokens | None:
+    """How a draft folder reads its target's ids; None where they are its own.
+
+    A tokenizer of its own is one that lacks some of the target's tokens, as `convert --form own-tokenizer` writes it.
+    """
+    ours, theirs = (load_tokenizer(folder) for folder in (draft, target))
+    own, of_target = ours.get_vocab(), theirs.get_vocab()
+    if len(own) >= len(of_target) or ours.unk_token_id is None:
+        return None
+    return OwnTokens({id_: own[text] for text, id_ in of_target.items() if text in own}, ours.unk_token_id)
+
+
+def replay_texts(
+    draft: PreTrainedModel, texts: Sequence[TextRun], *, lookahead: int, own: OwnTokens | None = None
+) -> list[Counted]:
+    """What the draft keeps of every text that an engine wrote without it."""
+    return [counted(replay_text(draft, text, lookahead, own)) for text in texts]
+
+
+def replay_text(draft: PreTrainedModel, text: TextRun, lookahead: int, own: OwnTokens | None) -> Counts:
+    """Counts of one text; it has at least one token."""
+    prompt, answer, wanted = text.prompt_ids, text.plain_ids, text.plain_ids
+    if own is not None:
+        prompt, answer, wanted = own.read(prompt), own.read(answer), own.wanted(answer)
+    proposed_T = answer_logits(draft, prompt, answer).argmax(dim=-1).cpu().numpy()
+    return replay_counts((proposed_T == np.array(wanted)).astype(np.float64), lookahead=lookahead)
+
+
+def counted(counts: Counts) -> Counted:
+    """Whole numbers, as they are where every chance is 0 or 1."""
+    positions = tuple(round(value) for value in counts.accepted)
+    return Counted(
+        rounds=round(counts.rounds),
+        proposed=round(counts.proposed_tokens),
+        accepted=sum(positions),
+        by_position=positions,
+    )
