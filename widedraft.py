@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from architectures.conversion.command import convert, convert_arguments
+from architectures.engines.command import preflight_arguments
 from architectures.errors import UserError
 from architectures.file_hashes import rehash_from_now
 from architectures.manifest import package_version
-from distill import recipe_commands, scoring
+from distill import export_command, recipe_commands, scoring
 from distill.checkpoint_trust import OPTION, trust_option
 from distill.exits import report_user_errors
+from distill.hub.command import push, push_arguments
+from distill.preflight import preflight
 from eval.beside.command import lookup, lookup_arguments
+from eval.certificate.command import certify, certify_arguments
 from eval.latency.command import latency, latency_arguments
 from eval.pair import commands as pair_commands
 from eval.rehash import rehash_argument
@@ -193,6 +197,11 @@ STAGES = {
         "check a recipe; print shape, parameters, memory, disk, steps, hours; loads no weights",
         recipe_commands.check_arguments,
     ),
+    "preflight": Stage(
+        preflight,
+        "tell whether engines can serve a draft, or a recipe's shape, and how; exit code 1 if one of them does not",
+        preflight_arguments,
+    ),
     "shapes": Stage(
         shapes, "list the named shapes with their true sizes, or what a target can become", shapes_arguments
     ),
@@ -225,9 +234,9 @@ STAGES = {
         recipe_commands.distilling_arguments,
     ),
     "export": Stage(
-        recipe_commands.export,
-        "write <run>/draft from the newest intact checkpoint",
-        recipe_commands.training_arguments,
+        export_command.export,
+        "write <run>/draft from the newest intact checkpoint, or a folder from any; as GGUF files too",
+        export_command.export_arguments,
     ),
     "eval": Stage(score, "score a draft against its target, into <run>/eval", eval_arguments),
     "verify": Stage(
@@ -259,6 +268,16 @@ STAGES = {
         speed,
         "decode prompts with and without a draft, in turns: tokens per second, and how far prediction is from it",
         speed_arguments,
+    ),
+    "certify": Stage(
+        certify,
+        "run a draft in transformers, vLLM or llama.cpp: same texts, counts as replay says, speed; exit code 1 if not",
+        certify_arguments,
+    ),
+    "push": Stage(
+        push,
+        "push a finished run's draft to the hub, with its card and its evidence; or write what would go",
+        push_arguments,
     ),
     "latency": Stage(
         latency,

@@ -9,12 +9,17 @@ from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_file
 from architectures.generation_settings import read_generation_settings
 from architectures.gguf_header import gguf_config, read_gguf_header
+from architectures.hub_cache import refuse_damaged
+from architectures.hub_failures import explain_failure
 from architectures.known_targets import known_config
 from architectures.manifest import changed_inputs, read_manifest
 from architectures.reading import read_json_object
 
 REMEDY = "Fetch the checkpoint again."
-WANTED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
+GENERAL_REMEDY = "Check the name, log in for a gated model, or give a local folder or a .gguf file."
+WEIGHTS_AND_WORDS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
+TERMS = ["README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]  # which go with a draft that is published
+WANTED_FILES = [*WEIGHTS_AND_WORDS, *TERMS]
 
 
 def resolve_checkpoint(path: str, *, revision: str = "main", cache: Path | None = None) -> Path:
@@ -121,15 +126,22 @@ def imported_gguf(file: Path, cache: Path | None) -> Path:
 
 
 def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
-    """Download files of a hub repository into the hub's own cache, or find them there."""
+    """Download files of a hub repository into the hub's own cache, or find them there.
+
+    Raises:
+        UserError: If they cannot be had, or what arrived is not what the hub has.
+    """
     from huggingface_hub import errors, snapshot_download  # imported here: half a second, and only hub ids need it
 
     network_error = errors.HTTPError  # httpx's or httpx2's, as hub has it  # pyright: ignore[reportPrivateImportUsage]
     try:
-        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=files))
-    except (OSError, network_error, errors.HFValidationError) as error:  # the hub's own errors are OSErrors too
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{repo_id} (revision {revision}): not a local folder, and not to be had from the hub: {reason} "
-            "Check the name, log in for a gated model, or give a local folder or a .gguf file."
-        ) from error
+        folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=files))
+    except (OSError, network_error, ValueError) as error:  # the hub's own errors are OSErrors too
+        failure = explain_failure(error)
+    else:
+        refuse_damaged(folder, files)
+        return folder
+    raise UserError(  # out of the except block: the hub's errors carry their request, with the token
+        f"{repo_id} (revision {revision}): not a local folder, and not to be had from the hub: {failure.reason} "
+        f"{failure.remedy or GENERAL_REMEDY}"
+    )

@@ -4,8 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from architectures.engines.finding import EngineName
 from architectures.number_types import Dtype, PrecisionOrAuto
 from architectures.section import Section
+from architectures.serving import MAX_DEGREE
 from distill.losses.config import Loss, LossTerm, TokenSelection, loss_terms
 from distill.monitoring.config import Loggers
 from distill.teacher.config import (
@@ -65,6 +67,36 @@ class GradientClipping(Section):
 
     clipping_type: Literal["norm"] = Field(default="norm", description="What is bounded: the norm of all gradients.")
     clipping_threshold: float = Field(default=1.0, gt=0, description="Largest norm.")
+
+
+class PushConfig(Section):
+    """Where the finished draft is published; `widedraft push` has the same options."""
+
+    repo_id: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$",
+        title="a repository, as ORG/NAME",
+        examples=["my-org/llama2-7b-draft-796m"],
+        description="The repository; it is made if it is not there.",
+    )
+    public: bool = Field(default=False, description="Whether everybody may see it.")
+    revision: str | None = Field(default=None, min_length=1, description="Branch to push to; null is main.")
+    pull_request: bool = Field(default=False, description="Whether to open a pull request in place of a commit.")
+    base_model: str | None = Field(
+        default=None, min_length=1, description="The target's hub id, or none; null takes target.path where it is one."
+    )
+    license: str | None = Field(
+        default=None, min_length=1, description="The hub's identifier; null takes what is known of the target."
+    )
+
+    @field_validator("pull_request")
+    @classmethod
+    def _against_main(cls, pull_request: bool, info: ValidationInfo) -> bool:  # noqa: FBT001  # pydantic's signature
+        if pull_request and info.data.get("revision") is not None:
+            raise ValueError(
+                f"must be false beside revision, got true and {info.data['revision']}: a pull request is opened "
+                "against main."
+            )
+        return pull_request
 
 
 class DistillConfig(Section):
@@ -137,6 +169,9 @@ class DistillConfig(Section):
         default="ddp", description="Whether each process holds the whole student or a shard of it."
     )
     loggers: Loggers = Field(default={"file": {}})
+    push_to_hub: PushConfig | None = Field(
+        default=None, description="`widedraft run` publishes the draft there once it is scored; null keeps it here."
+    )
     progress_bar: bool = Field(default=True, description="Whether to show a bar with the time left.")
     console_log_interval: ConsoleInterval = Field(
         default="10ba", description="Time between metrics on the console when there is no progress bar."
@@ -249,4 +284,12 @@ class ExportConfig(Section):
     checkpoint: Literal["best", "latest"] = Field(
         default="best",
         description="The checkpoint it is made from: the one with the highest held-out tau, or the last.",
+    )
+    engines: list[EngineName] = Field(
+        default=[],
+        description="Engines that are to serve the draft: `widedraft check` refuses a shape that one of them does not "
+        "serve. Nothing is made otherwise by it.",
+    )
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=MAX_DEGREE, description="Devices over which those engines divide target and draft."
     )

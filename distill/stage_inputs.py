@@ -40,10 +40,13 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
         "autoresume",
         "parallelism",
         "loggers",
+        "push_to_hub",
         "progress_bar",
         "console_log_interval",
     )
 )
+
+NOT_THE_DRAFT = {"engines", "tensor_parallel"}  # of export: what is asked about it, and changes no byte of it
 
 TASK = {"__all__": {"task"}}  # of sources, whose own fingerprint says it: one without a task stays what it was
 
@@ -260,7 +263,7 @@ def draft_inputs(recipe: Recipe, training: dict[str, str]) -> dict[str, str]:
     return {
         **training,
         "distill.max_duration": recipe.distill.max_duration,
-        "export": fingerprint_value(recipe.export.model_dump(mode="json")),
+        "export": fingerprint_value(recipe.export.model_dump(mode="json", exclude=NOT_THE_DRAFT)),
     }
 
 

@@ -19,6 +19,7 @@ from architectures.errors import UserError
 from architectures.generation_settings import SETTINGS_NAME, write_assistant_settings
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.target import resolve_checkpoint
+from distill.hub.asked import refuse_unpublishable
 from distill.lineage import masks_are_due, refuse_orphaned_training, require_training_inputs
 from distill.progressive import earlier_stages, share_answers
 from distill.recipe import Recipe, load_recipe
@@ -42,11 +43,12 @@ if TYPE_CHECKING:
 
 
 def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
-    """Prune, generate, distil, export, score and report; skip what is current; end with the scorecard's headline.
+    """Prune, generate, distil, export, score, report, publish; skip what is current; end with the scorecard's headline.
 
     Learned masks are trained first, where the recipe wants them; answers are written before the cut that counts them.
     """
     recipe = load_recipe(recipe_path, overrides)
+    refuse_unpublishable(recipe)
     if recipe.architecture.stages is not None:
         run_earlier_stages(recipe)
     if recipe.architecture.method == "learned_masks":
@@ -58,6 +60,8 @@ def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
     timed("distill", lambda: distill_stage(recipe_path, overrides))
     timed("eval", lambda: eval_stage(recipe))
     timed("report", lambda: report_stage(recipe))
+    if recipe.distill.push_to_hub is not None:
+        timed("push", lambda: push_stage(recipe))
     print_outcome(recipe)
 
 
@@ -281,6 +285,27 @@ def report_stage(recipe: Recipe) -> None:
 
     folder = Path(recipe.run_dir) / "eval"
     write_report([folder], folder / "report.html")
+
+
+def push_stage(recipe: Recipe) -> None:
+    """Publish the draft where distill.push_to_hub says; nothing is sent that is there already."""
+    from distill.hub.command import pushed_words
+    from distill.hub.publish import Wanted, push_run
+
+    wanted = recipe.distill.push_to_hub
+    assert wanted is not None
+    pushed = push_run(
+        Path(recipe.run_dir),
+        Wanted(
+            repo_id=wanted.repo_id,
+            base_model=wanted.base_model,
+            licence=wanted.license,
+            public=wanted.public,
+            revision=wanted.revision,
+            pull_request=wanted.pull_request,
+        ),
+    )
+    print(f"   {pushed_words(pushed)}")
 
 
 def eval_prompts(recipe: Recipe) -> list["Prompt"]:

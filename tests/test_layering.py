@@ -10,6 +10,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = ("architectures", "eval", "distill")
 LIGHT_MODULES = (
+    "distill.hub.asked",
+    "distill.hub.command",
+    "distill.hub.local_files",
+    "distill.hub.upload",
+    "eval.certificate.command",
     "architectures.config",
     "architectures.conversion.command",
     "architectures.engines.command",
@@ -19,6 +24,8 @@ LIGHT_MODULES = (
     "architectures.file_hashes",
     "architectures.fingerprint",
     "architectures.gguf_header",
+    "architectures.hub_cache",
+    "architectures.hub_failures",
     "architectures.manifest",
     "architectures.older_fingerprint",
     "architectures.plan",

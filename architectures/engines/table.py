@@ -61,7 +61,7 @@ ENGINES: dict[EngineName, Engine] = {
     "llama.cpp": Engine(
         label=llama_cpp_rules.NAME,
         version="of llama-cpp-python 0.3.36",
-        was_run=False,
+        was_run=True,
         rules=llama_cpp_rules.RULES,
         notes=llama_cpp_rules.NOTES,
         serve=serve_llama_cpp,

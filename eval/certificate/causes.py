@@ -1,13 +1,17 @@
 """Why an engine accepts less than a draft earned: what is known of the models beside what the engine counted. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from eval.certificate.laws import LEAST_OWN, Known, find, pooled, same_prompts
 from eval.certificate.record import Counted, EngineRun
 
 
 def likely_causes(
-    run: EngineRun, prompts: Sequence[Sequence[int]], replayed: Sequence[Counted], known: Known
+    run: EngineRun,
+    prompts: Sequence[Sequence[int]],
+    replayed: Sequence[Counted],
+    known: Known,
+    ties: Collection[int] = (),
 ) -> list[str]:
     """What probably went wrong, the most telling first; nothing where every law holds.
 
@@ -16,8 +20,9 @@ def likely_causes(
         prompts: As the target's own tokenizer and template render them.
         replayed: Exact counts of every text.
         known: Of the pair.
+        ties: As `laws.find` takes them.
     """
-    if all(finding.holds for finding in find(run, prompts, pooled(replayed), known)):
+    if all(finding.holds for finding in find(run, prompts, pooled(replayed), known, ties)):
         return []
     found = [
         template_cause(run, prompts),

@@ -19,9 +19,10 @@ from eval.certificate.llama_cpp_engine import LlamaCppAsked, run_llama_cpp
 from eval.certificate.record import Certificate, Engine, EngineRun
 from eval.certificate.replayed import own_tokens, replay_texts
 from eval.certificate.speeds import speed_of
+from eval.certificate.ties import differs, find_partings
 from eval.certificate.transformers_engine import Pair, run_transformers
 from eval.certificate.vllm_engine import VllmAsked, run_vllm
-from eval.models import load_model, load_tokenizer
+from eval.models import load_model, load_tokenizer, stop_token_ids
 from eval.pair.opened import prompts_of
 from eval.tasks.forms import TEXT, Prompt
 from eval.tasks.rendering import render_prompt
@@ -97,18 +98,27 @@ def certify_pair(asked: Asked) -> tuple[Certificate, Opened]:
     opened = open_asked(asked)
     run = ENGINES[asked.engine](asked, opened)
     draft = load_model(opened.draft, dtype=replay_dtype(asked))
-    known = known_of(asked, opened)
+    known, ties = known_of(asked, opened), ties_of(run, opened)
     replayed = replay_texts(draft, run.texts, lookahead=run.lookahead, own=own_tokens(opened.target, opened.draft))
     certificate = Certificate(
         run=run,
         replay=pooled(replayed),
-        findings=tuple(find(run, opened.ids, pooled(replayed), known)),
-        causes=tuple(likely_causes(run, opened.ids, replayed, known)),
+        findings=tuple(find(run, opened.ids, pooled(replayed), known, ties)),
+        causes=tuple(likely_causes(run, opened.ids, replayed, known, ties)),
         speed=speed_of(run, Resampling(CONFIDENCE, RESAMPLES, asked.seed)),
         hardware=f"{processor_name()}, {asked.threads} threads",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return certificate, opened
+
+
+def ties_of(run: EngineRun, opened: Opened) -> list[int]:
+    """The prompts whose texts part at a near-tie; the target is read for it only where texts part at all."""
+    if not any(differs(text) for text in run.texts):
+        return []
+    target = load_model(opened.target, dtype="float32")
+    stop_id = next(iter(sorted(stop_token_ids(target))), 0)
+    return [parting.number for parting in find_partings(target, run, stop_id) if parting.is_tie]
 
 
 def open_asked(asked: Asked) -> Opened:

@@ -17,7 +17,7 @@ from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_file, fingerprint_value
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from distill import stage_inputs, stages
-from distill.config import DistillConfig, OptimizerConfig, SchedulerConfig
+from distill.config import DistillConfig, OptimizerConfig, PushConfig, SchedulerConfig
 from distill.lineage import begin_training, refuse_orphaned_training, require_training_inputs, write_draft_manifest
 from distill.losses.config import TokenSelection
 from distill.recipe import save_recipe
@@ -58,6 +58,7 @@ LEAVES_THEM: dict[str, Any] = {
     "autoresume": False,
     "parallelism": "fsdp2",
     "loggers": {},
+    "push_to_hub": PushConfig(repo_id="org/name"),
     "progress_bar": False,
     "console_log_interval": "7ba",
 }

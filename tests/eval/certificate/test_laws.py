@@ -91,6 +91,15 @@ def test_a_text_that_differs_is_named_with_its_place(run):
     )
 
 
+def test_a_near_tie_is_told_and_is_no_change(run):
+    parted = with_text(with_text(run, 1, drafted_ids=(1,)), 5, drafted_ids=(2,))
+    halved = replace(parted, dtype="float16")
+    [held] = [one for one in find(halved, PROMPTS, pooled([COUNTED] * 24), FINE, [2, 6]) if one.law == "same text"]
+    assert (held.holds, held.detail) == (True, "22 of 24 texts are equal, 2 part at a near-tie that float16 explains")
+    [wrong] = [one for one in find(halved, PROMPTS, pooled([COUNTED] * 24), FINE, [2]) if not one.holds]
+    assert wrong.detail.startswith("1 of 24 texts differ, the first at prompt 6, token 1")
+
+
 def test_an_engine_that_loses_the_targets_own_tokens_is_the_cause(run):
     losing = replace(run, own=replace(run.own, accepted=1170))
     assert broken(losing) == ["own draft"]

@@ -1,0 +1,44 @@
+"""Words about a failure of the hub: which may pass, and none that is a token."""
+
+import json
+
+import pytest
+from huggingface_hub import errors
+
+from architectures.hub_failures import explain_failure, first_cause, may_pass, without_token
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("no: Bearer abcdef", "no: Bearer ***"),
+        ("token hf_0123456789abcdef is bad", "token *** is bad"),
+        ("token hf_oauth_0123456789abcdef is bad", "token *** is bad"),
+        ("http://me:secret@127.0.0.1/x", "http://me:***@127.0.0.1/x"),
+        ("set by hand: plain words", "set by hand: ***"),
+        ("unset HF_HUB_OFFLINE or hf_hub", "unset HF_HUB_OFFLINE or hf_hub"),
+    ],
+)
+def test_a_token_is_masked_and_other_words_stay(monkeypatch, text, kept):
+    monkeypatch.setenv("HF_TOKEN", "plain words")
+    assert without_token(text) == kept
+
+
+def test_what_wraps_a_failure_is_seen_through():
+    network = errors.HTTPError.__subclasses__()[0]("cut")
+    wrapped = RuntimeError("Error while uploading")
+    wrapped.__cause__ = network
+    assert first_cause(wrapped) is network
+    assert may_pass(network)
+    assert not may_pass(wrapped)
+
+
+def test_a_page_that_is_no_json_may_pass_and_is_said():
+    error = json.JSONDecodeError("Expecting value", "<html>", 0)
+    assert may_pass(error)
+    assert explain_failure(error).reason == "what answers there is no hub."
+
+
+def test_a_failure_without_words_has_its_name():
+    assert explain_failure(OSError()).reason == "OSError."
+    assert explain_failure(ValueError("one\n- two")).reason == "one - two."

@@ -1,0 +1,201 @@
+"""The hub as a source: what is pinned stays, what arrives is what the hub has, and failures say what to do.
+
+Asked through huggingface_hub of a stand-in of the hub.
+"""
+
+import json
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from architectures.errors import UserError
+from architectures.fingerprint import fingerprint_checkpoint
+from architectures.manifest import write_manifest
+from architectures.target import config_at_hand, read_remote_config, resolve_checkpoint
+from distill.stage_folders import refuse_changed
+from tests.hub.clients import READER, STRANGER, WRITER, log_in, served
+from tests.hub.faults import Fault
+from tests.hub.server import HubStandIn
+from tests.hub.store import Repository
+
+CONFIG = json.dumps({"model_type": "llama", "hidden_size": 64}).encode()
+WEIGHTS = bytes(range(256)) * 1000
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubStandIn]:
+    with served(monkeypatch, tmp_path / "cache", token=READER) as hub:
+        yield hub
+
+
+@pytest.fixture
+def model(hub: HubStandIn) -> Repository:
+    """A public model with a small file, a large one, and one that nobody wants."""
+    model = hub.store.create("org/model")
+    model.move(config__json=CONFIG, model__safetensors=WEIGHTS, pytorch_model__bin=b"not wanted")
+    return model
+
+
+def refused(path: str = "org/model", revision: str = "main") -> str:
+    with pytest.raises(UserError) as caught:
+        resolve_checkpoint(path, revision=revision)
+    said = "".join(traceback.format_exception(caught.value))
+    assert not [token for token in (WRITER, READER, STRANGER) if token in said]
+    return str(caught.value)
+
+
+def test_what_is_fetched_is_what_the_hub_has(hub, model):
+    folder = resolve_checkpoint("org/model")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "config.json": CONFIG,
+        "model.safetensors": WEIGHTS,
+    }
+    assert folder.name == model.branches["main"]
+    assert not [name for name in hub.requests if name.startswith("unknown")]
+
+
+def test_a_pinned_commit_stays_what_it_was(hub, model):
+    pinned = model.branches["main"]
+    before = fingerprint_checkpoint(resolve_checkpoint("org/model", revision=pinned))
+    model.move(model__safetensors=b"other weights")
+    assert fingerprint_checkpoint(resolve_checkpoint("org/model", revision=pinned)) == before
+    assert fingerprint_checkpoint(resolve_checkpoint("org/model")) != before
+
+
+def test_a_pinned_commit_that_was_fetched_needs_no_hub(hub, model):
+    pinned = model.branches["main"]
+    folder = resolve_checkpoint("org/model", revision=pinned)
+    hub.requests.clear()
+    assert resolve_checkpoint("org/model", revision=pinned) == folder
+    assert hub.requests == []
+
+
+def test_a_branch_that_moved_between_two_stages_is_refused(hub, model, tmp_path):
+    init = tmp_path / "init"
+    write_manifest(init, stage="prune", inputs={"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
+    refuse_changed(init, {"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
+    model.move(model__safetensors=b"other weights")
+    with pytest.raises(UserError, match="was made from another target than the recipe now asks for"):
+        refuse_changed(init, {"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
+
+
+def test_a_branch_that_moves_while_it_is_fetched_is_fetched_as_it_was(hub, model):
+    pinned = model.branches["main"]
+    hub.faults.plan("tree", Fault(meanwhile=lambda: model.move(config__json=b"{}", model__safetensors=b"other")))
+    folder = resolve_checkpoint("org/model")
+    assert folder.name == pinned
+    assert ((folder / "config.json").read_bytes(), (folder / "model.safetensors").read_bytes()) == (CONFIG, WEIGHTS)
+
+
+@pytest.mark.parametrize("cut_after_bytes", [0, 1000, len(WEIGHTS) - 1])
+def test_a_download_that_is_cut_goes_on_where_it_broke_off(hub, model, cut_after_bytes):
+    read_remote_config("org/model", "main")
+    hub.faults.plan("download", Fault(cut_after_bytes=cut_after_bytes), times=3)
+    assert (resolve_checkpoint("org/model") / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.faults.are_over
+
+
+def test_an_interrupted_fetch_goes_on_with_the_files_that_are_missing(hub, model):
+    read_remote_config("org/model", "main")
+    hub.faults.plan("download", Fault(cut_after_bytes=0), times=6)
+    assert refused() == (
+        "org/model (revision main): not a local folder, and not to be had from the hub: the connection to the hub "
+        "failed (RemoteProtocolError). Check network and HF_ENDPOINT. Run the command again: what has arrived is kept."
+    )
+    hub.requests.clear()
+    assert (resolve_checkpoint("org/model") / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.requests.count("download") == 1
+
+
+def test_a_short_file_is_refused_and_fetched_anew(hub, model):
+    read_remote_config("org/model", "main")
+    hub.faults.plan("download", Fault(spoils=lambda content: content[:-5]))
+    assert "Consistency check failed: file should be of size 256000 but has size 255995" in refused()
+    assert (resolve_checkpoint("org/model") / "model.safetensors").read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_wrong_bytes_are_noticed_and_fetched_anew_when_they_are_gone(hub, model, name):
+    wrong = model.files_at("main")[name].content.replace(b"a", b"b")
+    order = ["config.json", "model.safetensors"]
+    for each in order[: order.index(name)]:
+        read_remote_config("org/model", "main")
+        assert each == "config.json"
+    hub.faults.plan("download", Fault(spoils=lambda content: wrong if len(content) == len(wrong) else content), times=2)
+    message = refused()
+    damaged = Path(message.split("Delete ")[1].split(" and run")[0])
+    assert f"{name}: holds other bytes than the hub has: its hash is not {damaged.name}." in message
+    assert refused() == message
+    damaged.unlink()
+    hub.faults.planned.clear()
+    assert (resolve_checkpoint("org/model") / name).read_bytes() == model.files_at("main")[name].content
+
+
+GATED = "it is gated, and who asks was not let in ({}). Ask on its page. Log in with `hf auth login`, or set HF_TOKEN."
+
+
+@pytest.mark.parametrize(("token", "status"), [(None, 401), (READER, 403)])
+def test_a_gated_model_says_where_to_ask(hub, model, monkeypatch, token, status):
+    model.gated = True
+    log_in(monkeypatch, token)
+    assert refused().endswith(f"not to be had from the hub: {GATED.format(status)}")
+    model.readers.add(READER)
+    log_in(monkeypatch, READER)
+    assert (resolve_checkpoint("org/model") / "config.json").read_bytes() == CONFIG
+
+
+def test_who_is_unknown_is_told_to_log_in(hub, model, monkeypatch):
+    log_in(monkeypatch, STRANGER)
+    assert refused().endswith(
+        "the hub does not know who asks (401: Invalid credentials in Authorization header). Log in with `hf auth "
+        "login`, or set HF_TOKEN."
+    )
+
+
+@pytest.mark.parametrize(("token", "status"), [(None, 401), (READER, 404)])
+def test_a_model_that_is_not_there_or_private_is_named(hub, model, monkeypatch, token, status):
+    model.private = True
+    log_in(monkeypatch, token)
+    for name in ("org/model", "org/gone"):
+        message = refused(name)
+        assert message.startswith(f"{name} (revision main): not a local folder, and not to be had from the hub: ")
+        assert f"({status}: Repository not found)" in message
+        assert "og in" in message
+
+
+def test_a_revision_that_is_not_there_is_named(hub, model):
+    assert refused(revision="v9") == (
+        "org/model (revision v9): not a local folder, and not to be had from the hub: it has no such revision (404). "
+        "Name a branch, a tag or a commit that it has."
+    )
+
+
+@pytest.mark.parametrize("status", [429, 500])
+def test_a_hub_that_fails_is_waited_out_or_named(hub, model, status):
+    hub.faults.plan("info", Fault(status=status))
+    message = refused()
+    assert f"({status}: on purpose). Run the command again: what has arrived is kept." in message
+    hub.faults.plan("download", Fault(status=429, headers={"Retry-After": "1"}), times=2)
+    assert (resolve_checkpoint("org/model") / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_hub_that_fails_later_leaves_what_was_fetched(hub, model):
+    folder = resolve_checkpoint("org/model")
+    hub.faults.plan("info", Fault(status=500))
+    assert resolve_checkpoint("org/model") == folder
+
+
+def test_a_config_alone_is_no_model_when_the_hub_is_gone(hub, model):
+    assert config_at_hand("org/model", "main") == (json.loads(CONFIG), True)
+    hub.faults.plan("info", Fault(status=500))
+    assert "(500: on purpose)" in refused()
+
+
+@pytest.mark.parametrize("token", ["hf_écrit0123456789", "hf_writer\x010123456789"])
+def test_a_token_that_no_header_may_hold_is_not_quoted(hub, model, monkeypatch, token):
+    monkeypatch.setenv("HF_TOKEN", token)
+    message = refused()
+    assert "0123456789" not in message
+    assert "HF_TOKEN" in message or "connection to the hub failed (LocalProtocolError)" in message

@@ -1,0 +1,73 @@
+"""Finished runs of a tiny target: one whose draft says every id, one with a small head and policies."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from architectures.config import ArchitectureConfig
+from architectures.manifest import write_manifest
+from architectures.plan import plan_pruning
+from architectures.prune import prune_checkpoint
+from architectures.shapes import Shape
+from architectures.target import read_config
+from distill.recipe import Recipe, save_recipe
+from eval.config import EvalConfig
+from eval.scorecard import score_drafts
+from eval.tasks.forms import Prompt
+
+SAID = tuple(id_ for id_ in range(264) if id_ % 7 or id_ == 0)
+SCORING = EvalConfig(
+    max_new_tokens=16,
+    lookahead=(1, 3),
+    batch_size=4,
+    num_resamples=100,
+    confidence=0.75,  # three prompts are enough for an interval
+    num_threads=1,
+    latency_repeats=3,
+    latency_batches=(),
+    live_prompts=3,
+)
+PROMPTS = [
+    Prompt(f"{name}.jsonl:{place}", ({"role": "user", "content": text},))
+    for name, place, text in (("p", 1, "<b>why</b>"), ("p", 2, "how"), ("q", 1, "2+2"), ("q", 2, "x & y"))
+]
+
+
+@pytest.fixture(scope="session")
+def published_target(make_checkpoint):
+    return make_checkpoint(seed=1, pad_token_id=2)
+
+
+@pytest.fixture(scope="session")
+def finished(published_target, tmp_path_factory):
+    """finished[name] -> the folder of a run, `whole` or `small`; not to be changed."""
+    place = tmp_path_factory.mktemp("published")
+    return {name: finish_run(place / name, published_target, ids) for name, ids in (("whole", None), ("small", SAID))}
+
+
+def finish_run(run: Path, target: Path, ids: tuple[int, ...] | None) -> Path:
+    """A run as its stages leave it."""
+    small = {} if ids is None else {"vocabulary": {"size": len(ids), "from": "answers"}}
+    recipe = Recipe(
+        run_name=run.name,
+        run_dir=str(run),
+        target={"path": str(target), "dtype": "float32"},
+        architecture={"layers": 2, "method": "first_last", **small},
+        data={"prompts": [{"name": "openai/gsm8k", "config": "main"}]},
+    )
+    save_recipe(recipe, run / "recipe.yaml")
+    plan = plan_pruning(Shape.from_config(read_config(target)), ArchitectureConfig(layers=2, method="first_last"))
+    prune_checkpoint(target, plan if ids is None else plan.with_vocabulary(ids), run / "draft")
+    write_manifest(run / "draft", stage="export", inputs={}, finished=True, checkpoint="latest-rank0.pt")
+    (run / "data").mkdir()
+    counts = {"train": {"answers": 5, "answer_tokens": 1234}}
+    write_manifest(run / "data", stage="generate", inputs={}, counts=counts)
+    score_drafts(target, {"draft": run / "draft"}, PROMPTS, SCORING, run / "eval", seed=17)
+    return run
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of the run with a whole head, to be changed."""
+    return Path(shutil.copytree(finished["whole"], tmp_path / "run"))

@@ -1,0 +1,245 @@
+"""What a push sends: every file, the card, the evidence; and what it refuses before anything is sent."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM
+
+import widedraft
+from architectures.fingerprint import fingerprint_checkpoint
+from architectures.generation_settings import read_generation_settings
+from architectures.target import read_config
+from distill.hub.publish import Wanted, dry_run
+from eval.report.cards import read_card
+
+BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
+WANTED = Wanted("org/draft", base_model=BASE)
+
+
+@pytest.fixture(scope="session")
+def laid_out(finished, tmp_path_factory):
+    """laid_out[name] -> what a dry run writes of a run."""
+    place = tmp_path_factory.mktemp("laid-out")
+    for name, run in finished.items():
+        dry_run(run, WANTED, place / name)
+    return {name: place / name for name in finished}
+
+
+def words(run, *more):
+    return ["push", str(run), "--repo-id", "org/draft", "--base-model", BASE, *map(str, more)]
+
+
+def test_a_draft_with_a_whole_head_lies_at_the_root(laid_out, finished, published_target):
+    out = laid_out["whole"]
+    names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    plots = {name for name in names if name.startswith("report-")}
+    assert plots
+    assert names - plots == {
+        "README.md",
+        "acceptance.json",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "plan.json",
+        "provenance.json",
+        "recipe.yaml",
+        "report.html",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    }
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (out / name).read_bytes() == (published_target / name).read_bytes()
+    assert fingerprint_checkpoint(out) == fingerprint_checkpoint(finished["whole"] / "draft")
+
+
+def test_the_config_names_what_engines_would_guess(laid_out, published_target):
+    config = read_config(laid_out["whole"])
+    assert config["head_dim"] == 16
+    assert config["num_key_value_heads"] == 2
+    assert config["vocab_size"] == read_config(published_target)["vocab_size"]
+    assert config["max_position_embeddings"] >= 2048
+    settings = read_generation_settings(laid_out["whole"])
+    assert settings["num_assistant_tokens_schedule"] == "constant"
+    assert settings["assistant_confidence_threshold"] == 0.0
+    assert settings["num_assistant_tokens"] in (1, 2, 3)
+
+
+def test_transformers_opens_the_root_of_both_and_it_says_what_the_draft_says(laid_out, finished):
+    ids_BT = torch.tensor([[1, 70, 80, 90]])
+    published = AutoModelForCausalLM.from_pretrained(laid_out["whole"])
+    source = AutoModelForCausalLM.from_pretrained(finished["whole"] / "draft")
+    assert torch.equal(published(ids_BT).logits, source(ids_BT).logits)
+    text = published.generate(ids_BT, max_new_tokens=8, do_sample=False)
+    assert torch.equal(text, source.generate(ids_BT, max_new_tokens=8, do_sample=False))
+    assert AutoModelForCausalLM.from_pretrained(laid_out["small"]).config.vocab_size == 264
+
+
+def test_a_small_head_is_published_in_every_form(laid_out, finished):
+    out = laid_out["small"]
+    assert fingerprint_checkpoint(out / "small-head") == fingerprint_checkpoint(finished["small"] / "draft")
+    assert (out / "own-tokenizer" / "tokenizer.json").is_file()
+    assert read_config(out / "own-tokenizer")["vocab_size"] < 264
+    card = (out / "README.md").read_text()
+    assert '"use_heterogeneous_vocab": true' in card
+    assert "hf download org/draft --include 'own-tokenizer/*'" in card
+    assert "widedraft speed --target" in card
+
+
+def test_the_front_matter_is_read_by_the_hubs_own_classes(laid_out):
+    data = ModelCard.load(laid_out["whole"] / "README.md").data
+    assert data.license == "apache-2.0"
+    assert data.base_model == BASE
+    assert data.to_dict()["base_model_relation"] == "finetune"
+    assert (data.library_name, data.pipeline_tag, data.datasets) == (
+        "transformers",
+        "text-generation",
+        ["openai/gsm8k"],
+    )
+    assert {"speculative-decoding", "draft-model"} <= set(data.tags)
+    metrics = {(one.metric_type, one.dataset_config) for one in data.eval_results}
+    assert metrics == {
+        (name, t) for name in ("acceptance_length", "acceptance_rate") for t in ("temperature 0", "temperature 1")
+    }
+
+
+def test_the_card_holds_the_figures_of_the_scorecard(laid_out, finished):
+    card, record = (
+        (laid_out["whole"] / "README.md").read_text(),
+        read_card(finished["whole"] / "eval" / "scorecard.json").record,
+    )
+    tau = record["acceptance"][0]["lookahead"][0]["tau"]["value"]
+    assert f"{tau:.3f} [" in card
+    assert "1,234 tokens of 5 answers" in card
+    assert f"{record['drafts'][0]['parameters']:,} (" in card
+    assert "vllm serve HuggingFaceTB/SmolLM2-135M-Instruct" in card
+    assert "the draft alone would not pay" in card or "breaks even at alpha" in card
+    assert f"path: {BASE}" in (laid_out["whole"] / "recipe.yaml").read_text()
+
+
+def test_acceptance_json_keeps_every_count_and_no_folder_of_this_machine(laid_out, finished):
+    kept = json.loads((laid_out["whole"] / "acceptance.json").read_text())
+    record = read_card(finished["whole"] / "eval" / "scorecard.json").record
+    for name in ("acceptance", "speedup", "latency", "live"):
+        assert kept[name] == record[name]
+    assert (kept["target"]["path"], kept["drafts"][0]["path"]) == (BASE, "org/draft")
+
+
+@pytest.mark.parametrize("name", ["whole", "small"])
+def test_no_file_names_a_folder_of_this_machine(laid_out, finished, name):
+    for path in laid_out[name].rglob("*"):
+        if path.suffix in (".json", ".md", ".yaml", ".html"):
+            assert str(finished[name].parent) not in path.read_text(), path
+
+
+def test_markup_in_a_scorecard_stays_words(run, tmp_path):
+    path = run / "eval" / "scorecard.json"
+    record = json.loads(path.read_text())
+    hostile = "</td><script>x()</script>[here](http://bad.example) **bold** | `a`\n# Title\n---\nlicense: mit"
+    record["warnings"] = [hostile]
+    record["prompts"]["tasks"][0]["task"] = hostile
+    record["prompts"]["sources"] = [f"{hostile}:{place}" for place in range(4)]
+    path.write_text(json.dumps(record))
+    dry_run(run, WANTED, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    page = card.split("\n---\n", 2)[-1]
+    assert "<script" not in page
+    assert "](http" not in page.replace(f"](https://huggingface.co/{BASE}", "")
+    assert "**bold**" not in page
+    assert not re.search(r"^# Title", page, re.MULTILINE)
+    assert ModelCard(card).data.license == "apache-2.0"
+    assert "<script>x()" not in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_the_command_prints_what_would_go(run, tmp_path, capsys):
+    assert widedraft.main(words(run, "--dry-run", tmp_path / "out")) == 0
+    printed = capsys.readouterr().out
+    assert "model.safetensors" in printed
+    assert "nothing was sent" in printed
+    assert widedraft.main(words(run, "--dry-run", tmp_path / "out")) == 0  # replaced
+
+
+def refusal(capsys, *given):
+    assert widedraft.main([*map(str, given)]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_run_without_a_scorecard_goes_only_when_told_to(run, tmp_path, capsys):
+    shutil.rmtree(run / "eval")
+    assert "has no scorecard" in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    assert widedraft.main(words(run, "--dry-run", tmp_path / "out", "--allow", "unscored")) == 0
+    assert "Not scored" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_stale_scorecard_goes_only_when_told_to(run, tmp_path, capsys):
+    config = json.loads((run / "draft" / "config.json").read_text())
+    (run / "draft" / "config.json").write_text(json.dumps({**config, "initializer_range": 0.3}))
+    assert "is of another draft" in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
+    assert widedraft.main(words(run, "--dry-run", tmp_path / "out", "--allow", "stale")) == 0
+
+
+@pytest.mark.parametrize("part", ["eagle-", "eagle3", "dflash", "dspark"])
+def test_a_name_that_misleads_vllm_goes_only_when_told_to(run, tmp_path, capsys, part):
+    given = ["push", run, "--repo-id", f"org/my-{part}x", "--base-model", BASE, "--dry-run", tmp_path / "out"]
+    assert part in refusal(capsys, *given)
+    assert widedraft.main([*map(str, given), "--allow", "misleading-name"]) == 0
+
+
+def test_a_local_target_needs_its_hub_id(run, tmp_path, capsys):
+    told = refusal(capsys, "push", run, "--repo-id", "org/draft", "--dry-run", tmp_path / "out")
+    assert "--base-model ORG/NAME, or --base-model none" in told
+
+
+def test_an_unknown_licence_is_private_alone(run, tmp_path, capsys):
+    given = ["push", run, "--repo-id", "org/draft", "--base-model", "none", "--dry-run", tmp_path / "out"]
+    assert "licence is not known" in refusal(capsys, *given, "--public")
+    assert widedraft.main([*map(str, given)]) == 0
+    assert "Do not pass this draft on" in (tmp_path / "out" / "README.md").read_text()
+    assert widedraft.main([*map(str, given), "--public", "--license", "mit"]) == 0
+
+
+def test_the_licence_of_llama_asks_for_a_name_a_notice_and_words(run, tmp_path, capsys):
+    llama = ["--base-model", "meta-llama/Llama-3.2-1B", "--dry-run", tmp_path / "out", "--public"]
+    assert "begins with 'Llama'" in refusal(capsys, "push", run, "--repo-id", "org/draft", *llama)
+    assert widedraft.main(["push", str(run), "--repo-id", "org/Llama-draft", *map(str, llama)]) == 0
+    assert "Llama 3.2 Community License" in (tmp_path / "out" / "NOTICE").read_text()
+    assert "**Built with Llama**" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja"])
+def test_a_tokenizer_that_is_not_the_targets_is_refused(run, tmp_path, capsys, name):
+    (run / "draft" / name).write_text((run / "draft" / name).read_text() + " ")
+    told = refusal(capsys, *words(run, "--dry-run", tmp_path / "out", "--allow", "stale"))
+    assert f"{name}: is not that of the target" in told
+
+
+def test_remote_code_is_never_published(run, tmp_path, capsys):
+    config = json.loads((run / "draft" / "config.json").read_text())
+    (run / "draft" / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoConfig": "x.Y"}}))
+    told = refusal(capsys, *words(run, "--dry-run", tmp_path / "out", "--allow", "stale"))
+    assert "auto_map" in told
+
+
+def test_a_folder_with_other_files_is_left_alone(run, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    assert "holds files that no dry run wrote" in refusal(capsys, *words(run, "--dry-run", tmp_path / "mine"))
+    assert (tmp_path / "mine" / "thesis.txt").is_file()
+
+
+def test_what_is_no_run_or_no_finished_one_is_refused(run, tmp_path, capsys):
+    assert "holds no recipe.yaml" in refusal(capsys, *words(tmp_path, "--dry-run", tmp_path / "out"))
+    manifest = json.loads((run / "draft" / "manifest.json").read_text())
+    (run / "draft" / "manifest.json").write_text(json.dumps({**manifest, "finished": False}))
+    assert "before its training had finished" in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
+
+
+def test_stray_files_of_the_draft_folder_stay_at_home(run, tmp_path):
+    (run / "draft" / "notes.txt").write_text("hf_secret")
+    dry_run(run, WANTED, tmp_path / "out")
+    assert not (tmp_path / "out" / "notes.txt").exists()

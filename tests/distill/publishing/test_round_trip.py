@@ -1,0 +1,139 @@
+"""A run's draft pushed to a stand-in of the hub, pulled back and decoded; and a recipe whose target is on the hub."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import snapshot_download
+from transformers import AutoModelForCausalLM
+
+import widedraft
+from architectures.errors import UserError
+from architectures.fingerprint import fingerprint_checkpoint
+from distill.check import check_recipe
+from distill.hub.publish import Wanted, dry_run
+from distill.recipe import load_recipe, save_recipe
+from distill.stages import push_stage, run_all
+from tests.hub.clients import HUBS_OWN_WARNING, WRITER, served
+
+pytestmark = pytest.mark.filterwarnings(HUBS_OWN_WARNING)
+
+BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with served(monkeypatch, tmp_path / "cache") as hub:
+        yield hub
+
+
+def push(run, *more):
+    return widedraft.main(["push", str(run), "--repo-id", "org/draft", "--base-model", BASE, *more])
+
+
+def test_what_is_pulled_back_is_what_a_dry_run_writes_and_generates_as_the_source(hub, run, tmp_path, capsys):
+    assert push(run) == 0
+    printed = capsys.readouterr().out
+    assert "commit" in printed
+    assert "private" in printed
+    back = Path(snapshot_download("org/draft", local_dir=tmp_path / "back"))
+    dry_run(run, Wanted("org/draft", base_model=BASE), tmp_path / "dry")
+    names = sorted(path.relative_to(tmp_path / "dry") for path in (tmp_path / "dry").rglob("*") if path.is_file())
+    for name in names:
+        assert (back / name).read_bytes() == (tmp_path / "dry" / name).read_bytes(), name
+    ids_BT = torch.tensor([[1, 70, 80, 90]])
+    texts = [
+        AutoModelForCausalLM.from_pretrained(folder).generate(ids_BT, max_new_tokens=8, do_sample=False)
+        for folder in (back, run / "draft")
+    ]
+    assert torch.equal(*texts)
+    assert fingerprint_checkpoint(back) == fingerprint_checkpoint(run / "draft")
+
+
+def test_a_second_push_says_that_it_was_there(hub, run, capsys):
+    assert push(run) == 0
+    assert push(run) == 0
+    assert "was there already" in capsys.readouterr().out
+    assert len(hub.store.repositories["org/draft"].commits) == 2  # its making, and the push
+
+
+def test_no_token_is_in_what_is_pushed_or_printed(hub, run, capsys):
+    assert push(run) == 0
+    printed = capsys.readouterr()
+    assert WRITER not in printed.out + printed.err
+    files = hub.store.repositories["org/draft"].files_at("main")
+    assert not [path for path, file in files.items() if WRITER.encode() in file.content]
+
+
+def test_a_pull_request_and_a_branch_are_made(hub, run, capsys):
+    assert push(run, "--revision", "trial") == 0
+    assert "trial" in hub.store.repositories["org/draft"].branches
+    assert push(run, "--pull-request") == 0
+    assert "discussions" in capsys.readouterr().out
+
+
+def with_push(run, **keys):
+    recipe = load_recipe(run / "recipe.yaml", [f"run_dir={run}"])
+    values = recipe.model_dump(mode="json")
+    values["distill"]["push_to_hub"] = {"repo_id": "org/draft", **keys}
+    return type(recipe).model_validate(values)
+
+
+def test_a_recipe_publishes_what_it_scored(hub, run):
+    push_stage(with_push(run, base_model=BASE))
+    assert "README.md" in hub.store.repositories["org/draft"].files_at("main")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, "Say which it is"),
+        ({"repo_id": "org/my-eagle3", "base_model": BASE}, "eagle3"),
+        ({"base_model": "none", "public": True}, "licence of a target without a hub id is not known"),
+    ],
+)
+def test_what_would_be_refused_at_the_end_is_refused_at_the_beginning(run, keys, message):
+    recipe = with_push(run, **keys)
+    with pytest.raises(UserError, match=message):
+        check_recipe(recipe)
+    save_recipe(recipe, run / "recipe.yaml")
+    with pytest.raises(UserError, match=message):
+        run_all(run / "recipe.yaml", [])
+
+
+@pytest.mark.usefixtures("training_here")
+def test_a_target_on_the_hub_at_a_pinned_revision_goes_the_whole_way(hub, published_target, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = hub.store.create("org/target")
+    files = {path.name.replace(".", "__"): path.read_bytes() for path in published_target.iterdir() if path.is_file()}
+    model.move(**files, LICENSE=b"Apache License 2.0", README__md=b"---\nlicense: apache-2.0\n---\n")
+    pinned = model.branches["main"]
+    model.move(config__json=b'{"model_type": "gpt2"}')  # what is pinned stays what it was
+    recipe = {
+        "run_name": "pinned",
+        "target": {"path": "org/target", "revision": pinned, "dtype": "float32"},
+        "architecture": {"layers": 2, "method": "first_last"},
+        "data": {"self_written_prompts": 8, "num_eval_prompts": 2, "max_new_tokens": 8, "max_seq_len": 128},
+        "distill": {
+            "max_duration": "2ba",
+            "precision": "fp32",
+            "global_train_batch_size": 2,
+            "push_to_hub": {"repo_id": "org/draft", "public": True},
+        },
+        "eval": {
+            "max_new_tokens": 8,
+            "lookahead": [1, 2],
+            "latency_repeats": 2,
+            "latency_batches": [],
+            "num_threads": 1,
+        },
+    }
+    Path("recipe.yaml").write_text(json.dumps(recipe))
+    run_all(Path("recipe.yaml"), [])
+    files = hub.store.repositories["org/draft"].files_at("main")
+    assert files["LICENSE"].content == b"Apache License 2.0"
+    card = files["README.md"].content.decode()
+    assert "base_model: org/target" in card
+    assert "license: apache-2.0" in card
+    assert not hub.store.repositories["org/draft"].private

@@ -1,0 +1,63 @@
+"""Texts as everybody may read them: without secrets, folders of this machine, or markup."""
+
+import pytest
+
+from distill.hub.markdown import plain
+from distill.hub.public import published
+from distill.hub.terms import Terms, licence_of_card, refuse_unlicensed, terms_of
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("/home/me/models/llama", "llama"),
+        ("~/models/llama", "llama"),
+        ("at /srv/data/x.jsonl:12, row", "at x.jsonl:12, row"),
+        ("org/name", "org/name"),
+        ("https://huggingface.co/org/name", "https://huggingface.co/org/name"),
+        ("accepted / rounds", "accepted / rounds"),
+        ("models/local", "models/local"),
+        ("token=hf_abc", "token=***"),
+        ({"api_key": "abc", "lr": 0.1}, {"api_key": "***", "lr": 0.1}),
+        ({"token": "${oc.env:TOKEN}"}, {"token": "${oc.env:TOKEN}"}),
+        (["/a/b", {"k": ("/c/d",)}], ["b", {"k": ["d"]}]),
+    ],
+)
+def test_of_a_path_the_end_and_of_a_secret_nothing(value, shown):
+    assert published(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("1.24x [1.10, 1.40]", "1.24x [1.10, 1.40]"),
+        ("<b>", "&lt;b&gt;"),
+        ("[a](b)", "[a&#93;(b)"),
+        ("a|b", "a&#124;b"),
+        ("a\nb\u202ec", "a b c"),
+        ("http://x", "http:&#47;&#47;x"),
+        ("&#60;b", "&amp;#60;b"),
+        ("a_b _c_", "a_b &#95;c&#95;"),
+    ],
+)
+def test_a_text_is_words_alone(text, shown):
+    assert plain(text) == shown
+
+
+def test_the_targets_own_card_goes_before_what_is_known(tmp_path):
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# Model\n")
+    (tmp_path / "LICENSE").write_text("MIT")
+    terms = terms_of(tmp_path, "HuggingFaceTB/SmolLM2-135M", None)
+    assert (terms.licence, [path.name for path in terms.files]) == ("mit", ["LICENSE"])
+    assert terms_of(tmp_path, None, "gemma").licence == "gemma"
+
+
+def test_a_card_without_front_matter_names_no_licence(tmp_path):
+    (tmp_path / "README.md").write_text("# Model\n")
+    assert licence_of_card(tmp_path) is None
+    assert terms_of(tmp_path, "Qwen/Qwen2.5-7B-Instruct", None).licence == "apache-2.0"
+    assert terms_of(tmp_path, "org/unknown", None).licence is None
+
+
+def test_what_is_private_needs_no_licence():
+    refuse_unlicensed(Terms(None, "nowhere"), "draft", public=False)

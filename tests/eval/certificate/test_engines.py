@@ -1,0 +1,91 @@
+"""The real target with a noisy copy of it as draft, certified in vLLM and in llama.cpp: `make test-engines`.
+
+Each needs a Python of its own environment, named by WIDEDRAFT_VLLM and WIDEDRAFT_LLAMA_CPP.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from architectures.config import ArchitectureConfig
+from architectures.conversion.folders import convert_draft
+from architectures.gguf_export.files import export_gguf
+from architectures.manifest import write_manifest
+from architectures.plan import plan_pruning
+from architectures.prune import prune_checkpoint
+from architectures.shapes import Shape
+from architectures.target import read_config
+from architectures.target_files import carry_files
+from eval.certificate.certify import Asked, certify_pair
+from eval.models import load_model
+
+TARGET = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct"
+NOISE, IDS = 0.15, 8192
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def python_of(variable):
+    """The Python of an engine's environment; the test is skipped where none is named."""
+    if variable not in os.environ:
+        pytest.skip(f"{variable} names no Python: make test-engines")
+    return Path(os.environ[variable])
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory):
+    """The target with noise on its weights, right about half of the time, in every form that engines load."""
+    if not TARGET.is_dir():
+        pytest.skip("needs models/SmolLM2-135M-Instruct")
+    place = tmp_path_factory.mktemp("drafts")
+    model = load_model(TARGET, dtype="float32", device="cpu")
+    generator = torch.Generator().manual_seed(17)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise * parameter.std(), alpha=NOISE)
+    model.save_pretrained(place / "noisy")
+    carry_files(TARGET, place / "noisy")
+    shape = Shape.from_config(read_config(place / "noisy"))
+    plan = plan_pruning(shape, ArchitectureConfig(layers=shape.layers, method="first_last"))
+    prune_checkpoint(place / "noisy", plan.with_vocabulary(tuple(range(IDS))), place / "small")
+    write_manifest(place / "small", stage="prune", inputs={})
+    for form in ("whole", "own-tokenizer"):
+        convert_draft(place / "small", place / form, form)
+    return place
+
+
+def asked(draft, **changed):
+    values = Asked(
+        draft=str(draft),
+        target=str(TARGET),
+        engine="vllm",
+        prompts=None,
+        num_prompts=24,
+        max_new_tokens=64,
+        lookahead=3,
+        dtype="float32",
+        python=None,
+        gguf=None,
+        threads=2,
+        seed=17,
+    )
+    return replace(values, **changed)
+
+
+@pytest.mark.parametrize("form", ["noisy", "whole", "own-tokenizer"])
+def test_vllm_does_with_every_form_what_replay_says(drafts, form):
+    certificate, _ = certify_pair(asked(drafts / form, python=python_of("WIDEDRAFT_VLLM")))
+    assert certificate.holds, certificate.findings
+
+
+@pytest.mark.parametrize("form", ["noisy", "whole"])
+def test_llama_cpp_does_with_a_gguf_file_what_replay_says(drafts, form, tmp_path):
+    python = python_of("WIDEDRAFT_LLAMA_CPP")
+    files = tmp_path / "target-F16.gguf", tmp_path / "draft-F16.gguf"
+    for folder, file in zip((TARGET, drafts / form), files, strict=True):
+        export_gguf(folder, file, "f16", name=file.stem)
+    certificate, _ = certify_pair(asked(drafts / form, engine="llama.cpp", python=python, gguf=files))
+    assert certificate.holds, certificate.findings

@@ -1,0 +1,77 @@
+"""Engines in environments of their own, with scripts in their place that answer as they would."""
+
+import json
+import sys
+
+import pytest
+
+from architectures.errors import UserError
+from eval.certificate import llama_cpp_engine, vllm_engine
+from eval.certificate.llama_cpp_engine import LlamaCppAsked, run_llama_cpp
+from eval.certificate.vllm_engine import VllmAsked, run_vllm
+from eval.certificate.worker import answer_of
+
+SETTINGS = {"lookahead": 2, "max_new_tokens": 4, "seed": 17}
+CONVERSATION = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """stand_in(answer) -> a script that writes the answer, with the request it got in it."""
+
+    def write(answer):
+        script = tmp_path / "worker.py"
+        script.write_text(
+            "import json, sys\n"
+            f"answer = json.loads({json.dumps(json.dumps(answer))})\n"
+            "answer['request'] = json.load(open(sys.argv[1]))\n"
+            "json.dump(answer, open(sys.argv[2], 'w'))\n"
+            f"json.dump(answer['request'], open({str(tmp_path / 'got')!r}, 'w'))\n"
+        )
+        return script
+
+    return write
+
+
+def vllm_text(ids, accepted):
+    counters = {"drafts": 2, "draft_tokens": 4, "accepted_tokens": sum(accepted), "accepted_tokens_per_pos": accepted}
+    return {"prompt_ids": [1, 2], "ids": ids, "elapsed_s": 0.5, "counters": counters}
+
+
+def test_vllms_counters_become_ours(stand_in, tmp_path, monkeypatch):
+    text = {"plain": vllm_text([3, 4, 5], [0, 0]), "drafted": vllm_text([3, 4, 5], [1, 0])}
+    own = vllm_text([], [2, 2])["counters"]
+    monkeypatch.setattr(vllm_engine, "WORKER", stand_in({"version": "0.32.0", "texts": [text], "own": own}))
+    asked = VllmAsked(sys.executable, tmp_path, tmp_path, [CONVERSATION], True, 2, {"use_heterogeneous_vocab": True})
+    run = run_vllm(asked, dtype="float32", **SETTINGS)
+    assert (run.version, run.texts[0].counted.by_position, run.own.accepted) == ("0.32.0", (1, 0), 4)
+    assert '"use_heterogeneous_vocab": true' in run.command
+    got = json.loads((tmp_path / "got").read_text())
+    assert (got["max_model_len"], got["conversations"]) == (9, [CONVERSATION])
+
+
+def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, tmp_path, monkeypatch):
+    plain = {"ids": [3, 4, 5, 6], "elapsed_s": 0.5, "proposed": 0, "accepted": 0}
+    drafted = {**plain, "proposed": 5, "accepted": 2}
+    answer = {"version": "1", "texts": [{"prompt_ids": [1], "plain": plain, "drafted": drafted}], "own": [drafted] * 2}
+    monkeypatch.setattr(llama_cpp_engine, "WORKER", stand_in(answer))
+    files = (tmp_path / "t-Q4_0.gguf", tmp_path / "d-F16.gguf")
+    run = run_llama_cpp(LlamaCppAsked(sys.executable, *files, [CONVERSATION], True, 1, 2), **SETTINGS)
+    counted = run.texts[0].counted
+    assert (counted.rounds, counted.proposed, counted.accepted, counted.by_position) == (2, 5, 2, None)
+    assert (run.own.rounds, run.own.accepted) == (4, 4)
+    assert run.command.startswith("llama-server -m t-Q4_0.gguf -md d-F16.gguf --spec-type draft-simple")
+
+
+def test_what_a_failed_engine_said_last_is_told(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text("print('loading'); raise SystemExit('no module named vllm')")
+    with pytest.raises(UserError, match=r"vLLM did not answer \(exit code 1 of .*no module named vllm"):
+        answer_of(sys.executable, script, {}, engine="vLLM")
+
+
+def test_an_engine_that_ends_without_an_answer_failed(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text("print('bye')")
+    with pytest.raises(UserError, match="did not answer"):
+        answer_of(sys.executable, script, {}, engine="vLLM")

@@ -1,0 +1,277 @@
+"""What a stand-in of the hub answers: one function per request that huggingface_hub 2.4 makes, from a store to a reply.
+
+Uploads go to addresses with a ticket, as to a storage that knows no token: a request there that carries one is refused.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from tests.hub.store import Refusal, Repository, Store, StoredFile, is_large
+
+NAME = r"(?P<name>[^/]+/[^/]+?)"
+MODEL = rf"/api/models/{NAME}"
+STORAGE = rf"/storage/{NAME}/(?P<oid>[0-9a-f]{{64}})"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request, its body read to the end."""
+
+    method: str
+    url: str
+    endpoint: str
+    token: str | None
+    range: str | None = None
+    body: bytes = b""
+    groups: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.url).path
+
+    @property
+    def query(self) -> dict[str, str]:
+        return {key: values[-1] for key, values in parse_qs(urlsplit(self.url).query).items()}
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer; a body that is no bytes goes out as JSON."""
+
+    body: Any
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> bytes:
+        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Small numbers, so that tests reach them.
+
+    Attributes:
+        part_bytes: An object larger than this is uploaded in parts of it.
+        page_entries: Of one page of a tree.
+    """
+
+    part_bytes: int = 1 << 20
+    page_entries: int = 3
+
+
+Answer = Callable[[Store, Request, Limits], Reply]
+ROUTES: list[tuple[str, str, re.Pattern[str], Answer]] = []
+
+
+def route(name: str, method: str, pattern: str) -> Callable[[Answer], Answer]:
+    """Register what answers a method and a path; faults are planned by the name."""
+
+    def register(answer: Answer) -> Answer:
+        ROUTES.append((name, method, re.compile(pattern), answer))
+        return answer
+
+    return register
+
+
+def readable(store: Store, request: Request) -> Repository:
+    return store.readable(request.groups["name"], request.token)
+
+
+def writable(store: Store, request: Request) -> Repository:
+    repository = store.readable(request.groups["name"], store.require_known(request.token))
+    store.require_writer(repository.name, request.token)
+    return repository
+
+
+def revision_of(request: Request) -> str:
+    return unquote(request.groups["revision"])
+
+
+@route("whoami", "GET", "/api/whoami-v2")
+def whoami(store: Store, request: Request, limits: Limits) -> Reply:
+    return Reply({"type": "user", "name": min(store.owners[store.require_known(request.token)], default="reader")})
+
+
+@route("create", "POST", "/api/repos/create")
+def create(store: Store, request: Request, limits: Limits) -> Reply:
+    asked = request.json
+    name = f"{asked['organization']}/{asked['name']}"
+    store.require_writer(name, request.token)
+    told = {"url": f"{request.endpoint}/{name}", "name": name}
+    if name in store.repositories:
+        return Reply({"error": "You already created this model repo", **told}, status=409)
+    store.create(name, private=asked.get("visibility") == "private")
+    return Reply(told)
+
+
+@route("validate", "POST", "/api/validate-yaml")
+def validate_yaml(store: Store, request: Request, limits: Limits) -> Reply:
+    text = request.json["content"]
+    if text.startswith("---\n") and "\n---\n" not in text[3:]:
+        return Reply({"errors": [{"message": "front matter has no end"}], "warnings": []}, status=400)
+    return Reply({"errors": [], "warnings": []})
+
+
+@route("info", "GET", rf"{MODEL}(/revision/(?P<revision>[^/]+))?")
+def info(store: Store, request: Request, limits: Limits) -> Reply:
+    found = readable(store, request)
+    commit = found.resolve(unquote(request.groups.get("revision") or "main"))
+    siblings = [{"rfilename": path} for path in sorted(found.commits[commit])]
+    return Reply(
+        {"id": found.name, "sha": commit, "private": found.private, "gated": found.gated, "siblings": siblings}
+    )
+
+
+@route("branch", "POST", rf"{MODEL}/branch/(?P<revision>[^/]+)")
+def create_branch(store: Store, request: Request, limits: Limits) -> Reply:
+    found, branch = writable(store, request), revision_of(request)
+    if branch in found.branches:
+        raise Refusal(409, "Reference already exists")
+    found.branches[branch] = found.resolve((json.loads(request.body or b"{}")).get("startingPoint") or "main")
+    return Reply({})
+
+
+@route("tree", "GET", rf"{MODEL}/tree/(?P<revision>[^/]+)")
+def tree(store: Store, request: Request, limits: Limits) -> Reply:
+    files = readable(store, request).files_at(revision_of(request))
+    start, paths = int(request.query.get("cursor", "0")), sorted(files)
+    end = start + limits.page_entries
+    next_page = f"{request.endpoint}{request.path}?recursive=true&cursor={end}"
+    link = {"Link": f'<{next_page}>; rel="next"'} if end < len(paths) else {}
+    return Reply([files[path].entry(path) for path in paths[start:end]], headers=link)
+
+
+@route("discussions", "GET", rf"{MODEL}/discussions")
+def discussions(store: Store, request: Request, limits: Limits) -> Reply:
+    found = readable(store, request)
+    common = {"status": "open", "isPullRequest": True, "createdAt": "2026-01-01T00:00:00.000Z"}
+    rows = [
+        {"num": each.num, "title": each.title, "repo": {"name": found.name, "type": "model"}, **common}
+        for each in found.pull_requests
+    ]
+    return Reply({"discussions": rows, "count": len(rows), "start": 0})
+
+
+@route("preupload", "POST", rf"{MODEL}/preupload/(?P<revision>[^/]+)")
+def preupload(store: Store, request: Request, limits: Limits) -> Reply:
+    repository = readable(store, request)
+    if not request.query.get("create_pr"):
+        writable(store, request)
+    there = repository.files_at(revision_of(request))
+    return Reply({"files": [upload_mode(file["path"], there) for file in request.json["files"]]})
+
+
+def upload_mode(path: str, there: dict[str, StoredFile]) -> dict[str, Any]:
+    """How a file is to be sent, and the hash of the one that stands in its place."""
+    mode, oid = ("lfs" if is_large(path) else "regular"), {"oid": there[path].etag} if path in there else {}
+    return {"path": path, "uploadMode": mode, "shouldIgnore": False, **oid}
+
+
+@route("batch", "POST", rf"/{NAME}\.git/info/lfs/objects/batch")
+def batch(store: Store, request: Request, limits: Limits) -> Reply:
+    repository = store.readable(request.groups["name"], store.require_known(request.token))
+    wanted = [(each["oid"], each["size"]) for each in request.json["objects"]]
+    objects = [
+        {"oid": oid, "size": size}
+        if oid in repository.objects
+        else {"oid": oid, "size": size, "actions": upload_actions(request, limits, oid, size)}
+        for oid, size in wanted
+    ]
+    return Reply({"transfer": "basic", "objects": objects})
+
+
+def upload_actions(request: Request, limits: Limits, oid: str, size: int) -> dict[str, Any]:
+    """Where an object goes, whole or in parts, and who is asked afterwards whether it arrived."""
+    address = f"{request.endpoint}/storage/{request.groups['name']}/{oid}"
+    verify = {"href": f"{request.endpoint}/{request.groups['name']}.git/info/lfs/objects/verify"}
+    if size <= limits.part_bytes:
+        return {"upload": {"href": f"{address}?size={size}&ticket={ticket(oid)}"}, "verify": verify}
+    num_parts = -(-size // limits.part_bytes)
+    parts = {str(i): f"{address}/part/{i}?ticket={ticket(oid)}" for i in range(1, num_parts + 1)}
+    done = f"{address}/complete?size={size}&ticket={ticket(oid)}"
+    return {"upload": {"href": done, "header": {"chunk_size": str(limits.part_bytes), **parts}}, "verify": verify}
+
+
+def ticket(oid: str) -> str:
+    return hashlib.sha256(f"ticket for {oid}".encode()).hexdigest()[:16]
+
+
+def storage_of(store: Store, request: Request) -> Repository:
+    """The repository an upload goes to; the ticket is the right to, and no token may come along."""
+    if request.token is not None or request.query.get("ticket") != ticket(request.groups["oid"]):
+        raise Refusal(403, "the storage takes a ticket, and no token")
+    return store.repositories[request.groups["name"]]
+
+
+@route("upload", "PUT", STORAGE)
+def upload(store: Store, request: Request, limits: Limits) -> Reply:
+    storage_of(store, request).receive(request.groups["oid"], int(request.query["size"]), request.body)
+    return Reply(b"")
+
+
+@route("upload part", "PUT", rf"{STORAGE}/part/(?P<part>\d+)")
+def upload_part(store: Store, request: Request, limits: Limits) -> Reply:
+    etag = hashlib.md5(request.body).hexdigest()
+    storage_of(store, request).objects[f"{request.groups['oid']}/{request.groups['part']}/{etag}"] = request.body
+    return Reply(b"", headers={"ETag": etag})
+
+
+@route("complete", "POST", rf"{STORAGE}/complete")
+def complete(store: Store, request: Request, limits: Limits) -> Reply:
+    repository, oid = storage_of(store, request), request.groups["oid"]
+    named = [f"{oid}/{part['partNumber']}/{part['etag']}" for part in request.json["parts"]]
+    if missing := [name for name in named if name not in repository.objects]:
+        raise Refusal(400, f"no such part: {missing[0]}")
+    content = b"".join(repository.objects.pop(name) for name in named)
+    repository.receive(oid, int(request.query["size"]), content)
+    return Reply({})
+
+
+@route("verify", "POST", rf"/{NAME}\.git/info/lfs/objects/verify")
+def verify(store: Store, request: Request, limits: Limits) -> Reply:
+    store.require_known(request.token)
+    readable(store, request).require_object(request.json["oid"], request.json["size"])
+    return Reply({})
+
+
+@route("commit", "POST", rf"{MODEL}/commit/(?P<revision>[^/]+)")
+def commit(store: Store, request: Request, limits: Limits) -> Reply:
+    pull_request = request.query.get("create_pr") == "1"
+    repository = readable(store, request) if pull_request else writable(store, request)
+    store.require_known(request.token)
+    lines = [json.loads(line) for line in request.body.splitlines()]
+    oid, branch = repository.commit(revision_of(request), lines, pull_request=pull_request)
+    base = f"{request.endpoint}/{repository.name}"
+    link = {"pullRequestUrl": f"{base}/discussions/{branch.rsplit('/', 1)[-1]}"} if pull_request else {}
+    return Reply({"success": True, "commitOid": oid, "commitUrl": f"{base}/commit/{oid}", **link})
+
+
+@route("resolve", "HEAD", rf"/{NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
+@route("download", "GET", rf"/{NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
+def resolve(store: Store, request: Request, limits: Limits) -> Reply:
+    repository = readable(store, request)
+    store.require_access(repository, request.token)
+    file = repository.file_at(revision_of(request), unquote(request.groups["path"]))
+    commit_id = {"X-Repo-Commit": repository.resolve(revision_of(request))}
+    large = {"X-Linked-Etag": f'"{file.etag}"', "X-Linked-Size": str(len(file.content))} if file.is_large else {}
+    headers = {"ETag": f'"{quote(file.etag)}"', **commit_id, **large}
+    return ranged(file.content, request.range, headers)
+
+
+def ranged(content: bytes, asked: str | None, headers: dict[str, str]) -> Reply:
+    """The content, or its end from the byte that a Range header asks for."""
+    if asked is None:
+        return Reply(content, headers=headers)
+    start = int(asked.removeprefix("bytes=").removesuffix("-"))
+    told = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+    return Reply(content[start:], status=206, headers={**headers, **told})

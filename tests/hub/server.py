@@ -1,0 +1,193 @@
+"""A stand-in of the Hugging Face hub: its HTTP interface on 127.0.0.1, over a store, with faults on purpose.
+
+with HubStandIn({"hf_writer": {"org"}}) as hub:
+    hub.faults.plan("commit", Fault(status=500), times=2)
+    ...  # clients with hub.environment(cache), or HfApi(endpoint=hub.endpoint)
+    hub.store.repositories["org/name"].files_at("main")
+"""
+
+import contextlib
+import copy
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, cast
+
+from tests.hub.faults import Fault, Faults
+from tests.hub.routes import ROUTES, Answer, Limits, Reply, Request
+from tests.hub.store import Refusal, Store
+
+
+class HubStandIn:
+    """A hub that listens while the context lasts.
+
+    Attributes:
+        store: What it keeps.
+        faults: What is to go wrong.
+        requests: The names of what was asked, in order.
+    """
+
+    def __init__(self, owners: dict[str, set[str]], limits: Limits | None = None):
+        self.store, self.limits = Store(owners), limits or Limits()
+        self.faults, self.requests, self.lock = Faults(), list[str](), threading.RLock()
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.server.hub = self
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def environment(self, cache: Path, token: str | None = None) -> dict[str, str]:
+        """What a process has to be told to take this for the hub."""
+        named = {} if token is None else {"HF_TOKEN": token}
+        return {
+            "HF_ENDPOINT": self.endpoint,
+            "HF_HOME": str(cache),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_OFFLINE": "0",
+            "NO_PROXY": "127.0.0.1",
+            **named,
+        }
+
+    def __enter__(self) -> "HubStandIn":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.server.shutdown()
+        self.server.hang_up()
+        self.server.server_close()
+        self.thread.join()
+
+
+class Server(ThreadingHTTPServer):
+    """Knows its hub and its open connections, so that none outlives it."""
+
+    hub: HubStandIn
+    daemon_threads = False  # server_close waits for them
+
+    def __init__(self, *arguments: Any):
+        self.open: set[socket.socket] = set()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up is no news."""
+
+    def hang_up(self) -> None:
+        for connection in list(self.open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Reads a request, lets the fault that is due befall it, and sends the reply."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    @property
+    def hub(self) -> HubStandIn:
+        return cast("Server", self.server).hub
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002  # the base class's name
+        """Tests read what clients say."""
+
+    def do_GET(self) -> None:
+        self.respond()
+
+    do_HEAD = do_POST = do_PUT = do_GET
+
+    def respond(self) -> None:
+        name, answer, groups = self.find()
+        self.hub.requests.append(name)
+        fault = self.hub.faults.take(name)
+        if fault.meanwhile is not None:
+            with self.hub.lock:
+                fault.meanwhile()
+        if fault.cut_after_bytes is not None and self.command in {"PUT", "POST"}:
+            self.rfile.read(min(fault.cut_after_bytes, int(self.headers["Content-Length"] or fault.cut_after_bytes)))
+            self.cut()
+            return
+        request = Request(
+            method=self.command,
+            url=self.path,
+            endpoint=self.hub.endpoint,
+            token=self.token(),
+            range=self.headers["Range"],
+            body=self.body(),
+            groups=groups,
+        )
+        self.send(self.reply(answer, request, fault), fault)
+
+    def find(self) -> tuple[str, Answer, dict[str, str]]:
+        path = self.path.split("?")[0]
+        for name, method, pattern, answer in ROUTES:
+            if method == self.command and (match := pattern.fullmatch(path)):
+                return name, answer, match.groupdict()
+        return f"unknown: {self.command} {path}", unknown, {}
+
+    def token(self) -> str | None:
+        word = self.headers["Authorization"]
+        return None if word is None else word.removeprefix("Bearer ")
+
+    def body(self) -> bytes:
+        if self.headers["Transfer-Encoding"] != "chunked":
+            return self.rfile.read(int(self.headers["Content-Length"] or 0))
+        pieces = list[bytes]()
+        while num_bytes := int(self.rfile.readline(), 16):
+            pieces.append(self.rfile.read(num_bytes))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(pieces)
+
+    def reply(self, answer: Answer, request: Request, fault: Fault) -> Reply:
+        """What is said to a request, and in the store what comes of it."""
+        disturbed = None if fault.status is None else Reply({"error": "on purpose"}, fault.status, fault.headers)
+        if disturbed is not None and not fault.after_work:
+            return disturbed
+        with self.hub.lock:
+            store = copy.deepcopy(self.hub.store) if fault.forgets else self.hub.store
+            try:
+                done = answer(store, request, self.hub.limits)
+            except Refusal as refusal:
+                return refused(refusal)
+        return disturbed or done
+
+    def send(self, reply: Reply, fault: Fault) -> None:
+        content = reply.content if fault.spoils is None else fault.spoils(reply.content)
+        self.send_response(reply.status)
+        for key, value in reply.headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        self.wfile.write(content[: fault.cut_after_bytes])
+        if fault.cut_after_bytes is not None:
+            self.cut()
+
+    def cut(self) -> None:
+        """Break the connection off, in the middle of whatever it is."""
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def refused(refusal: Refusal) -> Reply:
+    code = {} if refusal.code is None else {"X-Error-Code": refusal.code}
+    return Reply({"error": str(refusal)}, refusal.status, {"X-Error-Message": str(refusal), **code})
+
+
+def unknown(store: Store, request: Request, limits: Limits) -> Reply:
+    raise Refusal(501, f"the stand-in knows no {request.method} {request.path}")
