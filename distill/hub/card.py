@@ -26,7 +26,7 @@ from distill.hub.terms import Terms
 from distill.recipe import Recipe
 from eval.report.cards import Card
 from eval.report.drafts import ScoredDraft, scored_drafts
-from eval.report.grid_file import grids_of
+from eval.report.grid_file import Grids
 from eval.report.summary import report_verdict
 from eval.scorecard.verdict import interval_method, machine, temperatures
 
@@ -43,7 +43,8 @@ class Publication:
         target: The hub id of the target; its folder's name where it has none.
         base_model: The hub id of the target; None where it has none.
         recipe: Of the run.
-        card: Its scorecard; None where it is published without one.
+        card: Its scorecard as everybody may read it; None where it is published without one.
+        grids: Step times at other batches, if they were taken with it.
         counts: Of the answers it was trained on, as the manifest of <run>/data has them.
         terms: Its licence.
         serving: How engines take it.
@@ -55,6 +56,7 @@ class Publication:
     base_model: str | None
     recipe: Recipe
     card: Card | None
+    grids: Grids
     counts: Mapping[str, Any]
     terms: Terms
     serving: Sequence[Serving]
@@ -135,7 +137,7 @@ def card_page(of: Publication, folder: Path) -> str:
         terms=terms_words(of.terms),
         certified=of.certified,
         limits=limits(of),
-        **({**NOTHING_SCORED} if of.card is None else scored(of.card)),
+        **({**NOTHING_SCORED} if of.card is None else scored(of.card, of.grids)),
     )
 
 
@@ -148,12 +150,12 @@ NOTHING_SCORED: Mapping[str, Any] = {
 }
 
 
-def scored(card: Card) -> dict[str, Any]:
+def scored(card: Card, grids: Grids) -> dict[str, Any]:
     """What a scorecard has to say."""
     one, record = scored_drafts([card])[0], card.record
     settings, latency = record["settings"], record["latency"]
     return {
-        "verdict": report_verdict([one], grids_of([card], None)),
+        "verdict": report_verdict([one], grids),
         "warnings": record["warnings"],
         "speeds": speed_rows(one),
         "speed_notes": speed_notes(one),

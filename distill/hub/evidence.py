@@ -1,5 +1,6 @@
 """acceptance.json, provenance.json and recipe.yaml: what a card's figures were made from, as everybody may read it."""
 
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -10,9 +11,29 @@ from architectures.manifest import package_version, read_manifest
 from distill.hub.public import published
 from distill.recipe import RESOLVED, Recipe
 from eval.report.cards import Card
+from eval.report.grid_file import Grids, grids_of
+from eval.scorecard.grid import GRID_NAME
 
 ACCEPTANCE_NAME, PROVENANCE_NAME, RECIPE_NAME = "acceptance.json", "provenance.json", "recipe.yaml"
 STAGES = ("masks", "init", "data", "teacher_cache", "checkpoints", "draft", "eval")
+
+
+def published_card(card: Card, names: dict[str, str], *, name: str) -> Card:
+    """A scorecard as everybody may read it; without texts, since prompts may be somebody's own.
+
+    Args:
+        card: Of the run.
+        names: What target and draft are called by everybody, by their folders here.
+        name: Of the draft.
+    """
+    shown = acceptance_of(card.record, names)
+    return replace(card, path=Path(ACCEPTANCE_NAME), name=name, record=shown, examples=None)
+
+
+def published_grids(card: Card) -> Grids:
+    """Step times at other batches that stand beside a scorecard of a run, by the name it is published under."""
+    grid = grids_of([card], None).get(card.path)
+    return {} if grid is None else {Path(ACCEPTANCE_NAME): replace(grid, path=Path(GRID_NAME))}
 
 
 def write_evidence(recipe: Recipe, card: Card | None, folder: Path, names: dict[str, str]) -> None:
@@ -20,12 +41,12 @@ def write_evidence(recipe: Recipe, card: Card | None, folder: Path, names: dict[
 
     Args:
         recipe: Of the run.
-        card: Its scorecard; None where it is published without one.
+        card: Its scorecard as everybody may read it; None where it is published without one.
         folder: The folder.
-        names: What target and draft are called by everybody, by their folders here.
+        names: What the target is called by everybody, by its folder here.
     """
     if card is not None:
-        write_json(acceptance_of(card.record, names), folder / ACCEPTANCE_NAME)
+        write_json(card.record, folder / ACCEPTANCE_NAME)
     write_json(provenance_of(Path(recipe.run_dir)), folder / PROVENANCE_NAME)
     header = f"{RESOLVED}: of this draft, without secrets and without folders of the machine it was run on.\n"
     values = published(recipe.to_save())

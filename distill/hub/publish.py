@@ -16,14 +16,14 @@ from architectures.target import resolve_checkpoint
 from distill.hub.asked import base_model_of
 from distill.hub.card import Publication, write_card
 from distill.hub.contents import lay_out_forms
-from distill.hub.evidence import write_evidence
+from distill.hub.evidence import published_card, published_grids, write_evidence
 from distill.hub.serving import place_certificates, servings_of
 from distill.hub.terms import Terms, refuse_unlicensed, terms_of
 from distill.hub.upload import Pushed, push_folder
 from distill.recipe import Recipe, load_recipe
 from eval.certificate.record import FILE_NAME as CERTIFICATE_NAME
 from eval.report.cards import CARD_NAME, Card, read_card
-from eval.report.page import write_report
+from eval.report.page import write_page
 from eval.scorecard.verdict import main_forecast
 
 Allowed = Literal["unscored", "stale", "misleading-name"]
@@ -53,6 +53,11 @@ class Wanted:
     revision: str | None = None
     pull_request: bool = False
     certificates: Sequence[Path] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the repository, without the organisation."""
+        return self.repo_id.rpartition("/")[2]
 
 
 def push_run(run: Path, wanted: Wanted) -> Pushed:
@@ -98,7 +103,7 @@ def lay_out(run: Path, wanted: Wanted, out: Path) -> None:
     card = scorecard_of(run, target, wanted.allowed)
     base_model = base_model_of(recipe, wanted.base_model)
     terms = terms_of(target, base_model, wanted.licence)
-    refuse_unlicensed(terms, wanted.repo_id.rpartition("/")[2], public=wanted.public)
+    refuse_unlicensed(terms, wanted.name, public=wanted.public)
     if "misleading-name" not in wanted.allowed:
         refuse_misleading_name(wanted.repo_id)
     out.mkdir(parents=True, exist_ok=True)
@@ -107,16 +112,19 @@ def lay_out(run: Path, wanted: Wanted, out: Path) -> None:
     own = [draft] if (draft / CERTIFICATE_NAME).is_file() else []
     certified = place_certificates(out, forms, target, [*own, *wanted.certificates])
     names = {recipe.target.path: base_model or target.name, str(target): base_model or target.name}
-    write_evidence(recipe, card, out, names | {str(draft): wanted.repo_id})
+    shown = None if card is None else published_card(card, names | {str(draft): wanted.repo_id}, name=wanted.name)
+    grids = {} if card is None else published_grids(card)
+    write_evidence(recipe, shown, out, names)
     write_terms(terms, out)
-    if card is not None:
-        write_report([out / "acceptance.json"], out / "report.html")
+    if shown is not None:
+        write_page([shown], grids, out / "report.html")
     of = Publication(
         repo_id=wanted.repo_id,
         target=base_model or target.name,
         base_model=base_model,
         recipe=recipe,
-        card=card,
+        card=shown,
+        grids=grids,
         counts=(read_manifest(run / "data") or {}).get("counts", {}),
         terms=terms,
         serving=servings_of(out, target, forms, repo_id=wanted.repo_id, base_model=base_model, lookahead=lookahead),

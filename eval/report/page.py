@@ -40,7 +40,11 @@ def write_report(runs: Sequence[Path], out: Path, *, latency: Path | None = None
         UserError: If a file cannot be read, or they are of different targets.
     """
     cards = read_cards(runs)
-    grids = grids_of(cards, latency)
+    return write_page(cards, grids_of(cards, latency), out)
+
+
+def write_page(cards: Sequence[Card], grids: Grids, out: Path) -> list[Path]:
+    """Write the page of scorecards that were read already, and its plots beside it; returns the files."""
     sections = report_sections(cards, grids)
     figures = [block for section in sections for block in section.blocks if isinstance(block, Figure)]
     ticks = track(figures, description="drawing plots", total=len(figures))

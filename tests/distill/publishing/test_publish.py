@@ -192,7 +192,7 @@ def test_a_name_that_misleads_vllm_goes_only_when_told_to(run, tmp_path, capsys,
 
 def test_a_local_target_needs_its_hub_id(run, tmp_path, capsys):
     told = refusal(capsys, "push", run, "--repo-id", "org/draft", "--dry-run", tmp_path / "out")
-    assert "--base-model ORG/NAME, or --base-model none" in told
+    assert "Say which it is with --base-model ORG/NAME" in told
 
 
 def test_an_unknown_licence_is_private_alone(run, tmp_path, capsys):

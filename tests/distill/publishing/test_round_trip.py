@@ -114,9 +114,10 @@ def test_a_target_on_the_hub_at_a_pinned_revision_goes_the_whole_way(hub, publis
         "run_name": "pinned",
         "target": {"path": "org/target", "revision": pinned, "dtype": "float32"},
         "architecture": {"layers": 2, "method": "first_last"},
-        "data": {"self_written_prompts": 8, "num_eval_prompts": 2, "max_new_tokens": 8, "max_seq_len": 128},
+        "data": {"prompts": [{"path": "p.jsonl"}], "num_eval_prompts": 2, "max_new_tokens": 8, "max_seq_len": 128},
         "distill": {
             "max_duration": "2ba",
+            "scheduler": {"t_warmup": "1ba"},
             "precision": "fp32",
             "global_train_batch_size": 2,
             "push_to_hub": {"repo_id": "org/draft", "public": True},
@@ -129,6 +130,7 @@ def test_a_target_on_the_hub_at_a_pinned_revision_goes_the_whole_way(hub, publis
             "num_threads": 1,
         },
     }
+    Path("p.jsonl").write_text("".join(json.dumps({"prompt": f"say {place}"}) + "\n" for place in range(8)))
     Path("recipe.yaml").write_text(json.dumps(recipe))
     run_all(Path("recipe.yaml"), [])
     files = hub.store.repositories["org/draft"].files_at("main")

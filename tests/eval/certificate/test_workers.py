@@ -66,7 +66,7 @@ def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, 
 def test_what_a_failed_engine_said_last_is_told(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text("print('loading'); raise SystemExit('no module named vllm')")
-    with pytest.raises(UserError, match=r"vLLM did not answer \(exit code 1 of .*no module named vllm"):
+    with pytest.raises(UserError, match=r"(?s)vLLM did not answer \(exit code 1 of .*no module named vllm"):
         answer_of(sys.executable, script, {}, engine="vLLM")
 
 
