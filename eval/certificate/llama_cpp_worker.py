@@ -42,7 +42,7 @@ def main() -> None:
 
 def open_server(request: dict[str, Any], draft: str | None) -> Any:
     """A server of the target, with a draft or without; it answers one request at a time."""
-    import xllamacpp
+    import xllamacpp  # pyright: ignore[reportMissingImports]  # of its own environment
 
     params = xllamacpp.CommonParams()
     params.model.path = request["target"]

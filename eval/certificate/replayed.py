@@ -47,9 +47,10 @@ def own_tokens(target: Path, draft: Path) -> OwnTokens | None:
     """
     ours, theirs = (load_tokenizer(folder) for folder in (draft, target))
     own, of_target = ours.get_vocab(), theirs.get_vocab()
-    if len(own) >= len(of_target) or ours.unk_token_id is None:
+    unknown = ours.unk_token_id
+    if len(own) >= len(of_target) or not isinstance(unknown, int):
         return None
-    return OwnTokens({id_: own[text] for text, id_ in of_target.items() if text in own}, ours.unk_token_id)
+    return OwnTokens({id_: own[text] for text, id_ in of_target.items() if text in own}, unknown)
 
 
 def replay_texts(

@@ -117,7 +117,8 @@ def decode(
 @contextmanager
 def tallied() -> Iterator[Tally]:
     """Count what transformers' candidate generator proposes and is told of, for as long as the block lasts."""
-    tally, kind = Tally(), AssistedCandidateGenerator
+    tally = Tally()
+    kind: Any = AssistedCandidateGenerator
     propose, update = kind.get_candidates, kind.update_candidate_strategy
 
     def get_candidates(self: Any, input_ids: Tensor, **others: Any) -> Any:
@@ -129,10 +130,8 @@ def tallied() -> Iterator[Tally]:
         tally.kept.append(int(num_matches))
         update(self, input_ids, scores, num_matches)
 
-    setattr(kind, "get_candidates", get_candidates)  # noqa: B010  # pyright asks for the method's own type
-    setattr(kind, "update_candidate_strategy", update_candidate_strategy)  # noqa: B010
+    kind.get_candidates, kind.update_candidate_strategy = get_candidates, update_candidate_strategy
     try:
         yield tally
     finally:
-        setattr(kind, "get_candidates", propose)  # noqa: B010
-        setattr(kind, "update_candidate_strategy", update)  # noqa: B010
+        kind.get_candidates, kind.update_candidate_strategy = propose, update

@@ -22,7 +22,7 @@ PREFIX = "vllm:spec_decode_num_"
 def main() -> None:
     """Answer one request."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    import vllm
+    import vllm  # pyright: ignore[reportMissingImports]  # of its own environment
 
     plain, drafted = (open_engine(request, draft) for draft in (None, request["draft"]))
     warm_up(request, plain, drafted)
@@ -46,7 +46,7 @@ def main() -> None:
 
 def open_engine(request: dict[str, Any], draft: str | None) -> Any:
     """An engine of the target, with a draft or without."""
-    from vllm import LLM
+    from vllm import LLM  # pyright: ignore[reportMissingImports]  # of its own environment
 
     settings: dict[str, Any] = {}
     if draft is not None:
@@ -76,7 +76,7 @@ def warm_up(request: dict[str, Any], *engines: Any) -> None:
 
 def decode(request: dict[str, Any], engine: Any, messages: list[dict[str, str]]) -> dict[str, Any]:
     """One greedy text, its seconds, and what the counters gained."""
-    from vllm import SamplingParams
+    from vllm import SamplingParams  # pyright: ignore[reportMissingImports]  # of its own environment
 
     greedy = SamplingParams(temperature=0.0, max_tokens=request["max_new_tokens"])
     before, start_s = counters(engine), time.perf_counter()

@@ -25,7 +25,7 @@ SCORING = EvalConfig(
     confidence=0.75,  # three prompts are enough for an interval
     num_threads=1,
     latency_repeats=3,
-    latency_batches=(),
+    latency_batches=(1, 2),
     live_prompts=3,
 )
 PROMPTS = [
