@@ -13,15 +13,14 @@ from architectures.errors import UserError
 from architectures.generation_settings import SETTINGS_NAME, SPECIAL_IDS, read_generation_settings
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any of them makes a tokenizer
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 CARRIED_FILES = (
     *TOKENIZERS,
     "merges.txt",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates",
+    *TEMPLATES,
     SETTINGS_NAME,
 )
 
@@ -50,3 +49,10 @@ def with_special_ids(config: Mapping[str, Any], of: Mapping[str, Any]) -> dict[s
     """A config whose special ids are those of another one, absent where they are absent there."""
     ids = {key: of[key] for key in SPECIAL_IDS if key in of}
     return {key: ids.get(key, value) for key, value in config.items() if key not in SPECIAL_IDS or key in ids} | ids
+
+
+def bytes_below(path: Path) -> dict[str, bytes]:
+    """Every file of a folder, or the file; nothing where there is neither."""
+    if path.is_file():
+        return {"": path.read_bytes()}
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}

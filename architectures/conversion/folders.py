@@ -26,11 +26,10 @@ from architectures.manifest import MANIFEST_NAME, write_manifest
 from architectures.prune import require_numbers
 from architectures.reading import read_text
 from architectures.shapes import checkpoint_tensors
-from architectures.target_files import carry_files, require_tokenizer
+from architectures.target_files import TEMPLATES, carry_files, require_tokenizer
 from architectures.weights import TensorInfo, require_replaceable, write_weights
 
 TOKENIZER_NAME = "tokenizer.json"
-TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 SETTINGS_OF_TOKENIZER = "tokenizer_config.json"  # special_tokens_map.json says again what stands there
 TOKENIZER_MIB = 512  # as eval.models
 COPY_TOKENIZER = "Copy the target's tokenizer files there, or use --form whole."

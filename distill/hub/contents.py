@@ -19,7 +19,7 @@ from architectures.manifest import MANIFEST_NAME
 from architectures.plan import PLAN_NAME
 from architectures.reading import read_json_object
 from architectures.target import read_config
-from architectures.target_files import CARRIED_FILES
+from architectures.target_files import CARRIED_FILES, bytes_below
 from eval.beside.policy_file import FILE_NAME as POLICY_NAME
 
 SMALL_HEAD, OWN_TOKENIZER = "small-head", "own-tokenizer"
@@ -113,13 +113,6 @@ def require_files_of(target: Path, draft: Path) -> None:
     for name in CARRIED_FILES:
         if name != SETTINGS_NAME and bytes_below(target / name) != bytes_below(draft / name):
             raise UserError(f"{draft / name}: is not that of the target {target}. {REMEDY}")
-
-
-def bytes_below(path: Path) -> dict[str, bytes]:
-    """Every file of a folder, or the file; nothing where there is neither."""
-    if path.is_file():
-        return {"": path.read_bytes()}
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 def fit_context(folder: Path, target: Path) -> None:

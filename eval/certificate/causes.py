@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Sequence
 
-from eval.certificate.laws import LEAST_OWN, Known, find, pooled, same_prompts
+from eval.certificate.laws import Known, find, pooled, same_prompts
 from eval.certificate.record import Counted, EngineRun
+from eval.pair.verify import LEAST_OWN
 
 
 def likely_causes(

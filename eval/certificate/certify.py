@@ -11,7 +11,7 @@ from architectures.draft_vocabulary.record import CONFIG_KEY
 from architectures.errors import UserError
 from architectures.manifest import processor_name
 from architectures.target import read_config, resolve_checkpoint
-from architectures.target_files import TOKENIZERS
+from architectures.target_files import TEMPLATES, TOKENIZERS, bytes_below
 from eval.acceptance import Resampling
 from eval.certificate.causes import likely_causes
 from eval.certificate.laws import LEAST_PROMPTS, Known, find, pooled
@@ -27,7 +27,6 @@ from eval.pair.opened import prompts_of
 from eval.tasks.forms import TEXT, Prompt
 from eval.tasks.rendering import render_prompt
 
-TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 RESAMPLES, CONFIDENCE = 2000, 0.95
 
 
@@ -222,13 +221,8 @@ def known_of(asked: Asked, opened: Opened) -> Known:
 
 
 def same_files(some: Path, others: Path, names: Sequence[str]) -> bool:
-    """Whether two folders hold the same of these files, byte for byte; folders of files are compared by their names."""
-    return all(content(some / name) == content(others / name) for name in names)
-
-
-def content(path: Path) -> object:
-    """Of a file its bytes, of a folder its names, else nothing."""
-    return path.read_bytes() if path.is_file() else sorted(path.iterdir()) if path.is_dir() else None
+    """Whether two folders hold the same of these files, byte for byte."""
+    return all(bytes_below(some / name) == bytes_below(others / name) for name in names)
 
 
 def is_half(path: Path) -> bool:

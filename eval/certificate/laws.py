@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from eval.certificate.record import Counted, EngineRun, Finding
+from eval.pair.verify import LEAST_OWN
 
 TOLERANCE = 0.02  # of a rate by position
-LEAST_OWN = 0.98  # of its own proposals that a target keeps; vLLM's tests of draft models ask the same
 LEAST_PROMPTS, LEAST_TOKENS = 24, 64
 
 

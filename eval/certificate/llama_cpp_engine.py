@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.certificate.record import Counted, EngineRun, TextRun
-from eval.certificate.worker import answer_of
+from eval.certificate.laws import pooled
+from eval.certificate.record import Counted, EngineRun
+from eval.certificate.worker import answer_of, text_run
 
 WORKER = Path(__file__).with_name("llama_cpp_worker.py")
 
@@ -66,29 +67,8 @@ def run_llama_cpp(asked: LlamaCppAsked, *, lookahead: int, max_new_tokens: int, 
         dtype=f"{asked.target.stem} with {asked.draft.stem}",
         lookahead=lookahead,
         max_new_tokens=max_new_tokens,
-        own=summed([counted(text) for text in answer["own"]]),
-        texts=tuple(text_run(text) for text in answer["texts"]),
-    )
-
-
-def summed(counts: Sequence[Counted]) -> Counted:
-    """Counters of several texts together."""
-    return Counted(
-        rounds=sum(one.rounds for one in counts),
-        proposed=sum(one.proposed for one in counts),
-        accepted=sum(one.accepted for one in counts),
-    )
-
-
-def text_run(text: dict[str, Any]) -> TextRun:
-    """One prompt, decoded both ways."""
-    return TextRun(
-        prompt_ids=tuple(text["prompt_ids"]),
-        plain_ids=tuple(text["plain"]["ids"]),
-        drafted_ids=tuple(text["drafted"]["ids"]),
-        plain_s=text["plain"]["elapsed_s"],
-        drafted_s=text["drafted"]["elapsed_s"],
-        counted=counted(text["drafted"]),
+        own=pooled([counted(text) for text in answer["own"]]),
+        texts=tuple(text_run(text, counted(text["drafted"])) for text in answer["texts"]),
     )
 
 

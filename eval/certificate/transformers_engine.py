@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, __version__
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
+from eval.certificate.laws import pooled
 from eval.certificate.record import Counted, EngineRun, TextRun
 
 
@@ -75,19 +76,8 @@ def run_transformers(
         dtype=str(pair.target.dtype).removeprefix("torch."),
         lookahead=lookahead,
         max_new_tokens=max_new_tokens,
-        own=summed(own),
+        own=pooled(own),
         texts=tuple(texts),
-    )
-
-
-def summed(counts: Sequence[Counted]) -> Counted:
-    """Counters of several texts together; each has its positions."""
-    positions = zip(*(one.by_position or () for one in counts), strict=True)
-    return Counted(
-        rounds=sum(one.rounds for one in counts),
-        proposed=sum(one.proposed for one in counts),
-        accepted=sum(one.accepted for one in counts),
-        by_position=tuple(map(sum, positions)),
     )
 
 

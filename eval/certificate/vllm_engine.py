@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.certificate.record import Counted, EngineRun, TextRun
-from eval.certificate.worker import answer_of
+from eval.certificate.record import Counted, EngineRun
+from eval.certificate.worker import answer_of, text_run
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 
@@ -62,7 +62,7 @@ def run_vllm(asked: VllmAsked, *, lookahead: int, max_new_tokens: int, dtype: st
         lookahead=lookahead,
         max_new_tokens=max_new_tokens,
         own=counted(answer["own"]),
-        texts=tuple(text_run(text["plain"], text["drafted"]) for text in answer["texts"]),
+        texts=tuple(text_run(text, counted(text["drafted"]["counters"])) for text in answer["texts"]),
     )
 
 
@@ -73,18 +73,6 @@ def serve_words(request: dict[str, Any]) -> str:
     return (
         f"LLM(TARGET, dtype={request['dtype']!r}, max_model_len={request['max_model_len']}, max_num_seqs=1, "
         f"enforce_eager=True, speculative_config={json.dumps(speculative)})"
-    )
-
-
-def text_run(plain: dict[str, Any], drafted: dict[str, Any]) -> TextRun:
-    """One prompt, decoded both ways."""
-    return TextRun(
-        prompt_ids=tuple(plain["prompt_ids"]),
-        plain_ids=tuple(plain["ids"]),
-        drafted_ids=tuple(drafted["ids"]),
-        plain_s=plain["elapsed_s"],
-        drafted_s=drafted["elapsed_s"],
-        counted=counted(drafted["counters"]),
     )
 
 

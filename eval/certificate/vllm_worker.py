@@ -31,7 +31,7 @@ def main() -> None:
         found = {}
         for name in order.sample(["plain", "drafted"], 2):
             found[name] = decode(request, plain if name == "plain" else drafted, messages)
-        texts.append(found)
+        texts.append({"prompt_ids": found["plain"]["prompt_ids"], **found})
         print(f"{len(texts)} of {len(request['conversations'])} prompts", file=sys.stderr, flush=True)
     for engine in (plain, drafted):
         engine.llm_engine.engine_core.shutdown()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
+from eval.certificate.record import Counted, TextRun
 
 LINES_SHOWN = 12  # of what a failed worker said last
 
@@ -45,3 +46,20 @@ def answer_of(python: Path, script: Path, request: dict[str, Any], *, engine: st
                 f"{engine} did not answer (exit code {done.returncode} of {python}). Mend what it said last:\n{said}"
             )
         return json.loads(answered.read_text(encoding="utf-8"))
+
+
+def text_run(text: dict[str, Any], counted: Counted) -> TextRun:
+    """One prompt of an answer, decoded both ways.
+
+    Args:
+        text: As workers answer: prompt_ids, and ids and elapsed_s below plain and drafted.
+        counted: The engine's counters of the text with the draft.
+    """
+    return TextRun(
+        prompt_ids=tuple(text["prompt_ids"]),
+        plain_ids=tuple(text["plain"]["ids"]),
+        drafted_ids=tuple(text["drafted"]["ids"]),
+        plain_s=text["plain"]["elapsed_s"],
+        drafted_s=text["drafted"]["elapsed_s"],
+        counted=counted,
+    )

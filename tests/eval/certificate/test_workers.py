@@ -39,7 +39,7 @@ def vllm_text(ids, accepted):
 
 
 def test_vllms_counters_become_ours(stand_in, tmp_path, monkeypatch):
-    text = {"plain": vllm_text([3, 4, 5], [0, 0]), "drafted": vllm_text([3, 4, 5], [1, 0])}
+    text = {"prompt_ids": [1, 2], "plain": vllm_text([3, 4, 5], [0, 0]), "drafted": vllm_text([3, 4, 5], [1, 0])}
     own = vllm_text([], [2, 2])["counters"]
     monkeypatch.setattr(vllm_engine, "WORKER", stand_in({"version": "0.32.0", "texts": [text], "own": own}))
     asked = VllmAsked(sys.executable, tmp_path, tmp_path, [CONVERSATION], True, 2, {"use_heterogeneous_vocab": True})
