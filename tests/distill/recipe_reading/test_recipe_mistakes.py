@@ -23,7 +23,7 @@ IN_FILE = {
     ),
     "unknown key, nothing near": (
         "export: {quantise: 4}",
-        "r.yaml:5: export.quantise is not a key of a recipe. export holds dtype, checkpoint.",
+        "r.yaml:5: export.quantise is not a key of a recipe. export holds dtype, checkpoint, engines, tensor_parallel.",
     ),
     "unknown key at the top, nothing near": (
         "callbacks: {}",
@@ -77,11 +77,14 @@ IN_FILE = {
     ),
     "value for a section": (
         "export: float32",
-        "r.yaml:5: export must be a section (dtype, checkpoint), got 'float32'.",
+        "r.yaml:5: export must be a section (dtype, checkpoint, engines, tensor_parallel), got 'float32'.",
     ),
     "empty section": (
         "export:",
-        "r.yaml:5: export must be a section (dtype, checkpoint), got null. Remove the line, or write keys below it.",
+        (
+            "r.yaml:5: export must be a section (dtype, checkpoint, engines, tensor_parallel), got null. "
+            "Remove the line, or write keys below it."
+        ),
     ),
     "section for a list": (
         "eval: {temperature: 1.0}",
@@ -111,7 +114,7 @@ IN_FILE = {
     ),
     "long value": (
         f"export: {'x' * 200}",
-        f"r.yaml:5: export must be a section (dtype, checkpoint), got '{'x' * 79}....",
+        f"r.yaml:5: export must be a section (dtype, checkpoint, engines, tensor_parallel), got '{'x' * 79}....",
     ),
     "bad time": (
         "distill: {max_duration: 200}",
