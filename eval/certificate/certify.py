@@ -15,13 +15,14 @@ from architectures.target_files import TEMPLATES, TOKENIZERS, bytes_below
 from eval.acceptance import Resampling
 from eval.certificate.causes import likely_causes
 from eval.certificate.laws import LEAST_PROMPTS, Known, find, pooled
-from eval.certificate.llama_cpp_engine import LlamaCppAsked, run_llama_cpp
+from eval.certificate.llama_cpp_engine import run_llama_cpp
 from eval.certificate.record import Certificate, Engine, EngineRun
 from eval.certificate.replayed import own_tokens, replay_texts
 from eval.certificate.speeds import speed_of
 from eval.certificate.ties import differs, find_partings
 from eval.certificate.transformers_engine import Pair, run_transformers
-from eval.certificate.vllm_engine import VllmAsked, run_vllm
+from eval.certificate.vllm_engine import run_vllm
+from eval.certificate.worker import Work
 from eval.models import load_model, load_tokenizer, stop_token_ids
 from eval.pair.opened import prompts_of
 from eval.tasks.forms import TEXT, Prompt
@@ -155,32 +156,29 @@ def in_transformers(asked: Asked, opened: Opened) -> EngineRun:
 def in_vllm(asked: Asked, opened: Opened) -> EngineRun:
     """Run in the environment that has vLLM."""
     own = own_tokens(opened.target, opened.draft) is not None
-    wanted = VllmAsked(
-        python=required(asked.python, "--python", "the Python of an environment that has vLLM"),
-        target=opened.target,
-        draft=opened.draft,
-        conversations=opened.conversations,
-        is_chat=opened.is_chat,
-        longest=max(map(len, opened.ids)),
-        draft_settings={"use_heterogeneous_vocab": True} if own else {},
-    )
-    settings = {"max_new_tokens": asked.max_new_tokens, "dtype": asked.dtype, "seed": asked.seed}
-    return run_vllm(wanted, lookahead=asked.lookahead, **settings)
+    work = work_of(asked, opened, (opened.target, opened.draft), "vLLM")
+    return run_vllm(work, dtype=asked.dtype, draft_settings={"use_heterogeneous_vocab": True} if own else {})
 
 
 def in_llama_cpp(asked: Asked, opened: Opened) -> EngineRun:
     """Run in the environment that has llama.cpp."""
-    target, draft = required(asked.gguf, "--target-gguf and --draft-gguf", "what llama.cpp loads of both models")
-    wanted = LlamaCppAsked(
-        python=required(asked.python, "--python", "the Python of an environment that has xllamacpp"),
-        target=target,
-        draft=draft,
+    files = required(asked.gguf, "--target-gguf and --draft-gguf", "what llama.cpp loads of both models")
+    return run_llama_cpp(work_of(asked, opened, files, "xllamacpp"), threads=asked.threads)
+
+
+def work_of(asked: Asked, opened: Opened, models: tuple[Path, Path], package: str) -> Work:
+    """What an engine in an environment of its own decodes."""
+    return Work(
+        python=required(asked.python, "--python", f"the Python of an environment that has {package}"),
+        target=models[0],
+        draft=models[1],
         conversations=opened.conversations,
         is_chat=opened.is_chat,
         longest=max(map(len, opened.ids)),
-        threads=asked.threads,
+        lookahead=asked.lookahead,
+        max_new_tokens=asked.max_new_tokens,
+        seed=asked.seed,
     )
-    return run_llama_cpp(wanted, lookahead=asked.lookahead, max_new_tokens=asked.max_new_tokens, seed=asked.seed)
 
 
 ENGINES: dict[Engine, Callable[[Asked, Opened], EngineRun]] = {

@@ -4,69 +4,37 @@ It tells how many tokens were proposed and kept, and not at which position of a 
 one token more, so rounds are the tokens of a text less those kept.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eval.certificate.laws import pooled
 from eval.certificate.record import Counted, EngineRun
-from eval.certificate.worker import answer_of, text_run
+from eval.certificate.worker import Work, answer_of, text_run
 
 WORKER = Path(__file__).with_name("llama_cpp_worker.py")
 
 
-@dataclass(frozen=True)
-class LlamaCppAsked:
-    """What llama.cpp is asked.
-
-    Attributes:
-        python: Of the environment that has xllamacpp.
-        target: GGUF file of the target.
-        draft: Of the draft.
-        conversations: Messages of every prompt.
-        is_chat: Whether the template in the target's file frames them.
-        longest: Tokens of the longest prompt.
-        threads: Of the processor.
-    """
-
-    python: Path
-    target: Path
-    draft: Path
-    conversations: Sequence[Sequence[dict[str, str]]]
-    is_chat: bool
-    longest: int
-    threads: int
-
-
-def run_llama_cpp(asked: LlamaCppAsked, *, lookahead: int, max_new_tokens: int, seed: int) -> EngineRun:
+def run_llama_cpp(work: Work, *, threads: int) -> EngineRun:
     """Decode every prompt greedily without and with the draft in turns, and with the target as its own draft.
+
+    Args:
+        work: GGUF files, prompts and lookahead; the template is that in the target's file.
+        threads: Of the processor.
 
     Raises:
         UserError: If there is no such Python, it has no xllamacpp, or llama.cpp refuses the pair.
     """
-    request = {
-        "target": str(asked.target.resolve()),
-        "draft": str(asked.draft.resolve()),
-        "conversations": [list(messages) for messages in asked.conversations],
-        "is_chat": asked.is_chat,
-        "lookahead": lookahead,
-        "max_new_tokens": max_new_tokens,
-        "max_model_len": asked.longest + max_new_tokens + lookahead + 1,
-        "threads": asked.threads,
-        "seed": seed,
-    }
-    answer = answer_of(asked.python, WORKER, request, engine="llama.cpp")
+    answer = answer_of(work.python, WORKER, work.request(threads=threads), engine="llama.cpp")
     return EngineRun(
         engine="llama.cpp",
         version=answer["version"],
         command=(
-            f"llama-server -m {asked.target.name} -md {asked.draft.name} --spec-type draft-simple --spec-draft-n-max "
-            f"{lookahead} --spec-draft-n-min 0 --spec-draft-p-min 0 -np 1 -t {asked.threads}"
+            f"llama-server -m {work.target.name} -md {work.draft.name} --spec-type draft-simple --spec-draft-n-max "
+            f"{work.lookahead} --spec-draft-n-min 0 --spec-draft-p-min 0 -np 1 -t {threads}"
         ),
-        dtype=f"{asked.target.stem} with {asked.draft.stem}",
-        lookahead=lookahead,
-        max_new_tokens=max_new_tokens,
+        dtype=f"{work.target.stem} with {work.draft.stem}",
+        lookahead=work.lookahead,
+        max_new_tokens=work.max_new_tokens,
         own=pooled([counted(text) for text in answer["own"]]),
         texts=tuple(text_run(text, counted(text["drafted"])) for text in answer["texts"]),
     )

@@ -1,66 +1,35 @@
 """vLLM, run in its own environment by a script of ours, and what it answers as a record."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eval.certificate.record import Counted, EngineRun
-from eval.certificate.worker import answer_of, text_run
+from eval.certificate.worker import Work, answer_of, text_run
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 
 
-@dataclass(frozen=True)
-class VllmAsked:
-    """What vLLM is asked.
-
-    Attributes:
-        python: Of the environment that has vLLM.
-        target: Folder of the target.
-        draft: Of the draft.
-        conversations: Messages of every prompt.
-        is_chat: Whether the target's chat template frames them.
-        longest: Tokens of the longest prompt.
-        draft_settings: Of speculative_config, besides method, model and lookahead.
-    """
-
-    python: Path
-    target: Path
-    draft: Path
-    conversations: Sequence[Sequence[dict[str, str]]]
-    is_chat: bool
-    longest: int
-    draft_settings: dict[str, Any]
-
-
-def run_vllm(asked: VllmAsked, *, lookahead: int, max_new_tokens: int, dtype: str, seed: int) -> EngineRun:
+def run_vllm(work: Work, *, dtype: str, draft_settings: dict[str, Any]) -> EngineRun:
     """Decode every prompt greedily without and with the draft in turns, and with the target as its own draft.
+
+    Args:
+        work: Folders, prompts and lookahead.
+        dtype: Number type of both models.
+        draft_settings: Of speculative_config, besides method, model and lookahead.
 
     Raises:
         UserError: If there is no such Python, it has no vLLM, or vLLM refuses the pair; what it said last is told.
     """
-    request = {
-        "target": str(asked.target.resolve()),
-        "draft": str(asked.draft.resolve()),
-        "conversations": [list(messages) for messages in asked.conversations],
-        "is_chat": asked.is_chat,
-        "lookahead": lookahead,
-        "max_new_tokens": max_new_tokens,
-        "max_model_len": asked.longest + max_new_tokens + lookahead + 1,
-        "dtype": dtype,
-        "seed": seed,
-        "draft_settings": asked.draft_settings,
-    }
-    answer = answer_of(asked.python, WORKER, request, engine="vLLM")
+    request = work.request(dtype=dtype, draft_settings=draft_settings)
+    answer = answer_of(work.python, WORKER, request, engine="vLLM")
     return EngineRun(
         engine="vllm",
         version=answer["version"],
         command=serve_words(request),
         dtype=dtype,
-        lookahead=lookahead,
-        max_new_tokens=max_new_tokens,
+        lookahead=work.lookahead,
+        max_new_tokens=work.max_new_tokens,
         own=counted(answer["own"]),
         texts=tuple(text_run(text, counted(text["drafted"]["counters"])) for text in answer["texts"]),
     )

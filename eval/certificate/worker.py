@@ -3,6 +3,8 @@
 import json
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,47 @@ from architectures.errors import UserError
 from eval.certificate.record import Counted, TextRun
 
 LINES_SHOWN = 12  # of what a failed worker said last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What an engine is asked to decode, and where it is.
+
+    Attributes:
+        python: Of the environment that has the engine.
+        target: Folder or file of the target.
+        draft: Of the draft.
+        conversations: Messages of every prompt.
+        is_chat: Whether the target's chat template frames them.
+        longest: Tokens of the longest prompt.
+        lookahead: Tokens proposed a round.
+        max_new_tokens: Of a text.
+        seed: Of the order of turns.
+    """
+
+    python: Path
+    target: Path
+    draft: Path
+    conversations: Sequence[Sequence[dict[str, str]]]
+    is_chat: bool
+    longest: int
+    lookahead: int
+    max_new_tokens: int
+    seed: int
+
+    def request(self, **others: Any) -> dict[str, Any]:
+        """As workers read it, with what one engine alone is told."""
+        return {
+            "target": str(self.target.resolve()),
+            "draft": str(self.draft.resolve()),
+            "conversations": [list(messages) for messages in self.conversations],
+            "is_chat": self.is_chat,
+            "lookahead": self.lookahead,
+            "max_new_tokens": self.max_new_tokens,
+            "max_model_len": self.longest + self.max_new_tokens + self.lookahead + 1,
+            "seed": self.seed,
+            **others,
+        }
 
 
 def answer_of(python: Path, script: Path, request: dict[str, Any], *, engine: str) -> dict[str, Any]:

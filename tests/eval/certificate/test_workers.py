@@ -7,12 +7,26 @@ import pytest
 
 from architectures.errors import UserError
 from eval.certificate import llama_cpp_engine, vllm_engine
-from eval.certificate.llama_cpp_engine import LlamaCppAsked, run_llama_cpp
-from eval.certificate.vllm_engine import VllmAsked, run_vllm
-from eval.certificate.worker import answer_of
+from eval.certificate.llama_cpp_engine import run_llama_cpp
+from eval.certificate.vllm_engine import run_vllm
+from eval.certificate.worker import Work, answer_of
 
-SETTINGS = {"lookahead": 2, "max_new_tokens": 4, "seed": 17}
 CONVERSATION = [{"role": "user", "content": "hi"}]
+
+
+def work(target, draft):
+    """Two prompt tokens, and four new ones."""
+    return Work(
+        python=sys.executable,
+        target=target,
+        draft=draft,
+        conversations=[CONVERSATION],
+        is_chat=True,
+        longest=2,
+        lookahead=2,
+        max_new_tokens=4,
+        seed=17,
+    )
 
 
 @pytest.fixture
@@ -42,8 +56,7 @@ def test_vllms_counters_become_ours(stand_in, tmp_path, monkeypatch):
     text = {"prompt_ids": [1, 2], "plain": vllm_text([3, 4, 5], [0, 0]), "drafted": vllm_text([3, 4, 5], [1, 0])}
     own = vllm_text([], [2, 2])["counters"]
     monkeypatch.setattr(vllm_engine, "WORKER", stand_in({"version": "0.32.0", "texts": [text], "own": own}))
-    asked = VllmAsked(sys.executable, tmp_path, tmp_path, [CONVERSATION], True, 2, {"use_heterogeneous_vocab": True})
-    run = run_vllm(asked, dtype="float32", **SETTINGS)
+    run = run_vllm(work(tmp_path, tmp_path), dtype="float32", draft_settings={"use_heterogeneous_vocab": True})
     assert (run.version, run.texts[0].counted.by_position, run.own.accepted) == ("0.32.0", (1, 0), 4)
     assert '"use_heterogeneous_vocab": true' in run.command
     got = json.loads((tmp_path / "got").read_text())
@@ -56,7 +69,7 @@ def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, 
     answer = {"version": "1", "texts": [{"prompt_ids": [1], "plain": plain, "drafted": drafted}], "own": [drafted] * 2}
     monkeypatch.setattr(llama_cpp_engine, "WORKER", stand_in(answer))
     files = (tmp_path / "t-Q4_0.gguf", tmp_path / "d-F16.gguf")
-    run = run_llama_cpp(LlamaCppAsked(sys.executable, *files, [CONVERSATION], True, 1, 2), **SETTINGS)
+    run = run_llama_cpp(work(*files), threads=2)
     counted = run.texts[0].counted
     assert (counted.rounds, counted.proposed, counted.accepted, counted.by_position) == (2, 5, 2, None)
     assert (run.own.rounds, run.own.accepted) == (4, 4)
