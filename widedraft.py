@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from architectures.conversion.command import convert, convert_arguments
-from architectures.engines.command import preflight_arguments
 from architectures.errors import UserError
 from architectures.file_hashes import rehash_from_now
 from architectures.manifest import package_version
@@ -24,7 +23,7 @@ from distill import export_command, recipe_commands, scoring
 from distill.checkpoint_trust import OPTION, trust_option
 from distill.exits import report_user_errors
 from distill.hub.command import push, push_arguments
-from distill.preflight import preflight
+from distill.preflight import preflight, recipe_or_folder_arguments
 from eval.beside.command import lookup, lookup_arguments
 from eval.certificate.command import certify, certify_arguments
 from eval.latency.command import latency, latency_arguments
@@ -200,7 +199,7 @@ STAGES = {
     "preflight": Stage(
         preflight,
         "tell whether engines can serve a draft, or a recipe's shape, and how; exit code 1 if one of them does not",
-        preflight_arguments,
+        recipe_or_folder_arguments,
     ),
     "shapes": Stage(
         shapes, "list the named shapes with their true sizes, or what a target can become", shapes_arguments

@@ -3,10 +3,22 @@
 import argparse
 from pathlib import Path
 
-from architectures.engines.command import engines_asked, preflight_folders, require_sensible
+from architectures.engines.command import (
+    engines_asked,
+    preflight_arguments,
+    preflight_folders,
+    require_sensible,
+)
 from architectures.errors import UserError
+from distill.recipe_commands import override_argument
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
+
+
+def recipe_or_folder_arguments(parser: argparse.ArgumentParser) -> None:
+    """DRAFT --target T, or RECIPE key=value ..., and more."""
+    preflight_arguments(parser)
+    override_argument(parser)
 
 
 def preflight(options: argparse.Namespace) -> None:
@@ -14,8 +26,13 @@ def preflight(options: argparse.Namespace) -> None:
     require_sensible(options)
     if Path(options.draft).suffix.lower() in RECIPE_SUFFIXES and not Path(options.draft).is_dir():
         preflight_recipe(options)
-    else:
-        preflight_folders(options)
+        return
+    if options.overrides:
+        raise UserError(
+            f"{' '.join(options.overrides)}: only a recipe has values to change, and {options.draft} is a draft. Leave "
+            "them out, or name a recipe (.yaml)."
+        )
+    preflight_folders(options)
 
 
 def preflight_recipe(options: argparse.Namespace) -> None:
@@ -27,7 +44,7 @@ def preflight_recipe(options: argparse.Namespace) -> None:
 
     if options.target is not None or options.revision != "main":
         raise UserError(f"{options.draft}: a recipe names its target. Leave --target and --revision out.")
-    recipe = load_recipe(options.draft)
+    recipe = load_recipe(options.draft, options.overrides)
     pair = planned_pair(
         recipe, planned(recipe).draft, tensor_parallel=options.tensor_parallel, lookahead=options.lookahead
     )

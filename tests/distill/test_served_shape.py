@@ -109,6 +109,15 @@ def test_preflight_of_a_recipe_asks_the_engines_it_names(recipe, tiny_target, ca
     assert "--tp-size 2" in page
 
 
+def test_preflight_of_a_recipe_takes_values_to_change(recipe, capsys):
+    recipe()
+    words = ["preflight", "demo.yaml", "export.engines=[llama.cpp]", "architecture.layers=1"]
+    assert widedraft.main(words) == 0
+    assert capsys.readouterr().out.endswith("can be served by: llama.cpp\n")
+    assert widedraft.main([*words, "architecture.layer=2"]) == 2
+    assert "architecture.layer is not a key of a recipe" in capsys.readouterr().err
+
+
 def test_naming_engines_makes_no_draft_stale(recipe):
     named = recipe(ENGINES, "export.tensor_parallel=2")
     assert draft_inputs(named, {}) == draft_inputs(recipe(), {})

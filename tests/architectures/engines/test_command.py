@@ -73,6 +73,7 @@ def test_a_pair_that_an_engine_refuses_ends_with_1_and_the_reason(write, capsys)
         (["DRAFT", "--target", "TARGET", "--lookahead", "0"], "--lookahead must be at least 1, got 0."),
         (["DRAFT", "--target", "./none"], "./none: no such folder."),
         (["draft.gguf", "--target", "TARGET"], "draft.gguf: is a GGUF file"),
+        (["DRAFT", "seed=1", "--target", "TARGET"], "seed=1: only a recipe has values to change, and "),
         (["none.yaml"], "none.yaml: cannot be read"),
         (["none.yaml", "--target", "TARGET"], "none.yaml: a recipe names its target."),
     ],
