@@ -12,6 +12,7 @@ from architectures.atomic import write_text
 from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.shapes_table import millions
 from architectures.target import read_config
+from distill.hub.data_sets import data_sets_of
 from distill.hub.figures import (
     break_even_words,
     speed_notes,
@@ -79,7 +80,7 @@ def card_data(of: Publication) -> ModelCardData:
     known |= {"base_model_relation": "finetune"} if known else {}
     results = [] if of.card is None else eval_results(scored_drafts([of.card])[0])
     known |= {"model_name": of.name, "eval_results": results} if results else {}
-    datasets = sorted({source.name for source in of.recipe.data.prompts if source.name and "/" in source.name})
+    datasets = data_sets_of(of.recipe.data.prompts)
     known |= {"datasets": datasets} if datasets else {}
     known |= {"license": of.terms.licence} if of.terms.licence else {}
     return ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=list(TAGS), **known)

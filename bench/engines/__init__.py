@@ -1,0 +1,1 @@
+"""One pair in every engine that runs here: their speeds as a table of docs/engines.md."""
