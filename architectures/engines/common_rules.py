@@ -1,5 +1,7 @@
 """Rules that several engines share. Each takes what differs between them as keywords."""
 
+from collections.abc import Callable
+
 from architectures.engines.facts import Model, Pair
 from architectures.engines.finding import Verdict, fine, lossy, not_checked, refused
 from architectures.engines.limits import HEAD_IS_EMBEDDING
@@ -232,3 +234,15 @@ def no_custom_code(pair: Pair) -> Verdict:
         "it only where it is told to trust it, and preflight never advises that.",
         "Take a draft of a model type that engines have.",
     )
+
+
+def plain_numbers(pair: Pair, *, told: str, judge: Callable[[str], Verdict] = not_checked) -> Verdict:
+    """The draft's weights are plain numbers.
+
+    Args:
+        told: What the engine does with others, behind "The draft is quantised (METHOD)".
+        judge: Of those.
+    """
+    if pair.draft.quantisation is None:
+        return fine("The draft's weights are not quantised.")
+    return judge(f"The draft is quantised ({pair.draft.quantisation}){told}")

@@ -9,6 +9,7 @@ from architectures.engines.common_rules import (
     long_enough,
     no_custom_code,
     own_head,
+    plain_numbers,
     remedy_of_sizes,
     servable_shape,
     unread_parallelism,
@@ -149,16 +150,8 @@ def convertible(pair: Pair) -> Verdict:
     return known_family(pair, engine=NAME, own=OWN, without="")
 
 
-def plain_numbers(pair: Pair) -> Verdict:
-    """The folder's weights are numbers that the converter reads."""
-    if pair.draft.quantisation is None:
-        return fine("The draft's weights are not quantised.")
-    return not_checked(
-        f"The draft is quantised ({pair.draft.quantisation}), which the converter reads of some methods alone.",
-        "Convert the folder it was quantised from, and quantise the GGUF file.",
-    )
-
-
+UNREAD = ", which the converter reads of some methods alone."
+QUANTISE = "Convert the folder it was quantised from, and quantise the GGUF file."
 PAST = "Past {length} tokens it sees positions it was not made for."
 RULES = (
     Rule("vocabulary size", SPECULATIVE, near_sizes),
@@ -173,7 +166,7 @@ RULES = (
     Rule("shape", "conversion/llama.py", servable_shape),
     Rule("head width", CONVERSION, stated_head),
     Rule("quantised rows", "src/llama-quant.cpp", rows_of_blocks),
-    Rule("quantisation", CONVERSION, plain_numbers),
+    Rule("quantisation", CONVERSION, partial(plain_numbers, told=UNREAD, judge=partial(not_checked, remedy=QUANTISE))),
     Rule("length", SPECULATIVE, partial(long_enough, past=PAST)),
     Rule("devices", "not read", partial(unread_parallelism, engine=NAME)),
     Rule("custom code", CONVERSION, no_custom_code),

@@ -8,12 +8,13 @@ from architectures.engines.common_rules import (
     equal_tokens,
     long_enough,
     no_custom_code,
+    plain_numbers,
     servable_shape,
     unread_parallelism,
     whole_head,
 )
 from architectures.engines.facts import Pair
-from architectures.engines.finding import Rule, Verdict, fine, not_checked
+from architectures.engines.finding import Rule, Verdict, not_checked
 
 NAME = "TensorRT-LLM"
 DOCS = "docs/source/features/speculative-decoding.md"
@@ -28,13 +29,6 @@ def unread_family(pair: Pair) -> Verdict:
     return not_checked(f"Whether TensorRT-LLM has {pair.draft.model_type} was not read.")
 
 
-def quantised(pair: Pair) -> Verdict:
-    """The draft's weights are plain numbers."""
-    if pair.draft.quantisation is None:
-        return fine("The draft's weights are not quantised.")
-    return not_checked(f"The draft is quantised ({pair.draft.quantisation}): what is made of that was not read.")
-
-
 SAME = "Draft and target must have the same tokenizer."
 PAST = "What happens past {length} tokens was not read."
 RULES = (
@@ -45,7 +39,7 @@ RULES = (
     Rule("shape", "not read", servable_shape),
     Rule("length", "not read", partial(long_enough, past=PAST)),
     Rule("model type", "not read", unread_family),
-    Rule("quantisation", "not read", quantised),
+    Rule("quantisation", "not read", partial(plain_numbers, told=": what is made of that was not read.")),
     Rule("devices", "not read", partial(unread_parallelism, engine=NAME)),
     Rule("custom code", "not read", no_custom_code),
 )

@@ -9,6 +9,7 @@ from architectures.engines.common_rules import (
     equal_tokens,
     long_enough,
     no_custom_code,
+    plain_numbers,
     servable_shape,
     unread_parallelism,
 )
@@ -95,13 +96,6 @@ def known_type(pair: Pair) -> Verdict:
     return not_checked(f"{pair.draft.model_type} is not a model type that widedraft knows.")
 
 
-def quantised(pair: Pair) -> Verdict:
-    """The draft's weights are plain numbers."""
-    if pair.draft.quantisation is None:
-        return fine("The draft's weights are not quantised.")
-    return not_checked(f"The draft is quantised ({pair.draft.quantisation}), which needs that method's package.")
-
-
 PAST = "Past {length} tokens it sees positions it was not made for."
 RULES = (
     Rule("vocabulary size", GENERATION, vocabulary),
@@ -113,7 +107,7 @@ RULES = (
     Rule("ensemble", GENERATION, no_ensemble),
     Rule("length", CANDIDATES, partial(long_enough, past=PAST)),
     Rule("model type", "models/auto/modeling_auto.py", known_type),
-    Rule("quantisation", "modeling_utils.py", quantised),
+    Rule("quantisation", "modeling_utils.py", partial(plain_numbers, told=", which needs that method's package.")),
     Rule("devices", "not read", partial(unread_parallelism, engine=NAME)),
     Rule("custom code", "dynamic_module_utils.py", no_custom_code),
 )

@@ -10,6 +10,7 @@ from architectures.engines.common_rules import (
     long_enough,
     no_custom_code,
     own_head,
+    plain_numbers,
     same_window,
     servable_shape,
     shared_evenly,
@@ -79,13 +80,6 @@ def same_dtype(pair: Pair) -> Verdict:
     )
 
 
-def quantised(pair: Pair) -> Verdict:
-    """How the draft is quantised, which vLLM reads in the draft's own config."""
-    if pair.draft.quantisation is None:
-        return fine("The draft is not quantised, and vLLM does not quantise it with the target.")
-    return fine(f"The draft is quantised ({pair.draft.quantisation}), which vLLM reads in its own config.")
-
-
 def text_alone(pair: Pair) -> Verdict:
     """The draft reads text alone."""
     if not pair.draft.multimodal:
@@ -114,7 +108,7 @@ RULES = (
     Rule("length", "vllm/v1/spec_decode/draft_model.py", partial(long_enough, past=PAST)),
     Rule("sliding window", "not read", same_window),
     Rule("number type", DRAFT_MODEL, same_dtype),
-    Rule("quantisation", SPECULATIVE, quantised),
+    Rule("quantisation", SPECULATIVE, partial(plain_numbers, judge=fine, told=", which vLLM reads in its own config.")),
     Rule(
         "model type",
         "vllm/model_executor/models/registry.py",
