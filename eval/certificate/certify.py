@@ -16,8 +16,9 @@ from eval.acceptance import Resampling
 from eval.certificate.causes import likely_causes
 from eval.certificate.laws import LEAST_PROMPTS, Known, find, pooled
 from eval.certificate.llama_cpp_engine import run_llama_cpp
+from eval.certificate.openvino_engine import run_openvino
 from eval.certificate.record import Certificate, Engine, EngineRun
-from eval.certificate.replayed import own_tokens, replay_texts
+from eval.certificate.replayed import own_tokens, replay_run
 from eval.certificate.speeds import speed_of
 from eval.certificate.ties import differs, find_partings
 from eval.certificate.transformers_engine import Pair, run_transformers
@@ -45,7 +46,7 @@ class Asked:
         lookahead: Tokens proposed a round.
         dtype: Number type of both models; llama.cpp's is that of its files.
         python: Of the engine's own environment; None for transformers, which is in ours.
-        gguf: Files of target and draft, for llama.cpp.
+        files: Of target and draft, in the form of llama.cpp (GGUF) or OpenVINO (a folder each); None for others.
         threads: Of the processor.
         seed: Of the order of turns.
     """
@@ -59,7 +60,7 @@ class Asked:
     lookahead: int
     dtype: str
     python: Path | None
-    gguf: tuple[Path, Path] | None
+    files: tuple[Path, Path] | None
     threads: int
     seed: int
 
@@ -99,7 +100,7 @@ def certify_pair(asked: Asked) -> tuple[Certificate, Opened]:
     run = ENGINES[asked.engine](asked, opened)
     draft = load_model(opened.draft, dtype=replay_dtype(asked))
     known, ties = known_of(asked, opened), ties_of(run, opened)
-    replayed = replay_texts(draft, run.texts, lookahead=run.lookahead, own=own_tokens(opened.target, opened.draft))
+    replayed = replay_run(draft, run, own_tokens(opened.target, opened.draft))
     certificate = Certificate(
         run=run,
         replay=pooled(replayed),
@@ -162,8 +163,15 @@ def in_vllm(asked: Asked, opened: Opened) -> EngineRun:
 
 def in_llama_cpp(asked: Asked, opened: Opened) -> EngineRun:
     """Run in the environment that has llama.cpp."""
-    files = required(asked.gguf, "--target-gguf and --draft-gguf", "what llama.cpp loads of both models")
+    files = required(asked.files, "--target-gguf and --draft-gguf", "what llama.cpp loads of both models")
     return run_llama_cpp(work_of(asked, opened, files, "xllamacpp"), threads=asked.threads)
+
+
+def in_openvino(asked: Asked, opened: Opened) -> EngineRun:
+    """Run in the environment that has OpenVINO GenAI."""
+    folders = required(asked.files, "--target-ir and --draft-ir", "what OpenVINO loads of both models")
+    work = work_of(asked, opened, folders, "openvino-genai")
+    return run_openvino(work, dtype=asked.dtype, threads=asked.threads)
 
 
 def work_of(asked: Asked, opened: Opened, models: tuple[Path, Path], package: str) -> Work:
@@ -185,6 +193,7 @@ ENGINES: dict[Engine, Callable[[Asked, Opened], EngineRun]] = {
     "transformers": in_transformers,
     "vllm": in_vllm,
     "llama.cpp": in_llama_cpp,
+    "openvino": in_openvino,
 }
 
 
@@ -213,9 +222,9 @@ def known_of(asked: Asked, opened: Opened) -> Known:
         same_template=same_files(*pair, TEMPLATES),
         draft_context=None if context is None else context.tokens,
     )
-    if asked.gguf is None:
+    if asked.engine != "llama.cpp" or asked.files is None:
         return known
-    return replace(known, quantised=tuple(path.name for path in asked.gguf if not is_half(path)))
+    return replace(known, quantised=tuple(path.name for path in asked.files if not is_half(path)))
 
 
 def same_files(some: Path, others: Path, names: Sequence[str]) -> bool:

@@ -2,7 +2,10 @@
 
 import argparse
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
@@ -12,7 +15,31 @@ from eval.tasks.words import prompts_argument
 if TYPE_CHECKING:
     from eval.certificate.record import Certificate
 
-ENGINES = ("transformers", "vllm", "llama.cpp")
+
+@dataclass(frozen=True)
+class OwnForm:
+    """What an engine loads that is no Hugging Face folder.
+
+    Attributes:
+        suffix: Of the options that name it.
+        marker: The file that a folder of it holds; "" where it is a file itself.
+        made_by: How it is made.
+    """
+
+    suffix: str
+    marker: str
+    made_by: str
+
+
+ENGINES = ("transformers", "vllm", "llama.cpp", "openvino")
+OWN_FORMS: Mapping[str, OwnForm] = MappingProxyType(
+    {
+        "llama.cpp": OwnForm("gguf", "", "`widedraft export --gguf` writes a draft's"),
+        "openvino": OwnForm(
+            "ir", "openvino_model.xml", "`optimum-cli export openvino --weight-format fp32` writes a model's"
+        ),
+    }
+)
 
 
 def certify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +54,12 @@ def certify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of both (default: float32)"
     )
-    parser.add_argument("--python", type=Path, metavar="FILE", help="of the environment that has vLLM or xllamacpp")
-    parser.add_argument("--target-gguf", type=Path, metavar="FILE", help="what llama.cpp loads of the target")
-    parser.add_argument("--draft-gguf", type=Path, metavar="FILE", help="what llama.cpp loads of the draft")
+    parser.add_argument(
+        "--python", type=Path, metavar="FILE", help="of the environment that has vLLM, xllamacpp or openvino-genai"
+    )
+    for role in ("target", "draft"):
+        parser.add_argument(f"--{role}-gguf", type=Path, metavar="FILE", help=f"what llama.cpp loads of the {role}")
+        parser.add_argument(f"--{role}-ir", type=Path, metavar="DIR", help=f"what OpenVINO loads of the {role}")
     parser.add_argument(
         "--num-threads", type=int, metavar="N", help="of the processor (default: OMP_NUM_THREADS, or all)"
     )
@@ -43,7 +73,7 @@ def certify_arguments(parser: argparse.ArgumentParser) -> None:
 def certify(options: argparse.Namespace) -> None:
     """Print every finding and the speed; exit code 1 where a law does not hold."""
     require_numbers(options)
-    gguf = gguf_files(options)
+    files = files_of(options)
     from architectures.fingerprint import fingerprint_checkpoint
     from eval.certificate.certify import Asked, certify_pair
     from eval.certificate.record import write_certificate
@@ -61,7 +91,7 @@ def certify(options: argparse.Namespace) -> None:
             lookahead=options.lookahead,
             dtype=options.dtype,
             python=options.python,
-            gguf=gguf,
+            files=files,
             threads=threads,
             seed=options.seed,
         )
@@ -99,18 +129,31 @@ def require_numbers(options: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be {least} at least, got {value}. Ask for more.")
 
 
-def gguf_files(options: argparse.Namespace) -> tuple[Path, Path] | None:
-    """The files for llama.cpp, both or neither.
+def files_of(options: argparse.Namespace) -> tuple[Path, Path] | None:
+    """What the engine loads of target and draft, in a form of its own; None of an engine that has none.
 
     Raises:
-        UserError: If one is missing, or another engine is asked.
+        UserError: If one is missing, or another engine's is named.
     """
-    given = options.target_gguf, options.draft_gguf
-    if options.engine != "llama.cpp":
-        if any(given):
-            raise UserError(f"--target-gguf and --draft-gguf are for llama.cpp, not {options.engine}. Leave them out.")
-        return None
-    for name, path in zip(("--target-gguf", "--draft-gguf"), given, strict=True):
-        if path is None or not path.is_file():
-            raise UserError(f"{name}: {path or 'nothing'} is no file. `widedraft export --gguf` writes a draft's.")
-    return given
+    for engine, form in OWN_FORMS.items():
+        words, given = named_files(options, form)
+        if engine != options.engine and any(given):
+            raise UserError(f"{' and '.join(words)} are for {engine}, not {options.engine}. Leave them out.")
+    form = OWN_FORMS.get(options.engine)
+    return None if form is None else require_there(*named_files(options, form), form)
+
+
+def named_files(options: argparse.Namespace, form: OwnForm) -> tuple[list[str], list[Path | None]]:
+    """The two options of a form, and their values."""
+    roles = ("target", "draft")
+    return [f"--{role}-{form.suffix}" for role in roles], [getattr(options, f"{role}_{form.suffix}") for role in roles]
+
+
+def require_there(words: list[str], given: list[Path | None], form: OwnForm) -> tuple[Path, Path]:
+    """Both of them; UserError if one is not there."""
+    found = [path for path in given if path is not None and (path / form.marker).is_file()]
+    for word, path in zip(words, given, strict=True):
+        if path not in found:
+            kind = f"folder with {form.marker}" if form.marker else "file"
+            raise UserError(f"{word}: {path or 'nothing'} is no {kind}. {form.made_by}.")
+    return found[0], found[1]

@@ -1,7 +1,7 @@
 """llama.cpp's own server, run in its own environment by a script of ours, and what it answers as a record.
 
-It tells how many tokens were proposed and kept, and not at which position of a round. A round emits what it keeps and
-one token more, so rounds are the tokens of a text less those kept.
+It tells how many tokens were proposed and kept, and not at which position of a round. The prompt gives one token, and a
+round what it keeps and one more: rounds are the tokens of a text behind its first, less those kept.
 """
 
 from pathlib import Path
@@ -42,5 +42,5 @@ def run_llama_cpp(work: Work, *, threads: int) -> EngineRun:
 
 def counted(text: dict[str, Any]) -> Counted:
     """llama.cpp's counters of one text by our names."""
-    rounds = len(text["ids"]) - text["accepted"]
+    rounds = len(text["ids"]) - 1 - text["accepted"]
     return Counted(rounds=rounds, proposed=text["proposed"], accepted=text["accepted"])

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from architectures.atomic import write_text
 from architectures.typed_file import read_typed
 
-Engine = Literal["transformers", "vllm", "llama.cpp"]
+Engine = Literal["transformers", "vllm", "llama.cpp", "openvino"]
 FILE_NAME = "certificate.json"
 Schema = Literal["widedraft.certificate/1"]
 [SCHEMA] = get_args(Schema)

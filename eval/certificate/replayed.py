@@ -1,7 +1,8 @@
 """Exact counts over an engine's own texts: in greedy decoding a draft's token is kept where it is the text's.
 
-The target is not needed: its text is the engine's, quantised or not. A draft with a tokenizer of its own reads and says
-its tokens by their text, as vLLM maps them (TLI, arXiv 2502.05202).
+The target is not needed: its text is the engine's, quantised or not. Where rounds begin is the engine's way too: most
+read the prompt without proposing, and a text's first token comes of that alone; transformers proposes at once. A draft
+with a tokenizer of its own reads and says its tokens by their text, as vLLM maps them (TLI, arXiv 2502.05202).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,12 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from eval.acceptance import Counts
-from eval.certificate.record import Counted, TextRun
+from eval.certificate.record import Counted, Engine, EngineRun, TextRun
 from eval.models import load_tokenizer
 from eval.replay import answer_logits, replay_counts
 
 NONE = -1  # in place of a token that the draft cannot say
+PROPOSES_AT_ONCE: tuple[Engine, ...] = ("transformers",)
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,24 @@ def own_tokens(target: Path, draft: Path) -> OwnTokens | None:
     return OwnTokens({id_: own[text] for text, id_ in of_target.items() if text in own}, unknown)
 
 
-def replay_texts(
-    draft: PreTrainedModel, texts: Sequence[TextRun], *, lookahead: int, own: OwnTokens | None = None
-) -> list[Counted]:
+def replay_run(draft: PreTrainedModel, run: EngineRun, own: OwnTokens | None = None) -> list[Counted]:
     """What the draft keeps of every text that an engine wrote without it."""
-    return [counted(replay_text(draft, text, lookahead, own)) for text in texts]
+    alone = int(run.engine not in PROPOSES_AT_ONCE)
+    nothing = Counted(rounds=0, proposed=0, accepted=0, by_position=(0,) * run.lookahead)
+    texts = [begun(text, alone) for text in run.texts]
+    return [counted(replay_text(draft, *text, run.lookahead, own)) if text[1] else nothing for text in texts]
 
 
-def replay_text(draft: PreTrainedModel, text: TextRun, lookahead: int, own: OwnTokens | None) -> Counts:
+def begun(text: TextRun, tokens: int) -> tuple[Sequence[int], Sequence[int]]:
+    """A prompt with the first tokens of its text, and those that rounds write."""
+    return (*text.prompt_ids, *text.plain_ids[:tokens]), text.plain_ids[tokens:]
+
+
+def replay_text(
+    draft: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int], lookahead: int, own: OwnTokens | None
+) -> Counts:
     """Counts of one text; it has at least one token."""
-    prompt, answer, wanted = text.prompt_ids, text.plain_ids, text.plain_ids
+    wanted = answer
     if own is not None:
         prompt, answer, wanted = own.read(prompt), own.read(answer), own.wanted(answer)
     proposed_T = answer_logits(draft, prompt, answer).argmax(dim=-1).cpu().numpy()

@@ -68,7 +68,7 @@ def asked(draft, **changed):
         lookahead=3,
         dtype="float32",
         python=None,
-        gguf=None,
+        files=None,
         threads=2,
         seed=17,
     )
@@ -87,5 +87,5 @@ def test_llama_cpp_does_with_a_gguf_file_what_replay_says(drafts, form, tmp_path
     files = tmp_path / "target-F16.gguf", tmp_path / "draft-F16.gguf"
     for folder, file in zip((TARGET, drafts / form), files, strict=True):
         export_gguf(folder, file, "f16", name=file.stem)
-    certificate, _ = certify_pair(asked(drafts / form, engine="llama.cpp", python=python, gguf=files))
+    certificate, _ = certify_pair(asked(drafts / form, engine="llama.cpp", python=python, files=files))
     assert certificate.holds, certificate.findings

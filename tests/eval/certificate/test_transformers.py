@@ -8,7 +8,8 @@ import pytest
 import widedraft
 from eval.certificate.certify import Asked, certify_pair
 from eval.certificate.record import read_certificates
-from eval.certificate.replayed import own_tokens
+from eval.certificate.replayed import own_tokens, replay_run
+from eval.models import load_model
 
 ASKED = Asked(
     draft="",
@@ -20,7 +21,7 @@ ASKED = Asked(
     lookahead=3,
     dtype="float32",
     python=None,
-    gguf=None,
+    files=None,
     threads=1,
     seed=17,
 )
@@ -51,6 +52,21 @@ def test_every_round_and_every_accepted_token_is_that_of_the_replay(certified):
     assert 0 < certified.replay.accepted < certified.replay.proposed
 
 
+@pytest.mark.parametrize(("engine", "alone"), [("transformers", 0), ("vllm", 1), ("llama.cpp", 1), ("openvino", 1)])
+def test_rounds_write_every_token_but_the_one_that_the_prompt_gave(certified, noisy_folder, engine, alone):
+    run = replace(certified.run, engine=engine)
+    for text, counted in zip(run.texts, replay_run(load_model(noisy_folder, dtype="float32"), run), strict=True):
+        assert counted.rounds + counted.accepted + alone == len(text.plain_ids)
+
+
+def test_a_text_of_one_token_has_no_round_where_the_prompt_gave_it(certified, noisy_folder):
+    one = replace(certified.run.texts[0], plain_ids=certified.run.texts[0].plain_ids[:1])
+    [counted] = replay_run(
+        load_model(noisy_folder, dtype="float32"), replace(certified.run, engine="vllm", texts=(one,))
+    )
+    assert (counted.rounds, counted.by_position) == (0, (0, 0, 0))
+
+
 @pytest.mark.parametrize(
     ("name", "cause"), [("tokenizer.json", "tokenizer: "), ("chat_template.jinja", "chat template: ")]
 )
@@ -78,6 +94,8 @@ def test_the_command_writes_beside_the_draft_and_prints(target_folder, noisy_fol
         (["--engine", "vllm"], "--python must be given for this engine"),
         (["--engine", "vllm", "--target-gguf", "a.gguf"], "are for llama.cpp, not vllm."),
         (["--engine", "llama.cpp"], "--target-gguf: nothing is no file."),
+        (["--engine", "llama.cpp", "--target-ir", "a"], "--target-ir and --draft-ir are for openvino, not llama.cpp."),
+        (["--engine", "openvino", "--target-ir", "a"], "--target-ir: a is no folder with openvino_model.xml."),
         (["--engine", "vllm", "--python", "no-such-python"], "--python: no-such-python could not be run"),
     ],
 )

@@ -6,8 +6,10 @@ import sys
 import pytest
 
 from architectures.errors import UserError
-from eval.certificate import llama_cpp_engine, vllm_engine
+from eval.certificate import llama_cpp_engine, openvino_engine, vllm_engine
 from eval.certificate.llama_cpp_engine import run_llama_cpp
+from eval.certificate.openvino_engine import run_openvino
+from eval.certificate.record import Counted
 from eval.certificate.vllm_engine import run_vllm
 from eval.certificate.worker import Work, answer_of
 
@@ -71,9 +73,22 @@ def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, 
     files = (tmp_path / "t-Q4_0.gguf", tmp_path / "d-F16.gguf")
     run = run_llama_cpp(work(*files), threads=2)
     counted = run.texts[0].counted
-    assert (counted.rounds, counted.proposed, counted.accepted, counted.by_position) == (2, 5, 2, None)
-    assert (run.own.rounds, run.own.accepted) == (4, 4)
+    assert (counted.rounds, counted.proposed, counted.accepted, counted.by_position) == (1, 5, 2, None)
+    assert (run.own.rounds, run.own.accepted) == (2, 4)
     assert run.command.startswith("llama-server -m t-Q4_0.gguf -md d-F16.gguf --spec-type draft-simple")
+
+
+def test_openvinos_rounds_are_what_each_run_of_the_target_gave(stand_in, tmp_path, monkeypatch):
+    plain = {"ids": [3, 4, 5, 6, 7, 8], "elapsed_s": 0.5, "given": []}
+    drafted = {**plain, "given": [1, 3, 1, 1]}  # the prompt's token; two kept, none, and none with room for none
+    text = {"prompt_ids": [1], "plain": plain, "drafted": drafted}
+    full = {**plain, "given": [1, 3, 2]}  # the last round has room for one proposal
+    monkeypatch.setattr(openvino_engine, "WORKER", stand_in({"version": "1", "texts": [text], "own": [full]}))
+    run = run_openvino(work(tmp_path, tmp_path), dtype="float32", threads=2)
+    assert run.texts[0].counted == Counted(rounds=3, proposed=3, accepted=2, by_position=(1, 1))
+    assert run.own == Counted(rounds=2, proposed=3, accepted=3, by_position=(2, 1))
+    got = json.loads((tmp_path / "got").read_text())
+    assert (got["dtype"], got["threads"]) == ("float32", 2)
 
 
 def test_what_a_failed_engine_said_last_is_told(tmp_path):
