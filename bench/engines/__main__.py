@@ -15,7 +15,7 @@ from typing import Any
 
 from architectures.typed_file import read_typed
 from bench.marked import between
-from eval.certificate.laws import pooled
+from eval.certificate.laws import pooled, shown
 from eval.certificate.record import FORM, REMEDY, Certificate
 from eval.scorecard.tables import table
 from eval.scorecard.verdict import with_interval
@@ -28,7 +28,8 @@ COLUMNS = (
     "target alone, tokens/s",
     "with the draft",
     "speed-up",
-    "accepted of proposed",
+    "accepted by position, in rounds",
+    "exact replay",
     "texts as without",
 )
 BEGIN, END = "<!-- engines: begin -->", "<!-- engines: end -->"
@@ -73,7 +74,8 @@ def engine_cells(one: Certificate, form: str) -> Cells:
         f"{speed.plain_tokens_per_s:.1f}",
         f"{speed.drafted_tokens_per_s:.1f}",
         with_interval({"value": speed.value, "interval": speed.interval}, times=True),
-        f"{counted.accepted:,} of {counted.proposed:,}",
+        f"{shown(counted)} in {counted.rounds:,}",
+        f"{shown(one.replay, like=counted)} in {one.replay.rounds:,}",
         f"{equal} of {len(run.texts)}",
     )
 
@@ -94,6 +96,7 @@ def own_rows(speed: dict[str, Any]) -> Iterator[Cells]:
             f"{best['whole']['tokens_per_s']:.1f}",
             with_interval(best["whole"]["speedup"], times=True),
             "" if best["tau"] is None else f"{best['tau']:.2f} tokens a round",
+            "",
             "",
         )
 
