@@ -10,7 +10,7 @@ import pytest
 import bench.budget.fill as filling
 from architectures.draft_vocabulary.head import head_ids
 from architectures.manifest import read_manifest
-from bench.budget import training
+from bench.budget import own_run, training
 from bench.budget.__main__ import main, text_domain
 from bench.budget.own_run import own_budget
 from bench.budget.page import BEGIN, END, law_page
@@ -169,6 +169,9 @@ def test_the_recipes_own_run_is_one_more_training(files, finished, monkeypatch):
     own = Budget(answers["answer_tokens"], 1, 0, 2, IDS)
     assert own_budget(recipe) == own
     assert own_budget(load_recipe(files / "tiny.yaml", ["distill.max_duration=2ep"])) is None, "another training"
+    with monkeypatch.context() as stopped:
+        stopped.setattr(own_run, "read_manifest", lambda folder: {**read_manifest(folder), "finished": False})
+        assert own_budget(recipe) is None, "stopped early"
     monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained anew"))
     scored = make_training(setting, Path(recipe.target.path), own, ())
     assert (scored.budget, scored.answers_s) == (own, 0.0)
