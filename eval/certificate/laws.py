@@ -74,7 +74,8 @@ def same_files(known: Known) -> Finding:
     wrong = [
         name for name, same in (("tokenizer", known.same_tokenizer), ("chat template", known.same_template)) if not same
     ]
-    detail = f"the draft's {' and '.join(wrong) or 'tokenizer and chat template'} {'differs from' if wrong else 'are'}"
+    verb = ("are", "differs from", "differ from")[len(wrong)]
+    detail = f"the draft's {' and '.join(wrong) or 'tokenizer and chat template'} {verb}"
     return Finding(law="files", holds=not wrong, detail=f"{detail} the target's")
 
 

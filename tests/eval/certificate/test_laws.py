@@ -132,11 +132,20 @@ def test_nothing_accepted_behind_long_prompts_alone_is_a_length_gate(run):
     assert cause.startswith("length gate: nothing is accepted behind prompts of 100 tokens or more; the draft says")
 
 
+def test_nothing_accepted_behind_a_short_prompt_is_no_length_gate_where_longer_ones_are_heard(run):
+    long = (*range(100),)
+    wrong = with_text(run, 7, counted=replace(COUNTED, accepted=0, by_position=(0, 0, 0)))
+    wrong = with_text(wrong, 9, prompt_ids=long)
+    prompts = [long if number == 9 else prompt for number, prompt in enumerate(PROMPTS)]
+    told = likely_causes(wrong, prompts, [COUNTED] * 24, replace(FINE, draft_context=64))
+    assert told == ["unknown: they are furthest apart at prompt 8, 0 accepted there and 34 by replay."]
+
+
 def test_files_of_another_model_break_a_law_though_the_counts_agree(run):
     """Replay misreads tokens as the engine does, so that counts alone would certify the draft of another target."""
     other = replace(FINE, same_tokenizer=False, same_template=False)
     [finding] = [one for one in find(run, PROMPTS, pooled([COUNTED] * 24), other) if not one.holds]
-    assert finding.detail == "the draft's tokenizer and chat template differs from the target's"
+    assert finding.detail == "the draft's tokenizer and chat template differ from the target's"
 
 
 @pytest.mark.parametrize(
