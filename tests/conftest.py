@@ -1,5 +1,7 @@
 """Tiny random checkpoints with a real tokenizer: every law is tested on these, in seconds."""
 
+import ctypes
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -52,6 +54,13 @@ def build_tokenizer() -> Any:
         eos_token="<|im_end|>",
         chat_template=CHAT_TEMPLATE,
     )
+
+
+@pytest.fixture
+def _empty_heap() -> None:
+    """What earlier tests of this process have freed goes back, or what a test asks for would need no new memory."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -52,6 +52,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads Linux's count of resident pages")
+@pytest.mark.usefixtures("_empty_heap")
 def test_what_packing_will_take_is_what_it_takes():
     model = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 2048, bias=False))
     assert bytes_to_pack(model) == 0

@@ -1,7 +1,5 @@
 """Trainings that are timed: laws of the rows at size tiny, on a processor."""
 
-import ctypes
-import gc
 import time
 from dataclasses import replace
 
@@ -33,13 +31,6 @@ def setting(tmp_path, tiny_target):
 
 def measured(found):
     return [row for row in found if "aim" not in row]
-
-
-@pytest.fixture
-def _empty_heap():
-    """What earlier tests of this process have freed goes back, or a tiny training would need no memory of its own."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.mark.usefixtures("_empty_heap")
