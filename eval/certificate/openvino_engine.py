@@ -11,7 +11,7 @@ from eval.certificate.laws import pooled
 from eval.certificate.record import Counted, EngineRun
 from eval.certificate.worker import Work, answer_of, text_run
 
-WORKER = Path(__file__).with_name("openvino_worker.py")
+WORKER = Path(__file__).parent / "workers" / "openvino_worker.py"
 MODEL_NAME = "openvino_model.xml"
 
 

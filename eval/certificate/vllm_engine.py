@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from eval.certificate.laws import pooled
 from eval.certificate.record import Counted, EngineRun
 from eval.certificate.worker import Work, answer_of, text_run
 
-WORKER = Path(__file__).with_name("vllm_worker.py")
+WORKER = Path(__file__).parent / "workers" / "vllm_worker.py"
 
 
 def run_vllm(work: Work, *, dtype: str, draft_settings: dict[str, Any]) -> EngineRun:
@@ -30,7 +31,7 @@ def run_vllm(work: Work, *, dtype: str, draft_settings: dict[str, Any]) -> Engin
         dtype=dtype,
         lookahead=work.lookahead,
         max_new_tokens=work.max_new_tokens,
-        own=counted(answer["own"]),
+        own=pooled([counted(text["counters"]) for text in answer["own"]]),
         texts=tuple(text_run(text, counted(text["drafted"]["counters"])) for text in answer["texts"]),
     )
 

@@ -95,11 +95,11 @@ def text_run(text: dict[str, Any], counted: Counted) -> TextRun:
     """One prompt of an answer, decoded both ways.
 
     Args:
-        text: As workers answer: prompt_ids, and ids and elapsed_s below plain and drafted.
+        text: As workers answer: prompt_ids, ids and elapsed_s below plain and drafted.
         counted: The engine's counters of the text with the draft.
     """
     return TextRun(
-        prompt_ids=tuple(text["prompt_ids"]),
+        prompt_ids=tuple(text["plain"]["prompt_ids"]),
         plain_ids=tuple(text["plain"]["ids"]),
         drafted_ids=tuple(text["drafted"]["ids"]),
         plain_s=text["plain"]["elapsed_s"],

@@ -1,7 +1,10 @@
 """Engines in environments of their own, with scripts in their place that answer as they would."""
 
+import ast
 import json
 import sys
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -13,6 +16,8 @@ from eval.certificate.record import Counted
 from eval.certificate.vllm_engine import run_vllm
 from eval.certificate.worker import Work, answer_of
 
+WORKERS = Path(vllm_engine.WORKER).parent
+PACKAGES = {"architectures", "distill", "eval", "widedraft"}
 CONVERSATION = [{"role": "user", "content": "hi"}]
 
 
@@ -55,8 +60,8 @@ def vllm_text(ids, accepted):
 
 
 def test_vllms_counters_become_ours(stand_in, tmp_path, monkeypatch):
-    text = {"prompt_ids": [1, 2], "plain": vllm_text([3, 4, 5], [0, 0]), "drafted": vllm_text([3, 4, 5], [1, 0])}
-    own = vllm_text([], [2, 2])["counters"]
+    text = {"plain": vllm_text([3, 4, 5], [0, 0]), "drafted": vllm_text([3, 4, 5], [1, 0])}
+    own = [vllm_text([], [2, 2])]
     monkeypatch.setattr(vllm_engine, "WORKER", stand_in({"version": "0.32.0", "texts": [text], "own": own}))
     run = run_vllm(work(tmp_path, tmp_path), dtype="float32", draft_settings={"use_heterogeneous_vocab": True})
     assert (run.version, run.texts[0].counted.by_position, run.own.accepted) == ("0.32.0", (1, 0), 4)
@@ -66,9 +71,9 @@ def test_vllms_counters_become_ours(stand_in, tmp_path, monkeypatch):
 
 
 def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, tmp_path, monkeypatch):
-    plain = {"ids": [3, 4, 5, 6], "elapsed_s": 0.5, "proposed": 0, "accepted": 0}
+    plain = {"prompt_ids": [1], "ids": [3, 4, 5, 6], "elapsed_s": 0.5, "proposed": 0, "accepted": 0}
     drafted = {**plain, "proposed": 5, "accepted": 2}
-    answer = {"version": "1", "texts": [{"prompt_ids": [1], "plain": plain, "drafted": drafted}], "own": [drafted] * 2}
+    answer = {"version": "1", "texts": [{"plain": plain, "drafted": drafted}], "own": [drafted] * 2}
     monkeypatch.setattr(llama_cpp_engine, "WORKER", stand_in(answer))
     files = (tmp_path / "t-Q4_0.gguf", tmp_path / "d-F16.gguf")
     run = run_llama_cpp(work(*files), threads=2)
@@ -79,9 +84,9 @@ def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, 
 
 
 def test_openvinos_rounds_are_what_each_run_of_the_target_gave(stand_in, tmp_path, monkeypatch):
-    plain = {"ids": [3, 4, 5, 6, 7, 8], "elapsed_s": 0.5, "given": []}
+    plain = {"prompt_ids": [1], "ids": [3, 4, 5, 6, 7, 8], "elapsed_s": 0.5, "given": []}
     drafted = {**plain, "given": [1, 3, 1, 1]}  # the prompt's token; two kept, none, and none with room for none
-    text = {"prompt_ids": [1], "plain": plain, "drafted": drafted}
+    text = {"plain": plain, "drafted": drafted}
     full = {**plain, "given": [1, 3, 2]}  # the last round has room for one proposal
     monkeypatch.setattr(openvino_engine, "WORKER", stand_in({"version": "1", "texts": [text], "own": [full]}))
     run = run_openvino(work(tmp_path, tmp_path), dtype="float32", threads=2)
@@ -103,3 +108,68 @@ def test_an_engine_that_ends_without_an_answer_failed(tmp_path):
     script.write_text("print('bye')")
     with pytest.raises(UserError, match="did not answer"):
         answer_of(sys.executable, script, {}, engine="vLLM")
+
+
+@pytest.mark.parametrize("script", sorted(WORKERS.glob("*.py")), ids=lambda script: script.stem)
+def test_a_worker_imports_nothing_of_this_project_but_its_neighbour(script):
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not {name.split(".")[0] for name in names} & PACKAGES
+
+
+@pytest.mark.parametrize("worker", ["vllm", "llama_cpp", "openvino"])
+def test_every_engine_has_its_worker_beside_the_turns(worker):
+    engine = {"vllm": vllm_engine, "llama_cpp": llama_cpp_engine, "openvino": openvino_engine}[worker]
+    assert engine.WORKER.is_file()
+    assert engine.WORKER.with_name("turns.py").is_file()
+
+
+class FakeEngine:
+    """Says what it was opened with and asked, and keeps the order of everything."""
+
+    calls: ClassVar = []
+
+    def __init__(self, request, draft):
+        self.draft = draft
+        self.calls.append(("open", draft))
+
+    def decode(self, messages):
+        self.calls.append((self.draft, messages))
+        return {"draft": self.draft, "messages": messages}
+
+    def close(self):
+        self.calls.append(("close", self.draft))
+
+
+@pytest.fixture
+def answered(tmp_path, monkeypatch):
+    """Twelve prompts answered by FakeEngine: the answer, and every call."""
+    monkeypatch.syspath_prepend(str(WORKERS))
+    monkeypatch.setattr(FakeEngine, "calls", [])
+    import turns
+
+    asked, answer = tmp_path / "request.json", tmp_path / "answer.json"
+    request = {"target": "T", "draft": "D", "conversations": [f"prompt {each}" for each in range(12)], "seed": 17}
+    asked.write_text(json.dumps(request))
+    monkeypatch.setattr(sys, "argv", ["worker", str(asked), str(answer)])
+    turns.answer_request(FakeEngine, version="7")
+    return json.loads(answer.read_text()), FakeEngine.calls
+
+
+def test_every_prompt_is_decoded_plain_and_drafted_and_by_the_target_itself(answered):
+    answer, _ = answered
+    prompts = [f"prompt {each}" for each in range(12)]
+    assert [text["plain"] for text in answer["texts"]] == [{"draft": None, "messages": each} for each in prompts]
+    assert [text["drafted"]["draft"] for text in answer["texts"]] == ["D"] * 12
+    assert answer["own"] == [{"draft": "T", "messages": each} for each in prompts]
+    assert answer["version"] == "7"
+
+
+def test_turns_change_and_the_first_texts_are_not_timed(answered):
+    _, calls = answered
+    assert calls[:4] == [("open", None), ("open", "D"), (None, "prompt 0"), ("D", "prompt 0")]
+    first = [calls[place][0] for place in range(4, 28, 2)]
+    assert {None, "D"} == set(first)
+    assert calls[28:31] == [("close", None), ("close", "D"), ("open", "T")]
+    assert calls[-1] == ("close", "T")
