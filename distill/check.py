@@ -23,7 +23,7 @@ from distill.expected_time.page import time_rows, time_title
 from distill.expected_time.stage_time import Run
 from distill.expected_work import Work, expected_work, loss_words, read_prompts, read_rows, work_rows
 from distill.frozen_embeddings import refuse_tied, trained_parameters
-from distill.hub.asked import refuse_unpublishable
+from distill.hub.asked import refuse_unpublishable, refuse_without_gguf
 from distill.longest_texts import refuse_long_calibration, refuse_long_texts
 from distill.masks.memory import refuse_sharded_masks
 from distill.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
@@ -85,6 +85,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> str:
     if cut is not None:
         attempt(lambda: refuse_k_beyond(recipe.distill.teacher, **entries_of(cut)), problems)
         attempt(lambda: refuse_texts_beyond(recipe, cut), problems)
+        attempt(lambda: refuse_without_gguf(recipe, cut.draft), problems)
         if recipe.distill.freeze_input_embeddings:
             attempt(lambda: refuse_tied(tied=cut.draft.tied), problems)
         if recipe.architecture.method == "learned_masks":

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.engines.finding import EngineName
+from architectures.gguf_export.names import GgufKind
 from architectures.number_types import Dtype, PrecisionOrAuto
 from architectures.section import Section
 from architectures.serving import MAX_DEGREE
@@ -87,6 +88,7 @@ class PushConfig(Section):
     license: str | None = Field(
         default=None, min_length=1, description="The hub's identifier; null takes what is known of the target."
     )
+    gguf: list[GgufKind] = Field(default=[], description="Files for llama.cpp that are sent with it.")
 
     @field_validator("pull_request")
     @classmethod

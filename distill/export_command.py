@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from architectures.errors import UserError
-from architectures.gguf_export.names import GgufKind
+from architectures.gguf_export.names import GgufKind, file_name
 from architectures.shapes import DTYPE_BYTES
 from distill.checkpoint_trust import trust_option
 from distill.recipe_commands import debug_argument, own_run, trust_if_asked
@@ -92,7 +92,7 @@ def write_gguf_files(folder: Path, name: str, kinds: list[GgufKind]) -> None:
     from architectures.gguf_export.files import export_gguf
 
     for kind in dict.fromkeys(kinds):
-        written = export_gguf(folder, folder / f"{name}-{kind.upper()}.gguf", kind, name=name)
+        written = export_gguf(folder, folder / file_name(name, kind), kind, name=name)
         print(f"   {written.path}: {written.num_bytes / 1e6:,.1f} MB")
         if written.fallen_back:
             first, more = written.fallen_back[0], len(written.fallen_back) - 1

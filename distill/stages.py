@@ -303,6 +303,7 @@ def push_stage(recipe: Recipe) -> None:
             public=wanted.public,
             revision=wanted.revision,
             pull_request=wanted.pull_request,
+            gguf=wanted.gguf,
         ),
     )
     print(f"   {pushed_words(pushed)}")

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 CACHE = TemporaryDirectory(prefix="widedraft-tests-")  # the user's own remembers nothing of tests
 os.environ["WIDEDRAFT_CACHE"] = CACHE.name
 
+MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w"]
 SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -167,3 +169,19 @@ def tiny_target(make_checkpoint: Callable[..., Path]) -> Path:
 def tiny_draft(make_checkpoint: Callable[..., Path]) -> Path:
     """A 2-layer random LLaMA that shares the target's tokenizer."""
     return make_checkpoint(seed=2, num_hidden_layers=2)
+
+
+@pytest.fixture(scope="session")
+def with_merges() -> Callable[[Path], Path]:
+    """with_merges(folder) gives its tokenizer five merges, for ids that had no token: llama.cpp loads none without."""
+
+    def add(folder: Path) -> Path:
+        file = folder / "tokenizer.json"
+        tokenizer = json.loads(file.read_text())
+        vocabulary = tokenizer["model"]["vocab"]
+        vocabulary |= {merge.replace(" ", ""): len(vocabulary) + i for i, merge in enumerate(MERGES)}
+        tokenizer["model"]["merges"] = [merge.split(" ") for merge in MERGES]
+        file.write_text(json.dumps(tokenizer))
+        return folder
+
+    return add

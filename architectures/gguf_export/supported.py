@@ -1,12 +1,13 @@
 """Which models llama.cpp computes as transformers does, and the refusal of the others."""
 
 from pathlib import Path
-from typing import Any, NoReturn
-
-from transformers import PreTrainedConfig
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from architectures.errors import UserError
 from architectures.shapes import Shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # model_type -> GGUF's name
 OTHERS = {
@@ -26,7 +27,7 @@ ROPE_TYPES = {  # the settings llama.cpp knows of each type, beside rope_type an
 NEUTRAL = {"partial_rotary_factor": 1.0, "attention_factor": None, "beta_fast": 32, "beta_slow": 1, "truncate": True}
 
 
-def gguf_architecture(folder: Path, shape: Shape, config: PreTrainedConfig) -> str:
+def gguf_architecture(folder: Path, shape: Shape, config: "PreTrainedConfig") -> str:
     """The `general.architecture` of a model.
 
     Args:
@@ -37,19 +38,24 @@ def gguf_architecture(folder: Path, shape: Shape, config: PreTrainedConfig) -> s
     Raises:
         UserError: If llama.cpp has no such model, or would compute it otherwise than transformers does.
     """
-    if shape.family not in ARCHITECTURES:
-        reason = OTHERS.get(shape.family, "it is not written")
-        remedy = SERVE_AS_IT_IS if shape.family == "opt" else CONVERTER
-        raise UserError(f"{folder}: model_type {shape.family} does not become a GGUF file: {reason}. {remedy}")
+    refuse_other_shapes(folder, shape)
     if config.hidden_act != "silu":
         refuse(folder, f"hidden_act is {config.hidden_act!r}, and llama.cpp computes {shape.family} with silu")
     refuse_windows(folder, config)
     refuse_other_rope(folder, config.rope_parameters)
-    refuse_other_sizes(folder, shape)
     return ARCHITECTURES[shape.family]
 
 
-def refuse_windows(folder: Path, config: PreTrainedConfig) -> None:
+def refuse_other_shapes(folder: Path, shape: Shape) -> None:
+    """Raise UserError for a family or sizes that no GGUF file of ours holds; `folder` is for the message."""
+    if shape.family not in ARCHITECTURES:
+        reason = OTHERS.get(shape.family, "it is not written")
+        remedy = SERVE_AS_IT_IS if shape.family == "opt" else CONVERTER
+        raise UserError(f"{folder}: model_type {shape.family} does not become a GGUF file: {reason}. {remedy}")
+    refuse_other_sizes(folder, shape)
+
+
+def refuse_windows(folder: Path, config: "PreTrainedConfig") -> None:
     """Raise UserError where a layer looks back a part of the way alone: llama.cpp's layers see all there is."""
     window = getattr(config, "sliding_window", None)
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])

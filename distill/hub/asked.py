@@ -1,7 +1,11 @@
 """What can be told of a publication before anything is trained. No torch."""
 
+from pathlib import Path
+
 from architectures.engines.misleading import refuse_misleading_name
 from architectures.errors import UserError
+from architectures.gguf_export.supported import refuse_other_shapes
+from architectures.shapes import Shape
 from architectures.target import local_path
 from distill.hub.terms import PUBLISHED
 from distill.recipe import Recipe
@@ -43,3 +47,14 @@ def refuse_unpublishable(recipe: Recipe) -> None:
             "distill.push_to_hub.public is true, and the licence of a target without a hub id is not known. Name it "
             "in distill.push_to_hub.license, or leave public out."
         )
+
+
+def refuse_without_gguf(recipe: Recipe, draft: Shape) -> None:
+    """Raise UserError for a distill.push_to_hub.gguf of a shape that llama.cpp would compute otherwise."""
+    wanted = recipe.distill.push_to_hub
+    if wanted is None or not wanted.gguf:
+        return
+    try:
+        refuse_other_shapes(Path(recipe.run_dir) / "draft", draft)
+    except UserError as error:
+        raise UserError(f"distill.push_to_hub.gguf: {error} Or leave gguf out.") from error

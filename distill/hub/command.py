@@ -2,9 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from architectures.errors import UserError
+from architectures.gguf_export.names import GgufKind
 from eval.rehash import rehash_argument
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ def push_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a folder with a certificate.json of one of its forms, beside that in RUN/draft",
     )
+    parser.add_argument(
+        "--gguf",
+        action="append",
+        choices=get_args(GgufKind),
+        default=[],
+        help="also send NAME-KIND.gguf, for llama.cpp; may be given several times, the first is on the serve line",
+    )
     rehash_argument(parser)
 
 
@@ -56,6 +64,7 @@ def push(options: argparse.Namespace) -> None:
         revision=options.revision,
         pull_request=options.pull_request,
         certificates=tuple(options.certificate),
+        gguf=tuple(options.gguf),
     )
     if options.dry_run is not None:
         files = dry_run(options.run, wanted, options.dry_run)

@@ -5,6 +5,7 @@ loads, small-head/ what widedraft decodes with, and own-tokenizer/ what vLLM dec
 """
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from architectures.draft_vocabulary.record import CONFIG_KEY, DRAFT_VOCABULARY_N
 from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.generation_settings import SETTINGS_NAME, write_assistant_settings
+from architectures.gguf_export.files import export_gguf
+from architectures.gguf_export.names import GgufKind, file_name
 from architectures.manifest import MANIFEST_NAME
 from architectures.plan import PLAN_NAME
 from architectures.reading import read_json_object
@@ -35,10 +38,12 @@ class Forms:
     Attributes:
         small: Whether the head says some ids alone, so that there are several.
         refused: Why there is no own-tokenizer/; None where there is, or where none is wanted.
+        gguf: Names of the files for llama.cpp, which say what the root says.
     """
 
     small: bool
     refused: str | None = None
+    gguf: tuple[str, ...] = ()
 
     @property
     def folders(self) -> list[str]:
@@ -89,6 +94,20 @@ def lay_out_small_head(draft: Path, out: Path) -> Forms:
         return Forms(small=True, refused=str(error).removeprefix(f"{draft}: "))
     (out / OWN_TOKENIZER / MANIFEST_NAME).unlink()
     return Forms(small=True)
+
+
+def lay_out_gguf(out: Path, kinds: Sequence[GgufKind], *, name: str, draft: Path) -> tuple[str, ...]:
+    """Write the form at the root as files for llama.cpp; returns their names.
+
+    Raises:
+        UserError: If llama.cpp would compute the draft otherwise; it names the draft's own folder.
+    """
+    try:
+        for kind in kinds:
+            export_gguf(out, out / file_name(name, kind), kind, name=name)
+    except UserError as error:
+        raise UserError(str(error).replace(str(out), str(draft))) from error
+    return tuple(file_name(name, kind) for kind in kinds)
 
 
 def copy_draft(draft: Path, out: Path) -> None:

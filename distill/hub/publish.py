@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,11 +11,12 @@ from architectures.atomic import staged_folder, write_text
 from architectures.engines.misleading import refuse_misleading_name
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint
+from architectures.gguf_export.names import GgufKind
 from architectures.manifest import read_manifest
 from architectures.target import resolve_checkpoint
 from distill.hub.asked import base_model_of
 from distill.hub.card import Publication, write_card
-from distill.hub.contents import lay_out_forms
+from distill.hub.contents import lay_out_forms, lay_out_gguf
 from distill.hub.evidence import published_card, published_grids, write_evidence
 from distill.hub.serving import place_certificates, servings_of
 from distill.hub.terms import Terms, refuse_unlicensed, terms_of
@@ -43,6 +44,7 @@ class Wanted:
         revision: Branch to push to; None is the main one.
         pull_request: Whether to open one.
         certificates: Folders with certificates of its forms, beside one in the draft's own folder.
+        gguf: Kinds of files for llama.cpp.
     """
 
     repo_id: str
@@ -53,6 +55,7 @@ class Wanted:
     revision: str | None = None
     pull_request: bool = False
     certificates: Sequence[Path] = ()
+    gguf: Sequence[GgufKind] = ()
 
     @property
     def name(self) -> str:
@@ -109,6 +112,7 @@ def lay_out(run: Path, wanted: Wanted, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     lookahead = None if card is None else main_forecast(card.record)["best_lookahead"]
     forms = lay_out_forms(draft, target, out, lookahead=lookahead)
+    forms = replace(forms, gguf=lay_out_gguf(out, list(dict.fromkeys(wanted.gguf)), name=wanted.name, draft=draft))
     own = [draft] if (draft / CERTIFICATE_NAME).is_file() else []
     certified = place_certificates(out, forms, target, [*own, *wanted.certificates])
     names = {recipe.target.path: base_model or target.name, str(target): base_model or target.name}

@@ -1,5 +1,6 @@
 """How each engine takes what is published: its serve line, what it refuses, and what was certified there."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def servings_of(
         return Pair(draft=draft, target=model, lookahead=lookahead or DEFAULT_LOOKAHEAD)
 
     root = Place(out, repo_id)
-    told = [serving(engine, pair_of(root), root) for engine in ENGINES]
+    places: dict[EngineName, Place] = {"llama.cpp": gguf_place(out, forms.gguf, repo_id)}
+    told = [serving(engine, pair_of(place := places.get(engine, root)), place) for engine in ENGINES]
     if not forms.small:
         return told
     told.append(widedraft_serving(repo_id, model.name))
@@ -73,6 +75,15 @@ def servings_of(
     fetch = f"hf download {repo_id} --include '{OWN_TOKENIZER}/*' --local-dir {repo_id.rpartition('/')[2]}"
     own = Place(out / OWN_TOKENIZER, name, fetch)
     return [*told, serving("vllm", pair_of(own), own, f", {OWN_TOKENIZER}/")]
+
+
+def gguf_place(out: Path, files: Sequence[str], repo_id: str) -> Place:
+    """The first of the files for llama.cpp; without one, what its own converter makes of the root."""
+    name = repo_id.rpartition("/")[2]
+    if files:
+        return Place(out, f"{name}/{files[0]}", f"hf download {repo_id} {' '.join(files)} --local-dir {name}")
+    fetch = f"hf download {repo_id} --local-dir {name}\npython convert_hf_to_gguf.py {name} --outfile {name}.gguf"
+    return Place(out, f"{name}.gguf", fetch)
 
 
 def serving(engine: EngineName, pair: Pair, place: Place, form: str = "") -> Serving:

@@ -20,6 +20,7 @@ from transformers import AutoConfig
 
 from architectures.gguf_import import gguf_names
 from architectures.shapes import Shape
+from tests.conftest import MERGES
 
 CLASSIC = ("opt", "gpt_neox", "bloom", "gpt2")
 FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
@@ -86,7 +87,6 @@ def family_copy(family_checkpoint: Callable[[str], Path], tmp_path: Path) -> Cal
 
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
-MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w"]
 LLAMA = {"rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0}}
 Q8, F32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
 
@@ -101,22 +101,6 @@ def write_gguf() -> Callable[..., Path]:
 def llama(make_checkpoint: Callable[..., Path]) -> Path:
     """A random LLaMA of 4 layers that states its rotary base."""
     return make_checkpoint(**LLAMA)
-
-
-@pytest.fixture(scope="session")
-def with_merges() -> Callable[[Path], Path]:
-    """with_merges(folder) gives its tokenizer five merges, for ids that had no token: llama.cpp loads none without."""
-
-    def add(folder: Path) -> Path:
-        file = folder / "tokenizer.json"
-        tokenizer = json.loads(file.read_text())
-        vocabulary = tokenizer["model"]["vocab"]
-        vocabulary |= {merge.replace(" ", ""): len(vocabulary) + i for i, merge in enumerate(MERGES)}
-        tokenizer["model"]["merges"] = [merge.split(" ") for merge in MERGES]
-        file.write_text(json.dumps(tokenizer))
-        return folder
-
-    return add
 
 
 def gguf_file(

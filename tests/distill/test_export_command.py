@@ -17,18 +17,11 @@ from distill import reloaded
 from distill.export import export_any
 from eval.models import load_model
 
-MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w"]
-
 
 @pytest.fixture
-def trained(make_checkpoint, tmp_path):
+def trained(make_checkpoint, with_merges, tmp_path):
     """(checkpoint, init, target): a student that is not its init, saved as trainings save it."""
-    target = make_checkpoint(seed=1)
-    file = target / "tokenizer.json"
-    tokenizer = json.loads(file.read_text())
-    tokenizer["model"]["vocab"] |= {merge.replace(" ", ""): 259 + i for i, merge in enumerate(MERGES)}
-    tokenizer["model"]["merges"] = [merge.split(" ") for merge in MERGES]
-    file.write_text(json.dumps(tokenizer))
+    target = with_merges(make_checkpoint(seed=1))
     init, student = (make_checkpoint(seed=seed, num_hidden_layers=2) for seed in (2, 3))
     saved = load_model(student, dtype="float32", device="cpu").state_dict()
     state = {"model": {f"student.lm.{name}": tensor for name, tensor in saved.items()}}

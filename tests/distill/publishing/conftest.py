@@ -35,8 +35,8 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="session")
-def published_target(make_checkpoint):
-    return make_checkpoint(seed=1, pad_token_id=2)
+def published_target(make_checkpoint, with_merges):
+    return with_merges(make_checkpoint(seed=1, pad_token_id=2))
 
 
 @pytest.fixture(scope="session")

@@ -3,17 +3,24 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
+from gguf import GGUFReader
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
 import widedraft
+from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint
 from architectures.generation_settings import read_generation_settings
+from architectures.shapes import Shape
 from architectures.target import read_config
+from distill.config import PushConfig
+from distill.hub.asked import refuse_without_gguf
 from distill.hub.publish import Wanted, dry_run
+from distill.recipe import load_recipe
 from eval.report.cards import read_card
 
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -243,3 +250,43 @@ def test_stray_files_of_the_draft_folder_stay_at_home(run, tmp_path):
     (run / "draft" / "notes.txt").write_text("hf_secret")
     dry_run(run, WANTED, tmp_path / "out")
     assert not (tmp_path / "out" / "notes.txt").exists()
+
+
+def test_files_for_llama_cpp_go_where_they_are_asked_for(finished, tmp_path):
+    kinds = ("q8_0", "f16", "q8_0")
+    dry_run(finished["small"], replace(WANTED, gguf=kinds), tmp_path / "out")
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.gguf"))
+    assert files == ["draft-F16.gguf", "draft-Q8_0.gguf"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "hf download org/draft draft-Q8_0.gguf draft-F16.gguf --local-dir draft\nllama-server -m " in card
+    assert "-md draft/draft-Q8_0.gguf " in card
+    says = GGUFReader(tmp_path / "out" / "draft-F16.gguf").get_field("general.name")
+    assert says is not None
+    assert says.contents() == "draft"
+
+
+def test_without_such_files_the_card_says_how_llama_cpp_makes_one(laid_out):
+    assert not list(laid_out["small"].rglob("*.gguf"))
+    card = (laid_out["small"] / "README.md").read_text()
+    assert "python convert_hf_to_gguf.py draft --outfile draft.gguf\nllama-server -m " in card
+    assert "-md draft.gguf " in card
+
+
+def test_a_draft_that_llama_cpp_would_compute_otherwise_is_refused_by_its_own_name(run, tmp_path, capsys):
+    file = run / "draft" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_act": "gelu"}))
+    more = ("--allow", "stale", "--gguf", "f16", "--dry-run", tmp_path / "out")
+    assert f"{file}: hidden_act is 'gelu'" in refusal(capsys, *words(run, *more))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_recipe_that_asks_for_a_file_nobody_can_write_is_refused_before_training(finished):
+    recipe = load_recipe(finished["whole"] / "recipe.yaml")
+    shape = Shape.from_config(read_config(finished["whole"] / "draft"))
+    asked = recipe.model_copy(
+        update={"distill": recipe.distill.model_copy(update={"push_to_hub": PushConfig(repo_id="o/d", gguf=["f16"])})}
+    )
+    refuse_without_gguf(asked, shape)
+    refuse_without_gguf(recipe, replace(shape, family="opt"))  # it asks for none
+    with pytest.raises(UserError, match=r"push_to_hub\.gguf: .* model_type opt does not become a GGUF file"):
+        refuse_without_gguf(asked, replace(shape, family="opt"))
