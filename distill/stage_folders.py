@@ -53,7 +53,8 @@ def refuse_changed(folder: Path, inputs: dict[str, str]) -> None:
     """Raise UserError naming each input in which the folder differs from the recipe."""
     changed = changed_inputs(read_manifest(folder) or {"inputs": {}}, inputs)
     if changed:
+        moved = " A branch on the hub moves: target.revision pins a commit." if "target" in changed else ""
         raise UserError(
             f"{folder} was made from another {', '.join(changed)} than the recipe now asks for. "
-            f"Choose another run_name, or delete {folder} and what was made from it."
+            f"Choose another run_name, or delete {folder} and what was made from it.{moved}"
         )

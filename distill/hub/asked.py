@@ -11,6 +11,11 @@ from distill.hub.terms import PUBLISHED
 from distill.recipe import Recipe
 
 
+def repository_name(repo_id: str) -> str:
+    """Of ORG/NAME, the name."""
+    return repo_id.rpartition("/")[2]
+
+
 def base_model_of(recipe: Recipe, given: str | None) -> str | None:
     """The hub id of the target; None where the user says that it has none.
 

@@ -12,6 +12,7 @@ from architectures.atomic import write_text
 from architectures.shapes import NAMED_SHAPES, Shape
 from architectures.shapes_table import millions
 from architectures.target import read_config
+from distill.hub.asked import repository_name
 from distill.hub.data_sets import data_sets_of
 from distill.hub.figures import (
     break_even_words,
@@ -66,7 +67,7 @@ class Publication:
     @property
     def name(self) -> str:
         """Of the repository, without the organisation."""
-        return self.repo_id.rpartition("/")[2]
+        return repository_name(self.repo_id)
 
 
 def write_card(of: Publication, folder: Path) -> None:

@@ -14,7 +14,7 @@ from architectures.fingerprint import fingerprint_checkpoint
 from architectures.gguf_export.names import GgufKind
 from architectures.manifest import read_manifest
 from architectures.target import resolve_checkpoint
-from distill.hub.asked import base_model_of
+from distill.hub.asked import base_model_of, repository_name
 from distill.hub.card import Publication, write_card
 from distill.hub.contents import lay_out_forms, lay_out_gguf
 from distill.hub.evidence import published_card, published_grids, write_evidence
@@ -60,7 +60,7 @@ class Wanted:
     @property
     def name(self) -> str:
         """Of the repository, without the organisation."""
-        return self.repo_id.rpartition("/")[2]
+        return repository_name(self.repo_id)
 
 
 def push_run(run: Path, wanted: Wanted) -> Pushed:

@@ -10,6 +10,7 @@ from architectures.engines.read_facts import read_draft, read_model
 from architectures.engines.table import ENGINES, findings, refusals, serve_line
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint
+from distill.hub.asked import repository_name
 from distill.hub.contents import OWN_TOKENIZER, SMALL_HEAD, Forms
 from eval.certificate.record import FILE_NAME, Certificate, CertificateFile, read_certificates, write_certificate
 
@@ -71,15 +72,15 @@ def servings_of(
     told.append(widedraft_serving(repo_id, model.name))
     if forms.refused is not None:
         return [*told, Serving(f"vLLM, {OWN_TOKENIZER}", "", f"Not in this repository: {forms.refused}")]
-    name = f"{repo_id.rpartition('/')[2]}/{OWN_TOKENIZER}"
-    fetch = f"hf download {repo_id} --include '{OWN_TOKENIZER}/*' --local-dir {repo_id.rpartition('/')[2]}"
-    own = Place(out / OWN_TOKENIZER, name, fetch)
+    name = repository_name(repo_id)
+    fetch = f"hf download {repo_id} --include '{OWN_TOKENIZER}/*' --local-dir {name}"
+    own = Place(out / OWN_TOKENIZER, f"{name}/{OWN_TOKENIZER}", fetch)
     return [*told, serving("vllm", pair_of(own), own, f", {OWN_TOKENIZER}/")]
 
 
 def gguf_place(out: Path, files: Sequence[str], repo_id: str) -> Place:
     """The first of the files for llama.cpp; without one, what its own converter makes of the root."""
-    name = repo_id.rpartition("/")[2]
+    name = repository_name(repo_id)
     if files:
         return Place(out, f"{name}/{files[0]}", f"hf download {repo_id} {' '.join(files)} --local-dir {name}")
     fetch = f"hf download {repo_id} --local-dir {name}\npython convert_hf_to_gguf.py {name} --outfile {name}.gguf"
@@ -123,7 +124,7 @@ def certified_words(folder: Path, engine: EngineName) -> str:
 
 def widedraft_serving(repo_id: str, target: str) -> Serving:
     """The form that this project's own decoding takes, whose speed a scorecard tells."""
-    name = repo_id.rpartition("/")[2]
+    name = repository_name(repo_id)
     line = "\n".join(
         (
             f"hf download {repo_id} --include '{SMALL_HEAD}/*' --local-dir {name}",
