@@ -92,9 +92,19 @@ def ropes(config: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
             yield part
 
 
+def has_scaled_positions(config: Mapping[str, Any], where: str) -> bool:
+    """Whether rotary positions are scaled for a length; those of rope_theta alone are for any."""
+    return any(kind_of(rope) != "default" for rope in ropes(config, where))
+
+
+def kind_of(rope: Mapping[str, Any]) -> Any:
+    """The type of a rotary scaling, by either of its names."""
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
 def scale(plain: ContextLength, rope: Mapping[str, Any], config: Mapping[str, Any], where: str) -> ContextLength:
     """The length that one rotary scaling makes of the config's own."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = kind_of(rope)
     if kind in STATED_WITH_SCALING:
         return plain
     factor = rope.get("factor", 1.0)

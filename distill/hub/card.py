@@ -183,7 +183,7 @@ def fact_rows(of: Publication, folder: Path) -> list[tuple[str, str]]:
     nominal = of.recipe.architecture.shape
     called = "" if nominal is None else f"; the shape is called {NAMED_SHAPES[nominal].nominal}"
     sizes = (
-        f"{shape.layers} layers, hidden {shape.hidden}, feed-forward {shape.intermediate}, {shape.heads} heads of "
+        f"{shape.layers} layer{'s' if shape.layers > 1 else ''}, hidden {shape.hidden}, feed-forward {shape.intermediate}, {shape.heads} heads of "
         f"{shape.head_dim}, {shape.kv_heads} key/value heads"
     )
     wanted = of.recipe.architecture.vocabulary

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from architectures.atomic import write_json
-from architectures.context_length import context_length, ropes
+from architectures.context_length import context_length, has_scaled_positions
 from architectures.conversion.folders import convert_draft
 from architectures.draft_vocabulary.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME
 from architectures.errors import UserError
@@ -151,7 +151,7 @@ def fit_context(folder: Path, target: Path) -> None:
     if ours is None or theirs is None or ours.tokens >= theirs.tokens:
         return
     family = family_of(config, where=str(file))
-    if "positions" in family.outside or any(ropes(config, str(file))) or family.context_key is None:
+    if "positions" in family.outside or has_scaled_positions(config, str(file)) or family.context_key is None:
         raise UserError(
             f"{folder}: takes texts of {ours.tokens} tokens ({ours.origin}) and its target of {theirs.tokens}; engines "
             "stop drafting, or fail, past that. Cut the draft out of its target, or out of a model as long."

@@ -234,7 +234,14 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(make_checkpoint, tmp_
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("value", "message"), [(7e4, "holds 70000, more than F16 holds"), (np.nan, "holds NaN")])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (7e4, "holds 70000, more than F16 holds"),
+        (-7e4, "holds 70000, more than F16 holds"),
+        (np.nan, "holds NaN"),
+    ],
+)
 def test_a_weight_that_the_file_cannot_hold_is_refused(source, tmp_path, value, message):
     folder = Path(shutil.copytree(source("llama"), tmp_path / "copy"))
     tensors = load_file(folder / "model.safetensors")
@@ -259,3 +266,8 @@ def test_text_comes_back(source, tmp_path):
         assert ours(text).input_ids == back(text).input_ids
     assert ours.get_vocab().items() <= back.get_vocab().items()  # transformers adds an <|endoftext|> of its own
     assert ours.chat_template == back.chat_template
+
+
+def test_a_window_as_long_as_the_context_hides_nothing(make_checkpoint, with_merges, tmp_path):
+    folder = with_merges(make_checkpoint(model_type="mistral", num_hidden_layers=1, sliding_window=2048))
+    assert export_gguf(folder, tmp_path / "m.gguf", "f16", name="tiny").path.is_file()

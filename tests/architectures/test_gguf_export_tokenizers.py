@@ -32,7 +32,7 @@ def sequence(*parts):
 
 def named(pre_tokenizer, *, ignore_merges=False):
     tokenizer = {"model": {"merges": ["a b"], "ignore_merges": ignore_merges}, "pre_tokenizer": pre_tokenizer}
-    return splitting_name(tokenizer, ["a", "b", "ab"])
+    return splitting_name(tokenizer)
 
 
 @pytest.mark.parametrize("name", ["llama-bpe", "smaug-bpe", "qwen2", "tekken", "gpt-4o"])
@@ -247,3 +247,8 @@ def test_smollm2_has_the_tokenizer_entries_of_the_file_it_came_from():
     assert {name: fingerprint_value(list(values)) for name, values in lists.items()} == WHEELS_OWN
     assert (found.model, found.splitting, found.flags["bos_token"]) == ("gpt2", "smollm", False)
     assert found.special_ids == {"bos": 1, "eos": 2, "unknown": 0, "padding": 2}
+
+
+def test_of_several_ends_of_a_turn_none_is_named(folder):
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 7, 8]}')
+    assert "eot" not in read_vocabulary(folder, 264).special_ids

@@ -154,10 +154,12 @@ def tree(store: Store, request: Request, limits: Limits) -> Reply:
 @route("discussions", "GET", rf"{MODEL}/discussions")
 def discussions(store: Store, request: Request, limits: Limits) -> Reply:
     found = readable(store, request)
-    common = {"status": "open", "isPullRequest": True, "createdAt": "2026-01-01T00:00:00.000Z"}
+    common = {"isPullRequest": True, "createdAt": "2026-01-01T00:00:00.000Z"}
+    common |= {"repo": {"name": found.name, "type": "model"}}
     rows = [
-        {"num": each.num, "title": each.title, "repo": {"name": found.name, "type": "model"}, **common}
+        {"num": each.num, "title": each.title, "status": each.status, **common}
         for each in found.pull_requests
+        if request.query.get("status") in (None, each.status)
     ]
     return Reply({"discussions": rows, "count": len(rows), "start": 0})
 

@@ -63,10 +63,11 @@ Files = dict[str, StoredFile]
 
 @dataclass
 class PullRequest:
-    """An open one; its commits stand under refs/pr/num."""
+    """Its commits stand under refs/pr/num."""
 
     num: int
     title: str
+    status: str = "open"
 
 
 @dataclass

@@ -120,3 +120,13 @@ def test_every_family_is_served_or_refused(family_checkpoint):
     from architectures.families import FAMILIES
 
     assert sorted((*SERVED, *WITHOUT_VLLM)) == sorted(FAMILIES)
+
+
+def test_the_unknown_token_is_special_and_every_chat_template_goes_along(small_draft, tmp_path):
+    draft = shutil.copytree(small_draft("llama"), tmp_path / "draft")
+    (draft / "additional_chat_templates").mkdir()
+    (draft / "additional_chat_templates" / "tool.jinja").write_text("{{ 1 }}")
+    convert_draft(draft, tmp_path / "own", "own-tokenizer")
+    own = AutoTokenizer.from_pretrained(tmp_path / "own")
+    assert own.added_tokens_decoder[own.unk_token_id].special
+    assert (tmp_path / "own" / "additional_chat_templates" / "tool.jinja").read_text() == "{{ 1 }}"

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from architectures.conversion.folders import convert_draft
 from architectures.errors import UserError
@@ -40,6 +41,12 @@ def roberta(values):
     }
 
 
+def without_numbers(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def damaged(values):
     values["ids"][1] = 0
 
@@ -53,6 +60,12 @@ MISTAKES = {
     "no record": ("whole", remove("draft_vocabulary.json"), "draft_vocabulary.json"),
     "damaged record": ("whole", edit("draft_vocabulary.json", damaged), "ids must ascend"),
     "another's record": ("whole", edit("draft_vocabulary.json", lambda v: v["ids"].pop()), "Take both from one draft"),
+    "a record of another vocabulary": (
+        "whole",
+        edit("draft_vocabulary.json", lambda v: v.update(vocab_size=265)),
+        "Take both from one draft",
+    ),
+    "no numbers": ("whole", without_numbers, r"mlp\.up_proj\.weight holds NaN"),
     "unknown is said": ("own-tokenizer", edit("draft_vocabulary.json", lambda v: v.update(unknown_id=1)), "unknown_id"),
     "unknown is none": ("whole", edit("draft_vocabulary.json", lambda v: v.update(unknown_id=264)), "unknown_id"),
     "strange origin": (

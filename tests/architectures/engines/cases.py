@@ -100,6 +100,13 @@ CASES = {
             at("vllm", "transformers", severity=LOSSY, rule=TEXTS),
         ),
     ),
+    "two texts from 5 on swapped": (
+        swapped(4, 5),
+        together(
+            at("sglang", "llama.cpp", TRT, severity=REFUSED, rule=TEXTS),
+            at("vllm", "transformers", severity=LOSSY, rule=TEXTS),
+        ),
+    ),
     "another kind of tokenizer": (
         lambda draft, _: draft["tokenizer.json"]["model"].update(type="WordPiece"),
         at("llama.cpp", severity=REFUSED, rule="vocabulary type"),
@@ -110,6 +117,10 @@ CASES = {
     ),
     "no BOS before texts": (
         settings_of_tokenizer(add_bos_token=False),
+        at("llama.cpp", severity=REFUSED, rule="BOS and EOS"),
+    ),
+    "EOS behind texts": (
+        settings_of_tokenizer(add_eos_token=True),
         at("llama.cpp", severity=REFUSED, rule="BOS and EOS"),
     ),
     "BOS left to the converter": (
@@ -161,6 +172,10 @@ CASES = {
         of_target(quantization_config={"quant_method": "fp8"}),
         at("sglang", severity=LOSSY, rule="quantisation"),
     ),
+    "both quantised": (
+        of_both(quantization_config={"quant_method": "gptq"}),
+        at("sglang", "llama.cpp", "transformers", TRT, severity=UNKNOWN, rule="quantisation"),
+    ),
     "pictures": (config(vision_config={}), at("vllm", severity=REFUSED, rule="text alone")),
     "code of its own": (config(auto_map={}), everywhere(LOSSY, "custom code")),
     "heads that do not divide the width": (
@@ -180,6 +195,10 @@ CASES = {
     ),
     "an ensemble": (
         lambda _, target: edit(target, "generation_config.json", assistant_ensemble_weight=0.5),
+        at("transformers", severity=LOSSY, rule="ensemble"),
+    ),
+    "an ensemble of the draft": (
+        lambda draft, _: edit(draft, "generation_config.json", assistant_ensemble_weight=0.5),
         at("transformers", severity=LOSSY, rule="ensemble"),
     ),
     "a tokenizer of its own": (

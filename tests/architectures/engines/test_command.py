@@ -179,3 +179,23 @@ def test_a_plain_draft_of_a_quantised_target_inherits_nothing(write):
     of["config.json"]["quantization_config"] = {"quant_method": "fp8"}
     pair = Pair(draft=read_draft(write("draft")), target=read_model(write("target", of)))
     assert serve_line("sglang", pair).endswith("--speculative-draft-model-quantization unquant")
+
+
+def test_a_quantised_draft_of_a_quantised_target_stays_as_it_is(write):
+    of = files()
+    of["config.json"]["quantization_config"] = {"quant_method": "fp8"}
+    pair = Pair(draft=read_draft(write("draft", of)), target=read_model(write("target", of)))
+    assert "unquant" not in serve_line("sglang", pair)
+
+
+def test_a_revision_and_every_number_are_in_the_lines_of_other_engines(write):
+    pair = pair_with(write, lookahead=5, revision="v1")
+    assert "revision='v1')" in serve_line("transformers", pair)
+    assert words_of("llama.cpp", pair)[5:] == [
+        "--spec-type",
+        "draft-simple",
+        "--spec-draft-n-max",
+        "5",
+        "--spec-draft-p-min",
+        "0.0",
+    ]

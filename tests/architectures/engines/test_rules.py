@@ -151,3 +151,34 @@ def test_every_family_has_an_answer_or_an_explained_refusal(write, engine, famil
     refused = {each.rule for each in found if each.severity is REFUSED}
     assert refused == ({"model type"} if (engine, family) == ("llama.cpp", "opt") else set())
     assert ENGINES[engine].serve(pair)
+
+
+def remedies(engine: str, pair: Pair, severity: Severity) -> dict[str, str]:
+    return {each.rule: each.remedy for each in findings(engine, pair) if each.severity is severity}  # pyright: ignore[reportArgumentType]
+
+
+def test_devices_that_are_advised_share_both_models(pair_of):
+    change = config(num_attention_heads=4, num_key_value_heads=4, head_dim=64)
+    assert remedies("vllm", pair_of(change, tensor_parallel=8), REFUSED) == {
+        "tensor parallelism": "Serve both on 1, 2 or 4 devices, or cut the draft to other heads and widths."
+    }
+
+
+def test_a_draft_of_its_own_tokens_is_advised_to_be_made_whole(pair_of):
+    told = remedies("sglang", pair_of(CASES["a tokenizer of its own"][0]), REFUSED)
+    assert told["vocabulary size"] == "Run `widedraft convert --form whole` on the draft that this was made from."
+
+
+def test_a_shorter_draft_is_advised_to_be_stretched(pair_of):
+    short = config(max_position_embeddings=256)
+    assert remedies("vllm", pair_of(short), LOSSY) == {
+        "length": "Export it with max_position_embeddings 512, or serve texts of at most 256 tokens."
+    }
+
+
+@pytest.mark.parametrize("engine", ALL)
+def test_the_worst_is_told_first(pair_of, engine):
+    pair = pair_of(config(vocab_size=429, max_position_embeddings=256, dtype=None))
+    order = [list(Severity).index(each.severity) for each in findings(engine, pair)]
+    assert order[0] == 0
+    assert order == sorted(order)

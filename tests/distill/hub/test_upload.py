@@ -286,3 +286,33 @@ def test_a_process_of_its_own_finds_hub_and_token_in_its_environment(hub, draft,
     assert contents(hub) == DRAFT
     assert WRITER not in done.stdout + done.stderr
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file() and WRITER in path.read_text()]
+
+
+def test_a_repository_that_is_private_is_said_to_be_though_it_may_be_public(hub, draft):
+    push(draft)
+    assert push(draft, private=False).is_private
+
+
+def test_a_pull_request_against_main_by_name_is_one_against_main(hub, draft):
+    assert push(draft, pull_request=True, revision="main").url == f"{hub.endpoint}/org/name/discussions/1"
+
+
+def test_nobody_waits_for_longer_than_five_minutes(hub, draft, waits):
+    hub.faults.plan("info", Fault(status=429, headers={"Retry-After": "86400"}))
+    push(draft)
+    assert waits == [300.0]
+
+
+@pytest.mark.parametrize("name", ["config.json", LARGE])
+def test_a_file_of_the_same_size_and_other_bytes_is_pushed(hub, draft, name):
+    push(draft)
+    content = DRAFT[name][::-1]
+    (draft / name).write_bytes(content)
+    assert not push(draft).was_complete
+    assert contents(hub) == DRAFT | {name: content}
+
+
+def test_a_pull_request_that_was_closed_is_opened_anew(hub, draft):
+    push(draft, pull_request=True)
+    hub.store.repositories["org/name"].pull_requests[0].status = "closed"
+    assert push(draft, pull_request=True).url == f"{hub.endpoint}/org/name/discussions/2"

@@ -12,6 +12,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
 import widedraft
+from architectures.atomic import write_json
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint
 from architectures.generation_settings import read_generation_settings
@@ -19,9 +20,14 @@ from architectures.shapes import Shape
 from architectures.target import read_config
 from distill.config import PushConfig
 from distill.hub.asked import refuse_without_gguf
-from distill.hub.publish import Wanted, dry_run
+from distill.hub.contents import Forms, fit_context, lay_out_small_head
+from distill.hub.figures import break_even_words
+from distill.hub.publish import Wanted, dry_run, write_terms
+from distill.hub.serving import servings_of
+from distill.hub.terms import terms_of
 from distill.recipe import load_recipe
 from eval.report.cards import read_card
+from eval.report.drafts import scored_drafts
 
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WANTED = Wanted("org/draft", base_model=BASE)
@@ -290,3 +296,144 @@ def test_a_recipe_that_asks_for_a_file_nobody_can_write_is_refused_before_traini
     refuse_without_gguf(recipe, replace(shape, family="opt"))  # it asks for none
     with pytest.raises(UserError, match=r"push_to_hub\.gguf: .* model_type opt does not become a GGUF file"):
         refuse_without_gguf(asked, replace(shape, family="opt"))
+
+
+def test_a_scorecard_of_another_target_is_stale(run, tmp_path, capsys):
+    path = run / "eval" / "scorecard.json"
+    record = json.loads(path.read_text())
+    record["target"]["fingerprint"] = record["drafts"][0]["fingerprint"]
+    path.write_text(json.dumps(record))
+    for beside in (path.with_name("rounds.jsonl"), path.with_name("examples.json")):
+        beside.unlink(missing_ok=True)
+    assert "is of another target" in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
+
+
+def test_the_report_that_is_published_holds_no_prompt(laid_out, finished):
+    examples = read_card(finished["whole"] / "eval" / "scorecard.json").examples
+    assert examples is not None
+    assert "<b>why</b>" in {one.prompt for one in examples}
+    assert "&lt;b&gt;why" not in (laid_out["whole"] / "report.html").read_text()
+
+
+@pytest.mark.parametrize("form", [".", "small-head", "own-tokenizer"])
+def test_every_form_says_how_many_tokens_it_proposes(laid_out, form):
+    assert read_generation_settings(laid_out["small"] / form)["num_assistant_tokens"] in (1, 2, 3)
+
+
+def test_an_engine_that_refuses_the_draft_has_no_serve_line(run, tmp_path):
+    dry_run(run, replace(WANTED, repo_id="org/my-eagle3", allowed=["misleading-name"]), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Not served: The draft's path or name holds 'eagle3'" in card
+    assert "vllm serve" not in card
+
+
+@pytest.mark.parametrize(
+    "rope", [{"rope_theta": 1e4}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}], ids=["old", "new"]
+)
+def test_a_shorter_draft_takes_texts_as_long_as_its_target(make_checkpoint, rope):
+    draft, target = (make_checkpoint(num_hidden_layers=1, max_position_embeddings=most) for most in (64, 128))
+    config = read_config(draft)
+    del config["rope_parameters"]
+    write_json({**config, **rope}, draft / "config.json")
+    fit_context(draft, target)
+    assert read_config(draft)["max_position_embeddings"] == 128
+
+
+def test_a_shorter_draft_of_scaled_positions_is_refused(make_checkpoint):
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 1.5}
+    draft = make_checkpoint(num_hidden_layers=1, max_position_embeddings=64, rope_parameters=rope)
+    target = make_checkpoint(num_hidden_layers=1, max_position_embeddings=128)
+    with pytest.raises(UserError, match=r"takes texts of 96 tokens .* and its target of 128"):
+        fit_context(draft, target)
+
+
+def test_the_targets_own_notice_is_not_written_over(tmp_path):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "NOTICE").write_text("theirs")
+    (tmp_path / "target" / "USE_POLICY.md").write_text("policy")
+    write_terms(terms_of(tmp_path / "target", "meta-llama/Llama-3.2-1B", None), tmp_path)
+    assert (tmp_path / "NOTICE").read_text() == "theirs"
+    assert (tmp_path / "USE_POLICY.md").read_text() == "policy"
+
+
+def test_the_card_holds_every_row_of_the_scorecards_tables(laid_out, finished):
+    card = (laid_out["whole"] / "README.md").read_text()
+    record = read_card(finished["whole"] / "eval" / "scorecard.json").record
+    live, loop = record["live"], record["live"]["agreement"]["loop"]
+    speeds = (f"{live[key]['value']:.2f}x" for key in ("speedup", "decoding_speedup"))
+    begins = f"| the draft, lookahead {live['lookahead']} | {1 + loop['accepted'] / loop['rounds']:.2f} | "
+    [told_row] = [line for line in card.splitlines() if line.startswith(begins)]
+    assert all(told.startswith(speed) for told, speed in zip(told_row.split(" | ")[2:], speeds, strict=True))
+    assert "| target, 4 tokens (verify) |" in card
+    for row in record["acceptance"]:
+        for rule in (row, *row["other_rules"]):
+            assert f"| all | {row['temperature']:g} | {rule['rule']} |" in card
+
+
+def test_the_front_matter_has_tau_and_alpha_under_their_names(laid_out, finished):
+    record = read_card(finished["whole"] / "eval" / "scorecard.json").record
+    found = ModelCard.load(laid_out["whole"] / "README.md").data.eval_results
+    assert found is not None
+    said = {one.metric_type: one.metric_value for one in found if one.dataset_config == "temperature 0"}
+    assert said["acceptance_rate"] == round(record["acceptance"][0]["alpha"]["value"], 4)
+    taus = [round(each["tau"]["value"], 4) for each in record["acceptance"][0]["lookahead"]]
+    assert said["acceptance_length"] in taus
+
+
+def test_sixteen_bits_are_a_limit_where_they_were_scored_alone(laid_out):
+    assert "In 16-bit numbers" not in (laid_out["whole"] / "README.md").read_text()
+
+
+def test_parameters_without_embeddings_have_their_row(laid_out):
+    shape = Shape.from_config(read_config(laid_out["whole"]))
+    row = f"| without embeddings | {shape.parameters_without_embeddings():,} |"
+    assert row in (laid_out["whole"] / "README.md").read_text()
+
+
+def test_what_an_engine_loses_with_a_form_is_beside_its_line(laid_out):
+    card = (laid_out["small"] / "README.md").read_text()
+    assert "use_heterogeneous_vocab maps them by their texts, and drafts greedily." in card.replace("&#95;", "_")
+
+
+def test_provenance_has_every_stage_there_is(laid_out):
+    found = json.loads((laid_out["whole"] / "provenance.json").read_text())
+    assert {"data", "draft"} <= found["stages"].keys()
+
+
+def test_policies_of_a_draft_go_with_it(run, tmp_path):
+    (run / "draft" / "lookup_policy.json").write_text("{}")
+    dry_run(run, WANTED, tmp_path / "out")
+    assert (tmp_path / "out" / "lookup_policy.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("lookahead", [1, 5])
+def test_serve_lines_propose_what_pays_most(laid_out, published_target, lookahead):
+    told = servings_of(
+        laid_out["whole"],
+        published_target,
+        Forms(small=False),
+        repo_id="org/draft",
+        base_model=BASE,
+        lookahead=lookahead,
+    )
+    assert f'"num_speculative_tokens": {lookahead}' in told[0].line
+
+
+@pytest.mark.parametrize(
+    ("needed", "told"), [(None, "alone would not pay at any alpha"), (0.25, "alone breaks even at alpha 0.250")]
+)
+def test_the_acceptance_from_which_a_draft_pays_is_told(finished, needed, told):
+    [one] = scored_drafts([read_card(finished["whole"] / "eval" / "scorecard.json")])
+    for entry in one.forecast(0.0)["lookahead"]:
+        entry["break_even_alpha"] = needed
+    assert told in break_even_words(one)
+
+
+def test_a_small_head_whose_tokenizer_cannot_be_cut_goes_without_that_form(finished, tmp_path):
+    draft = shutil.copytree(finished["small"] / "draft", tmp_path / "draft")
+    file, ends = draft / "tokenizer.json", {"sep": ["<|im_end|>", 2], "cls": ["<|im_start|>", 1]}
+    frame = {"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": False}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": frame}))
+    forms = lay_out_small_head(draft, tmp_path / "out")
+    assert forms.folders == [".", "small-head"]
+    assert "RobertaProcessing" in str(forms.refused)

@@ -12,6 +12,7 @@ import widedraft
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint
 from distill.check import check_recipe
+from distill.hub.asked import refuse_unpublishable
 from distill.hub.publish import Wanted, dry_run
 from distill.recipe import load_recipe, save_recipe
 from distill.stages import push_stage, run_all
@@ -139,3 +140,7 @@ def test_a_target_on_the_hub_at_a_pinned_revision_goes_the_whole_way(hub, publis
     assert "base_model: org/target" in card
     assert "license: apache-2.0" in card
     assert not hub.store.repositories["org/draft"].private
+
+
+def test_a_licence_that_is_named_is_enough_for_a_target_without_a_hub_id(run):
+    refuse_unpublishable(with_push(run, base_model="none", public=True, license="mit"))

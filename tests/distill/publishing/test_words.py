@@ -38,6 +38,7 @@ def test_of_a_path_the_end_and_of_a_secret_nothing(value, shown):
         ("http://x", "http:&#47;&#47;x"),
         ("&#60;b", "&amp;#60;b"),
         ("a_b _c_", "a_b &#95;c&#95;"),
+        ("www.bad.example", "www&#46;bad.example"),
     ],
 )
 def test_a_text_is_words_alone(text, shown):
@@ -61,3 +62,20 @@ def test_a_card_without_front_matter_names_no_licence(tmp_path):
 
 def test_what_is_private_needs_no_licence():
     refuse_unlicensed(Terms(None, "nowhere"), "draft", public=False)
+
+
+@pytest.mark.parametrize(
+    ("base_model", "licence", "begins", "notice"),
+    [
+        ("meta-llama/Llama-2-7b-hf", "llama2", "", "LLAMA 2 Community License"),
+        ("meta-llama/Meta-Llama-3-8B", "llama3", "Llama 3", "Meta Llama 3 is licensed under the Meta Llama 3 Comm"),
+        ("meta-llama/Llama-3.1-8B", "llama3.1", "Llama", "Llama 3.1 is licensed under the Llama 3.1 Community"),
+        ("google/gemma-2-2b", "gemma", "", "Gemma Terms of Use"),
+        ("mistralai/Mistral-7B-v0.3", "apache-2.0", "", ""),
+    ],
+)
+def test_what_the_licence_of_a_published_target_asks(tmp_path, base_model, licence, begins, notice):
+    terms = terms_of(tmp_path, base_model, None)
+    assert (terms.licence, terms.demand.name_begins) == (licence, begins)
+    assert notice in terms.demand.notice
+    assert bool(terms.demand.notice) is bool(notice)

@@ -204,3 +204,29 @@ def test_the_page_tells_every_law_and_the_speed(certificate):
     page = certificate_page(certificate)
     assert page.count("holds") == 6
     assert "speed in this engine: 2.00x [2.00, 2.00], 32.0 tokens/s without and 64.0 with the draft" in page
+
+
+def test_a_silent_text_behind_a_prompt_as_long_as_a_heard_one_is_no_length_gate(run):
+    wrong = with_text(run, 7, counted=replace(COUNTED, accepted=0, by_position=(0, 0, 0)))
+    assert causes(wrong) == ["unknown: they are furthest apart at prompt 8, 0 accepted there and 34 by replay."]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_number_type_of_16_bits_is_a_cause(run, dtype):
+    wrong = with_text(replace(run, dtype=dtype), 1, drafted_ids=(1,))
+    assert causes(wrong)[0].startswith(f"number type: in {dtype}")
+
+
+def test_what_the_engine_accepts_beyond_the_replay_is_placed_too(run):
+    replayed = [COUNTED] * 24
+    replayed[4] = replace(COUNTED, accepted=4, by_position=(4, 0, 0))
+    assert causes(run, replayed) == ["unknown: they are furthest apart at prompt 5, 34 accepted there and 4 by replay."]
+
+
+def test_near_ties_alone_have_no_cause(run):
+    parted = with_text(replace(run, dtype="float16"), 1, drafted_ids=(1,))
+    assert likely_causes(parted, PROMPTS, [COUNTED] * 24, FINE, [2]) == []
+
+
+def test_an_engine_that_never_proposed_the_targets_own_tokens_is_not_certified(run):
+    assert broken(replace(run, own=Counted(rounds=0, proposed=0, accepted=0))) == ["own draft"]

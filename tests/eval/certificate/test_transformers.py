@@ -8,7 +8,7 @@ import pytest
 import widedraft
 from eval.certificate.certify import Asked, certify_pair
 from eval.certificate.record import read_certificates
-from eval.certificate.replayed import own_tokens, replay_run
+from eval.certificate.replayed import NONE, OwnTokens, own_tokens, replay_run
 from eval.models import load_model
 
 ASKED = Asked(
@@ -112,3 +112,8 @@ def test_a_small_head_is_sent_to_convert(target_folder, small_head_folder, capsy
 
 def test_a_tokenizer_of_as_many_tokens_is_no_own_one(target_folder, noisy_folder):
     assert own_tokens(target_folder, noisy_folder) is None
+
+
+def test_a_token_that_the_draft_has_not_is_read_as_the_unknown_one_and_never_kept():
+    own = OwnTokens({5: 0}, unknown=1)
+    assert (own.read([5, 6]), own.wanted([5, 6])) == ([0, 1], [0, NONE])
