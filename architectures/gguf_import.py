@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import transformers
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -34,7 +35,8 @@ from architectures.weights import TensorInfo, require_replaceable, write_weights
 
 PERMUTED_ARCHITECTURES = ("llama",)  # llama.cpp stores their query and key rows in its own rotary order
 ROPE_FACTORS = "rope_freqs.weight"
-GPT2_SPLITTING = (None, "default", "gpt-2", "smollm")  # `tokenizer.ggml.pre`, where GPT-2's own word splitting is right
+GPT2_SPLITTING = (None, "default", "gpt-2")  # `tokenizer.ggml.pre`, where GPT-2's own word splitting is right
+DIGITS_APART = "smollm"  # the same behind a step that makes every digit a word: spaces before a number stay together
 TOKENIZER_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
 MAX_CHARS_SHOWN = 200
 SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
@@ -227,7 +229,7 @@ def require_known_splitting(file: Path, header: GgufHeader) -> None:
     if header.metadata.get("tokenizer.ggml.model") != "gpt2":
         return
     splitting = header.metadata.get("tokenizer.ggml.pre")
-    if splitting not in {*GPT2_SPLITTING, *known_splittings()}:
+    if splitting not in {*GPT2_SPLITTING, DIGITS_APART, *known_splittings()}:
         raise UserError(
             f"{file}: transformers {transformers.__version__} does not rebuild tokenizer.ggml.pre={splitting}, a way "
             "to split text into words. Install a newer one, or use the model's original Hugging Face folder."
@@ -249,8 +251,8 @@ def known_splittings() -> Mapping[str, str]:
 def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
     """Write the tokenizer and chat template a GGUF file carries.
 
-    Transformers rebuilds the vocabulary. Special tokens are taken from the header: transformers 5.17 mistakes the
-    beginning for the end and adds no beginning.
+    Transformers rebuilds the vocabulary, with GPT-2's splitting where it knows no other. Special tokens are taken from
+    the header: transformers 5.17 mistakes the beginning for the end and adds no beginning.
     """
     try:
         rebuilt = AutoTokenizer.from_pretrained(
@@ -261,6 +263,10 @@ def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
             raise
         said = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]
         raise UserError(f"{file}: its tokenizer could not be rebuilt ({said}). Fetch the file again.") from error
+    if header.metadata.get("tokenizer.ggml.pre") == DIGITS_APART:
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        steps = [pre_tokenizers.Digits(individual_digits=True), words]
+        rebuilt.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     ids = {name: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL_TOKENS.items()}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=rebuilt.backend_tokenizer,

@@ -3,14 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from architectures.fingerprint import fingerprint_value
 from architectures.gguf_import import known_splittings
 
-# Vocabularies whose tokenizer.json may say less than llama.cpp's own name does: one that was imported from a GGUF file
-# has GPT-2's splitting, which differs at digits. sha256 of tokens and merges -> name.
-KNOWN_VOCABULARIES = {
-    "4e21d9b982a885c43a48f0107d36019276f2b5a88fa4365efab9f2a6f9436476": "smollm",  # SmolLM2
-}
 WORDS, BYTES = ("ByteLevel", "words"), ("ByteLevel", "bytes")
 DIGITS = ("Digits", "each")
 BY_PARTS = {(WORDS,): "gpt-2", (DIGITS, WORDS): "smollm"}
@@ -19,17 +13,8 @@ BY_PARTS = {(WORDS,): "gpt-2", (DIGITS, WORDS): "smollm"}
 NAMES = {False: ("qwen2", "gpt-4o", "smaug-bpe"), True: ("llama-bpe", "tekken")}
 
 
-def splitting_name(tokenizer: Mapping[str, Any], tokens: Sequence[str]) -> str | None:
-    """The name of a tokenizer's splitting; None where llama.cpp has none that is known here.
-
-    Args:
-        tokenizer: A byte-level tokenizer.json.
-        tokens: Of its vocabulary, by id.
-    """
-    merges = [merge_text(merge) for merge in tokenizer["model"]["merges"]]
-    known = KNOWN_VOCABULARIES.get(fingerprint_value([list(tokens), merges]))
-    if known is not None:
-        return known
+def splitting_name(tokenizer: Mapping[str, Any]) -> str | None:
+    """The name of the splitting of a byte-level tokenizer.json; None where llama.cpp has none that is known here."""
     parts = tuple(part_name(part) for part in flattened(tokenizer.get("pre_tokenizer")))
     keeps_words = bool(tokenizer["model"].get("ignore_merges"))
     if parts in BY_PARTS and not keeps_words:

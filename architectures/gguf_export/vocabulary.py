@@ -73,7 +73,7 @@ def read_vocabulary(folder: Path, rows: int) -> GgufVocabulary:
         return GgufVocabulary(
             model="llama", types=types, scores=scores, flags=flags | {"space_prefix": with_space}, **common
         )
-    splitting = require_splitting(folder, described, [texts[id_] for id_ in sorted(texts)])
+    splitting = require_splitting(folder, described)
     merges = [merge_text(merge) for merge in described["model"]["merges"]]
     if not merges:
         raise UserError(f"{folder}: its tokenizer has no merges, and llama.cpp loads none such. {COPY_TOKENIZER}")
@@ -128,7 +128,7 @@ def sentencepiece_parts(folder: Path, described: Mapping[str, Any], tokens: Sequ
     return scores, with_space
 
 
-def require_splitting(folder: Path, described: Mapping[str, Any], tokens: Sequence[str]) -> str:
+def require_splitting(folder: Path, described: Mapping[str, Any]) -> str:
     """llama.cpp's name for the way a byte-level tokenizer splits text.
 
     Raises:
@@ -142,7 +142,7 @@ def require_splitting(folder: Path, described: Mapping[str, Any], tokens: Sequen
     others = [part["type"] for part in flattened(described.get("normalizer")) if part["type"] != "NFC"]
     if others:  # NFC changes hardly a text, and llama.cpp leaves it out for the target too
         raise UserError(f"{folder}: its tokenizer changes texts by {others[0]}, which llama.cpp does not. {CONVERTER}")
-    name = splitting_name(described, tokens)
+    name = splitting_name(described)
     if name is None:
         kinds = ", ".join(part["type"] for part in flattened(described.get("pre_tokenizer"))) or "nothing"
         raise UserError(
