@@ -182,8 +182,9 @@ def fact_rows(of: Publication, folder: Path) -> list[tuple[str, str]]:
     shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
     nominal = of.recipe.architecture.shape
     called = "" if nominal is None else f"; the shape is called {NAMED_SHAPES[nominal].nominal}"
+    layers = "1 layer" if shape.layers == 1 else f"{shape.layers} layers"
     sizes = (
-        f"{shape.layers} layer{'s' if shape.layers > 1 else ''}, hidden {shape.hidden}, feed-forward {shape.intermediate}, {shape.heads} heads of "
+        f"{layers}, hidden {shape.hidden}, feed-forward {shape.intermediate}, {shape.heads} heads of "
         f"{shape.head_dim}, {shape.kv_heads} key/value heads"
     )
     wanted = of.recipe.architecture.vocabulary
