@@ -7,7 +7,7 @@ from architectures.draft_vocabulary.record import CONFIG_KEY
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family
-from architectures.plan import PruningPlan
+from architectures.plan_record import PruningPlan
 
 
 def draft_config(config: Mapping[str, Any], plan: PruningPlan, dtype: str | None) -> dict[str, Any]:

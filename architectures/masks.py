@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from architectures.plan import PruningPlan
+from architectures.plan_record import PruningPlan
 from architectures.shapes import Shape
 
 LOW, HIGH, BETA = -0.1, 1.1, 2 / 3  # what the concrete distribution is stretched to, and its temperature

@@ -3,18 +3,15 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
-from typing import TYPE_CHECKING
 
 from architectures.draft_vocabulary.record import broken_law
-
-if TYPE_CHECKING:
-    from architectures.plan import PruningPlan
-    from architectures.shapes import Shape
+from architectures.plan_record import PruningPlan
+from architectures.shapes import Shape
 
 SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
 
 
-def broken_laws(plan: "PruningPlan") -> Iterator[str]:
+def broken_laws(plan: PruningPlan) -> Iterator[str]:
     """What a plan says that no target can be cut by, in words."""
     source, draft = plan.source, plan.draft
     sizes = {name: (getattr(draft, name), getattr(source, name)) for name in SIZES}
@@ -33,14 +30,14 @@ def broken_laws(plan: "PruningPlan") -> Iterator[str]:
         yield from broken_scales(plan)
 
 
-def uncut(plan: "PruningPlan") -> "Shape":
+def uncut(plan: PruningPlan) -> Shape:
     """The draft's shape with the source's output head, where the plan cuts it."""
     if plan.vocabulary is None:
         return plan.draft
     return replace(plan.draft, head_vocab=plan.source.head_vocab, tied=plan.source.tied)
 
 
-def broken_vocabulary(plan: "PruningPlan") -> str | None:
+def broken_vocabulary(plan: PruningPlan) -> str | None:
     """What is wrong with the ids that the head keeps, in words."""
     if plan.vocabulary is None:
         return None
@@ -52,7 +49,7 @@ def broken_vocabulary(plan: "PruningPlan") -> str | None:
     return None if mistake is None else f"vocabulary: {mistake}"
 
 
-def broken_lists(plan: "PruningPlan") -> Iterator[str]:
+def broken_lists(plan: PruningPlan) -> Iterator[str]:
     """The same of the parts that are kept."""
     source, draft = plan.source, plan.draft
     yield from broken_choice("source_layers", plan.source_layers, draft.layers, source.layers)
@@ -90,7 +87,7 @@ def broken_choice(name: str, choice: Sequence[int], kept: int, of: int) -> Itera
         yield f"{name} must be from 0 to {of - 1}, got {outside[0]}"
 
 
-def broken_scales(plan: "PruningPlan") -> Iterator[str]:
+def broken_scales(plan: PruningPlan) -> Iterator[str]:
     """The same of the rescaling."""
     for place, cut in enumerate(plan.cuts):
         if not 0 <= cut.layer <= plan.draft.layers:

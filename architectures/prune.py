@@ -17,7 +17,7 @@ from architectures.draft_config import draft_config
 from architectures.draft_vocabulary.record import DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.plan import PLAN_NAME, PruningPlan
+from architectures.plan_record import PLAN_NAME, PruningPlan
 from architectures.shapes import Shape, checkpoint_tensors
 from architectures.slicing import draft_tensor, source_name, tensor_places
 from architectures.target import read_config

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from architectures.families import FAMILIES
 from architectures.families.family import Part
-from architectures.plan import PruningPlan
+from architectures.plan_record import PruningPlan
 from architectures.shapes import Shape
 from architectures.vocabulary import fit_rows
 

@@ -34,7 +34,6 @@ from architectures.prune import prune_checkpoint
 from architectures.shapes import Shape
 from architectures.target import read_config
 from eval.acceptance import Counts, count_trace
-from eval.config import PromptSource
 from eval.decoding.rules import EXACT_GREEDY_DRAFT
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
@@ -42,6 +41,7 @@ from eval.models import load_model, load_tokenizer, stop_token_ids
 from eval.replay import answer_logits, replay_answer, replay_counts
 from eval.tasks.prompts import load_prompts
 from eval.tasks.rendering import render_prompt
+from eval.tasks.source import PromptSource
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"
 PROMPTS = Path(__file__).parents[1] / "recipes" / "prompts" / "quickstart.jsonl"

@@ -1,6 +1,5 @@
 """What a recipe would make and cost, told before any weight is read. No torch: `widedraft check` answers at once."""
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from architectures.context_length import ContextLength, context_length
+from architectures.disk import free_bytes, size
 from architectures.draft_vocabulary.asked import with_asked_head
 from architectures.draft_vocabulary.record import CONFIG_KEY, refuse_small_head
 from architectures.errors import UserError
@@ -279,19 +279,6 @@ def slow_rows(recipe: Recipe) -> list[Row]:
 def sizes(parts: dict[str, int]) -> list[Row]:
     """Named sizes in bytes, and their sum."""
     return [(size(count), name) for name, count in {**parts, "together": sum(parts.values())}.items()]
-
-
-def size(count: int) -> str:
-    """Bytes for people, as wide as any other: 538060032 is " 513.1 MiB"."""
-    mebibytes = count / 2**20
-    return f"{mebibytes / 1024:6.1f} GiB" if mebibytes >= 1024 else f"{mebibytes:6.1f} MiB"
-
-
-def free_bytes(folder: Path) -> int:
-    """Free space where a folder is or will be."""
-    return shutil.disk_usage(
-        next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    ).free
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -15,10 +15,10 @@ from distill.data.conversations import Conversation, load_conversations
 from distill.recipe import Recipe
 from distill.stage_inputs import asked_inputs, target_record
 from distill.times import split_time
-from eval.config import PromptSource
 from eval.earlier_answers import num_answered
 from eval.tasks.forms import Prompt
 from eval.tasks.prompts import load_prompts
+from eval.tasks.source import PromptSource
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from architectures.families import family_of
 from architectures.families.family import Family
 from architectures.fingerprint import fingerprint_checkpoint, fingerprint_file
 from architectures.manifest import MANIFEST_NAME, write_manifest
-from architectures.plan import PLAN_NAME
+from architectures.plan_record import PLAN_NAME
 from architectures.shapes import Shape
 from architectures.target import read_config
 from architectures.target_files import carry_files, require_tokenizer, with_special_ids

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from architectures.fingerprint import fingerprint_checkpoint
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
-from architectures.plan import PLAN_NAME, PruningPlan, load_plan, needed_scores, plan_pruning
+from architectures.plan import load_plan, needed_scores, plan_pruning
+from architectures.plan_record import PLAN_NAME, PruningPlan
 from architectures.scores import Scores
 from architectures.shapes import Shape
 from architectures.target import read_config
@@ -140,9 +141,9 @@ def calibration_texts(recipe: Recipe, target: Path, tokenizer: Any) -> Iterator[
     """A text file's text, or prompts as the target reads them: of a file, of the data, or written by itself."""
     from architectures.calibration import read_text
     from distill.data.generate import write_own_prompts_if_asked
-    from eval.config import PromptSource
     from eval.tasks.prompts import load_prompts
     from eval.tasks.rendering import render_prompt
+    from eval.tasks.source import PromptSource
 
     text = recipe.architecture.calibration.text
     if text is not None and not text.endswith(".jsonl"):

@@ -1,7 +1,6 @@
 """Every key a recipe may hold, and how a file and a command line become one Recipe. No torch.
 
-`python -m distill.recipe` writes what is derived from the models: recipes/recipe.schema.json, which editors use to
-complete and check recipes, the tables of docs/recipes.md, and the hours in the headers of recipes.
+The models are in the neighbouring modules; `python -m distill.recipe_reference` writes what is derived from them.
 """
 
 import re
@@ -13,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
-from architectures.atomic import write_json, write_text
+from architectures.atomic import write_text
 from architectures.config import ArchitectureConfig, TargetConfig
 from architectures.errors import UserError
 from architectures.reading import read_text
@@ -22,7 +21,6 @@ from distill.config import DistillConfig, ExportConfig
 from distill.data.config import DataConfig
 from distill.recipe_reading.environment import from_environment
 from distill.recipe_reading.mistakes import mistakes_of, report
-from distill.recipe_reading.reference import write_reference
 from distill.recipe_reading.source import read_source
 from distill.recipe_reading.yaml_lines import KeyPath
 from distill.teacher.config import refuse_uncaptured
@@ -32,8 +30,6 @@ from eval.config import EvalConfig
 AnySection = TypeVar("AnySection", bound=Section)
 
 MOST_MIB = 1  # of a recipe; the longest here has 3 KiB
-SCHEMA_PATH = Path(__file__).parent.parent / "recipes" / "recipe.schema.json"
-INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${key} filled in from another key."}
 
 
 RESOLVED = "# Resolved by widedraft"  # begins every recipe that a stage wrote
@@ -205,19 +201,6 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
     write_text(header + OmegaConf.to_yaml(OmegaConf.create(recipe.to_save())), path)
 
 
-def recipe_schema() -> dict[str, Any]:
-    """The JSON Schema of recipes as people write them, with ${...} allowed wherever a value may stand."""
-    schema = Recipe.model_json_schema()
-    for section in (schema, *schema["$defs"].values()):
-        section["properties"] = {name: _or_interpolation(node) for name, node in section["properties"].items()}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def write_schema(path: Path = SCHEMA_PATH) -> None:
-    """Write the JSON Schema of recipes."""
-    write_json(recipe_schema(), path)
-
-
 def _load(text: str, name: str, overrides: Sequence[str], model: type[AnySection]) -> AnySection:
     try:
         source = read_source(text, name, overrides, model)
@@ -262,19 +245,3 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, list):
         return [_escaped(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
-
-
-def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
-    """The node with an interpolation as one more option; plain text allows one anyway."""
-    if node.get("type") == "string" and "pattern" not in node and "enum" not in node:
-        return node
-    notes = {name: node[name] for name in ("title", "description", "default") if name in node}
-    return {**notes, "anyOf": [{name: node[name] for name in node if name not in notes}, INTERPOLATION]}
-
-
-if __name__ == "__main__":
-    write_schema()
-    write_reference(Recipe.model_json_schema())
-    from distill.expected_time.headers import write_headers  # imports this module, under its own name
-
-    write_headers()

@@ -24,7 +24,7 @@ from distill.teacher.config import recorded
 from distill.teacher_cache.entry_ids import entry_ids
 from distill.text.config import is_plain_text
 from distill.vocabulary.text import TEXT_TOKENS
-from eval.config import PromptSource
+from eval.tasks.source import PromptSource
 from eval.tasks.table import TASKS
 
 RESUMABLE_KEYS = frozenset(  # a continued training may change these

@@ -2,9 +2,9 @@
 
 import argparse
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
-Form = Literal["whole", "own-tokenizer"]
+from architectures.conversion.forms import Form
 
 
 def convert_arguments(parser: argparse.ArgumentParser) -> None:

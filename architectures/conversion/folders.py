@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from architectures.atomic import staged_folder, write_json, write_text
-from architectures.conversion.command import Form
+from architectures.conversion.forms import Form
 from architectures.conversion.rows import embedding_with_unknown, grown_head, head_with_unknown
 from architectures.conversion.small_draft import SmallDraft, read_small_draft
 from architectures.conversion.tokenizer_cut import cut_ids, cut_settings, cut_tokenizer

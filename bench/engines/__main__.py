@@ -15,8 +15,8 @@ from typing import Any
 
 from architectures.typed_file import read_typed
 from bench.marked import between
-from eval.certificate.laws import pooled, shown
-from eval.certificate.record import FORM, REMEDY, Certificate
+from eval.certificate.laws import shown
+from eval.certificate.record import FORM, REMEDY, Certificate, pooled
 from eval.scorecard.tables import table
 from eval.scorecard.verdict import with_interval
 

@@ -11,10 +11,10 @@ from architectures.target import resolve_checkpoint
 from bench.minutes.setting import SEED, Setting
 from distill.stages import eval_prompts, generate_stage
 from distill.teacher_cache.stage import cache_stage
-from eval.config import PromptSource
 from eval.scorecard.answers import Answers, record_answers
 from eval.tasks.forms import Prompt
 from eval.tasks.prompts import load_prompts
+from eval.tasks.source import PromptSource
 
 OWN, UNSEEN = "held out", "unseen"
 Scored = dict[str, dict[float, Answers]]  # by set and temperature

@@ -1,61 +1,24 @@
 """`widedraft choose --budget FILE`: what tokens, readings and minutes make a draft pay here, by a law of trainings."""
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint
-from distill.budget.costs import Costs, costs_of
+from distill.budget.costs import costs_of
 from distill.budget.law import Budget, fit
 from distill.budget.mixes import Laws, Mix, cheapest, doubled, fastest_within, valued
 from distill.budget.record import Trainings, read_trainings, shapes_of
 from distill.choose.candidates import Candidate
 from distill.choose.command import candidates_in, measured_steps
+from distill.choose.weighed import Basis, Weighed
 from distill.expected_work import expected_reading, expected_work, read_rows
 from distill.recipe import Recipe
 from distill.stage_folders import begin_stage
-from eval.choice import Prospect, prospect, step_times
-from eval.speedup import StepTimes
+from eval.choice import prospect, step_times
 
 PAYS = 1.0  # the speed-up at which a draft breaks even
-
-
-@dataclass(frozen=True)
-class Weighed:
-    """A candidate, and what makes it pay.
-
-    Attributes:
-        candidate: The shape.
-        prospect: What its step times allow.
-        break_even: The cheapest mix with which it is as fast as the target alone; None if there is none.
-        own: What the recipe's own answers and readings make of it; None where they are not known.
-    """
-
-    candidate: Candidate
-    prospect: Prospect
-    break_even: Mix | None
-    own: Mix | None
-
-
-@dataclass(frozen=True)
-class Basis:
-    """What all candidates are weighed by.
-
-    Attributes:
-        path: Of the file of trainings.
-        found: The trainings.
-        laws: Fitted to them.
-        costs: Of their machine.
-        steps: Of every candidate, measured here.
-    """
-
-    path: Path
-    found: Trainings
-    laws: Laws
-    costs: Costs
-    steps: Mapping[str, StepTimes]
 
 
 def choose_by_budget(recipe: Recipe, options: argparse.Namespace) -> None:

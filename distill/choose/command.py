@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from architectures.errors import UserError
-from distill.choose.vocabularies import TakenAlpha, known_alpha, vocabulary_size
+from distill.choose.given_alphas import TakenAlpha, known_alpha
+from distill.choose.vocabularies import vocabulary_size
 from distill.recipe import Recipe, load_recipe, save_recipe
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ def choose(path: Path, overrides: Sequence[str], options: argparse.Namespace) ->
         overrides: Its key=value words.
         options: Those of `choose_arguments`.
     """
+    from distill.choose.given_alphas import alphas_of
     from distill.choose.page import prospects_page
-    from distill.choose.vocabularies import alphas_of
     from distill.choose.vocabulary_page import vocabulary_page
     from distill.stage_folders import begin_stage
     from eval.choice import prospect, step_times
@@ -138,7 +139,7 @@ def said_for(recipe: Recipe, candidates: Sequence["Candidate"], target: Path) ->
     Raises:
         UserError: If a candidate's ids cannot be had.
     """
-    from distill.choose.vocabularies import require_ids
+    from distill.choose.given_alphas import require_ids
     from distill.choose.vocabulary_page import ranked_by_answers
     from distill.coverage import answers_said
     from distill.vocabulary.choice import tokens_in
@@ -172,8 +173,8 @@ def ranked_as_given(
     recipe: Recipe, candidates: Sequence["Candidate"], latency: dict[str, Any], alphas: Mapping[str, TakenAlpha]
 ) -> list["Ranked"]:
     """Print them with the acceptance that was given."""
+    from distill.choose.given_alphas import scaled_words
     from distill.choose.page import GIVEN_ALPHAS, ranking_page
-    from distill.choose.vocabularies import scaled_words
     from eval.choice import ranking_of_alphas
 
     taken = {one.name: alphas[one.name] for one in candidates}

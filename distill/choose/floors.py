@@ -1,38 +1,21 @@
 """`widedraft choose --floors DEVICE`: what shapes could do on a device that is not at hand. Nothing is timed."""
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from architectures.errors import UserError
 from distill.check import Cut, planned, timed_run
 from distill.choose.candidates import DEPTHS, Candidate, candidates_of
+from distill.choose.floors_page import Floored, floors_page
 from distill.expected_time.devices import Device, find_device
-from distill.expected_time.floors import Way, floor_times, ways_of
+from distill.expected_time.floors import floor_times, ways_of
 from distill.expected_time.stages import stage_times
 from distill.expected_work import expected_work, read_rows
 from distill.memory import memory_parts, together, trainings
 from distill.recipe import Recipe
-from eval.speedup import StepTimes
 
 UNUSED = {"out": "--out", "trust_checkpoints": "--trust-checkpoints", "rehash": "--rehash"}
-
-
-@dataclass(frozen=True)
-class Floored:
-    """A candidate, the least its steps take, and what its run costs.
-
-    Attributes:
-        candidate: The shape.
-        steps: Of it and the target, by the way kernels come to run.
-        hours: Of its whole run on the device, as `check` estimates them; None where they are not known.
-        memory_bytes: Of one process at its fullest, likewise.
-    """
-
-    candidate: Candidate
-    steps: Mapping[Way, StepTimes]
-    hours: float | None
-    memory_bytes: int
 
 
 def choose_by_floors(recipe: Recipe, options: argparse.Namespace) -> None:
@@ -45,8 +28,6 @@ def choose_by_floors(recipe: Recipe, options: argparse.Namespace) -> None:
     Raises:
         UserError: If an option of theirs would do nothing here, or a floor is not known.
     """
-    from distill.choose.floors_page import floors_page
-
     refuse_unused(options)
     device, cut = find_device(options.floors), planned(recipe)
     print(floors_page(recipe, cut, device, floored(recipe, cut, device, floor_candidates(recipe, cut, options))))

@@ -1,10 +1,12 @@
 """What floors say of candidates and of a recipe's own shape, as tables and sentences. Pure text."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from architectures.disk import size
 from architectures.shapes import Shape
-from distill.check import Cut, size
-from distill.choose.floors import Floored
+from distill.check import Cut
+from distill.choose.candidates import Candidate
 from distill.expected_time.devices import Device
 from distill.expected_time.floors import (
     ALPHAS,
@@ -35,6 +37,23 @@ TITLES = {
     FLOOR: "kernels that cost nothing to launch (as in CUDA graphs)",
     EAGER: f"kernels launched one by one (assumed: {EAGER.launch_ms:.2f} ms a layer, or the floor if that is longer)",
 }
+
+
+@dataclass(frozen=True)
+class Floored:
+    """A candidate, the least its steps take, and what its run costs.
+
+    Attributes:
+        candidate: The shape.
+        steps: Of it and the target, by the way kernels come to run.
+        hours: Of its whole run on the device, as `check` estimates them; None where they are not known.
+        memory_bytes: Of one process at its fullest, likewise.
+    """
+
+    candidate: Candidate
+    steps: Mapping[Way, StepTimes]
+    hours: float | None
+    memory_bytes: int
 
 
 def floors_page(recipe: Recipe, cut: Cut, device: Device, found: Sequence[Floored]) -> str:

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.section import Section
-from eval.config import PromptSource
+from eval.tasks.source import PromptSource
 
 
 class DataConfig(Section):

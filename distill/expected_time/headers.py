@@ -1,6 +1,6 @@
 """The hours, step times and floors in recipe headers and the table of docs/recipes.md, derived for one H100. No torch.
 
-`python -m distill.recipe` writes them too, from bench/results/devices if an H100 was measured, else from
+`python -m distill.recipe_reference` writes them too, from bench/results/devices if an H100 was measured, else from
 what is published. A recipe takes part whose header has a paragraph `Estimated:`; that one, `Hours:`, `Step:` and
 `Floors:` are rewritten whole. In the table the cells of its row under the columns COLUMNS are, and the table of floors
 in docs/choosing.md is written whole.
@@ -26,8 +26,8 @@ RECIPES, DOC, FLOORS_DOC = ROOT / "recipes", ROOT / "docs" / "recipes.md", ROOT 
 WIDTH, INDENT = 118, 13  # of a header's lines, and of "# Estimated: "
 MARK = "Estimated"
 COLUMNS = ("hours on one H100", "ms a step")
-BEGIN, END = "<!-- hours: written by `python -m distill.recipe` -->\n", "<!-- end of hours -->\n"
-FLOORS_BEGIN, FLOORS_END = "<!-- floors: written by `python -m distill.recipe` -->\n", "<!-- end of floors -->\n"
+BEGIN, END = "<!-- hours: written by `python -m distill.recipe_reference` -->\n", "<!-- end of hours -->\n"
+FLOORS_BEGIN, FLOORS_END = "<!-- floors: written by `python -m distill.recipe_reference` -->\n", "<!-- end of floors -->\n"
 NOMINAL = PUBLISHED[0].name
 
 
@@ -47,7 +47,7 @@ def derived_paragraphs(path: Path, device: Device) -> dict[str, str]:
 
 def floors_of(path: Path, device: Device) -> str:
     """What the least times of steps say of a recipe."""
-    from distill.expected_time.floor_words import floor_words  # imports scipy, which `python -m distill.recipe` may
+    from distill.expected_time.floor_words import floor_words  # imports scipy, which `python -m distill.recipe_reference` may
 
     return floor_words(device, *pair_of(path))
 

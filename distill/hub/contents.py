@@ -19,7 +19,7 @@ from architectures.generation_settings import SETTINGS_NAME, write_assistant_set
 from architectures.gguf_export.files import export_gguf
 from architectures.gguf_export.names import GgufKind, file_name
 from architectures.manifest import MANIFEST_NAME
-from architectures.plan import PLAN_NAME
+from architectures.plan_record import PLAN_NAME
 from architectures.reading import read_json_object
 from architectures.target import read_config
 from architectures.target_files import CARRIED_FILES, bytes_below

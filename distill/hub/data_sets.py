@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from eval.config import PromptSource
+from eval.tasks.source import PromptSource
 from eval.tasks.table import TASKS
 
 

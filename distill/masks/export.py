@@ -13,7 +13,7 @@ from architectures.families import FAMILIES
 from architectures.manifest import MANIFEST_NAME
 from architectures.masking import fold
 from architectures.masks import Masks, middle
-from architectures.plan import PLAN_NAME, PruningPlan
+from architectures.plan_record import PLAN_NAME, PruningPlan
 from architectures.shapes import checkpoint_tensors
 from architectures.slicing import tensor_places
 from architectures.target import read_config

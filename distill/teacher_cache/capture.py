@@ -19,12 +19,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from architectures.disk import free_bytes, size
 from architectures.errors import UserError
 from architectures.manifest import write_manifest
 from architectures.progress import track
 from architectures.shapes import Shape
 from architectures.target import read_config
-from distill.check import free_bytes, size
 from distill.data.batches import Example
 from distill.losses.chunked import Head
 from distill.teacher.config import Contents, TeacherConfig, bytes_per_token, contents_of, refuse_k_beyond

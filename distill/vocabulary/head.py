@@ -6,7 +6,7 @@ from typing import Any
 from architectures.draft_vocabulary.lists import KEY
 from architectures.draft_vocabulary.record import broken_law, read_draft_vocabulary
 from architectures.errors import UserError
-from architectures.plan import PruningPlan
+from architectures.plan_record import PruningPlan
 from distill.vocabulary.choice import Choice
 
 

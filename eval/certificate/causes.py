@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
-from eval.certificate.laws import Known, find, pooled, same_prompts
-from eval.certificate.record import Counted, EngineRun
+from eval.certificate.laws import Known, find, same_prompts
+from eval.certificate.record import Counted, EngineRun, pooled
 from eval.pair.verify import LEAST_OWN
 
 

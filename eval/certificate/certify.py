@@ -14,10 +14,10 @@ from architectures.target import read_config, resolve_checkpoint
 from architectures.target_files import TEMPLATES, TOKENIZERS, bytes_below
 from eval.acceptance import Resampling
 from eval.certificate.causes import likely_causes
-from eval.certificate.laws import LEAST_PROMPTS, Known, find, pooled
+from eval.certificate.laws import LEAST_PROMPTS, Known, find
 from eval.certificate.llama_cpp_engine import run_llama_cpp
 from eval.certificate.openvino_engine import run_openvino
-from eval.certificate.record import Certificate, Engine, EngineRun
+from eval.certificate.record import Certificate, Engine, EngineRun, pooled
 from eval.certificate.replayed import own_tokens, replay_run
 from eval.certificate.speeds import speed_of
 from eval.certificate.ties import differs, find_partings

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from eval.certificate.record import Counted, EngineRun, Finding
+from eval.certificate.record import Counted, EngineRun, Finding, pooled
 from eval.pair.verify import LEAST_OWN
 
 TOLERANCE = 0.02  # of a rate by position
@@ -155,17 +155,6 @@ def shown(counted: Counted, like: Counted | None = None) -> str:
     if counted.by_position is None or (like is not None and like.by_position is None):
         return str(counted.accepted)
     return ", ".join(map(str, counted.by_position))
-
-
-def pooled(counts: Sequence[Counted]) -> Counted:
-    """Counters of several texts together."""
-    positions = [one.by_position for one in counts if one.by_position is not None]
-    return Counted(
-        rounds=sum(one.rounds for one in counts),
-        proposed=sum(one.proposed for one in counts),
-        accepted=sum(one.accepted for one in counts),
-        by_position=tuple(map(sum, zip(*positions, strict=True))) if len(positions) == len(counts) else None,
-    )
 
 
 def first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:

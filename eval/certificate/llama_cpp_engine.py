@@ -7,8 +7,7 @@ round what it keeps and one more: rounds are the tokens of a text behind its fir
 from pathlib import Path
 from typing import Any
 
-from eval.certificate.laws import pooled
-from eval.certificate.record import Counted, EngineRun
+from eval.certificate.record import Counted, EngineRun, pooled
 from eval.certificate.worker import Work, answer_of, text_run
 
 WORKER = Path(__file__).parent / "workers" / "llama_cpp_worker.py"

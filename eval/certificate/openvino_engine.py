@@ -7,8 +7,7 @@ more. Its own sum of accepted tokens leaves out the last round of every text (20
 from pathlib import Path
 from typing import Any
 
-from eval.certificate.laws import pooled
-from eval.certificate.record import Counted, EngineRun
+from eval.certificate.record import Counted, EngineRun, pooled
 from eval.certificate.worker import Work, answer_of, text_run
 
 WORKER = Path(__file__).parent / "workers" / "openvino_worker.py"

@@ -1,5 +1,6 @@
 """What an engine did with a pair, and certificate.json, which is read and written through one adapter."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -182,3 +183,14 @@ def write_certificate(folder: Path, certificate: Certificate, *, target: str, dr
     )
     write_text(FORM.dump_json(written, indent=2).decode() + "\n", path)
     return path
+
+
+def pooled(counts: Sequence[Counted]) -> Counted:
+    """Counters of several texts together."""
+    positions = [one.by_position for one in counts if one.by_position is not None]
+    return Counted(
+        rounds=sum(one.rounds for one in counts),
+        proposed=sum(one.proposed for one in counts),
+        accepted=sum(one.accepted for one in counts),
+        by_position=tuple(map(sum, zip(*positions, strict=True))) if len(positions) == len(counts) else None,
+    )

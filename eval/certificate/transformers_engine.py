@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, __version__
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from eval.certificate.laws import pooled
-from eval.certificate.record import Counted, EngineRun, TextRun
+from eval.certificate.record import Counted, EngineRun, TextRun, pooled
 
 
 @dataclass

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eval.certificate.laws import pooled
-from eval.certificate.record import Counted, EngineRun
+from eval.certificate.record import Counted, EngineRun, pooled
 from eval.certificate.worker import Work, answer_of, text_run
 
 WORKER = Path(__file__).parent / "workers" / "vllm_worker.py"

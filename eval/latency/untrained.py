@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from architectures.draft_config import draft_config
 from architectures.draft_vocabulary.head import cut_head
 from architectures.errors import UserError
-from architectures.plan import PruningPlan
+from architectures.plan_record import PruningPlan
 from architectures.shapes import Shape
 from eval.latency.floor import shape_of
 from eval.latency.room import free_bytes

@@ -16,10 +16,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from architectures.errors import UserError
-from eval.config import PromptSource
 from eval.tasks.forms import Prompt, raw_text
 from eval.tasks.reading import task_answer, task_prompt
 from eval.tasks.rows import load_rows
+from eval.tasks.source import PromptSource
 from eval.tasks.table import TASKS
 
 SIGN, CURRENCY = "[-\N{MINUS SIGN}]", "[$€£¥]"

@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from architectures.errors import UserError
 from architectures.typed_file import checked
-from eval.config import PromptSource
 from eval.models import load_tokenizer, require_rows, text_config, tokenizer_identity
 from eval.recorded.ground_truth import read_ground_truth
 from eval.shards import SETTINGS_NAME, Claim, read_claims, shorten
 from eval.tasks.rows import checked_text, first_field, load_rows
+from eval.tasks.source import PromptSource
 from eval.token_ids import require_known_ids
 from eval.traces import Trace, read_traces
 

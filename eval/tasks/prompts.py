@@ -6,10 +6,10 @@ from itertools import zip_longest
 from typing import Any
 
 from architectures.fingerprint import fingerprint_value
-from eval.config import PromptSource
 from eval.tasks.forms import Prompt, parse_row
 from eval.tasks.reading import task_prompt
 from eval.tasks.rows import load_rows
+from eval.tasks.source import PromptSource
 from eval.tasks.table import TASKS
 
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from architectures.errors import UserError
 from architectures.reading import parse_json, require_regular
-from eval.config import PromptSource
 from eval.tasks.page import hub_words
+from eval.tasks.source import PromptSource
 from eval.tasks.table import TASKS, HubRows
 
 Parsed = TypeVar("Parsed")

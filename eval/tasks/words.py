@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from architectures.errors import UserError
-from eval.config import PromptSource
+from eval.tasks.source import PromptSource
 from eval.tasks.table import TASKS
 
 

@@ -14,7 +14,8 @@ from architectures.depth import followers, without_removed
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.layer_search import LayerSearch, merge_order, merged_weights, removal_order
-from architectures.plan import PruningPlan, plan_pruning
+from architectures.plan import plan_pruning
+from architectures.plan_record import PruningPlan
 from architectures.prune import prune_checkpoint
 from architectures.shapes import Shape
 from architectures.target import read_config

@@ -11,7 +11,8 @@ from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_checkpoint
 from architectures.older_fingerprint import ADOPTED, sampled_fingerprint
-from architectures.plan import PruningPlan, load_plan, needed_scores, plan_pruning
+from architectures.plan import load_plan, needed_scores, plan_pruning
+from architectures.plan_record import PruningPlan
 from architectures.reading import MIB
 from architectures.scores import Scores
 from architectures.shapes import NAMED_SHAPES, Shape

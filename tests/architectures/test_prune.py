@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
-from architectures.plan import PruningPlan, plan_pruning
+from architectures.plan import plan_pruning
+from architectures.plan_record import PruningPlan
 from architectures.prune import prune_checkpoint
 from architectures.shapes import Shape, checkpoint_tensors
 from architectures.target import read_config

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from architectures.config import ArchitectureConfig
 from architectures.families import FAMILIES
 from architectures.families.family import Family
-from architectures.plan import Cut, PruningPlan, plan_pruning
+from architectures.plan import plan_pruning
+from architectures.plan_record import Cut, PruningPlan
 from architectures.prune import prune_checkpoint
 from architectures.shapes import Shape
 from architectures.target import read_config

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from architectures import fingerprint
+from architectures.disk import free_bytes, size
 from architectures.errors import UserError
 from architectures.manifest import write_manifest
-from distill.check import check_recipe, disk_rows, free_bytes, planned, size
+from distill.check import check_recipe, disk_rows, planned
 from distill.data.generate import generate_answers
 from distill.expected_time import devices
 from distill.expected_work import Work
@@ -17,7 +18,7 @@ from distill.memory import trainings
 from distill.recipe import load_recipe, save_recipe
 from distill.stage_inputs import generate_inputs, target_record
 from distill.teacher_cache.sizes import cache_sizes
-from eval.config import PromptSource
+from eval.tasks.source import PromptSource
 
 RECIPE = """\
 run_name: demo

@@ -31,7 +31,7 @@ from distill.stage_inputs import (
 )
 from distill.stages import distill_stage, eval_prompts, export_stage
 from distill.train import train
-from eval.config import PromptSource
+from eval.tasks.source import PromptSource
 from eval.tasks.table import TASKS
 from eval.traces import read_traces
 

@@ -9,7 +9,8 @@ import torch
 
 from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
-from architectures.plan import PLAN_NAME, plan_pruning
+from architectures.plan import plan_pruning
+from architectures.plan_record import PLAN_NAME
 from architectures.score_files import SCORES_NAME, load_scores
 from architectures.shapes import Shape
 from architectures.target import read_config

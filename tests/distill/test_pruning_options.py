@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.plan import PLAN_NAME, PruningPlan
+from architectures.plan_record import PLAN_NAME, PruningPlan
 from architectures.shapes import Shape
 from architectures.target import read_config
 from distill.check import check_recipe

@@ -11,9 +11,9 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from eval.config import PromptSource
 from eval.models import load_config, load_model, load_tokenizer, require_same_tokenizer
 from eval.tasks.rows import dataset_rows
+from eval.tasks.source import PromptSource
 
 CODE = """
 from pathlib import Path

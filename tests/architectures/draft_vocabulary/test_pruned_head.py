@@ -20,8 +20,9 @@ from architectures.draft_vocabulary.record import (
 )
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.plan import PruningPlan, load_plan, plan_pruning
+from architectures.plan import load_plan, plan_pruning
 from architectures.plan_laws import broken_laws
+from architectures.plan_record import PruningPlan
 from architectures.prune import prune_checkpoint
 from architectures.shapes import Shape
 from architectures.target import read_config

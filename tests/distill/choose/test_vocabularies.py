@@ -16,7 +16,7 @@ from architectures.sizes import draft_shape
 from architectures.target import read_config
 from distill.choose import command, trials
 from distill.choose.candidates import candidates_of
-from distill.choose.vocabularies import GivenAlpha, alphas_of, known_alpha, require_ids
+from distill.choose.given_alphas import GivenAlpha, alphas_of, known_alpha, require_ids
 from distill.choose.vocabulary_page import vocabulary_page
 from distill.coverage import Said
 from distill.recipe import load_recipe, save_recipe

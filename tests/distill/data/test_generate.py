@@ -12,8 +12,8 @@ from distill.data import generate
 from distill.data.config import DataConfig
 from distill.data.generate import drop_duplicates, generate_answers, hold_out
 from eval import answering
-from eval.config import PromptSource
 from eval.tasks.forms import Prompt
+from eval.tasks.source import PromptSource
 from eval.traces import read_traces
 
 

@@ -20,10 +20,10 @@ from distill.stages import generate_stage
 from distill.teacher_cache.stage import cache_stage
 from distill.train import read_answers, train
 from eval.answering import write_traces
-from eval.config import PromptSource
 from eval.models import load_tokenizer
 from eval.tasks.forms import Prompt
 from eval.tasks.rendering import render_prompt
+from eval.tasks.source import PromptSource
 from eval.traces import Trace, read_traces
 
 LOSS_RTOL = 1e-6  # float32, a cached hidden state was computed in another batch

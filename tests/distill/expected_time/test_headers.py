@@ -15,7 +15,7 @@ from distill.expected_time.headers import (
     with_paragraphs,
 )
 
-STALE = "run `python -m distill.recipe`"
+STALE = "run `python -m distill.recipe_reference`"
 every_derived = pytest.mark.parametrize("path", derived_recipes(), ids=lambda path: path.stem)
 
 

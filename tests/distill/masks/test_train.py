@@ -15,7 +15,7 @@ import widedraft
 from architectures.errors import UserError
 from architectures.manifest import read_manifest
 from architectures.masking import masked
-from architectures.plan import PruningPlan
+from architectures.plan_record import PruningPlan
 from distill.checkpoints import find_checkpoints
 from distill.lineage import masks_are_due
 from distill.masks.train import build_mask_model, build_mask_optimizer, in_batches, weights

@@ -3,7 +3,7 @@
 import pytest
 
 from distill.hub.data_sets import data_sets_of
-from eval.config import PromptSource
+from eval.tasks.source import PromptSource
 
 
 @pytest.mark.parametrize(

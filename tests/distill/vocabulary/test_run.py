@@ -11,7 +11,7 @@ import torch
 from architectures.draft_vocabulary.record import DRAFT_VOCABULARY_NAME, DraftVocabulary, read_draft_vocabulary
 from architectures.errors import UserError
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
-from architectures.plan import PLAN_NAME, PruningPlan
+from architectures.plan_record import PLAN_NAME, PruningPlan
 from architectures.shapes import Shape
 from architectures.target import read_config
 from distill import stages

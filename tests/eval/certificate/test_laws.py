@@ -7,12 +7,13 @@ import pytest
 from eval.acceptance import Resampling
 from eval.certificate.causes import likely_causes
 from eval.certificate.command import certificate_page
-from eval.certificate.laws import Known, find, pooled
+from eval.certificate.laws import Known, find
 from eval.certificate.record import (
     Certificate,
     Counted,
     EngineRun,
     TextRun,
+    pooled,
     read_certificates,
     write_certificate,
 )

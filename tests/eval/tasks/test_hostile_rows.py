@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from distill.data.conversations import load_conversations
-from eval.config import PromptSource
 from eval.models import load_tokenizer
 from eval.tasks import rows
 from eval.tasks.forms import user_turn
 from eval.tasks.prompts import load_prompts
 from eval.tasks.rendering import chat_text, render_prompt
+from eval.tasks.source import PromptSource
 from eval.tasks.table import TASKS
 
 MOST_S = 5.0

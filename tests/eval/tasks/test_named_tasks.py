@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from architectures.fingerprint import fingerprint_value
-from eval.config import PromptSource
 from eval.models import load_tokenizer
 from eval.tasks.forms import Prompt, raw_text
 from eval.tasks.page import tasks_page
 from eval.tasks.prompts import load_prompts
 from eval.tasks.reading import FIELD_IN_TEMPLATE, task_answer, task_conversation, task_prompt, whole_lines
 from eval.tasks.rendering import render_prompt
+from eval.tasks.source import PromptSource
 from eval.tasks.table import TASKS, named_task
 
 SQL = (

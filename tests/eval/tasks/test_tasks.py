@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from architectures.errors import UserError
-from eval.config import PromptSource
 from eval.models import load_tokenizer
 from eval.tasks.forms import Prompt
 from eval.tasks.prompts import load_prompts
 from eval.tasks.rendering import render_prompt, template_hash
+from eval.tasks.source import PromptSource
 from eval.traces import asked
 
 KNOWN = "messages, turns, prompt, question, instruction"

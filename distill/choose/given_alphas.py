@@ -1,0 +1,119 @@
+"""Acceptance that is given for candidates in words of --alpha. No torch."""
+
+import argparse
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from architectures.draft_vocabulary.asked import ids_by_count
+from architectures.draft_vocabulary.config import COUNTED
+from architectures.draft_vocabulary.tokens import Tokens
+from architectures.errors import UserError
+from distill.choose.candidates import Candidate
+from distill.choose.vocabularies import WHOLE, size_word, vocabulary_size
+from distill.coverage import Said
+from distill.vocabulary.choice import listed_ids
+
+
+class GivenAlpha(NamedTuple):
+    """A word of --alpha: layers, ids that can be said (WHOLE for all) where the word names them, and acceptance."""
+
+    layers: int
+    size: int | None
+    alpha: float
+
+    @property
+    def word(self) -> str:
+        """As it was given."""
+        return f"{self.layers}{'' if self.size is None else f'x{size_word(self.size)}'}={self.alpha:g}"
+
+    def means(self, one: Candidate) -> bool:
+        """Whether it is of a candidate."""
+        return self.layers == one.shape.layers and self.size in (None, one.shape.head_vocab)
+
+
+class TakenAlpha(NamedTuple):
+    """Acceptance of a candidate, and the coverage it was multiplied by where it was given for the whole head."""
+
+    alpha: float
+    covered: float | None = None
+
+
+def known_alpha(word: str) -> GivenAlpha:
+    """Layers, ids and acceptance, of a word such as 4=0.35 or 4x4096=0.35."""
+    shape, _, alpha = word.partition("=")
+    layers, by, size = shape.partition("x")
+    try:
+        found = GivenAlpha(int(layers), vocabulary_size(size) if by else None, float(alpha))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is not LAYERS=ALPHA, such as 4=0.35 or 4x4096=0.35") from None
+    if not 0 <= found.alpha <= 1:
+        raise argparse.ArgumentTypeError(f"{word!r}: an acceptance lies between 0 and 1")
+    return found
+
+
+def require_ids(candidates: Sequence[Candidate], target: Path, tokens: Tokens) -> None:
+    """Raise UserError unless the ids of every candidate can be had, told before anything is trained."""
+    for one in candidates:
+        wanted = one.recipe.architecture.vocabulary
+        if wanted is not None and wanted.origin not in COUNTED:
+            listed_ids(wanted, tokens, target)
+        elif wanted is not None:
+            ids_by_count({}, tokens, one.shape.head_vocab)
+
+
+def alphas_of(
+    given: Sequence[GivenAlpha], candidates: Sequence[Candidate], said: Said | None = None
+) -> dict[str, TakenAlpha]:
+    """Acceptance of every candidate, by name.
+
+    What is given for the whole head alone stands for smaller ones of that depth too, times what they cover: a token
+    that cannot be said is lost, and the others are taken to be accepted as often as all were.
+
+    Args:
+        given: Words of --alpha.
+        candidates: All.
+        said: What answers say; None where none are at hand.
+
+    Raises:
+        UserError: If a word means no candidate or several, or nothing is given for one.
+    """
+    found = {one.name: [each for each in given if each.means(one)] for one in candidates}
+    of_whole = {each.layers: each for each in given if each.size == WHOLE}
+    meant = Counter(each for words in found.values() for each in words)
+    scaled = {
+        one.name: times_covered(of_whole[one.shape.layers].alpha, one.shape.head_vocab, said)
+        for one in candidates
+        if said is not None and not found[one.name] and one.shape.head_vocab != WHOLE and one.shape.layers in of_whole
+    }
+    once = all(len(words) == 1 for name, words in found.items() if name not in scaled)
+    if not once or any(meant[each] != 1 for each in given):
+        raise UserError(refusal(given, candidates, of_whole))
+    return {name: scaled[name] if name in scaled else TakenAlpha(words[0].alpha) for name, words in found.items()}
+
+
+def times_covered(alpha: float, size: int, said: Said) -> TakenAlpha:
+    """Acceptance of the whole head, and what is left of it with so many ids."""
+    covered = said.covered(size, said.all_held_out)
+    return TakenAlpha(alpha * covered, covered)
+
+
+def scaled_words(taken: Mapping[str, TakenAlpha]) -> str:
+    """Which acceptance was not given itself; empty if none."""
+    scaled = [
+        f"{name} {each.alpha:.3f} ({each.covered:.1%} covered)"
+        for name, each in taken.items()
+        if each.covered is not None
+    ]
+    return f"Acceptance of the whole head times what the ids cover: {', '.join(scaled)}." if scaled else ""
+
+
+def refusal(given: Sequence[GivenAlpha], candidates: Sequence[Candidate], of_whole: Mapping[int, GivenAlpha]) -> str:
+    """Why acceptance is not known, in words."""
+    names, words = ", ".join(one.name for one in candidates), ", ".join(each.word for each in given)
+    answers = " What is given for the whole head counts for smaller ones only where <run>/data holds answers."
+    return (
+        f"--alpha is given for {words}, and the candidates are {names}. Give each one once, as LAYERS=ALPHA, or as "
+        f"LAYERSxSIZE=ALPHA where several sizes of the vocabulary have these layers.{answers if of_whole else ''}"
+    )
