@@ -4,7 +4,7 @@
 
 import sys
 
-from distill.interrupts import take_interrupts
+from distill.process.interrupts import take_interrupts
 
 if __name__ == "__main__" or sys.argv[0].endswith("widedraft"):  # not where another program imports this one
     take_interrupts()
@@ -15,22 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from architectures.checkpoints.manifest import package_version
 from architectures.conversion.command import convert, convert_arguments
 from architectures.errors import UserError
-from architectures.file_hashes import rehash_from_now
-from architectures.manifest import package_version
-from distill import export_command, recipe_commands, scoring
-from distill.checkpoint_trust import OPTION, trust_option
-from distill.exits import report_user_errors
-from distill.hub.command import push, push_arguments
-from distill.preflight import preflight, recipe_or_folder_arguments
-from eval.beside.command import lookup, lookup_arguments
-from eval.certificate.command import certify, certify_arguments
-from eval.latency.command import latency, latency_arguments
-from eval.pair import commands as pair_commands
-from eval.rehash import rehash_argument
-from eval.report.command import report, report_arguments
-from eval.speed.command import speed, speed_arguments
+from architectures.files.file_hashes import rehash_from_now
+from architectures.files.rehash import rehash_argument
+from distill.checkpoints.trust import OPTION, trust_option
+from distill.commands import export_command, recipe_commands
+from distill.commands.preflight import preflight, recipe_or_folder_arguments
+from distill.hub.push.command import push, push_arguments
+from distill.process.exits import report_user_errors
+from distill.stages import scoring
+from eval.commands import pair as pair_commands
+from eval.commands.certify import certify, certify_arguments
+from eval.commands.latency import latency, latency_arguments
+from eval.commands.lookup import lookup, lookup_arguments
+from eval.commands.report import report, report_arguments
+from eval.commands.speed import speed, speed_arguments
 
 # Every number among the options lies within these, whatever its stage asks of it besides.
 MOST = 10**6
@@ -139,9 +140,9 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 def shapes(options: argparse.Namespace) -> None:
     """Print the named shapes, or what they would be if cut out of a target."""
-    from architectures.shapes import Shape
-    from architectures.shapes_table import shapes_table, target_table
-    from architectures.target import read_remote_config
+    from architectures.shapes.shape import Shape
+    from architectures.shapes.shapes_table import shapes_table, target_table
+    from architectures.targets.target import read_remote_config
 
     if options.target is None:
         print(shapes_table())
@@ -152,14 +153,14 @@ def shapes(options: argparse.Namespace) -> None:
 
 def tasks(_: argparse.Namespace) -> None:
     """Print the named tasks."""
-    from eval.tasks.page import tasks_page
+    from eval.prompts.page import tasks_page
 
     print(tasks_page())
 
 
 def import_gguf(options: argparse.Namespace) -> None:
     """Write a Hugging Face folder from a GGUF file."""
-    from architectures.gguf_import import import_gguf
+    from architectures.gguf.importing import import_gguf
 
     import_gguf(options.file, options.to)
     print(f"{options.to}: a Hugging Face folder; name it as target.path in a recipe.")

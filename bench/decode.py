@@ -7,7 +7,7 @@ write as many:
 
     plain               ours against `generate`, batch 1
     speculative         ours against `generate(assistant_model=...)` at the same lookahead, batch 1
-    compiled            both of ours with compiled steps (eval/decoding/compiled.py), batch 1
+    compiled            both of ours with compiled steps (eval/steps/compiled.py), batch 1
     batch               ours, plain and speculative, all prompts at once, against batch 1 of each
 
 transformers' assistant proposes `lookahead` tokens a round, whatever it thinks of them. Reported are seconds a token of
@@ -26,12 +26,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from architectures.manifest import git_commit, hardware
-from eval.decoding.compiled import CompiledSteps
-from eval.decoding.sequencer import Opener, open_sequencer
+from architectures.checkpoints.manifest import git_commit, hardware
+from eval.checks.loaded import open_pair, prompts_of
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.pair.opened import open_pair, prompts_of
+from eval.steps.compiled import CompiledSteps
+from eval.steps.sequencer import Opener, open_sequencer
 
 Way = Callable[[], int]  # decodes everything, and returns the tokens written
 

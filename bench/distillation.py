@@ -24,19 +24,19 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from architectures.manifest import git_commit, hardware
+from architectures.checkpoints.manifest import git_commit, hardware
+from distill.caching.stage import cache_stage
 from distill.data.batches import AnswerDataset
-from distill.metrics import tau_terms
-from distill.model import DistillModel, HeldOut
-from distill.recipe import Recipe
-from distill.stages import generate_stage, prune_stage
+from distill.monitoring.metrics import tau_terms
+from distill.recipe.recipe import Recipe
+from distill.stages.running import generate_stage, prune_stage
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
-from distill.teacher_cache.stage import cache_stage
 from distill.train import restore_signals
-from distill.trainer import build_model, build_trainer
-from eval.acceptance import Estimate, Resampling, paired_ratio_difference, pooled_ratio
-from eval.traces import read_traces
+from distill.training.model import DistillModel, HeldOut
+from distill.training.trainer import build_model, build_trainer
+from eval.acceptance.counts import Estimate, Resampling, paired_ratio_difference, pooled_ratio
+from eval.answers.traces import read_traces
 
 DTYPES = {"amp_bf16": "bfloat16", "fp32": "float32"}  # of the target, also where it answers
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}

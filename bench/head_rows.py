@@ -30,23 +30,23 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from architectures.atomic import write_json
-from architectures.config import ArchitectureConfig
+from architectures.checkpoints.manifest import provenance
 from architectures.draft_vocabulary.head import cut_head
-from architectures.known_targets import LLAMA_3_2_1B, QWEN_2_5_7B
-from architectures.manifest import provenance
-from architectures.number_types import dtype_here
-from architectures.progress import track
-from architectures.shapes import Shape
-from architectures.sizes import draft_shape
-from eval.acceptance import Resampling
-from eval.intervals import percentile_interval
+from architectures.files.atomic import write_json
+from architectures.files.number_types import dtype_here
+from architectures.files.progress import track
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.shapes.sizes import draft_shape
+from architectures.targets.known_targets import LLAMA_3_2_1B, QWEN_2_5_7B
+from eval.acceptance.counts import Resampling
+from eval.acceptance.intervals import percentile_interval
 from eval.latency.floor import weight_bytes_read
 from eval.latency.grid import repeated
 from eval.latency.machine import machine_state, torch_threads
 from eval.latency.steps import Setting, hold_context, time_chain, time_step
 from eval.latency.timing import Step, Timed, time_together
-from eval.scorecard.tables import table
+from eval.pages.tables import table
 
 RESULTS = Path(__file__).parent / "results" / "head_rows.json"
 AT_ONCE = 5  # tokens

@@ -28,15 +28,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from architectures.manifest import provenance
-from architectures.target import resolve_checkpoint
+from architectures.checkpoints.manifest import provenance
+from architectures.targets.target import resolve_checkpoint
+from distill.caching.capture import CaptureSettings, Split
+from distill.caching.reading import TargetReading
 from distill.losses.chunked import Head
-from distill.recipe import Recipe, load_recipe
-from distill.stage_inputs import teacher_dtype
-from distill.teacher_cache.capture import CaptureSettings, Split
+from distill.recipe.recipe import Recipe, load_recipe
+from distill.run.stage_inputs import teacher_dtype
 from distill.teacher_cache.contents import load_head
 from distill.teacher_cache.reader import TeacherCache
-from distill.teacher_cache.reading import TargetReading
 from distill.train import read_answers
 
 KINDS = ("reading", "answering")

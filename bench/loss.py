@@ -28,10 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from architectures.manifest import provenance
+from architectures.checkpoints.manifest import provenance
 from distill.losses.chunked import Head, chunked_sum, plain_sum
-from distill.losses.config import LossTerm, chunk_size
 from distill.losses.objective import Objective
+from distill.recipe.losses import LossTerm, chunk_size
 
 PEERS = {"liger": "liger_kernel", "trl": "trl"}
 BYTES_OF_PLAIN = {"forward_kl": 24, "jensen_shannon": 48}  # per token and entry, about; decides only what is tried

@@ -23,15 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from architectures.manifest import provenance
+from architectures.checkpoints.manifest import provenance
 from distill.data.batches import AnswerDataset, collate
 from distill.data.packing import cheapest_layout, lengths_read
 from distill.losses.answer_logits import AnswerLogits, packed_flops_per_token
 from distill.losses.objective import build_objective
-from distill.model import DistillModel
 from distill.teacher.live import Teacher
-from eval.models import load_model
-from eval.traces import read_traces
+from distill.training.model import DistillModel
+from eval.answers.traces import read_traces
+from eval.models.loading import load_model
 
 PATHS = ("padded", "packed")
 

@@ -43,13 +43,13 @@ from distillation import (
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, TrainerCallback
 
-from architectures.manifest import git_commit, hardware
+from architectures.checkpoints.manifest import git_commit, hardware
 from distill.data.batches import Example
-from distill.teacher.config import TeacherConfig, default_loss
+from distill.recipe.teacher import TeacherConfig, default_loss
 from distill.teacher_cache.answers import CachedAnswers
-from distill.trainer import build_model, build_trainer
-from eval.acceptance import paired_ratio_difference
-from eval.models import load_model
+from distill.training.trainer import build_model, build_trainer
+from eval.acceptance.counts import paired_ratio_difference
+from eval.models.loading import load_model
 
 IGNORED = -100  # a label that makes no loss
 LR, WARMUP, END = 1e-3, 0.05, 0.1

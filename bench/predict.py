@@ -16,21 +16,21 @@ from typing import Any
 
 import torch
 
-from architectures.atomic import write_json
-from architectures.config import ArchitectureConfig
-from architectures.manifest import provenance
-from architectures.number_types import dtype_here
-from architectures.plan import plan_pruning
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
-from eval.acceptance import Resampling
+from architectures.checkpoints.manifest import provenance
+from architectures.files.atomic import write_json
+from architectures.files.number_types import dtype_here
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+from eval.acceptance.counts import Resampling
+from eval.checks.loaded import OpenPair, prompts_of
+from eval.commands.speed import NUM_RESAMPLES, measured, require_sensible, setup_of, speed_arguments
 from eval.latency.machine import torch_threads
-from eval.models import load_model, load_tokenizer
-from eval.pair.opened import OpenPair, prompts_of
-from eval.scorecard.tables import table
-from eval.scorecard.verdict import with_interval
-from eval.speed.command import NUM_RESAMPLES, measured, require_sensible, setup_of, speed_arguments
+from eval.models.loading import load_model, load_tokenizer
+from eval.pages.tables import table
+from eval.pages.verdict import with_interval
 from eval.speed.ways import DRAFT
 
 RESULTS = Path(__file__).parent / "results" / "predict.json"

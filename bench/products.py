@@ -3,9 +3,9 @@
     python bench/products.py --target models/SmolLM2-135M-Instruct --threads 2 --dtype float32 bfloat16
 
 All forms and all numbers of tokens take turns in one process, in an order drawn anew each time; medians. The last
-form is the one that eval/products.py takes for few tokens where the usual one is slow: where another is faster, it
-should change; where the first is, eval.products.slow_type must not name it on this processor. Nothing else may
-run.
+form is the one that eval/models/products.py takes for few tokens where the usual one is slow: where another is
+faster, it should change; where the first is, eval.models.products.slow_type must not name it on this processor.
+Nothing else may run.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from torch import nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from architectures.manifest import processor_name
-from architectures.progress import track
-from eval.decoding.sequencer import Sequencer, open_sequencer
+from architectures.checkpoints.manifest import processor_name
+from architectures.files.progress import track
 from eval.latency.machine import torch_threads
-from eval.models import load_model
-from eval.products import Packed, onednn_product
-from eval.scorecard.tables import table
+from eval.models.loading import load_model
+from eval.models.products import Packed, onednn_product
+from eval.pages.tables import table
+from eval.steps.sequencer import Sequencer, open_sequencer
 
 CONTEXT, WARM_UPS = 128, 2
 TOKENS = (1, 2, 3, 4, 5, 6, 8, 16, 48)

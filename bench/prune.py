@@ -24,14 +24,14 @@ from pathlib import Path
 
 import torch
 
-from architectures.atomic import write_json
-from architectures.config import ArchitectureConfig
-from architectures.manifest import provenance
-from architectures.plan import plan_pruning
-from architectures.prune import prune_checkpoint
-from architectures.shapes import NAMED_SHAPES, Shape, checkpoint_tensors
-from architectures.target import read_config
-from architectures.weights import TensorInfo, open_weights, write_weights
+from architectures.checkpoints.manifest import provenance
+from architectures.checkpoints.weights import TensorInfo, open_weights, write_weights
+from architectures.files.atomic import write_json
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import NAMED_SHAPES, Shape, checkpoint_tensors
+from architectures.targets.target import read_config
 
 CONFIG = {
     "model_type": "llama",

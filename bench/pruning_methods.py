@@ -27,19 +27,19 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from architectures.manifest import git_commit, hardware
-from architectures.prune import prune_checkpoint
+from architectures.checkpoints.manifest import git_commit, hardware
+from architectures.pruning.prune import prune_checkpoint
 from distill.data.batches import AnswerDataset, Example, collate
-from distill.lineage import masks_are_due
 from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.losses.formulas import forward_kl
-from distill.pruning import weights_and_plan
-from distill.recipe import Recipe, save_recipe
-from distill.stages import training_command, training_environment
-from eval.acceptance import Resampling, pooled_ratio
-from eval.models import load_model, load_tokenizer
-from eval.replay import as_array, replay_counts
-from eval.traces import Trace, read_traces
+from distill.recipe.recipe import Recipe, save_recipe
+from distill.run.lineage import masks_are_due
+from distill.stages.pruning import weights_and_plan
+from distill.stages.running import training_command, training_environment
+from eval.acceptance.counts import Resampling, pooled_ratio
+from eval.acceptance.replay import as_array, replay_counts
+from eval.answers.traces import Trace, read_traces
+from eval.models.loading import load_model, load_tokenizer
 
 SHAPES: dict[str, dict[str, Any]] = {
     "6 layers": {"layers": 6},

@@ -26,22 +26,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from architectures.atomic import write_json
-from architectures.config import ArchitectureConfig
-from architectures.manifest import provenance
-from architectures.plan import plan_pruning
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
-from eval.acceptance import Counts, count_trace
+from architectures.checkpoints.manifest import provenance
+from architectures.files.atomic import write_json
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+from eval.acceptance.counts import Counts, count_trace
+from eval.acceptance.replay import answer_logits, replay_answer, replay_counts
 from eval.decoding.rules import EXACT_GREEDY_DRAFT
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.models import load_model, load_tokenizer, stop_token_ids
-from eval.replay import answer_logits, replay_answer, replay_counts
-from eval.tasks.prompts import load_prompts
-from eval.tasks.rendering import render_prompt
-from eval.tasks.source import PromptSource
+from eval.models.loading import load_model, load_tokenizer, stop_token_ids
+from eval.prompts.loading import load_prompts
+from eval.prompts.rendering import render_prompt
+from eval.prompts.source import PromptSource
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"
 PROMPTS = Path(__file__).parents[1] / "recipes" / "prompts" / "quickstart.jsonl"

@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from architectures.manifest import git_commit, hardware
-from architectures.number_types import dtype_here
-from architectures.progress import track
+from architectures.checkpoints.manifest import git_commit, hardware
+from architectures.files.number_types import dtype_here
+from architectures.files.progress import track
+from eval.checks.loaded import prompts_of
 from eval.decoding.texts import Limits
-from eval.models import load_model, load_tokenizer, stop_token_ids
-from eval.pair.opened import prompts_of
+from eval.models.loading import load_model, load_tokenizer, stop_token_ids
+from eval.prompts.rendering import render_prompt
 from eval.speed.measure import groups_of, take_turns, warm_up
 from eval.speed.ways import PLAIN, Run, Setup, Taken, Way, ways_to_decode
-from eval.tasks.rendering import render_prompt
 
 
 def main() -> None:

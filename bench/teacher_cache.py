@@ -25,16 +25,16 @@ from pathlib import Path
 
 import torch
 
-from architectures.atomic import write_json
-from architectures.manifest import provenance, write_manifest
+from architectures.checkpoints.manifest import provenance, write_manifest
+from architectures.files.atomic import write_json
 from distill.data.batches import AnswerDataset, Example
-from distill.teacher.config import TeacherConfig, bytes_per_token
+from distill.recipe.teacher import TeacherConfig, bytes_per_token
 from distill.teacher_cache.contents import join_rows, narrow_ids
 from distill.teacher_cache.index import cut_into_shards, fingerprint_examples, index_file, write_index, write_tensors
 from distill.teacher_cache.reader import TeacherCache
 from distill.teacher_cache.record import FORMAT
-from eval.shards import claim_shards, write_shard
-from eval.traces import read_traces
+from eval.answers.shards import claim_shards, write_shard
+from eval.answers.traces import read_traces
 
 RESULTS = Path(__file__).parent / "results" / "teacher_cache.json"
 TEACHERS = {

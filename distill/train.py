@@ -15,11 +15,11 @@ same command trains that (distill/masks/train.py) and stops.
 
 # ruff: noqa: E402  # nothing of ours is imported before the check that it is ours
 
-from distill.own_packages import refuse_foreign_packages
+from distill.process.own_packages import refuse_foreign_packages
 
 refuse_foreign_packages()
 
-from distill.interrupts import restore_interrupts, take_interrupts
+from distill.process.interrupts import restore_interrupts, take_interrupts
 
 if __name__ == "__main__":
     take_interrupts()
@@ -39,31 +39,31 @@ from composer.utils import dist
 
 restore_interrupts()  # which importing Composer has taken
 
-from architectures.draft_vocabulary.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from architectures.errors import UserError
-from architectures.file_hashes import rehash_from_now
-from architectures.target import read_config, resolve_checkpoint
-from distill.checkpoint_trust import trust_checkpoints, trust_option
-from distill.checkpoints import chosen_checkpoint, find_checkpoints
+from architectures.files.file_hashes import rehash_from_now
+from architectures.files.rehash import rehash_argument
+from architectures.small_head.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
+from architectures.targets.target import read_config, resolve_checkpoint
+from distill.checkpoints.files import chosen_checkpoint, find_checkpoints
+from distill.checkpoints.trust import trust_checkpoints, trust_option
 from distill.data.batches import AnswerDataset
+from distill.data.longest_texts import refuse_long_texts
 from distill.debug.files import begin_debug
-from distill.exits import end_on_sigterm, report_user_errors
-from distill.export import export_draft, vocab_size_of
-from distill.freed_memory import keep_freed_memory
-from distill.lineage import begin_training, masks_are_due, require_training_inputs
-from distill.longest_texts import refuse_long_texts
+from distill.exporting.export import export_draft, vocab_size_of
 from distill.masks.train import train_masks
-from distill.recipe import Recipe, load_recipe
-from distill.run_folder import owned_run
-from distill.stage_folders import length_of
+from distill.process.exits import end_on_sigterm, report_user_errors
+from distill.process.freed_memory import keep_freed_memory
+from distill.recipe.recipe import Recipe, load_recipe
+from distill.run.lineage import begin_training, masks_are_due, require_training_inputs
+from distill.run.run_folder import owned_run
+from distill.run.stage_folders import length_of
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
-from distill.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
-from eval.models import require_same_tokenizer
+from distill.training.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
+from eval.answers.token_ids import require_known_ids
+from eval.answers.traces import read_traces
+from eval.models.loading import require_same_tokenizer
 from eval.profiling.option import profile_option, require_profile_folder
-from eval.rehash import rehash_argument
-from eval.token_ids import require_known_ids
-from eval.traces import read_traces
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from architectures.number_types import DtypeOrAuto
-from architectures.section import Section
-from eval.tasks.source import PromptSource
+from architectures.files.number_types import DtypeOrAuto
+from architectures.files.section import Section
+from eval.prompts.source import PromptSource
 
 
 class EvalConfig(Section):

@@ -115,7 +115,8 @@ def little_is_timed() -> Iterator[None]:
 @pytest.fixture
 def training_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands train in this process: starting another costs more than a tiny training itself."""
-    from distill import stages, train
+    from distill import train
+    from distill.stages import running as stages
 
     def run_training(recipe_path: Path, overrides: list[str]) -> None:
         assert train.main([str(recipe_path), *overrides]) == 0

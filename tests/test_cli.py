@@ -13,9 +13,10 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from distill import exits, stages
-from distill.exits import report_user_errors
-from eval.tasks.page import tasks_page
+from distill.process import exits
+from distill.process.exits import report_user_errors
+from distill.stages import running as stages
+from eval.prompts.page import tasks_page
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\
@@ -169,7 +170,7 @@ def test_a_stage_gets_the_recipe_with_the_words_of_the_command_line(stage, recip
 
 @pytest.mark.parametrize(("words", "function"), [([], "cache_stage"), (["--verify"], "verify_cache_stage")])
 def test_cache_writes_or_verifies(words, function, recipe, monkeypatch):
-    from distill.teacher_cache import stage
+    from distill.caching import stage
 
     seen = []
     monkeypatch.setattr(stage, function, seen.append)
@@ -186,7 +187,7 @@ def test_stages_of_several_processes_get_file_and_words(word, function, recipe, 
 
 
 def test_import_gguf_writes_where_it_is_told(tmp_path, monkeypatch, capsys):
-    from architectures import gguf_import
+    from architectures.gguf import importing as gguf_import
 
     seen = []
     monkeypatch.setattr(gguf_import, "import_gguf", lambda *arguments: seen.append(arguments))
@@ -245,7 +246,7 @@ def test_a_process_that_lost_another_says_so_without_a_traceback(said, capsys, m
 
 LOSE_ANOTHER = """
 import os, signal, sys
-from distill.exits import end_on_sigterm, report_user_errors
+from distill.process.exits import end_on_sigterm, report_user_errors
 
 def terminate():
     os.kill(os.getpid(), signal.SIGTERM)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from eval.answering import write_traces
-from eval.tasks.forms import Prompt
-from eval.traces import DecodingSettings
+from eval.answers.traces import DecodingSettings
+from eval.decoding.answering import write_traces
+from eval.prompts.forms import Prompt
 
 GREEDY = DecodingSettings(
     max_new_tokens=20,

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from eval.tasks.page import tasks_page
+from eval.prompts.page import tasks_page
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,8 +1,10 @@
 """The house: imports point one way, light modules stay light, and no module hides a package we import."""
 
 import ast
+import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -10,66 +12,67 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = ("architectures", "eval", "distill")
 LIGHT_MODULES = (
-    "distill.hub.asked",
-    "distill.hub.command",
-    "distill.hub.local_files",
-    "distill.hub.upload",
-    "eval.certificate.command",
-    "architectures.config",
+    "distill.hub.files.asked",
+    "distill.hub.push.command",
+    "distill.hub.push.local_files",
+    "distill.hub.push.upload",
+    "eval.commands.certify",
+    "architectures.shapes.section",
     "architectures.conversion.command",
     "architectures.engines.command",
     "architectures.engines.page",
-    "architectures.engines.read_facts",
+    "architectures.engines.pair.read_facts",
     "architectures.families",
-    "architectures.file_hashes",
-    "architectures.fingerprint",
-    "architectures.gguf_header",
-    "architectures.hub_cache",
-    "architectures.hub_failures",
-    "architectures.manifest",
-    "architectures.older_fingerprint",
-    "architectures.plan",
-    "architectures.progress",
-    "architectures.shapes",
-    "architectures.target",
-    "distill.check",
-    "distill.config",
-    "distill.coverage",
+    "architectures.files.file_hashes",
+    "architectures.checkpoints.fingerprint",
+    "architectures.gguf.header",
+    "architectures.targets.hub_cache",
+    "architectures.targets.hub_failures",
+    "architectures.checkpoints.manifest",
+    "architectures.checkpoints.older_fingerprint",
+    "architectures.pruning.plan",
+    "architectures.files.progress",
+    "architectures.shapes.shape",
+    "architectures.targets.target",
+    "distill.checking.check",
+    "distill.recipe.training",
+    "distill.estimates.coverage",
     "distill.expected_time.devices",
     "distill.expected_time.figures",
-    "distill.expected_time.headers",
+    "distill.commands.recipe_headers",
     "distill.expected_time.page",
-    "distill.lineage",
-    "distill.losses.config",
+    "distill.run.lineage",
+    "distill.recipe.losses",
     "distill.monitoring.flops",
-    "distill.older_runs",
+    "distill.run.older_runs",
     "distill.data.packing_rules",
-    "distill.preflight",
-    "distill.recipe",
-    "distill.scoring",
-    "distill.served_shape",
-    "distill.stages",
+    "distill.commands.preflight",
+    "distill.recipe.recipe",
+    "distill.stages.scoring",
+    "distill.checking.served_shape",
+    "distill.stages.running",
     "distill.teacher_cache.record",
-    "distill.teacher_cache.stage",
-    "distill.recipe_commands",
+    "distill.caching.stage",
+    "distill.commands.recipe_commands",
     "distill.choose.command",
     "distill.choose.vocabularies",
-    "distill.teacher.config",
-    "distill.text.config",
-    "distill.vocabulary_sizes",
+    "distill.recipe.teacher",
+    "distill.recipe.text",
+    "distill.estimates.vocabulary_sizes",
     "eval.config",
-    "eval.older_answers",
+    "eval.answers.older_answers",
     "eval.profiling.figures",
     "eval.profiling.option",
-    "eval.quality.exams",
-    "eval.tasks.page",
-    "eval.tasks.prompts",
-    "eval.tasks.rendering",
-    "eval.tasks.words",
-    "eval.report.command",
-    "eval.speed.command",
+    "eval.checks.exams",
+    "eval.prompts.page",
+    "eval.prompts.loading",
+    "eval.prompts.rendering",
+    "eval.prompts.words",
+    "eval.commands.report",
+    "eval.commands.speed",
     "widedraft",
 )
+MOST_FILES, MOST_LINES = 12, 1800
 HEAVY_PACKAGES = ("torch", "transformers", "composer", "datasets", "scipy", "matplotlib", "jinja2")
 
 
@@ -92,12 +95,75 @@ def top_level(module: str) -> str:
     return module.split(".")[0]
 
 
+def floors() -> list[str]:
+    """Every room from the lowest floor up, as docs/house.md lists them."""
+    return re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "house.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in python_files(*LAYERS)}
+
+
+def room_of(module: str) -> str:
+    """The folder that a module lies in, or the module itself where it stands beside folders."""
+    is_folder = MODULES[module].name == "__init__.py"
+    folder = module if is_folder else module.rpartition(".")[0]
+    return folder if folder not in LAYERS else module
+
+
+def modules_imported(path: Path) -> set[str]:
+    """Modules of ours that a file imports, lazily or for types alone too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            parts = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [part if part in MODULES else str(node.module) for part in parts]
+        found |= {name for name in names if name in MODULES}
+    return found
+
+
+def test_every_room_is_on_a_floor():
+    rooms = {room_of(name) for name, path in MODULES.items() if path.name != "__init__.py"}
+    assert sorted(floors()) == sorted(rooms)
+
+
+@pytest.mark.parametrize("room", floors())
+def test_a_room_imports_from_lower_floors_alone(room):
+    order = floors()
+    below = {*order[: order.index(room) + 1], *LAYERS[: LAYERS.index(top_level(room)) + 1]}
+    for name, path in MODULES.items():
+        if room_of(name) == room:
+            wrong = {room_of(each) for each in modules_imported(path)} - below
+            assert not wrong, f"{path.relative_to(ROOT)} imports from {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("room", floors())
+def test_a_room_is_no_larger_than_can_be_read_at_once(room):
+    files = [path for name, path in MODULES.items() if room_of(name) == room]
+    assert len([path for path in files if path.name != "__init__.py"]) <= MOST_FILES
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= MOST_LINES
+
+
+def test_the_list_of_rooms_says_what_they_say_of_themselves():
+    page = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
+    for room in floors():
+        told = ast.get_docstring(ast.parse(MODULES[room].read_text(encoding="utf-8"))) or ""
+        assert f"| `{room}` | {told.splitlines()[0]} |\n" in page
+
+
+def test_no_two_files_import_each_other():
+    graph = {name: sorted(modules_imported(path) - {name}) for name, path in MODULES.items()}
+    tuple(TopologicalSorter(graph).static_order())
+
+
 @pytest.mark.parametrize("layer", LAYERS)
-def test_imports_point_one_way(layer):
-    forbidden = {*LAYERS[LAYERS.index(layer) + 1 :], "widedraft"}
+def test_no_package_imports_the_command_line(layer):
     for path in python_files(layer):
-        wrong = forbidden & {top_level(name) for name in imported_modules(path)}
-        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+        assert "widedraft" not in {top_level(name) for name in imported_modules(path)}, path
 
 
 @pytest.mark.parametrize("layer", ["architectures", "eval"])

@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 import widedraft
-from architectures.known_targets import KNOWN_CONFIGS
-from architectures.manifest import read_manifest
-from distill.check import check_recipe, planned
+from architectures.checkpoints.manifest import read_manifest
+from architectures.targets.known_targets import KNOWN_CONFIGS
+from distill.checking.check import check_recipe, planned
+from distill.commands.recipe_headers import nominal_device
+from distill.estimates.memory import matrix_parameters
 from distill.expected_time.floors import best_by_alpha, floor_times, wanted_head
-from distill.expected_time.headers import nominal_device
-from distill.memory import matrix_parameters
-from distill.recipe import load_recipe
+from distill.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

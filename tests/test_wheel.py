@@ -31,7 +31,13 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_packages_the_module_and_the_recipes(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     report = ("eval/report/page.html.jinja", "eval/report/page.css")
-    for part in ("architectures/shapes.py", "eval/replay.py", "distill/train.py", "widedraft.py", *report):
+    for part in (
+        "architectures/shapes/shape.py",
+        "eval/acceptance/replay.py",
+        "distill/train.py",
+        "widedraft.py",
+        *report,
+    ):
         assert part in names
     assert any(name.endswith("share/widedraft/recipes/quickstart.yaml") for name in names)
     assert any(name.endswith("recipes/recipe.schema.json") for name in names)

@@ -10,28 +10,28 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from architectures.atomic import staged_folder, write_json, write_text
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, read_json_file
+from architectures.checkpoints.generation_settings import SETTINGS_NAME, read_generation_settings
+from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
+from architectures.checkpoints.target_files import TEMPLATES, carry_files, require_tokenizer
+from architectures.checkpoints.weights import TensorInfo, require_replaceable, write_weights
 from architectures.conversion.forms import Form
 from architectures.conversion.rows import embedding_with_unknown, grown_head, head_with_unknown
 from architectures.conversion.small_draft import SmallDraft, read_small_draft
 from architectures.conversion.tokenizer_cut import cut_ids, cut_settings, cut_tokenizer
 from architectures.draft_vocabulary.card import CARD_NAME, own_tokenizer_card, whole_head_card
-from architectures.draft_vocabulary.record import CONFIG_KEY
-from architectures.engines.limits import WITHOUT_VLLM, engines_without_head
-from architectures.engines.misleading import refuse_misleading_name
+from architectures.engines.pair.limits import WITHOUT_VLLM, engines_without_head
+from architectures.engines.pair.misleading import refuse_misleading_name
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint, read_json_file
-from architectures.generation_settings import SETTINGS_NAME, read_generation_settings
-from architectures.manifest import MANIFEST_NAME, write_manifest
-from architectures.prune import require_numbers
-from architectures.reading import read_text
-from architectures.shapes import checkpoint_tensors
-from architectures.target_files import TEMPLATES, carry_files, require_tokenizer
-from architectures.weights import TensorInfo, require_replaceable, write_weights
+from architectures.files.atomic import staged_folder, write_json, write_text
+from architectures.files.reading import read_text
+from architectures.pruning.prune import require_numbers
+from architectures.shapes.shape import checkpoint_tensors
+from architectures.small_head.record import CONFIG_KEY
 
 TOKENIZER_NAME = "tokenizer.json"
 SETTINGS_OF_TOKENIZER = "tokenizer_config.json"  # special_tokens_map.json says again what stands there
-TOKENIZER_MIB = 512  # as eval.models
+TOKENIZER_MIB = 512  # as eval.models.loading
 COPY_TOKENIZER = "Copy the target's tokenizer files there, or use --form whole."
 
 

@@ -4,18 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from architectures.draft_vocabulary.record import (
+from architectures.checkpoints.weights import Weights, open_weights, require_tensors
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.families.family import Family
+from architectures.shapes.shape import Shape, checkpoint_tensors
+from architectures.small_head.record import (
     CONFIG_KEY,
     DRAFT_VOCABULARY_NAME,
     DraftVocabulary,
     read_draft_vocabulary,
 )
-from architectures.errors import UserError
-from architectures.families import FAMILIES
-from architectures.families.family import Family
-from architectures.shapes import Shape, checkpoint_tensors
-from architectures.target import read_config
-from architectures.weights import Weights, open_weights, require_tensors
+from architectures.targets.target import read_config
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from architectures.draft_vocabulary.config import COUNTED, VocabularyConfig
-from architectures.draft_vocabulary.counting import filled, most_frequent
 from architectures.draft_vocabulary.lists import KEY, read_list
 from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
+from architectures.small_head.config import COUNTED, VocabularyConfig
+from architectures.small_head.counting import filled, most_frequent
 
 
 def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:

@@ -1,6 +1,6 @@
 """README.md of a draft whose output head says some ids alone, and of the forms it is served in. No torch."""
 
-from architectures.draft_vocabulary.record import DraftVocabulary
+from architectures.small_head.record import DraftVocabulary
 
 CARD_NAME = "README.md"
 SNIPPET = '''\

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from architectures.draft_vocabulary.record import (
+from architectures.checkpoints.weights import open_weights
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.shapes.shape import Shape
+from architectures.small_head.record import (
     CONFIG_KEY,
     DRAFT_VOCABULARY_NAME,
     DraftVocabulary,
     read_draft_vocabulary,
 )
-from architectures.errors import UserError
-from architectures.families import FAMILIES
-from architectures.shapes import Shape
-from architectures.weights import open_weights
 
 IDS = "head_ids"  # buffer of the head module
 

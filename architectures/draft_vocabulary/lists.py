@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from architectures.draft_vocabulary.record import DRAFT_VOCABULARY_NAME, MOST_MIB, parse_draft_vocabulary
 from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
-from architectures.reading import read_text
-from architectures.typed_file import parsed
+from architectures.files.reading import read_text
+from architectures.files.typed_file import parsed
+from architectures.small_head.record import DRAFT_VOCABULARY_NAME, MOST_MIB, parse_draft_vocabulary
 
 KEY = "architecture.vocabulary"
 REMEDY = f"Set {KEY}.from to answers, to text, or to the path of a JSON list of token ids."

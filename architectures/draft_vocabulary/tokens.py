@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from architectures.checkpoints.fingerprint import TOKENIZER_SETTINGS
+from architectures.checkpoints.generation_settings import SPECIAL_IDS, read_generation_settings
 from architectures.errors import UserError
-from architectures.fingerprint import TOKENIZER_SETTINGS
-from architectures.generation_settings import SPECIAL_IDS, read_generation_settings
-from architectures.reading import read_json_object
+from architectures.files.reading import read_json_object
 
 TOKENIZER = "tokenizer.json"
 REMEDY = "Fetch the checkpoint again."

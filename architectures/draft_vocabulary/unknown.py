@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.draft_vocabulary.record import CONFIG_KEY, DraftVocabulary, read_draft_vocabulary
 from architectures.errors import UserError
-from architectures.target import read_config
+from architectures.small_head.record import CONFIG_KEY, DraftVocabulary, read_draft_vocabulary
+from architectures.targets.target import read_config
 
 
 def unknown_id_of(vocabulary: DraftVocabulary) -> int:

@@ -1,14 +1,14 @@
-"""`widedraft preflight`: its arguments, and what it does with a draft's folder (a recipe: distill/preflight.py)."""
+"""`widedraft preflight`: its arguments, and what it does with a folder (a recipe: distill/commands/preflight.py)."""
 
 import argparse
 from typing import TYPE_CHECKING, get_args
 
-from architectures.engines.finding import EngineName
+from architectures.engines.pair.finding import EngineName
 from architectures.errors import UserError
-from architectures.serving import MAX_DEGREE
+from architectures.shapes.serving import MAX_DEGREE
 
 if TYPE_CHECKING:
-    from architectures.engines.facts import Model
+    from architectures.engines.pair.facts import Model
 
 NAMES: tuple[EngineName, ...] = get_args(EngineName)
 
@@ -53,16 +53,16 @@ def engines_asked(options: argparse.Namespace) -> tuple[EngineName, ...]:
 
 def lookahead_of(draft: "Model") -> int:
     """Tokens per round that a draft's generation_config.json asks for, else the engines' own default."""
-    from architectures.engines.facts import DEFAULT_LOOKAHEAD
+    from architectures.engines.pair.facts import DEFAULT_LOOKAHEAD
 
     return (draft.settings or {}).get("num_assistant_tokens") or DEFAULT_LOOKAHEAD
 
 
 def preflight_folders(options: argparse.Namespace) -> None:
     """Print what engines say of a draft and its target; exit code 1 if one of them does not serve it."""
-    from architectures.engines.facts import Pair
     from architectures.engines.page import preflight_page
-    from architectures.engines.read_facts import read_draft, read_model
+    from architectures.engines.pair.facts import Pair
+    from architectures.engines.pair.read_facts import read_draft, read_model
 
     if options.target is None:
         raise UserError("widedraft preflight needs --target beside a draft's folder. Name the model it drafts for.")

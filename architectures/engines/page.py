@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from textwrap import fill, indent
 
-from architectures.engines.facts import Pair
-from architectures.engines.finding import EngineName, Finding, Severity
+from architectures.engines.pair.facts import Pair
+from architectures.engines.pair.finding import EngineName, Finding, Severity
 from architectures.engines.table import ENGINES, findings, refusals, serve_line
 
 WIDTH = 120

@@ -3,21 +3,21 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from architectures.engines import (
-    llama_cpp_rules,
-    sglang_rules,
-    tensorrt_llm_rules,
-    transformers_rules,
-    vllm_rules,
-)
-from architectures.engines.facts import Pair
-from architectures.engines.finding import EngineName, Finding, Rule, Severity
-from architectures.engines.serve import (
+from architectures.engines.pair.facts import Pair
+from architectures.engines.pair.finding import EngineName, Finding, Rule, Severity
+from architectures.engines.pair.serve import (
     serve_llama_cpp,
     serve_sglang,
     serve_tensorrt_llm,
     serve_transformers,
     serve_vllm,
+)
+from architectures.engines.rules import (
+    llama_cpp_rules,
+    sglang_rules,
+    tensorrt_llm_rules,
+    transformers_rules,
+    vllm_rules,
 )
 
 

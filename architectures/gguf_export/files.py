@@ -18,22 +18,22 @@ from gguf.quants import quantize
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
-from architectures.atomic import partial_beside
+from architectures.checkpoints.weights import Weights, open_weights, require_tensors
 from architectures.conversion.folders import write_whole
 from architectures.conversion.small_draft import read_small_draft
 from architectures.errors import UserError
 from architectures.families import FAMILIES
+from architectures.files.atomic import partial_beside
+from architectures.files.progress import track
+from architectures.gguf.importing import PERMUTED_ARCHITECTURES, gguf_names
 from architectures.gguf_export.kinds import FILE_TYPES, Stored, fallen_back, stored_tensors
 from architectures.gguf_export.names import GgufKind
 from architectures.gguf_export.rope import FACTORS_NAME, rope_entries, rope_factors
 from architectures.gguf_export.supported import gguf_architecture
 from architectures.gguf_export.vocabulary import GgufVocabulary, entries, read_vocabulary
-from architectures.gguf_import import PERMUTED_ARCHITECTURES, gguf_names
-from architectures.progress import track
-from architectures.prune import require_numbers
-from architectures.shapes import Shape, checkpoint_tensors
-from architectures.target import read_config
-from architectures.weights import Weights, open_weights, require_tensors
+from architectures.pruning.prune import require_numbers
+from architectures.shapes.shape import Shape, checkpoint_tensors
+from architectures.targets.target import read_config
 
 MOST_F16 = 65504.0  # what F16 holds, and so the scale of a quantised block
 

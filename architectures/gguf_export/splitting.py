@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from architectures.gguf_import import known_splittings
+from architectures.gguf.importing import known_splittings
 
 WORDS, BYTES = ("ByteLevel", "words"), ("ByteLevel", "bytes")
 DIGITS = ("Digits", "each")

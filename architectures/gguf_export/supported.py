@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from architectures.errors import UserError
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -10,11 +10,11 @@ import transformers
 from gguf import TokenType
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from architectures.checkpoints.generation_settings import read_generation_settings
 from architectures.errors import UserError
-from architectures.generation_settings import read_generation_settings
+from architectures.gguf.importing import TOKENIZER_ERRORS
 from architectures.gguf_export.pieces import begins_with_space, is_sentencepiece, piece_scores
 from architectures.gguf_export.splitting import flattened, merge_text, splitting_name
-from architectures.gguf_import import TOKENIZER_ERRORS
 
 COPY_TOKENIZER = "Copy the target's tokenizer files there."
 CONVERTER = "Convert the folder with llama.cpp's convert_hf_to_gguf.py."

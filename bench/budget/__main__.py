@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.budget.page import law_page, with_law
 from distill.budget.record import read_trainings
-from distill.exits import report_user_errors
+from distill.process.exits import report_user_errors
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,20 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
+from architectures.checkpoints.manifest import git_commit, package_version, processor_name, read_manifest
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
-from architectures.manifest import git_commit, package_version, processor_name, read_manifest
-from architectures.target import resolve_checkpoint
-from architectures.typed_file import read_typed
+from architectures.files.typed_file import read_typed
+from architectures.targets.target import resolve_checkpoint
 from bench.budget.own_run import own_budget
 from bench.budget.plan import CONFIRMED, FITTED
 from bench.budget.setting import Setting
 from bench.minutes.fill import in_its_own_process
 from distill.budget.law import Budget, fit
 from distill.budget.record import FILE, REMEDY, SCHEMA, Training, Trainings, write_trainings
-from distill.recipe import Recipe
-from distill.stages import generate_stage
-from distill.teacher_cache.stage import cache_stage
+from distill.caching.stage import cache_stage
+from distill.recipe.recipe import Recipe
+from distill.stages.running import generate_stage
 from distill.train import restore_signals
 
 RATE_PROMPTS = 96  # answered anew to know how fast the target writes

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from architectures.manifest import changed_inputs, read_manifest
-from architectures.shapes import Shape
-from architectures.target import read_config
+from architectures.checkpoints.manifest import changed_inputs, read_manifest
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 from distill.budget.law import Budget
-from distill.expected_work import expected_reading
-from distill.recipe import Recipe
-from distill.stage_inputs import draft_inputs, training_inputs
+from distill.estimates.expected_work import expected_reading
+from distill.recipe.recipe import Recipe
+from distill.run.stage_inputs import draft_inputs, training_inputs
 
 
 def own_budget(recipe: Recipe) -> Budget | None:

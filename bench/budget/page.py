@@ -6,7 +6,7 @@ from statistics import fmean
 from bench.marked import between
 from distill.budget.law import LeftOut, fit, left_out
 from distill.budget.record import Training, Trainings
-from eval.scorecard.tables import table
+from eval.pages.tables import table
 
 BEGIN, END = "<!-- budget law: begin -->", "<!-- budget law: end -->"
 NUMBERS = ("level", "growth", "deeper", "depth", "ids", "reuse", "text")

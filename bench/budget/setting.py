@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.budget.law import Budget
-from distill.recipe import Recipe, load_recipe
+from distill.recipe.recipe import Recipe, load_recipe
 
 TEXT_SEQ_LEN, TEXT_BATCH = 256, 4
 

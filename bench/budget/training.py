@@ -18,16 +18,16 @@ from bench.minutes.training import answers_in, seconds_of_fit
 from distill.budget.law import Budget
 from distill.budget.record import Training
 from distill.data.batches import AnswerDataset
-from distill.progressive import share_answers
-from distill.recipe import Recipe
-from distill.stages import eval_prompts, prune_stage
+from distill.recipe.recipe import Recipe
+from distill.run.progressive import share_answers
+from distill.stages.running import eval_prompts, prune_stage
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
 from distill.train import export, read_answers, read_split
-from distill.trainer import build_model, build_trainer
-from eval.acceptance import pool, tau
+from distill.training.trainer import build_model, build_trainer
+from eval.acceptance.counts import pool, tau
 from eval.latency.machine import torch_threads
-from eval.models import load_model
+from eval.models.loading import load_model
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.scores import DraftScore

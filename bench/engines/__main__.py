@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from architectures.typed_file import read_typed
+from architectures.files.typed_file import read_typed
 from bench.marked import between
 from eval.certificate.laws import shown
-from eval.certificate.record import FORM, REMEDY, Certificate, pooled
-from eval.scorecard.tables import table
-from eval.scorecard.verdict import with_interval
+from eval.engine_runs.record import FORM, REMEDY, Certificate, pooled
+from eval.pages.tables import table
+from eval.pages.verdict import with_interval
 
 COLUMNS = (
     "decoded by",

@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from architectures.errors import UserError
-from architectures.shapes import Shape
-from architectures.target import config_at_hand
-from architectures.tiny import tiny_config, tiny_shapes
+from architectures.shapes.shape import Shape
+from architectures.shapes.tiny import tiny_config, tiny_shapes
+from architectures.targets.target import config_at_hand
 from bench.gpu.carry import TARGET_NAME
 from bench.gpu.one import END
 from bench.gpu.record import begun, device_name, keep, stage_record, summary
 from bench.gpu.stage import Row, Size
 from bench.gpu.stages import MOST_S, SLACK, STAGES, Listed
 from distill.debug.files import prompts, write_tiny
-from distill.exits import report_user_errors
+from distill.process.exits import report_user_errors
 
 LEAST_TORCH, TRIED_TORCH = (2, 7), ("2.7", "2.11")
 LIKENESS = "meta-llama/Llama-2-7b-chat-hf"  # what the random target of size tiny takes after

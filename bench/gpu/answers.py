@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
 from bench.gpu.attempt import attempt_rows
 from bench.gpu.machine import bandwidth
 from bench.gpu.models import LLAMA_7B, random_model
 from bench.gpu.stage import Row, Setting, Size, SkippedError, lack_of_memory, lack_of_time, number_type
-from eval.clock import clock_s
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.latency.floor import dtype_name, shape_of, step_bytes
-from eval.models import load_model
+from eval.models.clock import clock_s
+from eval.models.loading import load_model
 
 TARGET = "target"  # the model of the setting, SmolLM2-135M
 OURS, TRANSFORMERS = "ours", "transformers"
@@ -180,7 +180,7 @@ def random_prompts(cell: Cell, model: PreTrainedModel) -> list[list[int]]:
 
 
 def ours(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> Taken:
-    """The loop that eval.answering.Answerer answers a batch with."""
+    """The loop that eval.decoding.answering.Answerer answers a batch with."""
     start_s = clock_s(model.device)
     decoded = plain_decode(model, prompts, limits=Limits(new_tokens))
     whole_s = clock_s(model.device) - start_s

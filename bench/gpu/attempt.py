@@ -6,7 +6,7 @@ import torch
 
 from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, SkippedError
-from eval.models import one_line
+from eval.models.loading import one_line
 
 
 def attempt(cell: Row, measure: Callable[[], Row]) -> Row:

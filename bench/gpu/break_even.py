@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bench.gpu.stage import Row, Setting, SkippedError
 from bench.gpu.step_sizes import SIZES
-from eval.speedup import StepTimes, break_even_alpha
+from eval.acceptance.speedup import StepTimes, break_even_alpha
 
 STEPS = "steps.json"  # in the scratch of a machine: the rows of bench.gpu.steps
 Place = tuple[str, int, int]  # how steps were run, batch, context

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-from architectures.shapes import NAMED_SHAPES, Shape
-from architectures.target import read_config
+from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.targets.target import read_config
 from bench.gpu.attempt import attempt
 from bench.gpu.stage import Row, Setting, Size, SkippedError, lack_of_memory, lack_of_time, number_type
 from bench.gpu.training import Cell, Pair, estimated_bytes, flops_per_step, measure_training, recipe_of
 from bench.loss import reset_peak
-from distill.recipe import load_recipe
-from distill.trainer import training_device
+from distill.recipe.recipe import load_recipe
+from distill.training.trainer import training_device
 
 LIVE_MFU, CACHED_SHARE = 0.45, 0.80
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -16,18 +16,18 @@ from architectures.errors import UserError
 from bench.gpu.attempt import attempt_rows
 from bench.gpu.stage import Row, Setting, Size, SkippedError, lack_of_time, number_type
 from bench.gpu.trained_draft import Trained, Training, trained_draft
-from eval.acceptance import Resampling
-from eval.decoding.openers import new_opener
+from eval.acceptance.counts import Resampling
+from eval.checks.loaded import OpenPair, open_pair
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Limits, Seeds
-from eval.how import How
 from eval.latency.grid import repeated
 from eval.latency.measure import Latency, measure_latency
 from eval.latency.steps import Setting as StepSetting
-from eval.pair.opened import OpenPair, open_pair
+from eval.models.execution import How
 from eval.speed.measure import Prompts, Times, groups_of, take_turns, warm_up
 from eval.speed.record import speed_record_of_all
 from eval.speed.ways import DRAFT, PLAIN, TRANSFORMERS, Run, Setup, Way, ways_to_decode
+from eval.steps.openers import new_opener
 
 NAME = "draft"  # what the draft is called among the ways
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from architectures.shapes import NAMED_SHAPES
+from architectures.shapes.shape import NAMED_SHAPES
 from bench.gpu.attempt import attempt
 from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, Size, lack_of_memory, lack_of_time
 from bench.loss import BYTES_OF_PLAIN, PEERS, Job, measure, measure_in_a_process
-from distill.losses.config import chunk_size
+from distill.recipe.losses import chunk_size
 
 HIDDEN = NAMED_SHAPES["llama-7b"].shape.hidden
 PATHS_OF = {"forward_kl": ("plain", "chunked"), "jensen_shannon": ("plain", "chunked", "liger")}

@@ -5,11 +5,11 @@ from statistics import median
 
 import torch
 
-from architectures.manifest import provenance
+from architectures.checkpoints.manifest import provenance
 from bench.gpu.stage import Row, Setting, number_type
-from eval.clock import clock_s
 from eval.latency.machine import machine_state, memory_bandwidth, usable_cores
-from eval.latency.room import free_bytes
+from eval.latency.memory import free_bytes
+from eval.models.clock import clock_s
 
 SIDE = {"full": 8192, "laptop": 1024, "tiny": 256}
 READ_BYTES = {"tiny": 2**24}  # elsewhere what memory_bandwidth takes by itself

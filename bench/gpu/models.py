@@ -3,8 +3,8 @@
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from architectures.known_targets import LLAMA_2_7B
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
+from architectures.targets.known_targets import LLAMA_2_7B
 
 LLAMA_7B = Shape.from_config(LLAMA_2_7B)
 

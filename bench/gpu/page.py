@@ -13,7 +13,7 @@ from bench.gpu.record import DEVICES
 from bench.gpu.stage import Row
 from bench.gpu.stages import STAGES
 from bench.marked import between
-from eval.scorecard.tables import table
+from eval.pages.tables import table
 
 DOC = Path(__file__).parents[2] / "docs" / "gpu.md"
 BEGIN, END = "<!-- devices: begin -->", "<!-- devices: end -->"

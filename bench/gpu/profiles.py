@@ -17,18 +17,18 @@ from bench.gpu.stage import Row, Setting, lack_of_memory, lack_of_time, number_t
 from bench.gpu.training import leave_out_checkpoints_and_evaluations
 from distill.data.batches import AnswerDataset
 from distill.monitoring.step_profile import WARM_STEPS, StepProfile
-from distill.recipe import Recipe, load_recipe
-from distill.trainer import build_model, build_trainer
-from eval.decoding.openers import new_opener
+from distill.recipe.recipe import Recipe, load_recipe
+from distill.training.trainer import build_model, build_trainer
+from eval.answers.traces import Trace
 from eval.decoding.texts import Limits
-from eval.how import How
 from eval.latency.untrained import source_shape, untrained_model
-from eval.models import load_model
+from eval.models.execution import How
+from eval.models.loading import load_model
 from eval.profiling.option import PROFILED_ROUNDS
 from eval.profiling.recording import Profile
 from eval.speed.profiled_round import profile_round
 from eval.speed.ways import Setup
-from eval.traces import Trace
+from eval.steps.openers import new_opener
 
 RECIPE = Path(__file__).parents[1] / "smollm2.yaml"
 LOOKAHEAD, LAYERS_SHARE, ANSWER_SHARE = 4, 5, 3

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from architectures.atomic import write_json
+from architectures.checkpoints.manifest import provenance
 from architectures.errors import UserError
-from architectures.manifest import provenance
+from architectures.files.atomic import write_json
 from bench.gpu.stage import Row, Size
 from distill.expected_time.devices import processor_device_name, slug_of
 

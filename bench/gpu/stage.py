@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from architectures.number_types import has_bfloat16
-from eval.latency.room import free_bytes
+from architectures.files.number_types import has_bfloat16
+from eval.latency.memory import free_bytes
 
 Size = Literal["full", "laptop", "tiny"]
 Row = dict[str, Any]

@@ -6,14 +6,14 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from architectures.equal_shapes import EqualShape, equal_shape
-from architectures.shapes import NAMED_SHAPES
+from architectures.shapes.equal_shapes import EqualShape, equal_shape
+from architectures.shapes.shape import NAMED_SHAPES
 from bench.gpu.models import random_model
 from bench.gpu.stage import Setting, SkippedError, number_type
 from bench.gpu.step_sizes import Sizes
 from eval.latency.steps import TARGET
 from eval.latency.untrained import source_shape, untrained_model
-from eval.models import load_model
+from eval.models.loading import load_model
 
 Maker = Callable[[], PreTrainedModel]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bench.gpu.stage import Size
-from eval.how import How
 from eval.latency.steps import TARGET
+from eval.models.execution import How
 
 
 class Cell(NamedTuple):

@@ -21,18 +21,18 @@ from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, lack_of_memory, lack_of_time
 from bench.gpu.step_models import equal_models, makers
 from bench.gpu.step_sizes import AIM_CELL, AIM_SHAPE, MOST_WARM_UPS, SIZES, Cell, Sizes
-from eval.acceptance import Resampling
-from eval.decoding.fixed_steps import FixedSteps
-from eval.decoding.openers import new_opener
-from eval.decoding.sequencer import Opener
-from eval.how import How
-from eval.intervals import percentile_interval
+from eval.acceptance.counts import Resampling
+from eval.acceptance.intervals import percentile_interval
 from eval.latency.depth_and_width import depth_and_width
 from eval.latency.floor import dtype_name, shape_of, step_bytes
 from eval.latency.grid import repeated
 from eval.latency.steps import CHAIN_LENGTH, Kind, draft_steps, hold_context, target_steps, time_chain
 from eval.latency.steps import Setting as Place
 from eval.latency.timing import Step, summarise, time_together
+from eval.models.execution import How
+from eval.steps.fixed_steps import FixedSteps
+from eval.steps.openers import new_opener
+from eval.steps.sequencer import Opener
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=1000, seed=17)
 TEXT = range(3, 203)  # which tokens makes no difference to the time

@@ -16,23 +16,23 @@ from typing import Any
 
 from composer import Callback, Logger, State
 
-from architectures.atomic import write_json
+from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.manifest import read_manifest
+from architectures.files.atomic import write_json
 from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, SkippedError, number_type
 from distill.data.self_written import NAME as SELF_WRITTEN
-from distill.recipe import Recipe, load_recipe
-from distill.run_folder import owned_run
-from distill.stages import generate_stage, prune_stage
+from distill.recipe.recipe import Recipe, load_recipe
+from distill.run.run_folder import owned_run
+from distill.stages.running import generate_stage, prune_stage
 from distill.train import read_answers, train
-from distill.trainer import build_model, build_trainer
-from eval.clock import clock_s
+from distill.training.trainer import build_model, build_trainer
+from eval.answers.traces import read_traces
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.models import load_model
-from eval.tasks.prompts import load_prompts
-from eval.traces import read_traces
+from eval.models.clock import clock_s
+from eval.models.loading import load_model
+from eval.prompts.loading import load_prompts
 
 RECIPE = Path(__file__).parents[1] / "smollm2.yaml"
 RUN, DONE = "draft", "trained.json"  # the run in the work folder, and what is written when it is finished

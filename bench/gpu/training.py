@@ -18,29 +18,29 @@ import torch
 from composer import Trainer
 from composer.callbacks import SpeedMonitor
 
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
 from bench.gpu.models import random_model
 from bench.gpu.stage import Row
 from bench.loss import peak, reset_peak
 from bench.teacher_cache import write_cache
-from distill.callbacks import CheckpointWriter
 from distill.data.batches import AnswerDataset
+from distill.estimates.memory import memory_parts, together, trainings
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.chunked import Head
-from distill.memory import memory_parts, together, trainings
-from distill.model import DistillModel
+from distill.monitoring.callbacks import CheckpointWriter
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.monitoring.step_times import PHASES
-from distill.recipe import Recipe, load_recipe
-from distill.stage_inputs import teacher_dtype
+from distill.recipe.recipe import Recipe, load_recipe
+from distill.recipe.teacher import TeacherConfig
+from distill.run.stage_inputs import teacher_dtype
 from distill.teacher.cached import CachedTeacher
-from distill.teacher.config import TeacherConfig
 from distill.teacher.live import Teacher
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.index import fingerprint_examples
 from distill.teacher_cache.reader import TeacherCache
-from distill.trainer import build_trainer, distill_model
-from eval.traces import Trace
+from distill.training.model import DistillModel
+from distill.training.trainer import build_trainer, distill_model
+from eval.answers.traces import Trace
 
 Source = Literal["live", "cached", "none"]
 ANSWER_SHARE = 4  # the last of so many parts of a sequence is the answer; recipes assume 300 of 1,000 tokens

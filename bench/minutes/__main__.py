@@ -27,7 +27,7 @@ from bench.minutes.page import bench_page, stage_lines
 from bench.minutes.record import read_finished
 from bench.minutes.setting import Setting
 from bench.minutes.summary import with_summary
-from distill.exits import report_user_errors
+from distill.process.exits import report_user_errors
 
 RECIPE = Path(__file__).parents[1] / "smollm2.yaml"
 

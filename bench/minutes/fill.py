@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from architectures.atomic import write_json
-from architectures.manifest import git_commit, package_version, processor_name
+from architectures.checkpoints.manifest import git_commit, package_version, processor_name
+from architectures.files.atomic import write_json
 from bench.minutes.cells import Cell, Plan, stages
 from bench.minutes.inputs import make_inputs, scored_answers
 from bench.minutes.merit import ranked

@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
-from architectures.manifest import read_manifest
-from architectures.target import resolve_checkpoint
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
+from architectures.checkpoints.manifest import read_manifest
+from architectures.targets.target import resolve_checkpoint
 from bench.minutes.setting import SEED, Setting
-from distill.stages import eval_prompts, generate_stage
-from distill.teacher_cache.stage import cache_stage
+from distill.caching.stage import cache_stage
+from distill.stages.running import eval_prompts, generate_stage
+from eval.prompts.forms import Prompt
+from eval.prompts.loading import load_prompts
+from eval.prompts.source import PromptSource
 from eval.scorecard.answers import Answers, record_answers
-from eval.tasks.forms import Prompt
-from eval.tasks.prompts import load_prompts
-from eval.tasks.source import PromptSource
 
 OWN, UNSEEN = "held out", "unseen"
 Scored = dict[str, dict[float, Answers]]  # by set and temperature

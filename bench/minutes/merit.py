@@ -12,11 +12,11 @@ import numpy as np
 
 from bench.minutes.cells import Cell
 from bench.minutes.record import Finished
-from eval.acceptance import Resampling
-from eval.choice import Array, drawn_speedups, step_times
-from eval.intervals import percentile_interval
-from eval.promise import promise
-from eval.speedup import StepTimes
+from eval.acceptance.counts import Resampling
+from eval.acceptance.intervals import percentile_interval
+from eval.acceptance.promise import promise
+from eval.acceptance.ranking import Array, drawn_speedups, step_times
+from eval.acceptance.speedup import StepTimes
 
 Shape = tuple[int, int | None]  # layers and ids, which decide how long a step takes
 CONFIDENCE, NUM_RESAMPLES = 0.95, 2000

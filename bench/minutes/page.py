@@ -8,9 +8,9 @@ from typing import TypeVar
 from bench.minutes.cells import Cell, Configuration, Stage
 from bench.minutes.merit import Worth, is_behind, merit, shape_of, steps_by_shape, worths
 from bench.minutes.record import INPUTS_NAME, Finished, read_finished
-from eval.scorecard.tables import table
-from eval.scorecard.verdict import with_interval
-from eval.speedup import StepTimes
+from eval.acceptance.speedup import StepTimes
+from eval.pages.tables import table
+from eval.pages.verdict import with_interval
 
 Key = TypeVar("Key", bound=Hashable)
 BEST, MAY_BE = "best", "may be"

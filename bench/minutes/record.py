@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
-from architectures.atomic import write_text
 from architectures.errors import UserError
-from architectures.typed_file import read_typed
+from architectures.files.atomic import write_text
+from architectures.files.typed_file import read_typed
 from bench.minutes.cells import Cell
 
 Schema = Literal["widedraft.minutes/1"]

@@ -6,11 +6,11 @@ from typing import Any
 from bench.minutes.cells import Cell
 from bench.minutes.inputs import OWN, Scored
 from bench.minutes.setting import LOOKAHEADS, SEED, Setting
-from eval.acceptance import Resampling
+from eval.acceptance.counts import Resampling
 from eval.latency.machine import torch_threads
 from eval.latency.measure import measure_latency, timing_ticks
 from eval.latency.steps import Setting as StepSetting
-from eval.models import load_model
+from eval.models.loading import load_model
 from eval.scorecard.acceptance_record import acceptance_record
 from eval.scorecard.answers import context_of
 from eval.scorecard.pair import Pair, replay_drafts

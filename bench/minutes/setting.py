@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from architectures.manifest import processor_name
+from architectures.checkpoints.manifest import processor_name
 from bench.minutes.cells import Configuration, Way
-from distill.recipe import Recipe, load_recipe
+from distill.recipe.recipe import Recipe, load_recipe
 
 SEED = 17  # of answers, scoring and resampling, whatever a cell's own is
 LOOKAHEADS = (1, 4)

@@ -8,9 +8,9 @@ from bench.minutes.cells import Configuration, Way
 from bench.minutes.merit import Shape, Worth, merit, shape_of, steps_by_shape
 from bench.minutes.page import marks_of
 from bench.minutes.record import Finished, read_finished
-from eval.scorecard.tables import table
-from eval.scorecard.verdict import with_interval
-from eval.speedup import StepTimes
+from eval.acceptance.speedup import StepTimes
+from eval.pages.tables import table
+from eval.pages.verdict import with_interval
 
 BEGIN, END = "<!-- equal minutes of {}: begin -->", "<!-- equal minutes of {}: end -->"  # a folder of cells
 COLUMNS = (

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from architectures.manifest import git_commit
+from architectures.checkpoints.manifest import git_commit
 from bench.minutes.cells import Cell
 from bench.minutes.fill import in_its_own_process
 from bench.minutes.inputs import scored_answers
@@ -13,8 +13,8 @@ from bench.minutes.merit import Shape, shape_of
 from bench.minutes.record import Finished, read_finished, write_finished
 from bench.minutes.scoring import measured_latency, pair_of
 from bench.minutes.setting import Setting
-from distill.progressive import share_answers
-from distill.stages import prune_stage
+from distill.run.progressive import share_answers
+from distill.stages.running import prune_stage
 from eval.latency.machine import torch_threads
 
 

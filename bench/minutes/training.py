@@ -12,16 +12,16 @@ from bench.gpu.training import forget_moments, leave_out_checkpoints_and_evaluat
 from bench.minutes.cells import Cell
 from bench.minutes.record import Phase
 from bench.minutes.setting import Setting
-from distill.config import ExportConfig, SchedulerConfig
 from distill.data.batches import AnswerDataset
-from distill.expected_work import expected_reading
-from distill.progressive import share_answers
-from distill.recipe import Recipe
-from distill.stages import prune_stage
+from distill.estimates.expected_work import expected_reading
+from distill.recipe.recipe import Recipe
+from distill.recipe.training import ExportConfig, SchedulerConfig
+from distill.run.progressive import share_answers
+from distill.stages.running import prune_stage
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
 from distill.train import export, fit, read_answers
-from distill.trainer import build_model, build_trainer
+from distill.training.trainer import build_model, build_trainer
 
 MOST_MISSED = 0.15  # of the minutes, either way
 MOST_TRAININGS = 2

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from architectures.manifest import git_commit
+from architectures.checkpoints.manifest import git_commit
 from bench.marked import between
 from bench.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
 from bench.simulations.exams import exam_rows
@@ -18,7 +18,7 @@ from bench.simulations.prediction import prediction_rows
 from bench.simulations.shares import Row
 from bench.simulations.speed import live_rows, speed_rows
 from bench.simulations.turns import read_recordings
-from eval.scorecard.tables import table
+from eval.pages.tables import table
 
 RESULTS = Path(__file__).parents[1] / "results"
 COLUMNS = ("interval or decision", "made of", "should be", "is", "±")

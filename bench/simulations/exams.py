@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.simulations.shares import Row, is_inside, share_of
-from eval.quality.check import share_words
+from eval.checks.quality import share_words
 
 CHANCES, SIZES = (0.05, 0.5), (20, 100)
 

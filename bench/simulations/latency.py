@@ -16,16 +16,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from architectures.equal_shapes import EqualShape
-from architectures.shapes import Shape
+from architectures.shapes.equal_shapes import EqualShape
+from architectures.shapes.shape import Shape
 from bench.simulations.shares import Row, is_inside, share_of
-from eval.acceptance import Resampling
-from eval.intervals import percentile_interval
+from eval.acceptance.counts import Resampling
+from eval.acceptance.intervals import percentile_interval
+from eval.acceptance.speedup import predicted_speedup
 from eval.latency.depth_and_width import depth_and_width
 from eval.latency.measure import Latency, latency_of
 from eval.latency.steps import TARGET, Kind
 from eval.latency.timing import Timed, summarise
-from eval.speedup import predicted_speedup
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int64]

@@ -9,9 +9,9 @@ from bench.simulations.latency import Series, stretch
 from bench.simulations.prompts import LOOKAHEAD, Population, population
 from bench.simulations.shares import Row, is_inside, share_of
 from distill.choose.page import RIVAL_SHARE
-from eval.choice import predicted_interval, ranking, step_times
+from eval.acceptance.promise import promise
+from eval.acceptance.ranking import predicted_interval, ranking, step_times
 from eval.latency.steps import TARGET, Kind
-from eval.promise import promise
 from eval.scorecard.record import step_record
 
 Record = dict[str, Any]

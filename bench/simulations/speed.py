@@ -7,10 +7,10 @@ import numpy as np
 
 from bench.simulations.shares import Row, share_of
 from bench.simulations.turns import Recording, Truth, draft_ways, drawn_times, lookup_ways
-from eval.acceptance import Resampling
-from eval.paired_ratios import paired_ratio_quotient
+from eval.acceptance.counts import Resampling
+from eval.acceptance.paired_ratios import paired_ratio_quotient
+from eval.commands.speed import default_prompts
 from eval.speed.best import behind_the_fastest, best_of_each, spent
-from eval.speed.command import default_prompts
 from eval.speed.measure import Times
 from eval.speed.ways import DRAFT, PLAIN, Way
 

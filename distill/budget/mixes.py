@@ -8,7 +8,7 @@ from scipy.optimize import root_scalar
 
 from distill.budget.costs import Costs
 from distill.budget.law import Budget, Law
-from eval.speedup import StepTimes, best_lookahead, iid_tau, predicted_speedup, root_in_unit
+from eval.acceptance.speedup import StepTimes, best_lookahead, iid_tau, predicted_speedup, root_in_unit
 
 LEAST_TOKENS, MOST_TOKENS = 1e3, 1e9  # of answers that a mix is looked for in
 READINGS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)

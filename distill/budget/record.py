@@ -8,9 +8,9 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, TypeAdapter
 
-from architectures.atomic import write_text
 from architectures.errors import UserError
-from architectures.typed_file import read_typed
+from architectures.files.atomic import write_text
+from architectures.files.typed_file import read_typed
 from distill.budget.law import LEAST_CELLS, Budget
 
 Schema = Literal["widedraft.budget/1"]

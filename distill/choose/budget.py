@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
 from distill.budget.costs import costs_of
 from distill.budget.law import Budget, fit
 from distill.budget.mixes import Laws, Mix, cheapest, doubled, fastest_within, valued
@@ -13,10 +13,10 @@ from distill.budget.record import Trainings, read_trainings, shapes_of
 from distill.choose.candidates import Candidate
 from distill.choose.command import candidates_in, measured_steps
 from distill.choose.weighed import Basis, Weighed
-from distill.expected_work import expected_reading, expected_work, read_rows
-from distill.recipe import Recipe
-from distill.stage_folders import begin_stage
-from eval.choice import prospect, step_times
+from distill.estimates.expected_work import expected_reading, expected_work, read_rows
+from distill.recipe.recipe import Recipe
+from distill.run.stage_folders import begin_stage
+from eval.acceptance.ranking import prospect, step_times
 
 PAYS = 1.0  # the speed-up at which a draft breaks even
 

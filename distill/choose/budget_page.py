@@ -6,7 +6,7 @@ from statistics import fmean
 from distill.budget.law import left_out
 from distill.budget.mixes import Mix
 from distill.choose.weighed import Basis, Weighed
-from eval.scorecard.tables import table
+from eval.pages.tables import table
 
 COLUMNS = ("candidate", "cost of a step", "α it needs", "answer tokens to break even", "readings", "text", "minutes")
 BEYOND = "*"

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from architectures.config import ArchitectureConfig
 from architectures.draft_vocabulary.asked import with_asked_head
-from architectures.draft_vocabulary.config import VocabularyConfig
 from architectures.errors import UserError
-from architectures.shapes import Shape
-from architectures.sizes import draft_shape
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.shapes.sizes import draft_shape
+from architectures.small_head.config import VocabularyConfig
 from distill.choose.vocabularies import vocabularies_of
-from distill.recipe import Recipe
+from distill.recipe.recipe import Recipe
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12)
 REPLACED = ("shape", "layers", "hidden", "intermediate", "heads", "kv_heads", "stages", "plan")

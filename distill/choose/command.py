@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from architectures.errors import UserError
 from distill.choose.given_alphas import TakenAlpha, known_alpha
 from distill.choose.vocabularies import vocabulary_size
-from distill.recipe import Recipe, load_recipe, save_recipe
+from distill.recipe.recipe import Recipe, load_recipe, save_recipe
 
 if TYPE_CHECKING:
     from distill.choose.candidates import Candidate
-    from distill.coverage import Said
-    from eval.acceptance import Resampling
-    from eval.choice import Ranked
+    from distill.estimates.coverage import Said
+    from eval.acceptance.counts import Resampling
+    from eval.acceptance.ranking import Ranked
 
 REPEATS = 20  # of the step times of untrained drafts
 DURATION = "100ba"
@@ -98,8 +98,8 @@ def choose(path: Path, overrides: Sequence[str], options: argparse.Namespace) ->
     from distill.choose.given_alphas import alphas_of
     from distill.choose.page import prospects_page
     from distill.choose.vocabulary_page import vocabulary_page
-    from distill.stage_folders import begin_stage
-    from eval.choice import prospect, step_times
+    from distill.run.stage_folders import begin_stage
+    from eval.acceptance.ranking import prospect, step_times
 
     require_file(options.out, path)
     recipe = load_recipe(path, overrides)
@@ -141,7 +141,7 @@ def said_for(recipe: Recipe, candidates: Sequence["Candidate"], target: Path) ->
     """
     from distill.choose.given_alphas import require_ids
     from distill.choose.vocabulary_page import ranked_by_answers
-    from distill.coverage import answers_said
+    from distill.estimates.coverage import answers_said
     from distill.vocabulary.choice import tokens_in
 
     if all(one.recipe.architecture.vocabulary is None for one in candidates):
@@ -160,7 +160,7 @@ def ranked_by_training(recipe: Recipe, candidates: Sequence["Candidate"], durati
     """Train, score and print them."""
     from distill.choose.page import after_training, ranking_page
     from distill.choose.trials import score_candidates, train_candidates
-    from eval.choice import ranking
+    from eval.acceptance.ranking import ranking
 
     temperature = recipe.eval.temperature[0]
     drafts = train_candidates(recipe, candidates)
@@ -175,7 +175,7 @@ def ranked_as_given(
     """Print them with the acceptance that was given."""
     from distill.choose.given_alphas import scaled_words
     from distill.choose.page import GIVEN_ALPHAS, ranking_page
-    from eval.choice import ranking_of_alphas
+    from eval.acceptance.ranking import ranking_of_alphas
 
     taken = {one.name: alphas[one.name] for one in candidates}
     by_name = {name: each.alpha for name, each in taken.items()}
@@ -186,17 +186,17 @@ def ranked_as_given(
 
 def resampling_of(recipe: Recipe) -> "Resampling":
     """How intervals are made."""
-    from eval.acceptance import Resampling
+    from eval.acceptance.counts import Resampling
 
     return Resampling(recipe.eval.confidence, recipe.eval.num_resamples, recipe.seed)
 
 
 def candidates_in(target: Path, recipe: Recipe, options: argparse.Namespace) -> list["Candidate"]:
     """The shapes that were asked for, to be cut out of the target in a folder, or out of the recipe's own source."""
-    from architectures.shapes import Shape
-    from architectures.target import read_config
+    from architectures.shapes.shape import Shape
+    from architectures.targets.target import read_config
     from distill.choose.candidates import candidates_of
-    from distill.stage_inputs import source_folder
+    from distill.run.stage_inputs import source_folder
 
     folders = (source_folder(recipe) or target, target)
     source, teacher = (Shape.from_config(read_config(each), where=str(each / "config.json")) for each in folders)
@@ -209,13 +209,13 @@ def candidates_in(target: Path, recipe: Recipe, options: argparse.Namespace) -> 
 def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate"]) -> dict[str, Any]:
     """Step times of the target and of every candidate, which no one trained, as a scorecard holds them."""
     from distill.expected_time.floors import CONTEXT
+    from eval.checks.built_in import PROMPTS
     from eval.latency.grid import repeated
     from eval.latency.machine import torch_threads
     from eval.latency.measure import measure_latency, timing_ticks
     from eval.latency.steps import Setting
     from eval.latency.untrained import untrained_models
-    from eval.models import load_model, load_tokenizer
-    from eval.pair.built_in import PROMPTS
+    from eval.models.loading import load_model, load_tokenizer
     from eval.scorecard.record import latency_record
 
     config, names = recipe.eval, [one.name for one in candidates]

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from architectures.errors import UserError
-from distill.check import Cut, planned, timed_run
+from distill.checking.check import Cut, planned, timed_run
 from distill.choose.candidates import DEPTHS, Candidate, candidates_of
 from distill.choose.floors_page import Floored, floors_page
+from distill.estimates.expected_work import expected_work, read_rows
+from distill.estimates.memory import memory_parts, together, trainings
 from distill.expected_time.devices import Device, find_device
 from distill.expected_time.floors import floor_times, ways_of
 from distill.expected_time.stages import stage_times
-from distill.expected_work import expected_work, read_rows
-from distill.memory import memory_parts, together, trainings
-from distill.recipe import Recipe
+from distill.recipe.recipe import Recipe
 
 UNUSED = {"out": "--out", "trust_checkpoints": "--trust-checkpoints", "rehash": "--rehash"}
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from architectures.disk import size
-from architectures.shapes import Shape
-from distill.check import Cut
+from architectures.files.disk import size
+from architectures.shapes.shape import Shape
+from distill.checking.check import Cut
 from distill.choose.candidates import Candidate
 from distill.expected_time.devices import Device
 from distill.expected_time.floors import (
@@ -24,9 +24,9 @@ from distill.expected_time.floors import (
     ways_of,
 )
 from distill.expected_time.rates import bandwidth_gb_s, peak_flops_per_s
-from distill.recipe import Recipe
-from eval.scorecard.tables import table
-from eval.speedup import StepTimes, break_even_alpha
+from distill.recipe.recipe import Recipe
+from eval.acceptance.speedup import StepTimes, break_even_alpha
+from eval.pages.tables import table
 
 SHOWN = (1, 2, 4, 8)  # lookaheads of the break-even table
 UNMEASURED = (

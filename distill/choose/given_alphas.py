@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from architectures.draft_vocabulary.asked import ids_by_count
-from architectures.draft_vocabulary.config import COUNTED
 from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
+from architectures.small_head.config import COUNTED
 from distill.choose.candidates import Candidate
 from distill.choose.vocabularies import WHOLE, size_word, vocabulary_size
-from distill.coverage import Said
+from distill.estimates.coverage import Said
 from distill.vocabulary.choice import listed_ids
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from distill.choose.candidates import Candidate
-from eval.choice import Prospect, Ranked
-from eval.scorecard.tables import table
-from eval.scorecard.verdict import with_interval
+from eval.acceptance.ranking import Prospect, Ranked
+from eval.pages.tables import table
+from eval.pages.verdict import with_interval
 
 PROSPECT_COLUMNS = ("candidate", "layers × hidden", "parameters", "cost of a step", "most it can gain", "α it needs")
 RIVAL_SHARE = 0.025  # of the draws that name a rival: one of two equal drafts wins fewer in 5 % of runs

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from architectures.config import ArchitectureConfig
-from architectures.target import is_gguf
+from architectures.shapes.section import ArchitectureConfig
+from architectures.targets.target import is_gguf
 from distill.choose.candidates import Candidate, depth_name
-from distill.progressive import share_answers
-from distill.recipe import Recipe
-from distill.run_folder import owned_run
-from distill.stage_folders import begin_stage
-from distill.stages import cache_if_asked, distill_stage, eval_prompts, generate_stage, prune_stage, timed
+from distill.recipe.recipe import Recipe
+from distill.run.progressive import share_answers
+from distill.run.run_folder import owned_run
+from distill.run.stage_folders import begin_stage
+from distill.stages.running import cache_if_asked, distill_stage, eval_prompts, generate_stage, prune_stage, timed
 
 
 def train_candidates(recipe: Recipe, candidates: Sequence[Candidate]) -> dict[str, Path]:

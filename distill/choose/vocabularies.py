@@ -4,10 +4,10 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 
-from architectures.draft_vocabulary.config import VocabularyConfig
 from architectures.errors import UserError
-from architectures.shapes import Shape
-from distill.recipe import Recipe
+from architectures.shapes.shape import Shape
+from architectures.small_head.config import VocabularyConfig
+from distill.recipe.recipe import Recipe
 
 ALL = "all"  # the word for the whole head, which says WHOLE ids: as Shape.head_vocab has it
 WHOLE = 0

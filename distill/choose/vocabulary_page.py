@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from distill.choose.candidates import Candidate
 from distill.choose.vocabularies import ALL, WHOLE
-from distill.coverage import Said
-from eval.choice import Prospect
-from eval.scorecard.tables import table
+from distill.estimates.coverage import Said
+from eval.acceptance.ranking import Prospect
+from eval.pages.tables import table
 
 TITLE = "## Step time against coverage"
 NO_ANSWERS = "How much of the target's answers these ids cover is known once there are answers: `widedraft generate`."

@@ -8,8 +8,8 @@ from distill.budget.costs import Costs
 from distill.budget.mixes import Laws, Mix
 from distill.budget.record import Trainings
 from distill.choose.candidates import Candidate
-from eval.choice import Prospect
-from eval.speedup import StepTimes
+from eval.acceptance.ranking import Prospect
+from eval.acceptance.speedup import StepTimes
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from eval.traces import Trace, continues
+from eval.answers.traces import Trace, continues
 
 PAD_ID = 0  # any id will do: nothing attends to padding and nothing is learned there
 

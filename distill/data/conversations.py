@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from architectures.errors import UserError
-from eval.tasks.forms import Message, parse_each_message, single_text, user_turn
-from eval.tasks.reading import task_conversation
-from eval.tasks.rows import checked_text, first_field, load_rows
-from eval.tasks.source import PromptSource
-from eval.tasks.table import TASKS
+from eval.prompts.forms import Message, parse_each_message, single_text, user_turn
+from eval.prompts.reading import task_conversation
+from eval.prompts.rows import checked_text, first_field, load_rows
+from eval.prompts.source import PromptSource
+from eval.prompts.table import TASKS
 
 QUESTION_FIELDS = ("messages", "prompt", "question", "instruction")
 ANSWER_FIELDS = ("answer", "completion", "response", "output")

@@ -10,17 +10,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_value
-from distill.data.config import DataConfig
 from distill.data.conversations import Conversation
 from distill.data.self_written import SelfWriting, write_own_prompts
-from eval.answering import Answerer, within_context, write_traces
-from eval.models import load_tokenizer
-from eval.prompt_lengths import drop_too_long
-from eval.tasks.forms import Prompt
-from eval.tasks.prompts import load_prompts
-from eval.traces import DecodingSettings, read_traces
+from distill.recipe.data import DataConfig
+from eval.answers.traces import DecodingSettings, read_traces
+from eval.decoding.answering import Answerer, within_context, write_traces
+from eval.models.loading import load_tokenizer
+from eval.prompts.forms import Prompt
+from eval.prompts.lengths import drop_too_long
+from eval.prompts.loading import load_prompts
 
 Row = TypeVar("Row", Prompt, Conversation)
 

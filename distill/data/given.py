@@ -15,19 +15,19 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from architectures.checkpoints.fingerprint import fingerprint_tokenizer, fingerprint_value
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_tokenizer, fingerprint_value
-from architectures.progress import track
-from distill.data.config import DataConfig
+from architectures.files.progress import track
 from distill.data.conversations import Conversation, load_conversations
 from distill.data.generate import count_answers, decoding_settings, drop_duplicates, hold_out
 from distill.data.turns import Renderer
-from eval.answering import write_traces
-from eval.older_answers import adopt_older_answers
-from eval.prompt_lengths import places_of
-from eval.shards import claim_shards, write_shard
-from eval.tasks.forms import Prompt
-from eval.traces import Trace, continues, read_traces
+from distill.recipe.data import DataConfig
+from eval.answers.older_answers import adopt_older_answers
+from eval.answers.shards import claim_shards, write_shard
+from eval.answers.traces import Trace, continues, read_traces
+from eval.decoding.answering import write_traces
+from eval.prompts.forms import Prompt
+from eval.prompts.lengths import places_of
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,18 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
-from architectures.progress import track
-from eval.answering import claimed_draws, derive_seed
+from architectures.files.progress import track
+from eval.answers.older_answers import adopt_older_answers
+from eval.answers.shards import claim_shards, read_shard, write_shard
+from eval.decoding.answering import claimed_draws, derive_seed
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.models import context_length_of, load_model, load_tokenizer, stop_token_ids
-from eval.older_answers import adopt_older_answers
-from eval.shards import claim_shards, read_shard, write_shard
-from eval.tasks.forms import Prompt, user_turn
-from eval.tasks.rendering import chat_text, template_hash
+from eval.models.loading import context_length_of, load_model, load_tokenizer, stop_token_ids
+from eval.prompts.forms import Prompt, user_turn
+from eval.prompts.rendering import chat_text, template_hash
 
 NAME = "self-written"
 SENTINEL = "widedraftusertext"

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from architectures.checkpoints.generation_settings import stop_ids
 from architectures.errors import UserError
-from architectures.generation_settings import stop_ids
 from distill.data.conversations import WRITTEN_INSTEAD, assistant_turn
-from eval.models import load_tokenizer, text_config
-from eval.tasks.forms import Message, user_turn
-from eval.tasks.rendering import render_chat
-from eval.token_ids import require_rows_for_row
-from eval.traces import continues
+from eval.answers.token_ids import require_rows_for_row
+from eval.answers.traces import continues
+from eval.models.loading import load_tokenizer, text_config
+from eval.prompts.forms import Message, user_turn
+from eval.prompts.rendering import render_chat
 
 SHOWN = 12  # last tokens of a rendering in messages
 

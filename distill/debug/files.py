@@ -10,13 +10,13 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from architectures.atomic import write_text
-from architectures.draft_vocabulary.config import COUNTED
-from architectures.draft_vocabulary.record import CONFIG_KEY, DraftVocabulary, write_draft_vocabulary
 from architectures.errors import UserError
-from architectures.shapes import Shape
-from architectures.target import config_at_hand, is_gguf
-from architectures.tiny import BOS_ID, EOS_ID, HEAD_VOCAB, PAD_ID, tiny_config
+from architectures.files.atomic import write_text
+from architectures.shapes.shape import Shape
+from architectures.shapes.tiny import BOS_ID, EOS_ID, HEAD_VOCAB, PAD_ID, tiny_config
+from architectures.small_head.config import COUNTED
+from architectures.small_head.record import CONFIG_KEY, DraftVocabulary, write_draft_vocabulary
+from architectures.targets.target import config_at_hand, is_gguf
 from distill.debug.recipe import (
     IDS,
     PROMPTS,
@@ -29,9 +29,9 @@ from distill.debug.recipe import (
     text_fields,
     tiny_run,
 )
-from distill.exits import say_once
-from distill.recipe import Recipe, load_recipe, save_recipe
-from distill.run_folder import owned_run
+from distill.process.exits import say_once
+from distill.recipe.recipe import Recipe, load_recipe, save_recipe
+from distill.run.run_folder import owned_run
 
 SEED = 17
 WEIGHTS_NAME = "model.safetensors"
@@ -103,7 +103,7 @@ def config_for_debug(key: str, path: str, revision: str) -> Mapping[str, Any]:
         hint = (
             f" A debug run needs the family and proportions of the real one: set {key} to a folder with its config.json"
         )
-        gguf = "" if is_gguf(path) else ", or to a hub id listed in architectures/known_targets.py"
+        gguf = "" if is_gguf(path) else ", or to a hub id listed in architectures/targets/known_targets.py"
         raise UserError(f"{key}: {error}{hint}{gguf}.") from error
 
 
@@ -139,7 +139,7 @@ def write_tiny_weights(folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from architectures.draft_vocabulary.head import cut_head
-    from eval.models import load_config, show_progress_only_in_a_terminal
+    from eval.models.loading import load_config, show_progress_only_in_a_terminal
 
     show_progress_only_in_a_terminal()
     byte_tokenizer().save_pretrained(folder)

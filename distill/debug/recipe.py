@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from architectures.config import SIZES
-from architectures.draft_vocabulary.config import COUNTED
-from architectures.masked_words import masked
-from architectures.shapes import Shape
-from architectures.tiny import HEAD_VOCAB, tiny_shapes
-from distill.check import draft_and_origin
-from distill.recipe import Recipe
-from eval.tasks.table import TASKS
+from architectures.files.masked_words import masked
+from architectures.shapes.section import SIZES
+from architectures.shapes.shape import Shape
+from architectures.shapes.tiny import HEAD_VOCAB, tiny_shapes
+from architectures.small_head.config import COUNTED
+from distill.checking.check import draft_and_origin
+from distill.recipe.recipe import Recipe
+from eval.prompts.table import TASKS
 
 SUFFIX = "-debug"
 TARGET, SOURCE, PROMPTS, TEXT = "tiny-target", "tiny-source", "prompts.jsonl", "text.txt"  # in the run folder

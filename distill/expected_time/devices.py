@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from architectures.checkpoints.manifest import hardware
 from architectures.errors import UserError
-from architectures.manifest import hardware
 from distill.expected_time.figures import DeviceFigures, load_figures
 
 ROOT = Path(__file__).parents[2]

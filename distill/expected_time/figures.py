@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter
 
 from architectures.errors import UserError
-from architectures.typed_file import checked, read_typed
+from architectures.files.typed_file import checked, read_typed
 
 Row = TypeVar("Row")
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

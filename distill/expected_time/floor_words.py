@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
 from distill.expected_time.devices import Device
 from distill.expected_time.floors import ALPHAS, EAGER, as_fast, best_by_alpha, floor_times, neighbours, ways_of
-from eval.speedup import StepTimes, break_even_alpha
+from eval.acceptance.speedup import StepTimes, break_even_alpha
 
 COMPARED_AT = 0.6  # of ALPHAS: the acceptance that neighbours are held against
 FIRST, LAST = 1, 8  # lookaheads of which is told what they need

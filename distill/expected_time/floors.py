@@ -11,12 +11,12 @@ from math import log2
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.shapes import Shape
-from architectures.sizes import WIDTHS
+from architectures.shapes.shape import Shape
+from architectures.shapes.sizes import WIDTHS
 from distill.expected_time.devices import Device, known_slugs
 from distill.expected_time.rates import ASSUMED_LAUNCH_MS, least_step_s, peak_flops_per_s
-from eval.choice import equal_alpha, iid_promise
-from eval.speedup import StepTimes
+from eval.acceptance.ranking import equal_alpha, iid_promise
+from eval.acceptance.speedup import StepTimes
 
 CONTEXT = 128  # tokens before a step, here and where `choose` measures
 LOOKAHEADS = range(1, 17)

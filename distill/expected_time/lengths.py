@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from distill.data.config import DataConfig
 from distill.data.conversations import Conversation
-from distill.expected_work import Work
-from eval.tasks.forms import TEXT, Message, Prompt
-from eval.tasks.table import TASKS
+from distill.estimates.expected_work import Work
+from distill.recipe.data import DataConfig
+from eval.prompts.forms import TEXT, Message, Prompt
+from eval.prompts.table import TASKS
 
 CHARACTERS_PER_TOKEN = 4  # of English under a vocabulary of 32 thousand entries or more
 TEMPLATE_TOKENS = 20  # a chat template's own, of one turn

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil, log
 
-from architectures.shapes import DTYPE_BYTES, NAMED_SHAPES, Shape
+from architectures.shapes.shape import DTYPE_BYTES, NAMED_SHAPES, Shape
+from distill.estimates.memory import matrix_parameters
 from distill.expected_time.devices import Device
 from distill.expected_time.figures import AnswerRow, StepRow
 from distill.expected_time.lengths import written_answer
-from distill.memory import matrix_parameters
 
 ASSUMED_MFU = 0.30  # of a training step, where only the peak is known
 ASSUMED_LAUNCH_MS = 30 / 32  # a layer and step, of a decoder that launches every kernel from Python

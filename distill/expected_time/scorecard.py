@@ -3,13 +3,13 @@
 from itertools import product
 from math import inf
 
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
 from distill.expected_time.devices import Device
 from distill.expected_time.lengths import written_answer
 from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
 from distill.expected_time.stage_time import Run, StageTime, unknown
 from distill.monitoring.flops import forward_flops
-from distill.recipe import Recipe
+from distill.recipe.recipe import Recipe
 
 Steps = dict[tuple[Shape, int], float]  # seconds, by model and rows
 

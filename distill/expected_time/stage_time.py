@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
+from distill.estimates.expected_work import Work
 from distill.expected_time.lengths import Lengths
-from distill.expected_work import Work
-from distill.recipe import Recipe
+from distill.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)

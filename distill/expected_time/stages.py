@@ -10,7 +10,7 @@ from distill.expected_time.scorecard import scorecard_time
 from distill.expected_time.stage_time import Run, StageTime, unknown
 from distill.expected_time.training import masks_time, trained_drafts, training_time
 from distill.monitoring.flops import forward_flops, head_flops
-from distill.teacher.config import TeacherConfig, is_sparse
+from distill.recipe.teacher import TeacherConfig, is_sparse
 
 UNOPENED = "how many prompts there are is known once `widedraft generate` opens the data set"
 

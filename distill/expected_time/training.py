@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
+from distill.estimates.expected_work import expected_reading
+from distill.estimates.memory import learned_tokens, process_counts, trainings
 from distill.expected_time.devices import Device
 from distill.expected_time.rates import training_flops_per_s
 from distill.expected_time.stage_time import Run, StageTime, unknown
-from distill.expected_work import expected_reading
-from distill.memory import learned_tokens, process_counts, trainings
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
-from distill.times import split_time
+from distill.recipe.times import split_time
 
 Sequence = tuple[int, int]  # tokens, and positions that the output head runs at
 

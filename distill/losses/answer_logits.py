@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from architectures.draft_vocabulary.head import head_ids
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
 from distill.data.apart import texts_apart
 from distill.data.packing import cheapest_layout, lengths_read, packed, slots_of
 from distill.data.packing_rules import refuse_attention

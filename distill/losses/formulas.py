@@ -13,7 +13,7 @@ Knowledge in a Neural Network", sec. 2, arXiv 1503.02531). The losses of accepta
 temperature.
 
 Which tokens count is decided before (distill/losses/answer_logits.py keeps only their rows); what the sum is divided by
-is decided after (distill/model.py).
+is decided after (distill/training/model.py).
 """
 
 from math import log

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from distill.losses.config import Loss, LossTerm, loss_terms
 from distill.losses.formulas import (
     cross_entropy,
     forward_kl,
@@ -23,7 +22,8 @@ from distill.losses.formulas import (
     total_variation,
 )
 from distill.losses.sparse import kept_forward_kl
-from distill.teacher.config import Contents
+from distill.recipe.losses import Loss, LossTerm, loss_terms
+from distill.recipe.teacher import Contents
 
 # What a teacher says of some rows: its logits_CV, or what a cache kept of each row instead.
 Said = Tensor | Mapping[str, Tensor]

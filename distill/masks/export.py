@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.atomic import staged_folder, write_json, write_text
-from architectures.draft_config import with_dtype
+from architectures.checkpoints.manifest import MANIFEST_NAME
+from architectures.checkpoints.target_files import carry_files
+from architectures.checkpoints.weights import TensorInfo, require_replaceable, write_weights
 from architectures.families import FAMILIES
-from architectures.manifest import MANIFEST_NAME
-from architectures.masking import fold
-from architectures.masks import Masks, middle
-from architectures.plan_record import PLAN_NAME, PruningPlan
-from architectures.shapes import checkpoint_tensors
-from architectures.slicing import tensor_places
-from architectures.target import read_config
-from architectures.target_files import carry_files
-from architectures.weights import TensorInfo, require_replaceable, write_weights
-from distill.export import stored_name
+from architectures.files.atomic import staged_folder, write_json, write_text
+from architectures.masks.masking import fold
+from architectures.masks.masks import Masks, middle
+from architectures.pruning.draft_config import with_dtype
+from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
+from architectures.pruning.slicing import tensor_places
+from architectures.shapes.shape import checkpoint_tensors
+from architectures.targets.target import read_config
+from distill.exporting.export import stored_name
 
 
 def export_masks(

@@ -12,9 +12,9 @@ from composer.models import ComposerModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.config import MasksConfig
-from architectures.masking import masked
-from architectures.masks import Masks
+from architectures.masks.masking import masked
+from architectures.masks.masks import Masks
+from architectures.shapes.section import MasksConfig
 from distill.losses.answer_logits import head_of
 from distill.losses.chunked import sum_of_rows
 from distill.losses.formulas import cross_entropy, forward_kl

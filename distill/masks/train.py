@@ -19,37 +19,37 @@ from composer.utils import dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from architectures.config import MasksConfig
-from architectures.fingerprint import fingerprint_checkpoint
-from architectures.manifest import read_manifest, write_manifest
-from architectures.masking import masked
-from architectures.masks import Masks, plan_from_masks
-from architectures.shapes import Shape
-from architectures.sizes import masked_shape
-from architectures.target import read_config, require_whole_head, resolve_checkpoint
-from distill.callbacks import CheckpointWriter
-from distill.checkpoint_trust import guard_composer
-from distill.checkpoints import MASK_CHECKPOINTS_KEPT
-from distill.longest_texts import refuse_long_texts
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.checkpoints.manifest import read_manifest, write_manifest
+from architectures.masks.masking import masked
+from architectures.masks.masks import Masks, plan_from_masks
+from architectures.shapes.section import MasksConfig
+from architectures.shapes.shape import Shape
+from architectures.shapes.sizes import masked_shape
+from architectures.targets.target import read_config, require_whole_head, resolve_checkpoint
+from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
+from distill.checkpoints.trust import guard_composer
+from distill.data.longest_texts import refuse_long_texts
+from distill.estimates.mask_memory import refuse_masks_beyond, refuse_sharded_masks
+from distill.estimates.memory import mask_training
 from distill.losses.answer_logits import head_of
 from distill.masks.export import export_masks, open_kept_fraction
-from distill.masks.memory import refuse_masks_beyond, refuse_sharded_masks
 from distill.masks.model import MaskModel
-from distill.memory import mask_training
+from distill.monitoring.callbacks import CheckpointWriter
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import ConsoleReport, MetricsFile
 from distill.monitoring.step_profile import profiled_steps
-from distill.older_runs import adopt_older_run
-from distill.recipe import Recipe
-from distill.stage_folders import length_of, refuse_changed
-from distill.stage_inputs import mask_inputs, recipe_hash, target_record, teacher_dtype
+from distill.recipe.recipe import Recipe
+from distill.recipe.times import split_time
+from distill.run.older_runs import adopt_older_run
+from distill.run.stage_folders import length_of, refuse_changed
+from distill.run.stage_inputs import mask_inputs, recipe_hash, target_record, teacher_dtype
 from distill.teacher.live import load_teacher
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
 from distill.text.mixture import text_eval_loaders, text_loader
-from distill.times import split_time
-from distill.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, newest_for_all, training_device
-from eval.latency.room import free_bytes
-from eval.models import load_model, load_tokenizer, require_rows
+from distill.training.trainer import DIST_TIMEOUT_S, device_batch_size, microbatch_size, newest_for_all, training_device
+from eval.latency.memory import free_bytes
+from eval.models.loading import load_model, load_tokenizer, require_rows
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA
 CLIPPING_THRESHOLD = 1.0

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor

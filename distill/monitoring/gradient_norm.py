@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from architectures.errors import UserError
-from distill.checkpoints import find_checkpoints
+from distill.checkpoints.files import find_checkpoints
 
 Parameters = Callable[[State], Iterable[nn.Parameter]]
 

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from architectures.errors import UserError
-from distill.metrics import estimates
+from distill.monitoring.metrics import estimates
 from distill.monitoring.step_times import PhaseShares
-from distill.recipe import Recipe
-from eval.acceptance import Estimate
+from distill.recipe.recipe import Recipe
+from eval.acceptance.counts import Estimate
 
 TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": MLFlowLogger}  # name = its package
 

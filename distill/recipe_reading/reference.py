@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from architectures.atomic import write_text
+from architectures.files.atomic import write_text
 from distill.recipe_reading.keys import Schema, known_keys, required_keys, requirement, resolved, section_keys
 
 REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "recipes.md"
-BEGIN, END = "<!-- keys: written by `python -m distill.recipe_reference` -->\n", "<!-- end of keys -->\n"
+BEGIN, END = "<!-- keys: written by `python -m distill.commands.recipe_reference` -->\n", "<!-- end of keys -->\n"
 
 
 def write_reference(schema: Schema, path: Path = REFERENCE_PATH) -> None:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from distill.losses.answer_logits import AnswerLogits
 from distill.teacher.live import Teacher
-from eval.models import load_config, load_model
+from eval.models.loading import load_config, load_model
 
 
 def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool = False) -> Teacher:

@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from architectures.checkpoints.weights import open_weights
 from architectures.families import family_of
-from architectures.shapes import Shape
-from architectures.target import read_config
-from architectures.weights import open_weights
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 from distill.losses.chunked import Head
-from distill.teacher.config import id_bytes
-from eval.models import text_config
+from distill.recipe.teacher import id_bytes
+from eval.models.loading import text_config
 
 ID_TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}
 LOG_PROB_TYPE = torch.float16  # log p = -10 to 0.004; bfloat16 would round it to 0.03

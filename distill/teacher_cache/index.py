@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from architectures.atomic import write_bytes
+from architectures.files.atomic import write_bytes
 from distill.teacher_cache.record import FileRecord
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from typing_extensions import TypedDict
 
+from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.manifest import read_manifest
-from architectures.typed_file import checked
+from architectures.files.typed_file import checked
 from distill.teacher_cache.contents import widen
 from distill.teacher_cache.index import fingerprint_examples, load_index
 from distill.teacher_cache.record import REMEDY, refuse_ill_sized

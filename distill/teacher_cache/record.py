@@ -17,14 +17,20 @@ from typing import NotRequired
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from architectures.atomic import write_text
+from architectures.checkpoints.fingerprint import FINGERPRINT_KIND
+from architectures.checkpoints.manifest import (
+    MANIFEST_NAME,
+    changed_inputs,
+    is_of_older_kind,
+    read_manifest,
+    recorded_inputs,
+)
 from architectures.errors import UserError
-from architectures.file_hashes import hash_files
-from architectures.fingerprint import FINGERPRINT_KIND
-from architectures.manifest import MANIFEST_NAME, changed_inputs, is_of_older_kind, read_manifest, recorded_inputs
-from architectures.progress import track
-from architectures.reading import read_text
-from architectures.typed_file import checked, parsed
+from architectures.files.atomic import write_text
+from architectures.files.file_hashes import hash_files
+from architectures.files.progress import track
+from architectures.files.reading import read_text
+from architectures.files.typed_file import checked, parsed
 
 # Of files, names and journal. Where shards are cut belongs to it: a journal knows them by number alone.
 FORMAT = "widedraft.teacher_cache/2"

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from architectures.errors import UserError
-from architectures.reading import parse_json, require_regular
-from distill.text.config import TextConfig, TextDomain, is_plain_text
-from eval.tasks.rows import require_object
+from architectures.files.reading import parse_json, require_regular
+from distill.recipe.text import TextConfig, TextDomain, is_plain_text
+from eval.prompts.rows import require_object
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

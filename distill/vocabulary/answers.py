@@ -7,16 +7,16 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from architectures.entry_kinds import TokenId
-from architectures.typed_file import parsed
-from eval.shards import REWRITTEN, shard_lines
+from architectures.files.entry_kinds import TokenId
+from architectures.files.typed_file import parsed
+from eval.answers.shards import REWRITTEN, shard_lines
 
 Counts = dict[str, Counter[int]]  # of each domain, by token id
 
 
 @dataclass(frozen=True)
 class Said:
-    """What counts of an answer; eval.traces has the whole of it."""
+    """What counts of an answer; eval.answers.traces has the whole of it."""
 
     answer_ids: Annotated[list[TokenId], Field(min_length=1)]
     source: str

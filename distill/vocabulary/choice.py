@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from architectures.draft_vocabulary.asked import asked_size, ids_by_count
-from architectures.draft_vocabulary.config import COUNTED, VocabularyConfig
-from architectures.draft_vocabulary.counting import coverage
 from architectures.draft_vocabulary.lists import KEY, list_file, read_list, require_fitting
-from architectures.draft_vocabulary.record import NEVER_SAID
 from architectures.draft_vocabulary.tokens import TOKENIZER, Tokens, read_tokens, tokens_of
 from architectures.errors import UserError
-from distill.recipe import Recipe
+from architectures.small_head.config import COUNTED, VocabularyConfig
+from architectures.small_head.counting import coverage
+from architectures.small_head.record import NEVER_SAID
+from distill.recipe.recipe import Recipe
 from distill.vocabulary.answers import Counts, pooled, said_in
 from distill.vocabulary.text import said_in_text
 
@@ -74,7 +74,7 @@ def tokens_in(folder: Path, vocab_size: int) -> Tokens:
     """
     if (folder / TOKENIZER).is_file():
         return read_tokens(folder, vocab_size)
-    from eval.models import load_tokenizer
+    from eval.models.loading import load_tokenizer
 
     backend = getattr(load_tokenizer(folder), "backend_tokenizer", None)
     if backend is None:

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from architectures.draft_vocabulary.lists import KEY
-from architectures.draft_vocabulary.record import broken_law, read_draft_vocabulary
 from architectures.errors import UserError
-from architectures.plan_record import PruningPlan
+from architectures.pruning.plan_record import PruningPlan
+from architectures.small_head.record import broken_law, read_draft_vocabulary
 from distill.vocabulary.choice import Choice
 
 

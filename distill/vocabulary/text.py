@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distill.recipe import Recipe
+    from distill.recipe.recipe import Recipe
     from distill.vocabulary.answers import Counts
 
 TEXT_TOKENS = 1_000_000  # counted: a token said once in 100 thousand is then seen ten times
@@ -27,7 +27,7 @@ def said_in_text(recipe: "Recipe", target: Path) -> "Counts":
         UserError: If a text cannot be read, or is too short.
     """
     from distill.text.mixture import text_loader
-    from eval.models import load_tokenizer
+    from eval.models.loading import load_tokenizer
 
     assert recipe.text is not None  # the recipe's own check
     _, sequences = text_loader(recipe.text, load_tokenizer(target), batch_size=1, seed=recipe.seed)

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 
 from eval.certificate.laws import Known, find, same_prompts
-from eval.certificate.record import Counted, EngineRun, pooled
-from eval.pair.verify import LEAST_OWN
+from eval.checks.verify import LEAST_OWN
+from eval.engine_runs.record import Counted, EngineRun, pooled
 
 
 def likely_causes(

@@ -6,28 +6,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from architectures.context_length import context_length
-from architectures.draft_vocabulary.record import CONFIG_KEY
+from architectures.checkpoints.manifest import processor_name
+from architectures.checkpoints.target_files import TEMPLATES, TOKENIZERS, bytes_below
 from architectures.errors import UserError
-from architectures.manifest import processor_name
-from architectures.target import read_config, resolve_checkpoint
-from architectures.target_files import TEMPLATES, TOKENIZERS, bytes_below
-from eval.acceptance import Resampling
+from architectures.shapes.context_length import context_length
+from architectures.small_head.record import CONFIG_KEY
+from architectures.targets.target import read_config, resolve_checkpoint
+from eval.acceptance.counts import Resampling
 from eval.certificate.causes import likely_causes
 from eval.certificate.laws import LEAST_PROMPTS, Known, find
-from eval.certificate.llama_cpp_engine import run_llama_cpp
-from eval.certificate.openvino_engine import run_openvino
-from eval.certificate.record import Certificate, Engine, EngineRun, pooled
 from eval.certificate.replayed import own_tokens, replay_run
 from eval.certificate.speeds import speed_of
 from eval.certificate.ties import differs, find_partings
-from eval.certificate.transformers_engine import Pair, run_transformers
-from eval.certificate.vllm_engine import run_vllm
-from eval.certificate.worker import Work
-from eval.models import load_model, load_tokenizer, stop_token_ids
-from eval.pair.opened import prompts_of
-from eval.tasks.forms import TEXT, Prompt
-from eval.tasks.rendering import render_prompt
+from eval.checks.loaded import prompts_of
+from eval.engine_runs.llama_cpp_engine import run_llama_cpp
+from eval.engine_runs.openvino_engine import run_openvino
+from eval.engine_runs.record import Certificate, Engine, EngineRun, pooled
+from eval.engine_runs.transformers_engine import Pair, run_transformers
+from eval.engine_runs.vllm_engine import run_vllm
+from eval.engine_runs.worker import Work
+from eval.models.loading import load_model, load_tokenizer, stop_token_ids
+from eval.prompts.forms import TEXT, Prompt
+from eval.prompts.rendering import render_prompt
 
 RESAMPLES, CONFIDENCE = 2000, 0.95
 

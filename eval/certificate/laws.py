@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from eval.certificate.record import Counted, EngineRun, Finding, pooled
-from eval.pair.verify import LEAST_OWN
+from eval.checks.verify import LEAST_OWN
+from eval.engine_runs.record import Counted, EngineRun, Finding, pooled
 
 TOLERANCE = 0.02  # of a rate by position
 LEAST_PROMPTS, LEAST_TOKENS = 24, 64

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel
 
-from eval.acceptance import Counts
-from eval.certificate.record import Counted, Engine, EngineRun, TextRun
-from eval.models import load_tokenizer
-from eval.replay import answer_logits, replay_counts
+from eval.acceptance.counts import Counts
+from eval.acceptance.replay import answer_logits, replay_counts
+from eval.engine_runs.record import Counted, Engine, EngineRun, TextRun
+from eval.models.loading import load_tokenizer
 
 NONE = -1  # in place of a token that the draft cannot say
 PROPOSES_AT_ONCE: tuple[Engine, ...] = ("transformers",)

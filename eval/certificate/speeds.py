@@ -1,8 +1,8 @@
 """How fast an engine was with and without a draft, in the same turns. Pure."""
 
-from eval.acceptance import Resampling
-from eval.certificate.record import EngineRun, Speed
-from eval.paired_ratios import paired_ratio_quotient
+from eval.acceptance.counts import Resampling
+from eval.acceptance.paired_ratios import paired_ratio_quotient
+from eval.engine_runs.record import EngineRun, Speed
 
 
 def speed_of(run: EngineRun, resampling: Resampling) -> Speed:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from eval.acceptance.replay import answer_logits
 from eval.certificate.laws import first_difference
-from eval.certificate.record import EngineRun, TextRun
-from eval.pair.near_ties import TIE_STEPS
-from eval.replay import answer_logits
+from eval.checks.near_ties import TIE_STEPS
+from eval.engine_runs.record import EngineRun, TextRun
 
 # llama.cpp rounds what it multiplies with quantised weights to 8 bits, of which one is the sign
 EIGHT_BITS = 2.0**-7

@@ -13,16 +13,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids, ids_below, tokens_of
-from eval.clock import clock_s
-from eval.decoding.beside import opened_record
-from eval.decoding.row_step import Span
+from eval.decoding.policy import opened_record
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, REJECTION, Draws, Proposal, Verdict, follow
 from eval.decoding.sampling import confidence_of, distribution, invert_cumulative, penalised
-from eval.decoding.sequencer import Feed, Opener, Sequencer, open_sequencer
 from eval.decoding.texts import Decoded, Round, Text, window
 from eval.decoding.turn import Turn
 from eval.decoding.wanted import Streams, Wanted
-from eval.models import shared_vocab_size
+from eval.models.clock import clock_s
+from eval.models.loading import shared_vocab_size
+from eval.steps.row_step import Span
+from eval.steps.sequencer import Feed, Opener, Sequencer, open_sequencer
 
 
 @dataclass(frozen=True)

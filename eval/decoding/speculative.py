@@ -14,12 +14,12 @@ import torch
 from transformers import PreTrainedModel
 
 from eval.decoding.batch import Batch, Emitted
-from eval.decoding.beside import ProposalPolicy
 from eval.decoding.ngram import NgramLookup
+from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling
-from eval.decoding.sequencer import Opener, open_sequencer, takes_rows
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.decoding.wanted import Streams, Wanted
+from eval.steps.sequencer import Opener, open_sequencer, takes_rows
 
 GREEDY, LOOKAHEAD_4, SEEDS = Sampling(), Speculation(), Seeds()  # defaults
 
@@ -49,7 +49,7 @@ def speculative_decode(
         seeds: Of the three streams of random numbers.
         row_seeds: One per prompt; its draws depend on this and the seeds alone. `eval.decoding.texts.row_seed` makes
             them. May be left out at temperature 0 only: prompts of two calls that both count from 0 would draw alike.
-        opener: How the models are run: `open_sequencer`, or an eval.decoding.fixed_steps.FixedSteps.
+        opener: How the models are run: `open_sequencer`, or an eval.steps.fixed_steps.FixedSteps.
         beside: When the text itself proposes in the place of a draft that is a model.
 
     Returns:
@@ -87,7 +87,7 @@ def decode_steps(
 ) -> Iterator[Emitted | tuple[int, Decoded]]:
     """Decode, and tell what is added to every text as it happens; see speculative_decode.
 
-    All prompts are one batch where every model takes them so (eval.decoding.sequencer.takes_rows), else each is one.
+    All prompts are one batch where every model takes them so (eval.steps.sequencer.takes_rows), else each is one.
 
     Args:
         models: The target, and a draft if one is wanted that is a model.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from eval.decoding.beside import TextRecord
+from eval.decoding.policy import TextRecord
 from eval.decoding.rules import LOSSLESS, RULES
 from eval.decoding.sampling import uniform_draws
 

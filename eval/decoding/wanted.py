@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.decoding.beside import ProposalPolicy
 from eval.decoding.ngram import NgramLookup
+from eval.decoding.policy import ProposalPolicy
 from eval.decoding.rules import EXACT_GREEDY_DRAFT
 from eval.decoding.sampling import Sampling
-from eval.decoding.sequencer import Feed
 from eval.decoding.texts import Limits, Seeds, Speculation, stream
+from eval.steps.sequencer import Feed
 
 
 @dataclass(frozen=True)

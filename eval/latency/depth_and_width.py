@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from architectures.equal_shapes import EqualShape
-from architectures.shapes import Shape
-from architectures.sizes import WIDTHS
-from eval.acceptance import Resampling
-from eval.intervals import percentile_interval
+from architectures.shapes.equal_shapes import EqualShape
+from architectures.shapes.shape import Shape
+from architectures.shapes.sizes import WIDTHS
+from eval.acceptance.counts import Resampling
+from eval.acceptance.intervals import percentile_interval
 
 Record = dict[str, Any]
 Array = NDArray[np.float64]

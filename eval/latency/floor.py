@@ -10,7 +10,7 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from architectures.families import FAMILIES
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
 
 
 def step_bytes(model: PreTrainedModel, *, batch: int, context: int) -> int | None:

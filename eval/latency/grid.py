@@ -9,17 +9,17 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
-from architectures.progress import track
-from eval.acceptance import Resampling
-from eval.decoding.fixed_steps import FixedSteps
-from eval.decoding.openers import new_opener
-from eval.decoding.sequencer import Opener, open_sequencer, takes_rows
-from eval.how import How, flags_of
+from architectures.files.progress import track
+from eval.acceptance.counts import Resampling
 from eval.latency.floor import step_bytes
 from eval.latency.machine import machine_state, memory_bandwidth
 from eval.latency.measure import Latency, measure_both_ways
 from eval.latency.steps import TARGET, Setting
 from eval.latency.timing import Bounds, StepTime
+from eval.models.execution import How, flags_of
+from eval.steps.fixed_steps import FixedSteps
+from eval.steps.openers import new_opener
+from eval.steps.sequencer import Opener, open_sequencer, takes_rows
 
 Record = dict[str, Any]
 

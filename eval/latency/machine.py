@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from eval.clock import clock_s
+from eval.models.clock import clock_s
 
 BANDWIDTH_BYTES = {"cpu": 2**29, "cuda": 2**32}
 BANDWIDTH_REPEATS = 12

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from architectures.progress import track
-from eval.acceptance import Resampling
+from architectures.files.progress import track
+from eval.acceptance.counts import Resampling
+from eval.acceptance.speedup import StepTimes
 from eval.latency.steps import TARGET, Kind, Setting, decoding_steps, prefill_steps
 from eval.latency.timing import StepTime, Timed, time_alone, time_together
-from eval.speedup import StepTimes
 
 
 @dataclass(frozen=True)

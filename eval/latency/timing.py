@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from eval.intervals import percentile_bounds
+from eval.acceptance.intervals import percentile_bounds
 
 Kind = TypeVar("Kind", bound=Hashable)
 Step = Callable[[], float]  # does its work once and returns the seconds it took
@@ -41,7 +41,7 @@ class StepTime:
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """Of the median; None of few repetitions (eval.intervals.least_units)."""
+        """Of the median; None of few repetitions (eval.acceptance.intervals.least_units)."""
         low, high = self.bounds_s[50]
         return None if low is None or high is None else (low, high)
 

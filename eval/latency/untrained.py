@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from architectures.draft_config import draft_config
 from architectures.draft_vocabulary.head import cut_head
 from architectures.errors import UserError
-from architectures.plan_record import PruningPlan
-from architectures.shapes import Shape
+from architectures.pruning.draft_config import draft_config
+from architectures.pruning.plan_record import PruningPlan
+from architectures.shapes.shape import Shape
 from eval.latency.floor import shape_of
-from eval.latency.room import free_bytes
+from eval.latency.memory import free_bytes
 
 
 def untrained_models(target: PreTrainedModel, shapes: Sequence[Shape]) -> list[PreTrainedModel]:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from architectures.atomic import partial_beside, write_bytes, write_json, write_text
-from eval.clock import clock_s
+from architectures.files.atomic import partial_beside, write_bytes, write_json, write_text
+from eval.models.clock import clock_s
+from eval.pages.blocks import Figure
 from eval.profiling.figures import (
     Memory,
     Span,
@@ -25,7 +26,6 @@ from eval.profiling.figures import (
     own_ms,
     recorded_span,
 )
-from eval.report.blocks import Figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -166,7 +166,7 @@ def since(at: float, within: Span) -> float:
 
 def memory_plot(memory: list[Memory], spans: list[Span], within: Span) -> bytes:
     """Memory over time as a PNG file, parts shaded."""
-    from eval.report.drawing import render
+    from eval.pages.drawing import render
 
     alt = "Memory over time"
     return render(Figure("memory", alt, alt, lambda axes: draw(axes, memory, spans, within))).png
@@ -176,7 +176,7 @@ def draw(axes: "Axes", memory: list[Memory], spans: list[Span], within: Span) ->
     """A line for each device, and a strip for each part, those within others over them."""
     from matplotlib.colors import to_rgb
 
-    from eval.report.drawing import COLOURS
+    from eval.pages.drawing import COLOURS
 
     names = list(dict.fromkeys(span.name for span in spans))
     for span in spans:

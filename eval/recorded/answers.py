@@ -13,14 +13,14 @@ from pydantic import Field, TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
 from architectures.errors import UserError
-from architectures.typed_file import checked
-from eval.models import load_tokenizer, require_rows, text_config, tokenizer_identity
+from architectures.files.typed_file import checked
+from eval.answers.shards import SETTINGS_NAME, Claim, read_claims, shorten
+from eval.answers.token_ids import require_known_ids
+from eval.answers.traces import Trace, read_traces
+from eval.models.loading import load_tokenizer, require_rows, text_config, tokenizer_identity
+from eval.prompts.rows import checked_text, first_field, load_rows
+from eval.prompts.source import PromptSource
 from eval.recorded.ground_truth import read_ground_truth
-from eval.shards import SETTINGS_NAME, Claim, read_claims, shorten
-from eval.tasks.rows import checked_text, first_field, load_rows
-from eval.tasks.source import PromptSource
-from eval.token_ids import require_known_ids
-from eval.traces import Trace, read_traces
 
 TRACES_NAME = "eval"  # held out of training, so never the text the draft has learned
 LATER_TURN = re.compile(r"#[0-9]+$")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from architectures.errors import UserError
-from architectures.reading import read_text
+from architectures.files.reading import read_text
 
 KEYWORDS = r"(?:,\s*\w+=[^\s,()\[\]]+)*"  # torch says where a tensor lies and, of unusual ones, the number type
 NUMBER = re.compile("[0-9]+")

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from architectures.atomic import write_text
+from architectures.checkpoints.fingerprint import fingerprint_file
+from architectures.checkpoints.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_file
-from architectures.manifest import MANIFEST_NAME, read_manifest, write_manifest
-from eval.models import load_tokenizer
+from architectures.files.atomic import write_text
+from eval.answers.shards import SETTINGS_NAME
+from eval.models.loading import load_tokenizer
 from eval.recorded.answers import RecordedAnswer, read_recorded_traces
 from eval.recorded.ground_truth import write_ground_truth
-from eval.shards import SETTINGS_NAME
 
 ANSWERS_FILE, PROMPTS_FILE = "ground_truth.txt", "prompts.jsonl"
 STAGE = "export-recorded"

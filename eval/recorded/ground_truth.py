@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from architectures.atomic import write_text
+from architectures.files.atomic import write_text
 from eval.recorded.brackets import KEYWORDS, read_bracketed
 
 BLOCK = re.compile(rf"tensor\(\[\[(?P<body>[^\[\]()]*)\]\]{KEYWORDS}\)")

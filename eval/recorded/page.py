@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from eval.scorecard.acceptance_page import position_part, tau_table
-from eval.scorecard.tables import table, with_coverage
-from eval.scorecard.verdict import interval_method, machine, with_interval
+from eval.pages.acceptance_page import position_part, tau_table
+from eval.pages.tables import table, with_coverage
+from eval.pages.verdict import interval_method, machine, with_interval
 
 Record = dict[str, Any]
 

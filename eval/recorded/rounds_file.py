@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from architectures.atomic import write_text
+from architectures.files.atomic import write_text
 from eval.recorded.brackets import KEYWORDS, Bracketed, read_bracketed
 
 ROUND = re.compile(rf"(?P<wrapped>tensor\()?\[(?P<body>[^\[\]()]*)\](?(wrapped){KEYWORDS}\))")

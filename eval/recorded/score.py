@@ -12,20 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.atomic import write_json, write_text
+from architectures.checkpoints.fingerprint import fingerprint_value
+from architectures.checkpoints.manifest import provenance
 from architectures.draft_vocabulary.head import head_ids
-from architectures.fingerprint import fingerprint_value
-from architectures.manifest import provenance
-from architectures.progress import track
-from eval.acceptance import INTERVALS, Array, Counts, Resampling, pool
-from eval.config import EvalConfig
-from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
-from eval.latency.machine import torch_threads
-from eval.models import load_model, require_positions
-from eval.recorded.answers import RecordedAnswer, Recording
-from eval.recorded.page import find_warnings, recorded_page, verdict
-from eval.recorded.rounds_file import write_rounds
-from eval.replay import (
+from architectures.files.atomic import write_json, write_text
+from architectures.files.progress import track
+from eval.acceptance.counts import INTERVALS, Array, Counts, Resampling, pool
+from eval.acceptance.replay import (
     acceptance_tails,
     answer_logits,
     as_array,
@@ -34,6 +27,13 @@ from eval.replay import (
     round_starts,
     value_at,
 )
+from eval.config import EvalConfig
+from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
+from eval.latency.machine import torch_threads
+from eval.models.loading import load_model, require_positions
+from eval.recorded.answers import RecordedAnswer, Recording
+from eval.recorded.page import find_warnings, recorded_page, verdict
+from eval.recorded.rounds_file import write_rounds
 from eval.scorecard.acceptance_record import RoundsByPrompt, lookahead_record, mean_record
 from eval.scorecard.record import Record
 from eval.scorecard.score import model_record

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval.promise import promise
-from eval.report.blocks import Absent, Block, Sentence, table_by_draft
-from eval.report.drafts import ScoredDraft, all_temperatures, scored_at
-from eval.report.grid_file import Cell, GridFile, Grids
-from eval.scorecard.verdict import machine
+from eval.acceptance.promise import promise
+from eval.pages.blocks import Absent, Block, Sentence, table_by_draft
+from eval.pages.verdict import machine
+from eval.report_inputs.drafts import ScoredDraft, all_temperatures, scored_at
+from eval.report_inputs.grid_file import Cell, GridFile, Grids
 
 COLUMNS = ("batch", "context", "steps", "temperature", "lookahead", "predicted speed")
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from eval.pages.blocks import Absent, Block, Figure, Section, Table
+from eval.pages.scorecard_page import step_words
+from eval.pages.verdict import machine
 from eval.report.batches import batches_blocks
-from eval.report.blocks import Absent, Block, Figure, Section, Table
-from eval.report.cards import Card
-from eval.report.drafts import ScoredDraft
-from eval.report.grid_file import Grids
-from eval.scorecard.page import step_words
-from eval.scorecard.verdict import machine
+from eval.report_inputs.cards import Card
+from eval.report_inputs.drafts import ScoredDraft
+from eval.report_inputs.grid_file import Grids
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ def depth_figure(drafts: Sequence[ScoredDraft]) -> Figure:
     """A draft's step by its layers."""
 
     def draw(axes: "Axes") -> None:
-        from eval.report.drawing import draw_measured, whole_ticks
+        from eval.pages.drawing import draw_measured, whole_ticks
 
         for place, one in enumerate(drafts):
             draw_measured(axes, one.model["layers"], step_estimate(one), place, one.label)

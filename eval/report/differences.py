@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from eval.acceptance import Resampling, paired_ratio_difference
-from eval.comparison import sign_flip_p
-from eval.report.blocks import Absent, Block, Sentence, Table
-from eval.report.cards import Card
-from eval.report.drafts import ScoredDraft, label_of
+from eval.acceptance.comparison import sign_flip_p
+from eval.acceptance.counts import Resampling, paired_ratio_difference
+from eval.pages.blocks import Absent, Block, Sentence, Table
+from eval.pages.verdict import speedup_of, temperatures, with_interval
+from eval.report_inputs.cards import Card
+from eval.report_inputs.drafts import ScoredDraft, label_of
 from eval.scorecard.acceptance_record import estimate_record
-from eval.scorecard.verdict import speedup_of, temperatures, with_interval
 
 Record = dict[str, Any]
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from eval.acceptance import Resampling, pooled_ratio
-from eval.report.blocks import Absent, Block, Section, table_by_draft
+from eval.acceptance.counts import Resampling, pooled_ratio
+from eval.pages.blocks import Absent, Block, Section, table_by_draft
+from eval.pages.tables import with_coverage
+from eval.pages.verdict import with_interval
 from eval.report.differences import rounds_of
-from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
+from eval.report_inputs.drafts import ScoredDraft, all_temperatures, primaries, scored_at
 from eval.scorecard.acceptance_record import estimate_record
-from eval.scorecard.tables import with_coverage
-from eval.scorecard.verdict import with_interval
 
 Record = dict[str, Any]
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from eval.report.blocks import Absent, Block, Figure, Section, Sentence, Table, table_by_draft
-from eval.report.drafts import ScoredDraft, all_temperatures, plotted, primaries, scored_at
-from eval.scorecard.verdict import alpha_words, speedup_words, with_interval
-from eval.speedup import iid_tau
+from eval.acceptance.speedup import iid_tau
+from eval.pages.blocks import Absent, Block, Figure, Section, Sentence, Table, table_by_draft
+from eval.pages.verdict import alpha_words, speedup_words, with_interval
+from eval.report_inputs.drafts import ScoredDraft, all_temperatures, plotted, primaries, scored_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def tau_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
     """Tokens per round by lookahead, measured and as independent accepts would have it."""
 
     def draw(axes: "Axes") -> None:
-        from eval.report.drawing import draw_curve, draw_points, whole_ticks
+        from eval.pages.drawing import draw_curve, draw_points, whole_ticks
 
         for place, one in enumerate(drafts):
             row = one.row(temperature)
@@ -70,7 +70,7 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
     """Predicted speed by lookahead, and the speed that was measured."""
 
     def draw(axes: "Axes") -> None:
-        from eval.report.drawing import draw_measured, draw_one, draw_predicted, whole_ticks
+        from eval.pages.drawing import draw_measured, draw_one, draw_predicted, whole_ticks
 
         for place, one in enumerate(drafts):
             entries = one.forecast(temperature)["lookahead"]

@@ -4,10 +4,10 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from eval.report.blocks import Block, Facts, Section, Sentence, Table
-from eval.report.cards import Card
-from eval.scorecard.tables import with_ids_said
-from eval.scorecard.verdict import agreement_sentence, interval_method, machine
+from eval.pages.blocks import Block, Facts, Section, Sentence, Table
+from eval.pages.tables import with_ids_said
+from eval.pages.verdict import agreement_sentence, interval_method, machine
+from eval.report_inputs.cards import Card
 
 Record = dict[str, Any]
 

@@ -5,14 +5,11 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from architectures.atomic import write_bytes, write_text
-from architectures.progress import track
-from eval.report.blocks import Figure, Section
-from eval.report.cards import Card, read_cards
+from architectures.files.atomic import write_bytes, write_text
+from architectures.files.progress import track
+from eval.pages.blocks import Figure, Section
+from eval.pages.drawing import Drawing, render
 from eval.report.depth import depth_section
-from eval.report.drafts import scored_drafts
-from eval.report.drawing import Drawing, render
-from eval.report.grid_file import Grids, grids_of
 from eval.report.groups import groups_section
 from eval.report.lookaheads import lookaheads_section
 from eval.report.origin import origin_section
@@ -21,6 +18,9 @@ from eval.report.round_time import round_time_section
 from eval.report.summary import report_verdict, report_warnings, summary_section
 from eval.report.texts import LEGEND, MARKS, runs, texts_section
 from eval.report.training import training_section
+from eval.report_inputs.cards import Card, read_cards
+from eval.report_inputs.drafts import scored_drafts
+from eval.report_inputs.grid_file import Grids, grids_of
 
 TEMPLATE = "page.html.jinja"
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from eval.report.blocks import Block, Figure, Section, Sentence, Table, table_by_draft
-from eval.report.drafts import ScoredDraft, all_temperatures, plotted, primaries, scored_at
-from eval.scorecard.verdict import with_interval
+from eval.pages.blocks import Block, Figure, Section, Sentence, Table, table_by_draft
+from eval.pages.verdict import with_interval
+from eval.report_inputs.drafts import ScoredDraft, all_temperatures, plotted, primaries, scored_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ def positions_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figur
     """Share of rounds that keep each position, measured and as independent accepts would have it."""
 
     def draw(axes: "Axes") -> None:
-        from eval.report.drawing import draw_curve, draw_points, whole_ticks
+        from eval.pages.drawing import draw_curve, draw_points, whole_ticks
 
         for place, one in enumerate(drafts):
             found = positions_of(one, temperature)

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eval.acceptance import Estimate, Resampling, paired_ratio_difference
-from eval.promise import full_rate
-from eval.report.blocks import Absent, Block, Figure, Section, Sentence, Table, folded
-from eval.report.drafts import ScoredDraft
-from eval.rounds.figures import texts_of
+from eval.acceptance.counts import Estimate, Resampling, paired_ratio_difference
+from eval.acceptance.promise import full_rate
+from eval.pages.blocks import Absent, Block, Figure, Section, Sentence, Table, folded
+from eval.pages.verdict import with_interval
+from eval.report_inputs.drafts import ScoredDraft
+from eval.report_inputs.round_figures import texts_of
 from eval.rounds.round_trace import TracedRound
 from eval.scorecard.acceptance_record import estimate_record
-from eval.scorecard.verdict import with_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -170,7 +170,7 @@ def round_figure(times: Sequence[RoundTime]) -> Figure:
     """A bar for every kind of round, parted."""
 
     def draw(axes: "Axes") -> None:
-        from eval.report.drawing import draw_parts
+        from eval.pages.drawing import draw_parts
 
         draw_parts(axes, [time.label for time in times], PARTS, [time.parts for time in times])
         axes.set(xlabel="milliseconds")

@@ -3,14 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eval.report.batches import batch_words
-from eval.report.blocks import Block, Section, Sentence, Table
-from eval.report.cards import Card
-from eval.report.differences import difference_blocks
-from eval.report.drafts import ScoredDraft, all_temperatures, primaries, scored_at
-from eval.report.grid_file import Grids
-from eval.scorecard.tables import with_coverage
-from eval.scorecard.verdict import (
+from eval.pages.blocks import Block, Section, Sentence, Table
+from eval.pages.tables import with_coverage
+from eval.pages.verdict import (
     decision,
     machine,
     main_way,
@@ -20,6 +15,11 @@ from eval.scorecard.verdict import (
     way_words,
     with_interval,
 )
+from eval.report.batches import batch_words
+from eval.report.differences import difference_blocks
+from eval.report_inputs.cards import Card
+from eval.report_inputs.drafts import ScoredDraft, all_temperatures, primaries, scored_at
+from eval.report_inputs.grid_file import Grids
 
 Record = dict[str, Any]
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import get_args
 
-from eval.examples import Example
-from eval.pair.race import Writer
-from eval.report.blocks import Absent, Block, Section, Sentence, Texts
-from eval.report.drafts import ScoredDraft, primaries
+from eval.pages.blocks import Absent, Block, Section, Sentence, Texts
+from eval.report_inputs.drafts import ScoredDraft, primaries
+from eval.rounds.examples import Example
+from eval.rounds.race import Writer
 
 MARKS: dict[Writer, tuple[str, str]] = {
     "accepted": ("", ""),

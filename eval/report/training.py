@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from eval.report.blocks import Absent, Block, Figure, Section, Sentence, Table
-from eval.report.cards import Card
+from eval.pages.blocks import Absent, Block, Figure, Section, Sentence, Table
+from eval.report_inputs.cards import Card
 from eval.training_curve.curves import Curve
 from eval.training_curve.page import COLUMNS, best_sentence, point_rows, words
 
@@ -36,7 +36,7 @@ def tau_figure(named: Sequence[Named], temperature: float) -> Figure:
     """Tokens per round; the best checkpoint is ringed."""
 
     def draw(axes: "Axes") -> None:
-        from eval.report.drawing import draw_points, draw_ring
+        from eval.pages.drawing import draw_points, draw_ring
 
         for place, (name, curve) in enumerate(named):
             estimates = [asdict(point.tau) for point in curve.points]
@@ -60,7 +60,7 @@ def speed_figure(named: Sequence[Named], temperature: float) -> Figure:
     """Predicted speed; the best checkpoint is ringed."""
 
     def draw(axes: "Axes") -> None:
-        from eval.report.drawing import draw_one, draw_predicted, draw_ring
+        from eval.pages.drawing import draw_one, draw_predicted, draw_ring
 
         for place, (name, curve) in enumerate(named):
             speeds = [point.predicted for point in curve.points]

@@ -1,7 +1,7 @@
 """The trace of every round, as JSON lines: a header, then a line a round. Written whole or not at all.
 
 The header names the pair, the machine, and the runs: texts decoded with one set of settings. Rounds of a text stand in
-their order. No rate is stored: eval/rounds/figures.py makes every figure of the raw counts and times.
+their order. No rate is stored: eval/report_inputs/round_figures.py makes every figure of the raw counts and times.
 """
 
 from collections import Counter
@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from architectures.checkpoints.manifest import provenance
 from architectures.errors import UserError
-from architectures.manifest import provenance
-from architectures.reading import read_text
-from architectures.typed_file import parsed
+from architectures.files.reading import read_text
+from architectures.files.typed_file import parsed
+from eval.answers.shards import write_shard
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Decoded, Seeds, Speculation
-from eval.how import How, flags_of
-from eval.shards import write_shard
+from eval.models.execution import How, flags_of
 
 Schema = Literal["widedraft.rounds/1"]
 [SCHEMA] = get_args(Schema)

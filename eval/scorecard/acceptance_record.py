@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from eval.acceptance import (
+from eval.acceptance.comparison import compare_matches
+from eval.acceptance.counts import (
     Counts,
     Estimate,
     Resampling,
@@ -13,7 +14,6 @@ from eval.acceptance import (
     pool,
     pooled_ratio,
 )
-from eval.comparison import compare_matches
 from eval.scorecard.scores import DraftScore, PartedScores
 
 Record = dict[str, Any]

@@ -7,12 +7,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
-from eval.answering import write_traces
+from eval.answers.token_ids import require_known_ids
+from eval.answers.traces import DecodingSettings, Trace, read_traces
 from eval.config import EvalConfig
-from eval.models import text_config
-from eval.tasks.forms import Prompt
-from eval.token_ids import require_known_ids
-from eval.traces import DecodingSettings, Trace, read_traces
+from eval.decoding.answering import write_traces
+from eval.models.loading import text_config
+from eval.prompts.forms import Prompt
 
 TRACES_NAME = "eval"
 

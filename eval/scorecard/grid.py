@@ -6,13 +6,13 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from architectures.atomic import write_json
-from eval.acceptance import Resampling
+from architectures.files.atomic import write_json
+from eval.acceptance.counts import Resampling
 from eval.config import EvalConfig
-from eval.decoding.sequencer import takes_rows
 from eval.latency.grid import Grid, measure_grid
-from eval.latency.room import lack_of_room
+from eval.latency.memory import lack_of_room
 from eval.latency.steps import TARGET
+from eval.steps.sequencer import takes_rows
 
 Record = dict[str, Any]
 GRID_NAME = "latency.json"

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedModel
 
-from eval.acceptance import Resampling
-from eval.beside.tune import Tuned
+from eval.acceptance.counts import Resampling
 from eval.decoding.ngram import NgramLookup
-from eval.live import DRAFT, LiveAnswer, LiveWay, decoding_speedup, whole_speedup
+from eval.pages.verdict import LOOKUP, POLICY
+from eval.policies.tune import Tuned
 from eval.scorecard.acceptance_record import estimate_record
+from eval.scorecard.live import DRAFT, LiveAnswer, LiveWay, decoding_speedup, whole_speedup
 from eval.scorecard.record import Record, spent_record
-from eval.scorecard.verdict import LOOKUP, POLICY
 
 
 def ways_of(draft: PreTrainedModel, lookahead: int, lookup: int, policy: Tuned | None) -> dict[str, LiveWay]:

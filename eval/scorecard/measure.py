@@ -3,18 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from eval.acceptance import Resampling
-from eval.beside.lookup_alone import Texts, best_lookup
-from eval.beside.tune import Tuned
+from eval.acceptance.counts import Resampling
 from eval.config import EvalConfig
 from eval.latency.floor import byte_ratio
 from eval.latency.measure import Latency, measure_latency, timing_ticks
 from eval.latency.steps import Setting
-from eval.live import compare_with_replay, decode_live, live_run
-from eval.models import stop_token_ids
+from eval.models.loading import stop_token_ids
+from eval.policies.lookup_alone import Texts, best_lookup
+from eval.policies.tune import Tuned
 from eval.rounds.round_trace import Run
 from eval.scorecard.acceptance_record import acceptance_record, comparison_record
 from eval.scorecard.answers import Answers, context_of
+from eval.scorecard.live import compare_with_replay, decode_live, live_run
 from eval.scorecard.live_ways import ways_of, ways_record
 from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.policies import policies_record, tune_policies

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids
-from architectures.progress import track
-from eval.bins import ReplayedAnswer
+from architectures.files.progress import track
+from eval.acceptance.bins import ReplayedAnswer
+from eval.acceptance.replay import answer_logits, replay_answer
 from eval.latency.steps import TARGET
-from eval.models import shared_vocab_size
-from eval.replay import answer_logits, replay_answer
+from eval.models.loading import shared_vocab_size
 from eval.scorecard.answers import Answers
 from eval.scorecard.scores import ReplayedDraft
 

@@ -6,20 +6,20 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
+from architectures.checkpoints.fingerprint import fingerprint_value
+from architectures.checkpoints.manifest import processor_name
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_value
-from architectures.manifest import processor_name
-from eval.beside.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fingerprint
-from eval.beside.replay import RecordedAnswer, Rounds
-from eval.beside.tune import Tuned, rounds_of, tune
+from eval.acceptance.replay import rule_name
+from eval.acceptance.speedup import StepTimes
 from eval.config import EvalConfig
-from eval.replay import rule_name
+from eval.policies.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fingerprint
+from eval.policies.replay import RecordedAnswer, Rounds
+from eval.policies.tune import Tuned, rounds_of, tune
+from eval.prompts.forms import Prompt
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.record import Record
 from eval.scorecard.scores import ReplayedDraft
-from eval.speedup import StepTimes
-from eval.tasks.forms import Prompt
 
 FOLDER = "tuning"  # of the answers, beside those that are scored on
 

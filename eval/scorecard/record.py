@@ -3,14 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from eval.acceptance import Counts, Resampling, ratio, tau
-from eval.decoding.texts import Decoded
-from eval.latency.measure import Latency
-from eval.latency.timing import StepTime
-from eval.live import Agreement, LiveAnswer, decoding_speedup, whole_speedup
-from eval.scorecard.acceptance_record import estimate_record
-from eval.scorecard.scores import DraftScore
-from eval.speedup import (
+from eval.acceptance.counts import Counts, Resampling, ratio, tau
+from eval.acceptance.speedup import (
     StepTimes,
     best_lookahead,
     break_even_alpha,
@@ -19,6 +13,12 @@ from eval.speedup import (
     memory_bound_speedup,
     predicted_speedup,
 )
+from eval.decoding.texts import Decoded
+from eval.latency.measure import Latency
+from eval.latency.timing import StepTime
+from eval.scorecard.acceptance_record import estimate_record
+from eval.scorecard.live import Agreement, LiveAnswer, decoding_speedup, whole_speedup
+from eval.scorecard.scores import DraftScore
 
 Record = dict[str, Any]
 

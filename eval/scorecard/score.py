@@ -9,28 +9,28 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from architectures.atomic import write_json, write_text
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
+from architectures.checkpoints.manifest import provenance
 from architectures.draft_vocabulary.head import head_ids
-from architectures.fingerprint import fingerprint_checkpoint, fingerprint_value
-from architectures.manifest import provenance
-from eval import paired_ratios
-from eval.acceptance import INTERVALS, Resampling
-from eval.beside.policy_file import write_policies
+from architectures.files.atomic import write_json, write_text
+from eval.acceptance import paired_ratios
+from eval.acceptance.counts import INTERVALS, Resampling
 from eval.config import EvalConfig
 from eval.latency.machine import torch_threads
-from eval.models import load_model, require_positions, require_same_tokenizer
+from eval.models.loading import load_model, require_positions, require_same_tokenizer
+from eval.pages.scorecard_page import scorecard_page
+from eval.pages.verdict import find_warnings, verdict
+from eval.policies.policy_file import write_policies
+from eval.prompts.forms import Prompt
+from eval.prompts.loading import tasks_record
 from eval.scorecard.answers import Answers, context_of, longest_text, record_answers, require_rows_of
-from eval.scorecard.beside import write_beside
 from eval.scorecard.grid import measure_batches, write_grid
 from eval.scorecard.measure import measure
-from eval.scorecard.page import scorecard_page
 from eval.scorecard.pair import Pair
 from eval.scorecard.policies import FOLDER as TUNING_FOLDER
 from eval.scorecard.policies import policy_file, record_tuning_answers, tuning_prompts
 from eval.scorecard.record import Record
-from eval.scorecard.verdict import find_warnings, verdict
-from eval.tasks.forms import Prompt
-from eval.tasks.prompts import tasks_record
+from eval.scorecard.sidecars import write_beside
 
 SCHEMA = "widedraft.scorecard/2"
 

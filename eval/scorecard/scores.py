@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.acceptance import Array, Counts, pool
-from eval.bins import Binning, ReplayedAnswer, binnings
-from eval.replay import binned_counts, rule_name, rule_names
+from eval.acceptance.bins import Binning, ReplayedAnswer, binnings
+from eval.acceptance.counts import Array, Counts, pool
+from eval.acceptance.replay import binned_counts, rule_name, rule_names
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from eval.how import how_of
-from eval.intervals import least_units
-from eval.scorecard.tables import table
-from eval.scorecard.verdict import decision, too_few_words, with_interval
+from eval.acceptance.intervals import least_units
+from eval.models.execution import how_of
+from eval.pages.tables import table
+from eval.pages.verdict import decision, too_few_words, with_interval
 from eval.speed.ways import DRAFT, PLAIN
 
 Record = dict[str, Any]

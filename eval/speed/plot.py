@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from eval.report.blocks import Figure
+from eval.pages.blocks import Figure
 from eval.speed.page import label_of
 from eval.speed.ways import DRAFT
 
@@ -14,7 +14,7 @@ Record = dict[str, Any]
 
 def speed_plot(record: Record) -> bytes:
     """A PNG file: speed of decoding, where transformers is measured its speed with the prompt."""
-    from eval.report.drawing import render
+    from eval.pages.drawing import render
 
     alt = "Speed of decoding against the lookahead, the target alone being 1"
     return render(Figure("speed", alt, alt, lambda axes: draw(axes, record))).png
@@ -22,7 +22,7 @@ def speed_plot(record: Record) -> bytes:
 
 def draw(axes: "Axes", record: Record) -> None:
     """Every way as a series, and what is predicted of each draft."""
-    from eval.report.drawing import draw_one, draw_points, draw_predicted, whole_ticks
+    from eval.pages.drawing import draw_one, draw_points, draw_predicted, whole_ticks
 
     series: dict[str, list[Record]] = {}
     for row in sorted(record["ways"], key=lambda row: row["lookahead"]):

@@ -7,8 +7,8 @@ Seconds per token compare the rounds of the row that takes most of them with the
 
 with w the tokens per round of the batch over the tokens per step of the target alone, both over all rows, and f the
 share of its rounds before which the draft catches up, which a batch does if any of its rows kept everything. Of one row
-w is tau, and this is the formula of eval/speedup.py. Steps are those of the whole batch: what a round gets cheaper when
-rows have left is not predicted.
+w is tau, and this is the formula of eval/acceptance/speedup.py. Steps are those of the whole batch: what a round gets
+cheaper when rows have left is not predicted.
 """
 
 from collections import Counter
@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from eval.acceptance import Resampling
-from eval.beside.replay import Rounds
+from eval.acceptance.counts import Resampling
+from eval.acceptance.intervals import percentile_interval
+from eval.acceptance.speedup import StepTimes, predicted_speedup
 from eval.decoding.texts import Round
-from eval.intervals import percentile_interval
 from eval.latency.measure import Latency
+from eval.policies.replay import Rounds
 from eval.speed.ways import Taken, Way
-from eval.speedup import StepTimes, predicted_speedup
 
 Record = dict[str, Any]
 

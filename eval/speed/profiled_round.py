@@ -10,13 +10,13 @@ from transformers import PreTrainedModel
 
 from eval.decoding.batch import Batch, Emitted
 from eval.decoding.rules import Proposal, Verdict
-from eval.decoding.sequencer import takes_rows
 from eval.decoding.texts import Limits, Speculation, Text
 from eval.decoding.turn import Turn
 from eval.decoding.wanted import Streams, Wanted
 from eval.profiling.option import PROFILED_ROUNDS
 from eval.profiling.recording import Profile, Recording
 from eval.speed.ways import Setup
+from eval.steps.sequencer import takes_rows
 
 DRAFTING, VERIFYING, ACCEPTING = PARTS = ("draft", "verify", "accept")
 ROUNDS_UNDER_PROFILER = 2  # one for it to warm up, and the one that is recorded

@@ -9,9 +9,10 @@ are the units of its interval, all repetitions of a group together: repetitions 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval.acceptance import Resampling
+from eval.acceptance.counts import Resampling
+from eval.acceptance.paired_ratios import INTERVALS, paired_ratio_quotient
+from eval.acceptance.speedup import StepTimes
 from eval.latency.measure import Latency
-from eval.paired_ratios import INTERVALS, paired_ratio_quotient
 from eval.speed.best import against_lookup, behind_the_fastest, best_of_each, estimate_record
 from eval.speed.measure import Seconds, Times, columns, whole_seconds
 from eval.speed.prediction import (
@@ -23,7 +24,6 @@ from eval.speed.prediction import (
     steps_per_round,
 )
 from eval.speed.ways import BESIDE, DRAFT, PLAIN, Taken, Way
-from eval.speedup import StepTimes
 
 Record = dict[str, Any]
 

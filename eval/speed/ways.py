@@ -10,14 +10,14 @@ from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
-from eval.beside.policy_file import TunedPolicy
-from eval.clock import clock_s
-from eval.decoding.beside import ProposalPolicy
 from eval.decoding.ngram import NgramLookup
+from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling
-from eval.decoding.sequencer import Opener, open_sequencer
 from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, stream_seed
+from eval.models.clock import clock_s
+from eval.policies.policy_file import TunedPolicy
+from eval.steps.sequencer import Opener, open_sequencer
 
 PLAIN, DRAFT, LOOKUP, TRANSFORMERS = "target alone", "draft", "n-gram lookup", "transformers"
 BESIDE = "lookup beside"

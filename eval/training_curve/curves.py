@@ -6,10 +6,10 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field, FiniteFloat, TypeAdapter
 
-from architectures.atomic import write_json
-from architectures.typed_file import read_typed
-from eval.acceptance import Estimate
-from eval.intervals import holds
+from architectures.files.atomic import write_json
+from architectures.files.typed_file import read_typed
+from eval.acceptance.counts import Estimate
+from eval.acceptance.intervals import holds
 
 Schema = Literal["widedraft.checkpoints/1"]
 [SCHEMA] = get_args(Schema)

@@ -2,8 +2,8 @@
 
 from dataclasses import asdict
 
-from eval.scorecard.tables import table
-from eval.scorecard.verdict import with_interval
+from eval.pages.tables import table
+from eval.pages.verdict import with_interval
 from eval.training_curve.curves import Curve, Curves, Point, Value
 
 COLUMNS = ("checkpoint", "batches", "tokens", "α", "τ", "behind the best", "predicted speed")

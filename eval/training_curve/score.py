@@ -9,21 +9,21 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from architectures.atomic import write_text
-from architectures.reading import read_json_object
-from eval.acceptance import Columns, Estimate, Resampling, pooled_ratio
-from eval.choice import step_times
+from architectures.files.atomic import write_text
+from architectures.files.reading import read_json_object
+from eval.acceptance.counts import Columns, Estimate, Resampling, pooled_ratio
+from eval.acceptance.paired_ratios import paired_ratio_differences
+from eval.acceptance.ranking import step_times
+from eval.acceptance.speedup import StepTimes
 from eval.config import EvalConfig
 from eval.latency.machine import torch_threads
-from eval.models import load_model
-from eval.paired_ratios import paired_ratio_differences
-from eval.report.fields import require_fields
+from eval.models.loading import load_model
+from eval.prompts.forms import Prompt
+from eval.record_checks.fields import require_fields
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.record import speedup_record
 from eval.scorecard.scores import DraftScore
-from eval.speedup import StepTimes
-from eval.tasks.forms import Prompt
 from eval.training_curve.curves import JSON_NAME, PAGE_NAME, SCHEMA, Curve, Curves, Point, Value, value_of, write_curves
 from eval.training_curve.page import curves_page
 

@@ -18,8 +18,8 @@ from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from architectures.gguf_import import gguf_names
-from architectures.shapes import Shape
+from architectures.gguf.importing import gguf_names
+from architectures.shapes.shape import Shape
 from tests.conftest import MERGES
 
 CLASSIC = ("opt", "gpt_neox", "bloom", "gpt2")

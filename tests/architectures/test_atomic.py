@@ -2,8 +2,8 @@
 
 import pytest
 
-from architectures import atomic
-from architectures.atomic import partial_beside, remove_partials, replacing, staged_folder, write_json, write_text
+from architectures.files import atomic
+from architectures.files.atomic import partial_beside, remove_partials, replacing, staged_folder, write_json, write_text
 
 
 def test_failed_write_leaves_the_old_text(tmp_path):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from architectures import calibration
-from architectures.calibration import calibration_sequences, read_text
 from architectures.errors import UserError
-from architectures.score_files import load_scores, save_scores
+from architectures.importance import calibration
+from architectures.importance.calibration import calibration_sequences, read_text
+from architectures.pruning.score_files import load_scores, save_scores
 
 EOS = 2
 
@@ -132,6 +132,6 @@ def test_a_failed_save_leaves_the_old_scores(tmp_path, monkeypatch):
 
 
 def test_scores_are_read_without_torch():
-    code = "import architectures.scores, sys; print('torch' in sys.modules)"
+    code = "import architectures.pruning.scores, sys; print('torch' in sys.modules)"
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert completed.stdout.strip() == "False"

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from architectures.config_entries import CONFIG, GENERATION, require_config, require_generation_config
-from architectures.entry_kinds import Activation, RopeType
 from architectures.errors import UserError
-from architectures.known_targets import KNOWN_CONFIGS
-from architectures.target import read_config
+from architectures.families.config_entries import CONFIG, GENERATION, require_config, require_generation_config
+from architectures.files.entry_kinds import Activation, RopeType
+from architectures.targets.known_targets import KNOWN_CONFIGS
+from architectures.targets.target import read_config
 
 VALID = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from architectures.gguf_header import MAGIC, read_gguf_header
-from architectures.gguf_import import import_gguf
-from architectures.shapes import Shape
-from architectures.target import read_config
+from architectures.gguf.header import MAGIC, read_gguf_header
+from architectures.gguf.importing import import_gguf
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
 CODES = {U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q"}

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from architectures import file_hashes
 from architectures.errors import UserError
-from architectures.file_hashes import cache_folder, rehash_from_now, sha256_of_file, sha256_of_files
-from architectures.reading import MIB
+from architectures.files import file_hashes
+from architectures.files.file_hashes import cache_folder, rehash_from_now, sha256_of_file, sha256_of_files
+from architectures.files.reading import MIB
 
 NUM_BYTES = file_hashes.REMEMBERED_BYTES + 3
 OLD_NS = 1_500_000_000_000_000_000

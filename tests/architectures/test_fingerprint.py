@@ -5,19 +5,19 @@ import shutil
 
 import pytest
 
-from architectures import file_hashes
-from architectures.errors import UserError
-from architectures.fingerprint import (
+from architectures.checkpoints.fingerprint import (
     fingerprint_checkpoint,
     fingerprint_folder,
     fingerprint_tokenizer,
     fingerprint_value,
 )
-from architectures.older_fingerprint import (
+from architectures.checkpoints.older_fingerprint import (
     partial_tokenizer_fingerprint,
     sampled_fingerprint,
     today_by_older,
 )
+from architectures.errors import UserError
+from architectures.files import file_hashes
 
 MIB = 1 << 20
 # Of the folder in test_the_older_kind_is_what_it_was, by widedraft at bac3949.

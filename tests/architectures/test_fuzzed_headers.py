@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from architectures.checkpoints.weights import INDEX_NAME, open_weights, read_index, require_tensors
 from architectures.errors import UserError
-from architectures.gguf_header import gguf_config, read_gguf_header
-from architectures.gguf_import import gguf_names, read_tensor, require_gguf_tensors, rope_entries
-from architectures.shapes import Shape, checkpoint_tensors
-from architectures.target import read_config
-from architectures.weights import INDEX_NAME, open_weights, read_index, require_tensors
+from architectures.gguf.header import gguf_config, read_gguf_header
+from architectures.gguf.importing import gguf_names, read_tensor, require_gguf_tensors, rope_entries
+from architectures.shapes.shape import Shape, checkpoint_tensors
+from architectures.targets.target import read_config
 
 FUZZED = settings(max_examples=150, deadline=3000, suppress_health_check=list(HealthCheck), derandomize=True)
 MOST_KIB = 512 * 1024  # beyond what the process has had so far

@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
-from architectures.gguf_header import gguf_config, read_gguf_header, shortest_decimal
-from architectures.gguf_import import import_gguf
-from architectures.plan import plan_pruning
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
+from architectures.gguf.header import gguf_config, read_gguf_header, shortest_decimal
+from architectures.gguf.importing import import_gguf
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 
 IDS = torch.arange(3, 35)[None]
 VARIANTS = {

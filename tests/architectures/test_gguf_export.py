@@ -11,18 +11,18 @@ from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
+from architectures.gguf.header import read_gguf_header
+from architectures.gguf.importing import import_gguf, rotary_halves
 from architectures.gguf_export.files import export_gguf, neighbouring_pairs
 from architectures.gguf_export.kinds import stored_tensors
 from architectures.gguf_export.rope import rope_factors
-from architectures.gguf_header import read_gguf_header
-from architectures.gguf_import import import_gguf, rotary_halves
-from architectures.plan import plan_pruning
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
-from eval.models import load_model
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+from eval.models.loading import load_model
 
 IDS = torch.arange(3, 35)[None]
 LLAMA_3 = {

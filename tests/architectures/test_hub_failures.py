@@ -5,7 +5,7 @@ import json
 import pytest
 from huggingface_hub import errors
 
-from architectures.hub_failures import explain_failure, first_cause, may_pass, without_token
+from architectures.targets.hub_failures import explain_failure, first_cause, may_pass, without_token
 
 
 @pytest.mark.parametrize(

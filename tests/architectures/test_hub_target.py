@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
-from architectures.manifest import write_manifest
-from architectures.target import config_at_hand, read_remote_config, resolve_checkpoint
-from distill.stage_folders import refuse_changed
+from architectures.targets.target import config_at_hand, read_remote_config, resolve_checkpoint
+from distill.run.stage_folders import refuse_changed
 from tests.hub.clients import READER, STRANGER, WRITER, log_in, served
 from tests.hub.faults import Fault
 from tests.hub.server import HubStandIn

@@ -6,11 +6,11 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from architectures import target
 from architectures.errors import UserError
-from architectures.known_targets import KNOWN_CONFIGS, known_config
-from architectures.shapes import Shape
-from architectures.target import config_at_hand, read_config
+from architectures.shapes.shape import Shape
+from architectures.targets import target
+from architectures.targets.known_targets import KNOWN_CONFIGS, known_config
+from architectures.targets.target import config_at_hand, read_config
 
 PUBLISHED = {  # as the hub shows them beside the safetensors files
     "huggyllama/llama-7b": 6_738_415_616,

@@ -8,17 +8,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from architectures import layer_search
-from architectures.config import ArchitectureConfig
-from architectures.depth import followers, without_removed
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.layer_search import LayerSearch, merge_order, merged_weights, removal_order
-from architectures.plan import plan_pruning
-from architectures.plan_record import PruningPlan
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
+from architectures.importance import layer_search
+from architectures.importance.layer_search import LayerSearch, merge_order, merged_weights, removal_order
+from architectures.pruning.depth import followers, without_removed
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 
 VARIANTS = {
     "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},

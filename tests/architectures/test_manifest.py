@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from architectures import manifest
+from architectures.checkpoints import manifest
+from architectures.checkpoints.manifest import adopt_inputs, changed_inputs, git_commit, read_manifest, write_manifest
 from architectures.errors import UserError
-from architectures.manifest import adopt_inputs, changed_inputs, git_commit, read_manifest, write_manifest
 
 
 def test_a_folder_without_manifest_is_unfinished(tmp_path):

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from architectures.manifest import command
-from architectures.masked_words import masked
+from architectures.checkpoints.manifest import command
+from architectures.files.masked_words import masked
 
 
 @pytest.mark.parametrize(

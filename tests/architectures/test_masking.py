@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from architectures.families import FAMILIES
-from architectures.masking import fold, masked
-from architectures.masks import Gates, Masks, plan_from_masks
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.slicing import tensor_places
-from architectures.target import read_config
+from architectures.masks.masking import fold, masked
+from architectures.masks.masks import Gates, Masks, plan_from_masks
+from architectures.pruning.prune import prune_checkpoint
+from architectures.pruning.slicing import tensor_places
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 
 WIDE = [name for name, family in FAMILIES.items() if family.width]
 IDS = torch.arange(3, 35)[None]

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures.config import MasksConfig
-from architectures.masks import (
+from architectures.masks.masks import (
     Masks,
     ascending,
     cut_axes,
@@ -16,7 +15,8 @@ from architectures.masks import (
     open_probability,
     plan_from_masks,
 )
-from architectures.shapes import Shape
+from architectures.shapes.section import MasksConfig
+from architectures.shapes.shape import Shape
 
 SOURCE = Shape(layers=6, hidden=64, intermediate=128, heads=8, kv_heads=4, head_dim=16, vocab=264)
 DRAFT = replace(SOURCE, layers=2, hidden=48, intermediate=32, heads=2, kv_heads=2)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from architectures import number_types
-from architectures.number_types import has_bfloat16, many_rows_gain
-from distill import check
-from distill.check import slow_rows
-from distill.recipe import Recipe
+from architectures.files import number_types
+from architectures.files.number_types import has_bfloat16, many_rows_gain
+from distill.checking import check
+from distill.checking.check import slow_rows
+from distill.recipe.recipe import Recipe
 
 WITHOUT = "processor\t: 0\nmodel name\t: a Xeon with avx512_bf16 in its name only\nflags\t\t: fpu avx512f avx512_vnni\n"
 

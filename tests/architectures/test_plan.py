@@ -7,15 +7,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from architectures.config import ArchitectureConfig
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.checkpoints.older_fingerprint import ADOPTED, sampled_fingerprint
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
-from architectures.older_fingerprint import ADOPTED, sampled_fingerprint
-from architectures.plan import load_plan, needed_scores, plan_pruning
-from architectures.plan_record import PruningPlan
-from architectures.reading import MIB
-from architectures.scores import Scores
-from architectures.shapes import NAMED_SHAPES, Shape
+from architectures.files.reading import MIB
+from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
+from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.scores import Scores
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import NAMED_SHAPES, Shape
 
 LLAMA_7B = NAMED_SHAPES["llama-7b"].shape
 SMOLLM2 = Shape(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152, tied=True)

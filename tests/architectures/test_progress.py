@@ -2,8 +2,8 @@
 
 import pytest
 
-from architectures import progress
-from architectures.progress import track
+from architectures.files import progress
+from architectures.files.progress import track
 
 
 @pytest.fixture

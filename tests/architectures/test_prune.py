@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from architectures.config import ArchitectureConfig
+from architectures.checkpoints.weights import TensorInfo, write_weights
 from architectures.errors import UserError
-from architectures.plan import plan_pruning
-from architectures.plan_record import PruningPlan
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape, checkpoint_tensors
-from architectures.target import read_config
-from architectures.weights import TensorInfo, write_weights
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape, checkpoint_tensors
+from architectures.targets.target import read_config
 
 IDS = torch.arange(3, 35)[None]
 
@@ -288,11 +288,11 @@ def test_the_target_itself_and_foreign_folders_are_not_replaced(copy, tmp_path):
 MEASURE = """
 import sys
 from pathlib import Path
-from architectures.config import ArchitectureConfig
-from architectures.plan import plan_pruning
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
+from architectures.shapes.section import ArchitectureConfig
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 
 def peak_kib():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

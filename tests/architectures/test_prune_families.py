@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from architectures.config import ArchitectureConfig
 from architectures.families import FAMILIES
 from architectures.families.family import Family
-from architectures.plan import plan_pruning
-from architectures.plan_record import Cut, PruningPlan
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.plan_record import Cut, PruningPlan
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 
 WIDE = [name for name, family in FAMILIES.items() if family.width]
 IDS = torch.arange(3, 35)[None]

@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from architectures.errors import UserError
-from architectures.shapes import NAMED_SHAPES, Shape, checkpoint_tensors
-from architectures.shapes_table import shapes_table, target_table
+from architectures.shapes.shape import NAMED_SHAPES, Shape, checkpoint_tensors
+from architectures.shapes.shapes_table import shapes_table, target_table
 
 # As their config.json files on the hub say, entries that do not touch the shape left out.
 CONFIGS = {

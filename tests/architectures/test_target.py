@@ -9,9 +9,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from architectures import gguf_import
 from architectures.errors import UserError
-from architectures.target import read_config, read_remote_config, resolve_checkpoint
+from architectures.gguf import importing as gguf_import
+from architectures.targets.target import read_config, read_remote_config, resolve_checkpoint
 
 
 @pytest.fixture

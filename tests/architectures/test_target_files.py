@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from architectures.config import ArchitectureConfig
+from architectures.checkpoints.target_files import CARRIED_FILES, with_special_ids
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.plan import plan_pruning
-from architectures.plan_record import PruningPlan
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
-from architectures.target_files import CARRIED_FILES, with_special_ids
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 
 IDS = torch.arange(3, 35)[None]
 SETTINGS = '{"eos_token_id": [2, 7],\n  "temperature": 0.60,  "odd":  "spacing"}'

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from architectures.config import ArchitectureConfig
-from architectures.known_targets import KNOWN_CONFIGS
-from architectures.shapes import NAMED_SHAPES, Shape
-from architectures.sizes import draft_shape
-from architectures.target import read_config
-from architectures.tiny import head_divisor, shrunk, tiny_config, tiny_shapes
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.shapes.sizes import draft_shape
+from architectures.shapes.tiny import head_divisor, shrunk, tiny_config, tiny_shapes
+from architectures.targets.known_targets import KNOWN_CONFIGS
+from architectures.targets.target import read_config
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 QWEN = Shape.from_config(KNOWN_CONFIGS["Qwen/Qwen2.5-7B"])

@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from architectures import weights as weights_module
-from architectures.errors import UserError
-from architectures.weights import (
+from architectures.checkpoints import weights as weights_module
+from architectures.checkpoints.weights import (
     TensorInfo,
     cut_into_shards,
     open_weights,
@@ -19,6 +18,7 @@ from architectures.weights import (
     require_tensors,
     write_weights,
 )
+from architectures.errors import UserError
 
 TENSORS = {
     "a": torch.arange(15, dtype=torch.bfloat16).reshape(3, 5),

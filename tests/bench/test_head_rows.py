@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
 
 
 @pytest.fixture(scope="module")

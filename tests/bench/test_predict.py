@@ -25,7 +25,7 @@ def prompts_file(tmp_path):
 def test_every_draft_lookahead_and_batch_is_predicted_and_measured(
     bench, make_checkpoint, prompts_file, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("eval.speed.command.STEP_REPEATS", 4)
+    monkeypatch.setattr("eval.commands.speed.STEP_REPEATS", 4)
     out = tmp_path / "predict.json"
     few = ["--layers", "1", "--lookahead", "1", "3", "--batches", "1", "2", "--groups", "2", "--max-new-tokens", "6"]
     files = ["--target", str(make_checkpoint(seed=1)), "--prompts", str(prompts_file), "--out", str(out)]

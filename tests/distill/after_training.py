@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from distill.checkpoints import find_checkpoints
-from distill.recipe import Recipe
+from distill.checkpoints.files import find_checkpoints
+from distill.recipe.recipe import Recipe
 
 # Of gradients and losses after one step, between a GPU and the processor or two runs on a GPU.
 DEVICE_RTOL = 1e-4  # float32 products of another library, summed in another order, through a few layers

@@ -16,7 +16,7 @@ MAX_SEQ_LEN = 30
 
 def random_answers(count: int, seed: int) -> list[Any]:
     """Prompts and answers of varied lengths over the tiny tokenizer's bytes; some are too long together."""
-    from eval.traces import Trace
+    from eval.answers.traces import Trace
 
     generator = random.Random(seed)
 
@@ -74,10 +74,10 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
 
     With train_on="text" there are no answers but held-out ones.
     """
-    from architectures.manifest import write_manifest
-    from distill.recipe import Recipe, save_recipe
-    from distill.stage_inputs import generate_inputs, prune_inputs
-    from eval.shards import claim_shards, write_shard
+    from architectures.checkpoints.manifest import write_manifest
+    from distill.recipe.recipe import Recipe, save_recipe
+    from distill.run.stage_inputs import generate_inputs, prune_inputs
+    from eval.answers.shards import claim_shards, write_shard
 
     def make(
         name: str = "run",
@@ -125,7 +125,7 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
 @pytest.fixture
 def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Any]:
     """make_masks(name, architecture={...}, **keys of architecture.masks) -> Recipe of a tiny run."""
-    from distill.recipe import Recipe
+    from distill.recipe.recipe import Recipe
 
     text = tmp_path / "text.txt"
     generator = random.Random(3)
@@ -161,7 +161,7 @@ def make_masks(tmp_path: Path, tiny_target: Path) -> Callable[..., Any]:
 @pytest.fixture
 def mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """mistakes(text of a recipe, *overrides) -> the lines of the error it raises."""
-    from distill.recipe import RecipeError, load_recipe
+    from distill.recipe.recipe import RecipeError, load_recipe
 
     monkeypatch.chdir(tmp_path)
 

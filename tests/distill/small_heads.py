@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from architectures.config import ArchitectureConfig
-from architectures.plan import plan_pruning
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 
 VOCAB = 264
 IDS = tuple(sorted(random.Random(5).sample(range(VOCAB), 120)))

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from architectures import fingerprint
-from architectures.disk import free_bytes, size
+from architectures.checkpoints import fingerprint
+from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
-from architectures.manifest import write_manifest
-from distill.check import check_recipe, disk_rows, planned
+from architectures.files.disk import free_bytes, size
+from distill.checking.check import check_recipe, disk_rows, planned
 from distill.data.generate import generate_answers
+from distill.estimates.cache_sizes import cache_sizes
+from distill.estimates.expected_work import Work
+from distill.estimates.memory import trainings
 from distill.expected_time import devices
-from distill.expected_work import Work
-from distill.memory import trainings
-from distill.recipe import load_recipe, save_recipe
-from distill.stage_inputs import generate_inputs, target_record
-from distill.teacher_cache.sizes import cache_sizes
-from eval.tasks.source import PromptSource
+from distill.recipe.recipe import load_recipe, save_recipe
+from distill.run.stage_inputs import generate_inputs, target_record
+from eval.prompts.source import PromptSource
 
 RECIPE = """\
 run_name: demo

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-import distill.callbacks
+import distill.monitoring.callbacks
 from architectures.errors import UserError
-from distill.checkpoints import (
+from distill.checkpoints.files import (
     BEST_NAME,
     chosen_checkpoint,
     damage,
     find_checkpoints,
     newest_intact_checkpoint,
 )
-from distill.metrics import PooledOverAnswers
+from distill.monitoring.metrics import PooledOverAnswers
 from distill.train import train
 
 
@@ -84,12 +84,12 @@ def test_a_failed_write_leaves_neither_the_file_nor_a_part_of_it(tmp_path, monke
 
     monkeypatch.setattr(torch, "save", save_half)
     with pytest.raises(OSError, match="No space left"):
-        distill.callbacks.write_checkpoint({}, tmp_path / "ep0-ba1-rank0.pt")
+        distill.monitoring.callbacks.write_checkpoint({}, tmp_path / "ep0-ba1-rank0.pt")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_folder_that_composer_makes_for_uploads_is_removed(tmp_path):
-    writer = distill.callbacks.CheckpointWriter(tmp_path, save_interval="1ba", num_to_keep=1)
+    writer = distill.monitoring.callbacks.CheckpointWriter(tmp_path, save_interval="1ba", num_to_keep=1)
     uploads = Path(writer.tmp_dir_for_symlink.name)
     assert uploads.is_dir()
     writer.close(None, None)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from architectures.checkpoints.manifest import write_manifest
 from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
-from architectures.manifest import write_manifest
-from distill.coverage import Said, answers_said
-from distill.recipe import load_recipe
-from distill.stage_inputs import asked_inputs, target_record
-from eval.shards import claim_shards, write_shard
-from eval.traces import Trace
+from distill.estimates.coverage import Said, answers_said
+from distill.recipe.recipe import load_recipe
+from distill.run.stage_inputs import asked_inputs, target_record
+from eval.answers.shards import claim_shards, write_shard
+from eval.answers.traces import Trace
 
 TRAIN = [[5, 5, 5, 6], [7, 6, 5]]
 HELD_OUT = {"code": [5, 8, 8], "maths": [5, 5], None: [7]}

@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from distill.checkpoints import find_checkpoints
-from distill.recipe import save_recipe
-from distill.run_folder import OWNED_VARIABLE, owned
-from distill.teacher_cache.stage import cache_stage
+from distill.caching.stage import cache_stage
+from distill.checkpoints.files import find_checkpoints
+from distill.recipe.recipe import save_recipe
+from distill.run.run_folder import OWNED_VARIABLE, owned
 from distill.train import train
 from tests.distill.after_training import in_a_pickle, last_state, plant
 from tests.distill.small_heads import cut_draft
@@ -231,11 +231,11 @@ def test_a_file_of_the_working_folder_that_hides_a_package_is_named(make_run, tm
 
 LOSING_RANK_1 = """
 import os, signal, sys
-import distill.own_packages
-import distill.model
+import distill.process.own_packages
+import distill.training.model
 from distill.train import main
 
-loss, losses = distill.model.DistillModel.loss, []
+loss, losses = distill.training.model.DistillModel.loss, []
 
 def die_in_the_third_batch(model, outputs, batch):
     losses.append(None)
@@ -243,7 +243,7 @@ def die_in_the_third_batch(model, outputs, batch):
         os.kill(os.getpid(), signal.SIGKILL)
     return loss(model, outputs, batch)
 
-distill.model.DistillModel.loss = die_in_the_third_batch
+distill.training.model.DistillModel.loss = die_in_the_third_batch
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -264,7 +264,7 @@ def test_a_lost_process_ends_the_others_and_costs_no_checkpoint(make_run, tmp_pa
 TWO_TEACHERS = """
 import sys
 from pathlib import Path
-import distill.own_packages
+import distill.process.own_packages
 import torch
 from composer.utils import dist
 from distill.teacher.sharded import load_sharded_teacher

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from composer.loggers import LoggerDestination
 
-import distill.trainer
-from distill.teacher_cache.stage import cache_stage
+import distill.training.trainer
+from distill.caching.stage import cache_stage
 from distill.train import read_answers, train
 from tests.distill.after_training import metrics
 from tests.distill.conftest import NUM_TRAIN
@@ -30,9 +30,9 @@ def batches_of(monkeypatch):
     """batches_of(recipe) -> the sequences of every batch it is trained on."""
 
     def trained(recipe):
-        noted, build = Noted(), distill.trainer.build_loggers
+        noted, build = Noted(), distill.training.trainer.build_loggers
         with monkeypatch.context() as patch:
-            patch.setattr(distill.trainer, "build_loggers", lambda recipe: [*build(recipe), noted])
+            patch.setattr(distill.training.trainer, "build_loggers", lambda recipe: [*build(recipe), noted])
             train(recipe)
         return noted.batches
 

@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import widedraft
+from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.gguf_import import import_gguf
-from architectures.manifest import read_manifest
-from architectures.target import read_config
-from distill import reloaded
-from distill.export import export_any
-from eval.models import load_model
+from architectures.gguf.importing import import_gguf
+from architectures.targets.target import read_config
+from distill.exporting import reloaded
+from distill.exporting.export import export_any
+from eval.models.loading import load_model
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_what_is_no_checkpoint_is_refused(trained, tmp_path, capsys):
 
 
 def test_the_checkpoint_says_whether_it_read_unknown_ids(trained, tmp_path, monkeypatch):
-    from distill import export
+    from distill.exporting import export
 
     seen = []
     monkeypatch.setattr(export, "export_checkpoint", lambda *places, **options: seen.append(options["unknown_inputs"]))
@@ -153,7 +153,7 @@ def test_the_checkpoint_says_whether_it_read_unknown_ids(trained, tmp_path, monk
 
 
 def test_a_recipes_draft_gets_its_gguf_files_too(trained, make_run, tmp_path, monkeypatch):
-    from distill import stages
+    from distill.stages import running as stages
 
     recipe = make_run()
     folder = tmp_path / "run" / "draft"

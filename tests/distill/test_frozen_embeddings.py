@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-import distill.trainer
+import distill.training.trainer
 from architectures.errors import UserError
-from architectures.shapes import Shape
-from architectures.target import read_config
-from distill.check import check_recipe
-from distill.checkpoints import find_checkpoints
-from distill.frozen_embeddings import freeze_input_embeddings, trained_parameters
-from distill.memory import memory_parts, trainings
-from distill.recipe import Recipe, save_recipe
-from distill.stage_inputs import training_inputs
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+from distill.checking.check import check_recipe
+from distill.checkpoints.files import find_checkpoints
+from distill.estimates.frozen_embeddings import freeze_input_embeddings, trained_parameters
+from distill.estimates.memory import memory_parts, trainings
+from distill.recipe.recipe import Recipe, save_recipe
+from distill.run.stage_inputs import training_inputs
 from distill.train import main, train
-from eval.models import load_model
+from eval.models.loading import load_model
 from tests.architectures.conftest import FAMILY_SETTINGS
 from tests.distill.after_training import assert_equal, last_state, mean_gradients, relative_difference, weights
 from tests.distill.small_heads import cut_draft
@@ -71,7 +71,7 @@ def test_resumed_equals_uninterrupted(frozen_run, stopped, teacher):
     settings = {"max_duration": "4ba", "teacher": teacher}
     straight, resumed = (frozen_run(name, **settings) for name in ("straight", "resumed"))
     train(straight)
-    with stopped(distill.trainer, "build_loggers", 3):
+    with stopped(distill.training.trainer, "build_loggers", 3):
         train(resumed)
     train(resumed)
     assert_equal(*(last_state(recipe)["model"] for recipe in (straight, resumed)))

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from architectures.config import ArchitectureConfig
+from architectures.checkpoints.fingerprint import fingerprint_file, fingerprint_value
+from architectures.checkpoints.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_file, fingerprint_value
-from architectures.manifest import changed_inputs, read_manifest, write_manifest
-from distill import stage_inputs, stages
-from distill.config import DistillConfig, OptimizerConfig, PushConfig, SchedulerConfig
-from distill.lineage import begin_training, refuse_orphaned_training, require_training_inputs, write_draft_manifest
-from distill.losses.config import TokenSelection
-from distill.recipe import save_recipe
-from distill.stage_inputs import (
+from architectures.shapes.section import ArchitectureConfig
+from distill.recipe.losses import TokenSelection
+from distill.recipe.recipe import save_recipe
+from distill.recipe.training import DistillConfig, OptimizerConfig, PushConfig, SchedulerConfig
+from distill.run import stage_inputs
+from distill.run.lineage import begin_training, refuse_orphaned_training, require_training_inputs, write_draft_manifest
+from distill.run.stage_inputs import (
     eval_inputs,
     fingerprint_sources,
     fingerprint_text,
@@ -29,11 +29,12 @@ from distill.stage_inputs import (
     prune_inputs,
     training_inputs,
 )
-from distill.stages import distill_stage, eval_prompts, export_stage
+from distill.stages import running as stages
+from distill.stages.running import distill_stage, eval_prompts, export_stage
 from distill.train import train
-from eval.tasks.source import PromptSource
-from eval.tasks.table import TASKS
-from eval.traces import read_traces
+from eval.answers.traces import read_traces
+from eval.prompts.source import PromptSource
+from eval.prompts.table import TASKS
 
 CHANGES_WEIGHTS: dict[str, Any] = {
     "freeze_input_embeddings": True,
@@ -228,7 +229,7 @@ def test_a_scorecard_without_a_policy_is_what_it_was_before_there_were_policies(
 
 
 def test_as_many_rows_are_read_of_a_task_as_are_scored_and_tuned_on(make_run, monkeypatch):
-    monkeypatch.setattr("eval.tasks.prompts.load_in_turn", lambda sources, *, most: most)
+    monkeypatch.setattr("eval.prompts.loading.load_in_turn", lambda sources, *, most: most)
     recipe = changed(make_run(), "eval.tasks", (PromptSource(task="gsm8k"),))
     assert eval_prompts(changed(changed(recipe, "eval.max_prompts", 4), "eval.policy_prompts", 3)) == 7
 

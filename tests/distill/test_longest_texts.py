@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from architectures.context_length import ContextLength
 from architectures.errors import UserError
+from architectures.shapes.context_length import ContextLength
+from distill.data.longest_texts import refuse_long_texts
 from distill.data.self_written import SelfWriting, write_own_prompts
-from distill.longest_texts import refuse_long_texts
-from distill.recipe import Recipe
+from distill.recipe.recipe import Recipe
 from distill.train import train
-from eval.answering import within_context, write_traces
-from eval.tasks.forms import Prompt, user_turn
-from eval.traces import DecodingSettings, read_traces
+from eval.answers.traces import DecodingSettings, read_traces
+from eval.decoding.answering import within_context, write_traces
+from eval.prompts.forms import Prompt, user_turn
 from widedraft import main
 
 RECIPE = """\

@@ -9,16 +9,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
-from architectures.config import ArchitectureConfig
-from architectures.masking import masked
-from architectures.masks import Masks
-from architectures.shapes import NAMED_SHAPES, Shape
-from architectures.sizes import draft_shape
-from distill.losses.chunked import Head, sum_of_rows
-from distill.losses.config import chunk_size
-from distill.losses.formulas import forward_kl
-from distill.losses.kept_rows import FrozenRows
-from distill.memory import (
+from architectures.masks.masking import masked
+from architectures.masks.masks import Masks
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.shapes.sizes import draft_shape
+from distill.estimates.memory import (
     Training,
     layer_bytes_per_token,
     loss_bytes,
@@ -29,7 +25,11 @@ from distill.memory import (
     together,
     trainings,
 )
-from distill.recipe import Recipe
+from distill.losses.chunked import Head, sum_of_rows
+from distill.losses.formulas import forward_kl
+from distill.losses.kept_rows import FrozenRows
+from distill.recipe.losses import chunk_size
+from distill.recipe.recipe import Recipe
 from distill.teacher.live import TeacherRows
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from distill.metrics import (
+from distill.monitoring.metrics import (
     LOOKAHEADS,
     Answer,
     PooledOverAnswers,
@@ -19,7 +19,7 @@ from distill.metrics import (
     greedy_match,
     quantities_of_rows,
 )
-from eval.replay import replay_answer, replay_counts, rule_name
+from eval.acceptance.replay import replay_answer, replay_counts, rule_name
 
 
 def logits(seed: int, num_tokens: int = 5) -> torch.Tensor:

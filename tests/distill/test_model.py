@@ -6,16 +6,16 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
 from distill.losses.answer_logits import AnswerLogits, logits_of
-from distill.losses.config import LossTerm
 from distill.losses.formulas import forward_kl, reverse_kl
 from distill.losses.objective import build_objective
-from distill.metrics import LOOKAHEADS, answers_of, eval_metrics, quantities_of_rows
-from distill.model import DistillModel, HeldOut
 from distill.monitoring.flops import forward_flops, training_flops
+from distill.monitoring.metrics import LOOKAHEADS, answers_of, eval_metrics, quantities_of_rows
+from distill.recipe.losses import LossTerm
 from distill.teacher.live import load_teacher
-from eval.models import load_model
+from distill.training.model import DistillModel, HeldOut
+from eval.models.loading import load_model
 
 LENGTHS, NUM_KEPT = (9, 5, 12), (4, 1, 7)
 OTHER_HEIGHT = {"rtol": 1e-5, "atol": 5e-5}  # float32: a product of more rows may sum in another order

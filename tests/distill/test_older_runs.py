@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.checkpoints.manifest import KIND_KEYS, changed_inputs, read_manifest, write_manifest
+from architectures.checkpoints.older_fingerprint import ADOPTED, sampled_fingerprint
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
-from architectures.manifest import KIND_KEYS, changed_inputs, read_manifest, write_manifest
-from architectures.older_fingerprint import ADOPTED, sampled_fingerprint
-from architectures.reading import MIB
-from distill import stage_inputs
-from distill.lineage import begin_training, require_training_inputs
-from distill.losses.config import TokenSelection
-from distill.older_runs import adopt_older_run, checkpoints_of
-from distill.recipe import Recipe
-from distill.stage_inputs import (
+from architectures.files.reading import MIB
+from distill.recipe.losses import TokenSelection
+from distill.recipe.recipe import Recipe
+from distill.run import stage_inputs
+from distill.run.lineage import begin_training, require_training_inputs
+from distill.run.older_runs import adopt_older_run, checkpoints_of
+from distill.run.stage_inputs import (
     cache_inputs,
     draft_inputs,
     eval_inputs,
@@ -26,10 +26,10 @@ from distill.stage_inputs import (
     scores_inputs,
     training_inputs,
 )
-from distill.stages import generate_stage
+from distill.stages.running import generate_stage
 from distill.teacher_cache.record import JOURNAL_NAME, Journal
-from eval.older_answers import adopt_older_answers
-from eval.shards import claim_shards, read_claims
+from eval.answers.older_answers import adopt_older_answers
+from eval.answers.shards import claim_shards, read_claims
 
 UNSAMPLED = 2 * MIB  # of EXTRA: behind the first sample, before the middle one
 EXTRA = "extra.safetensors"
@@ -175,7 +175,7 @@ def test_every_checkpoint_that_a_stage_may_name_is_asked_for(make_run, tiny_targ
 
 def test_a_run_of_today_is_adopted_by_nothing(make_run, tiny_target, monkeypatch):
     recipe = make_run()
-    monkeypatch.setattr("distill.older_runs.today_by_older", None)  # nobody may ask
+    monkeypatch.setattr("distill.run.older_runs.today_by_older", None)  # nobody may ask
     adopt_older_run(recipe, tiny_target)
 
 

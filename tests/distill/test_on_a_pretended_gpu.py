@@ -9,25 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from architectures.masks import plan_from_masks
-from distill.data.dataspec import count_tokens, cut_padding, split_batch
-from distill.losses.config import LossTerm
+from architectures.masks.masks import plan_from_masks
+from distill.caching.stage import cache_stage
 from distill.losses.objective import OF_BOTH
-from distill.losses.selection import Selection
 from distill.masks.train import build_mask_model, build_text, mask_metrics, write_masks
-from distill.metrics import eval_metrics
-from distill.model import HeldOut
 from distill.monitoring.gradient_norm import total_norm
-from distill.recipe import Recipe
-from distill.stages import generate_stage, prune_stage
-from distill.teacher.alpha_bounds import AlphaBounds
+from distill.monitoring.metrics import eval_metrics
+from distill.recipe.losses import LossTerm
+from distill.recipe.recipe import Recipe
+from distill.stages.running import generate_stage, prune_stage
 from distill.teacher.live import load_teacher
+from distill.teacher.selection import Selection
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
-from distill.teacher_cache.stage import cache_stage
-from distill.text.training import collate_text, student_losses, teacher_losses
 from distill.train import read_answers
-from distill.trainer import build_model, build_optimizer
+from distill.training.alpha_bounds import AlphaBounds
+from distill.training.dataspec import count_tokens, cut_padding, split_batch
+from distill.training.model import HeldOut
+from distill.training.text_training import collate_text, student_losses, teacher_losses
+from distill.training.trainer import build_model, build_optimizer
 from tests.distill.losses.test_chunked import BFLOAT16_RTOL, Problem, assert_same
 from tests.pretended_gpu import OnGpu, pretended_gpu
 
@@ -35,7 +35,7 @@ from tests.pretended_gpu import OnGpu, pretended_gpu
 @pytest.fixture
 def gpu(monkeypatch):
     """Where stages put their models."""
-    monkeypatch.setattr("eval.models.default_device", lambda: "cuda")
+    monkeypatch.setattr("eval.models.loading.default_device", lambda: "cuda")
     with pretended_gpu() as device:
         yield device
 
@@ -142,7 +142,7 @@ def test_a_cache_is_written_and_learned_from(make_run, gpu, contents):
 def test_states_kept_while_answering_are_on_the_processor_and_entries_made_of_them_as_ever(
     make_run, tmp_path, gpu, monkeypatch, contents
 ):
-    monkeypatch.setattr("distill.teacher_cache.kept_states.default_device", lambda: "cuda")
+    monkeypatch.setattr("distill.caching.kept_states.default_device", lambda: "cuda")
     (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt": "What comes after {i}?"}}\n' for i in range(6)))
     data = {"prompts": [{"path": str(tmp_path / "p.jsonl")}], "num_eval_prompts": 2, "max_new_tokens": 5}
     found, target = [], make_run("other").target.model_dump()

@@ -5,12 +5,12 @@ import json
 import pytest
 
 import widedraft
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
-from architectures.manifest import read_manifest
-from distill.progressive import earlier_stages, share_answers
-from distill.recipe import Recipe, load_recipe, save_recipe
-from distill.stage_inputs import cut_from
+from distill.recipe.recipe import Recipe, load_recipe, save_recipe
+from distill.run.progressive import earlier_stages, share_answers
+from distill.run.stage_inputs import cut_from
 
 TINY = (
     "data.max_new_tokens=8",

@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from architectures.config import ArchitectureConfig
 from architectures.errors import UserError
-from architectures.plan import plan_pruning
-from architectures.plan_record import PLAN_NAME
-from architectures.score_files import SCORES_NAME, load_scores
-from architectures.shapes import Shape
-from architectures.target import read_config
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.plan_record import PLAN_NAME
+from architectures.pruning.score_files import SCORES_NAME, load_scores
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 from distill.data.self_written import SelfWriting
-from distill.pruning import recipe_plan
-from distill.recipe import Recipe
-from distill.stage_inputs import prune_inputs
-from distill.stages import generate_stage, prune_stage
-from eval.models import load_model
-from eval.tasks.forms import Prompt
+from distill.recipe.recipe import Recipe
+from distill.run.stage_inputs import prune_inputs
+from distill.stages.pruning import recipe_plan
+from distill.stages.running import generate_stage, prune_stage
+from eval.models.loading import load_model
+from eval.prompts.forms import Prompt
 
 FIRST_LAST = {"method": "first_last"}  # looks at no text
 

@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.plan_record import PLAN_NAME, PruningPlan
-from architectures.shapes import Shape
-from architectures.target import read_config
-from distill.check import check_recipe
-from distill.recipe import Recipe
-from distill.stages import prune_stage
+from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+from distill.checking.check import check_recipe
+from distill.recipe.recipe import Recipe
+from distill.stages.running import prune_stage
 
 SIZES = {  # four layers of heads 16 wide, 64 channels, as every tiny checkpoint
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},

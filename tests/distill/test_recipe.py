@@ -14,14 +14,14 @@ from composer.core.time import Time
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
-from architectures.config import ArchitectureConfig, TargetConfig
-from distill.config import DistillConfig
-from distill.data.config import DataConfig
-from distill.recipe import Recipe, RecipeError, load_recipe, load_scoring, save_recipe
-from distill.recipe_reference import SCHEMA_PATH, recipe_schema, write_schema
+from architectures.shapes.section import ArchitectureConfig, TargetConfig
+from distill.commands.recipe_reference import SCHEMA_PATH, recipe_schema, write_schema
+from distill.recipe.data import DataConfig
+from distill.recipe.recipe import Recipe, RecipeError, load_recipe, load_scoring, save_recipe
+from distill.recipe.times import split_time
+from distill.recipe.training import DistillConfig
 from distill.recipe_reading.reference import REFERENCE_PATH, write_reference
-from distill.stage_inputs import recipe_hash
-from distill.times import split_time
+from distill.run.stage_inputs import recipe_hash
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -183,7 +183,7 @@ def test_any_text_saves_and_loads_back_equal(text, tmp_path):
 
 def test_the_schema_file_is_in_step(tmp_path):
     write_schema(tmp_path / "schema.json")
-    message = "run `python -m distill.recipe_reference`"
+    message = "run `python -m distill.commands.recipe_reference`"
     assert SCHEMA_PATH.read_text(encoding="utf-8") == (tmp_path / "schema.json").read_text(encoding="utf-8"), message
 
 
@@ -208,7 +208,7 @@ def test_the_page_of_keys_is_in_step(tmp_path):
     page.write_text(REFERENCE_PATH.read_text(encoding="utf-8"), encoding="utf-8")
     write_reference(Recipe.model_json_schema(), page)
     assert page.read_text(encoding="utf-8") == REFERENCE_PATH.read_text(encoding="utf-8"), (
-        "run `python -m distill.recipe_reference`"
+        "run `python -m distill.commands.recipe_reference`"
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distill.recipe import RecipeError, load_recipe
+from distill.recipe.recipe import RecipeError, load_recipe
 
 BASE = """\
 run_name: demo

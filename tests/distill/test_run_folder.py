@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 import widedraft
-from architectures.atomic import partial_beside
 from architectures.errors import UserError
-from distill import stages
-from distill.check import check_recipe
-from distill.recipe import Recipe, save_recipe
-from distill.run_folder import LOCK_NAME, OWNED_VARIABLE, owned, owned_folders, owned_run, require_run_folder
+from architectures.files.atomic import partial_beside
+from distill.checking.check import check_recipe
+from distill.recipe.recipe import Recipe, save_recipe
+from distill.run.run_folder import LOCK_NAME, OWNED_VARIABLE, owned, owned_folders, owned_run, require_run_folder
+from distill.stages import running as stages
 
 ROOT = Path(__file__).parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
-from distill.run_folder import owned
+from distill.run.run_folder import owned
 with owned(Path(sys.argv[1])):
     print("mine", flush=True)
     time.sleep(60)
@@ -35,7 +35,7 @@ HOLD_BY_A_CHILD = """
 import subprocess, sys
 from pathlib import Path
 from distill import stages
-from distill.run_folder import owned
+from distill.run.run_folder import owned
 wait = "import time; print('mine', flush=True); time.sleep(60)"
 stages.training_command = lambda path, overrides: [sys.executable, "-c", wait]
 with owned(Path(sys.argv[1])):

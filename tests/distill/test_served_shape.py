@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from architectures.engines.finding import Severity
+from architectures.engines.pair.finding import Severity
 from architectures.engines.table import findings
 from architectures.errors import UserError
-from distill.check import check_recipe, planned
+from distill.checking.check import check_recipe, planned
+from distill.checking.served_shape import planned_pair
 from distill.debug.recipe import debug_recipe, tiny_run
-from distill.recipe import load_recipe
-from distill.served_shape import planned_pair
-from distill.stage_inputs import draft_inputs
+from distill.recipe.recipe import load_recipe
+from distill.run.stage_inputs import draft_inputs
 
 RECIPE = """\
 run_name: demo

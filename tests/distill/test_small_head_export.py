@@ -8,19 +8,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from architectures.config import ArchitectureConfig
+from architectures.checkpoints.fingerprint import fingerprint_value
+from architectures.checkpoints.manifest import write_manifest
 from architectures.draft_vocabulary.head import head_ids
-from architectures.draft_vocabulary.record import read_draft_vocabulary
-from architectures.fingerprint import fingerprint_value
-from architectures.manifest import write_manifest
-from architectures.plan import plan_pruning
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
-from distill.export import export_checkpoint
-from distill.recipe import RecipeError, load_recipe
-from distill.stage_inputs import RESUMABLE, training_inputs
-from eval.models import load_model
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.small_head.record import read_draft_vocabulary
+from architectures.targets.target import read_config
+from distill.exporting.export import export_checkpoint
+from distill.recipe.recipe import RecipeError, load_recipe
+from distill.run.stage_inputs import RESUMABLE, training_inputs
+from eval.models.loading import load_model
 
 IDS = (1, 2, *range(10, 200, 3))
 FAMILIES = {

@@ -8,26 +8,26 @@ from pathlib import Path
 import pytest
 import torch
 
-import distill.trainer
+import distill.training.trainer
+from architectures.checkpoints.manifest import read_manifest, write_manifest
 from architectures.draft_vocabulary.head import head_ids
-from architectures.draft_vocabulary.record import DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from architectures.errors import UserError
-from architectures.manifest import read_manifest, write_manifest
-from architectures.target import read_config
-from distill.check import check_recipe
-from distill.checkpoints import find_checkpoints
-from distill.export import export_checkpoint
+from architectures.small_head.record import DRAFT_VOCABULARY_NAME, read_draft_vocabulary
+from architectures.targets.target import read_config
+from distill.caching.stage import cache_stage
+from distill.checking.check import check_recipe
+from distill.checkpoints.files import find_checkpoints
+from distill.exporting.export import export_checkpoint
 from distill.masks.train import train_masks
-from distill.metrics import expected_acceptance
-from distill.recipe import save_recipe
-from distill.stage_inputs import prune_inputs
-from distill.stages import generate_stage, mask_stage, prune_stage
-from distill.teacher_cache.stage import cache_stage
+from distill.monitoring.metrics import expected_acceptance
+from distill.recipe.recipe import save_recipe
+from distill.run.stage_inputs import prune_inputs
+from distill.stages.running import generate_stage, mask_stage, prune_stage
 from distill.train import main, train
+from eval.answers.traces import read_traces
 from eval.config import EvalConfig
-from eval.models import load_model
+from eval.models.loading import load_model
 from eval.scorecard import score_drafts
-from eval.traces import read_traces
 from tests.distill.after_training import (
     assert_equal,
     last_state,
@@ -142,7 +142,7 @@ def test_how_a_batch_is_cut_up_does_not_change_what_is_learned(small_run, teache
 def test_resumed_equals_uninterrupted_bit_for_bit(small_run, stopped, teacher):
     straight, resumed = (small_run(name, max_duration="4ba", **teacher) for name in ("straight", "resumed"))
     train(straight)
-    with stopped(distill.trainer, "build_loggers", 3):
+    with stopped(distill.training.trainer, "build_loggers", 3):
         train(resumed)
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])

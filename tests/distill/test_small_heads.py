@@ -17,16 +17,16 @@ from distill.losses.answer_logits import AnswerLogits, head_of, logits_of, packe
 from distill.losses.formulas import cross_entropy, forward_kl
 from distill.losses.kept_rows import learned, rows_of_tokens
 from distill.losses.objective import OF_BOTH, build_objective
-from distill.losses.selection import Selection, chosen_weights, refuse_other_ids
 from distill.losses.sparse import kept_forward_kl
-from distill.metrics import quantities_of_rows
-from distill.model import DistillModel, HeldOut
 from distill.monitoring.flops import forward_flops, training_flops
+from distill.monitoring.metrics import quantities_of_rows
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import Teacher
+from distill.teacher.selection import Selection, chosen_weights, refuse_other_ids
 from distill.teacher_cache.contents import sampled_rows, top_k_rows, uniform_numbers, widen
-from distill.text.training import student_losses, teacher_losses
-from eval.models import load_model
+from distill.training.model import DistillModel, HeldOut
+from distill.training.text_training import student_losses, teacher_losses
+from eval.models.loading import load_model
 from tests.distill.small_heads import IDS, VOCAB, masked
 
 LENGTHS, NUM_KEPT = (9, 5, 12), (4, 1, 7)

@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-import distill.stages
+import distill.stages.running
 import eval.scorecard
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.checkpoints.generation_settings import SETTINGS_NAME, read_generation_settings
+from architectures.checkpoints.manifest import read_manifest, write_manifest
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
-from architectures.generation_settings import SETTINGS_NAME, read_generation_settings
-from architectures.manifest import read_manifest, write_manifest
-from architectures.shapes import Shape
-from architectures.target import read_config
-from distill.check import planned
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+from distill.checking.check import planned
 from distill.choose.command import candidates_in
-from distill.progressive import earlier_stages
-from distill.recipe import Recipe, save_recipe
-from distill.stage_inputs import eval_inputs, generate_inputs, prune_inputs
-from distill.stages import eval_stage, export_stage, prune_stage
+from distill.recipe.recipe import Recipe, save_recipe
+from distill.run.progressive import earlier_stages
+from distill.run.stage_inputs import eval_inputs, generate_inputs, prune_inputs
+from distill.stages.running import eval_stage, export_stage, prune_stage
 from distill.train import main, train
-from eval.shards import claim_shards, write_shard
-from eval.traces import Trace
+from eval.answers.shards import claim_shards, write_shard
+from eval.answers.traces import Trace
 from tests.distill.after_training import metrics
 
 OF_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", SETTINGS_NAME)
@@ -190,7 +190,7 @@ def hub(monkeypatch, source) -> list[tuple[str, str]]:
         asked.append((repo_id, revision))
         return source
 
-    monkeypatch.setattr("architectures.target.fetch", fetch)
+    monkeypatch.setattr("architectures.targets.target.fetch", fetch)
     return asked
 
 
@@ -259,7 +259,7 @@ def test_the_scored_lookahead_is_written_into_the_draft_and_makes_nothing_stale(
         calls.append(out)
 
     monkeypatch.setattr(eval.scorecard, "score_drafts", score)
-    monkeypatch.setattr(distill.stages, "read_scorecard", lambda _: scored(3))
+    monkeypatch.setattr(distill.stages.running, "read_scorecard", lambda _: scored(3))
     before = eval_inputs(recipe, target), fingerprint_checkpoint(run / "draft")
     eval_stage(recipe)
 

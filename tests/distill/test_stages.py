@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import widedraft
-from architectures.manifest import read_manifest
-from distill.checkpoints import find_checkpoints
-from eval.beside.policy_file import FILE_NAME, read_policies
-from eval.traces import read_traces
+from architectures.checkpoints.manifest import read_manifest
+from distill.checkpoints.files import find_checkpoints
+from eval.answers.traces import read_traces
+from eval.policies.policy_file import FILE_NAME, read_policies
 
 pytestmark = pytest.mark.slow
 
@@ -212,8 +212,8 @@ def test_stages_ask_for_the_one_before(run, tmp_path, capfd):
 def test_held_out_prompts_keep_their_categories_and_tasks(tmp_path):
     from types import SimpleNamespace
 
-    from distill.stages import eval_prompts
-    from eval.shards import claim_shards, write_shard
+    from distill.stages.running import eval_prompts
+    from eval.answers.shards import claim_shards, write_shard
 
     labels = ({"category": "math", "task": "gsm8k/1"}, {})  # the second as written before there were any
     row = {"messages": [{"role": "user", "content": "a"}], "prompt_ids": [1], "answer_ids": [2], "answer": "b"}

@@ -12,16 +12,16 @@ import torch
 from composer.optim import DecoupledAdamW
 from transformers import AutoModelForCausalLM
 
-import distill.trainer
+import distill.training.trainer
+from architectures.checkpoints.manifest import read_manifest, write_manifest
 from architectures.errors import UserError
-from architectures.manifest import read_manifest, write_manifest
-from distill.checkpoints import find_checkpoints
-from distill.config import OptimizerConfig
-from distill.exits import end_on_sigterm
-from distill.stage_inputs import generate_inputs, prune_inputs, training_inputs
+from distill.checkpoints.files import find_checkpoints
+from distill.process.exits import end_on_sigterm
+from distill.recipe.training import OptimizerConfig
+from distill.run.stage_inputs import generate_inputs, prune_inputs, training_inputs
 from distill.train import main, read_answers, share_cores, train
-from distill.trainer import build_model, build_optimizer, build_trainer, device_batch_size, microbatch_size
-from eval.traces import read_traces
+from distill.training.trainer import build_model, build_optimizer, build_trainer, device_batch_size, microbatch_size
+from eval.answers.traces import read_traces
 from tests.distill.after_training import (
     assert_equal,
     last_state,
@@ -73,7 +73,7 @@ def test_microbatches_do_not_change_the_update(make_run, size):
 def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, batch):
     straight, resumed = make_run("straight"), make_run("resumed")
     train(straight)
-    with stopped(distill.trainer, "build_loggers", batch):
+    with stopped(distill.training.trainer, "build_loggers", batch):
         train(resumed)
     assert find_checkpoints(Path(resumed.run_dir) / "checkpoints")[-1].name.endswith(f"ba{batch - 1}-rank0.pt")
     train(resumed)
@@ -91,7 +91,7 @@ def test_dropout_goes_on_where_it_stopped(make_run, make_checkpoint, stopped):
     init = make_checkpoint(num_hidden_layers=2, attention_dropout=0.5)
     straight, resumed = (make_run(name, init=init, max_duration="3ba") for name in ("straight", "resumed"))
     train(straight)
-    with stopped(distill.trainer, "build_loggers", 2):
+    with stopped(distill.training.trainer, "build_loggers", 2):
         train(resumed)
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])

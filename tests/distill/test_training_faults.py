@@ -7,12 +7,12 @@ from distill.data.batches import AnswerDataset, collate
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.formulas import forward_kl
 from distill.losses.objective import build_objective
-from distill.model import DistillModel
 from distill.teacher.live import load_teacher
+from distill.training.model import DistillModel
+from eval.answers.traces import Trace
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits
-from eval.models import load_model
-from eval.traces import Trace
+from eval.models.loading import load_model
 
 PROMPT, ANSWER = (5, 9, 70), (80, 11, 7, 200, 33, 2)
 

@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-import distill.trainer
-from architectures.draft_vocabulary.record import read_draft_vocabulary
+import distill.training.trainer
+from architectures.checkpoints.manifest import write_manifest
 from architectures.draft_vocabulary.unknown import mean_of_dropped
 from architectures.errors import UserError
-from architectures.manifest import write_manifest
-from distill.checkpoints import find_checkpoints
+from architectures.small_head.record import read_draft_vocabulary
+from distill.checkpoints.files import find_checkpoints
 from distill.data.unknown_inputs import STUDENT_IDS
-from distill.export import export_checkpoint
+from distill.exporting.export import export_checkpoint
 from distill.train import train
-from distill.trainer import build_model, unknown_inputs
-from eval.models import load_model
-from eval.traces import read_traces
+from distill.training.trainer import build_model, unknown_inputs
+from eval.answers.traces import read_traces
+from eval.models.loading import load_model
 from tests.distill.after_training import assert_equal, last_state, mean_gradients, metrics, relative_difference, weights
 from tests.distill.small_heads import IDS, VOCAB, cut_draft
 
@@ -126,7 +126,7 @@ def test_how_a_batch_is_cut_up_does_not_change_what_is_learned(shown_run, cut):
 def test_resumed_equals_uninterrupted_bit_for_bit(shown_run, stopped):
     straight, resumed = (shown_run(name, max_duration="4ba") for name in ("straight", "resumed"))
     train(straight)
-    with stopped(distill.trainer, "build_loggers", 3):
+    with stopped(distill.training.trainer, "build_loggers", 3):
         train(resumed)
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])

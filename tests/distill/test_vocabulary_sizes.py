@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from architectures.draft_vocabulary.tokens import Tokens
-from architectures.known_targets import LLAMA_3_1_8B
-from architectures.shapes import NAMED_SHAPES, Shape
-from distill.check import check_recipe
-from distill.memory import matrix_parameters
-from distill.recipe import load_recipe, save_recipe
-from distill.vocabulary_sizes import LEAST_SHARE, SIZES, head_blocks, head_share, sizes_of
+from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.targets.known_targets import LLAMA_3_1_8B
+from distill.checking.check import check_recipe
+from distill.estimates.memory import matrix_parameters
+from distill.estimates.vocabulary_sizes import LEAST_SHARE, SIZES, head_blocks, head_share, sizes_of
+from distill.recipe.recipe import load_recipe, save_recipe
 from eval.latency.floor import weight_bytes_read
 from eval.latency.untrained import untrained_model
-from eval.models import load_model
+from eval.models.loading import load_model
 from tests.distill.test_coverage import trace, write_answers
 
 LLAMA = Shape.from_config(LLAMA_3_1_8B)
@@ -30,7 +30,7 @@ def recipe_file(tmp_path, tiny_target, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": f"{i}?"}) + "\n" for i in range(6)))
     Path("ids.json").write_text(json.dumps(list(range(100))))
-    monkeypatch.setattr("distill.vocabulary_sizes.read_tokens", lambda _folder, _vocab_size: TOKENS)
+    monkeypatch.setattr("distill.estimates.vocabulary_sizes.read_tokens", lambda _folder, _vocab_size: TOKENS)
     Path("recipe.yaml").write_text(
         f"run_name: a\nrun_dir: run\ntarget: {{path: {tiny_target}}}\narchitecture: {{layers: 2, method: first_last}}\n"
         f"data: {{prompts: [{{path: prompts.jsonl}}], num_eval_prompts: 3}}\neval: {{dtype: bfloat16}}\n"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from distill.recipe import save_recipe
+from distill.recipe.recipe import save_recipe
 
 ROOT = Path(__file__).parents[2]
 MOST_S = 280.0  # of one training; pytest ends a test after 300
@@ -94,7 +94,7 @@ def ask(job: Path, asked: dict[str, Any] | None) -> None:
 
 def serve(folder: Path) -> None:
     """Train what is asked for, until nothing more is, or whoever asks has gone."""
-    import distill.own_packages  # noqa: F401
+    import distill.process.own_packages  # noqa: F401
     from distill.train import main
 
     rank, parent = os.environ["RANK"], os.getppid()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap, t
 
-from eval.acceptance import (
+from eval.acceptance.counts import (
     Counts,
     Resampling,
     count_trace,
@@ -16,8 +16,8 @@ from eval.acceptance import (
     resampling_weights,
     tau,
 )
-from eval.intervals import expanded_tail
-from eval.paired_ratios import paired_ratio_quotient, paired_ratio_quotients
+from eval.acceptance.intervals import expanded_tail
+from eval.acceptance.paired_ratios import paired_ratio_quotient, paired_ratio_quotients
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 # Ten tokens at lookahead 3: [a a a t] [t] [a t] [a a t]. The last round has room for two.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.bins import (
+from eval.acceptance.bins import (
     ENTROPY_EDGES_NATS,
     NO_CATEGORY,
     NO_TASK,
@@ -16,7 +16,7 @@ from eval.bins import (
     position_bins,
     token_labels,
 )
-from eval.replay import Replay
+from eval.acceptance.replay import Replay
 
 
 def replayed(num_tokens, *, entropy=0.0, category=None):

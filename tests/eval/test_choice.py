@@ -2,8 +2,8 @@
 
 import pytest
 
-from eval.acceptance import Resampling
-from eval.choice import (
+from eval.acceptance.counts import Resampling
+from eval.acceptance.ranking import (
     drawn_times,
     equal_alpha,
     iid_promise,
@@ -12,7 +12,7 @@ from eval.choice import (
     ranking,
     ranking_of_alphas,
 )
-from eval.speedup import StepTimes, ideal_times, iid_speedup, predicted_speedup
+from eval.acceptance.speedup import StepTimes, ideal_times, iid_speedup, predicted_speedup
 
 RESAMPLING = Resampling(confidence=0.9, num_resamples=500, seed=17)
 SETTINGS = {"confidence": 0.9, "num_resamples": 500, "seed": 17}

@@ -6,8 +6,8 @@ from math import comb
 import numpy as np
 import pytest
 
-from eval.acceptance import Resampling
-from eval.comparison import compare_matches, even_chance_p, sign_flip_p
+from eval.acceptance.comparison import compare_matches, even_chance_p, sign_flip_p
+from eval.acceptance.counts import Resampling
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 

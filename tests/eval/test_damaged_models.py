@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from architectures.errors import UserError
-from architectures.shapes import Shape
-from architectures.target import read_config
-from eval.models import load_model, load_tokenizer, require_positions
-from eval.weight_checks import least_parameters
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+from eval.models.loading import load_model, load_tokenizer, require_positions
+from eval.models.weight_checks import least_parameters
 
 VALUES = (None, "", "a", -1, 0, 1.5, 10**12, float("nan"), True, [], {})
 FREE = {  # entries that no figure depends on, or of which these values are ones a model may have

@@ -7,14 +7,14 @@ import shutil
 import pytest
 
 from architectures.errors import UserError
-from eval import answering
-from eval.answering import Answerer, write_traces
-from eval.earlier_answers import num_answered
-from eval.hidden_files import read_states
-from eval.shards import hidden_path
-from eval.state_keeper import StateKeeper
-from eval.tasks.forms import Prompt
-from eval.traces import DecodingSettings, read_traces
+from eval.answers.earlier_answers import num_answered
+from eval.answers.hidden_files import read_states
+from eval.answers.shards import hidden_path
+from eval.answers.traces import DecodingSettings, read_traces
+from eval.decoding import answering
+from eval.decoding.answering import Answerer, write_traces
+from eval.decoding.state_keeper import StateKeeper
+from eval.prompts.forms import Prompt
 
 GREEDY = DecodingSettings(
     max_new_tokens=12,

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
+from eval.answers.traces import read_traces
 from eval.config import EvalConfig
 from eval.decoding.batch import Emitted, Wanted
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps
 from eval.decoding.texts import Limits, Speculation
-from eval.examples import Example, chosen_places, read_examples, writers_of_rounds
-from eval.pair.race import writers_of
+from eval.prompts.forms import Prompt, user_turn
+from eval.rounds.examples import Example, chosen_places, read_examples, writers_of_rounds
+from eval.rounds.race import writers_of
 from eval.scorecard import score_drafts
-from eval.tasks.forms import Prompt, user_turn
-from eval.traces import read_traces
 
 STOPS = frozenset(range(0, 264, 9))
 CONFIG = EvalConfig(

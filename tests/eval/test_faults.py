@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from eval.checks import compare
+from eval.checks import loaded as opened
+from eval.checks.built_in import PROMPTS
 from eval.decoding.batch import Emitted
 from eval.decoding.sampling import Sampling, distribution
 from eval.decoding.speculative import decode_steps, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.decoding.wanted import Streams, Wanted
-from eval.models import load_model
-from eval.pair import compare, opened
-from eval.pair.built_in import PROMPTS
-from eval.pair.race import Runner, race, writers_of
-from eval.rounds.figures import rounds_record
+from eval.models.loading import load_model
+from eval.report_inputs.round_figures import rounds_record
+from eval.rounds.race import Runner, race, writers_of
 from eval.rounds.round_trace import Run, traced_rounds
 from eval.scorecard.record import spent_record
 

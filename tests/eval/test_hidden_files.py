@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures.errors import UserError
-from eval.hidden_files import HiddenFile, new_hidden_file, read_states, require_states
-from eval.shards import hidden_path
+from eval.answers.hidden_files import HiddenFile, new_hidden_file, read_states, require_states
+from eval.answers.shards import hidden_path
 
 STATES = {3: torch.arange(8.0).view(2, 4), 1: -torch.arange(20.0).view(5, 4), 10**9: torch.ones(1, 4)}
 LENGTHS = {name: len(hidden_AH) for name, hidden_AH in STATES.items()}

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from eval.acceptance import Resampling, count_trace
-from eval.decoding.beside import ProposalPolicy
+from eval.acceptance.counts import Resampling, count_trace
+from eval.answers.traces import Trace
 from eval.decoding.ngram import NgramLookup
+from eval.decoding.policy import ProposalPolicy
 from eval.decoding.texts import Decoded, Round
-from eval.live import (
+from eval.scorecard.live import (
     DRAFT,
     Agreement,
     LiveAnswer,
@@ -18,7 +19,6 @@ from eval.live import (
     decoding_speedup,
     whole_speedup,
 )
-from eval.traces import Trace
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
 TEXT = (7, 8, 9, 10)

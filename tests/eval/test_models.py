@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures.errors import UserError
-from eval.models import (
+from eval.models.loading import (
     load_model,
     load_tokenizer,
     refuse_incomplete,

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from eval import products
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits
-from eval.models import load_model
-from eval.products import FEW_ROWS, Packed, bytes_to_pack, quicken_products, slow_type
+from eval.models import products
+from eval.models.loading import load_model
+from eval.models.products import FEW_ROWS, Packed, bytes_to_pack, quicken_products, slow_type
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from eval.acceptance import count_trace, pool, tau
+from eval.acceptance.counts import count_trace, pool, tau
+from eval.acceptance.replay import binned_counts, replay_answer, replay_counts
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
-from eval.replay import binned_counts, replay_answer, replay_counts
 
 
 def rounds_of(accept_bits, lookahead):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from eval.models import load_model
-from eval.replay import (
+from eval.acceptance.replay import (
     EXACT_GREEDY_DRAFT,
     EXACT_SAMPLED_DRAFT,
     REJECTION,
@@ -14,6 +13,7 @@ from eval.replay import (
     rule_name,
     rule_names,
 )
+from eval.models.loading import load_model
 
 
 def greedy_answer(model, prompt, num_tokens):

@@ -3,7 +3,7 @@
 import pytest
 
 from architectures.errors import UserError
-from eval.shards import claim_shards, hidden_path, read_shards, shards_without_states, write_shard
+from eval.answers.shards import claim_shards, hidden_path, read_shards, shards_without_states, write_shard
 
 
 def test_a_setting_that_only_one_of_two_runs_has_is_a_change(tmp_path):

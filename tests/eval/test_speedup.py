@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from eval.speedup import (
+from eval.acceptance.speedup import (
     StepTimes,
     best_lookahead,
     break_even_alpha,
@@ -119,5 +119,5 @@ def test_of_equal_lookaheads_the_smallest_is_best():
 
 
 def test_the_module_needs_no_torch():
-    code = "import sys, eval.speedup; sys.exit('torch' in sys.modules)"
+    code = "import sys, eval.acceptance.speedup; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

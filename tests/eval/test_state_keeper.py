@@ -11,16 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from architectures.atomic import remove_partials
 from architectures.errors import UserError
-from eval import answering, state_keeper
-from eval.answering import write_traces
-from eval.asked_turns import first_turns
-from eval.models import load_model, load_tokenizer
-from eval.shards import hidden_path
-from eval.state_keeper import StateKeeper
-from eval.tasks.forms import Prompt
-from eval.traces import DecodingSettings, read_traces
+from architectures.files.atomic import remove_partials
+from eval.answers.asked_turns import first_turns
+from eval.answers.shards import hidden_path
+from eval.answers.traces import DecodingSettings, read_traces
+from eval.decoding import answering, state_keeper
+from eval.decoding.answering import write_traces
+from eval.decoding.state_keeper import StateKeeper
+from eval.models.loading import load_model, load_tokenizer
+from eval.prompts.forms import Prompt
 
 ROOT = Path(__file__).parents[2]
 AS_READ = {"rtol": 1e-4, "atol": 1e-4}  # float32: a step of few rows sums in another order than a whole text does
@@ -111,7 +111,7 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from eval import answering, hidden_files, state_keeper
-from eval.tasks.forms import Prompt
+from eval.prompts.forms import Prompt
 
 target, prompts, settings, runs = json.loads(sys.argv[1])
 prompts = [Prompt(source, tuple(messages), tuple(later)) for source, messages, later in prompts]

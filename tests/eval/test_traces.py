@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from architectures.atomic import remove_partials
 from architectures.errors import UserError
-from eval import answering
-from eval.answering import write_traces
-from eval.asked_turns import first_turns
+from architectures.files.atomic import remove_partials
+from eval.answers.asked_turns import first_turns
+from eval.answers.traces import DecodingSettings, Trace, read_traces
+from eval.decoding import answering
+from eval.decoding.answering import write_traces
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import DRAWS, Decoded, Limits
-from eval.models import load_model, load_tokenizer
-from eval.prompt_lengths import drop_too_long
-from eval.tasks.forms import Prompt
-from eval.tasks.rendering import render_prompt
-from eval.traces import DecodingSettings, Trace, read_traces
+from eval.models.loading import load_model, load_tokenizer
+from eval.prompts.forms import Prompt
+from eval.prompts.lengths import drop_too_long
+from eval.prompts.rendering import render_prompt
 
 ROOT = Path(__file__).parents[2]
 GREEDY = DecodingSettings(
@@ -191,9 +191,9 @@ def test_finished_answers_load_no_model(chatty_target, tmp_path, capsys, monkeyp
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from architectures.atomic import partial_beside
+from architectures.files.atomic import partial_beside
 from eval import answering, shards
-from eval.tasks.forms import Prompt
+from eval.prompts.forms import Prompt
 
 target, prompts, runs = json.loads(sys.argv[1])
 prompts = [Prompt(source, tuple(messages), tuple(later)) for source, messages, later in prompts]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from architectures.config import ArchitectureConfig
-from architectures.plan import plan_pruning
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 
 IDS = (0, 1, 2, *range(4, 200, 3), 259)  # some of the tiny tokenizer's, and one that pads the vocabulary
 MERGES = ["Ġ t", "h e", "Ġt he", "i n", "a n"]

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from architectures.conversion.folders import convert_draft
-from architectures.draft_vocabulary.record import read_draft_vocabulary, write_draft_vocabulary
-from architectures.engines.limits import WITHOUT_VLLM
-from eval.models import load_model, load_tokenizer
+from architectures.engines.pair.limits import WITHOUT_VLLM
+from architectures.small_head.record import read_draft_vocabulary, write_draft_vocabulary
+from eval.models.loading import load_model, load_tokenizer
 
 SERVED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "opt", "bloom", "gpt2")
 INPUTS = torch.randint(0, 264, (3, 40), generator=torch.Generator().manual_seed(1))

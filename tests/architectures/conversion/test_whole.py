@@ -9,15 +9,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from architectures.checkpoints.manifest import read_manifest
+from architectures.checkpoints.target_files import CARRIED_FILES
 from architectures.conversion.folders import convert_draft
 from architectures.conversion.rows import grown_head, losing_row
 from architectures.draft_vocabulary.head import head_ids
-from architectures.draft_vocabulary.record import read_draft_vocabulary, write_draft_vocabulary
-from architectures.engines.limits import HEAD_IS_EMBEDDING
+from architectures.engines.pair.limits import HEAD_IS_EMBEDDING
 from architectures.families import FAMILIES
-from architectures.manifest import read_manifest
-from architectures.target_files import CARRIED_FILES
-from eval.models import load_model, require_same_tokenizer
+from architectures.small_head.record import read_draft_vocabulary, write_draft_vocabulary
+from eval.models.loading import load_model, require_same_tokenizer
 
 CONVERTED = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "opt", "gpt_neox", "bloom", "gpt2")
 INPUTS = torch.randint(0, 264, (3, 40), generator=torch.Generator().manual_seed(1))

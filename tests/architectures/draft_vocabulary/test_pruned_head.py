@@ -10,23 +10,23 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from architectures.config import ArchitectureConfig
 from architectures.draft_vocabulary.head import head_ids
-from architectures.draft_vocabulary.record import (
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.pruning.plan import load_plan, plan_pruning
+from architectures.pruning.plan_laws import broken_laws
+from architectures.pruning.plan_record import PruningPlan
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.small_head.record import (
     DRAFT_VOCABULARY_NAME,
     DraftVocabulary,
     read_draft_vocabulary,
     write_draft_vocabulary,
 )
-from architectures.errors import UserError
-from architectures.families import FAMILIES
-from architectures.plan import load_plan, plan_pruning
-from architectures.plan_laws import broken_laws
-from architectures.plan_record import PruningPlan
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
-from eval.models import load_model
+from architectures.targets.target import read_config
+from eval.models.loading import load_model
 
 IDS = torch.arange(3, 35)[None]
 SAID = (0, 2, 3, 64, 65, 200, 258)

@@ -6,15 +6,15 @@ import shutil
 import pytest
 import torch
 
-from architectures.config import ArchitectureConfig
-from architectures.draft_vocabulary.record import DraftVocabulary, read_draft_vocabulary
 from architectures.draft_vocabulary.unknown import begin_unknown, mean_of_dropped, unknown_id_of, with_unknown
 from architectures.errors import UserError
-from architectures.plan import plan_pruning
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
-from eval.models import load_model
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.small_head.record import DraftVocabulary, read_draft_vocabulary
+from architectures.targets.target import read_config
+from eval.models.loading import load_model
 
 IDS = (0, 1, 2, *range(100, 200), 263)
 

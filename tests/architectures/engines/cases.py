@@ -5,7 +5,7 @@ A change takes the files of draft and target, as `conftest.files` gives them.
 
 from typing import Any, get_args
 
-from architectures.engines.finding import EngineName, Severity
+from architectures.engines.pair.finding import EngineName, Severity
 from tests.architectures.engines.conftest import texts
 
 REFUSED, LOSSY, UNKNOWN = Severity.REFUSED, Severity.LOSSY, Severity.NOT_CHECKED

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import widedraft
-from architectures.engines.facts import Pair
-from architectures.engines.read_facts import read_draft, read_model
+from architectures.engines.pair.facts import Pair
+from architectures.engines.pair.read_facts import read_draft, read_model
 from architectures.engines.table import serve_line
 from tests.architectures.engines.conftest import files, texts
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from architectures.engines.facts import Pair
-from architectures.engines.finding import Severity
-from architectures.engines.read_facts import read_draft, read_model
+from architectures.engines.pair.facts import Pair
+from architectures.engines.pair.finding import Severity
+from architectures.engines.pair.read_facts import read_draft, read_model
 from architectures.engines.table import ENGINES, findings
 from architectures.families import FAMILIES
 from tests.architectures.engines.cases import (

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import bench.budget.fill as filling
+from architectures.checkpoints.manifest import read_manifest
 from architectures.draft_vocabulary.head import head_ids
-from architectures.manifest import read_manifest
 from bench.budget import own_run, training
 from bench.budget.__main__ import main, text_domain
 from bench.budget.own_run import own_budget
@@ -19,9 +19,9 @@ from bench.budget.setting import Setting
 from bench.budget.training import TEXT_STEP, make_training, some_answers, train
 from distill.budget.law import Budget, fit, varied
 from distill.budget.record import read_trainings
-from distill.recipe import load_recipe
-from distill.stages import run_all
-from eval.models import load_model
+from distill.recipe.recipe import load_recipe
+from distill.stages.running import run_all
+from eval.models.loading import load_model
 
 RECIPE = """\
 run_name: tiny

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
 from bench.gpu import answers
 from bench.gpu.answers import SIZES, TARGET, Cell, Sizes, Taken, lengths_of, measured, random_prompts, rows
 from bench.gpu.models import random_model
 from bench.gpu.stage import Setting
 from eval.latency.floor import shape_of, step_bytes
-from eval.models import load_model
+from eval.models.loading import load_model
 
 SHAPE = Shape(layers=2, hidden=64, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=264)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from architectures.shapes import NAMED_SHAPES
+from architectures.shapes.shape import NAMED_SHAPES
 from bench.gpu import distillation, training
 from bench.gpu.distillation import cells, mfu_at_batch, pair_of, rows
 from bench.gpu.stage import Setting, SkippedError
@@ -106,8 +106,8 @@ def test_nothing_is_held_after_a_training_and_nothing_was_saved_or_evaluated(mon
     monkeypatch.setattr(
         training, "build_trainer", lambda *args, **more: trainers.append(trainer(*args, **more)) or trainers[-1]
     )
-    monkeypatch.setattr("distill.callbacks.write_checkpoint", lambda *_: pytest.fail("a checkpoint"))
-    monkeypatch.setattr("distill.model.DistillModel.eval_forward", lambda *_: pytest.fail("an evaluation"))
+    monkeypatch.setattr("distill.monitoring.callbacks.write_checkpoint", lambda *_: pytest.fail("a checkpoint"))
+    monkeypatch.setattr("distill.training.model.DistillModel.eval_forward", lambda *_: pytest.fail("an evaluation"))
     pair, cell = pair_of(setting), cells("tiny")[0]
     measure_training(pair, cell, recipe_of(pair, cell, setting.work / "run", "fp32"), setting.device, idle_bytes=0)
     [model], [one] = models, trainers

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from architectures.manifest import read_manifest
+from architectures.checkpoints.manifest import read_manifest
 from bench.gpu import draft, trained_draft
 from bench.gpu.draft import SIZES, Cell, rows, turns_within, within
 from bench.gpu.stage import Setting, SkippedError
 from bench.gpu.trained_draft import TimedBatches, Trained, affordable, batches_within, recipe_of, steps_of
-from eval.traces import read_traces
+from eval.answers.traces import read_traces
 
 PROMPTS = Path(__file__).parents[3] / "recipes" / "prompts" / "quickstart.jsonl"
 MANY = {"prompts": 10, "answers": 10, "answer_tokens": 100}

@@ -11,9 +11,9 @@ import torch
 from bench.gpu import machine, steps
 from bench.gpu.stage import Setting, SkippedError
 from bench.gpu.step_sizes import AIM_CELL, SIZES, Cell
-from eval.decoding import captured
 from eval.latency.floor import step_bytes
-from eval.models import load_model
+from eval.models.loading import load_model
+from eval.steps import captured
 from tests.eval.decoding.stand_ins import watched_maker
 
 TINY = SIZES["tiny"]
@@ -155,7 +155,7 @@ def test_a_ratio_of_medians_has_an_interval_that_holds_it():
 
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes_name_shapes_that_there_are(size):
-    from architectures.shapes import NAMED_SHAPES
+    from architectures.shapes.shape import NAMED_SHAPES
     from bench.gpu.step_models import layers_name
 
     sizes = SIZES[size]

@@ -20,7 +20,7 @@ from bench.minutes.record import INPUTS_NAME, cell_path, read_finished, write_fi
 from bench.minutes.setting import Setting
 from bench.minutes.summary import BEGIN, END, summary, with_summary
 from bench.minutes.training import Clock
-from eval.models import load_model
+from eval.models.loading import load_model
 
 ROOT = Path(__file__).parents[3]
 CELLS = ROOT / "bench" / "results" / "minutes"

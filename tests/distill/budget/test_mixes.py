@@ -9,7 +9,7 @@ from distill.budget.costs import Costs, costs_of
 from distill.budget.law import Budget, Law
 from distill.budget.mixes import Laws, cheapest, doubled, fastest_within, full_rate, valued
 from distill.budget.record import SCHEMA, Training, Trainings
-from eval.speedup import StepTimes, iid_tau, predicted_speedup
+from eval.acceptance.speedup import StepTimes, iid_tau, predicted_speedup
 
 LAW = Law(lookahead=1, level=-0.6, growth=0.3, deeper=0.0, depth=0.1, ids=0.0, reuse=3.0, text=0.2)
 LAWS = Laws({1: LAW, 2: replace(LAW, lookahead=2, level=-0.9)}, most_tokens=4e5, most_epochs=4, most_text=4e5)

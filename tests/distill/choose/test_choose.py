@@ -7,13 +7,13 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from architectures.shapes import NAMED_SHAPES, Shape
-from architectures.target import read_config
+from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.targets.target import read_config
 from distill.choose import command
 from distill.choose.candidates import DEPTHS, candidates_of
 from distill.choose.page import GIVEN_ALPHAS, after_training, prospects_page, ranking_verdict
-from distill.recipe import load_recipe, save_recipe
-from eval.choice import Prospect, Ranked, prospect, step_times
+from distill.recipe.recipe import load_recipe, save_recipe
+from eval.acceptance.ranking import Prospect, Ranked, prospect, step_times
 from tests.distill.test_progressive import TINY
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape

@@ -10,20 +10,20 @@ import pytest
 import widedraft
 from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
-from architectures.plan import needed_scores
-from architectures.shapes import Shape
-from architectures.sizes import draft_shape
-from architectures.target import read_config
+from architectures.pruning.plan import needed_scores
+from architectures.shapes.shape import Shape
+from architectures.shapes.sizes import draft_shape
+from architectures.targets.target import read_config
 from distill.choose import command, trials
 from distill.choose.candidates import candidates_of
 from distill.choose.given_alphas import GivenAlpha, alphas_of, known_alpha, require_ids
 from distill.choose.vocabulary_page import vocabulary_page
-from distill.coverage import Said
-from distill.recipe import load_recipe, save_recipe
+from distill.estimates.coverage import Said
+from distill.recipe.recipe import load_recipe, save_recipe
 from distill.vocabulary.choice import tokens_in
-from eval.choice import Prospect
+from eval.acceptance.ranking import Prospect
 from eval.latency.untrained import untrained_models
-from eval.models import load_model
+from eval.models.loading import load_model
 from tests.distill.test_progressive import TINY
 
 VOCAB = 264

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from distill.data.batches import AnswerDataset, Example, LengthCounts, collate, join_turns
-from distill.data.dataspec import build_dataspec, count_tokens, cut_padding
-from eval.traces import Trace
+from distill.training.dataspec import build_dataspec, count_tokens, cut_padding
+from eval.answers.traces import Trace
 
 
 def trace(prompt: int, answer: int, start: int = 100) -> Trace:

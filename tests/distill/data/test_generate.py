@@ -9,12 +9,12 @@ import pytest
 
 from architectures.errors import UserError
 from distill.data import generate
-from distill.data.config import DataConfig
 from distill.data.generate import drop_duplicates, generate_answers, hold_out
-from eval import answering
-from eval.tasks.forms import Prompt
-from eval.tasks.source import PromptSource
-from eval.traces import read_traces
+from distill.recipe.data import DataConfig
+from eval.answers.traces import read_traces
+from eval.decoding import answering
+from eval.prompts.forms import Prompt
+from eval.prompts.source import PromptSource
 
 
 @pytest.fixture

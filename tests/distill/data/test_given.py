@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
+from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.manifest import read_manifest
-from distill.data.config import DataConfig
+from distill.caching.stage import cache_stage
 from distill.data.conversations import Conversation, load_conversations
 from distill.data.generate import decoding_settings
 from distill.data.given import collect_given
-from distill.recipe import Recipe
-from distill.stages import generate_stage
-from distill.teacher_cache.stage import cache_stage
+from distill.recipe.data import DataConfig
+from distill.recipe.recipe import Recipe
+from distill.stages.running import generate_stage
 from distill.train import read_answers, train
-from eval.answering import write_traces
-from eval.models import load_tokenizer
-from eval.tasks.forms import Prompt
-from eval.tasks.rendering import render_prompt
-from eval.tasks.source import PromptSource
-from eval.traces import Trace, read_traces
+from eval.answers.traces import Trace, read_traces
+from eval.decoding.answering import write_traces
+from eval.models.loading import load_tokenizer
+from eval.prompts.forms import Prompt
+from eval.prompts.rendering import render_prompt
+from eval.prompts.source import PromptSource
 
 LOSS_RTOL = 1e-6  # float32, a cached hidden state was computed in another batch
 

@@ -10,20 +10,20 @@ import torch
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.shapes import Shape
-from architectures.target import read_config
-from distill.check import check_recipe
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+from distill.checking.check import check_recipe
 from distill.data.batches import Example, collate
-from distill.data.dataspec import cut_padding, split_batch
 from distill.data.packing import balanced_layout, cheapest_layout, lengths_read, packed, slots_of
 from distill.losses.answer_logits import AnswerLogits, logits_of, packed_flops_per_token
 from distill.losses.objective import build_objective
-from distill.losses.selection import Selection
-from distill.model import DistillModel
-from distill.recipe import Recipe
+from distill.recipe.recipe import Recipe
 from distill.teacher.live import load_teacher
+from distill.teacher.selection import Selection
 from distill.train import train
-from eval.models import load_model
+from distill.training.dataspec import cut_padding, split_batch
+from distill.training.model import DistillModel
+from eval.models.loading import load_model
 
 LENGTHS, NUM_KEPT = (11, 30, 3, 1, 19, 24, 8), (4, 11, 3, 1, 1, 20, 2)
 ROUNDING = {"rtol": 1e-5, "atol": 1e-5}  # float32 hidden states of size 1 to 4: products of other heights
@@ -301,7 +301,7 @@ def test_the_flops_of_a_slot_are_those_of_the_layers(tiny_draft):
 
 def test_both_models_of_a_recipe_are_packed(make_run, monkeypatch):
     asked = []
-    for name in ("distill.trainer.AnswerLogits", "distill.teacher.live.AnswerLogits"):
+    for name in ("distill.training.trainer.AnswerLogits", "distill.teacher.live.AnswerLogits"):
         monkeypatch.setattr(name, lambda lm, *, packing: asked.append(packing) or AnswerLogits(lm, packing=packing))
     train(make_run(max_duration="1ba", packing=True))
     assert asked == [True, True]

@@ -21,7 +21,7 @@ from distill.data.self_written import (
     write_own_prompts,
 )
 from eval.decoding.texts import DRAWS
-from eval.models import load_tokenizer
+from eval.models.loading import load_tokenizer
 
 KNOWN = (
     "Why is the sky blue?",

@@ -12,15 +12,15 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
+from architectures.checkpoints.generation_settings import stop_ids
 from architectures.errors import UserError
-from architectures.generation_settings import stop_ids
 from distill.data.batches import AnswerDataset, Example
 from distill.data.conversations import Conversation
 from distill.data.given import traces_of
 from distill.data.turns import Renderer
-from eval.models import load_model, stop_token_ids
-from eval.tasks.rendering import render_prompt
-from eval.traces import Trace
+from eval.answers.traces import Trace
+from eval.models.loading import load_model, stop_token_ids
+from eval.prompts.rendering import render_prompt
 
 EACH = "{% for message in messages %}"
 REFUSE_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

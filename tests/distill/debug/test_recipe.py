@@ -7,16 +7,16 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from architectures.shapes import Shape
-from architectures.target import read_config
-from distill.check import planned
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+from distill.checking.check import planned
 from distill.data.conversations import load_conversations
 from distill.debug.files import begin_debug, byte_tokenizer, prompts, write_tiny
 from distill.debug.recipe import debug_recipe, leaves, replaced, tiny_run
-from distill.losses.config import TokenSelection
-from distill.recipe import Recipe, load_recipe
-from eval.tasks.prompts import load_prompts
-from eval.tasks.rendering import render_prompt
+from distill.recipe.losses import TokenSelection
+from distill.recipe.recipe import Recipe, load_recipe
+from eval.prompts.loading import load_prompts
+from eval.prompts.rendering import render_prompt
 
 TARGET = "meta-llama/Llama-2-7b-hf"
 TEXT = {"domains": [{"name": "wiki", "dataset": "owner/wiki", "config": "en", "split": "test", "weight": 2.0}]}
@@ -116,7 +116,7 @@ def test_shares_names_and_plans_become_numbers():
 
 
 def test_a_plan_becomes_the_sizes_it_cuts_to(tmp_path):
-    from architectures.plan import plan_pruning
+    from architectures.pruning.plan import plan_pruning
 
     real = make({"layers": 16, "method": "first_last"})
     plan = plan_pruning(planned(real).source, real.architecture, seed=0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from architectures.shapes import NAMED_SHAPES
+from architectures.shapes.shape import NAMED_SHAPES
 
 Record = dict[str, Any]
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from distill.check import planned, timed_run
+from distill.checking.check import planned, timed_run
+from distill.estimates.expected_work import unwritten_work
 from distill.expected_time.devices import Device, find_device
 from distill.expected_time.page import time_rows, time_title
 from distill.expected_time.stages import stage_times
-from distill.expected_work import unwritten_work
-from distill.recipe import load_recipe
-from eval.tasks.forms import Prompt
+from distill.recipe.recipe import load_recipe
+from eval.prompts.forms import Prompt
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -41,7 +41,7 @@ def device(request, device_file, records, tmp_path) -> Device:
 
 def run_of(path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("has_bfloat16", "many_rows_gain"):
-        monkeypatch.setattr(f"architectures.number_types.{name}", lambda: True)  # what `auto` is on any of these
+        monkeypatch.setattr(f"architectures.files.number_types.{name}", lambda: True)  # what `auto` is on any of these
     if path.stem in SMALL and not (ROOT / "models" / "SmolLM2-135M-Instruct" / "config.json").is_file():
         pytest.skip("models/SmolLM2-135M-Instruct is not there; `make test` fetches it")
     monkeypatch.chdir(ROOT)

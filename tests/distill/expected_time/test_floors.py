@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from architectures.errors import UserError
-from architectures.known_targets import KNOWN_CONFIGS
-from architectures.shapes import NAMED_SHAPES, Shape
+from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.targets.known_targets import KNOWN_CONFIGS
 from distill.expected_time.devices import Device, find_device
 from distill.expected_time.floor_words import floor_words
 from distill.expected_time.floors import (
@@ -23,7 +23,7 @@ from distill.expected_time.floors import (
     wanted_head,
     ways_of,
 )
-from eval.speedup import break_even_alpha
+from eval.acceptance.speedup import break_even_alpha
 
 LLAMA, WIDE, ONE = (NAMED_SHAPES[name].shape for name in ("llama-7b", "wide-796m", "wide-290m"))
 QWEN = Shape.from_config(KNOWN_CONFIGS["Qwen/Qwen2.5-7B-Instruct"])

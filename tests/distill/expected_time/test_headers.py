@@ -2,7 +2,7 @@
 
 import pytest
 
-from distill.expected_time.headers import (
+from distill.commands.recipe_headers import (
     BEGIN,
     DOC,
     END,
@@ -15,7 +15,7 @@ from distill.expected_time.headers import (
     with_paragraphs,
 )
 
-STALE = "run `python -m distill.recipe_reference`"
+STALE = "run `python -m distill.commands.recipe_reference`"
 every_derived = pytest.mark.parametrize("path", derived_recipes(), ids=lambda path: path.stem)
 
 

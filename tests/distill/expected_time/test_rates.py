@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from architectures.shapes import NAMED_SHAPES
+from architectures.shapes.shape import NAMED_SHAPES
 from distill.expected_time.devices import Device, find_device
 from distill.expected_time.figures import load_figures
 from distill.expected_time.rates import (

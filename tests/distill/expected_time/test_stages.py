@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from architectures.shapes import NAMED_SHAPES
+from architectures.shapes.shape import NAMED_SHAPES
 from distill.data.conversations import Conversation
+from distill.estimates.expected_work import Work
 from distill.expected_time.devices import Device, Published, find_device
 from distill.expected_time.lengths import Lengths, mean_lengths
 from distill.expected_time.page import spent, spent_together
 from distill.expected_time.stage_time import Run, StageTime, duration, unknown
 from distill.expected_time.stages import stage_times
-from distill.expected_work import Work
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
-from distill.recipe import Recipe
-from eval.tasks.forms import Prompt, raw_text
+from distill.recipe.recipe import Recipe
+from eval.prompts.forms import Prompt, raw_text
 
 TARGET, DRAFT = (NAMED_SHAPES[name].shape for name in ("llama-7b", "wide-796m"))
 SPEED = 1e15

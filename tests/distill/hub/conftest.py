@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.hub import upload
+from distill.hub.push import upload
 from tests.hub.clients import served
 from tests.hub.server import HubStandIn
 

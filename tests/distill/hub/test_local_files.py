@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from architectures.errors import UserError
-from distill.hub.local_files import files_to_push, git_blob_id
+from distill.hub.push.local_files import files_to_push, git_blob_id
 
 
 def test_files_are_named_by_their_path_in_order(write_folder):

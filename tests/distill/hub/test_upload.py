@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants, snapshot_download
 
 from architectures.errors import UserError
-from distill.hub.upload import Pushed, push_folder
+from distill.hub.push.upload import Pushed, push_folder
 from tests.distill.hub.conftest import DRAFT
 from tests.hub.clients import HUBS_OWN_WARNING, READER, STRANGER, WRITER, log_in
 from tests.hub.faults import Fault
@@ -276,7 +276,7 @@ def test_no_word_of_a_failure_holds_the_token(hub, draft, monkeypatch, waits, ca
 
 def test_a_process_of_its_own_finds_hub_and_token_in_its_environment(hub, draft, tmp_path):
     code = (
-        "import sys, pathlib; from distill.hub.upload import push_folder; "
+        "import sys, pathlib; from distill.hub.push.upload import push_folder; "
         "print(push_folder(pathlib.Path(sys.argv[1]), 'org/name', message='a draft'))"
     )
     environment = {**os.environ, **hub.environment(tmp_path / "home", WRITER), "HF_DEBUG": "1"}

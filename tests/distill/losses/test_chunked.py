@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from distill.losses.chunked import Head, chunked_sum, chunks, map_rows, plain_sum, sum_of_rows
-from distill.losses.config import CHUNK_ENTRIES, OPTIONS, LossTerm, chunk_size
 from distill.losses.formulas import forward_kl
 from distill.losses.objective import OF_BOTH, Objective
+from distill.recipe.losses import CHUNK_ENTRIES, OPTIONS, LossTerm, chunk_size
 
 H, V, TEACHER_H = 12, 37, 9
 FORWARD_KL = (LossTerm(name="forward_kl"),)

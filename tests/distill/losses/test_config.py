@@ -2,8 +2,8 @@
 
 import pytest
 
-from distill.losses.config import LossTerm, loss_terms
-from distill.recipe import load_recipe, save_recipe
+from distill.recipe.losses import LossTerm, loss_terms
+from distill.recipe.recipe import load_recipe, save_recipe
 
 RECIPE = """
 run_name: r

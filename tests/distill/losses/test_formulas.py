@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from distill.losses.config import LossTerm
 from distill.losses.formulas import (
     cross_entropy,
     forward_kl,
@@ -22,7 +21,8 @@ from distill.losses.formulas import (
     total_variation,
 )
 from distill.losses.objective import OF_BOTH, Objective, build_objective
-from distill.metrics import expected_acceptance
+from distill.monitoring.metrics import expected_acceptance
+from distill.recipe.losses import LossTerm
 
 TEMPERATURES = [0.5, 1.0, 2.0, 5.0]
 SCALED = {  # by temperature**2

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from distill.data.dataspec import split_batch
 from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.losses.formulas import forward_kl, reverse_kl
 from distill.losses.objective import build_objective
-from distill.losses.selection import Selection, chosen_weights
-from distill.model import DistillModel
 from distill.teacher.live import load_teacher
-from eval.models import load_model
+from distill.teacher.selection import Selection, chosen_weights
+from distill.training.dataspec import split_batch
+from distill.training.model import DistillModel
+from eval.models.loading import load_model
 
 NUM_KEPT = (5, 1, 8)
 TEMPERATURE = 2.0

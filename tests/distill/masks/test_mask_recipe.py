@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from architectures.config import ArchitectureConfig, MasksConfig
-from distill.recipe import Recipe
+from architectures.shapes.section import ArchitectureConfig, MasksConfig
+from distill.recipe.recipe import Recipe
 
 LEARNED = {"layers": 2, "method": "learned_masks"}
 

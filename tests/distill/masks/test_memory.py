@@ -7,13 +7,13 @@ import pytest
 
 import distill.masks.train
 import distill.train
+from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
-from architectures.manifest import write_manifest
-from architectures.shapes import NAMED_SHAPES
-from distill.check import check_recipe
-from distill.masks.memory import refuse_masks_beyond, refuse_sharded_masks
-from distill.memory import held_bytes, mask_training, memory_parts, together
-from distill.recipe import Recipe
+from architectures.shapes.shape import NAMED_SHAPES
+from distill.checking.check import check_recipe
+from distill.estimates.mask_memory import refuse_masks_beyond, refuse_sharded_masks
+from distill.estimates.memory import held_bytes, mask_training, memory_parts, together
+from distill.recipe.recipe import Recipe
 from distill.train import train
 from widedraft import main
 
@@ -55,7 +55,7 @@ def test_check_refuses_shards_of_what_is_trained_whole(recipe_of):
 
 
 def test_the_exit_code_is_2(recipe_of, tmp_path, capfd):
-    from distill.recipe import save_recipe
+    from distill.recipe.recipe import save_recipe
 
     save_recipe(recipe_of(parallelism="fsdp2"), tmp_path / "r.yaml")
     assert main(["check", "r.yaml"]) == 2

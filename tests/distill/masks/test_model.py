@@ -8,11 +8,11 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from architectures.config import MasksConfig
-from architectures.masking import masked
-from architectures.masks import Masks
-from architectures.shapes import Shape
-from architectures.target import read_config
+from architectures.masks.masking import masked
+from architectures.masks.masks import Masks
+from architectures.shapes.section import MasksConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.masks.model import MaskModel
 from distill.teacher.live import Teacher

@@ -12,15 +12,15 @@ from transformers import AutoModelForCausalLM
 
 import distill.masks.train
 import widedraft
+from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.manifest import read_manifest
-from architectures.masking import masked
-from architectures.plan_record import PruningPlan
-from distill.checkpoints import find_checkpoints
-from distill.lineage import masks_are_due
+from architectures.masks.masking import masked
+from architectures.pruning.plan_record import PruningPlan
+from distill.checkpoints.files import find_checkpoints
 from distill.masks.train import build_mask_model, build_mask_optimizer, in_batches, weights
 from distill.monitoring.gradient_norm import GradientNorm
-from distill.recipe import Recipe, save_recipe
+from distill.recipe.recipe import Recipe, save_recipe
+from distill.run.lineage import masks_are_due
 from distill.train import train
 from tests.distill.after_training import (
     DEVICE_RTOL,

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from architectures.draft_vocabulary.head import cut_head
-from architectures.shapes import Shape
+from architectures.shapes.shape import Shape
 from distill.monitoring.flops import forward_flops, training_flops
 
 CONFIG = LlamaConfig(

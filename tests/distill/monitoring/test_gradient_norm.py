@@ -11,10 +11,10 @@ import torch
 from composer import Event
 
 from architectures.errors import UserError
-from distill.checkpoints import find_checkpoints
-from distill.model import DistillModel
+from distill.checkpoints.files import find_checkpoints
 from distill.monitoring.gradient_norm import GradientNorm, total_norm
 from distill.train import train
+from distill.training.model import DistillModel
 
 
 def a_log() -> Any:

@@ -13,7 +13,7 @@ from composer import Time, Timestamp
 from composer.loggers import InMemoryLogger, LoggerDestination, TensorboardLogger
 
 import distill.monitoring.loggers
-import distill.trainer
+import distill.training.trainer
 from architectures.errors import UserError
 from distill.monitoring.loggers import (
     ConsoleReport,
@@ -25,7 +25,7 @@ from distill.monitoring.loggers import (
 )
 from distill.monitoring.step_times import PHASES
 from distill.train import train
-from eval.acceptance import Estimate
+from eval.acceptance.counts import Estimate
 
 
 def records(recipe) -> list[dict]:
@@ -45,7 +45,7 @@ def standing(max_duration: str = "100ba", *, wct_s: float = 0.0, **counts: int) 
 
 def test_every_metric_of_every_batch_is_in_the_file(make_run, monkeypatch):
     recipe, memory = make_run(max_duration="2ep", eval_interval="2ba"), InMemoryLogger()
-    monkeypatch.setattr(distill.trainer, "build_loggers", lambda recipe: [*build_loggers(recipe), memory])
+    monkeypatch.setattr(distill.training.trainer, "build_loggers", lambda recipe: [*build_loggers(recipe), memory])
     train(recipe)
     logged = {(name, at.batch.value) for name, values in memory.data.items() for at, _ in values}
     assert {(name, record["batch"]) for record in records(recipe) for name in record if name != "batch"} == logged
@@ -217,7 +217,7 @@ def test_an_error_leaves_the_terminal_usable(make_run, monkeypatch, capsys):
 
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(distill.trainer, "build_loggers", lambda recipe: [*build_loggers(recipe), Failing()])
+    monkeypatch.setattr(distill.training.trainer, "build_loggers", lambda recipe: [*build_loggers(recipe), Failing()])
     with pytest.raises(ZeroDivisionError) as raised:
         train(make_run(max_duration="1ba"))
     assert "\x1b[?25h" in capsys.readouterr().err  # the cursor is back

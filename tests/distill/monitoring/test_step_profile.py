@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-import distill.trainer
-from distill import stages
+import distill.training.trainer
+from distill.caching.stage import cache_stage
 from distill.monitoring import step_profile
 from distill.monitoring.phase_clock import PhaseClock
 from distill.monitoring.step_profile import PARTS, WARM_STEPS, StepProfile, profiled_steps
-from distill.recipe import Recipe, save_recipe
-from distill.teacher_cache.stage import cache_stage
+from distill.recipe.recipe import Recipe, save_recipe
+from distill.stages import running as stages
 from distill.train import main, train
 from eval.profiling.figures import named_spans, recorded_span
 from tests.distill.after_training import assert_equal, last_state, metrics
@@ -110,7 +110,7 @@ def test_packing_is_profiled(make, tmp_path):
 def test_a_resumed_training_profiles_a_step_of_its_own_and_learns_the_same(make_run, stopped, tmp_path, capsys):
     straight, resumed = make_run("straight", max_duration="8ba"), make_run("resumed", max_duration="8ba")
     train(straight)
-    with stopped(distill.trainer, "build_loggers", 3):
+    with stopped(distill.training.trainer, "build_loggers", 3):
         train(resumed, tmp_path / "first")
     assert NOTHING in capsys.readouterr().err
     assert not (tmp_path / "first").exists()
@@ -123,7 +123,7 @@ def test_a_resumed_training_profiles_a_step_of_its_own_and_learns_the_same(make_
 def test_a_training_goes_on_without_the_profile_it_had_before(make_run, stopped, tmp_path):
     straight, resumed = make_run("straight"), make_run("resumed")
     train(straight)
-    with stopped(distill.trainer, "build_loggers", 5):
+    with stopped(distill.training.trainer, "build_loggers", 5):
         train(resumed, tmp_path / "p")
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
@@ -177,7 +177,7 @@ def test_an_error_in_the_recorded_step_leaves_no_profiler_running(make_run, tmp_
         if len(calls) == WARM_STEPS + 1:
             raise RuntimeError("mine")
 
-    monkeypatch.setattr("distill.trainer.GradientNorm.apply", fail)
+    monkeypatch.setattr("distill.training.trainer.GradientNorm.apply", fail)
     with pytest.raises(RuntimeError, match="mine"):
         train(make_run(max_duration="5ba"), tmp_path)
     assert f"{NOTHING} 3 steps" in capsys.readouterr().err

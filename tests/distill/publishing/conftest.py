@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from architectures.config import ArchitectureConfig
-from architectures.manifest import write_manifest
-from architectures.plan import plan_pruning
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
-from distill.recipe import Recipe, save_recipe
+from architectures.checkpoints.manifest import write_manifest
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+from distill.recipe.recipe import Recipe, save_recipe
 from eval.config import EvalConfig
+from eval.prompts.forms import Prompt
 from eval.scorecard import score_drafts
-from eval.tasks.forms import Prompt
 
 SAID = tuple(id_ for id_ in range(264) if id_ % 7 or id_ == 0)
 SCORING = EvalConfig(

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
-from distill.hub.publish import Wanted, dry_run
-from eval.certificate.record import (
+from distill.hub.push.publish import Wanted, dry_run
+from eval.engine_runs.record import (
     Certificate,
     Counted,
     EngineRun,

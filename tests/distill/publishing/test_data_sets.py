@@ -2,8 +2,8 @@
 
 import pytest
 
-from distill.hub.data_sets import data_sets_of
-from eval.tasks.source import PromptSource
+from distill.hub.files.data_sets import data_sets_of
+from eval.prompts.source import PromptSource
 
 
 @pytest.mark.parametrize(

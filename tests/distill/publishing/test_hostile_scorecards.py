@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from architectures.errors import UserError
-from distill.hub.publish import Wanted, dry_run
+from distill.hub.push.publish import Wanted, dry_run
 
 WANTED = Wanted("org/draft", base_model="HuggingFaceTB/SmolLM2-135M-Instruct")
 HOSTILE = (

@@ -12,22 +12,22 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
 import widedraft
-from architectures.atomic import write_json
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.checkpoints.generation_settings import read_generation_settings
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
-from architectures.generation_settings import read_generation_settings
-from architectures.shapes import Shape
-from architectures.target import read_config
-from distill.config import PushConfig
-from distill.hub.asked import refuse_without_gguf
-from distill.hub.contents import Forms, fit_context, lay_out_small_head
-from distill.hub.figures import break_even_words
-from distill.hub.publish import Wanted, dry_run, write_terms
-from distill.hub.serving import servings_of
-from distill.hub.terms import terms_of
-from distill.recipe import load_recipe
-from eval.report.cards import read_card
-from eval.report.drafts import scored_drafts
+from architectures.files.atomic import write_json
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+from distill.hub.card.figures import break_even_words
+from distill.hub.card.serving import servings_of
+from distill.hub.files.asked import refuse_without_gguf
+from distill.hub.files.contents import Forms, fit_context, lay_out_small_head
+from distill.hub.files.terms import terms_of
+from distill.hub.push.publish import Wanted, dry_run, write_terms
+from distill.recipe.recipe import load_recipe
+from distill.recipe.training import PushConfig
+from eval.report_inputs.cards import read_card
+from eval.report_inputs.drafts import scored_drafts
 
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WANTED = Wanted("org/draft", base_model=BASE)

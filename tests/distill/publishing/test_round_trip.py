@@ -9,13 +9,13 @@ from huggingface_hub import snapshot_download
 from transformers import AutoModelForCausalLM
 
 import widedraft
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
-from distill.check import check_recipe
-from distill.hub.asked import refuse_unpublishable
-from distill.hub.publish import Wanted, dry_run
-from distill.recipe import load_recipe, save_recipe
-from distill.stages import push_stage, run_all
+from distill.checking.check import check_recipe
+from distill.hub.files.asked import refuse_unpublishable
+from distill.hub.push.publish import Wanted, dry_run
+from distill.recipe.recipe import load_recipe, save_recipe
+from distill.stages.running import push_stage, run_all
 from tests.hub.clients import HUBS_OWN_WARNING, WRITER, served
 
 pytestmark = pytest.mark.filterwarnings(HUBS_OWN_WARNING)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from distill.hub.markdown import plain
-from distill.hub.public import published
-from distill.hub.terms import Terms, licence_of_card, refuse_unlicensed, terms_of
+from distill.hub.files.markdown import plain
+from distill.hub.files.public import published
+from distill.hub.files.terms import Terms, licence_of_card, refuse_unlicensed, terms_of
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from distill.recipe import RecipeError, load_recipe
+from distill.recipe.recipe import RecipeError, load_recipe
 
 ROOT = Path(__file__).parents[3]
 MOST_S = 5.0  # processor time of one recipe; the slowest below takes 1.3
@@ -218,7 +218,7 @@ def test_hostile_recipes_stay_within_memory(tmp_path):
     for number, text in enumerate(text for case, (text, _) in HOSTILE.items() if "doubled" in case or "alias" in case):
         (tmp_path / f"{number}.yaml").write_text(BASE + text, encoding="utf-8")
     program = (
-        "import sys; from pathlib import Path; from distill.recipe import load_recipe, RecipeError\n"
+        "import sys; from pathlib import Path; from distill.recipe.recipe import load_recipe, RecipeError\n"
         "for path in sorted(Path(sys.argv[1]).glob('*.yaml')):\n"
         "    try:\n        load_recipe(path)\n    except RecipeError:\n        pass\n"
         "    else:\n        sys.exit(f'{path}: accepted')\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.recipe import load_recipe
+from distill.recipe.recipe import load_recipe
 
 BASE = """\
 run_name: demo

@@ -10,20 +10,20 @@ import pytest
 import torch
 
 import distill.train
-import distill.trainer
+import distill.training.trainer
 from architectures.errors import UserError
-from distill.data.dataspec import build_dataspec, cut_padding, split_batch
+from distill.caching.stage import cache_stage
 from distill.losses.formulas import forward_kl
 from distill.losses.sparse import alpha_bounds, sampled_cross_entropy, top_k_kl
-from distill.metrics import expected_acceptance
 from distill.monitoring.flops import forward_flops, head_flops
-from distill.teacher.config import TeacherConfig
+from distill.monitoring.metrics import expected_acceptance
+from distill.recipe.teacher import TeacherConfig
 from distill.teacher_cache.answers import CachedAnswers, rows_in
 from distill.teacher_cache.contents import join_rows
 from distill.teacher_cache.reader import TeacherCache
-from distill.teacher_cache.stage import cache_stage
 from distill.train import read_answers, train
-from distill.trainer import build_model
+from distill.training.dataspec import build_dataspec, cut_padding, split_batch
+from distill.training.trainer import build_model
 from tests.distill.after_training import metrics, weights
 
 VOCAB = 264
@@ -88,7 +88,7 @@ def batch_of(recipe, *answers: int):
 def test_hidden_states_teach_what_the_live_teacher_teaches(make_run, cached, monkeypatch, settings):
     live, read = make_run("live", **settings), cached("read", HIDDEN, **settings)
     train(live)
-    monkeypatch.setattr(distill.trainer, "load_teacher", refuse_to_load)
+    monkeypatch.setattr(distill.training.trainer, "load_teacher", refuse_to_load)
     train(read)
     losses = [values(recipe, "loss/train/total") for recipe in (live, read)]
     assert len(losses[0]) == 6
@@ -175,7 +175,7 @@ def test_microbatches_do_not_change_what_is_learned(cached, teacher):
 def test_resumed_equals_uninterrupted_bit_for_bit(cached, stopped, teacher, batch):
     straight, resumed = cached("straight", teacher), cached("resumed", teacher)
     train(straight)
-    with stopped(distill.trainer, "build_loggers", batch):
+    with stopped(distill.training.trainer, "build_loggers", batch):
         train(resumed)
     train(resumed)
     assert greatest_difference(straight, resumed) == 0
@@ -186,7 +186,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(cached, stopped, teacher, batc
 def test_held_out_metrics_are_exact_whatever_is_trained_on(make_run, cached, monkeypatch, teacher):
     live, read = make_run("live", max_duration="1ba"), cached("read", teacher, max_duration="1ba")
     train(live)
-    monkeypatch.setattr(distill.trainer, "load_teacher", refuse_to_load)
+    monkeypatch.setattr(distill.training.trainer, "load_teacher", refuse_to_load)
     train(read)
     first = [metrics(recipe)[0] for recipe in (live, read)]
     for name in ("alpha", "greedy_match", "tau_5"):
@@ -215,7 +215,7 @@ def test_bounds_are_logged_of_the_first_batch_and_after_each_line(cached):
     model, data = model_of(recipe), build_dataspec(answers_of(recipe), device_batch_size=4, shuffle=True, seed=17)
     batch = next(iter(data.dataloader))
     rows = rows_in(batch)
-    live = distill.trainer.load_teacher(Path(recipe.target.path), dtype="float32", device="cpu")
+    live = distill.training.trainer.load_teacher(Path(recipe.target.path), dtype="float32", device="cpu")
     student = model.student(batch["input_ids"], batch["keep"], lambda hidden, head: head.logits(hidden))
     low_A, high_A = alpha_bounds(student, rows["ids"], rows["log_probs"], rows["log_tail"])
     assert log[0]["metrics/train/alpha_low"] == pytest.approx(float(low_A.mean()), rel=1e-5)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from distill.recipe import Recipe, RecipeError, load_recipe, save_recipe
-from distill.teacher.config import TeacherConfig, bytes_per_token, contents_of, id_bytes
+from distill.recipe.recipe import Recipe, RecipeError, load_recipe, save_recipe
+from distill.recipe.teacher import TeacherConfig, bytes_per_token, contents_of, id_bytes
 
 BASE = """\
 run_name: demo

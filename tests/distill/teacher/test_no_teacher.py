@@ -6,27 +6,27 @@ from typing import get_args
 import pytest
 import torch
 
-import distill.trainer
+import distill.training.trainer
+from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
-from architectures.manifest import write_manifest
-from distill.checkpoints import BEST_NAME
-from distill.config import DistillConfig
+from distill.caching.stage import cache_stage
+from distill.checkpoints.files import BEST_NAME
 from distill.debug.recipe import debug_recipe, tiny_run
 from distill.losses.answer_logits import logits_of
-from distill.losses.config import LossName
-from distill.metrics import LOOKAHEADS, Known, accept_chance, accept_chance_alone, eval_metrics
-from distill.model import HeldOut
 from distill.monitoring.flops import answers_in, training_flops
-from distill.recipe import Recipe
-from distill.stage_inputs import generate_inputs, training_inputs
+from distill.monitoring.metrics import LOOKAHEADS, Known, accept_chance, accept_chance_alone, eval_metrics
+from distill.recipe.losses import LossName
+from distill.recipe.recipe import Recipe
+from distill.recipe.text import TextConfig
+from distill.recipe.training import DistillConfig
+from distill.run.stage_inputs import generate_inputs, training_inputs
 from distill.teacher.absent import NoTeacher
 from distill.teacher.cached import CachedTeacher
-from distill.teacher_cache.stage import cache_stage
-from distill.text.config import TextConfig
 from distill.train import read_answers, train
-from distill.trainer import build_model
+from distill.training.model import HeldOut
+from distill.training.trainer import build_model
+from eval.acceptance.replay import replay_answer
 from eval.decoding.rules import EXACT_SAMPLED_DRAFT
-from eval.replay import replay_answer
 from tests.distill.after_training import assert_equal, last_state, metrics
 from tests.distill.small_heads import IDS, cut_draft
 
@@ -135,7 +135,7 @@ def refuse_to_load(*_, **__):
 def no_loading(monkeypatch):
     """Fails a test in which any weight of a teacher is loaded."""
     for name in ("load_teacher", "load_sharded_teacher", "load_head"):
-        monkeypatch.setattr(distill.trainer, name, refuse_to_load)
+        monkeypatch.setattr(distill.training.trainer, name, refuse_to_load)
 
 
 def test_it_learns_and_chooses_what_a_live_teacher_beside_it_would(make_run, request, capsys):
@@ -287,7 +287,7 @@ def test_a_small_head_learns_what_it_can_say_and_is_held_against_all(make_run, t
 def test_resumed_in_a_later_epoch_equals_uninterrupted_bit_for_bit(make_run, stopped, settings):
     straight, resumed = (make_run(name, teacher=NONE, **settings) for name in ("straight", "resumed"))
     train(straight)
-    with stopped(distill.trainer, "build_loggers", 7):
+    with stopped(distill.training.trainer, "build_loggers", 7):
         train(resumed)
     train(resumed)
     assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
@@ -322,8 +322,8 @@ def test_another_source_does_not_continue_this_training(make_run):
 
 
 def test_a_debug_run_has_none_either(make_run):
-    from architectures.shapes import Shape
-    from architectures.target import read_config
+    from architectures.shapes.shape import Shape
+    from architectures.targets.target import read_config
 
     recipe = make_run(teacher=NONE)
     shape = Shape.from_config(read_config(Path(recipe.target.path)))
@@ -331,6 +331,6 @@ def test_a_debug_run_has_none_either(make_run):
 
 
 def test_each_source_builds_its_own(make_run, monkeypatch):
-    monkeypatch.setattr(distill.trainer, "load_head", lambda *_, **__: type("Head", (), {"vocab_size": 264})())
+    monkeypatch.setattr(distill.training.trainer, "load_head", lambda *_, **__: type("Head", (), {"vocab_size": 264})())
     kinds = {source: type(model_of(make_run(source, teacher=SOURCES[source])).teacher) for source in ("hidden", "none")}
     assert kinds == {"hidden": CachedTeacher, "none": NoTeacher}

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from distill.caching.capture import capture_teacher
+from distill.caching.reading import TargetReading
 from distill.data.batches import AnswerDataset
-from distill.teacher.config import TeacherConfig
+from distill.recipe.teacher import TeacherConfig
 from distill.teacher_cache import index
-from distill.teacher_cache.capture import capture_teacher
-from distill.teacher_cache.reading import TargetReading
 from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, answers, settings_for, with_two_answers
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
+from distill.caching.capture import CaptureSettings
 from distill.data.batches import Example
-from distill.teacher.config import TeacherConfig
-from distill.teacher_cache.capture import CaptureSettings
+from distill.recipe.teacher import TeacherConfig
 from distill.teacher_cache.reader import TeacherCache
-from eval.traces import Trace
+from eval.answers.traces import Trace
 
 MAX_SEQ_LEN = 30
 HIDDEN = TeacherConfig(source="cache")

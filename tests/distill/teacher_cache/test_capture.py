@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
-from architectures.atomic import remove_partials
+from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.manifest import read_manifest
-from distill.run_folder import LOCK_NAME
-from distill.teacher.config import TeacherConfig
-from distill.teacher_cache import capture, index, reading, record
+from architectures.files.atomic import remove_partials
+from distill.caching import capture, reading
+from distill.recipe.teacher import TeacherConfig
+from distill.run.run_folder import LOCK_NAME
+from distill.teacher_cache import index, record
 from distill.teacher_cache.contents import (
     join_rows,
 )
@@ -89,10 +90,10 @@ def test_more_entries_than_the_vocabulary_has_are_refused(write, tmp_path):
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from architectures.atomic import partial_beside
+from architectures.files.atomic import partial_beside
 from distill.data.batches import Example
 from distill.teacher_cache import capture, index, reading
-from distill.teacher.config import TeacherConfig
+from distill.recipe.teacher import TeacherConfig
 
 target, examples, inputs, runs = json.loads(sys.argv[1])
 examples = {name: [Example(tuple(ids), *rest) for ids, *rest in rows] for name, rows in examples.items()}

@@ -11,12 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures.families import FAMILIES
+from distill.caching import capture
+from distill.caching.capture import capture_teacher
+from distill.caching.reading import TargetReading
 from distill.data.batches import collate
 from distill.losses.answer_logits import head_of
 from distill.losses.sparse import alpha_bounds, top_k_kl
 from distill.teacher.live import load_teacher
-from distill.teacher_cache import capture, index
-from distill.teacher_cache.capture import capture_teacher
+from distill.teacher_cache import index
 from distill.teacher_cache.contents import (
     join_rows,
     load_head,
@@ -26,7 +28,6 @@ from distill.teacher_cache.contents import (
     uniform_numbers,
 )
 from distill.teacher_cache.reader import TeacherCache
-from distill.teacher_cache.reading import TargetReading
 from tests.distill.teacher_cache.made import HIDDEN, INPUTS, SAMPLES, TOP_K, read_all, settings_for
 
 OTHER_BATCH = {"rtol": 1e-5, "atol": 5e-5}  # float32: a product of more rows may sum in another order

@@ -11,25 +11,25 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from architectures.checkpoints.fingerprint import fingerprint_value
+from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_value
-from architectures.manifest import read_manifest
+from distill.caching import capture, kept_states, reading
+from distill.caching.capture import Split
+from distill.caching.kept_states import KeptStates
+from distill.caching.stage import cache_stage, verify_cache_stage
 from distill.data.batches import AnswerDataset
-from distill.lineage import require_training_inputs
-from distill.progressive import share_answers, stage_recipe
-from distill.recipe import Recipe
-from distill.stage_inputs import cache_inputs, generate_inputs, training_inputs
-from distill.stages import generate_stage, prune_stage
-from distill.teacher.config import TeacherConfig, contents_of
-from distill.teacher_cache import capture, kept_states, reading
-from distill.teacher_cache.capture import Split
-from distill.teacher_cache.kept_states import KeptStates
+from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import TeacherConfig, contents_of
+from distill.run.lineage import require_training_inputs
+from distill.run.progressive import share_answers, stage_recipe
+from distill.run.stage_inputs import cache_inputs, generate_inputs, training_inputs
+from distill.stages.running import generate_stage, prune_stage
 from distill.teacher_cache.reader import TeacherCache
-from distill.teacher_cache.stage import cache_stage, verify_cache_stage
 from distill.train import read_answers, train
-from eval import answering
-from eval.shards import hidden_path
-from eval.traces import read_traces
+from eval.answers.shards import hidden_path
+from eval.answers.traces import read_traces
+from eval.decoding import answering
 from tests.distill.after_training import metrics
 from tests.distill.teacher_cache.made import read_all
 from tests.distill.vocabulary.conftest import wordy

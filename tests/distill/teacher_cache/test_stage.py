@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from architectures import file_hashes
+from architectures.checkpoints.fingerprint import fingerprint_tokenizer
+from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_tokenizer
-from architectures.manifest import read_manifest
-from distill import stages
-from distill.lineage import require_training_inputs
-from distill.progressive import share_answers, stage_recipe
-from distill.recipe import Recipe
-from distill.stage_inputs import first_init
-from distill.teacher_cache import reading, stage
+from architectures.files import file_hashes
+from distill.caching import reading, stage
+from distill.caching.stage import cache_stage, verify_cache_stage
+from distill.recipe.recipe import Recipe
+from distill.run.lineage import require_training_inputs
+from distill.run.progressive import share_answers, stage_recipe
+from distill.run.stage_inputs import first_init
+from distill.stages import running as stages
 from distill.teacher_cache.reader import TeacherCache
-from distill.teacher_cache.stage import cache_stage, verify_cache_stage
 from distill.train import read_answers
 
 TOP_K = {"source": "cache", "contents": "top_k", "k": 4}

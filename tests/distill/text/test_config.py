@@ -2,7 +2,7 @@
 
 import pytest
 
-from distill.recipe import Recipe, RecipeError, load_recipe, save_recipe
+from distill.recipe.recipe import Recipe, RecipeError, load_recipe, save_recipe
 
 BASE = """\
 run_name: demo

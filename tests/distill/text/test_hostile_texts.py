@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from architectures.calibration import read_text
 from architectures.errors import UserError
-from distill.text.config import TextConfig, TextDomain
+from architectures.importance.calibration import read_text
+from distill.recipe.text import TextConfig, TextDomain
 from distill.text.sequences import held_out_sequences, open_texts
-from eval.models import load_tokenizer
+from eval.models.loading import load_tokenizer
 
 
 def read(path, tokenizer, **settings):

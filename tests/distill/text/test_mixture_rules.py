@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from distill.text.config import MixtureConfig
+from distill.recipe.text import MixtureConfig
 from distill.text.mixture import (
     RULES,
     bounded_weights,

@@ -42,7 +42,7 @@ def wordy(folder: Path) -> Path:
 @pytest.fixture
 def make_recipe(tmp_path: Path, wordy_target: Path) -> Callable[..., Any]:
     """make_recipe(vocabulary, architecture={...}, **sections) -> a recipe of a run in tmp_path."""
-    from distill.recipe import Recipe
+    from distill.recipe.recipe import Recipe
 
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(20)))
@@ -68,9 +68,9 @@ def make_recipe(tmp_path: Path, wordy_target: Path) -> Callable[..., Any]:
 @pytest.fixture
 def answered(make_recipe: Callable[..., Any], wordy_target: Path) -> Callable[..., Any]:
     """answered(vocabulary, architecture={...}, **sections) -> the same recipe, its run with answers to two files."""
-    from architectures.manifest import write_manifest
-    from distill.recipe import save_recipe
-    from distill.stage_inputs import generate_inputs, target_record
+    from architectures.checkpoints.manifest import write_manifest
+    from distill.recipe.recipe import save_recipe
+    from distill.run.stage_inputs import generate_inputs, target_record
 
     def make(vocabulary: Mapping[str, Any] | None = COUNTED, *arguments: Any, **sections: Any) -> Any:
         recipe = make_recipe(vocabulary, *arguments, **sections)
@@ -93,8 +93,8 @@ def answered(make_recipe: Callable[..., Any], wordy_target: Path) -> Callable[..
 
 def write_traces(data: Path, name: str, said: Sequence[tuple[str, Sequence[int]]]) -> None:
     """One shard of answers, each with the row of its prompt; prompts say 298 alone, which must not count."""
-    from eval.shards import claim_shards, write_shard
-    from eval.traces import Trace
+    from eval.answers.shards import claim_shards, write_shard
+    from eval.answers.traces import Trace
 
     (path,) = claim_shards(data, name, {}, num_shards=1)
     question = ({"role": "user", "content": "a"},)

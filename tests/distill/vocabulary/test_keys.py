@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from architectures.draft_vocabulary.head import head_ids
-from architectures.draft_vocabulary.record import read_draft_vocabulary
-from architectures.plan import plan_pruning
-from architectures.shapes import Shape
-from architectures.target import read_config
-from distill.check import planned
+from architectures.pruning.plan import plan_pruning
+from architectures.shapes.shape import Shape
+from architectures.small_head.record import read_draft_vocabulary
+from architectures.targets.target import read_config
+from distill.checking.check import planned
 from distill.debug.files import begin_debug
 from distill.debug.recipe import debug_recipe, tiny_run
-from distill.progressive import earlier_stages, share_answers
-from distill.recipe import Recipe, load_recipe, save_recipe
-from distill.stages import prune_stage
-from eval.models import load_model
+from distill.recipe.recipe import Recipe, load_recipe, save_recipe
+from distill.run.progressive import earlier_stages, share_answers
+from distill.stages.running import prune_stage
+from eval.models.loading import load_model
 
 RECIPE = """\
 run_name: demo

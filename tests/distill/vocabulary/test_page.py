@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import widedraft
+from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
-from architectures.manifest import write_manifest
-from distill.check import check_recipe, disk_rows, planned
-from distill.expected_work import Work
-from distill.recipe import save_recipe
-from distill.stages import prune_stage
-from distill.vocabulary import page
+from distill.checking.check import check_recipe, disk_rows, planned
+from distill.estimates import vocabulary_page as page
+from distill.estimates.expected_work import Work
+from distill.recipe.recipe import save_recipe
+from distill.stages.running import prune_stage
 
 COUNTED = {"size": 261, "from": "answers"}
 

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from architectures.draft_vocabulary.record import DRAFT_VOCABULARY_NAME, DraftVocabulary, read_draft_vocabulary
+from architectures.checkpoints.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.errors import UserError
-from architectures.manifest import changed_inputs, read_manifest, write_manifest
-from architectures.plan_record import PLAN_NAME, PruningPlan
-from architectures.shapes import Shape
-from architectures.target import read_config
-from distill import stages
-from distill.check import planned
-from distill.lineage import begin_training, require_training_inputs
-from distill.progressive import earlier_stages, share_answers
-from distill.recipe import save_recipe
-from distill.stage_inputs import mask_inputs, prune_inputs
-from distill.stages import prune_stage, run_all
-from eval.models import load_model
+from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
+from architectures.shapes.shape import Shape
+from architectures.small_head.record import DRAFT_VOCABULARY_NAME, DraftVocabulary, read_draft_vocabulary
+from architectures.targets.target import read_config
+from distill.checking.check import planned
+from distill.recipe.recipe import save_recipe
+from distill.run.lineage import begin_training, require_training_inputs
+from distill.run.progressive import earlier_stages, share_answers
+from distill.run.stage_inputs import mask_inputs, prune_inputs
+from distill.stages import running as stages
+from distill.stages.running import prune_stage, run_all
+from eval.models.loading import load_model
 
 ALWAYS = set(range(259))
 COUNTED = {"size": 261, "from": "answers"}

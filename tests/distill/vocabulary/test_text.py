@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from architectures.draft_vocabulary.record import read_draft_vocabulary
-from distill.stages import prune_stage
+from architectures.small_head.record import read_draft_vocabulary
+from distill.stages.running import prune_stage
 from distill.vocabulary import text as text_module
 from distill.vocabulary.text import said_in_text
-from eval.models import load_tokenizer
+from eval.models.loading import load_tokenizer
 
 LENGTH, HELD_OUT = 8, 2
 

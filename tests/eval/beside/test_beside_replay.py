@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from eval.acceptance import tau
-from eval.beside.replay import RecordedAnswer, Replayer, Rounds, pooled_rounds, visited
-from eval.beside.tune import NEVER, rounds_of, tune, worth
-from eval.decoding.beside import ProposalPolicy
+from eval.acceptance.counts import tau
+from eval.acceptance.replay import answer_logits, replay_answer, replay_counts, rule_name
+from eval.acceptance.speedup import StepTimes, predicted_speedup
+from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.replay import answer_logits, replay_answer, replay_counts, rule_name
-from eval.speedup import StepTimes, predicted_speedup
+from eval.policies.replay import RecordedAnswer, Replayer, Rounds, pooled_rounds, visited
+from eval.policies.tune import NEVER, rounds_of, tune, worth
 
 POLICIES = [
     ProposalPolicy(5, 0.3, (0.2, 0.5, 0.9), 2.0),

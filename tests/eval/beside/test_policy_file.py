@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-import eval.beside.command as lookup_command
-import eval.speed.command as speed_command
+import eval.commands.lookup as lookup_command
+import eval.commands.speed as speed_command
 import widedraft
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
-from eval.beside.policy_file import (
+from eval.decoding.policy import ProposalPolicy
+from eval.policies.policy_file import (
     FILE_NAME,
     SCHEMA,
     PolicyFile,
@@ -21,7 +22,6 @@ from eval.beside.policy_file import (
     refuse_tuned_on,
     write_policies,
 )
-from eval.decoding.beside import ProposalPolicy
 from eval.rounds.round_trace import read_round_trace
 
 

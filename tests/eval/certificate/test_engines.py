@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from architectures.config import ArchitectureConfig
+from architectures.checkpoints.manifest import write_manifest
+from architectures.checkpoints.target_files import carry_files
 from architectures.conversion.folders import convert_draft
 from architectures.gguf_export.files import export_gguf
-from architectures.manifest import write_manifest
-from architectures.plan import plan_pruning
-from architectures.prune import prune_checkpoint
-from architectures.shapes import Shape
-from architectures.target import read_config
-from architectures.target_files import carry_files
+from architectures.pruning.plan import plan_pruning
+from architectures.pruning.prune import prune_checkpoint
+from architectures.shapes.section import ArchitectureConfig
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
 from eval.certificate.certify import Asked, certify_pair
-from eval.models import load_model
+from eval.models.loading import load_model
 
 TARGET = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct"
 NOISE, IDS = 0.15, 8192

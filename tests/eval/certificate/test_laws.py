@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from eval.acceptance import Resampling
+from eval.acceptance.counts import Resampling
 from eval.certificate.causes import likely_causes
-from eval.certificate.command import certificate_page
 from eval.certificate.laws import Known, find
-from eval.certificate.record import (
+from eval.certificate.speeds import speed_of
+from eval.commands.certify import certificate_page
+from eval.engine_runs.record import (
     Certificate,
     Counted,
     EngineRun,
@@ -17,7 +18,6 @@ from eval.certificate.record import (
     read_certificates,
     write_certificate,
 )
-from eval.certificate.speeds import speed_of
 
 PROMPTS = [(1, 2, 3, number) for number in range(24)]
 COUNTED = Counted(rounds=30, proposed=90, accepted=34, by_position=(20, 10, 4))

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eval.certificate.record import Counted, EngineRun, TextRun
+from eval.acceptance.replay import answer_logits
 from eval.certificate.ties import find_partings, rounding_of
-from eval.replay import answer_logits
+from eval.engine_runs.record import Counted, EngineRun, TextRun
 
 PROMPT = (1, 70, 80, 90)
 NOTHING = Counted(rounds=0, proposed=0, accepted=0)

@@ -7,9 +7,9 @@ import pytest
 
 import widedraft
 from eval.certificate.certify import Asked, certify_pair
-from eval.certificate.record import read_certificates
 from eval.certificate.replayed import NONE, OwnTokens, own_tokens, replay_run
-from eval.models import load_model
+from eval.engine_runs.record import read_certificates
+from eval.models.loading import load_model
 
 ASKED = Asked(
     draft="",

@@ -9,12 +9,12 @@ from typing import ClassVar
 import pytest
 
 from architectures.errors import UserError
-from eval.certificate import llama_cpp_engine, openvino_engine, vllm_engine
-from eval.certificate.llama_cpp_engine import run_llama_cpp
-from eval.certificate.openvino_engine import run_openvino
-from eval.certificate.record import Counted
-from eval.certificate.vllm_engine import run_vllm
-from eval.certificate.worker import Work, answer_of
+from eval.engine_runs import llama_cpp_engine, openvino_engine, vllm_engine
+from eval.engine_runs.llama_cpp_engine import run_llama_cpp
+from eval.engine_runs.openvino_engine import run_openvino
+from eval.engine_runs.record import Counted
+from eval.engine_runs.vllm_engine import run_vllm
+from eval.engine_runs.worker import Work, answer_of
 
 WORKERS = Path(vllm_engine.WORKER).parent
 PACKAGES = {"architectures", "distill", "eval", "widedraft"}

@@ -6,9 +6,9 @@ import torch
 from scipy.stats import chisquare
 
 from eval.decoding.sampling import Sampling, distribution
-from eval.decoding.sequencer import open_sequencer
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Seeds, Speculation
+from eval.steps.sequencer import open_sequencer
 
 SMALL_VOCAB, TEXT = 4, 4  # 256 texts
 ROWS = 8_000

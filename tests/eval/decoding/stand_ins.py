@@ -5,14 +5,14 @@ from functools import partial
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from eval.decoding import compiled
-from eval.decoding.captured import Capturer
-from eval.decoding.fixed_steps import FixedSteps
-from eval.decoding.row_step import forward
+from eval.steps import compiled
+from eval.steps.captured import Capturer
+from eval.steps.fixed_steps import FixedSteps
+from eval.steps.row_step import forward
 
 
 class Watched:
-    """An eval.decoding.fixed_steps.Maker."""
+    """An eval.steps.fixed_steps.Maker."""
 
     def __init__(self, maker):
         self.maker, self.made, self.fed = maker, [], []

@@ -9,12 +9,12 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures.errors import UserError
-from eval.decoding.captured import CapturedSteps, Capturer, CudaRecorder
-from eval.decoding.row_cache import RowCache
-from eval.decoding.row_step import Sight, forward
-from eval.decoding.sequencer import BY_ROWS
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
+from eval.steps.captured import CapturedSteps, Capturer, CudaRecorder
+from eval.steps.row_cache import RowCache
+from eval.steps.row_step import Sight, forward
+from eval.steps.sequencer import BY_ROWS
 from tests.conftest import TINY_SHAPE
 from widedraft import main
 

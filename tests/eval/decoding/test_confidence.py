@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from eval.decoding.beside import ProposalPolicy
+from eval.acceptance.replay import answer_logits
+from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling, confidence_of
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.models import load_model
-from eval.replay import answer_logits
+from eval.models.loading import load_model
 from tests.eval.decoding.laws import WARM, law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
 
 LIMITS = Limits(40, frozenset({2}))

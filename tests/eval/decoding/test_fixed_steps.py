@@ -8,19 +8,19 @@ from rich.console import Console
 from torch._dynamo.utils import counters
 
 from architectures.errors import UserError
-from eval.decoding import captured, compiled
-from eval.decoding.beside import ProposalPolicy
+from eval.checks.compare import Comparison, compare
+from eval.checks.loaded import open_pair
+from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling
-from eval.decoding.sequencer import BY_ROWS, RowSequencer
 from eval.decoding.speculative import decode_steps, plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Seeds, Speculation
 from eval.decoding.wanted import Wanted
-from eval.models import load_model
-from eval.pair.compare import Comparison, compare
-from eval.pair.opened import open_pair
-from eval.pair.race import race
+from eval.models.loading import load_model
+from eval.prompts.forms import Prompt, user_turn
+from eval.rounds.race import race
 from eval.rounds.round_trace import read_round_trace
-from eval.tasks.forms import Prompt, user_turn
+from eval.steps import captured, compiled
+from eval.steps.sequencer import BY_ROWS, RowSequencer
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
 from tests.eval.decoding.stand_ins import Watched, watched_maker
 from widedraft import main
@@ -203,7 +203,7 @@ def test_the_clocks_of_an_answer_do_not_count_the_making(target_folder, noisy_fo
         yield from race(*runners)
         raced.append(len(maker.made))
 
-    monkeypatch.setattr("eval.pair.compare.race", watched)
+    monkeypatch.setattr("eval.checks.compare.race", watched)
     pair = open_pair(str(target_folder), str(noisy_folder), dtype="float32")
     wanted = Comparison(Limits(8), Speculation(2), Sampling(), Seeds(), maker.opener())
     compare(pair, [Prompt("p.jsonl:1", (user_turn("why"),))], wanted, Console(file=io.StringIO()))

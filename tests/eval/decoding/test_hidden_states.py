@@ -12,8 +12,8 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps, finished
 from eval.decoding.texts import Limits
 from eval.decoding.wanted import Wanted
-from eval.models import load_model
-from eval.products import quicken_products
+from eval.models.loading import load_model
+from eval.models.products import quicken_products
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb_vectors
 
 PROMPTS = [[5], [9, 10, 11, 12, 13, 14, 15], [7, 8, 9], [200, 100], [6] * 20, [41, 42, 43, 44]]

@@ -11,7 +11,7 @@ from eval.decoding.rules import LOSSLESS
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import MOST_LOOKAHEAD, Limits, Seeds, Speculation
-from eval.models import load_model
+from eval.models.loading import load_model
 from tests.eval.decoding.laws import (
     ROWS,
     law_exact_rules_write_what_plain_sampling_writes,

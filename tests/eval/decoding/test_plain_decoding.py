@@ -7,7 +7,7 @@ from eval.decoding.sampling import Sampling, distribution, invert_cumulative
 from eval.decoding.speculative import decode_steps, finished, plain_decode
 from eval.decoding.texts import DRAWS, Limits, Seeds, stream
 from eval.decoding.wanted import Wanted
-from eval.models import load_model
+from eval.models.loading import load_model
 
 GREEDY = Sampling()
 SAMPLED = Sampling(temperature=0.8, top_p=0.9)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from architectures.errors import UserError
-from eval.decoding.row_step import positions_of
-from eval.decoding.sequencer import (
+from eval.models.loading import load_model
+from eval.steps.row_step import positions_of
+from eval.steps.sequencer import (
     ForwardSequencer,
     RowSequencer,
     TextSequencer,
@@ -13,7 +14,6 @@ from eval.decoding.sequencer import (
     open_sequencer,
     takes_rows,
 )
-from eval.models import load_model
 
 VOCAB = 264
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}

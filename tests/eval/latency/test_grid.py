@@ -10,18 +10,18 @@ import torch
 
 import widedraft
 from architectures.errors import UserError
-from eval.acceptance import Resampling
-from eval.decoding import captured, compiled
-from eval.how import How, flags_of, how_of
-from eval.latency.command import latency_arguments, opened
+from eval.acceptance.counts import Resampling
+from eval.commands.latency import latency_arguments, opened
+from eval.commands.latency_page import grid_page, percentiles_of
 from eval.latency.floor import byte_ratio, shape_of, step_bytes, weight_bytes_read
 from eval.latency.grid import Grid, measure_grid, repeated, step_record
-from eval.latency.page import grid_page, percentiles_of
-from eval.latency.room import free_bytes, require_room
+from eval.latency.memory import free_bytes, require_room
 from eval.latency.timing import StepTime
-from eval.models import load_model, load_tokenizer
-from eval.tasks.forms import user_turn
-from eval.tasks.rendering import render_prompt
+from eval.models.execution import How, flags_of, how_of
+from eval.models.loading import load_model, load_tokenizer
+from eval.prompts.forms import user_turn
+from eval.prompts.rendering import render_prompt
+from eval.steps import captured, compiled
 from tests.eval.decoding.stand_ins import watched_maker
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=50, seed=17)
@@ -137,10 +137,10 @@ def test_what_does_not_fit_is_refused_before_it_is_measured(target, monkeypatch)
     require_room({"target": target}, batch=1, context=100)
     with pytest.raises(UserError, match=r"--context 99999: the target .* made for texts of \d+ tokens.*shorter"):
         require_room({"target": target}, batch=1, context=99999)
-    monkeypatch.setattr("eval.latency.room.free_bytes", lambda _device: 10**6)
+    monkeypatch.setattr("eval.latency.memory.free_bytes", lambda _device: 10**6)
     with pytest.raises(UserError, match=r"--batch 4096 with --context 100: the caches take .* GiB.*smaller batch"):
         require_room({"target": target}, batch=4096, context=100)
-    monkeypatch.setattr("eval.latency.room.bytes_to_pack", lambda _model: 3 * 2**29)
+    monkeypatch.setattr("eval.latency.memory.bytes_to_pack", lambda _model: 3 * 2**29)
     with pytest.raises(UserError, match=r"the caches take 0\.0 GiB, packed copies of weights 1\.5 GiB, and cpu has"):
         require_room({"target": target}, batch=1, context=1)
 

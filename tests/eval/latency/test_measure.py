@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from architectures.draft_vocabulary.head import head_ids
-from eval.acceptance import Resampling
+from eval.acceptance.counts import Resampling
 from eval.latency import steps as steps_module
 from eval.latency import timing
 from eval.latency.measure import Latency, measure_both_ways, measure_latency
 from eval.latency.steps import CHAIN_LENGTH, TARGET, Kind, Setting, decoding_steps, prefill_steps
 from eval.latency.timing import WARM_UP_LIMIT, StepTime
-from eval.models import load_model
+from eval.models.loading import load_model
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=200, seed=17)
 CONTEXT = list(range(3, 23))

@@ -8,17 +8,17 @@ import torch
 from matplotlib.figure import Figure
 
 import widedraft
-from architectures.equal_shapes import EqualShape, equal_shape, equal_shapes
 from architectures.errors import UserError
-from eval.acceptance import Resampling
-from eval.latency.command import with_head_of
+from architectures.shapes.equal_shapes import EqualShape, equal_shape, equal_shapes
+from eval.acceptance.counts import Resampling
+from eval.commands.latency import with_head_of
+from eval.commands.latency_page import grid_page
+from eval.commands.shapes_page import depth_sentences, shapes_table, verdict
+from eval.commands.shapes_plot import draw
 from eval.latency.depth_and_width import with_depth_and_width
 from eval.latency.floor import shape_of, weight_bytes_read
-from eval.latency.page import grid_page
-from eval.latency.shapes_page import depth_sentences, shapes_table, verdict
-from eval.latency.shapes_plot import draw
 from eval.latency.untrained import source_shape, untrained_models
-from eval.models import load_model
+from eval.models.loading import load_model
 
 RESAMPLING = Resampling(confidence=0.9, num_resamples=400, seed=17)
 REPEATS = 9

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from eval.intervals import least_units
+from eval.acceptance.intervals import least_units
 from eval.latency import timing
 from eval.latency.timing import WARM_UP_LIMIT, has_settled, summarise, time_alone, time_together, warm_up
 

@@ -5,13 +5,14 @@ import argparse
 import pytest
 
 import widedraft
-from eval.decoding import captured, compiled
+from eval.checks import loaded as opened
+from eval.commands import pair as commands
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.models import load_model
-from eval.pair import commands, opened
+from eval.models.loading import load_model
+from eval.prompts.rendering import render_prompt
 from eval.rounds.round_trace import read_round_trace
-from eval.tasks.rendering import render_prompt
+from eval.steps import captured, compiled
 from tests.eval.decoding.stand_ins import watched_maker
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from eval.checks.compare import Comparison, compare
+from eval.checks.loaded import OpenPair, open_pair, prompts_of
 from eval.decoding.batch import Emitted
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
-from eval.pair.compare import Comparison, compare
-from eval.pair.opened import OpenPair, open_pair, prompts_of
-from eval.pair.race import Runner, race, spans, writers_of
-from eval.tasks.forms import Prompt, user_turn
+from eval.prompts.forms import Prompt, user_turn
+from eval.rounds.race import Runner, race, spans, writers_of
 
 ROOT = Path(__file__).parents[3]
 WANTED = Comparison(Limits(30), Speculation(3), Sampling(), Seeds())
@@ -128,7 +128,7 @@ def test_verify_from_the_command_line(target_folder, noisy_folder):
 
 
 def test_verify_exits_with_1_where_a_law_does_not_hold(monkeypatch, capsys, target_folder, noisy_folder):
-    from eval.pair import commands
+    from eval.commands import pair as commands
     from tests.eval.decoding import test_mutants
     from widedraft import main
 

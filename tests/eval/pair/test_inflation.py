@@ -5,13 +5,13 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from eval.checks import verify
+from eval.checks.inflation import FAULT, POWER, SIZES, evidence, inflated_by_rule, judged_places, one_hot_argmax, score
+from eval.checks.verify import LEAST_P, NUM_TESTS, Verification, check_distribution, power_words
 from eval.decoding import rules
 from eval.decoding.rules import LOSSLESS, REJECTION, RULES, Draws, Proposal
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Round
-from eval.pair import verify
-from eval.pair.inflation import FAULT, POWER, SIZES, evidence, inflated_by_rule, judged_places, one_hot_argmax, score
-from eval.pair.verify import LEAST_P, NUM_TESTS, Verification, check_distribution, power_words
 
 VOCAB = 6
 ROWS = 200_000

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from eval.decoding import batch
-from eval.models import load_model
-from eval.pair.near_ties import (
+from eval.acceptance.replay import answer_logits
+from eval.checks.near_ties import (
     TIE_NOISE,
     TextTies,
     excess_p,
@@ -15,8 +14,9 @@ from eval.pair.near_ties import (
     shortfalls,
     stepwise_logits,
 )
-from eval.pair.verify import LEAST_P, Verification, check_greedy_text
-from eval.replay import answer_logits
+from eval.checks.verify import LEAST_P, Verification, check_greedy_text
+from eval.decoding import batch
+from eval.models.loading import load_model
 from tests.eval.decoding.test_plain_decoding import FAMILIES
 
 WANTED = Verification(max_new_tokens=32)

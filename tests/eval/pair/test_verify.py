@@ -6,12 +6,9 @@ import pytest
 from scipy.stats import binom
 
 from architectures.errors import UserError
-from eval.decoding.sampling import Sampling
-from eval.decoding.texts import Round
-from eval.models import load_model, load_tokenizer
-from eval.pair import verify
-from eval.pair.opened import open_pair
-from eval.pair.verify import (
+from eval.checks import verify
+from eval.checks.loaded import open_pair
+from eval.checks.verify import (
     LEAST_P,
     Verification,
     check_distribution,
@@ -21,6 +18,9 @@ from eval.pair.verify import (
     own_p_value,
     verify_pair,
 )
+from eval.decoding.sampling import Sampling
+from eval.decoding.texts import Round
+from eval.models.loading import load_model, load_tokenizer
 from tests.eval.decoding import test_mutants
 
 WANTED = Verification(max_new_tokens=24, sampling=Sampling(0.8), samples=12)

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 import widedraft
+from eval.acceptance.replay import answer_logits
+from eval.checks.exams import open_exam
+from eval.checks.loaded import open_pair
+from eval.checks.near_ties import Parting, find_parting, tie_allowance
+from eval.checks.quality import Asking, Outcome, check_answers, compare_answers, favour_p, share_words
+from eval.checks.verify import LEAST_P
 from eval.decoding import rules
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Decoded, Limits
-from eval.models import load_model
-from eval.pair.near_ties import Parting, find_parting, tie_allowance
-from eval.pair.opened import open_pair
-from eval.pair.verify import LEAST_P
-from eval.quality.check import Asking, Outcome, check_answers, compare_answers, favour_p, share_words
-from eval.quality.exams import open_exam
-from eval.replay import answer_logits
+from eval.models.loading import load_model
 from eval.rounds.round_trace import read_round_trace
 
 ASKING = Asking(max_new_tokens=12, batch_size=3)

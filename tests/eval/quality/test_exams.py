@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from eval.models import load_tokenizer
-from eval.quality.exams import (
+from eval.checks.exams import (
     LARGEST,
     SMALLEST,
     first_line_number,
@@ -19,8 +18,9 @@ from eval.quality.exams import (
     multiplication_questions,
     open_exam,
 )
-from eval.tasks.forms import TEXT
-from eval.tasks.rendering import render_prompt
+from eval.models.loading import load_tokenizer
+from eval.prompts.forms import TEXT
+from eval.prompts.rendering import render_prompt
 
 
 @pytest.mark.parametrize(

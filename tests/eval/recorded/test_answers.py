@@ -5,12 +5,12 @@ import shutil
 
 import pytest
 
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
-from eval.models import load_tokenizer
+from eval.answers.traces import Trace, read_traces
+from eval.models.loading import load_tokenizer
 from eval.recorded.answers import answer_lengths, number_prompts, read_recorded_text, read_recorded_traces
 from eval.recorded.export import export_recorded
-from eval.traces import Trace, read_traces
 
 
 def test_the_export_leaves_a_manifest(greedy_traces, target_folder, tmp_path):

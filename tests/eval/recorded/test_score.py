@@ -5,17 +5,17 @@ import json
 import pytest
 import torch
 
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
+from eval.acceptance.replay import answer_logits, replay_counts
+from eval.answers.traces import read_traces
 from eval.config import EvalConfig
 from eval.recorded.answers import answer_lengths, read_recorded_text, read_recorded_traces
 from eval.recorded.export import export_recorded
 from eval.recorded.page import headline
 from eval.recorded.rounds_file import match_with_answers, read_rounds
 from eval.recorded.score import accept_chances, score_recording
-from eval.replay import answer_logits, replay_counts
 from eval.scorecard import score_drafts
-from eval.traces import read_traces
 
 COUNTED = ("position", "possible", "reached", "accepted")
 

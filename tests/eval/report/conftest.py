@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from eval.config import EvalConfig
-from eval.report.blocks import Figure
-from eval.report.cards import read_cards
-from eval.report.drawing import Drawing
+from eval.pages.blocks import Figure
+from eval.pages.drawing import Drawing
+from eval.prompts.forms import Prompt
 from eval.report.page import report_page, report_sections
+from eval.report_inputs.cards import read_cards
 from eval.scorecard import score_drafts
-from eval.tasks.forms import Prompt
 
 CONFIG = EvalConfig(
     max_new_tokens=24,

@@ -8,10 +8,10 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
+from eval.pages.drawing import Drawing
+from eval.record_checks.fields import FIELDS, require_fields
 from eval.report import page
-from eval.report.cards import card_path, read_cards
-from eval.report.drawing import Drawing
-from eval.report.fields import FIELDS, require_fields
+from eval.report_inputs.cards import card_path, read_cards
 
 POLICY = {
     "temperature": 0.0,

@@ -3,10 +3,10 @@
 import pytest
 
 from architectures.errors import UserError
-from eval.report.blocks import Figure
-from eval.report.cards import read_cards
-from eval.report.drawing import render
+from eval.pages.blocks import Figure
+from eval.pages.drawing import render
 from eval.report.training import training_section
+from eval.report_inputs.cards import read_cards
 from eval.training_curve.curves import SCHEMA, Curve, Curves, Point, Value, write_curves
 
 POINTS = (

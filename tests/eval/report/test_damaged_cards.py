@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from eval.intervals import holds
-from eval.report.cards import read_cards
-from eval.report.fields import FIELDS, require_fields
+from eval.acceptance.intervals import holds
+from eval.record_checks.fields import FIELDS, require_fields
 from eval.report.page import report_sections
+from eval.report_inputs.cards import read_cards
 
 BAD = (None, "", "a", -1, 10**400, 1e300, float("nan"), float("inf"), True, [], ["a"], {}, {"value": 1})
 FITS = {"text": ("", "a"), "numbers": ([],), "number": (-1, 1e300), "list": (["a"],), "object": ({}, {"value": 1})}

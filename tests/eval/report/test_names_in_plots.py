@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from eval.report.blocks import Figure
-from eval.report.cards import read_card
-from eval.report.drafts import ScoredDraft
-from eval.report.drawing import draw_curve, draw_measured, draw_parts, draw_points, draw_predicted, render
+from eval.pages.blocks import Figure
+from eval.pages.drawing import draw_curve, draw_measured, draw_parts, draw_points, draw_predicted, render
 from eval.report.lookaheads import speed_figure, tau_figure
 from eval.report.positions import positions_figure
 from eval.report.round_time import PARTS, RoundTime, round_figure
+from eval.report_inputs.cards import read_card
+from eval.report_inputs.drafts import ScoredDraft
 
 LONG = "llama2-7b-wide-796m-forward-kl-temperature-2-learning-rate-3e-4-seed-17-of-the-second-sweep"
 

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from eval.acceptance.speedup import iid_tau
+from eval.pages.verdict import alpha_words, prediction, with_interval
 from eval.report.positions import count_words
-from eval.scorecard.verdict import alpha_words, prediction, with_interval
-from eval.speedup import iid_tau
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import shutil
 import pytest
 from PIL import Image
 
-from eval.pair.race import Writer
-from eval.report.drawing import COLOURS, HATCHES, series_style
+from eval.pages.drawing import COLOURS, HATCHES, series_style
 from eval.report.page import write_report
 from eval.report.round_time import PARTS
 from eval.report.texts import MARKS
+from eval.rounds.race import Writer
 
 FETCHING = ("src", "srcset", "data", "action", "poster", "background", "formaction", "xlink:href")
 SECTIONS = ["drafts", "positions", "lookahead", "round", "latency", "groups", "training", "texts", "origin"]

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from eval.report.cards import read_card
+from eval.pages.verdict import with_interval
 from eval.report.differences import paired_difference
-from eval.scorecard.verdict import with_interval
+from eval.report_inputs.cards import read_card
 
 CAPTION = "Paired differences on the same prompts and answers"
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.acceptance import Resampling
-from eval.report.cards import read_card
-from eval.report.drafts import scored_drafts
+from eval.acceptance.counts import Resampling
 from eval.report.round_time import catch_up, catch_up_notes, measured_time, predicted_time
+from eval.report_inputs.cards import read_card
+from eval.report_inputs.drafts import scored_drafts
 from eval.rounds.round_trace import TracedRound
 
 STEP_S, CATCH_UP_S = 0.004, 0.003

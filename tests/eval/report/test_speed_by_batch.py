@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import widedraft
 from architectures.errors import UserError
-from eval.promise import any_full_rate
+from eval.acceptance.promise import any_full_rate
+from eval.pages.drawing import Drawing
 from eval.report import page as page_module
 from eval.report.batches import batch_words, promises, which_batches
-from eval.report.cards import read_cards
-from eval.report.drafts import scored_drafts
-from eval.report.drawing import Drawing
-from eval.report.grid_file import read_grid
+from eval.report_inputs.cards import read_cards
+from eval.report_inputs.drafts import scored_drafts
+from eval.report_inputs.grid_file import read_grid
 
 CAPTION = "Speed by batch and context, predicted: draft"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.scorecard.verdict import decision
+from eval.pages.verdict import decision
 
 
 def speedup(value, low, high):

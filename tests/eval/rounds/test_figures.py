@@ -8,16 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import widedraft
-from eval.acceptance import count_trace, pool, tau
+from eval.acceptance.counts import count_trace, pool, tau
+from eval.answers.traces import read_traces
 from eval.config import EvalConfig
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation
-from eval.rounds.figures import counts_by_prompt, rounds_page, rounds_record
+from eval.prompts.forms import Prompt
+from eval.report_inputs.round_figures import counts_by_prompt, rounds_page, rounds_record
 from eval.rounds.round_trace import ModelIdentity, Run, read_round_trace, traced_rounds, write_round_trace
 from eval.scorecard import score_drafts
-from eval.tasks.forms import Prompt
-from eval.traces import read_traces
 
 MODEL = ModelIdentity("folder", "1" * 64, "float32")
 STOPS = frozenset(range(0, 264, 9))

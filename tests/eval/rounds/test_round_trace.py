@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 import pytest
 
 import widedraft
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_checkpoint
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation
+from eval.prompts.forms import Prompt
 from eval.rounds.round_trace import ModelIdentity, Run, read_round_trace, traced_rounds, write_round_trace
-from eval.tasks.forms import Prompt
 
 NAMES = ["p.jsonl:1", 'p "two"\u2028.jsonl:2']  # a line of JSON may hold what ends a line elsewhere
 TARGET, DRAFT = ModelIdentity("t", "1" * 64, "float32"), ModelIdentity("d", "2" * 64, "bfloat16")
@@ -269,7 +269,7 @@ def test_a_folder_is_no_file_for_rounds_and_nothing_is_decoded(command, pair_wor
 
 
 def test_typed_prompts_are_named_by_their_number(pair_words, path, monkeypatch):
-    from eval.pair import compare
+    from eval.checks import compare
 
     monkeypatch.setattr(
         compare, "typed_prompts", lambda _: [Prompt("standard input:1", ({"role": "user", "content": "x"},))]

@@ -4,16 +4,16 @@ import json
 
 import pytest
 
-from eval.acceptance import Resampling
+from eval.acceptance.counts import Resampling
 from eval.config import EvalConfig
-from eval.models import load_model
-from eval.report.cards import read_cards
-from eval.report.drafts import scored_drafts
-from eval.report.grid_file import grids_of
+from eval.models.loading import load_model
+from eval.prompts.forms import Prompt
 from eval.report.summary import report_verdict
+from eval.report_inputs.cards import read_cards
+from eval.report_inputs.drafts import scored_drafts
+from eval.report_inputs.grid_file import grids_of
 from eval.scorecard import score_drafts
 from eval.scorecard.grid import measure_batches, spread_lookaheads
-from eval.tasks.forms import Prompt
 
 RESAMPLING = Resampling(0.95, 50, 17)
 PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "2+2?"), 1)]
@@ -64,9 +64,9 @@ def test_contexts_that_are_named_take_the_place_of_the_texts_length(models):
 
 
 def test_what_does_not_fit_is_left_out_and_told(models, monkeypatch):
-    monkeypatch.setattr("eval.latency.room.cache_bytes", lambda _model, *, batch, context: batch)
-    monkeypatch.setattr("eval.latency.room.bytes_to_pack", lambda _model: 0)  # of any processor
-    monkeypatch.setattr("eval.latency.room.free_bytes", lambda _device: 3)
+    monkeypatch.setattr("eval.latency.memory.cache_bytes", lambda _model, *, batch, context: batch)
+    monkeypatch.setattr("eval.latency.memory.bytes_to_pack", lambda _model: 0)  # of any processor
+    monkeypatch.setattr("eval.latency.memory.free_bytes", lambda _device: 3)
     grid, told = measure_batches(models, [1, 70, 80], config(latency_batches=(1, 4)), RESAMPLING)
     assert grid is not None
     assert [cell["batch"] for cell in grid["cells"]] == [1]
@@ -83,7 +83,7 @@ def test_models_of_one_text_at_a_time_are_timed_at_batch_1(models, monkeypatch):
 
 
 def test_no_batches_no_file_also_where_an_earlier_scoring_left_one(target_folder, noisy_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("eval.latency.room.free_bytes", lambda _device: 0)
+    monkeypatch.setattr("eval.latency.memory.free_bytes", lambda _device: 0)
     (tmp_path / "latency.json").write_text("{}")
     scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, config(), tmp_path, seed=17)
     assert not (tmp_path / "latency.json").exists()

@@ -5,11 +5,11 @@ import copy
 import pytest
 
 from eval.config import EvalConfig
+from eval.pages.scorecard_page import scorecard_page
+from eval.pages.tables import rate, table
+from eval.pages.verdict import prediction, speedup_of, with_interval
+from eval.prompts.forms import Prompt
 from eval.scorecard import score_drafts
-from eval.scorecard.page import scorecard_page
-from eval.scorecard.tables import rate, table
-from eval.scorecard.verdict import prediction, speedup_of, with_interval
-from eval.tasks.forms import Prompt
 
 PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "2+2?"), 1)]
 CONFIG = EvalConfig(

@@ -6,23 +6,23 @@ from dataclasses import asdict
 import pytest
 
 from architectures.errors import UserError
-from eval.beside.policy_file import FILE_NAME, prompt_fingerprint, read_policies, write_policies
-from eval.beside.policy_words import engine_words
-from eval.beside.replay import Rounds
-from eval.beside.tune import Tuned, rounds_of
+from eval.acceptance.speedup import StepTimes
+from eval.answers.traces import read_traces
 from eval.config import EvalConfig
-from eval.decoding.beside import ProposalPolicy
 from eval.decoding.ngram import NgramLookup
-from eval.live import DRAFT
+from eval.decoding.policy import ProposalPolicy
+from eval.pages.verdict import LOOKUP, POLICY
+from eval.policies.policy_file import FILE_NAME, prompt_fingerprint, read_policies, write_policies
+from eval.policies.policy_words import engine_words
+from eval.policies.replay import Rounds
+from eval.policies.tune import Tuned, rounds_of
+from eval.prompts.forms import Prompt
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers
+from eval.scorecard.live import DRAFT
 from eval.scorecard.live_ways import ways_of
 from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.policies import FOLDER, recorded_along, row_of, tuning_prompts
-from eval.scorecard.verdict import LOOKUP, POLICY
-from eval.speedup import StepTimes
-from eval.tasks.forms import Prompt
-from eval.traces import read_traces
 
 CONFIG = EvalConfig(
     max_prompts=4,
@@ -76,7 +76,7 @@ def test_the_file_is_one_that_speed_and_verify_read(scored, target_folder, noisy
 
 
 def read_file(out):
-    from eval.beside.policy_file import FORM
+    from eval.policies.policy_file import FORM
 
     return FORM.validate_json((out / FILE_NAME).read_bytes())
 

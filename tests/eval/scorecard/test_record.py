@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.acceptance import Resampling, count_trace
+from eval.acceptance.counts import Resampling, count_trace
+from eval.acceptance.speedup import StepTimes, break_even_alpha
 from eval.decoding.texts import Decoded, Round
 from eval.latency.timing import StepTime
-from eval.live import LiveAnswer, compare_with_replay
+from eval.scorecard.live import LiveAnswer, compare_with_replay
 from eval.scorecard.record import live_record, predicted_record, speedup_record, step_record
 from eval.scorecard.scores import AnswerScore, DraftScore
-from eval.speedup import StepTimes, break_even_alpha
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
 TIMES = StepTimes(target_s=20.0, draft_s=4.0, draft_two_s=5.0, verify_s={2: 22.0})

@@ -9,20 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_value
+from eval.acceptance.replay import rule_names
+from eval.answers.traces import Trace, read_traces
 from eval.config import EvalConfig
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.latency.floor import step_bytes
-from eval.models import load_model
-from eval.replay import rule_names
+from eval.models.loading import load_model
+from eval.prompts.forms import Prompt
+from eval.prompts.loading import tasks_record
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers, typical_context
 from eval.scorecard.pair import Pair, replay_drafts
-from eval.tasks.forms import Prompt
-from eval.tasks.prompts import tasks_record
-from eval.traces import Trace, read_traces
 
 TIMED = ("latency", "speedup", "live", "verdict", "warnings", "provenance")
 
@@ -220,7 +220,7 @@ def test_the_live_loop_runs_at_the_best_predicted_lookahead(scorecard):
 
 
 def test_origins_are_recorded(scorecard, target_folder):
-    from architectures.fingerprint import fingerprint_checkpoint
+    from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 
     assert scorecard["target"]["fingerprint"] == fingerprint_checkpoint(target_folder)
     assert [(row["draft"], row["layers"]) for row in scorecard["drafts"]] == [("undistilled", 2), ("draft", 4)]
@@ -415,7 +415,7 @@ def test_half_precision_is_scored_and_differences_are_told(target_folder, noisy_
 
 def test_a_disagreement_in_float32_is_loud(monkeypatch, target_folder, noisy_folder, tmp_path):
     """A loop that loses a round must not pass unseen."""
-    from eval.live import LiveAnswer
+    from eval.scorecard.live import LiveAnswer
 
     honest = LiveAnswer.counts.fget
     monkeypatch.setattr(LiveAnswer, "counts", property(lambda self: replace(honest(self), rounds=1.0)))

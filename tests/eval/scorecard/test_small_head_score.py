@@ -7,23 +7,23 @@ from copy import deepcopy
 import pytest
 import torch
 
-from architectures.draft_vocabulary.counting import coverage, token_counts
 from architectures.draft_vocabulary.head import cut_head
-from eval.acceptance import count_trace
+from architectures.small_head.counting import coverage, token_counts
+from eval.acceptance.counts import count_trace
+from eval.acceptance.replay import answer_logits, replay_answer, replay_counts
+from eval.answers.traces import read_traces
+from eval.checks.verify import Verification, verify_pair
 from eval.decoding.rules import LOSSLESS
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.models import load_model
-from eval.pair.verify import Verification, verify_pair
+from eval.models.loading import load_model
+from eval.prompts.forms import Prompt
 from eval.recorded.answers import read_recorded_traces
 from eval.recorded.score import score_recording
-from eval.replay import answer_logits, replay_answer, replay_counts
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import TRACES_NAME, Answers, answers_folder
 from eval.scorecard.pair import Pair, replay_drafts
-from eval.tasks.forms import Prompt
-from eval.traces import read_traces
 from tests.eval.conftest import SAID
 from tests.eval.decoding.laws import FIRST, TEXT
 from tests.eval.decoding.small_heads import spread_out

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.scorecard.verdict import alpha_words, find_warnings, headline, verdict, with_interval
+from eval.pages.verdict import alpha_words, find_warnings, headline, verdict, with_interval
 
 MACHINE = {"hardware": {"processor": "Abacus 9", "accelerators": ["Beads 2"]}}
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from eval.checks.compare import Comparison, compare
+from eval.checks.loaded import open_pair
+from eval.checks.verify import Verification, decode_run
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Seeds, Speculation, row_seed
-from eval.pair.compare import Comparison, compare
-from eval.pair.opened import open_pair
-from eval.pair.verify import Verification, decode_run
+from eval.prompts.forms import Prompt, user_turn
 from eval.speed import ways
 from eval.speed.measure import groups_of, take_turns, warm_up
 from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Setup, Way, ways_to_decode
-from eval.tasks.forms import Prompt, user_turn
 
 REPEATS = 3
 WARM = Sampling(1.0)

@@ -7,16 +7,16 @@ from functools import partial
 import pytest
 
 import widedraft
-from eval.decoding import compiled
-from eval.decoding.compiled import CompiledSteps
-from eval.decoding.row_step import forward
 from eval.decoding.sampling import Sampling
-from eval.decoding.sequencer import open_sequencer
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.profiling.figures import named_spans, recorded_span
 from eval.speed.profiled_round import PARTS, NamedBatch, profile_round
 from eval.speed.ways import Setup
+from eval.steps import compiled
+from eval.steps.compiled import CompiledSteps
+from eval.steps.row_step import forward
+from eval.steps.sequencer import open_sequencer
 from tests.eval.decoding.test_compiled import needs_compiler
 
 LOOKAHEAD, LAYERS_OF_TARGET = 3, 4

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import widedraft
-from eval.acceptance import Resampling
+from eval.acceptance.counts import Resampling
+from eval.acceptance.intervals import least_units
+from eval.checks.built_in import PROMPTS
+from eval.commands.speed import default_prompts
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
-from eval.intervals import least_units
 from eval.latency.measure import measure_latency
 from eval.latency.steps import Setting
-from eval.pair.built_in import PROMPTS
-from eval.speed.command import default_prompts
 from eval.speed.measure import groups_of, take_turns, warm_up
 from eval.speed.page import speed_page
 from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Setup, Way, ways_to_decode

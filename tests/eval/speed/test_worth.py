@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from eval.acceptance import Resampling
+from eval.acceptance.counts import Resampling
+from eval.acceptance.speedup import StepTimes
 from eval.decoding.texts import Round
 from eval.speed.best import behind_the_fastest, best_of_each
 from eval.speed.page import error_sentence, fastest_sentence, speed_page
 from eval.speed.plot import draw
 from eval.speed.record import largest_error, pass_ms, round_record, speed_record_of_all, way_record
 from eval.speed.ways import BESIDE, DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Taken, Way
-from eval.speedup import StepTimes
 
 NAME = "draft"
 RESAMPLING = Resampling(confidence=0.9, num_resamples=300, seed=17)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from distill.data.conversations import load_conversations
-from eval.models import load_tokenizer
-from eval.tasks import rows
-from eval.tasks.forms import user_turn
-from eval.tasks.prompts import load_prompts
-from eval.tasks.rendering import chat_text, render_prompt
-from eval.tasks.source import PromptSource
-from eval.tasks.table import TASKS
+from eval.models.loading import load_tokenizer
+from eval.prompts import rows
+from eval.prompts.forms import user_turn
+from eval.prompts.loading import load_prompts
+from eval.prompts.rendering import chat_text, render_prompt
+from eval.prompts.source import PromptSource
+from eval.prompts.table import TASKS
 
 MOST_S = 5.0
 
@@ -128,7 +128,7 @@ BOMBS = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", BOMBS)
 def test_a_template_that_makes_too_much_is_refused(tiny_target, case, monkeypatch):
-    monkeypatch.setattr("eval.tasks.template_cost.MOST_CPU_S", 1)
+    monkeypatch.setattr("eval.prompts.template_cost.MOST_CPU_S", 1)
     tokenizer = load_tokenizer(tiny_target)
     tokenizer.chat_template = BOMBS[case] + "{{ messages[0]['content'] }}"
     with pytest.raises(UserError, match="its chat template takes more than"):

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
-from architectures.fingerprint import fingerprint_value
-from eval.models import load_tokenizer
-from eval.tasks.forms import Prompt, raw_text
-from eval.tasks.page import tasks_page
-from eval.tasks.prompts import load_prompts
-from eval.tasks.reading import FIELD_IN_TEMPLATE, task_answer, task_conversation, task_prompt, whole_lines
-from eval.tasks.rendering import render_prompt
-from eval.tasks.source import PromptSource
-from eval.tasks.table import TASKS, named_task
+from eval.models.loading import load_tokenizer
+from eval.prompts.forms import Prompt, raw_text
+from eval.prompts.loading import load_prompts
+from eval.prompts.page import tasks_page
+from eval.prompts.reading import FIELD_IN_TEMPLATE, task_answer, task_conversation, task_prompt, whole_lines
+from eval.prompts.rendering import render_prompt
+from eval.prompts.source import PromptSource
+from eval.prompts.table import TASKS, named_task
 
 SQL = (
     "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the "

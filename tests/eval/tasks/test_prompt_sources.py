@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from eval.pair.opened import prompts_of
-from eval.tasks.forms import Prompt, raw_text, user_turn
-from eval.tasks.prompts import load_in_turn, load_prompts, tasks_record
-from eval.tasks.source import PromptSource
-from eval.tasks.table import TASKS, HubRows
-from eval.tasks.words import prompt_sources
+from eval.checks.loaded import prompts_of
+from eval.prompts.forms import Prompt, raw_text, user_turn
+from eval.prompts.loading import load_in_turn, load_prompts, tasks_record
+from eval.prompts.source import PromptSource
+from eval.prompts.table import TASKS, HubRows
+from eval.prompts.words import prompt_sources
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from architectures.errors import UserError
-from eval.models import load_tokenizer
-from eval.tasks.forms import Prompt
-from eval.tasks.prompts import load_prompts
-from eval.tasks.rendering import render_prompt, template_hash
-from eval.tasks.source import PromptSource
-from eval.traces import asked
+from eval.answers.traces import asked
+from eval.models.loading import load_tokenizer
+from eval.prompts.forms import Prompt
+from eval.prompts.loading import load_prompts
+from eval.prompts.rendering import render_prompt, template_hash
+from eval.prompts.source import PromptSource
 
 KNOWN = "messages, turns, prompt, question, instruction"
 ROLE = "one of system, user, assistant"

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from architectures.errors import UserError
-from eval.acceptance import Counts, Resampling
+from eval.acceptance.counts import Counts, Resampling
+from eval.acceptance.speedup import StepTimes
 from eval.scorecard.scores import AnswerScore, DraftScore
-from eval.speedup import StepTimes
 from eval.training_curve.curves import SCHEMA, Curves, read_curves, write_curves
 from eval.training_curve.page import best_sentence, curves_page
 from eval.training_curve.score import Saved, curve

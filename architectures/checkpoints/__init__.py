@@ -1,0 +1,1 @@
+"""Hugging Face folders: weights, fingerprints, what is carried along, and the manifest of what a stage made."""

@@ -1,0 +1,157 @@
+"""manifest.json: where an artifact came from, and whether it is still the one its inputs would make.
+
+Never imports torch, so `widedraft check` may use it.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from architectures.checkpoints.fingerprint import FINGERPRINT_KIND
+from architectures.errors import UserError
+from architectures.files.atomic import write_json
+from architectures.files.entry_kinds import Kind
+from architectures.files.masked_words import masked
+from architectures.files.reading import read_json_object
+
+MANIFEST_NAME = "manifest.json"
+KIND_KEYS = ("fingerprint", "adopted")  # say what kind its fingerprints are, and nothing of what was made
+INPUTS = Kind("an object with a fingerprint for each input", dict[str, str])
+PACKAGES = ("widedraft", "torch", "transformers", "mosaicml", "datasets", "tokenizers", "safetensors", "numpy")
+
+
+def write_manifest(folder: Path, *, stage: str, inputs: Mapping[str, str], **details: Any) -> None:
+    """Write folder/manifest.json: stage, named input fingerprints, provenance and any further details.
+
+    Write it last: a folder without a manifest is an unfinished one.
+    """
+    record = {"stage": stage, "inputs": dict(inputs), "fingerprint": FINGERPRINT_KIND, **details}
+    write_json({**record, "provenance": provenance()}, folder / MANIFEST_NAME)
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished folder, or None where there is none.
+
+    Raises:
+        UserError: If the file is no JSON object, or does not name what the folder was made from.
+    """
+    path, remedy = folder / MANIFEST_NAME, f"Delete {folder} and run its stage again."
+    if not path.exists():
+        return None
+    manifest = read_json_object(path, remedy)
+    inputs = manifest.get("inputs")
+    if not INPUTS.fits(inputs):
+        raise UserError(f"{path}: inputs {INPUTS.mistake(inputs)}. {remedy}")
+    return manifest
+
+
+def adopt_inputs(folder: Path, same: Mapping[str, str]) -> bool:
+    """Note in a manifest today's fingerprints of inputs that were recorded by an older kind; whether there are any.
+
+    They stand beside the recorded ones, from which the fingerprints of later stages were made.
+
+    Args:
+        folder: A finished one.
+        same: Today's fingerprint by the older one.
+    """
+    manifest = read_manifest(folder) or {}
+    found = {name: same[value] for name, value in manifest.get("inputs", {}).items() if value in same}
+    if found:
+        write_json({**manifest, "fingerprint": FINGERPRINT_KIND, "adopted": found}, folder / MANIFEST_NAME)
+    return bool(found)
+
+
+def is_of_older_kind(manifest: Mapping[str, Any]) -> bool:
+    """Whether its inputs may be fingerprints of an older kind."""
+    return manifest.get("fingerprint") != FINGERPRINT_KIND
+
+
+def recorded_inputs(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The fingerprints to compare: the recorded ones, and in place of an older kind those that were adopted."""
+    return {**manifest["inputs"], **manifest.get("adopted", {})}
+
+
+def changed_inputs(manifest: Mapping[str, Any], inputs: Mapping[str, str]) -> list[str]:
+    """Names of the inputs whose fingerprints differ from the recorded ones, sorted."""
+    recorded = recorded_inputs(manifest)
+    return sorted(name for name in recorded.keys() | inputs.keys() if recorded.get(name) != inputs.get(name))
+
+
+def provenance() -> dict[str, Any]:
+    """Command, code, versions and machine, as every manifest and scorecard carries them."""
+    return {
+        "argv": command(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        "versions": {name: package_version(name) for name in PACKAGES},
+        "hardware": hardware(),
+    }
+
+
+def command() -> list[str]:
+    """This process's words without secrets, the program without the folder that this project or its environment is in.
+
+    Cards go with a draft to the hub, where an installation's folder helps nobody and a secret helps the wrong people.
+    """
+    program, home = Path(sys.argv[0]), Path(__file__).parents[2]
+    if program.is_absolute():
+        program = program.relative_to(home) if program.is_relative_to(home) else Path(program.name)
+    return [str(program), *(masked(word) for word in sys.argv[1:])]
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_commit() -> str | None:
+    """The commit of this source tree, with "+changes" when files differ from it; None where git does not track it."""
+    tracked = ("ls-files", "--error-unmatch", Path(__file__).name)  # an installed copy may lie inside another checkout
+    described = ("describe", "--always", "--abbrev=40", "--dirty=+changes")
+    try:
+        run_git(*tracked)
+        return run_git(*described)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def run_git(*arguments: str) -> str:
+    """Standard output of a git command in the folder of this file."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, usable cores, memory, and the accelerators if torch is already loaded."""
+    torch = sys.modules.get("torch")
+    return {
+        "processor": processor_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "accelerators": [] if torch is None else accelerator_names(torch),
+    }
+
+
+def accelerator_names(torch: Any) -> list[str]:
+    """Names of the GPUs that torch sees."""
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def processor_name() -> str:
+    """The processor's own name where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,1 @@
+"""What each engine demands of a pair."""

@@ -1,0 +1,1 @@
+"""llama.cpp's files as targets."""

@@ -1,0 +1,279 @@
+"""The header of a GGUF file: metadata and the list of tensors, without reading any of them. No torch.
+
+`gguf.GGUFReader` takes seconds for the token list alone; `widedraft check` has two in all.
+Source of the layout: the GGUF specification, ggml-org/ggml docs/gguf.md, versions 2 and 3.
+"""
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.families.config_entries import CONFIG, require_config
+from architectures.files.entry_kinds import shown, whole
+from architectures.files.reading import require_regular
+
+MAGIC = b"GGUF"
+MOST_HEADER_BYTES = 64 << 20  # a vocabulary of 256,000 tokens with its merges takes some 16 MB
+MOST_TENSORS, MOST_ENTRIES, MOST_AXES, MOST_NAME_BYTES = 100_000, 10_000, 4, 65_535
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+STRING, ARRAY = 8, 9
+ALIGNMENT = whole("a whole number > 0 and <= 65,536", ge=1, le=65_536)
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+CONFIG_KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+TOKEN_KEYS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
+END_OF_TURN = {"eot_token_id": "bos_token_id", "unknown_token_id": "bos_token_id"}  # each one id
+# The `general.architecture` values we accept; each is also its model_type in transformers.
+BIAS_KEYS = {  # config entry -> a tensor that is there when the entry is true
+    "llama": {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+    "qwen2": {},
+    "qwen3": {"attention_bias": "blk.0.attn_q.bias"},
+}
+ARCHITECTURES = tuple(BIAS_KEYS)
+CHECKED_KEYS = ("attention.value_length", "rope.dimension_count")  # must agree with head_dim
+NEUTRAL_KEYS = ("vocab_size",)  # said again by the embedding's size
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """Where one tensor lies."""
+
+    size: tuple[int, ...]  # as torch has it: rows first; GGUF stores columns first
+    type_id: int  # GGMLQuantizationType
+    offset: int  # bytes from the start of the tensor data
+
+
+@dataclass(frozen=True)
+class GgufArray:
+    """An array in the metadata, of which only the length is kept."""
+
+    length: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """What a GGUF file says before its tensors."""
+
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+    data_start: int
+
+
+def read_gguf_header(file: Path) -> GgufHeader:
+    """Metadata and tensor list of a GGUF file, in time and memory that the file's own claims do not decide.
+
+    Raises:
+        UserError: If the file is absent, not GGUF, of another version, or damaged, endless or cut short in its header.
+    """
+    if not file.exists():
+        raise UserError(f"{file}: no such file. Give the path of an existing .gguf file.")
+    require_regular(file, remedy="Give the path of a .gguf file.")
+    if file.stat().st_size < 24:
+        raise UserError(f"{file}: {file.stat().st_size} bytes are no GGUF file. Fetch it again.")
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data[:4] != MAGIC:
+            raise UserError(f"{file}: not a GGUF file (it starts with {data[:4]!r}). Give a .gguf file.")
+        try:
+            return parse_header(data, file)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise UserError(f"{file}: damaged or cut short inside the header ({error}). Fetch it again.") from error
+
+
+def parse_header(data: mmap.mmap, file: Path) -> GgufHeader:
+    """Walk the header from the version on."""
+    cursor = Cursor(data, position=4)
+    version = cursor.scalar("I")
+    if version not in VERSIONS:
+        raise UserError(f"{file}: GGUF version {version} is not supported. Use a little-endian file of version 2 or 3.")
+    num_tensors, num_entries = cursor.count(MOST_TENSORS, "tensors"), cursor.count(MOST_ENTRIES, "entries")
+    metadata: dict[str, Any] = {}
+    for _ in range(num_entries):
+        name = new_name(cursor, metadata)
+        metadata[name] = cursor.value(cursor.scalar("I"))
+    tensors: dict[str, GgufTensor] = {}
+    for _ in range(num_tensors):
+        name = new_name(cursor, tensors)
+        tensors[name] = parse_tensor(cursor)
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not ALIGNMENT.fits(alignment):
+        raise UserError(f"{file}: general.alignment {ALIGNMENT.mistake(alignment)}. Fetch the file again.")
+    return GgufHeader(metadata, tensors, data_start=-(-cursor.position // alignment) * alignment)
+
+
+def new_name(cursor: "Cursor", known: Mapping[str, Any]) -> str:
+    """The name at the cursor, which must not have been there before."""
+    name = cursor.text(MOST_NAME_BYTES)
+    if name in known:
+        raise struct.error(f"{shown(name)} stands there twice")
+    return name
+
+
+def parse_tensor(cursor: "Cursor") -> GgufTensor:
+    """Where the tensor at the cursor lies."""
+    num_axes = cursor.scalar("I")
+    if num_axes > MOST_AXES:
+        raise struct.error(f"a tensor of {num_axes} axes")
+    sizes = [cursor.scalar("Q") for _ in range(num_axes)]
+    return GgufTensor(tuple(reversed(sizes)), cursor.scalar("I"), cursor.scalar("Q"))
+
+
+class Cursor:
+    """Reads little-endian values one after another, as far as a header may reach."""
+
+    def __init__(self, data: mmap.mmap, *, position: int):
+        self.data = data
+        self.position = position
+        self.end = min(len(data), MOST_HEADER_BYTES)
+
+    def scalar(self, code: str) -> Any:
+        """One number or truth value, by its struct code."""
+        start = self.position
+        self.skip(struct.calcsize(f"<{code}"))
+        return struct.unpack_from(f"<{code}", self.data, start)[0]
+
+    def count(self, most: int, of: str) -> int:
+        """A number of things that are to be read."""
+        found = self.scalar("Q")
+        if found > most:
+            raise struct.error(f"{found} {of}, where at most {most} are read")
+        return found
+
+    def skip(self, num_bytes: int) -> None:
+        """Step over bytes that must exist."""
+        if self.position + num_bytes > self.end:
+            raise struct.error(f"{num_bytes} bytes expected at {self.position}, the header ends before {self.end}")
+        self.position += num_bytes
+
+    def text(self, most_bytes: int = MOST_HEADER_BYTES) -> str:
+        """A string with its length before it."""
+        length = self.count(most_bytes, "bytes of text")
+        start = self.position
+        self.skip(length)
+        return self.data[start : self.position].decode("utf-8")
+
+    def value(self, type_id: int) -> Any:
+        """A metadata value of the given type; of an array only its length."""
+        if type_id == STRING:
+            return self.text()
+        if type_id != ARRAY:
+            return self.scalar(scalar_code(type_id))
+        item_type, length = self.scalar("I"), self.scalar("Q")
+        if item_type == STRING:
+            for _ in range(length):
+                self.skip(self.scalar("Q"))
+        else:
+            self.skip(length * struct.calcsize(f"<{scalar_code(item_type)}"))
+        return GgufArray(length)
+
+
+def scalar_code(type_id: int) -> str:
+    """The struct code of a GGUF value type."""
+    if type_id not in SCALARS:
+        raise struct.error(f"unknown value type {type_id}")
+    return SCALARS[type_id]
+
+
+def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
+    """The config.json entries that a GGUF header states, for one of the architectures we accept.
+
+    Raises:
+        UserError: If the architecture is another one, or an entry is missing, unknown or at odds with the others.
+    """
+    architecture = header.metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise UserError(
+            f"{file}: general.architecture is {architecture!r}, not of the LLaMA family. "
+            f"Use a GGUF file of one of: {', '.join(ARCHITECTURES)}."
+        )
+    prefix = f"{architecture}."
+    stated = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
+    refuse_unknown_entries(file, architecture, stated)
+    require_kinds(file, header, {f"{prefix}{key}": name for key, name in CONFIG_KEYS.items()})
+    require_kinds(file, header, {f"tokenizer.ggml.{key}": name for key, name in (TOKEN_KEYS | END_OF_TURN).items()})
+    config = {name: stated[key] for key, name in CONFIG_KEYS.items() if key in stated}
+    config |= {
+        name: header.metadata[f"tokenizer.ggml.{key}"]
+        for key, name in TOKEN_KEYS.items()
+        if f"tokenizer.ggml.{key}" in header.metadata
+    }
+    config |= {"model_type": architecture, **facts_from_tensors(file, architecture, header)}
+    config["head_dim"] = head_dim(file, architecture, config, stated)
+    for name in ("rms_norm_eps", "rope_theta"):
+        if name in config:
+            config[name] = shortest_decimal(config[name])
+    require_config(config, str(file))
+    return config
+
+
+def require_kinds(file: Path, header: GgufHeader, names: Mapping[str, str]) -> None:
+    """Raise UserError naming the first entry that is not what config.json may hold under its name there."""
+    for key, name in names.items():
+        if key in header.metadata and not CONFIG[name].fits(header.metadata[key]):
+            raise UserError(f"{file}: {key} {CONFIG[name].mistake(header.metadata[key])}. Fetch the file again.")
+
+
+def refuse_unknown_entries(file: Path, architecture: str, stated: Mapping[str, Any]) -> None:
+    """Every entry of the architecture must be one we carry over; a dropped one could change the model's answers."""
+    neutral_scaling = {"rope.scaling.type": "none"}
+    known = {*CONFIG_KEYS, *CHECKED_KEYS, *NEUTRAL_KEYS}
+    for key, value in stated.items():
+        if key not in known and neutral_scaling.get(key) != value:
+            raise UserError(
+                f"{file}: {architecture}.{key}={value} is not carried over to Hugging Face. "
+                "Use the model's original Hugging Face folder as the target."
+            )
+
+
+def facts_from_tensors(file: Path, architecture: str, header: GgufHeader) -> dict[str, Any]:
+    """Vocabulary, tying and biases, as the tensor list shows them."""
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or not embedding.size:
+        raise UserError(f"{file}: token_embd.weight is missing. Use a GGUF file of a whole model.")
+    return {
+        "vocab_size": embedding.size[0],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        **{entry: tensor in header.tensors for entry, tensor in BIAS_KEYS[architecture].items()},
+    }
+
+
+def head_dim(file: Path, architecture: str, config: Mapping[str, Any], stated: Mapping[str, Any]) -> int:
+    """The width of a head; every entry that speaks of it must agree."""
+    missing = [key for key, name in CONFIG_KEYS.items() if name in ("hidden_size", "num_attention_heads")]
+    missing = [f"{architecture}.{key}" for key in missing if key not in stated]
+    if missing:
+        raise UserError(f"{file}: {missing[0]} is missing. Use a GGUF file of a whole model.")
+    width = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    for key in CHECKED_KEYS:
+        if stated.get(key, width) != width:
+            raise UserError(
+                f"{file}: {architecture}.{key}={stated[key]} differs from the head width {width}. "
+                "Use the model's original Hugging Face folder as the target."
+            )
+    return width
+
+
+def shortest_decimal(stored: float) -> float:
+    """The shortest decimal whose float32 is the stored value: 9.999999747378752e-06 -> 1e-05.
+
+    Transformers adds it to float32 tensors, so either of the two gives the same bits.
+    """
+    for digits in range(1, 18):
+        value = float(f"{stored:.{digits}g}")
+        if struct.pack("<f", value) == struct.pack("<f", stored):
+            return value
+    return stored

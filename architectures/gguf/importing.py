@@ -1,0 +1,279 @@
+"""A GGUF file becomes an ordinary Hugging Face folder, tensor by tensor, with no trace of its quantised past.
+
+Transformers opens GGUF files too, but holds the whole model, drops what it does not know (a Llama 3 file's rotary
+factors) and refuses to save the result. Its de-quantised logits are this module's test, bit for bit.
+
+Shape suffixes used in this file:
+    N = heads, D = head width, C = columns of a matrix (a bias has none)
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from tokenizers import pre_tokenizers
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from architectures.checkpoints.fingerprint import fingerprint_file
+from architectures.checkpoints.manifest import MANIFEST_NAME, write_manifest
+from architectures.checkpoints.weights import TensorInfo, require_replaceable, write_weights
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.families.family import Family
+from architectures.families.rotary import GGUF_LAYER, GGUF_OUTSIDE
+from architectures.files.atomic import staged_folder
+from architectures.gguf.header import TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
+from architectures.shapes.shape import Shape, checkpoint_tensors
+
+PERMUTED_ARCHITECTURES = ("llama",)  # llama.cpp stores their query and key rows in its own rotary order
+ROPE_FACTORS = "rope_freqs.weight"
+GPT2_SPLITTING = (None, "default", "gpt-2")  # `tokenizer.ggml.pre`, where GPT-2's own word splitting is right
+DIGITS_APART = "smollm"  # the same behind a step that makes every digit a word: spaces before a number stay together
+TOKENIZER_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
+MAX_CHARS_SHOWN = 200
+SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+
+
+def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
+    """De-quantise a GGUF file into a Hugging Face folder: safetensors, config, tokenizer, generation_config, manifest.
+
+    Args:
+        file: A GGUF file of one of gguf_header.ARCHITECTURES.
+        out: The folder; an earlier import there is replaced.
+        dtype: Of the written weights: float32, bfloat16 or float16.
+
+    Raises:
+        UserError: If the file is absent, not GGUF, cut short, of another architecture or holds tensors we do not
+            know, or out holds something else.
+    """
+    header = read_gguf_header(file)
+    entries = gguf_config(file, header)
+    family = FAMILIES[entries["model_type"]]
+    shape = Shape.from_config(entries, where=str(file))
+    stored = gguf_names(shape)
+    require_gguf_tensors(file, header, {stored[name]: size for name, size in checkpoint_tensors(shape).items()})
+    entries |= rope_entries(file, header, entries)
+    require_known_splitting(file, header)
+    require_replaceable(out, MANIFEST_NAME, reading=file, stage="import-gguf")
+
+    written = getattr(torch, dtype)
+    layout = {name: TensorInfo(written, header.tensors[stored[name]].size) for name in stored}
+    with staged_folder(out) as folder:
+        write_weights(layout, lambda name: read_tensor(file, header, stored[name], shape).to(written), folder)
+        write_config(entries, family, dtype, folder)
+        write_generation_config(header, entries, folder)
+        write_tokenizer(file, header, folder)
+        write_manifest(
+            folder, stage="import-gguf", inputs={"gguf": fingerprint_file(file)}, file=str(file), dtype=dtype
+        )
+
+
+def gguf_names(shape: Shape) -> dict[str, str]:
+    """Hugging Face name -> GGUF name of every tensor of the checkpoint."""
+    family = FAMILIES[shape.family]
+    modules = {part.name: GGUF_OUTSIDE[role] for role, part in family.outside.items()}
+    for layer in range(shape.layers):
+        modules |= {family.layer_module(layer, role): f"blk.{layer}.{GGUF_LAYER[role]}" for role in family.layer}
+    found = {}
+    for name in checkpoint_tensors(shape):
+        module, kind = name.rsplit(".", 1)
+        found[name] = f"{modules[module]}.{kind}"
+    return found
+
+
+def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Exactly the expected tensors are there, in their sizes, whole and in a quantisation that can be undone."""
+    for name, size in expected.items():
+        if name not in header.tensors:
+            raise UserError(f"{file}: {name} is missing. Use a GGUF file of a whole model.")
+        if header.tensors[name].size != size:
+            raise UserError(
+                f"{file}: {name} has size {list(header.tensors[name].size)}, the header makes it {list(size)}. "
+                "Fetch the file again."
+            )
+    places = tensor_places(file, header)
+    for name in header.tensors:
+        if name not in expected and name != ROPE_FACTORS:
+            raise UserError(
+                f"{file}: {name} is not a tensor of {header.metadata['general.architecture']}, and dropping it would "
+                "change the model. Use the model's original Hugging Face folder as the target."
+            )
+        end = places[name][1]
+        if end > file.stat().st_size:
+            raise UserError(
+                f"{file}: cut short inside {name}: {end} bytes are needed, the file has {file.stat().st_size}. "
+                "Fetch the file again."
+            )
+
+
+def tensor_places(file: Path, header: GgufHeader) -> dict[str, tuple[int, int]]:
+    """Where each tensor begins and ends in the file, in the order they lie there; no two share a byte."""
+    begins = {name: header.data_start + tensor.offset for name, tensor in header.tensors.items()}
+    places = {
+        name: (begin, begin + num_bytes(file, name, header.tensors[name]))
+        for name, begin in sorted(begins.items(), key=lambda pair: pair[1])
+    }
+    for (name, (_, end)), (other, (start, _)) in pairwise(places.items()):
+        if start < end:
+            raise UserError(f"{file}: {other} begins inside {name}, at byte {start}. Fetch the file again.")
+    return places
+
+
+def num_bytes(file: Path, name: str, tensor: GgufTensor) -> int:
+    """Bytes a quantised tensor takes in the file."""
+    try:
+        block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type_id)]
+    except (ValueError, KeyError) as error:
+        raise UserError(
+            f"{file}: {name} has the unknown quantisation type {tensor.type_id}. Use a file of a common type, as Q8_0."
+        ) from error
+    if not tensor.size or tensor.size[-1] % block_size:
+        raise UserError(
+            f"{file}: {name} has size {list(tensor.size)}, whose rows are no whole blocks of {block_size}. "
+            "Fetch the file again."
+        )
+    return prod(tensor.size) // block_size * block_bytes
+
+
+def read_tensor(file: Path, header: GgufHeader, name: str, shape: Shape) -> Tensor:
+    """One tensor, de-quantised to float32 and in the row order of transformers."""
+    tensor = header.tensors[name]
+    start = header.data_start + tensor.offset
+    raw = np.fromfile(file, dtype=np.uint8, count=num_bytes(file, name, tensor), offset=start)
+    rows = raw.reshape(*tensor.size[:-1], -1)
+    with np.errstate(invalid="ignore", over="ignore"):  # named below
+        weight = torch.from_numpy(dequantize(rows, GGMLQuantizationType(tensor.type_id)).astype(np.float32, copy=False))
+    if not torch.stack(weight.aminmax()).isfinite().all():
+        raise UserError(f"{file}: {name} holds NaN or infinity. Fetch the file again.")
+    if header.metadata["general.architecture"] in PERMUTED_ARCHITECTURES:
+        for part, heads in ((".attn_q.", shape.heads), (".attn_k.", shape.kv_heads)):
+            if part in name:
+                return rotary_halves(weight, heads)
+    return weight
+
+
+def rotary_halves(weight: Tensor, heads: int) -> Tensor:
+    """Undo llama.cpp's row order: it rotates neighbouring rows (0,1), (2,3), ...; transformers rotates halves.
+
+    Args:
+        weight: [N * D, C], or [N * D] for a bias.
+        heads: N.
+    """
+    pairs_ND2C = weight.reshape(heads, -1, 2, *weight.shape[1:])
+    return pairs_ND2C.transpose(1, 2).reshape(weight.shape)
+
+
+def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary settings, for a config.json; a Llama 3 file states them only as factors, one for each frequency.
+
+    All Llama 3.1 and 3.2 models share three of the four settings; the fourth is the largest factor. They are taken
+    only if they give the file's factors back.
+    """
+    plain = {"rope_type": "default", "rope_theta": entries.get("rope_theta", 10000.0)}
+    if ROPE_FACTORS not in header.tensors:
+        return {"rope_parameters": plain}
+    tensor = header.tensors[ROPE_FACTORS]
+    if tensor.type_id != GGMLQuantizationType.F32 or tensor.size != (entries["head_dim"] // 2,):
+        raise UserError(
+            f"{file}: {ROPE_FACTORS} must hold {entries['head_dim'] // 2} numbers in F32, got {list(tensor.size)} of "
+            f"type {tensor.type_id}. Fetch the file again."
+        )
+    factors = np.fromfile(file, np.float32, count=tensor.size[0], offset=header.data_start + tensor.offset)
+    if not (np.isfinite(factors).all() and factors.min() > 0 and factors.max() >= 1):
+        raise UserError(f"{file}: {ROPE_FACTORS} holds factors that are no numbers > 0. Fetch the file again.")
+    scaled = plain | {
+        "rope_type": "llama3",
+        "factor": float(factors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = AutoConfig.for_model(**{**entries, "rope_parameters": scaled})
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
+    exponents = torch.arange(0, entries["head_dim"], 2) / entries["head_dim"]
+    implied = 1.0 / plain["rope_theta"] ** exponents / frequencies
+    if not torch.allclose(implied, torch.from_numpy(factors)):
+        raise UserError(
+            f"{file}: {ROPE_FACTORS} holds rotary factors other than Llama 3's. "
+            "Use the model's original Hugging Face folder as the target."
+        )
+    return {"rope_parameters": scaled}
+
+
+def write_config(entries: Mapping[str, Any], family: Family, dtype: str, folder: Path) -> None:
+    """Write config.json."""
+    settings = {key: value for key, value in entries.items() if key != "rope_theta"}
+    config = AutoConfig.for_model(**settings, architectures=[family.architecture], dtype=dtype)
+    config.save_pretrained(folder)
+
+
+def write_generation_config(header: GgufHeader, entries: Mapping[str, Any], folder: Path) -> None:
+    """Write generation_config.json; a chat model whose turns end by a token of its own stops at that one too."""
+    ids = {key: entries[key] for key in TOKEN_KEYS.values() if key in entries}
+    end_of_turn = header.metadata.get("tokenizer.ggml.eot_token_id", ids.get("eos_token_id"))
+    if end_of_turn != ids.get("eos_token_id"):
+        ids["eos_token_id"] = [ids["eos_token_id"], end_of_turn] if "eos_token_id" in ids else end_of_turn
+    GenerationConfig(**ids).save_pretrained(folder)
+
+
+def require_known_splitting(file: Path, header: GgufHeader) -> None:
+    """The installed transformers must know how this vocabulary splits text into words; older ones know one way."""
+    if header.metadata.get("tokenizer.ggml.model") != "gpt2":
+        return
+    splitting = header.metadata.get("tokenizer.ggml.pre")
+    if splitting not in {*GPT2_SPLITTING, DIGITS_APART, *known_splittings()}:
+        raise UserError(
+            f"{file}: transformers {transformers.__version__} does not rebuild tokenizer.ggml.pre={splitting}, a way "
+            "to split text into words. Install a newer one, or use the model's original Hugging Face folder."
+        )
+
+
+def known_splittings() -> Mapping[str, str]:
+    """The values of `tokenizer.ggml.pre` that the installed transformers acts on, each with the pattern it splits by.
+
+    It ignores all others silently.
+    """
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    except ImportError:  # transformers 5.17
+        return {}
+    return GGUF_PRE_TOKENIZER_SPLITS
+
+
+def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
+    """Write the tokenizer and chat template a GGUF file carries.
+
+    Transformers rebuilds the vocabulary, with GPT-2's splitting where it knows no other. Special tokens are taken from
+    the header: transformers 5.17 mistakes the beginning for the end and adds no beginning.
+    """
+    try:
+        rebuilt = AutoTokenizer.from_pretrained(
+            file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # the library raises plain Exceptions of lists that do not fit each other
+        if not (isinstance(error, TOKENIZER_ERRORS) or type(error) is Exception):
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]
+        raise UserError(f"{file}: its tokenizer could not be rebuilt ({said}). Fetch the file again.") from error
+    if header.metadata.get("tokenizer.ggml.pre") == DIGITS_APART:
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        steps = [pre_tokenizers.Digits(individual_digits=True), words]
+        rebuilt.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    ids = {name: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL_TOKENS.items()}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=rebuilt.backend_tokenizer,
+        chat_template=header.metadata.get("tokenizer.chat_template"),
+        **{name: rebuilt.convert_ids_to_tokens(token) for name, token in ids.items() if token is not None},
+    )
+    is_sentencepiece = header.metadata.get("tokenizer.ggml.model") == "llama"  # llama.cpp's default where unsaid
+    tokenizer.add_bos_token = header.metadata.get("tokenizer.ggml.add_bos_token", is_sentencepiece)
+    tokenizer.add_eos_token = header.metadata.get("tokenizer.ggml.add_eos_token", False)
+    tokenizer.save_pretrained(folder)

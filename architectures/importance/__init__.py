@@ -1,0 +1,1 @@
+"""Scores of layers, heads, neurons and channels, from calibration text."""

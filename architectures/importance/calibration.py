@@ -1,0 +1,84 @@
+"""Calibration text becomes token sequences of one length, on which a target's parts are scored.
+
+Shape suffixes used in this file:
+    S = sequences, T = tokens per sequence
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from architectures.errors import UserError
+from architectures.files.reading import require_regular
+
+MAX_PARAGRAPH_CHARS = 100_000  # a file without blank lines is handed over in pieces, never read as a whole
+
+
+def calibration_sequences(texts: Iterable[str], tokenizer: Any, *, tokens: int, sequence_len: int) -> Tensor:
+    """ids_ST: the first tokens // sequence_len sequences of the texts, one after the other.
+
+    Between two texts stands the end-of-sequence token, where the tokenizer has one. No text is read that is not needed.
+
+    Args:
+        texts: Plain texts; empty ones are passed over.
+        tokenizer: Of the target.
+        tokens: At most so many are used, >= sequence_len.
+        sequence_len: Tokens per sequence.
+
+    Raises:
+        UserError: If the texts are too short.
+    """
+    num_sequences = tokens // sequence_len
+    needed = num_sequences * sequence_len
+    ids: list[int] = []
+    for text in texts:
+        found = tokenizer.encode(text, add_special_tokens=False)
+        if ids and found and tokenizer.eos_token_id is not None:
+            ids.append(tokenizer.eos_token_id)
+        ids += found
+        if len(ids) >= needed:
+            return torch.tensor(ids[:needed]).view(num_sequences, sequence_len)
+    raise UserError(
+        f"The calibration text has {len(ids)} tokens, {needed} are asked for ({num_sequences} sequences of "
+        f"{sequence_len}). Lower architecture.calibration.tokens, or give a longer text as "
+        "architecture.calibration.text."
+    )
+
+
+def read_text(file: Path) -> Iterator[str]:
+    """The paragraphs of a plain text file, which blank lines part.
+
+    Raises:
+        UserError: When the first one is asked for, if the file cannot be read or holds none.
+    """
+    found = False
+    try:
+        require_regular(file, remedy="Give a UTF-8 text file as architecture.calibration.text.")
+        with file.open(encoding="utf-8") as opened:
+            for paragraph in paragraphs(iter(partial(opened.readline, MAX_PARAGRAPH_CHARS), "")):
+                found = True
+                yield paragraph
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{file}: cannot be read as text ({error}). Give a UTF-8 text file as architecture.calibration.text."
+        ) from error
+    if not found:
+        raise UserError(f"{file}: holds no text. Give another file as architecture.calibration.text.")
+
+
+def paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    """Neighbouring lines that are not blank, joined; long ones in pieces."""
+    gathered, num_chars = [], 0
+    for line in lines:
+        if gathered and (not line.strip() or num_chars > MAX_PARAGRAPH_CHARS):
+            yield "".join(gathered)
+            gathered, num_chars = [], 0
+        if line.strip():
+            gathered.append(line)
+            num_chars += len(line)
+    if gathered:
+        yield "".join(gathered)

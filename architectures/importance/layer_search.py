@@ -1,0 +1,255 @@
+"""In which order a target loses its layers: taken out one by one, or merged with their neighbours.
+
+A layer is run with what the model itself gave it (mask, positions). Recorded once, that stays right wherever the layer
+ends up, as it does not depend on the layers before. What lies before a change is run once for all candidates of a step.
+
+Shape suffixes used in this file:
+    S = sequences, T = tokens per sequence, V = vocabulary, H = hidden width, C = candidates of a step
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812 (as everyone calls it)
+from transformers import PreTrainedModel
+
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.files.progress import track
+from architectures.importance.scoring import evaluating, removable
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighbouring layers of the target that run as one.
+
+    Attributes:
+        layers: Of the target; the first is the module that runs.
+        weights: In place of the module's own; empty where it runs with those.
+    """
+
+    layers: tuple[int, ...]
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One sequence on its way through the whole model.
+
+    Attributes:
+        entry: x_1TH, the residual stream before the first layer.
+        calls: For each layer, what the model gives it beside the stream.
+        exit: x_1TH, what the head reads: the stream behind the final norm.
+    """
+
+    entry: Tensor
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]
+    exit: Tensor
+
+
+Tail = Callable[[int], Sequence[Block]]
+DistanceFrom = Callable[[Passage], Callable[[Tensor], Tensor]]  # of the whole model to one with another exit_1TH
+
+
+def removal_order(model: PreTrainedModel, ids_ST: Tensor) -> list[int]:
+    """num_layers - 1 layers: again and again the one without which the model changes least; of equals the earlier.
+
+    The change is KL(whole model || cut model) in nats, mean over all tokens, from log-probabilities in float32. It is
+    taken from the whole model at every step, so that errors do not add up unseen.
+
+    Source: Song et al. 2024, "SLEB", sec. 3 (arXiv 2402.09025), with KL in place of perplexity.
+
+    Args:
+        model: Of a known family, with its head; left as it was.
+        ids_ST: Calibration text.
+
+    Raises:
+        UserError: If the model, whole or cut, overflows.
+    """
+    with evaluating(model), torch.inference_mode():
+        search = LayerSearch(model, ids_ST)
+        blocks, order = search.single_layers(), []
+        for _ in track(range(len(blocks) - 1), description="Greedy removal of layers", total=len(blocks) - 1):
+            order += blocks.pop(search.nearest_layer(blocks)).layers
+        return order
+
+
+def merge_order(model: PreTrainedModel, ids_ST: Tensor) -> list[int]:
+    """num_layers - 1 layers, in the order in which each, with the group it leads, is merged into the group before it.
+
+    Again and again those two neighbouring groups become one that leave the final hidden states (behind the final norm)
+    most like the whole model's: the highest cosine, mean over all tokens, in float32; of equals the earlier. A group
+    runs as its first layer with weights theta_first + sum_k (theta_k - theta_first), as architectures.pruning.slicing
+    merges.
+
+    Source: Yang et al. 2024, "LaCo", sec. 3 (arXiv 2402.11187). There a fixed number of layers is merged wherever a
+    threshold allows it, from the top down; here the best pair is, which reaches any depth.
+
+    Takes memory for a second copy of the layers: each pair is merged once, not at every step and sequence anew.
+
+    Args:
+        model: Of a known family, with its head; left as it was.
+        ids_ST: Calibration text.
+
+    Raises:
+        UserError: If the model, whole or merged, overflows.
+    """
+    with evaluating(model), torch.inference_mode():
+        search = LayerSearch(model, ids_ST)
+        blocks, order = search.single_layers(), []
+        pairs: list[Block] = []
+        for _ in track(range(len(blocks) - 1), description="Merging of layers", total=len(blocks) - 1):
+            pairs = search.pairs(blocks, known=pairs)
+            place = search.nearest_pair(blocks, pairs)
+            order.append(blocks[place + 1].layers[0])
+            blocks[place : place + 2] = [pairs[place]]
+        return order
+
+
+class LayerSearch:
+    """A model whose layers can be run in any selection, on sequences whose passage through it is known."""
+
+    def __init__(self, model: PreTrainedModel, ids_ST: Tensor) -> None:
+        family = FAMILIES[model.config.model_type]
+        layers = model.get_submodule(family.layer_prefix.rstrip("."))
+        assert isinstance(layers, nn.ModuleList)
+        self.model, self.layers = model, layers
+        self.final_norm = model.get_submodule(family.outside["final_norm"].name)
+        head = model.get_output_embeddings()
+        assert head is not None
+        self.head = head
+        self.passages = [self.passage(ids_1T) for ids_1T in ids_ST.to(model.device).split(1)]
+
+    def passage(self, ids_1T: Tensor) -> Passage:
+        """Run the whole model on a sequence and note what each layer is given."""
+        noted: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            noted.append((args, kwargs))
+
+        with ExitStack() as hooks:
+            for layer in self.layers:
+                hooks.enter_context(removable(layer.register_forward_pre_hook(note, with_kwargs=True)))
+            exit_1TH = self.model.base_model(ids_1T, use_cache=False).last_hidden_state
+        calls = [(args[1:], kwargs) for args, kwargs in noted]
+        return Passage(entry=noted[0][0][0], calls=calls, exit=exit_1TH)
+
+    def single_layers(self) -> list[Block]:
+        """The layers as they are."""
+        return [Block((layer,)) for layer in range(len(self.layers))]
+
+    def pairs(self, blocks: Sequence[Block], *, known: Sequence[Block]) -> list[Block]:
+        """Every block and the one behind it as one; those known already are taken as they are."""
+        found = {block.layers: block for block in known}
+        groups = [before.layers + behind.layers for before, behind in pairwise(blocks)]
+        return [found[group] if group in found else self.merged(group) for group in groups]
+
+    def merged(self, group: tuple[int, ...]) -> Block:
+        """Some neighbouring layers as one."""
+        return Block(group, merged_weights([self.layers[layer] for layer in group]))
+
+    def nearest_layer(self, blocks: Sequence[Block]) -> int:
+        """The place of the block without which the model changes least."""
+        return self.nearest(blocks, len(blocks), lambda place: blocks[place + 1 :], self.kl_from)
+
+    def nearest_pair(self, blocks: Sequence[Block], pairs: Sequence[Block]) -> int:
+        """The place of the block whose merging with the one behind it changes the model least."""
+        return self.nearest(blocks, len(pairs), lambda place: [pairs[place], *blocks[place + 2 :]], self.turn_from)
+
+    def nearest(self, blocks: Sequence[Block], num_candidates: int, tail: Tail, distance_from: DistanceFrom) -> int:
+        """The candidate with the least sum of distances over all sequences; of equals the first.
+
+        All sequences have one length: the least mean over tokens too. Distances are never negative, so a candidate is
+        given up as soon as it is beyond the whole sum of the one that did best on the first sequence.
+
+        Args:
+            blocks: The model as it stands.
+            num_candidates: Each is a place in blocks, from 0.
+            tail: For a place, what follows on blocks[:place] in that candidate.
+            distance_from: Gives the distance from the whole model on a sequence.
+        """
+        first, *others = self.passages
+        total_C = self.distances(first, blocks, range(num_candidates), tail, distance_from)
+        best = min(total_C, key=total_C.__getitem__)
+        bound = total_C[best] + sum(self.distances(p, blocks, [best], tail, distance_from)[best] for p in others)
+        for passage in others:
+            alive = [place for place in total_C if place == best or total_C[place] <= bound]
+            found_C = self.distances(passage, blocks, alive, tail, distance_from)
+            total_C = {place: total_C[place] + found_C[place] for place in alive}
+        return min(total_C, key=total_C.__getitem__)
+
+    def distances(
+        self,
+        passage: Passage,
+        blocks: Sequence[Block],
+        places: Sequence[int],
+        tail: Tail,
+        distance_from: DistanceFrom,
+    ) -> dict[int, float]:
+        """distance_C of the candidates at some places, in their order, on one sequence."""
+        distance, stream_1TH = distance_from(passage), passage.entry
+        found_C: dict[int, float] = {}
+        reached = 0
+        for place in places:
+            stream_1TH = self.through(blocks[reached:place], stream_1TH, passage)
+            exit_1TH = self.final_norm(self.through(tail(place), stream_1TH, passage))
+            found_C[place], reached = self.require_finite(float(distance(exit_1TH))), place
+        return found_C
+
+    def require_finite(self, value: float) -> float:
+        """The value, if it is a number.
+
+        Raises:
+            UserError: If it is not.
+        """
+        if not isfinite(value):
+            raise UserError(
+                f"The target overflows in {self.model.dtype} on the calibration text when layers are taken out or "
+                "merged. Set target.dtype to bfloat16 or float32, or choose another architecture.method."
+            )
+        return value
+
+    def through(self, blocks: Sequence[Block], stream_1TH: Tensor, passage: Passage) -> Tensor:
+        """The stream behind some blocks."""
+        for block in blocks:
+            first = block.layers[0]
+            args, kwargs = passage.calls[first]
+            output = functional_call(self.layers[first], dict(block.weights), (stream_1TH, *args), kwargs)
+            stream_1TH = output if isinstance(output, Tensor) else output[0]
+        return stream_1TH
+
+    def kl_from(self, passage: Passage) -> Callable[[Tensor], Tensor]:
+        """KL(whole model || changed model) in nats, mean over tokens."""
+        logp_1TV = self.log_probabilities(passage.exit)
+        p_1TV = logp_1TV.exp()
+        return lambda exit_1TH: (p_1TV * (logp_1TV - self.log_probabilities(exit_1TH))).sum(dim=-1).mean()
+
+    def log_probabilities(self, exit_1TH: Tensor) -> Tensor:
+        """Of the next token, in float32."""
+        logits_1TV = self.head(exit_1TH).float()
+        cap = getattr(self.model.config, "final_logit_softcapping", None)  # Gemma alone has it
+        if cap is not None:
+            logits_1TV = cap * (logits_1TV / cap).tanh()
+        return logits_1TV.log_softmax(dim=-1)
+
+    def turn_from(self, passage: Passage) -> Callable[[Tensor], Tensor]:
+        """1 - cosine of the final hidden states, mean over tokens."""
+        return lambda exit_1TH: (1 - F.cosine_similarity(passage.exit.float(), exit_1TH.float(), dim=-1)).mean()
+
+
+def merged_weights(layers: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """The sum of the layers' differences from the first, added to it in float32, in the first one's dtype."""
+    merged = {}
+    for name, first in layers[0].named_parameters():
+        total = first.float()
+        for other in layers[1:]:
+            total = total + (other.get_parameter(name).float() - first.float())
+        merged[name] = total.to(first.dtype)
+    return merged

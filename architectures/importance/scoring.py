@@ -1,0 +1,242 @@
+"""How much each layer, head, neuron and channel of a target does on calibration text: one pass, sums only.
+
+Everything is computed in float64 from the activations and weights as the model has them.
+
+Shape suffixes used in this file:
+    S = sequences, B = sequences in the batch, T = tokens per sequence, L = layers, J = L + 1 places of the residual
+    stream (before each layer, and after the last), H = channels, F = neurons, N = query heads, K = key/value heads,
+    D = head width, Q = N x D, X = inputs of a linear layer
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (as everyone calls it)
+from transformers import PreTrainedModel
+
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.families.family import Family, Part
+from architectures.files.progress import track
+from architectures.pruning.slicing import READERS
+from architectures.shapes.shape import Shape
+
+COUNTED_AXES = {"hidden", "intermediate", "query", "key_value"}  # of matrices, for the magnitude scores
+ROWS_AT_ONCE = 1024  # of a matrix in float64
+
+
+class Sums(dict[Hashable, Tensor]):
+    """Running sums by name."""
+
+    def add(self, name: Hashable, value: Tensor) -> None:
+        """Add to the sum of this name, which starts at zero."""
+        self[name] = self[name] + value if name in self else value
+
+
+def activation_scores(model: PreTrainedModel, ids_ST: Tensor, *, batch_size: int = 1) -> dict[str, NDArray[np.float64]]:
+    """The scores of `architectures.pruning.scores`, but for the two orders of layers.
+
+    Families whose layers alone can be cut have block_influence_L, mean_abs_JH and spread_JH alone.
+
+    Sources: block_influence_L: Men et al. 2024, "ShortGPT", sec. 3 (arXiv 2403.03853). activation.*: Muralidharan et
+    al. 2024, "Compact Language Models via Pruning and Knowledge Distillation" (Minitron), sec. 2.2 (arXiv 2407.14679),
+    with its best aggregation: mean over the sequence, L2 over the sequences. flap.*: An et al. 2024, "FLAP", sec. 3
+    (arXiv 2312.11983): variance of an input times the squared norm of its weights, not standardised, as every layer
+    keeps the same number. magnitude.*: L2 norm of the weights of a part.
+
+    Args:
+        model: Of a known family, with its head; left as it was.
+        ids_ST: Calibration text.
+        batch_size: Sequences at once. No score depends on it.
+
+    Raises:
+        UserError: If an activation or weight is not finite.
+    """
+    family, shape = FAMILIES[model.config.model_type], Shape.from_config(model.config.to_dict())
+    sums = Sums()
+    batches = ids_ST.to(model.device).split(batch_size)
+    with evaluating(model), torch.inference_mode(), ExitStack() as hooks:
+        watch_stream(model, family, shape, sums, hooks)
+        if family.width:
+            watch_parts(model, family, shape, sums, hooks)
+        for ids_BT in track(batches, description="Scores of the target's parts", total=len(batches)):
+            model.base_model(ids_BT, use_cache=False)
+        scores = stream_scores(sums, shape, num_tokens=ids_ST.numel())
+        if family.width:
+            scores |= minitron_scores(sums, shape)
+            scores |= flap_scores(model, family, shape, sums, num_tokens=ids_ST.numel())
+            scores |= magnitude_scores(model, family, shape)
+        return {name: require_finite(name, values, model.dtype) for name, values in scores.items()}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off inside the block; every module's mode as before behind it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.float64]:
+    """The values as numpy has them, if each is a number.
+
+    Raises:
+        UserError: If one is not.
+    """
+    if not values.isfinite().all():
+        raise UserError(
+            f"{name}: not every score is finite, as activations or weights of the target overflow in {dtype}. "
+            "Set target.dtype to bfloat16 or float32, or fetch the checkpoint again."
+        )
+    return values.cpu().numpy()
+
+
+def watch_stream(model: nn.Module, family: Family, shape: Shape, sums: Sums, hooks: ExitStack) -> None:
+    """Sum up the residual stream before each layer and before the final norm."""
+    before: list[Tensor] = []  # the stream one place earlier
+
+    def watch(place: int) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            x_BTH = args[0].double()
+            squares_BTH = x_BTH.square()
+            mean_square_BT1 = squares_BTH.mean(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+            sums.add(("mean_abs", place), x_BTH.abs().sum(dim=(0, 1)))
+            sums.add(("spread", place), (squares_BTH / mean_square_BT1).sum(dim=(0, 1)))
+            if place > 0:
+                sums.add(("influence", place - 1), (1 - F.cosine_similarity(before.pop(), x_BTH, dim=-1)).sum())
+            before[:] = [x_BTH]
+
+        return hook
+
+    names = [f"{family.layer_prefix}{layer}" for layer in range(shape.layers)]
+    for place, name in enumerate([*names, family.outside["final_norm"].name]):
+        hooks.enter_context(removable(model.get_submodule(name).register_forward_pre_hook(watch(place))))
+
+
+@contextmanager
+def removable(handle: Any) -> Iterator[None]:
+    """A hook that is gone behind the block."""
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def watch_parts(model: nn.Module, family: Family, shape: Shape, sums: Sums, hooks: ExitStack) -> None:
+    """Sum up the inputs of the linears behind neurons and heads, and the outputs of norms that read the stream."""
+
+    def watch_input(role: str, layer: int) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            x_BTX = args[0].double()
+            sums.add(("input", role, layer), x_BTX.sum(dim=(0, 1)))
+            sums.add(("squares", role, layer), x_BTX.square().sum(dim=(0, 1)))
+            is_heads = role == "attention_output"
+            sizes = x_BTX.unflatten(-1, (shape.heads, -1)).norm(dim=-1) if is_heads else x_BTX.abs()
+            sums.add(("activation", role, layer), sizes.mean(dim=1).square().sum(dim=0))
+
+        return hook
+
+    def watch_output(role: str, layer: int) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: tuple[Any, ...], y_BTH: Tensor) -> None:
+            sums.add(("norm", role, layer), y_BTH.double().abs().mean(dim=1).square().sum(dim=0))
+
+        return hook
+
+    for layer in range(shape.layers):
+        for role in ("attention_output", "ffn_down"):
+            module = model.get_submodule(family.layer_module(layer, role))
+            hooks.enter_context(removable(module.register_forward_pre_hook(watch_input(role, layer))))
+        for role in READERS:
+            module = model.get_submodule(family.layer_module(layer, role))
+            hooks.enter_context(removable(module.register_forward_hook(watch_output(role, layer))))
+    final_norm = model.get_submodule(family.outside["final_norm"].name)
+    hooks.enter_context(removable(final_norm.register_forward_hook(watch_output("final_norm", shape.layers))))
+
+
+def stream_scores(sums: Sums, shape: Shape, *, num_tokens: int) -> dict[str, Tensor]:
+    """Means over all tokens."""
+    places = range(shape.layers + 1)
+    return {
+        "block_influence_L": torch.stack([sums["influence", layer] for layer in range(shape.layers)]) / num_tokens,
+        "mean_abs_JH": torch.stack([sums["mean_abs", place] for place in places]) / num_tokens,
+        "spread_JH": torch.stack([sums["spread", place] for place in places]) / num_tokens,
+    }
+
+
+def minitron_scores(sums: Sums, shape: Shape) -> dict[str, Tensor]:
+    """The root of the sums over sequences; a channel's are added up over the norms."""
+    neurons = [sums["activation", "ffn_down", layer] for layer in range(shape.layers)]
+    heads = [sums["activation", "attention_output", layer] for layer in range(shape.layers)]
+    norms = [sums[name] for name in sums if isinstance(name, tuple) and name[0] == "norm"]
+    return {
+        "activation.neurons_LF": torch.stack(neurons).sqrt(),
+        "activation.heads_LN": torch.stack(heads).sqrt(),
+        "activation.channels_H": torch.stack(norms).sqrt().sum(dim=0),
+    }
+
+
+def flap_scores(model: nn.Module, family: Family, shape: Shape, sums: Sums, *, num_tokens: int) -> dict[str, Tensor]:
+    """Variance over all tokens of an input, times the sum of squares of the weights it meets; a head's are added up."""
+
+    def variances(role: str, layer: int) -> Tensor:
+        weight = model.get_parameter(f"{family.layer_module(layer, role)}.weight")
+        mean_X = sums["input", role, layer] / num_tokens
+        variance_X = (sums["squares", role, layer] / num_tokens - mean_X.square()).clamp_min(0)
+        return variance_X * column_squares(weight)
+
+    heads_LQ = torch.stack([variances("attention_output", layer) for layer in range(shape.layers)])
+    return {
+        "flap.neurons_LF": torch.stack([variances("ffn_down", layer) for layer in range(shape.layers)]),
+        "flap.heads_LN": heads_LQ.unflatten(-1, (shape.heads, shape.head_dim)).sum(dim=-1),
+    }
+
+
+def magnitude_scores(model: nn.Module, family: Family, shape: Shape) -> dict[str, Tensor]:
+    """The root of the sum of squares of all weights of matrices that a part touches.
+
+    A head touches its rows of the query, those of the key and value it shares with its group, and its columns of the
+    output. A tied embedding counts once.
+    """
+
+    def squares_of(parts: Mapping[str, Part], prefix: str = "") -> Sums:
+        return axis_squares(
+            ((part, model.get_parameter(f"{prefix}{part.name}.weight")) for part in parts.values()), shape
+        )
+
+    outside = {role: part for role, part in family.outside.items() if not (role == "head" and shape.tied)}
+    layers = [squares_of(family.layer, f"{family.layer_prefix}{layer}.") for layer in range(shape.layers)]
+    channels = [squares["hidden"] for squares in (squares_of(outside), *layers)]
+    own_LN = torch.stack([squares["query"].unflatten(0, (shape.heads, -1)).sum(dim=-1) for squares in layers])
+    shared_LK = torch.stack([squares["key_value"].unflatten(0, (shape.kv_heads, -1)).sum(dim=-1) for squares in layers])
+    return {
+        "magnitude.neurons_LF": torch.stack([squares["intermediate"] for squares in layers]).sqrt(),
+        "magnitude.heads_LN": (own_LN + shared_LK.repeat_interleave(shape.heads // shape.kv_heads, dim=-1)).sqrt(),
+        "magnitude.channels_H": torch.stack(channels).sum(dim=0).sqrt(),
+    }
+
+
+def axis_squares(matrices: Iterable[tuple[Part, Tensor]], shape: Shape) -> Sums:
+    """For each axis that families name, the sum of squares at each of its places, over all matrices that have it."""
+    sums = Sums()
+    for part, weight in matrices:
+        for dim, fused in enumerate(part.axes):
+            axes = fused.split("+")
+            if len(part.axes) == 2 and COUNTED_AXES.issuperset(axes):
+                squares_X = column_squares(weight if dim == 1 else weight.T)
+                for axis, piece in zip(axes, squares_X.split([shape.axis(axis) for axis in axes]), strict=True):
+                    sums.add(axis, piece)
+    return sums
+
+
+def column_squares(weight: Tensor) -> Tensor:
+    """The sum of squares of every column."""
+    return torch.stack([rows.double().square().sum(dim=0) for rows in weight.split(ROWS_AT_ONCE)]).sum(dim=0)

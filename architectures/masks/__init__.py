@@ -1,0 +1,1 @@
+"""Masks over the parts of a model that are learned, and the plan that they become."""

@@ -1,0 +1,1 @@
+"""Which parts of a target a draft keeps, and the cut."""

@@ -1,0 +1,142 @@
+"""A PruningPlan and a model's weights become a draft folder, tensor by tensor.
+
+Everything the plan does not change is carried over: bits of the weights and config entries from the model the draft is
+cut out of; tokenizer, generation settings and special ids from the target, which mostly is the same.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from architectures.checkpoints.target_files import carry_files, require_tokenizer, with_special_ids
+from architectures.checkpoints.weights import (
+    TensorInfo,
+    Weights,
+    open_weights,
+    require_replaceable,
+    require_tensors,
+    write_weights,
+)
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.files.atomic import staged_folder, write_json, write_text
+from architectures.pruning.draft_config import draft_config
+from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
+from architectures.pruning.slicing import draft_tensor, source_name, tensor_places
+from architectures.shapes.shape import Shape, checkpoint_tensors
+from architectures.small_head.record import DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
+from architectures.targets.target import read_config
+
+
+def prune_checkpoint(
+    source: Path,
+    plan: PruningPlan,
+    out: Path,
+    *,
+    target: Path | None = None,
+    dtype: str | None = None,
+    origin: Mapping[str, Any] | None = None,
+    finish: Callable[[Path], None] | None = None,
+) -> None:
+    """Write the draft that plan cuts out of source: weights, config.json, tokenizer, generation settings, plan.json.
+
+    The folder appears whole or not at all. Tied embeddings stay tied, and no second copy of them is written.
+
+    Args:
+        source: A Hugging Face folder with safetensors.
+        plan: Made for this source's shape; its draft has the target's vocabulary size.
+        out: The draft folder; an earlier draft there is replaced.
+        target: The folder of the model it will draft for, whose tokenizer and generation settings it takes; None where
+            that is the source.
+        dtype: float32, bfloat16 or float16 for every weight; None keeps each tensor's own.
+        origin: Where the ids of plan.vocabulary come from, for who opens the draft.
+        finish: Called with the folder before it takes its place; may add files.
+
+    Raises:
+        UserError: If the source is incomplete or of an unknown family, the target has no tokenizer, or out holds
+            something else.
+        ValueError: If plan was made for another shape.
+    """
+    target, config = target or source, read_config(source)
+    shape = Shape.from_config(config, where=str(source / "config.json"))
+    if shape != plan.source:
+        raise ValueError(f"the plan was made for {plan.source}, {source} is {shape}.")
+    weights = open_weights(source, base_prefix=FAMILIES[shape.family].base_prefix)
+    require_whole_source(weights, shape)
+    require_tokenizer(target)
+    for folder in (source, target):
+        require_replaceable(out, PLAN_NAME, reading=folder)
+
+    places = tensor_places(plan.draft)
+    layout = draft_layout(plan, weights, dtype)
+
+    def read(name: str) -> Tensor:
+        tensor = draft_tensor(plan, places[name], name, lambda original: require_numbers(weights, original))
+        return tensor.to(layout[name].dtype)
+
+    with staged_folder(out) as folder:
+        write_weights(layout, read, folder)
+        write_json(with_special_ids(draft_config(config, plan, dtype), read_config(target)), folder / "config.json")
+        write_text(plan.to_json(), folder / PLAN_NAME)
+        say_vocabulary(plan, source, folder, origin or {})
+        carry_files(target, folder)
+        if finish is not None:
+            finish(folder)
+
+
+def say_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mapping[str, Any]) -> None:
+    """Write beside the weights which ids the rows of a small head say; nothing where they say all.
+
+    Of a source whose head is small they are the source's; the target's vocabulary may be padded otherwise.
+    """
+    if plan.vocabulary is not None:
+        write_draft_vocabulary(DraftVocabulary(ids=plan.vocabulary, vocab_size=plan.draft.vocab, origin=origin), folder)
+    elif plan.draft.head_vocab:
+        write_draft_vocabulary(replace(read_draft_vocabulary(source), vocab_size=plan.draft.vocab), folder)
+
+
+def require_whole_source(weights: Weights, source: Shape) -> None:
+    """The source holds exactly the tensors its config promises; a stored copy of a tied head must be a copy."""
+    family = FAMILIES[source.family]
+    expected, head, embedding = checkpoint_tensors(source), family.weight("head"), family.weight("embedding")
+    stores_tied_head = source.tied and head in weights.info
+    if stores_tied_head:
+        expected[head] = (source.vocab, source.hidden)
+    require_tensors(weights, expected, ignored=family.ignored_suffixes)
+    if stores_tied_head and not torch.equal(weights.read(head), weights.read(embedding)):
+        raise UserError(
+            f"{weights.files[head]}: {head} differs from {embedding}, but config.json says tie_word_embeddings true. "
+            "Set it to false if the head has weights of its own, else remove the head."
+        )
+
+
+def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict[str, TensorInfo]:
+    """Dtype and size of every tensor of the draft; without a dtype each keeps that of the layer it comes from."""
+    family = FAMILIES[plan.source.family]
+    layout, places = {}, tensor_places(plan.draft)
+    for name, size in checkpoint_tensors(plan.draft).items():
+        layer, _, rest = name.removeprefix(family.layer_prefix).partition(".")
+        in_layer = name.startswith(family.layer_prefix)
+        own = source_name(plan, places[name], name)
+        source = f"{family.layer_prefix}{plan.source_layers[int(layer)]}.{rest}" if in_layer else own
+        layout[name] = TensorInfo(weights.info[source].dtype if dtype is None else getattr(torch, dtype), size)
+    return layout
+
+
+def require_numbers(weights: Weights, name: str) -> Tensor:
+    """A tensor of the source, if every entry is a finite number.
+
+    Raises:
+        UserError: If there is a NaN or an infinity in it; names the tensor.
+    """
+    tensor = weights.read(name)
+    if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+        raise UserError(
+            f"{weights.files[name]}: {name} holds NaN or infinity. A draft of it could not speak: "
+            "fetch the checkpoint again."
+        )
+    return tensor

@@ -1,0 +1,1 @@
+"""Sizes of a model: read from a config, asked for in a recipe, compared, counted."""

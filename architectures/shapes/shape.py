@@ -1,0 +1,263 @@
+"""Shape: what a draft costs, in parameters, FLOPs and bytes, known before any weight exists. No torch.
+
+Holds the named shapes too. A nominal size ("796M") is a published name and is always shown beside the true count.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from architectures.errors import UserError
+from architectures.families import FAMILIES, family_of
+from architectures.families.config_entries import CONFIG
+from architectures.families.family import EMBEDDING_ROLES, Family, Part
+from architectures.small_head.record import CONFIG_KEY
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The size of a decoder, and the family whose tensors it has."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    head_vocab: int = 0  # rows of the output head where it says fewer ids than vocab; 0 where it says them all
+    positions: int = 0  # rows of a learned position table; 0 where there is none
+    tied: bool = False  # the output head is the embedding
+    qkv_bias: bool = False
+    output_bias: bool = False
+    ffn_bias: bool = False
+    family: str = "llama"  # model_type
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], *, where: str = "config.json") -> "Shape":
+        """The shape of a Hugging Face config of a known family; absent entries mean what transformers takes them to be.
+
+        Args:
+            config: The parsed config.json.
+            where: The file, for messages.
+
+        Raises:
+            UserError: If the family is unknown, an entry is missing, or the heads do not divide.
+        """
+        family = family_of(config, where=where)
+        keys = family.keys
+        hidden, heads = required(config, keys["hidden"], where), required(config, keys["heads"], where)
+        kv_heads = optional(config, keys.get("kv_heads"), where, default=family.default_kv_heads or heads)
+        if heads % kv_heads:
+            raise UserError(
+                f"{where}: {keys['kv_heads']} must divide {keys['heads']}, got {kv_heads} and {heads}. "
+                "Take config.json and weights from the same checkpoint."
+            )
+        return cls(
+            layers=required(config, keys["layers"], where),
+            hidden=hidden,
+            intermediate=intermediate_size(config, family, hidden, where),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_width(config, family, hidden, heads, where),
+            vocab=required(config, keys["vocab"], where),
+            head_vocab=head_vocab(config, required(config, keys["vocab"], where), where),
+            positions=required(config, keys["positions"], where) + family.extra_positions if "positions" in keys else 0,
+            tied=bool(config.get("tie_word_embeddings", family.tied)),
+            **family.biases(config),
+            family=family.model_type,
+        )
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the output head."""
+        return self.head_vocab or self.vocab
+
+    def with_head_of(self, rows: int) -> "Shape":
+        """The same with an output head that says so many ids alone; what was tied to the embedding no longer is."""
+        return replace(self, head_vocab=rows, tied=False)
+
+    def axis(self, name: str) -> int:
+        """The length of an axis as families name it; a fused one is the sum of its parts."""
+        if "+" in name:
+            return sum(self.axis(part) for part in name.split("+"))
+        if name == "query":
+            return self.heads * self.head_dim
+        return self.kv_heads * self.head_dim if name == "key_value" else getattr(self, name)
+
+    def has_bias(self, part: Part) -> bool:
+        """Whether a module has a bias in checkpoints of this shape."""
+        if part.bias_axis is None:
+            return False
+        return getattr(self, part.bias) if isinstance(part.bias, str) else part.bias
+
+    def part_tensors(self, parts: Mapping[str, Part]) -> dict[str, tuple[int, ...]]:
+        """The size of every tensor of some modules, under role.weight or role.bias."""
+        found: dict[str, tuple[int, ...]] = {}
+        for role, part in parts.items():
+            found[f"{role}.weight"] = tuple(self.axis(axis) for axis in part.axes)
+            if part.bias_axis is not None and self.has_bias(part):
+                found[f"{role}.bias"] = (self.axis(part.bias_axis),)
+        return found
+
+    def layer_tensors(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor of one layer with its size, under role.weight or role.bias, as the families name roles."""
+        return self.part_tensors(FAMILIES[self.family].layer)
+
+    def parameters_per_layer(self) -> int:
+        """Parameters of one layer: attention, feed-forward, norms and biases."""
+        return sum(prod(size) for size in self.layer_tensors().values())
+
+    def parameters_without_embeddings(self) -> int:
+        """Parameters of all layers and the norms beside them; no embedding, position table or output head."""
+        outside = FAMILIES[self.family].outside
+        norms = {role: part for role, part in outside.items() if role not in EMBEDDING_ROLES}
+        return self.layers * self.parameters_per_layer() + sum(map(prod, self.part_tensors(norms).values()))
+
+    def parameters(self) -> int:
+        """The true count: everything the checkpoint holds, a tied head counted once."""
+        rows = self.vocab + (0 if self.tied else self.head_rows) + self.positions
+        return self.parameters_without_embeddings() + rows * self.hidden
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Bytes of all weights.
+
+        Args:
+            dtype: float32, bfloat16 or float16.
+        """
+        return self.parameters() * DTYPE_BYTES[dtype]
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Bytes the key/value cache grows by with every token of one sequence."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+
+    def flops_per_token(self, context: int) -> int:
+        """FLOPs of a forward pass for one more token; a multiply and an add count as two.
+
+        Matrix products only; norms, activations, rotary embeddings and biases are left out.
+
+        Source: Chowdhery et al. 2022, "PaLM", appendix B (arXiv 2204.02311): the forward third of 6N + 12LHQT,
+        with the output head in N and the embedding not.
+
+        Args:
+            context: Positions the token attends to, itself included.
+        """
+        matrices = sum(prod(size) for size in self.layer_tensors().values() if len(size) == 2)
+        attention = 2 * self.heads * self.head_dim * context  # scores, then the weighted sum of values
+        return 2 * (self.layers * (matrices + attention) + self.head_rows * self.hidden)
+
+
+def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Every tensor a checkpoint of this shape holds, under its Hugging Face name, with its size; in reading order."""
+    family = FAMILIES[shape.family]
+    outside = {role: part for role, part in family.outside.items() if not (role == "head" and shape.tied)}
+    after = ("final_norm", "head")
+    before = {role: part for role, part in outside.items() if role not in after}
+    sizes = named_tensors(shape, before)
+    for layer in range(shape.layers):
+        sizes |= named_tensors(shape, family.layer, prefix=f"{family.layer_prefix}{layer}.")
+    return sizes | named_tensors(shape, {role: outside[role] for role in after if role in outside})
+
+
+def named_tensors(shape: Shape, parts: Mapping[str, Part], *, prefix: str = "") -> dict[str, tuple[int, ...]]:
+    """The tensors of some modules under the names a checkpoint gives them."""
+    return {
+        f"{prefix}{parts[role].name}.{kind}": size
+        for tensor, size in shape.part_tensors(parts).items()
+        for role, kind in [tensor.rsplit(".", 1)]
+    }
+
+
+def intermediate_size(config: Mapping[str, Any], family: Family, hidden: int, where: str) -> int:
+    """The feed-forward width; families before LLaMA may leave it unsaid and mean four times the hidden one."""
+    key = family.keys.get("intermediate")
+    if key is not None and family.width:
+        return required(config, key, where)
+    return optional(config, key, where, default=4 * hidden)
+
+
+def head_vocab(config: Mapping[str, Any], vocab: int, where: str) -> int:
+    """Rows of a head that says fewer ids than the embedding reads; 0 where it says them all."""
+    rows = optional(config, CONFIG_KEY, where, default=0)
+    if rows >= vocab:
+        raise UserError(f"{where}: {CONFIG_KEY} must be below the {vocab} ids there are, got {rows}. Leave it out.")
+    if rows and config.get("tie_word_embeddings"):
+        raise UserError(
+            f"{where}: {CONFIG_KEY} is {rows} and tie_word_embeddings true: a head of fewer rows than the embedding is "
+            "not the embedding. Take the config.json the draft came with."
+        )
+    return rows
+
+
+def head_width(config: Mapping[str, Any], family: Family, hidden: int, heads: int, where: str) -> int:
+    """The width of a head; where nothing states it, heads share the hidden width."""
+    key = family.keys.get("head_dim")
+    stated = family.default_head_dim if key is None or config.get(key) is None else required(config, key, where)
+    if stated is None and hidden % heads:
+        raise UserError(
+            f"{where}: {family.keys['heads']} must divide {family.keys['hidden']}, got {heads} and {hidden}. "
+            "Take the config.json the checkpoint came with."
+        )
+    return stated or hidden // heads
+
+
+def required(config: Mapping[str, Any], key: str, where: str) -> int:
+    """A positive whole number that config must hold."""
+    value, kind = config.get(key), CONFIG[key]
+    if value is None or not kind.fits(value):
+        raise UserError(f"{where}: {key} {kind.mistake(value)}. Take the config.json the checkpoint came with.")
+    return value
+
+
+def optional(config: Mapping[str, Any], key: str | None, where: str, *, default: int) -> int:
+    """As required, or the family's default where it has no such entry, or config leaves it out or says null."""
+    return default if key is None or config.get(key) is None else required(config, key, where)
+
+
+@dataclass(frozen=True)
+class NamedShape:
+    """A published shape: the size its authors call it by, and what it is."""
+
+    nominal: str
+    shape: Shape
+
+
+def llama_shape(layers: int, hidden: int, intermediate: int, heads: int) -> Shape:
+    """A LLaMA-1/2 shape: vocabulary 32000, heads of 128, no grouped queries, separate output head."""
+    return Shape(
+        layers=layers,
+        hidden=hidden,
+        intermediate=intermediate,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=128,
+        vocab=32000,
+    )
+
+
+# Sources: "Decoding Speculative Decoding" (arXiv 2402.01528) and its released checkpoints (wide-*, deep-1.3b),
+# "Sheared LLaMA" (arXiv 2310.06694), table 8, and "LLaMA" (arXiv 2302.13971), table 2.
+# The *-true rows are the 2560-wide shapes that the published names 796M, 543M and 290M fit exactly.
+NAMED_SHAPES = {
+    "wide-1.3b": NamedShape("1.3B", llama_shape(12, 2560, 9280, 20)),
+    "wide-796m": NamedShape("796M", llama_shape(5, 4096, 11008, 32)),
+    "wide-543m": NamedShape("543M", llama_shape(3, 4096, 11008, 32)),
+    "wide-290m": NamedShape("290M", llama_shape(1, 4096, 11008, 32)),
+    "wide-796m-true": NamedShape("796M", llama_shape(5, 2560, 11008, 32)),
+    "wide-543m-true": NamedShape("543M", llama_shape(3, 2560, 11008, 32)),
+    "wide-290m-true": NamedShape("290M", llama_shape(1, 2560, 11008, 32)),
+    "wide-829m": NamedShape(
+        "829M",
+        Shape(
+            layers=5, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64, vocab=128256, tied=True
+        ),  # the name counts the tied head a second time
+    ),
+    "deep-1.3b": NamedShape("1.3B", llama_shape(24, 2048, 5504, 16)),
+    "sheared-2.7b": NamedShape("2.7B", llama_shape(32, 2560, 6912, 20)),
+    "llama-7b": NamedShape("7B", llama_shape(32, 4096, 11008, 32)),
+    "llama-13b": NamedShape("13B", llama_shape(40, 5120, 13824, 40)),
+    "llama-65b": NamedShape("65B", llama_shape(80, 8192, 22016, 64)),
+}

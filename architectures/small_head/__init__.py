@@ -1,0 +1,1 @@
+"""What a draft folder says of a head that says some ids alone."""

@@ -1,0 +1,1 @@
+"""A teacher's outputs written to the disk, and read while training."""

@@ -1,0 +1,51 @@
+"""The teacher reads every answer once: the states that a cache is made of where none were kept.
+
+Shape suffixes used in this file:
+    B = sequences in the batch, T = tokens per sequence; A = answer tokens, one row each; H = hidden width
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from distill.caching.capture import CaptureSettings, Split
+from distill.data.batches import Example, collate
+from distill.losses.answer_logits import head_of
+from distill.losses.chunked import Head
+from eval.models.loading import load_model
+
+
+class TargetReading:
+    """The teacher reads the answers; it is loaded when it is first asked."""
+
+    def __init__(self, target: Path, settings: CaptureSettings):
+        self.target = target
+        self.settings = settings
+
+    @cached_property
+    def lm(self) -> PreTrainedModel:
+        """The teacher's weights."""
+        return load_model(self.target, dtype=self.settings.dtype)
+
+    def head(self) -> Head:
+        """See StateSource."""
+        return head_of(self.lm)
+
+    def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """See StateSource; in the order of their lengths, so that a batch holds little padding."""
+        ordered = sorted(answers, key=lambda answer: len(split.examples[answer].input_ids))
+        for start in range(0, len(ordered), self.settings.batch_size):
+            batch = ordered[start : start + self.settings.batch_size]
+            yield from zip(batch, self.hidden_states([split.examples[answer] for answer in batch]), strict=True)
+
+    @torch.inference_mode()
+    def hidden_states(self, examples: Sequence[Example]) -> list[Tensor]:
+        """The last hidden states of one batch at the answers' positions, one hidden_AH for each example."""
+        batch = collate(examples)
+        ids_BT, keep_BT = batch["input_ids"].to(self.lm.device), batch["keep"].to(self.lm.device)
+        hidden_BTH = self.lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        return list(hidden_BTH[keep_BT].split([example.num_kept for example in examples]))

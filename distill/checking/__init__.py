@@ -1,0 +1,1 @@
+"""Everything that is wrong with a recipe, before anything is computed."""

@@ -1,0 +1,287 @@
+"""What a recipe would make and cost, told before any weight is read. No torch: `widedraft check` answers at once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from architectures.draft_vocabulary.asked import with_asked_head
+from architectures.errors import UserError
+from architectures.files.disk import free_bytes, size
+from architectures.files.number_types import has_bfloat16, many_rows_gain
+from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
+from architectures.shapes.context_length import ContextLength, context_length
+from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.shapes.sizes import WIDTHS, draft_shape, masked_shape
+from architectures.small_head.record import CONFIG_KEY, refuse_small_head
+from architectures.targets.target import config_at_hand, is_gguf
+from distill.checking.served_shape import engine_blocks
+from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
+from distill.data.longest_texts import refuse_long_calibration, refuse_long_texts
+from distill.estimates.cache_sizes import cache_sizes
+from distill.estimates.expected_work import Work, expected_work, loss_words, read_prompts, read_rows, work_rows
+from distill.estimates.frozen_embeddings import refuse_tied, trained_parameters
+from distill.estimates.mask_memory import refuse_sharded_masks
+from distill.estimates.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
+from distill.estimates.vocabulary_page import vocabulary_block
+from distill.estimates.vocabulary_sizes import head_blocks
+from distill.expected_time.devices import find_device
+from distill.expected_time.lengths import mean_lengths
+from distill.expected_time.page import time_rows, time_title
+from distill.expected_time.stage_time import Run
+from distill.hub.files.asked import refuse_unpublishable, refuse_without_gguf
+from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import refuse_k_beyond
+from distill.run.run_folder import require_run_folder
+
+Value = TypeVar("Value")
+Row = tuple[str, str]
+
+BYTES_PER_TOKEN = 12  # of answers on disk: a token's id and its text as JSON
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The shapes of a run, and how the draft comes out of its source, in words.
+
+    Attributes:
+        target: That answers and teaches.
+        draft: That is trained.
+        origin: How it is cut.
+        source: What it is cut out of; the target, unless architecture.source names another.
+        lengths: How long texts target and source were made for, in this order.
+        unread: The checkpoints whose shape comes from our own table and not from their config.json.
+    """
+
+    target: Shape
+    draft: Shape
+    origin: str
+    source: Shape
+    lengths: tuple[ContextLength | None, ContextLength | None]
+    unread: tuple[str, ...] = ()
+
+
+def check_recipe(recipe: Recipe, device: str | None = None) -> str:
+    """Shapes, parameters, layers kept, memory, disk, prompts, steps, tokens and hours, as text.
+
+    Reads the target's config.json, the prompt files, and the manifest of <run>/data if there is one.
+
+    Args:
+        recipe: What would be run.
+        device: Where, as `find_device` takes it.
+
+    Raises:
+        UserError: With everything wrong with target, shape and prompts, one line each.
+    """
+    problems: list[str] = []
+    place = attempt(lambda: find_device(device), problems)
+    attempt(lambda: require_run_folder(recipe), problems)
+    attempt(lambda: refuse_unpublishable(recipe), problems)
+    cut = attempt(lambda: planned(recipe), problems)
+    prompts = [attempt(partial(read_rows, source, recipe.data), problems) for source in recipe.data.prompts]
+    for source in recipe.eval.tasks:
+        attempt(partial(read_prompts, source), problems)
+    if cut is not None:
+        attempt(lambda: refuse_k_beyond(recipe.distill.teacher, **entries_of(cut)), problems)
+        attempt(lambda: refuse_texts_beyond(recipe, cut), problems)
+        attempt(lambda: refuse_without_gguf(recipe, cut.draft), problems)
+        if recipe.distill.freeze_input_embeddings:
+            attempt(lambda: refuse_tied(tied=cut.draft.tied), problems)
+        if recipe.architecture.method == "learned_masks":
+            attempt(lambda: refuse_sharded_masks(recipe, cut.target), problems)
+    served = None if cut is None else attempt(partial(engine_blocks, recipe, cut.draft), problems)
+    said = None if cut is None else attempt(partial(vocabulary_block, recipe, cut.target, cut.draft), problems)
+    work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
+    if cut is None or work is None or place is None or said is None or served is None:
+        raise UserError("\n".join(problems))
+    blocks = {
+        f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut),
+        **said,
+        **head_blocks(recipe, cut.source, cut.target, cut.draft),
+        **served,
+        **{memory_title(training): memory_rows(training) for training in trainings(recipe, cut.target, cut.draft)},
+        f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
+        "work": [*work_rows(recipe, work), ("loss", loss_words(recipe.distill)), *slow_rows(recipe)],
+        time_title(place): time_rows(timed_run(recipe, cut, work, prompts), place),
+    }
+    return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in blocks.items())
+
+
+def timed_run(recipe: Recipe, cut: Cut, work: Work, prompts: Sequence[Sequence[Any] | None]) -> Run:
+    """What hours are derived from."""
+    return Run(recipe, cut.target, cut.draft, cut.source, work, mean_lengths(recipe.data, work, prompts))
+
+
+def attempt(step: Callable[[], Value], problems: list[str]) -> Value | None:
+    """What a step returns; None, and its message among the problems, if the user has to mend something."""
+    try:
+        return step()
+    except UserError as error:
+        problems.append(str(error))
+        return None
+
+
+def planned(recipe: Recipe) -> Cut:
+    """The shapes of target and draft, from the target's config alone."""
+    target, length, read = shape_at_hand("target.path", recipe.target.path, recipe.target.revision)
+    if target.head_vocab:
+        refuse_small_head({CONFIG_KEY: target.head_vocab}, recipe.target.path)
+    source, source_length, unread = target, length, () if read else (recipe.target.path,)
+    if (path := recipe.architecture.source) is not None:
+        revision = recipe.architecture.source_revision
+        source, source_length, read = shape_at_hand("architecture.source", path, revision)
+        unread += () if read else (path,)
+    draft, origin = draft_and_origin(recipe, source)
+    draft = with_asked_head(replace(draft, vocab=target.vocab), recipe.architecture.vocabulary)
+    return Cut(target, draft, origin, source, (length, source_length), unread)
+
+
+def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLength | None, bool]:
+    """Shape and context length of a checkpoint the recipe names, and whether its own config.json says so."""
+    try:
+        config, own = config_at_hand(path, revision)
+    except UserError as error:
+        hint = "" if is_gguf(path) else f" A GGUF file becomes this folder by `widedraft import-gguf FILE --to {path}`."
+        raise UserError(f"{key}: {error}{hint}") from error
+    return Shape.from_config(config, where=path), context_length(config, where=path), own
+
+
+def refuse_texts_beyond(recipe: Recipe, cut: Cut) -> None:
+    """Raise UserError if a text may be longer than the target, or what the draft is cut from, was made for."""
+    of_target, of_source = cut.lengths
+    source = recipe.architecture.source or recipe.target.path
+    refuse_long_texts(recipe, {recipe.target.path: of_target}, {source: of_source})
+    if recipe.architecture.plan is None and needed_scores(cut.source, recipe.architecture):
+        refuse_long_calibration(recipe, source, of_source)
+
+
+def draft_and_origin(recipe: Recipe, source: Shape) -> tuple[Shape, str]:
+    """The draft's shape, and how it is cut out of its source, in words."""
+    wanted = recipe.architecture
+    if wanted.plan is not None:
+        plan = load_plan(Path(wanted.plan), source, target=None)
+        return plan.draft, f"cut by {wanted.plan}, {keeping(plan.source_layers, source)}"
+    if wanted.method == "learned_masks":
+        return masked_shape(source, wanted), f"cut by masks trained for {wanted.masks.max_duration}"
+    draft = draft_shape(source, wanted)
+    narrower = any(getattr(draft, name) != getattr(source, name) for name in WIDTHS)
+    methods = f"{wanted.method}, widths by {wanted.width_method}" if narrower else wanted.method
+    if wanted.stages is not None:
+        if wanted.stages[0] > source.layers:
+            raise UserError(
+                f"architecture.stages must begin with at most the {source.layers} layers there are, got "
+                f"{wanted.stages}. A draft is cut from its target: choose fewer."
+            )
+        return draft, f"cut to {', '.join(map(str, wanted.stages))} layers in turn, each by {methods}"
+    if needed_scores(source, wanted):
+        text = f"{wanted.calibration.tokens} tokens of {wanted.calibration.text or 'the prompts'}"
+        return draft, f"cut by {methods}, from scores on {text}"
+    plan = plan_pruning(source, wanted, seed=recipe.seed)
+    return draft, f"cut by {methods}, {keeping(plan.source_layers, source)}"
+
+
+def keeping(layers: Sequence[int], source: Shape) -> str:
+    """Which layers are kept."""
+    return f"keeping layers {', '.join(map(str, layers))} of 0 to {source.layers - 1}"
+
+
+def model_rows(recipe: Recipe, cut: Cut) -> list[Row]:
+    """Target, draft, which layers link them, and what could not be checked."""
+    rows = [("target", recipe.target.path), *described(cut.target, None)]
+    if recipe.architecture.source is not None:
+        rows += [("cut out of", recipe.architecture.source), *described(cut.source, None)]
+    rows += [("draft", cut.origin), *described(cut.draft, recipe.architecture.shape)]
+    unchecked = "not on this machine: sizes are from widedraft's own table; access, weights and tokenizer are unchecked"
+    return rows + [("not checked", f"{path}: {unchecked}") for path in cut.unread]
+
+
+def described(shape: Shape, name: str | None) -> list[Row]:
+    """A shape's dimensions, and its true size beside the published one."""
+    nominal = [named.nominal for key, named in NAMED_SHAPES.items() if key == name or named.shape == shape]
+    dimensions = (
+        f"{shape.layers} layers, hidden {shape.hidden}, intermediate {shape.intermediate}, "
+        f"{shape.heads} heads of {shape.head_dim} ({shape.kv_heads} kv), vocabulary {shape.vocab}"
+        f"{f', of which {shape.head_vocab} are said' if shape.head_vocab else ''}"
+    )
+    true_size = f"{shape.parameters():,} parameters, {shape.parameters_without_embeddings():,} without embeddings"
+    return [("", dimensions), ("", f"{true_size}; nominal size: {nominal[0] if nominal else 'none'}")]
+
+
+def memory_title(training: Training) -> str:
+    """What the columns of a memory table are."""
+    counts = process_counts(training)
+    columns = "" if len(counts) == 1 else f" ({' | '.join(f'of {n}' for n in counts)}; by {parallelism(training)})"
+    auto = "; less where auto finds too little" if training.microbatch is None else ""
+    return f"memory of one process{columns}, {training.title}, estimated{auto}"
+
+
+def parallelism(training: Training) -> str:
+    """How processes share a training."""
+    return "FSDP2" if training.sharded else "DDP"
+
+
+def memory_rows(training: Training) -> list[Row]:
+    """What one process holds at its fullest, where it is alone and where there are several."""
+    columns = [memory_parts(training, processes) for processes in process_counts(training)]
+    by_name = [{part.name: part for part in parts} for parts in columns]
+    rows = []
+    for name, last in by_name[-1].items():
+        sizes = [size(parts[name].size_bytes) if name in parts else " " * len(size(0)) for parts in by_name]
+        rows.append((" | ".join(sizes), f"{name}: {last.origin}"))
+    return [*rows, (" | ".join(size(together(parts)) for parts in columns), "together")]
+
+
+def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
+    """What the run folder grows to."""
+    kept = recipe.distill.save_num_checkpoints_to_keep
+    parts = {f"init, {recipe.target.dtype}": cut.draft.weight_bytes(recipe.target.dtype)}
+    if recipe.architecture.method == "learned_masks":
+        count = MASK_CHECKPOINTS_KEPT + 1
+        parts[f"{count} checkpoints of mask training"] = count * 3 * cut.target.parameters() * MASTER_BYTES
+        parts[f"masks, {recipe.target.dtype}"] = cut.target.weight_bytes(recipe.target.dtype)
+    if is_gguf(recipe.target.path):
+        parts["target imported from GGUF, float32"] = cut.target.weight_bytes("float32")
+    if work.prompts is not None:
+        answered = work.prompts if recipe.distill.train_on == "answers" else recipe.data.num_eval_prompts
+        parts["answers, at most"] = answered * recipe.data.max_seq_len * BYTES_PER_TOKEN
+    if recipe.distill.teacher.source == "cache" and work.answers is not None:
+        sizes_of = {"hidden": cut.target.hidden, "rows": entries_of(cut)["rows"]}
+        parts |= {f"{name}, at most": count for name, count in cache_sizes(recipe, work, **sizes_of).items()}
+    moments = 2 * trained_parameters(cut.draft, frozen=recipe.distill.freeze_input_embeddings)
+    parts[f"{kept} checkpoints, and one more while it is written"] = (
+        (kept + 1) * (cut.draft.parameters() + moments) * MASTER_BYTES
+    )
+    parts[f"draft, {recipe.export.dtype}"] = cut.draft.weight_bytes(recipe.export.dtype)
+    return sizes(parts)
+
+
+def entries_of(cut: Cut) -> dict[str, int]:
+    """Ids of the target, and how many of them a cache's entries are of: those that the draft says."""
+    return {"vocab": cut.target.vocab, "rows": cut.draft.head_rows}
+
+
+def slow_rows(recipe: Recipe) -> list[Row]:
+    """What this machine would compute in a number type that it must convert, with the remedy."""
+    few, many = has_bfloat16(), many_rows_gain()
+    named = {
+        "target.dtype": (recipe.target.dtype, many),
+        "distill.precision": (recipe.distill.precision, many),
+        "eval.dtype": (recipe.eval.dtype, few),
+    }
+    slow = [f"{k}={value}" for k, (value, gains) in named.items() if value in ("bfloat16", "amp_bf16") and not gains]
+    if not slow:
+        return []
+    why = "multiplies many rows faster in float32" if few else "has no bfloat16 instructions"
+    return [("slow here", f"{', '.join(slow)}: this machine {why}; `auto` takes float32 here")]
+
+
+def sizes(parts: dict[str, int]) -> list[Row]:
+    """Named sizes in bytes, and their sum."""
+    return [(size(count), name) for name, count in {**parts, "together": sum(parts.values())}.items()]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Two columns; the first is as wide as its widest entry."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:{width}}  {text}" for name, text in rows)

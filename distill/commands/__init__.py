@@ -1,0 +1,1 @@
+"""Commands on recipes: their arguments, and what they print."""

@@ -1,0 +1,1 @@
+"""Work, memory and disk of a recipe, from shapes and counts alone."""

@@ -1,0 +1,31 @@
+"""What a cache of the teacher takes on the disk, told before it is made. No torch."""
+
+from distill.estimates.expected_work import Work
+from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import DTYPE_BYTES, bytes_per_token
+from distill.run.stage_inputs import teacher_dtype
+
+
+def cache_sizes(recipe: Recipe, work: Work, *, hidden: int, rows: int) -> dict[str, int]:
+    """Bytes of what there will be for the answers on disk, or for the longest there can be.
+
+    Args:
+        recipe: With a cached teacher.
+        work: Its answers.
+        hidden: Width of the teacher's last hidden state.
+        rows: Ids that kept entries are of.
+    """
+    teacher, tokens = recipe.distill.teacher, answer_tokens(recipe, work)
+    dtype = teacher_dtype(recipe, recipe.distill.precision)
+    widths = {"hidden": hidden, "rows": rows, "dtype": dtype}
+    kept = sum(count * bytes_per_token(teacher, name, **widths) for name, count in tokens.items())
+    cache = {f"teacher cache, {teacher.contents}": kept}
+    if not teacher.captured_while_answering:
+        return cache
+    return {"hidden states beside the answers": sum(tokens.values()) * hidden * DTYPE_BYTES[dtype], **cache}
+
+
+def answer_tokens(recipe: Recipe, work: Work) -> dict[str, int]:
+    """Tokens of the answers to train on and of those to evaluate on."""
+    train = (work.answers or 0) * recipe.data.longest_answer if work.answer_tokens is None else work.answer_tokens
+    return {"train": train, "eval": recipe.data.num_eval_prompts * recipe.data.max_new_tokens}

@@ -1,0 +1,64 @@
+"""How much of a run's answers output heads of several sizes could say: coverage, by domain. No torch.
+
+Ids are chosen by the answers that are trained on, as the draft's are, and held against those that are held out.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from architectures.draft_vocabulary.asked import ids_by_count
+from architectures.draft_vocabulary.tokens import Tokens
+from architectures.small_head.counting import coverage
+from distill.estimates.expected_work import finished_counts
+from distill.recipe.recipe import Recipe
+from distill.vocabulary.answers import Counts, pooled, said_in
+
+
+@dataclass(frozen=True)
+class Said:
+    """How often a run's answers say each token id.
+
+    Attributes:
+        train: Those that are trained on.
+        held_out: The others, by domain.
+        tokens: Of the target, some of which are kept however seldom they are said.
+    """
+
+    train: Counter[int]
+    held_out: Counts
+    tokens: Tokens
+
+    @cached_property
+    def all_held_out(self) -> Counter[int]:
+        """Of every domain."""
+        return pooled(self.held_out)
+
+    def covered(self, size: int, counts: Mapping[int, int]) -> float:
+        """Share of some counted tokens that a draft of so many ids can say, in [0, 1]; NaN of no tokens.
+
+        Raises:
+            UserError: If the target's tokenizer has fewer tokens, or more that are always kept.
+        """
+        return coverage(ids_by_count(self.train, self.tokens, size), counts)
+
+
+def answers_said(recipe: Recipe, tokens: Tokens, *, most_tokens: int | None = None) -> Said | None:
+    """What the finished answers in <run>/data say; None where they are not this recipe's, or none are trained on.
+
+    Args:
+        recipe: Whose run it is.
+        tokens: Of its target.
+        most_tokens: Counted of either kind of answers; None counts all.
+
+    Raises:
+        UserError: If a file of them is missing or damaged.
+    """
+    counts = finished_counts(recipe)
+    if counts is None or not counts["train"]["answers"]:
+        return None
+    data = Path(recipe.run_dir) / "data"
+    train, held_out = (said_in(data, name, most_tokens=most_tokens) for name in ("train", "eval"))
+    return Said(pooled(train), held_out, tokens)

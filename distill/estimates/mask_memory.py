@@ -1,0 +1,55 @@
+"""Whether the training of learned masks fits: every process holds all of it. No torch."""
+
+import sys
+
+from architectures.errors import UserError
+from architectures.shapes.shape import Shape
+from distill.estimates.memory import Training, held_bytes, mask_training, memory_parts, process_counts, together
+from distill.recipe.recipe import Recipe
+from distill.run.lineage import masks_are_due
+
+REMEDY = "a smaller target, or another architecture.method, such as greedy"
+
+
+def refuse_sharded_masks(recipe: Recipe, target: Shape) -> None:
+    """Raise UserError if processes are to share a model of which masks are still to be trained.
+
+    Only the draft is divided by distill.parallelism.
+
+    Raises:
+        UserError: With what each process would hold.
+    """
+    if recipe.distill.parallelism != "fsdp2" or not masks_are_due(recipe):
+        return
+    training = mask_training(recipe, target)
+    each = [f"{gib(together(memory_parts(training, count)))} on each of {count}" for count in process_counts(training)]
+    raise UserError(
+        f"distill.parallelism is fsdp2, and masks are trained whole on every process: {', '.join(each)}, estimated. "
+        f"Where a device holds that, train them with ddp (`widedraft masks`) and set fsdp2 again; else use {REMEDY}."
+    )
+
+
+def refuse_masks_beyond(training: Training, *, processes: int, free_bytes: int | None, device: str) -> None:
+    """Raise UserError if a process cannot hold what mask training holds at every moment; say so if it may not suffice.
+
+    Args:
+        training: Of masks.
+        processes: That share the batch.
+        free_bytes: Of this process; None where the system does not tell.
+        device: Its name.
+    """
+    least, fullest = held_bytes(training, processes), together(memory_parts(training, processes))
+    if free_bytes is None or fullest <= free_bytes:
+        return
+    free = f"{device} has {gib(free_bytes)} free for each process"
+    if least > free_bytes:
+        raise UserError(
+            f"mask training holds {gib(least)} on every process (weights, gradients, moments and teacher; "
+            f"{gib(fullest)} at its fullest, estimated), and {free}. Use a device with more, {REMEDY}."
+        )
+    print(f"mask training may need {gib(fullest)} on every process, estimated, and {free}", file=sys.stderr)
+
+
+def gib(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:.1f} GiB"

@@ -1,0 +1,355 @@
+"""What one training process holds at its fullest, part by part, before anything is loaded. Pure; no torch.
+
+The fullest moment is the end of a forward pass: weights, gradients of the micro-batches before, moments, the teacher,
+what the student's layers keep for the backward pass, and the loss. A GPU's own context (about half a GiB) and the
+fragments of its allocator come on top; docs/recipes.md says how far the sum was from a measured peak.
+
+What layers keep was counted with torch's saved-tensor hooks on transformers 5.23 (LLaMA, Qwen2, Mistral; a law of
+tests/distill/test_memory.py), for attention by a fused kernel that keeps no scores: with grouped queries torch's
+processor kernel is none, and keeps 12 bytes per query channel and 4 per head and token attended to.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from architectures.families import FAMILIES
+from architectures.shapes.shape import DTYPE_BYTES, Shape
+from architectures.shapes.sizes import masked_shape
+from distill.estimates.frozen_embeddings import trained_parameters
+from distill.recipe.losses import chunk_size
+from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import TeacherConfig, is_sparse
+from distill.recipe.training import DistillConfig
+from distill.run.stage_inputs import teacher_dtype
+
+MASTER_BYTES = 4  # the student's weights, gradients and each of Adam's two moments are float32
+NORM_BYTES = 8  # of a norm, per channel and token: its input and its normalised input, in float32
+GROUP_OF_PROCESSES = 8
+# Of cross_entropy in a chunk, per token and vocabulary entry, its gradient included: logits, their float32 copy and
+# log-probabilities, and the gradients of these. Measured as loss_bytes: 14.1 and 16.1 (12.1 and 12.1 where one chunk
+# holds all tokens).
+TOKEN_LOSS_BYTES = {"amp_bf16": 14, "fp32": 16}
+
+
+@dataclass(frozen=True)
+class KeptBytes:
+    """Bytes that one layer keeps per token, for every channel of an axis; norms come on top."""
+
+    hidden: int
+    query: int
+    key_value: int
+    intermediate: int
+
+
+# amp_bf16: the inputs of five projections are copied to bfloat16. fp32: a norm's output serves them all.
+KEPT = {"amp_bf16": KeptBytes(10, 4, 4, 8), "fp32": KeptBytes(8, 8, 8, 16)}
+KEPT_BY_GATES = {"amp_bf16": KeptBytes(4, 2, 0, 2), "fp32": KeptBytes(8, 4, 0, 4)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training, as far as memory goes.
+
+    Attributes:
+        title: What is trained.
+        student: Its shape; all of it is trained, but for frozen embeddings.
+        teacher: The frozen one's shape; None where there is none.
+        teacher_dtype: Number type of the teacher's weights.
+        precision: amp_bf16 or fp32.
+        batch: Sequences per step over all processes.
+        microbatch: Sequences per forward pass; None for the whole batch of a process.
+        seq_len: Tokens of a sequence at most.
+        loss_tokens: Tokens of a sequence that make loss, at most.
+        gated: Whether learned masks are multiplied in.
+        sharded: Whether FSDP2 divides the student.
+        packing: Whether sequences share rows. The slots of a packed batch are fewer; all of them are counted.
+        cached_bytes: What a batch holds of a cached teacher per answer token; None where the teacher runs.
+        teacher_sharded: Whether FSDP2 divides the teacher.
+        logits_of_teacher: Whether the loss is made of the teacher's logits, which a cache of entries spares.
+        frozen_embeddings: Whether the student's input embeddings have neither gradients nor moments.
+    """
+
+    title: str
+    student: Shape
+    teacher: Shape | None
+    teacher_dtype: str
+    precision: str
+    batch: int
+    microbatch: int | None
+    seq_len: int
+    loss_tokens: int
+    gated: bool = False
+    sharded: bool = False
+    packing: bool = False
+    cached_bytes: int | None = None
+    teacher_sharded: bool = False
+    logits_of_teacher: bool = True
+    frozen_embeddings: bool = False
+
+    @property
+    def trained_parameters(self) -> int:
+        """Of the student, those that have gradients."""
+        return trained_parameters(self.student, frozen=self.frozen_embeddings)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the memory: what it is, its bytes, and where the number comes from."""
+
+    name: str
+    size_bytes: int
+    origin: str
+
+
+def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
+    """The trainings of a recipe: of learned masks, where it has them, and of the draft."""
+    config = recipe.distill
+    seq_len, loss_tokens = learned_tokens(recipe)
+    distillation = Training(
+        title="distillation",
+        student=draft,
+        teacher=None if config.teacher.source == "none" else target,
+        teacher_dtype=teacher_dtype(recipe, config.precision),
+        precision=config.precision,
+        batch=config.global_train_batch_size,
+        microbatch=None if config.device_train_microbatch_size == "auto" else config.device_train_microbatch_size,
+        seq_len=seq_len,
+        loss_tokens=loss_tokens,
+        sharded=config.parallelism == "fsdp2",
+        packing=config.packing,
+        cached_bytes=cached_bytes(config.teacher, target, teacher_dtype(recipe, config.precision)),
+        teacher_sharded=config.teacher.parallelism == "fsdp2",
+        logits_of_teacher=asks_logits(config),
+        frozen_embeddings=config.freeze_input_embeddings,
+    )
+    masks = recipe.architecture.method == "learned_masks"
+    return [mask_training(recipe, target), distillation] if masks else [distillation]
+
+
+def asks_logits(config: DistillConfig) -> bool:
+    """Whether a training step makes logits of the teacher: neither of a cache's entries, nor of tokens alone."""
+    compares = config.token_selection is not None or any(term.name != "cross_entropy" for term in config.terms)
+    return compares and not is_sparse(config.teacher)
+
+
+def learned_tokens(recipe: Recipe) -> tuple[int, int]:
+    """Tokens of a sequence of distillation, and how many of them make loss, at most."""
+    if recipe.distill.train_on == "answers":
+        return recipe.data.max_seq_len, recipe.data.longest_answer
+    assert recipe.text is not None  # whoever trains on text has some
+    return recipe.text.max_seq_len - 1, recipe.text.max_seq_len - 1
+
+
+def mask_training(recipe: Recipe, target: Shape) -> Training:
+    """The training of learned masks: the whole target is trained beside its frozen self."""
+    masks, text = recipe.architecture.masks, recipe.text
+    assert text is not None  # a recipe with learned masks has text
+    masked_shape(target, recipe.architecture)  # the cut is possible
+    return Training(
+        title="mask training",
+        student=target,
+        teacher=target if masks.kl_weight else None,
+        teacher_dtype=teacher_dtype(recipe, masks.precision),
+        precision=masks.precision,
+        batch=masks.global_train_batch_size,
+        microbatch=None if masks.device_train_microbatch_size == "auto" else masks.device_train_microbatch_size,
+        seq_len=text.max_seq_len,
+        loss_tokens=text.max_seq_len - 1,
+        gated=True,
+    )
+
+
+def cached_bytes(teacher: TeacherConfig, target: Shape, dtype: str) -> int | None:
+    """What a batch holds per answer token: hidden states as they are, ids widened to 8 bytes and numbers to 4."""
+    if teacher.contents == "hidden":
+        return target.hidden * DTYPE_BYTES[dtype]
+    if teacher.contents == "top_k":
+        assert teacher.k is not None, "filled in by the config"
+        return teacher.k * (8 + 4) + 4
+    return None if teacher.num_samples is None else teacher.num_samples * 8
+
+
+def process_counts(training: Training) -> list[int]:
+    """One process, and the most of a machine's that can share the batch."""
+    most = max(n for n in range(1, GROUP_OF_PROCESSES + 1) if training.batch % n == 0)
+    return sorted({1, most})
+
+
+def memory_parts(training: Training, processes: int) -> list[Part]:
+    """What one of so many processes holds at its fullest."""
+    return [
+        *student_parts(training, processes),
+        *replica_parts(training, processes),
+        *teacher_parts(training, processes),
+        activation_part(training, processes),
+        loss_part(training, processes),
+    ]
+
+
+def held_bytes(training: Training, processes: int) -> int:
+    """The least one of so many processes can do with: student and teacher, and what an optimiser's step looks at."""
+    return together([*student_parts(training, processes), *teacher_parts(training, processes)])
+
+
+def student_parts(training: Training, processes: int) -> list[Part]:
+    """The student's weights, and as much for the gradients and moments of what is trained; a process's share."""
+    shards, trained = processes if training.sharded else 1, training.trained_parameters
+    divided = f" / {shards} processes" if shards > 1 else ""
+    return [
+        Part(
+            f"{name}, float32",
+            count * copies * MASTER_BYTES // shards,
+            f"{count:,} parameters x {copies * MASTER_BYTES} bytes{divided}",
+        )
+        for name, count, copies in (
+            ("student weights", training.student.parameters(), 1),
+            ("gradients", trained, 1),
+            ("Adam's two moments", trained, 2),
+        )
+    ]
+
+
+def teacher_parts(training: Training, processes: int) -> list[Part]:
+    """The frozen teacher: all of it where it runs; where it is cached its head, for evaluations, and a batch's rows."""
+    teacher = training.teacher
+    if teacher is None:
+        return []
+    dtype, item = training.teacher_dtype, DTYPE_BYTES[training.teacher_dtype]
+    rows = kept_rows_parts(training)
+    if training.teacher_sharded and processes > 1:
+        return [*sharded_teacher_parts(teacher, dtype, processes), *rows]
+    if training.cached_bytes is None:
+        origin = f"{teacher.parameters():,} parameters x {item} bytes, whole"
+        return [Part(f"teacher weights, {dtype}", teacher.weight_bytes(dtype), origin), *rows]
+    head, tokens = teacher.vocab * teacher.hidden, training.batch // processes * training.loss_tokens
+    return [
+        Part(f"teacher's head, {dtype}", head * item, f"{teacher.vocab:,} x {teacher.hidden:,} x {item} bytes"),
+        *rows,
+        Part("cached teacher's rows", tokens * training.cached_bytes, f"{tokens:,} x {training.cached_bytes:,} bytes"),
+    ]
+
+
+def kept_rows_parts(training: Training) -> list[Part]:
+    """The rows of the teacher's head that a student with a small one is compared with, copied out of it once."""
+    teacher, rows = training.teacher, training.student.head_vocab
+    if teacher is None or not rows or not training.logits_of_teacher:
+        return []
+    item = DTYPE_BYTES[training.teacher_dtype]
+    origin = f"{rows:,} x {teacher.hidden:,} x {item} bytes"
+    return [Part(f"rows of the teacher's head, {training.teacher_dtype}", rows * teacher.hidden * item, origin)]
+
+
+def sharded_teacher_parts(teacher: Shape, dtype: str, processes: int) -> list[Part]:
+    """A process's share of the teacher, and what is whole while it answers (distill/teacher/sharded.py)."""
+    item, count = DTYPE_BYTES[dtype], teacher.parameters()
+    at_once = count - (teacher.layers - min(2, teacher.layers)) * teacher.parameters_per_layer()
+    origin = f"{count:,} parameters x {item} bytes / {processes} processes"
+    return [
+        Part(f"teacher weights, {dtype}", count * item // processes, origin),
+        Part("teacher's parts gathered by FSDP2", at_once * item, "embedding, head and two layers"),
+    ]
+
+
+def replica_parts(training: Training, processes: int) -> list[Part]:
+    """Further copies of weights and gradients: for matrix products, and for talking to other processes."""
+    student, item = training.student, 2 if training.precision == "amp_bf16" else 4
+    if training.sharded:
+        at_once = student.parameters() - (student.layers - min(2, student.layers)) * student.parameters_per_layer()
+        origin = "embedding, head and two layers, gathered, and their gradients"
+        return [Part("parts gathered by FSDP2", 2 * item * at_once, origin)]
+    parts = []
+    if training.precision == "amp_bf16":
+        matrices = matrix_parameters(student)
+        parts.append(Part("student matrices, bfloat16", 2 * matrices, f"{matrices:,} x 2 bytes, for its products"))
+    if processes > 1:
+        size = training.trained_parameters * MASTER_BYTES
+        parts.append(Part("gradient buckets of DDP, float32", size, "as the gradients"))
+    return parts
+
+
+def matrix_parameters(shape: Shape) -> int:
+    """Parameters of matrix products: those of the layers, and the output head."""
+    in_layer = sum(prod(size) for size in shape.layer_tensors().values() if len(size) == 2)
+    return shape.layers * in_layer + shape.head_rows * shape.hidden
+
+
+def sequences_at_once(training: Training, processes: int) -> int:
+    """Sequences of one forward pass on one process."""
+    share = training.batch // processes
+    return share if training.microbatch is None else min(training.microbatch, share)
+
+
+def activation_part(training: Training, processes: int) -> Part:
+    """What the student's layers keep from their forward pass for their backward pass."""
+    sequences, student = sequences_at_once(training, processes), training.student
+    tokens, per_token = sequences * training.seq_len, layer_bytes_per_token(training)
+    size = tokens * (student.layers * per_token + NORM_BYTES * student.hidden)
+    origin = (
+        f"{sequences} sequences x {training.seq_len} tokens x {student.layers} layers x {per_token:,} bytes, "
+        "and the last norm"
+    )
+    return Part("activations", size, origin)
+
+
+def layer_bytes_per_token(training: Training) -> int:
+    """Bytes one layer of the student keeps per token."""
+    shape, roles = training.student, FAMILIES[training.student.family].layer
+    norms = sum(part.axes == ("hidden",) for part in roles.values())
+    total = norms * NORM_BYTES * shape.hidden
+    for kept in (KEPT[training.precision], *([KEPT_BY_GATES[training.precision]] if training.gated else [])):
+        total += kept.hidden * shape.hidden + kept.intermediate * shape.intermediate
+        total += kept.query * shape.axis("query") + kept.key_value * shape.axis("key_value")
+    return total + (mask_bytes_per_token(training) if training.packing else 0)
+
+
+def mask_bytes_per_token(training: Training) -> int:
+    """What one layer keeps beyond that where rows hold several texts and attention needs a mask.
+
+    The mask is kept as numbers, one for each slot of the row, here as many as the longest sequence has tokens; and
+    transformers repeats keys and values for every query head of their group.
+    """
+    item, repeated = 2 if training.precision == "amp_bf16" else 4, KEPT[training.precision].key_value
+    return item * training.seq_len + repeated * (training.student.axis("query") - training.student.axis("key_value"))
+
+
+def loss_part(training: Training, processes: int) -> Part:
+    """Logits of student and teacher and what the loss computes from them, of one chunk of tokens.
+
+    It is distill/losses/chunked.py that cuts them. Where there is more than one chunk, the gradient of the output head
+    is summed in float32 beside it.
+    """
+    vocab, hidden = training.student.head_rows, training.student.hidden
+    all_tokens = sequences_at_once(training, processes) * training.loss_tokens
+    tokens = min(all_tokens, chunk_size(vocab))
+    per_logit = mask_loss_bytes(training) if training.gated else distillation_loss_bytes(training)
+    size, origin = tokens * vocab * per_logit, f"{tokens} tokens x {vocab:,} entries x {per_logit} bytes"
+    if all_tokens > tokens:
+        size += vocab * hidden * MASTER_BYTES
+        origin += f", and the head's gradient, {vocab:,} x {hidden:,} x {MASTER_BYTES} bytes"
+    return Part("logits and loss", size, origin)
+
+
+def distillation_loss_bytes(training: Training) -> int:
+    """As the loss of both models, or of the answers' tokens alone where no teacher is asked."""
+    return TOKEN_LOSS_BYTES[training.precision] if training.teacher is None else loss_bytes(training.precision)
+
+
+def loss_bytes(precision: str) -> int:
+    """Per token and vocabulary entry of a chunk, at the loss's own fullest moment.
+
+    Both models' logits in their number type (2 + 2, or 4 + 4), the student divided by the temperature and its
+    log-probabilities (4 + 4), and the teacher's log-probabilities, probabilities and the difference (4 + 4 + 4).
+    Measured on 1024 x 49152 in bfloat16: 24.0, and no more in the backward pass.
+    """
+    return 2 * (2 if precision == "amp_bf16" else 4) + 20
+
+
+def mask_loss_bytes(training: Training) -> int:
+    """As the loss, with the next token's log-probabilities and their gradient (4 + 4) beside it."""
+    return (loss_bytes(training.precision) if training.teacher is not None else 8) + 8
+
+
+def together(parts: Sequence[Part]) -> int:
+    """Bytes of all parts."""
+    return sum(part.size_bytes for part in parts)

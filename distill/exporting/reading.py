@@ -1,0 +1,112 @@
+"""Checkpoints as values. A pickle may name any function to call, so only those that our trainings save are called.
+
+Composer reads checkpoints without such a list. It also evaluates the description, a text, of every algorithm of its own
+that a checkpoint names (State._apply_required_algorithms, mosaicml 0.32.1), so those are refused as well.
+"""
+
+import pickle
+import struct
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy._core.multiarray import _reconstruct  # what numpy's own pickles call
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+from torch.torch_version import TorchVersion
+
+from architectures.errors import UserError
+from distill.checkpoints.trust import are_trusted, code_found
+from distill.data.unknown_inputs import UnknownInputs
+from distill.monitoring.gradient_norm import GradientNorm
+
+# Beside tensors and plain values: times, the version of torch, and numpy's arrays in random states and metrics.
+ALLOWED: list[Any] = [
+    timedelta,
+    TorchVersion,
+    np.ndarray,
+    np.dtype,
+    np.dtypes.UInt32DType,
+    np.dtypes.Int64DType,
+    np.dtypes.Float32DType,
+    np.dtypes.Float64DType,
+    np.dtypes.BoolDType,
+    _reconstruct,
+]
+OWN_ALGORITHMS = (GradientNorm.__qualname__, UnknownInputs.__qualname__)
+# What torch's restricted unpickler raises on bytes that no pickler wrote.
+UNREADABLE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    EOFError,
+    AssertionError,
+    ArithmeticError,
+    ImportError,
+    MemoryError,
+    struct.error,
+)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Everything Composer saved; tensors are left on disk until they are used.
+
+    Raises:
+        UserError: If it holds anything but what a training here saves, unless checkpoints are trusted.
+    """
+    if are_trusted():
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    try:
+        with safe_globals(ALLOWED), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")  # of damaged bytes
+            foreign = sorted(get_unsafe_globals_in_checkpoint(path))
+            if foreign:
+                raise code_found(path, f"names {foreign[0]}")
+            saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except UserError:
+        raise
+    except UNREADABLE as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(f"{path}: is no checkpoint of a training ({reason}). Delete it.") from error
+    refuse_other_contents(saved, path)
+    return saved
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The part of a checkpoint with model, optimiser and times."""
+    return read_checkpoint(path)["state"]
+
+
+def is_free_of_code(path: str | Path, specs: Any = None) -> bool:  # noqa: ARG001  # Composer's signature
+    """Composer's question before it reads a checkpoint; raises UserError where the answer is no."""
+    read_checkpoint(Path(path).resolve())  # Composer names a link of its own to the file
+    return True
+
+
+def is_trusted(path: str | Path, specs: Any = None) -> bool:  # noqa: ARG001  # Composer's signature
+    """The answer where `--trust-checkpoints` was given."""
+    return True
+
+
+def refuse_other_contents(saved: Any, path: Path) -> None:
+    """Raise UserError unless a checkpoint has the parts that are read of it, and no algorithm of Composer's."""
+    state = saved.get("state") if isinstance(saved, dict) else None
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise UserError(f"{path}: is no checkpoint of a training (it has no state of a model). Delete it.")
+    for name in algorithms_of(state):
+        if name not in OWN_ALGORITHMS:
+            raise code_found(path, f"names the algorithm {name!r}")
+
+
+def algorithms_of(state: dict[str, Any]) -> Iterator[Any]:
+    """Names of algorithms as Composer finds them: it takes one underscore off the keys of a state."""
+    for key in ("algorithms", "_algorithms"):
+        found = state.get(key, [])
+        entries = found if isinstance(found, list | tuple | dict) else [found]
+        yield from (entry[0] if isinstance(entry, tuple | list) and entry else entry for entry in entries)

@@ -1,0 +1,241 @@
+"""README.md of a published draft: front matter by the hub's own classes, and a page that leads with the outcome."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from architectures.files.atomic import write_text
+from architectures.shapes.shape import NAMED_SHAPES, Shape
+from architectures.shapes.shapes_table import millions
+from architectures.targets.target import read_config
+from distill.hub.card.figures import (
+    break_even_words,
+    speed_notes,
+    speed_rows,
+    step_rows,
+    tau_columns,
+    tau_rows,
+)
+from distill.hub.card.serving import Serving
+from distill.hub.files.asked import repository_name
+from distill.hub.files.data_sets import data_sets_of
+from distill.hub.files.markdown import plain
+from distill.hub.files.terms import Terms
+from distill.recipe.recipe import Recipe
+from eval.pages.verdict import interval_method, machine, temperatures
+from eval.report.summary import report_verdict
+from eval.report_inputs.cards import Card
+from eval.report_inputs.drafts import ScoredDraft, scored_drafts
+from eval.report_inputs.grid_file import Grids
+
+CARD_NAME, TEMPLATE = "README.md", "card.md.jinja"
+TAGS = ("speculative-decoding", "draft-model", "knowledge-distillation", "pruned", "widedraft")
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What a card is about.
+
+    Attributes:
+        repo_id: Where it goes.
+        target: The hub id of the target; its folder's name where it has none.
+        base_model: The hub id of the target; None where it has none.
+        recipe: Of the run.
+        card: Its scorecard as everybody may read it; None where it is published without one.
+        grids: Step times at other batches, if they were taken with it.
+        counts: Of the answers it was trained on, as the manifest of <run>/data has them.
+        terms: Its licence.
+        serving: How engines take it.
+        certified: Whether a certificate goes with it.
+    """
+
+    repo_id: str
+    target: str
+    base_model: str | None
+    recipe: Recipe
+    card: Card | None
+    grids: Grids
+    counts: Mapping[str, Any]
+    terms: Terms
+    serving: Sequence[Serving]
+    certified: bool
+
+    @property
+    def name(self) -> str:
+        """Of the repository, without the organisation."""
+        return repository_name(self.repo_id)
+
+
+def write_card(of: Publication, folder: Path) -> None:
+    """Write the card of a folder that is going to be published."""
+    write_text(f"---\n{card_data(of).to_yaml()}\n---\n\n{card_page(of, folder)}", folder / CARD_NAME)
+
+
+def card_data(of: Publication) -> ModelCardData:
+    """The front matter; `model-index` holds tau and alpha of every task, where there is a scorecard."""
+    known: dict[str, Any] = {} if of.base_model is None else {"base_model": of.base_model}
+    known |= {"base_model_relation": "finetune"} if known else {}
+    results = [] if of.card is None else eval_results(scored_drafts([of.card])[0])
+    known |= {"model_name": of.name, "eval_results": results} if results else {}
+    datasets = data_sets_of(of.recipe.data.prompts)
+    known |= {"datasets": datasets} if datasets else {}
+    known |= {"license": of.terms.licence} if of.terms.licence else {}
+    return ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=list(TAGS), **known)
+
+
+def eval_results(one: ScoredDraft) -> list[EvalResult]:
+    """Tau and alpha at every temperature, at the lookahead that promises most."""
+    found = []
+    for temperature in temperatures(one.card.record):
+        row, best = one.row(temperature), one.forecast(temperature)["best_lookahead"]
+        tau = one.entry(temperature, best)["tau"]["value"]
+        words = {"rule": row["rule"]}
+        for name, value, args in (
+            ("acceptance_length", tau, {**words, "lookahead": best}),
+            ("acceptance_rate", row["alpha"]["value"], words),
+        ):
+            found.append(
+                EvalResult(
+                    task_type="text-generation",
+                    dataset_type="prompts",
+                    dataset_name=", ".join(task_names(one)),
+                    dataset_config=f"temperature {temperature:g}",
+                    metric_type=name,
+                    metric_name=f"{name} at temperature {temperature:g}",
+                    metric_value=round(value, 4),
+                    metric_args=args,
+                )
+            )
+    return found
+
+
+def task_names(one: ScoredDraft) -> list[str]:
+    """The named tasks that were scored."""
+    return [str(task["task"] or "prompts of no named task") for task in one.card.record["prompts"]["tasks"]]
+
+
+def card_page(of: Publication, folder: Path) -> str:
+    """What stands below the front matter."""
+    environment = Environment(
+        loader=PackageLoader("distill.hub.card", "."),
+        autoescape=False,  # noqa: S701  # Markdown: every text goes through `plain`
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["plain"] = plain
+    link = "#" if of.base_model is None else f"https://huggingface.co/{of.base_model}"
+    return environment.get_template(TEMPLATE).render(
+        name=of.name,
+        target=of.target,
+        target_link=link,
+        shown_words=of.terms.demand.shown,
+        serving=of.serving,
+        facts=fact_rows(of, folder),
+        terms=terms_words(of.terms),
+        certified=of.certified,
+        limits=limits(of),
+        **({**NOTHING_SCORED} if of.card is None else scored(of.card, of.grids)),
+    )
+
+
+NOTHING_SCORED: Mapping[str, Any] = {
+    "verdict": "Not scored: nobody has measured whether decoding is faster with it.",
+    **dict.fromkeys(("warnings", "speeds", "speed_notes", "taus", "tau_columns", "steps"), ()),
+    **dict.fromkeys(("method", "hardware", "break_even"), ""),
+    **dict.fromkeys(("context_tokens", "repeats"), 0),
+    "plots": False,
+}
+
+
+def scored(card: Card, grids: Grids) -> dict[str, Any]:
+    """What a scorecard has to say."""
+    one, record = scored_drafts([card])[0], card.record
+    settings, latency = record["settings"], record["latency"]
+    return {
+        "verdict": report_verdict([one], grids),
+        "warnings": record["warnings"],
+        "speeds": speed_rows(one),
+        "speed_notes": speed_notes(one),
+        "tau_columns": tau_columns(one),
+        "taus": tau_rows(one),
+        "steps": step_rows(one),
+        "method": (
+            f"{record['prompts']['scored']} prompts, answers of at most {settings['max_new_tokens']} tokens, "
+            f"{settings['dtype']}; intervals of {100 * settings['confidence']:g} % over prompts "
+            f"({interval_method(settings)})"
+        ),
+        "hardware": machine(record),
+        "context_tokens": latency["context_tokens"],
+        "repeats": latency["repeats"],
+        "break_even": break_even_words(one),
+        "plots": True,
+    }
+
+
+def fact_rows(of: Publication, folder: Path) -> list[tuple[str, str]]:
+    """Shape, size and training; the true number of parameters beside the name that the shape goes by."""
+    shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
+    nominal = of.recipe.architecture.shape
+    called = "" if nominal is None else f"; the shape is called {NAMED_SHAPES[nominal].nominal}"
+    layers = "1 layer" if shape.layers == 1 else f"{shape.layers} layers"
+    sizes = (
+        f"{layers}, hidden {shape.hidden}, feed-forward {shape.intermediate}, {shape.heads} heads of "
+        f"{shape.head_dim}, {shape.kv_heads} key/value heads"
+    )
+    wanted = of.recipe.architecture.vocabulary
+    said = [] if wanted is None else [("ids it was trained to say", f"{wanted.size:,} of {shape.vocab:,}")]
+    return [
+        ("shape", sizes),
+        ("parameters", f"{shape.parameters():,} ({millions(shape.parameters())}){called}"),
+        ("without embeddings", f"{shape.parameters_without_embeddings():,}"),
+        ("a layer", f"{shape.parameters_per_layer():,}"),
+        *said,
+        ("made by", f"cutting the target ({of.recipe.architecture.method}), then distilling its own answers"),
+        ("trained on", training_words(of)),
+        ("loss", f"{loss_words(of.recipe)}, {of.recipe.distill.max_duration}"),
+    ]
+
+
+def training_words(of: Publication) -> str:
+    """What the student read."""
+    if of.recipe.distill.train_on == "text":
+        return "text, as the recipe names it"
+    train = of.counts.get("train", {})
+    tokens, answers = train.get("answer_tokens"), train.get("answers")
+    return "answers, of which nobody kept count" if tokens is None else f"{tokens:,} tokens of {answers:,} answers"
+
+
+def loss_words(recipe: Recipe) -> str:
+    """What was minimised."""
+    loss = recipe.distill.loss
+    return loss if isinstance(loss, str) else ", ".join(f"{term.weight:g} x {term.name}" for term in loss)
+
+
+def limits(of: Publication) -> list[str]:
+    """Where the figures end."""
+    told = [
+        "It is a draft, not a model to talk to: alone it writes poor text.",
+        f"It drafts for {of.target} alone; another target, or another fine-tune of it, accepts less.",
+        "Acceptance differs by language and domain: what was not measured above is not known.",
+        "Speeds are of one machine at batch 1: with more requests at once a draft pays less, then nothing.",
+    ]
+    if of.card is not None and of.card.record["settings"]["dtype"] != "float32":
+        told.append(
+            "In 16-bit numbers near-ties may fall otherwise than without a draft, as they do from batch to batch."
+        )
+    return told
+
+
+def terms_words(terms: Terms) -> str:
+    """The licence in words."""
+    if terms.licence is None:
+        return "Unknown: the target's licence was not found. Do not pass this draft on before you know it."
+    notice = f" {terms.demand.notice}" if terms.demand.notice else ""
+    files = ", ".join(path.name for path in terms.files)
+    beside = f" See {files} beside this card." if files else ""
+    return f"{terms.licence}, the target's ({terms.origin}).{notice}{beside}"

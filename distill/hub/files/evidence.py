@@ -1,0 +1,74 @@
+"""acceptance.json, provenance.json and recipe.yaml: what a card's figures were made from, as everybody may read it."""
+
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from architectures.checkpoints.manifest import package_version, read_manifest
+from architectures.files.atomic import write_json, write_text
+from distill.hub.files.public import published
+from distill.recipe.recipe import RESOLVED, Recipe
+from eval.report_inputs.cards import Card
+from eval.report_inputs.grid_file import Grids, grids_of
+from eval.scorecard.grid import GRID_NAME
+
+ACCEPTANCE_NAME, PROVENANCE_NAME, RECIPE_NAME = "acceptance.json", "provenance.json", "recipe.yaml"
+STAGES = ("masks", "init", "data", "teacher_cache", "checkpoints", "draft", "eval")
+
+
+def published_card(card: Card, names: dict[str, str], *, name: str) -> Card:
+    """A scorecard as everybody may read it; without texts, since prompts may be somebody's own.
+
+    Args:
+        card: Of the run.
+        names: What target and draft are called by everybody, by their folders here.
+        name: Of the draft.
+    """
+    shown = acceptance_of(card.record, names)
+    return replace(card, path=Path(ACCEPTANCE_NAME), name=name, record=shown, examples=None)
+
+
+def published_grids(card: Card) -> Grids:
+    """Step times at other batches that stand beside a scorecard of a run, by the name it is published under."""
+    grid = grids_of([card], None).get(card.path)
+    return {} if grid is None else {Path(ACCEPTANCE_NAME): replace(grid, path=Path(GRID_NAME))}
+
+
+def write_evidence(recipe: Recipe, card: Card | None, folder: Path, names: dict[str, str]) -> None:
+    """Write the three files into a folder that is going to be published.
+
+    Args:
+        recipe: Of the run.
+        card: Its scorecard as everybody may read it; None where it is published without one.
+        folder: The folder.
+        names: What the target is called by everybody, by its folder here.
+    """
+    if card is not None:
+        write_json(card.record, folder / ACCEPTANCE_NAME)
+    write_json(provenance_of(Path(recipe.run_dir)), folder / PROVENANCE_NAME)
+    header = f"{RESOLVED}: of this draft, without secrets and without folders of the machine it was run on.\n"
+    values = published(recipe.to_save())
+    values["target"]["path"] = names.get(recipe.target.path, values["target"]["path"])
+    write_text(header + OmegaConf.to_yaml(OmegaConf.create(values)), folder / RECIPE_NAME)
+
+
+def acceptance_of(record: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """A scorecard under the names that models have for everybody; every raw count stays.
+
+    The schema stays the scorecard's, so `widedraft report` reads the file.
+    """
+    target, *drafts = (
+        {**model, "path": names.get(model["path"], PurePath(model["path"]).name)}
+        for model in (record["target"], *record["drafts"])
+    )
+    kept: dict[str, Any] = published({key: value for key, value in record.items() if key not in ("target", "drafts")})
+    return {"schema": record["schema"], "target": target, "drafts": drafts, **kept}
+
+
+def provenance_of(run: Path) -> dict[str, Any]:
+    """The manifest of every stage of a run: what each was made from, by which code, where and when."""
+    manifests = {name: read_manifest(run / name) for name in STAGES}
+    found = {name: published(manifest) for name, manifest in manifests.items() if manifest is not None}
+    return {"schema": "widedraft.provenance/1", "widedraft": package_version("widedraft"), "stages": found}

@@ -1,0 +1,1 @@
+"""A finished run goes to the hub, whole or not at all."""

@@ -1,0 +1,189 @@
+"""A finished run becomes the folder that is published, whole or not at all, and is pushed where that is asked for."""
+
+import shutil
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.checkpoints.manifest import read_manifest
+from architectures.engines.pair.misleading import refuse_misleading_name
+from architectures.errors import UserError
+from architectures.files.atomic import staged_folder, write_text
+from architectures.gguf_export.names import GgufKind
+from architectures.targets.target import resolve_checkpoint
+from distill.hub.card.card import Publication, write_card
+from distill.hub.card.serving import place_certificates, servings_of
+from distill.hub.files.asked import base_model_of, repository_name
+from distill.hub.files.contents import lay_out_forms, lay_out_gguf
+from distill.hub.files.evidence import published_card, published_grids, write_evidence
+from distill.hub.files.terms import Terms, refuse_unlicensed, terms_of
+from distill.hub.push.upload import Pushed, push_folder
+from distill.recipe.recipe import Recipe, load_recipe
+from eval.engine_runs.record import FILE_NAME as CERTIFICATE_NAME
+from eval.pages.verdict import main_forecast
+from eval.report.page import write_page
+from eval.report_inputs.cards import CARD_NAME, Card, read_card
+
+Allowed = Literal["unscored", "stale", "misleading-name"]
+MARK = "provenance.json"  # by which a folder of an earlier dry run is known
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be published, and where.
+
+    Attributes:
+        repo_id: ORG/NAME.
+        base_model: The hub id of the target; None takes target.path where that is one.
+        licence: The hub's identifier; None takes what is found.
+        public: Whether everybody may see it.
+        allowed: What is published all the same.
+        revision: Branch to push to; None is the main one.
+        pull_request: Whether to open one.
+        certificates: Folders with certificates of its forms, beside one in the draft's own folder.
+        gguf: Kinds of files for llama.cpp.
+    """
+
+    repo_id: str
+    base_model: str | None = None
+    licence: str | None = None
+    public: bool = False
+    allowed: Collection[Allowed] = ()
+    revision: str | None = None
+    pull_request: bool = False
+    certificates: Sequence[Path] = ()
+    gguf: Sequence[GgufKind] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the repository, without the organisation."""
+        return repository_name(self.repo_id)
+
+
+def push_run(run: Path, wanted: Wanted) -> Pushed:
+    """Push a run's draft to the hub.
+
+    Raises:
+        UserError: As `lay_out`, or if the hub refuses.
+    """
+    with tempfile.TemporaryDirectory(prefix="widedraft-push-") as place:
+        folder = Path(place) / "repository"
+        lay_out(run, wanted, folder)
+        return push_folder(
+            folder,
+            wanted.repo_id,
+            private=not wanted.public,
+            revision=wanted.revision,
+            pull_request=wanted.pull_request,
+            message=f"Draft of run {run.name}, by widedraft",
+        )
+
+
+def dry_run(run: Path, wanted: Wanted, out: Path) -> list[Path]:
+    """Write exactly the files that a push would send; returns them, relative to the folder.
+
+    Raises:
+        UserError: As `lay_out`, or if the folder holds something else.
+    """
+    if out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file():
+        raise UserError(f"--dry-run: {out} holds files that no dry run wrote. Choose an empty or a new folder.")
+    with staged_folder(out) as folder:
+        lay_out(run, wanted, folder)
+    return sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
+
+
+def lay_out(run: Path, wanted: Wanted, out: Path) -> None:
+    """Write everything that is published of a run into a folder.
+
+    Raises:
+        UserError: If the run has no finished draft, no scorecard of it, or what must not be published.
+    """
+    recipe, draft = recipe_of(run), run / "draft"
+    target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
+    card = scorecard_of(run, target, wanted.allowed)
+    base_model = base_model_of(recipe, wanted.base_model)
+    terms = terms_of(target, base_model, wanted.licence)
+    refuse_unlicensed(terms, wanted.name, public=wanted.public)
+    if "misleading-name" not in wanted.allowed:
+        refuse_misleading_name(wanted.repo_id)
+    out.mkdir(parents=True, exist_ok=True)
+    lookahead = None if card is None else main_forecast(card.record)["best_lookahead"]
+    forms = lay_out_forms(draft, target, out, lookahead=lookahead)
+    forms = replace(forms, gguf=lay_out_gguf(out, list(dict.fromkeys(wanted.gguf)), name=wanted.name, draft=draft))
+    own = [draft] if (draft / CERTIFICATE_NAME).is_file() else []
+    certified = place_certificates(out, forms, target, [*own, *wanted.certificates])
+    names = {recipe.target.path: base_model or target.name, str(target): base_model or target.name}
+    shown = None if card is None else published_card(card, names | {str(draft): wanted.repo_id}, name=wanted.name)
+    grids = {} if card is None else published_grids(card)
+    write_evidence(recipe, shown, out, names)
+    write_terms(terms, out)
+    if shown is not None:
+        write_page([shown], grids, out / "report.html")
+    of = Publication(
+        repo_id=wanted.repo_id,
+        target=base_model or target.name,
+        base_model=base_model,
+        recipe=recipe,
+        card=shown,
+        grids=grids,
+        counts=(read_manifest(run / "data") or {}).get("counts", {}),
+        terms=terms,
+        serving=servings_of(out, target, forms, repo_id=wanted.repo_id, base_model=base_model, lookahead=lookahead),
+        certified=certified,
+    )
+    write_card(of, out)
+
+
+def recipe_of(run: Path) -> Recipe:
+    """The recipe of a run whose training has finished.
+
+    Raises:
+        UserError: If there is no such run, or its draft is not finished.
+    """
+    if not (run / "recipe.yaml").is_file():
+        raise UserError(f"{run}: holds no recipe.yaml. Name the folder of a run, as `widedraft run` prints it.")
+    recipe, manifest = load_recipe(run / "recipe.yaml"), read_manifest(run / "draft")
+    if manifest is None:
+        raise UserError(f"{run / 'draft'}: not there yet. Run `widedraft run RECIPE` first.")
+    if not manifest.get("finished"):
+        raise UserError(
+            f"{run / 'draft'}: was exported before its training had finished. Let `widedraft run RECIPE` go on."
+        )
+    return recipe
+
+
+def scorecard_of(run: Path, target: Path, allowed: Collection[Allowed]) -> Card | None:
+    """The scorecard of the run's draft as it is now.
+
+    Raises:
+        UserError: If there is none, or it is of another draft or target, unless that is allowed.
+    """
+    path = run / "eval" / CARD_NAME
+    if not path.is_file():
+        if "unscored" in allowed:
+            return None
+        raise UserError(
+            f"{run}: has no scorecard, and nobody knows whether its draft makes anything faster. Run `widedraft eval "
+            "RECIPE` first, or say --allow unscored."
+        )
+    card = read_card(path)
+    scored = {"draft": card.record["drafts"][-1]["fingerprint"], "target": card.record["target"]["fingerprint"]}
+    today = {"draft": fingerprint_checkpoint(run / "draft"), "target": fingerprint_checkpoint(target)}
+    changed = [name for name, fingerprint in scored.items() if fingerprint != today[name]]
+    if changed and "stale" not in allowed:
+        raise UserError(
+            f"{path}: is of another {' and '.join(changed)} than is there now. Run `widedraft eval RECIPE` again, or "
+            "say --allow stale."
+        )
+    return card
+
+
+def write_terms(terms: Terms, out: Path) -> None:
+    """The target's licence files, and a notice that its licence prescribes where it has none of its own."""
+    for path in terms.files:
+        shutil.copyfile(path, out / path.name)
+    if terms.demand.notice and not any(path.name.startswith("NOTICE") for path in terms.files):
+        write_text(terms.demand.notice + "\n", out / "NOTICE")

@@ -1,0 +1,151 @@
+"""Recipe section `text`: domains of plain text, and how the share of each moves over training. No torch."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from architectures.files.section import Section
+from distill.recipe.times import FRACTION, WHOLE
+
+JSON_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+
+# As `Interval` without epochs: text that begins again when it ends has none.
+UpdateInterval = Annotated[
+    str,
+    Field(
+        pattern=rf"^(?:{WHOLE}(?:ba|sp|tok)|{FRACTION}dur)$",
+        title="a Composer time",
+        examples=["50ba", "1_000_000tok", "0.1dur"],
+    ),
+]
+
+
+class TextDomain(Section):
+    """One kind of text. Needs exactly one of path and dataset."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=100,
+        title="a name of letters, digits, '.', '_' and '-'",
+        examples=["wiki", "github"],
+        description="Name of the domain in logs and checkpoints.",
+    )
+    path: str | None = Field(
+        default=None, min_length=1, description="A file: JSON lines if it ends in .jsonl or .json, else plain text."
+    )
+    dataset: str | None = Field(default=None, min_length=1, description="A hub id or folder that `datasets` opens.")
+    config: str | None = Field(default=None, min_length=1, description="Configuration of a `datasets` name.")
+    split: str = Field(default="train", min_length=1, description="Split of a `datasets` name.")
+    field: str = Field(default="text", min_length=1, description="Where a row of JSON lines or a dataset has its text.")
+    weight: float = Field(default=1.0, gt=0, description="Share of the sequences at first, relative to the others.")
+    reference_loss_nats: float | None = Field(
+        default=None,
+        ge=0,
+        description="Nats per token the model should reach here; null takes those of the model it is made from.",
+    )
+
+    @field_validator("dataset")
+    @classmethod
+    def _one_of_path_and_dataset(cls, dataset: str | None, info: ValidationInfo) -> str | None:
+        path = info.data.get("path")
+        if dataset is not None and path is not None:
+            raise ValueError(f"must be left out beside path, got {dataset!r} and {path!r}. Keep one.")
+        if dataset is None and path is None and "path" in info.data:
+            raise ValueError("must be given, or path. Text comes from a file or from a `datasets` name.")
+        return dataset
+
+    @field_validator("config", "split")
+    @classmethod
+    def _only_with_dataset(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if info.data.get("path") is not None and value not in (None, "train"):
+            raise ValueError(f"must be left out beside path, got {value!r}. A file has no configurations or splits.")
+        return value
+
+    @field_validator("field")
+    @classmethod
+    def _only_with_rows(cls, field: str, info: ValidationInfo) -> str:
+        path = info.data.get("path")
+        if path is not None and is_plain_text(path) and field != "text":
+            raise ValueError(f"must be left out beside a plain text file, got {field!r} and {path!r}.")
+        return field
+
+
+def is_plain_text(path: str) -> bool:
+    """Whether a file is text as it stands, and not JSON lines."""
+    return not Path(path).name.endswith(JSON_SUFFIXES)
+
+
+class MixtureConfig(Section):
+    """How the share of each domain follows the held-out losses."""
+
+    rule: Literal["fixed", "paper", "code"] = Field(
+        default="paper",
+        description="fixed leaves the weights; paper and code are dynamic batch loading as published and as released.",
+    )
+    update_interval: UpdateInterval = Field(
+        default="50ba", description="Time between two measurements of the held-out losses, each with an update."
+    )
+    min_weight: float = Field(default=0.0, ge=0, le=1, description="Least share of a domain; 0 as published: no bound.")
+    max_weight: float = Field(default=1.0, gt=0, le=1, description="Largest share; 1 as published: no bound.")
+
+    @field_validator("max_weight")
+    @classmethod
+    def _above_the_least(cls, max_weight: float, info: ValidationInfo) -> float:
+        min_weight = info.data.get("min_weight")
+        if min_weight is not None and max_weight < min_weight:
+            raise ValueError(f"must be >= text.mixture.min_weight, got {max_weight} and {min_weight}.")
+        return max_weight
+
+
+class TextConfig(Section):
+    """Text in domains, packed into sequences of one length."""
+
+    domains: tuple[TextDomain, ...] = Field(
+        strict=False,
+        json_schema_extra={"minItems": 1},  # min_length would also count the domains that have mistakes of their own
+        description="Where text is read from; each domain has a weight of its own.",
+    )
+    max_seq_len: int = Field(default=1024, ge=2, description="Tokens of every sequence.")
+    num_eval_sequences: int = Field(
+        default=64, ge=1, description="First sequences of each domain, held out of training for its loss."
+    )
+    shuffle_block: int = Field(
+        default=1024, ge=1, description="Consecutive sequences of a domain that are put in random order together."
+    )
+    mixture: MixtureConfig = Field(default=MixtureConfig())
+
+    @field_validator("domains")
+    @classmethod
+    def _some_with_distinct_names(cls, domains: tuple[TextDomain, ...]) -> tuple[TextDomain, ...]:
+        if not domains:
+            raise ValueError("must hold at least one domain, got []. Name one, or leave text out.")
+        names = [domain.name for domain in domains]
+        if len(set(names)) < len(names):
+            raise ValueError(f"must have a name of its own each, got {', '.join(names)}.")
+        return domains
+
+    @field_validator("mixture")
+    @classmethod
+    def _bounds_that_can_be_met(cls, mixture: MixtureConfig, info: ValidationInfo) -> MixtureConfig:
+        count = len(info.data.get("domains", ()))
+        if count and not mixture.min_weight * count <= 1 <= mixture.max_weight * count:
+            raise ValueError(
+                f"must have min_weight <= 1/{count} <= max_weight for {count} domains, got {mixture.min_weight} and "
+                f"{mixture.max_weight}. The weights add up to 1."
+            )
+        return mixture
+
+
+def refuse_unknown_references(text: TextConfig) -> None:
+    """Refuse a mixture that holds losses against those of a teacher, where none is asked.
+
+    Raises:
+        ValueError: If a domain has no reference of its own and the rule needs one.
+    """
+    lacking = [domain.name for domain in text.domains if domain.reference_loss_nats is None]
+    if lacking and text.mixture.rule != "fixed":
+        raise ValueError(
+            f"must have mixture.rule fixed, or reference_loss_nats in every domain, when distill.teacher.source is "
+            f"none, got rule {text.mixture.rule} and no reference for {', '.join(lacking)}: it would be the teacher's."
+        )

@@ -1,0 +1,297 @@
+"""Recipe sections `distill` and `export`. No torch, no Composer."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from architectures.engines.pair.finding import EngineName
+from architectures.files.number_types import Dtype, PrecisionOrAuto
+from architectures.files.section import Section
+from architectures.gguf_export.names import GgufKind
+from architectures.shapes.serving import MAX_DEGREE
+from distill.recipe.losses import Loss, LossTerm, TokenSelection, loss_terms
+from distill.recipe.monitoring import Loggers
+from distill.recipe.teacher import (
+    TeacherConfig,
+    default_loss,
+    refuse_selection,
+    refuse_temperature,
+    refuse_unserved,
+)
+from distill.recipe.times import ConsoleInterval, Duration, Interval, Warmup, split_time
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class OptimizerConfig(Section):
+    """How gradients move the student."""
+
+    name: Literal["decoupled_adamw", "adamw"] = Field(
+        default="adamw", description="PyTorch's AdamW, fused into one pass, or Composer's DecoupledAdamW."
+    )
+    lr: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), strict=False, description="Decay of the two moments.")
+    eps: float = Field(default=1e-8, gt=0, description="Added to the second moment's root.")
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0,
+        description="Fraction of the weights removed each step; adamw multiplies it by the learning rate.",
+    )
+
+
+class SchedulerConfig(Section):
+    """How the learning rate moves over training."""
+
+    name: Literal["cosine_with_warmup", "linear_decay_with_warmup", "constant_with_warmup"] = Field(
+        default="cosine_with_warmup", description="Course after the warm-up."
+    )
+    t_warmup: Warmup = Field(default="0.05dur", description="Time over which the learning rate rises from zero.")
+    alpha_f: float = Field(
+        default=0.1,
+        ge=0,
+        description="Learning rate at the end as a multiple of lr; constant_with_warmup has none.",
+    )
+
+    @field_validator("alpha_f")
+    @classmethod
+    def _constant_has_no_end(cls, alpha_f: float, info: ValidationInfo) -> float:
+        if info.data.get("name") == "constant_with_warmup" and alpha_f != cls.model_fields["alpha_f"].default:
+            raise ValueError(
+                f"must be left out when distill.scheduler.name is constant_with_warmup, got {alpha_f}. "
+                "A constant learning rate ends at lr."
+            )
+        return alpha_f
+
+
+class GradientClipping(Section):
+    """Bounds the gradient of every step."""
+
+    clipping_type: Literal["norm"] = Field(default="norm", description="What is bounded: the norm of all gradients.")
+    clipping_threshold: float = Field(default=1.0, gt=0, description="Largest norm.")
+
+
+class PushConfig(Section):
+    """Where the finished draft is published; `widedraft push` has the same options."""
+
+    repo_id: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$",
+        title="a repository, as ORG/NAME",
+        examples=["my-org/llama2-7b-draft-796m"],
+        description="The repository; it is made if it is not there.",
+    )
+    public: bool = Field(default=False, description="Whether everybody may see it.")
+    revision: str | None = Field(default=None, min_length=1, description="Branch to push to; null is main.")
+    pull_request: bool = Field(default=False, description="Whether to open a pull request in place of a commit.")
+    base_model: str | None = Field(
+        default=None, min_length=1, description="The target's hub id, or none; null takes target.path where it is one."
+    )
+    license: str | None = Field(
+        default=None, min_length=1, description="The hub's identifier; null takes what is known of the target."
+    )
+    gguf: list[GgufKind] = Field(default=[], description="Files for llama.cpp that are sent with it.")
+
+    @field_validator("pull_request")
+    @classmethod
+    def _against_main(cls, pull_request: bool, info: ValidationInfo) -> bool:  # noqa: FBT001  # pydantic's signature
+        if pull_request and info.data.get("revision") is not None:
+            raise ValueError(
+                f"must be false beside revision, got true and {info.data['revision']}: a pull request is opened "
+                "against main."
+            )
+        return pull_request
+
+
+class DistillConfig(Section):
+    """How the student learns from its teacher. Times are Composer time strings: ep, ba, sp, tok, dur."""
+
+    train_on: Literal["answers", "text"] = Field(
+        default="answers",
+        description="What the student reads while it learns: the target's answers, or the text of section text, every "
+        "token of it. Evaluations are of held-out answers either way.",
+    )
+    isolate_documents: bool = Field(
+        default=True,
+        description="With train_on text: whether positions and attention begin again with each document of a sequence.",
+    )
+    token_selection: TokenSelection | None = Field(
+        default=None, description="Train on some of the answer tokens only; null trains on all."
+    )
+    teacher: TeacherConfig = Field(default=TeacherConfig())
+    unknown_inputs: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of the input tokens outside architecture.vocabulary that are shown to the student as one "
+        "unknown id, for engines whose draft reads its own vocabulary alone (`widedraft convert --form "
+        "own-tokenizer`).",
+    )
+    freeze_input_embeddings: bool = Field(
+        default=False,
+        description="Whether the rows of token ids stay as the target has them. Steps are faster, the optimiser holds "
+        "less, and few answers are learned by heart later; not for a draft whose head is its embedding.",
+    )
+    loss: Loss | Literal["auto"] = Field(
+        default="auto",
+        description="What is minimised per answer token: a loss, or a weighted sum of several. auto is "
+        "negative_log_acceptance; forward_kl where the teacher is a cache of top_k or samples; cross_entropy where "
+        "there is none.",
+    )
+    temperature: float = Field(default=1.0, gt=0, description="Divides the logits of teacher and student in the loss.")
+    max_duration: Duration = Field(default="1ep", description="Length of training.")
+    global_train_batch_size: int = Field(default=8, ge=1, description="Sequences per step over all processes.")
+    device_train_microbatch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="Sequences per forward pass on one device; auto finds the largest that fits a GPU's memory.",
+    )
+    device_eval_batch_size: int = Field(default=8, ge=1, description="Sequences per evaluation step on one device.")
+    packing: bool = Field(
+        default=False,
+        description="Whether the sequences of a forward pass share rows where that computes less padding.",
+    )
+    precision: PrecisionOrAuto = Field(
+        default="amp_bf16",
+        description="Arithmetic of forward and backward; weights and moments stay float32. auto is amp_bf16 on a GPU "
+        "and on processors that multiply many rows faster in bfloat16, else fp32.",
+    )
+    optimizer: OptimizerConfig = Field(default=OptimizerConfig())
+    scheduler: SchedulerConfig = Field(default=SchedulerConfig())
+    gradient_clipping: GradientClipping | None = Field(
+        default=GradientClipping(), description="Bounds the gradient of every step; null leaves it unbounded."
+    )
+    eval_interval: Interval = Field(default="0.25dur", description="Time between evaluations.")
+    eval_first: bool = Field(default=True, description="Whether to evaluate before the first step.")
+    save_interval: Interval = Field(default="0.25dur", description="Time between checkpoints.")
+    save_num_checkpoints_to_keep: int = Field(
+        default=2,
+        ge=1,
+        description="Newest checkpoints kept; one more exists while it is written.",
+    )
+    autoresume: bool = Field(default=True, description="Whether to continue from the newest intact checkpoint.")
+    parallelism: Literal["ddp", "fsdp2"] = Field(
+        default="ddp", description="Whether each process holds the whole student or a shard of it."
+    )
+    loggers: Loggers = Field(default={"file": {}})
+    push_to_hub: PushConfig | None = Field(
+        default=None, description="`widedraft run` publishes the draft there once it is scored; null keeps it here."
+    )
+    progress_bar: bool = Field(default=True, description="Whether to show a bar with the time left.")
+    console_log_interval: ConsoleInterval = Field(
+        default="10ba", description="Time between metrics on the console when there is no progress bar."
+    )
+
+    @field_validator("isolate_documents")
+    @classmethod
+    def _only_of_text(cls, isolate: bool, info: ValidationInfo) -> bool:  # noqa: FBT001  # pydantic's signature
+        if not isolate and info.data.get("train_on") == "answers":
+            raise ValueError("must be left out when distill.train_on is answers, got false. Each answer is by itself.")
+        return isolate
+
+    @field_validator("max_duration", "eval_interval", "save_interval", "console_log_interval")
+    @classmethod
+    def _text_has_no_epochs(cls, time: str, info: ValidationInfo) -> str:
+        if info.data.get("train_on") == "text" and split_time(time)[1] == "ep":
+            raise ValueError(
+                f"must not be in ep when distill.train_on is text, got {time}. Text begins again when it ends and has "
+                "no epochs; ba counts batches."
+            )
+        return time
+
+    @field_validator("teacher")
+    @classmethod
+    def _serves_the_training(cls, teacher: TeacherConfig, info: ValidationInfo) -> TeacherConfig:
+        if info.data.get("token_selection") is not None:
+            refuse_selection(teacher)
+        if info.data.get("train_on") == "text" and teacher.source == "cache":
+            raise ValueError(
+                "must have source live or none when distill.train_on is text, got cache: a cache is of answers. "
+                "Leave source out, or train on answers."
+            )
+        return teacher
+
+    @field_validator("freeze_input_embeddings")
+    @classmethod
+    def _unknown_row_is_trained(cls, freeze: bool, info: ValidationInfo) -> bool:  # noqa: FBT001  # pydantic's signature
+        if freeze and info.data.get("unknown_inputs"):
+            raise ValueError(
+                "must be left out with distill.unknown_inputs, whose row of the embedding is learned. Leave out one."
+            )
+        return freeze
+
+    @field_validator("loss")
+    @classmethod
+    def _served_by_the_teacher(cls, loss: Loss | Literal["auto"], info: ValidationInfo) -> Loss:
+        teacher = info.data.get("teacher", TeacherConfig())
+        if loss == "auto":
+            return default_loss(teacher)
+        for term in loss_terms(loss):
+            refuse_unserved(teacher, loss=term.name)
+        return loss
+
+    @field_validator("temperature")
+    @classmethod
+    def _is_read(cls, temperature: float, info: ValidationInfo) -> float:
+        terms = loss_terms(info.data.get("loss", "forward_kl"))
+        if temperature != 1 and all(term.name == "cross_entropy" for term in terms):
+            raise ValueError(
+                f"must be 1 when distill.loss is cross_entropy alone, got {temperature}. Nothing reads it."
+            )
+        refuse_temperature(info.data.get("teacher", TeacherConfig()), temperature)
+        return temperature
+
+    @field_validator("device_train_microbatch_size")
+    @classmethod
+    def _fits_the_batch(cls, size: int | str, info: ValidationInfo) -> int | str:
+        batch = info.data.get("global_train_batch_size")
+        if isinstance(size, int) and batch is not None and size > batch:
+            raise ValueError(f"must be at most distill.global_train_batch_size, got {size} and {batch}.")
+        teacher = info.data.get("teacher")
+        if size == "auto" and teacher is not None and teacher.parallelism == "fsdp2":
+            raise ValueError("must be a number when distill.teacher.parallelism is fsdp2, got auto.")
+        return size
+
+    @field_validator("parallelism")
+    @classmethod
+    def _size_known_to_shards(cls, parallelism: str, info: ValidationInfo) -> str:
+        if parallelism == "fsdp2" and info.data.get("device_train_microbatch_size") == "auto":
+            raise ValueError("must be ddp when distill.device_train_microbatch_size is auto, got fsdp2. Give a number.")
+        return parallelism
+
+    @field_validator("scheduler")
+    @classmethod
+    def _warmup_in_the_unit_of_training(cls, scheduler: SchedulerConfig, info: ValidationInfo) -> SchedulerConfig:
+        duration = info.data.get("max_duration")
+        if duration is None:
+            return scheduler
+        same_clock = {"ep": ("ep", "ba", "dur"), "ba": ("ep", "ba", "dur"), "sp": ("sp", "dur"), "tok": ("tok", "dur")}
+        no_epochs = info.data.get("train_on") == "text"
+        allowed = [unit for unit in same_clock[split_time(duration)[1]] if not (no_epochs and unit == "ep")]
+        if split_time(scheduler.t_warmup)[1] not in allowed:
+            raise ValueError(
+                f"must have t_warmup in {' or '.join(allowed)} when distill.max_duration is {duration}, "
+                f"got {scheduler.t_warmup}. A schedule needs one clock; dur always fits."
+            )
+        return scheduler
+
+    @property
+    def terms(self) -> tuple[LossTerm, ...]:
+        """The terms of the loss; what `auto` means was filled in when the recipe was read."""
+        assert self.loss != "auto"
+        return loss_terms(self.loss)
+
+
+class ExportConfig(Section):
+    """How the finished draft is written."""
+
+    dtype: Dtype = Field(default="bfloat16", description="Number type of the draft's weights.")
+    checkpoint: Literal["best", "latest"] = Field(
+        default="best",
+        description="The checkpoint it is made from: the one with the highest held-out tau, or the last.",
+    )
+    engines: list[EngineName] = Field(
+        default=[],
+        description="Engines that are to serve the draft: `widedraft check` refuses a shape that one of them does not "
+        "serve. Nothing is made otherwise by it.",
+    )
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=MAX_DEGREE, description="Devices over which those engines divide target and draft."
+    )

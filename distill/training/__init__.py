@@ -1,0 +1,1 @@
+"""The student, the trainer, and what they train on."""

@@ -1,0 +1,321 @@
+"""Composer's trainer, built from a recipe."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from composer import Algorithm, Callback, DataSpec, Evaluator, Trainer
+from composer.callbacks import LRMonitor, SpeedMonitor
+from composer.devices import Device, DeviceCPU, DeviceGPU
+from composer.optim import (
+    ComposerScheduler,
+    ConstantScheduler,
+    ConstantWithWarmupScheduler,
+    CosineAnnealingScheduler,
+    CosineAnnealingWithWarmupScheduler,
+    DecoupledAdamW,
+    LinearScheduler,
+    LinearWithWarmupScheduler,
+)
+from composer.utils import dist
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
+
+from architectures.draft_vocabulary.unknown import begin_unknown, with_unknown
+from architectures.errors import UserError
+from architectures.shapes.section import MasksConfig
+from distill.checkpoints.files import newest_intact_checkpoint
+from distill.checkpoints.trust import guard_composer
+from distill.data.batches import AnswerDataset
+from distill.data.unknown_inputs import UnknownInputs
+from distill.estimates.frozen_embeddings import freeze_input_embeddings
+from distill.exporting.export import vocab_size_of
+from distill.exporting.reading import read_checkpoint
+from distill.losses.answer_logits import AnswerLogits
+from distill.losses.objective import build_objective
+from distill.monitoring.callbacks import CheckpointWriter, EvaluationIntervals
+from distill.monitoring.gradient_norm import GradientNorm
+from distill.monitoring.loggers import build_loggers
+from distill.monitoring.metrics import Known
+from distill.monitoring.processor_speed import ProcessorSpeed
+from distill.monitoring.step_profile import profiled_steps
+from distill.monitoring.step_times import StepTimes
+from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import refuse_cut_entries
+from distill.recipe.times import split_time
+from distill.recipe.training import DistillConfig, OptimizerConfig, SchedulerConfig
+from distill.run.stage_inputs import teacher_dtype
+from distill.teacher.absent import NoTeacher
+from distill.teacher.cached import CachedTeacher
+from distill.teacher.live import Teacher, load_teacher
+from distill.teacher.selection import Selection, refuse_other_ids
+from distill.teacher.sharded import load_sharded_teacher
+from distill.teacher_cache.answers import CachedAnswers
+from distill.teacher_cache.contents import load_head
+from distill.training.alpha_bounds import AlphaBounds
+from distill.training.dataspec import build_dataspec
+from distill.training.model import DistillModel, HeldOut
+from distill.training.text_training import text_training, without_dur
+from eval.models.loading import load_model
+
+DIST_TIMEOUT_S = 1800.0  # the other ranks wait while rank 0 writes a checkpoint of many gigabytes
+
+
+def training_device() -> Device:
+    """This process's GPU, or the processor; `fp32` means float32 also where Composer would round to tf32."""
+    return DeviceGPU(allow_tf32=False) if torch.cuda.is_available() else DeviceCPU()
+
+
+def newest_for_all(folder: Path) -> Path | None:
+    """The newest intact checkpoint of a folder, chosen and read by rank 0 for all; None where there is none.
+
+    Composer asks again before it reads it; under FSDP2 a refusal would then come to rank 0 alone, the others waiting.
+
+    Raises:
+        UserError: On all processes, if it holds anything but what a training here saves.
+    """
+    outcome = [newest_or_problem(folder) if dist.get_global_rank() == 0 else None]
+    dist.broadcast_object_list(outcome, src=0)
+    assert outcome[0] is not None  # rank 0 has filled it
+    checkpoint, problem = outcome[0]
+    if problem is not None:
+        raise UserError(problem)
+    return checkpoint
+
+
+def newest_or_problem(folder: Path) -> tuple[Path | None, str | None]:
+    """The newest intact checkpoint, or why it is refused."""
+    checkpoint = newest_intact_checkpoint(folder)
+    try:
+        if checkpoint is not None:
+            read_checkpoint(checkpoint)
+    except UserError as error:
+        return None, str(error)
+    return checkpoint, None
+
+
+def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) -> DistillModel:
+    """The student at <run>/init in float32 beside its teacher on this process's device.
+
+    Of a teacher that is cached only the output head is loaded, and nothing where none is asked.
+
+    Args:
+        recipe: Says which.
+        target: The teacher's folder.
+        eval_tasks: The tasks of the held-out prompts.
+
+    Raises:
+        UserError: If the teacher's cache keeps entries of a vocabulary that the student has only a part of, the
+            reference of a selection cannot say what the student says, distill.packing is true and one of the models
+            cannot be packed, or embeddings are to be frozen that are the head as well.
+    """
+    on_gpu, config = torch.cuda.is_available(), recipe.distill
+    dtype = teacher_dtype(recipe, config.precision)
+    place = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
+    load_frozen, selection = partial(load_teacher, **place, packing=config.packing), config.token_selection
+    load_live = load_sharded_teacher if config.teacher.parallelism == "fsdp2" else load_teacher
+    teachers: dict[str, Callable[[], Teacher | CachedTeacher | NoTeacher]] = {
+        "live": lambda: load_live(target, **place, packing=config.packing),
+        "cache": lambda: CachedTeacher(load_head(target, **place)),
+        "none": lambda: NoTeacher(vocab_size_of(target)),
+    }
+    student = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
+    if config.unknown_inputs:
+        begin_unknown(student, Path(recipe.run_dir) / "init")
+    if config.freeze_input_embeddings:
+        freeze_input_embeddings(student)
+    return distill_model(
+        recipe,
+        student,
+        teachers[config.teacher.source](),
+        selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
+        eval_tasks=eval_tasks,
+    )
+
+
+def distill_model(
+    recipe: Recipe,
+    student: PreTrainedModel,
+    teacher: Teacher | CachedTeacher | NoTeacher,
+    *,
+    selection: Selection | None = None,
+    eval_tasks: tuple[str, ...] = (),
+) -> DistillModel:
+    """A student beside its teacher, as a recipe trains them, wherever their weights came from.
+
+    Raises:
+        UserError: As build_model.
+    """
+    config = recipe.distill
+    if selection is not None and config.token_selection is not None:
+        refuse_other_ids(selection.reference.model.lm, student, where=config.token_selection.reference)
+    model = DistillModel(
+        AnswerLogits(student, packing=config.packing),
+        teacher,
+        objective=build_objective(list(config.terms), temperature=config.temperature, contents=config.teacher.contents),
+        selection=selection,
+        held_out=HeldOut(eval_tasks, recipe.data.temperature, recipe.data.top_p),
+        cpu_bfloat16=not torch.cuda.is_available() and config.precision != "fp32",
+    )
+    if model.ids_K is None:  # else a cache's entries are of ids that the student says
+        refuse_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
+    return model
+
+
+def build_trainer(
+    recipe: Recipe,
+    model: DistillModel,
+    *,
+    train_set: AnswerDataset | CachedAnswers | None,
+    eval_set: AnswerDataset | CachedAnswers,
+    checkpoint: Path | None,
+    profile: Path | None = None,
+) -> Trainer:
+    """A trainer that stands at the checkpoint, or at the start where there is none.
+
+    Args:
+        recipe: Says how.
+        model: That is trained.
+        train_set: The answers to train on; None where the recipe trains on text.
+        eval_set: Held-out answers.
+        checkpoint: To continue from.
+        profile: Folder that takes a profile of a step, by rank 0; none is made if left out.
+
+    Raises:
+        UserError: If the processes cannot share the batch, or the text cannot be read.
+    """
+    config, checkpoints = recipe.distill, Path(recipe.run_dir) / "checkpoints"
+    clipping, monitor = config.gradient_clipping, SpeedMonitor(window_size=10)
+    train_data, stream_callbacks = training_data(recipe, model, train_set)
+    eval_data = build_dataspec(
+        eval_set, device_batch_size=config.device_eval_batch_size, shuffle=False, seed=recipe.seed
+    )
+    guard_composer()
+    return Trainer(
+        model=model,
+        train_dataloader=train_data,
+        eval_dataloader=Evaluator(label="eval", dataloader=eval_data),
+        max_duration=epochs_in_batches(config.max_duration, train_data),
+        optimizers=build_optimizer(config.optimizer, model),
+        schedulers=build_scheduler(config.scheduler),
+        algorithms=[
+            *unknown_inputs(recipe),
+            GradientNorm(checkpoints, None if clipping is None else clipping.clipping_threshold),
+        ],
+        device=training_device(),
+        precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see DistillModel
+        device_train_microbatch_size=microbatch_size(config),
+        accumulate_train_batch_on_tokens=True,
+        eval_interval=interval(config.eval_interval, config),
+        parallelism_config={"fsdp2": {"state_dict_type": "full"}} if config.parallelism == "fsdp2" else None,
+        callbacks=[
+            StepTimes(model.clock),
+            *profiled_steps(profile, model.clock),
+            *stream_callbacks,
+            CheckpointWriter(
+                checkpoints,
+                save_interval=interval(config.save_interval, config),
+                num_to_keep=config.save_num_checkpoints_to_keep,
+                best_by=Known(config.teacher.source != "none", recipe.data.temperature).best_by,
+            ),
+            EvaluationIntervals(),
+            *([AlphaBounds(model, interval=config.console_log_interval)] if config.teacher.contents == "top_k" else []),
+            ProcessorSpeed(monitor, precision=config.precision, interval=config.console_log_interval),
+            monitor,
+            LRMonitor(),
+        ],
+        loggers=build_loggers(recipe),
+        progress_bar=False,  # ours is among the loggers
+        run_name=recipe.run_name,
+        seed=recipe.seed,
+        load_path=None if checkpoint is None else str(checkpoint),
+        dist_timeout=DIST_TIMEOUT_S,
+    )
+
+
+def training_data(
+    recipe: Recipe, model: DistillModel, train_set: AnswerDataset | CachedAnswers | None
+) -> tuple[DataSpec, list[Callback]]:
+    """This process's batches of answers, or of text where there are none, and what keeps a stream of text going."""
+    size = device_batch_size(recipe.distill)
+    if train_set is not None:
+        return build_dataspec(train_set, device_batch_size=size, shuffle=True, seed=recipe.seed), []
+    place = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
+    return text_training(recipe, model, batch_size=size, device=torch.device(place))
+
+
+def unknown_inputs(recipe: Recipe) -> list[Algorithm]:
+    """What shows the student unknown ids, where the recipe wants it."""
+    share = recipe.distill.unknown_inputs
+    if not share:
+        return []
+    return [UnknownInputs(with_unknown(Path(recipe.run_dir) / "init"), share=share, seed=recipe.seed)]
+
+
+def interval(time: str, config: DistillConfig) -> str:
+    """A time as Composer takes it: text has no length, of which it could take a share."""
+    return without_dur(time, config.max_duration) if config.train_on == "text" else time
+
+
+def device_batch_size(config: DistillConfig | MasksConfig) -> int:
+    """Sequences per step on one process.
+
+    Raises:
+        UserError: If the processes cannot share the global batch evenly.
+    """
+    size, remainder = divmod(config.global_train_batch_size, dist.get_world_size())
+    if remainder:
+        section = "distill" if isinstance(config, DistillConfig) else "architecture.masks"
+        raise UserError(
+            f"{section}.global_train_batch_size must be a multiple of the number of processes, got "
+            f"{config.global_train_batch_size} and {dist.get_world_size()}. Change one of the two."
+        )
+    return size
+
+
+def epochs_in_batches(max_duration: str, train_data: DataSpec) -> str:
+    """The same duration, in batches if it was in epochs.
+
+    Composer saves the last batch of an epoch before it counts the epoch as done, so a training measured in epochs would
+    look unfinished in its own last checkpoint.
+    """
+    value, unit = split_time(max_duration)
+    assert isinstance(train_data.dataloader, DataLoader)
+    return f"{int(value) * len(train_data.dataloader)}ba" if unit == "ep" else max_duration
+
+
+def microbatch_size(config: DistillConfig | MasksConfig) -> int | Literal["auto"]:
+    """Sequences per forward and backward pass. Composer finds it on GPUs; on a processor it is the device's batch."""
+    if config.device_train_microbatch_size != "auto" or torch.cuda.is_available():
+        return config.device_train_microbatch_size
+    return device_batch_size(config)
+
+
+def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim.Optimizer:
+    """The optimiser of the student's parameters; the teacher has none here.
+
+    torch's is fused: one pass over weights, gradients and moments, where Composer's makes eight: half of a step on a
+    processor where the draft is one layer and so mostly embeddings.
+    """
+    settings = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if config.name == "decoupled_adamw":
+        return DecoupledAdamW(trained, **settings)
+    return torch.optim.AdamW(trained, fused=True, **settings)
+
+
+def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
+    """The course of the learning rate; Composer's classes with warm-up complain when there is none."""
+    if split_time(config.t_warmup)[0] == 0:
+        return {
+            "constant_with_warmup": ConstantScheduler(),
+            "linear_decay_with_warmup": LinearScheduler(alpha_f=config.alpha_f),
+            "cosine_with_warmup": CosineAnnealingScheduler(alpha_f=config.alpha_f),
+        }[config.name]
+    return {
+        "constant_with_warmup": ConstantWithWarmupScheduler(t_warmup=config.t_warmup),
+        "linear_decay_with_warmup": LinearWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
+        "cosine_with_warmup": CosineAnnealingWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
+    }[config.name]

@@ -1,0 +1,250 @@
+"""Counts of speculative rounds, and the rates made from them. One counting function serves live loop and replay.
+
+A text of num_tokens tokens is emitted in rounds. A round that starts when `start` tokens are out proposes at most
+min(lookahead, num_tokens - start - 1) tokens and emits the accepted ones plus one of the target's own; so the last
+token of a text (its stop token, if it has one) is always the target's and never counts as accepted.
+
+Shape suffixes used in this file:
+    T = tokens of one answer, K = position in a round (1..lookahead at index 0..lookahead-1),
+    P = prompts, C = columns of one number per prompt, R = resamples
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from eval.acceptance.intervals import Array, least_units, percentile_interval
+
+INTERVALS = "expanded percentile bootstrap"  # as records and pages name how intervals of rates are made
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What happened in the rounds of one text, or of several pooled. Expected values where the rule is random.
+
+    Attributes:
+        rounds: Draft-then-verify cycles.
+        possible: Per position k, the rounds in which the text had room for k accepted tokens.
+        reached: Of those, the rounds that accepted at least k - 1 tokens, so that position k was decided.
+        accepted: Of those, the rounds that accepted at least k tokens.
+    """
+
+    rounds: float
+    possible: tuple[float, ...]
+    reached: tuple[float, ...]
+    accepted: tuple[float, ...]
+
+    @property
+    def proposed_tokens(self) -> float:
+        """Draft tokens proposed, kept or not, as far as the text had room for them."""
+        return sum(self.possible)
+
+    @property
+    def accepted_tokens(self) -> float:
+        """Draft tokens kept."""
+        return sum(self.accepted)
+
+    @property
+    def decided_tokens(self) -> float:
+        """Draft tokens kept plus those the target said no to.
+
+        Tokens behind a rejected one were never decided, nor were those that a cut round had no room for; kept over
+        decided tokens is therefore the maximum-likelihood estimate of alpha if accepts are independent with one chance.
+        With room for all in every round it is sum A / (sum A + rounds with A < lookahead).
+        """
+        return sum(self.reached)
+
+    @property
+    def emitted_tokens(self) -> float:
+        """Draft tokens kept plus the target's own, one a round: the length of the text."""
+        return self.accepted_tokens + self.rounds
+
+    @property
+    def fully_accepted_rounds(self) -> float:
+        """Rounds that kept all `lookahead` tokens."""
+        return self.accepted[-1]
+
+    @property
+    def histogram(self) -> tuple[float, ...]:
+        """Rounds that kept exactly 0, 1, ... lookahead tokens; their sum is `rounds`."""
+        at_least = (self.rounds, *self.accepted, 0.0)
+        return tuple(more - fewer for more, fewer in pairwise(at_least))
+
+
+def count_visits(visits_T: Array, tail_TK: Array, room_T: Array) -> Counts:
+    """The one counting function.
+
+    Args:
+        visits_T: Rounds that start at each position of the text: 0 or 1 in a trace, a probability in a replay.
+        tail_TK: Chance that a round starting at T accepts at least k tokens: 0 or 1 in a trace.
+        room_T: Tokens that a round starting at T may accept, from `room_after` or fewer.
+    """
+    num_tokens, lookahead = tail_TK.shape
+    possible_TK = visits_T[:, None] * (np.arange(1, lookahead + 1) <= room_T[:, None])
+    tail_before_TK = np.concatenate([np.ones((num_tokens, 1)), tail_TK[:, :-1]], axis=1)
+    return Counts(
+        rounds=float(visits_T.sum()),
+        possible=per_position(possible_TK),
+        reached=per_position(possible_TK * tail_before_TK),
+        accepted=per_position(possible_TK * tail_TK),
+    )
+
+
+def count_trace(rounds: Iterable[tuple[int, int]], *, num_tokens: int, lookahead: int) -> Counts:
+    """Counts of rounds that happened.
+
+    Args:
+        rounds: Start and number of accepted tokens of each round.
+        num_tokens: Length of the text they emitted.
+        lookahead: Tokens a round proposes where the text has room.
+    """
+    asked = ((start, lookahead, accepted) for start, accepted in rounds)
+    return count_proposals(asked, num_tokens=num_tokens, most=lookahead)
+
+
+def count_proposals(rounds: Iterable[tuple[int, int, int]], *, num_tokens: int, most: int) -> Counts:
+    """Counts of rounds that happened and differ in how many tokens they proposed, as with an adaptive lookahead.
+
+    Args:
+        rounds: Start, number of proposed and number of accepted tokens of each round. What was proposed behind the end
+            of the text does not count.
+        num_tokens: Length of the text they emitted.
+        most: Positions to count, at least as many as any round proposed.
+    """
+    visits_T, tail_TK, room_T = np.zeros(num_tokens), np.zeros((num_tokens, most)), room_after(num_tokens)
+    for start, proposed, accepted in rounds:
+        visits_T[start] += 1
+        tail_TK[start, :accepted] = 1
+        room_T[start] = min(room_T[start], proposed)
+    return count_visits(visits_T, tail_TK, room_T)
+
+
+def room_after(num_tokens: int) -> Array:
+    """[T]: tokens that a round starting at T may accept in a text of so many; the last is never among them."""
+    return np.arange(num_tokens - 1, -1, -1, dtype=np.float64)
+
+
+def pool(counts: Sequence[Counts]) -> Counts:
+    """Counts of several texts together."""
+    return Counts(
+        rounds=sum(one.rounds for one in counts),
+        possible=per_position(np.array([one.possible for one in counts])),
+        reached=per_position(np.array([one.reached for one in counts])),
+        accepted=per_position(np.array([one.accepted for one in counts])),
+    )
+
+
+def tau(counts: Counts) -> float:
+    """Mean acceptance length, the target's own token included: 1..lookahead + 1.
+
+    Source: block efficiency of Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding",
+    sec. 3.1 (arXiv 2211.17192), counted as in vLLM's `vllm/v1/spec_decode/metrics.py`.
+    """
+    return counts.emitted_tokens / counts.rounds
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    """A rate, or None where nothing was counted."""
+    return numerator / denominator if denominator else None
+
+
+def per_position(count_XK: Array) -> tuple[float, ...]:
+    """Sums over everything but the position in the round."""
+    return tuple(float(count) for count in count_XK.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How intervals are made.
+
+    Those of rates, and of their differences: bootstrap over prompts, expanded for few of them. The prompt is the unit,
+    because the accepts within one text depend on each other. Those of speed-ups: Student's t (paired_ratios.py).
+
+    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13; intervals.py for the rest.
+    """
+
+    confidence: float
+    num_resamples: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its interval; no bounds where too few prompts were counted (intervals.least_units)."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @property
+    def interval(self) -> list[float] | None:
+        """[low, high] or None, as the scorecard writes it."""
+        return None if self.low is None or self.high is None else [self.low, self.high]
+
+
+Columns = tuple[Sequence[float], Sequence[float]]  # numerators and denominators, one of each per prompt
+
+
+def pooled_ratio(numerators: Sequence[float], denominators: Sequence[float], resampling: Resampling) -> Estimate:
+    """Sum of the numerators over sum of the denominators, one of each per prompt, with its interval."""
+    return bootstrap_over_prompts((numerators, denominators), operator.truediv, resampling)
+
+
+def paired_ratio_difference(first: Columns, second: Columns, resampling: Resampling) -> Estimate:
+    """First pooled ratio minus the second, both resampled with the same prompts.
+
+    Args:
+        first: Of one draft.
+        second: Of the other, in the same order of prompts.
+        resampling: How the interval is made.
+    """
+    return bootstrap_over_prompts((*first, *second), difference_of_ratios, resampling)
+
+
+def mean_of_ratios(numerators: Sequence[float], denominators: Sequence[float], resampling: Resampling) -> Estimate:
+    """Unweighted mean of the prompts' own ratios, with its interval; prompts whose denominator is 0 have no say."""
+    counted = [(above, below) for above, below in zip(numerators, denominators, strict=True) if below]
+    ratios = [above / below for above, below in counted]
+    return pooled_ratio(ratios, [1.0] * len(ratios), resampling)
+
+
+def difference_of_ratios(
+    first_numerator: Array, first_denominator: Array, second_numerator: Array, second_denominator: Array
+) -> Array:
+    """One pooled ratio less another."""
+    return first_numerator / first_denominator - second_numerator / second_denominator
+
+
+def bootstrap_over_prompts(
+    columns: Sequence[Sequence[float]], statistic: Callable[..., Array], resampling: Resampling
+) -> Estimate:
+    """A statistic of the sums of some columns with one entry per prompt, with its expanded percentile interval.
+
+    Resamples that leave the statistic without a value, as where a denominator is 0, are left out of the interval.
+    Prompts in which nothing was counted are no units: too few others, and there is no interval.
+    """
+    columns_CP = np.asarray(columns, dtype=np.float64)
+    value = float(statistic(*columns_CP.sum(axis=1)))
+    num_counted = int((columns_CP != 0).any(axis=0).sum())
+    if num_counted < least_units(resampling.confidence):
+        return Estimate(value=value, low=None, high=None)
+    weights_RP = resampling_weights(columns_CP.shape[1], resampling)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values_R = statistic(*(columns_CP @ weights_RP.T))
+    values_R = values_R[np.isfinite(values_R)]
+    if not len(values_R):
+        return Estimate(value=value, low=None, high=None)
+    low, high = percentile_interval(values_R, resampling.confidence, num_units=num_counted)
+    return Estimate(value=value, low=min(low, value), high=max(high, value))  # of few resamples all may lie on one side
+
+
+@lru_cache(maxsize=4)
+def resampling_weights(num_prompts: int, resampling: Resampling) -> Array:
+    """weights_RP: how often each prompt is drawn, in each resample of as many prompts as there are."""
+    rng = np.random.default_rng(resampling.seed)
+    weights_RP = rng.multinomial(num_prompts, [1 / num_prompts] * num_prompts, size=resampling.num_resamples)
+    return weights_RP.astype(np.float64)

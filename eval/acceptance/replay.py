@@ -1,0 +1,225 @@
+"""Exact acceptance for every lookahead from one teacher-forced pass of each model over the target's own text.
+
+Speculative decoding emits the target's text whatever the draft proposes, so the text fixes every context in which a
+round can start. Given the text y, each rule accepts position t with a chance of its own, independently of the others:
+
+    rejection             min(1, q / p)(y_t)   since P(accept and emit x) = min(p, q)(x) and P(emit x) = p(x)
+    exact_greedy_draft    [argmax q = y_t]     the draft proposes its argmax; kept if the target sampled the same
+    exact_sampled_draft   q(y_t)               the draft proposes a sample; kept if the target sampled the same
+
+At temperature 0 all three are the second. Counts at temperature > 0 are expected values over these draws, not samples
+of them.
+
+Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", sec. 2.3 and theorem 3.5
+(arXiv 2211.17192); the conditioning on the text is ours.
+
+Shape suffixes used in this file:
+    B = 1 sequence, T = tokens of the answer, V = vocabulary entries,
+    K = position in a round (1..lookahead), A = accepted tokens of a round (0..lookahead)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from architectures.draft_vocabulary.head import head_ids, spread
+from eval.acceptance.counts import Array, Counts, count_visits, room_after
+from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
+from eval.decoding.sampling import confidence_of
+
+
+def rule_names(temperature: float) -> tuple[str, ...]:
+    """How acceptance may be decided without changing the target's text; the first is the one a scorecard leads with."""
+    return (EXACT_GREEDY_DRAFT,) if temperature == 0 else LOSSLESS
+
+
+def rule_name(temperature: float) -> str:
+    """The rule a scorecard leads with: an equal token at temperature 0, else rejection sampling."""
+    return rule_names(temperature)[0]
+
+
+@dataclass(frozen=True)
+class Accepts:
+    """How one rule decides along one answer. Both arrays are [T].
+
+    Attributes:
+        accept: Chance that y_t comes from the draft if a round proposes there.
+        alpha: Chance that a proposal at t is kept, whichever token the target emits: the mean of accept over y_t ~ p.
+    """
+
+    accept: Array
+    alpha: Array
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a draft would do along one answer of the target. Every array is [T].
+
+    Attributes:
+        rules: By name, those of rule_names.
+        match: 1 where the argmax of the draft is that of the target, else 0.
+        target_logp: log p(y_t) at the temperature, in nats; 0 or -inf at temperature 0.
+        draft_logp: The same for the draft; -inf where it cannot say the token.
+        target_entropy: Of the target's own distribution, at temperature 1 whatever the answer's, in nats.
+        can_say: 1 where the draft can say y_t, else 0; 1 everywhere unless its head says some ids alone.
+        draft_confidence: Of what the draft finds likeliest there, at temperature 1 whatever the answer's.
+    """
+
+    rules: Mapping[str, Accepts]
+    match: Array
+    target_logp: Array
+    draft_logp: Array
+    target_entropy: Array
+    can_say: Array
+    draft_confidence: Array
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answer."""
+        return len(self.match)
+
+
+@torch.inference_mode()
+def answer_logits(model: PreTrainedModel, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Tensor:
+    """What a model expects at each token of an answer, given the prompt and the tokens before.
+
+    Args:
+        model: Either model of a pair.
+        prompt_ids: At least one token; of an encoder-decoder model its input.
+        answer_ids: The target's own continuation, at least one token.
+
+    Returns:
+        Logits [T, V] in float32, row t for answer token t; -inf for every id that a small head cannot say.
+    """
+    if model.config.is_encoder_decoder:
+        inputs_BT = torch.tensor([list(prompt_ids)], device=model.device)
+        ids_BT = torch.tensor([[model.config.decoder_start_token_id, *answer_ids[:-1]]], device=model.device)
+        return model(input_ids=inputs_BT, decoder_input_ids=ids_BT, use_cache=False).logits[0].float()
+    ids_BT = torch.tensor([[*prompt_ids, *answer_ids[:-1]]], device=model.device)
+    logits = model(input_ids=ids_BT, use_cache=False, logits_to_keep=len(answer_ids)).logits[0].float()
+    return whole_vocabulary(model, logits)
+
+
+def whole_vocabulary(model: PreTrainedModel, logits: Tensor) -> Tensor:
+    """Logits [T, V] of what a model says: those of a small head at its ids and -inf elsewhere."""
+    ids_K = head_ids(model)
+    if ids_K is None:
+        return logits
+    return spread(logits, ids_K, model.config.get_text_config(decoder=True).vocab_size, elsewhere=-torch.inf)
+
+
+def replay_answer(
+    target_logits_TV: Tensor, draft_logits_TV: Tensor, answer_ids: Sequence[int], *, temperature: float
+) -> Replay:
+    """Accept chances along one answer.
+
+    Args:
+        target_logits_TV: From answer_logits of the target; float32.
+        draft_logits_TV: The same of the draft.
+        answer_ids: The answer, decoded by the target at this temperature.
+        temperature: Divides both logits; 0 means that only the argmax counts.
+    """
+    if target_logits_TV.shape != draft_logits_TV.shape:
+        raise ValueError(
+            f"target and draft logits must have one shape [answer tokens, vocab], got {tuple(target_logits_TV.shape)} "
+            f"and {tuple(draft_logits_TV.shape)}. Score drafts with the target's vocabulary."
+        )
+    target_logp_TV = log_probabilities(target_logits_TV, temperature)
+    draft_logp_TV = log_probabilities(draft_logits_TV, temperature)
+    answer_T = torch.tensor(answer_ids, device=target_logits_TV.device)
+    return Replay(
+        rules={
+            rule: Accepts(*map(as_array, ACCEPTS[rule](target_logp_TV, draft_logp_TV, answer_T)))
+            for rule in rule_names(temperature)
+        },
+        match=as_array(target_logits_TV.argmax(dim=-1) == draft_logits_TV.argmax(dim=-1)),
+        target_logp=as_array(value_at(answer_T, target_logp_TV)),
+        draft_logp=as_array(value_at(answer_T, draft_logp_TV)),
+        target_entropy=as_array(torch.special.entr(target_logits_TV.softmax(dim=-1)).sum(dim=-1)),
+        can_say=as_array(value_at(answer_T, draft_logits_TV) > -torch.inf),
+        draft_confidence=as_array(confidence_of(draft_logits_TV)),
+    )
+
+
+def rejection(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T: Tensor) -> tuple[Tensor, Tensor]:
+    """accept_T and alpha_T = sum_x min(p, q)(x) where a draft token is kept with chance min(1, p / q)."""
+    accept_T = (value_at(answer_T, draft_logp_TV) - value_at(answer_T, target_logp_TV)).clamp(max=0).exp()
+    return accept_T, torch.minimum(target_logp_TV, draft_logp_TV).exp().sum(dim=-1)
+
+
+def exact_greedy_draft(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T: Tensor) -> tuple[Tensor, Tensor]:
+    """accept_T and alpha_T = p(argmax q) where the draft's argmax is kept if it is the target's token.
+
+    At temperature 0 the text is the target's, even where rounding makes this pass disagree with it.
+    """
+    proposed_T = draft_logp_TV.argmax(dim=-1)
+    return proposed_T == answer_T, value_at(proposed_T, target_logp_TV).exp()
+
+
+def exact_sampled_draft(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T: Tensor) -> tuple[Tensor, Tensor]:
+    """accept_T and alpha_T = sum_x p(x) q(x) where a sample of the draft is kept if it is the target's token."""
+    return value_at(answer_T, draft_logp_TV).exp(), (target_logp_TV + draft_logp_TV).exp().sum(dim=-1)
+
+
+ACCEPTS = {REJECTION: rejection, EXACT_GREEDY_DRAFT: exact_greedy_draft, EXACT_SAMPLED_DRAFT: exact_sampled_draft}
+
+
+def replay_counts(accept_T: Array, *, lookahead: int) -> Counts:
+    """Exact expected counts of the rounds that emit one answer; whole numbers where every chance is 0 or 1."""
+    tail_TK = acceptance_tails(accept_T, lookahead)
+    return count_visits(round_starts(tail_TK), tail_TK, room_after(len(tail_TK)))
+
+
+def binned_counts(accept_T: Array, bin_T: NDArray[np.int64], *, lookahead: int) -> dict[int, Counts]:
+    """The same counts, parted by the bin of the position in which a round starts; pooled they are the whole."""
+    tail_TK = acceptance_tails(accept_T, lookahead)
+    visits_T, room_T = round_starts(tail_TK), room_after(len(tail_TK))
+    return {int(number): count_visits(visits_T * (bin_T == number), tail_TK, room_T) for number in np.unique(bin_T)}
+
+
+def acceptance_tails(accept_T: Array, lookahead: int) -> Array:
+    """[T, K]: chance that a round starting at t accepts at least k tokens, never the last of the text."""
+    num_tokens = len(accept_T)
+    proposable_T = np.append(accept_T[:-1], 0.0)
+    padded = np.concatenate([proposable_T, np.zeros(lookahead)])
+    window_TK = np.lib.stride_tricks.sliding_window_view(padded, lookahead)[:num_tokens]
+    return window_TK.cumprod(axis=1, dtype=np.float64)
+
+
+def round_starts(tail_TK: Array) -> Array:
+    """[T]: chance that some round starts at t, by recursion from the first one.
+
+    The forward form of N(s) = 1 + sum_a P(A = a at s) N(s + a + 1): it gives the number of rounds, their sum, and
+    where they are.
+    """
+    num_tokens = len(tail_TK)
+    exactly_TA = -np.diff(tail_TK, axis=1, prepend=1.0, append=0.0)
+    visits_T = np.zeros(num_tokens)
+    visits_T[0] = 1.0
+    for start in range(num_tokens):
+        reached = visits_T[start + 1 : start + 1 + exactly_TA.shape[1]]
+        reached += visits_T[start] * exactly_TA[start, : len(reached)]
+    return visits_T
+
+
+def log_probabilities(logits_TV: Tensor, temperature: float) -> Tensor:
+    """Log softmax at a temperature, of float32 logits; all mass on the argmax at temperature 0."""
+    if temperature == 0:
+        one_hot_TV = torch.nn.functional.one_hot(logits_TV.argmax(dim=-1), logits_TV.shape[-1])
+        return one_hot_TV.float().log()
+    return torch.log_softmax(logits_TV / temperature, dim=-1)
+
+
+def value_at(ids_T: Tensor, values_TV: Tensor) -> Tensor:
+    """values_T: of one vocabulary entry per token."""
+    return values_TV.gather(-1, ids_T[:, None])[:, 0]
+
+
+def as_array(values_T: Tensor) -> Array:
+    """A tensor of numbers or booleans as float64 on the host."""
+    return values_T.double().cpu().numpy()

@@ -1,0 +1,196 @@
+"""Folders of JSON-lines shards that a killed run can continue: each shard whole or absent, all made the same way.
+
+settings.json in such a folder says, for each name of shards, what they are made from and how many there will be.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from architectures.checkpoints.manifest import provenance
+from architectures.errors import UserError
+from architectures.files.atomic import write_json, write_text
+from architectures.files.reading import parse_json, read_json_object, require_regular
+from architectures.files.typed_file import checked
+
+SETTINGS_NAME = "settings.json"
+REWRITTEN = "Delete this file and run its stage again: it is rewritten."
+WITHOUT_STATES = (
+    "were written without their hidden states, which distill.teacher.captured_while=answering asks for. Set it to "
+    "reading: the target then reads these answers once more. Or choose another run_name, or delete this folder to "
+    "write them again."
+)
+MOST_SHARDS = 10**6
+
+
+class Claim(TypedDict):
+    """What settings.json says of one name."""
+
+    settings: dict[str, Any]
+    num_shards: Annotated[int, Field(ge=0, le=MOST_SHARDS)]
+    tokenizer: NotRequired[dict[str, Any]]
+    versions: NotRequired[dict[str, Any]]
+    hidden_states: NotRequired[bool]
+
+
+CLAIMS = TypeAdapter(dict[str, Claim])
+
+
+def claim_shards(
+    folder: Path,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    num_shards: int,
+    tokenizer: Mapping[str, Any] | None = None,
+    hidden_states: bool = False,
+) -> list[Path]:
+    """Record how the shards of one name are made; returns the paths of all of them, made or not.
+
+    Args:
+        folder: Where shards go; other names may live there too.
+        name: First part of their file names.
+        settings: Everything that decides their contents, as JSON values.
+        num_shards: How many there will be.
+        tokenizer: What their token ids mean, from loading.tokenizer_identity, for readers that have no target.
+        hidden_states: Whether the states that answers were chosen from are wanted beside them.
+
+    Raises:
+        UserError: If shards of this name were begun with other settings, or without states that are wanted.
+    """
+    claims = read_claims(folder)
+    if name in claims:
+        refuse_changes(folder, name, claims[name]["settings"], settings)
+        if hidden_states and not claims[name].get("hidden_states"):
+            raise UserError(f"{folder}: its {name} answers {WITHOUT_STATES}")
+    else:
+        claim: dict[str, Any] = {"settings": dict(settings), "num_shards": num_shards}
+        if tokenizer is not None:
+            claim["tokenizer"] = dict(tokenizer)
+        if hidden_states:
+            claim["hidden_states"] = True
+        claim["versions"] = provenance()["versions"]
+        write_json({**claims, name: claim}, folder / SETTINGS_NAME)
+    return shard_paths(folder, name, num_shards)
+
+
+def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as JSON lines, whole or not at all."""
+    write_text(shard_text(rows), path)
+
+
+def shard_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as JSON lines."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def read_shards(folder: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The rows of all shards of one name, in order.
+
+    Raises:
+        UserError: If a shard is missing or damaged.
+    """
+    for where, line in shard_lines(folder, name):
+        yield parse_json(line, where, REWRITTEN)
+
+
+def read_shard(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of one shard."""
+    for where, line in lines_of(path):
+        yield parse_json(line, where, REWRITTEN)
+
+
+def shard_lines(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
+    """(file and line, row as it stands there) of all shards of one name, in order.
+
+    Raises:
+        UserError: If a shard is missing.
+    """
+    claims = read_claims(folder)
+    if name not in claims:
+        raise UserError(f"{folder}: holds no {name} answers. Run the stage that writes them.")
+    paths = shard_paths(folder, name, claims[name]["num_shards"])
+    missing = [path.name for path in paths if not path.exists()]
+    if missing:
+        raise UserError(
+            f"{folder}: {len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}. "
+            "Run the stage that writes them again: it continues."
+        )
+    for path in paths:
+        yield from lines_of(path)
+
+
+def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The same of one shard."""
+    require_regular(path, remedy=REWRITTEN)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            yield f"{path}:{number}", line
+
+
+def row_place(folder: Path, name: str, row: int) -> str:
+    """The file and line of a row that read_shards gave, counted from 0: "data/train-00001.jsonl:7"."""
+    for path in shard_paths(folder, name, read_claims(folder)[name]["num_shards"]):
+        with path.open("rb") as file:
+            num_rows = sum(1 for _ in file)
+        if row < num_rows:
+            return f"{path}:{row + 1}"
+        row -= num_rows
+    raise IndexError(f"{folder} holds fewer {name} rows.")
+
+
+def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
+    """Where the shards of one name are or will be."""
+    return [folder / f"{name}-{index:05d}.jsonl" for index in range(num_shards)]
+
+
+def hidden_path(shard: Path) -> Path:
+    """Where the hidden states of a shard's answers are, where they are kept: "train-00000.hidden.safetensors"."""
+    return shard.with_suffix(".hidden.safetensors")
+
+
+def shards_without_states(folder: Path, names: Sequence[str]) -> list[Path]:
+    """The shards of some names beside which hidden states are missing."""
+    claims = read_claims(folder)
+    claimed = [name for name in names if name in claims]
+    paths = [path for name in claimed for path in shard_paths(folder, name, claims[name]["num_shards"])]
+    return [path for path in paths if not hidden_path(path).is_file()]
+
+
+def read_claims(folder: Path) -> dict[str, Claim]:
+    """What settings.json says for each name; empty where there is none.
+
+    Raises:
+        UserError: If it is no such file.
+    """
+    path, remedy = folder / SETTINGS_NAME, f"Delete {folder} and run its stage again."
+    return checked(CLAIMS, read_json_object(path, remedy), str(path), remedy) if path.exists() else {}
+
+
+def refuse_changes(folder: Path, name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise UserError naming every setting that differs, with both values."""
+    changes = changed_settings(old, new)
+    if changes:
+        raise UserError(
+            f"{folder}: its {name} answers were made with other settings: {'; '.join(changes)}. "
+            "Choose another run_name, or delete this folder to make them again."
+        )
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Every setting that differs, with both values: "temperature was 0.0, is 1.0"."""
+    return [
+        f"{key} was {shorten(old.get(key))}, is {shorten(new.get(key))}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def shorten(value: Any) -> str:
+    """A setting as a message shows it: fingerprints by their first twelve digits."""
+    is_fingerprint = isinstance(value, str) and len(value) == 64
+    return f"{value[:12]}…" if is_fingerprint else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,127 @@
+"""The target's answers to prompts, as they stand on a disk."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from architectures.errors import UserError
+from architectures.files.entry_kinds import TokenId
+from architectures.files.typed_file import parsed
+from eval.answers.shards import REWRITTEN, lines_of, shard_lines
+from eval.answers.trace_laws import require_messages
+from eval.prompts.forms import Message, Prompt
+
+TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One answer of the target.
+
+    Attributes:
+        id: Unique among the traces of one name, ascending in the order of the prompts.
+        source: The row its prompt came from; "#2" follows for the row's second turn, and so on.
+        messages: The conversation the target answered.
+        prompt_ids: The same as token ids, ready to be continued.
+        answer_ids: The continuation; ends with the stop token if finish_reason is "stop".
+        answer: The same as text, without special tokens.
+        finish_reason: "stop" if the target ended it, "length" if the limit did.
+        category: The prompt's, if it has one.
+        task: The prompt's, likewise.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    id: Annotated[int, Field(ge=0)]
+    source: str
+    messages: tuple[Message, ...]
+    prompt_ids: TokenIds
+    answer_ids: TokenIds
+    answer: str
+    finish_reason: Literal["stop", "length"]
+    category: str | None = None
+    task: str | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and answer."""
+        return (*self.prompt_ids, *self.answer_ids)
+
+
+@dataclass(frozen=True)
+class DecodingSettings:
+    """How the target writes its answers.
+
+    Attributes:
+        max_new_tokens: Tokens of an answer at most.
+        temperature: Divides the logits; 0 is greedy.
+        top_p: Probability mass sampled from; 1 keeps everything.
+        batch_size: Prompts answered together.
+        shard_size: Prompts per shard, the unit a rerun continues from.
+        max_prompt_len: Tokens; longer prompts are dropped and counted.
+        seed: Of the random draws.
+        dtype: Number type of the target while it writes.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    batch_size: int
+    shard_size: int
+    max_prompt_len: int
+    seed: int
+    dtype: str
+
+
+def asked(prompt: Prompt) -> dict[str, Any]:
+    """What a folder of answers claims of a prompt; category and task only where there is one."""
+    return {
+        name: value for name, value in asdict(prompt).items() if name not in ("category", "task") or value is not None
+    }
+
+
+def read_traces(out: Path, name: str) -> list[Trace]:
+    """The answers of one name, in the order of their prompts.
+
+    Raises:
+        UserError: If they are incomplete or damaged.
+    """
+    traces: list[Trace] = []
+    for where, line in shard_lines(out, name):
+        trace = parsed_trace(where, line)
+        if traces and trace.id <= traces[-1].id:
+            raise UserError(f"{where}: id must be above the {traces[-1].id} before it, got {trace.id}. {REWRITTEN}")
+        traces.append(trace)
+    return traces
+
+
+def traces_of_shard(path: Path) -> Iterator[Trace]:
+    """The answers of one shard.
+
+    Raises:
+        UserError: If one is damaged.
+    """
+    return (parsed_trace(where, line) for where, line in lines_of(path))
+
+
+def parsed_trace(where: str, line: bytes) -> Trace:
+    """A row of a shard as an answer, or UserError that says where it is and why it is none."""
+    trace = parsed(TRACE, line, where, REWRITTEN)
+    require_messages(trace.messages, where)
+    return trace
+
+
+def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
+    """Whether the later tokens begin with all of the earlier ones."""
+    return tuple(later_ids[: len(earlier_ids)]) == tuple(earlier_ids)
+
+
+def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
+    """Answers as the rows of a shard."""
+    return [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)]
+
+
+TRACE = TypeAdapter(Trace)

@@ -1,0 +1,1 @@
+"""Proofs on a pair that decodes: lossless, who wrote what, and whether answers stay right."""

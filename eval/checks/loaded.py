@@ -1,0 +1,93 @@
+"""A target and a draft opened together for decoding, and the prompts they are given."""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.targets.target import resolve_checkpoint
+from eval.checks.built_in import PROMPTS
+from eval.models.loading import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
+from eval.prompts.forms import Prompt, user_turn
+from eval.prompts.loading import load_in_turn, load_prompts
+from eval.prompts.rendering import render_prompt
+from eval.prompts.words import prompt_sources
+from eval.rounds.round_trace import ModelIdentity
+
+
+@dataclass(frozen=True)
+class OpenPair:
+    """Two models with one tokenizer."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    folders: tuple[Path, Path]
+
+    @property
+    def stop_ids(self) -> AbstractSet[int]:
+        """Tokens at which the target ends a text."""
+        return stop_token_ids(self.target)
+
+    def identities(self) -> tuple[ModelIdentity, ModelIdentity]:
+        """Which models these are, target first."""
+        return identity_of(self.folders[0], self.target), self.draft_identity()
+
+    def draft_identity(self) -> ModelIdentity:
+        """Which model the draft is."""
+        return identity_of(self.folders[1], self.draft)
+
+    def rendered(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt's first turn."""
+        return render_prompt(self.tokenizer, prompt.messages)
+
+    def require_room(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        """Raise UserError if a text may come to more tokens than a model was made for."""
+        longest = max(map(len, prompts)) + max_new_tokens
+        for folder in self.folders:
+            require_positions(folder, longest)
+
+
+def identity_of(folder: Path, model: PreTrainedModel) -> ModelIdentity:
+    """Which model it is; reads the whole of its weights unless that was done before and nothing changed."""
+    return ModelIdentity(str(folder), fingerprint_checkpoint(folder), str(model.dtype).removeprefix("torch."))
+
+
+def open_pair(target: str, draft: str, *, dtype: str) -> OpenPair:
+    """Open both models, from folders or hub ids.
+
+    Raises:
+        UserError: If one cannot be read, or their tokenizers differ.
+    """
+    [pair] = open_pairs(target, [draft], dtype=dtype)
+    return pair
+
+
+def open_pairs(target: str, drafts: Sequence[str], *, dtype: str) -> list[OpenPair]:
+    """Open a target once, with each of several drafts.
+
+    Raises:
+        UserError: As for `open_pair`.
+    """
+    first, *others = (resolve_checkpoint(each) for each in (target, *drafts))
+    for folder in others:
+        require_same_tokenizer(first, folder)
+    model, tokenizer = load_model(first, dtype=dtype, encoder_decoder=True), load_tokenizer(first)
+    return [
+        OpenPair(model, load_model(folder, dtype=dtype, encoder_decoder=True), tokenizer, (first, folder))
+        for folder in others
+    ]
+
+
+def prompts_of(words: Sequence[str] | None, count: int | None) -> list[Prompt]:
+    """The prompts of the files and tasks that are named, or PROMPTS where none is.
+
+    With a count the first so many, one of each source after the other; without one all, source after source.
+    """
+    if words is not None:
+        sources = prompt_sources(words)
+        return load_prompts(sources) if count is None else load_in_turn(sources, most=count)[:count]
+    return [Prompt(f"built-in:{place}", (user_turn(text),)) for place, text in enumerate(PROMPTS[:count], start=1)]

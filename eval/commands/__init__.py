@@ -1,0 +1,1 @@
+"""Commands on any pair of models: their arguments, and what they print."""

@@ -1,0 +1,54 @@
+"""What shapes of equal size say of depth and width, in words and a table. Pure text from the record."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from eval.pages.tables import table, with_ids_said
+from eval.pages.verdict import with_interval
+
+Record = dict[str, Any]
+
+COLUMNS = ("shape", "layers", "hidden", "intermediate", "heads", "kv_heads")
+
+
+def shapes_table(shapes: Sequence[Record]) -> str:
+    """The shapes, and which of them could not be cut out of the target."""
+    said = [{"head_vocab_size": one["head_vocab"] or None} for one in shapes]
+    return table(*with_ids_said((*COLUMNS, "larger than the target in"), [shape_cells(one) for one in shapes], said))
+
+
+def shape_cells(one: Record) -> tuple[str, ...]:
+    """One row."""
+    return (one["name"], *(str(one[name]) for name in COLUMNS[1:]), ", ".join(one["larger"]))
+
+
+def depth_sentences(found: Record) -> list[str]:
+    """Whether depth costs at equal size, in one cell."""
+    fit = found["fit"]
+    straight = (
+        f"Fitted: {with_interval(fit['constant_ms'])} ms, {with_interval(fit['layer_ms'])} ms more for each layer, "
+        f"{with_interval(fit['hundred_channels_ms'])} ms for each hundred channels; the line misses by up to "
+        f"{fit['largest_residual']:.0%}."
+    )
+    return [*map(size_sentence, found["sizes"]), straight, verdict(found["sizes"])]
+
+
+def size_sentence(size: Record) -> str:
+    """The two ends of one size."""
+    fastest = "" if size["fastest"] == size["shallowest"] else f" The fastest is {size['fastest']}."
+    return (
+        f"About {size['size'] / 1e6:.1f}M parameters: a step of {size['deepest']} takes "
+        f"{with_interval(size['deepest_over_shallowest'], times=True)} as long as one of {size['shallowest']}.{fastest}"
+    )
+
+
+def verdict(sizes: Sequence[Record]) -> str:
+    """Whether the claim holds here: at equal size the deepest shape is slower than the shallowest."""
+    intervals = [size["deepest_over_shallowest"]["interval"] for size in sizes]
+    if all(low > 1 for low, _ in intervals):
+        return "So depth costs here: of equal size, a shallow and wide draft is faster than a deep and narrow one."
+    if all(high < 1 for _, high in intervals):
+        return (
+            "So depth does not cost here: of equal size, a deep and narrow draft is faster than a shallow and wide one."
+        )
+    return "Whether depth costs here is not decided: an interval holds 1, or sizes disagree."

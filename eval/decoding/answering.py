@@ -1,0 +1,250 @@
+"""The target answers prompts, shard by shard.
+
+A killed run continues at its first missing shard and ends in the same bytes as one that was left alone.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import ClassVar, cast
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
+from architectures.errors import UserError
+from architectures.files.progress import track
+from eval.answers.asked_turns import Turn, first_turns, num_turns
+from eval.answers.earlier_answers import Earlier, earlier_answers
+from eval.answers.older_answers import adopt_older_answers
+from eval.answers.shards import claim_shards, write_shard
+from eval.answers.token_ids import require_rows_for_row
+from eval.answers.traces import DecodingSettings, Trace, asked, rows_of
+from eval.decoding.batch import Emitted
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import decode_steps, finished
+from eval.decoding.texts import DRAWS, Decoded, Limits
+from eval.decoding.wanted import Wanted
+from eval.models.loading import (
+    context_length_of,
+    load_model,
+    load_tokenizer,
+    stop_token_ids,
+    text_config,
+    tokenizer_identity,
+)
+from eval.prompts.forms import Prompt
+from eval.prompts.lengths import drop_too_long
+from eval.prompts.rendering import render_prompt, template_hash
+
+Rendered = tuple[list[int], Turn]  # the ids of a conversation so far, and its turn
+
+
+def write_traces(
+    target: Path,
+    prompts: Sequence[Prompt],
+    out: Path,
+    settings: DecodingSettings,
+    *,
+    name: str = "train",
+    answered_by: "type[Answerer] | None" = None,
+    answers_from: Sequence[Path] = (),
+) -> None:
+    """Let the target answer every prompt, into out/<name>-00000.jsonl and so on.
+
+    Shards that exist are kept; the target is loaded only if one is missing. Prompts longer than max_prompt_len, or
+    whose answers might exceed what the target was made for, are dropped, and so is the rest of a conversation that
+    grows beyond it; stderr says how many.
+
+    Args:
+        target: Its folder.
+        prompts: To be answered.
+        out: Folder of the answers.
+        settings: How the target writes.
+        name: First part of the shards' names.
+        answered_by: What writes them: an Answerer where left out, or an eval.decoding.state_keeper.StateKeeper.
+        answers_from: Folders of earlier answers; one to the same prompt is taken from there.
+
+    Raises:
+        UserError: If out holds answers of this name made otherwise, earlier ones were, or no prompt is short enough.
+    """
+    adopt_older_answers(out, target)
+    settings, tokenizer = within_context(target, settings), load_tokenizer(target)
+    turns = first_turns(drop_too_long(prompts, tokenizer, settings.max_prompt_len))
+    chunks = [turns[start : start + settings.shard_size] for start in range(0, len(turns), settings.shard_size)]
+    record = {
+        "target": fingerprint_checkpoint(target),
+        "template": template_hash(tokenizer),
+        "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
+        **asdict(settings),
+        **claimed_draws(settings.temperature),
+    }
+    kind = answered_by or Answerer
+    identity, states = tokenizer_identity(tokenizer), kind.keeps_states
+    earlier = earlier_answers(answers_from, record, with_states=states)
+    answerer = kind(target, tokenizer, settings, name=name, earlier=earlier)
+    paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=identity, hidden_states=states)
+    missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not answerer.is_written(path)]
+    write_missing(missing, answerer, name=name)
+
+
+def claimed_draws(temperature: float) -> dict[str, str]:
+    """What a folder of texts claims of its random numbers; nothing where none decided."""
+    return {} if temperature == 0 else {"draws": DRAWS}
+
+
+def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings:
+    """The settings, with prompts no longer than leaves room for a whole answer in what the target was made for.
+
+    Raises:
+        UserError: If there is no room for a prompt.
+    """
+    limit = context_length_of(target)
+    if limit is None:
+        return settings
+    room = limit.tokens - settings.max_new_tokens
+    if room < 1:
+        raise UserError(
+            f"{target}: {limit.origin}, which answers of max_new_tokens={settings.max_new_tokens} leave no room for a "
+            "prompt in. Lower max_new_tokens."
+        )
+    return replace(settings, max_prompt_len=min(settings.max_prompt_len, room))
+
+
+class Answerer:
+    """The target, loaded when it is first asked what no earlier answer says."""
+
+    keeps_states: ClassVar[bool] = False  # whether hidden states are written beside the answers
+
+    def __init__(
+        self,
+        target: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: DecodingSettings,
+        *,
+        name: str,
+        earlier: Mapping[tuple[int, ...], Earlier] | None = None,
+    ) -> None:
+        self.target = target
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.name = name
+        self.earlier = earlier or {}
+        self.taken: dict[int, Earlier] = {}  # of the earlier ones those that answer a turn, by its id
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The target's weights."""
+        return load_model(self.target, dtype=self.settings.dtype)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Rows of its embeddings."""
+        return text_config(self.target).vocab_size
+
+    def is_written(self, path: Path) -> bool:
+        """Whether a shard is there, with all that belongs to it."""
+        return path.is_file()
+
+    def write(self, path: Path, turns: Sequence[Turn]) -> Iterator[Trace]:
+        """Yield the answers of a shard as they come; it is written when it is complete."""
+        traces = []
+        for trace in self.answer(turns):
+            traces.append(trace)
+            yield trace
+        write_shard(path, rows_of(traces))
+
+    def answer(self, turns: Sequence[Turn]) -> Iterator[Trace]:
+        """The answers to first turns and all that follow them, in no particular order."""
+        while turns:
+            following = []
+            for turn, trace in self.answer_each(turns):
+                yield trace
+                if turn.later_turns:
+                    following.append(turn.following(trace.answer))
+            turns = following
+
+    def answer_each(self, turns: Sequence[Turn]) -> Iterator[tuple[Turn, Trace]]:
+        """One answer a turn: earlier ones, then batch by batch in the order of lengths; too long turns have none."""
+        rendered = [(self.render(turn), turn) for turn in turns]
+        fitting = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
+        new = [(ids, turn) for ids, turn in fitting if tuple(ids) not in self.earlier]
+        yield from ((turn, self.take(ids, turn)) for ids, turn in fitting if tuple(ids) in self.earlier)
+        new.sort(key=lambda pair: len(pair[0]))
+        for start in range(0, len(new), self.settings.batch_size):
+            yield from self.answer_batch(new[start : start + self.settings.batch_size])
+
+    def take(self, ids: Sequence[int], turn: Turn) -> Trace:
+        """The earlier answer to a turn, as this folder's."""
+        self.taken[turn.id] = self.earlier[tuple(ids)]
+        return replace(
+            self.taken[turn.id].trace,
+            id=turn.id,
+            source=turn.source,
+            messages=turn.messages,
+            category=turn.category,
+            task=turn.task,
+        )
+
+    def render(self, turn: Turn) -> list[int]:
+        """A turn as the target reads it."""
+        ids = render_prompt(self.tokenizer, turn.messages)
+        require_rows_for_row(ids, self.target, self.vocab_size, turn.source)
+        return ids
+
+    def answer_batch(self, batch: Sequence[Rendered]) -> Iterator[tuple[Turn, Trace]]:
+        """The answers to some turns that are decoded together, as they end."""
+        for place, decoded in finished(self.decode(batch)):
+            prompt_ids, turn = batch[place]
+            yield turn, self.trace(turn, prompt_ids, decoded)
+
+    def decode(self, batch: Sequence[Rendered]) -> Iterator[Emitted | tuple[int, Decoded]]:
+        """Decode some turns together, step by step."""
+        wanted = Wanted(
+            [ids for ids, _ in batch],
+            Limits(self.settings.max_new_tokens, stop_token_ids(self.model)),
+            Sampling(self.settings.temperature, self.settings.top_p),
+        )
+        seeds = [derive_seed(self.settings.seed, self.name, turn.id) for _, turn in batch]
+        return decode_steps([self.model], wanted, row_seeds=seeds)
+
+    def trace(self, turn: Turn, prompt_ids: Sequence[int], decoded: Decoded) -> Trace:
+        """One answered turn, in ids and in words."""
+        text = self.tokenizer.decode(
+            list(decoded.token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return Trace(
+            id=turn.id,
+            source=turn.source,
+            messages=turn.messages,
+            prompt_ids=tuple(prompt_ids),
+            answer_ids=decoded.token_ids,
+            answer=cast("str", text),
+            finish_reason="stop" if decoded.stopped else "length",
+            category=turn.category,
+            task=turn.task,
+        )
+
+
+def write_missing(missing: Sequence[tuple[Path, Sequence[Turn]]], answerer: Answerer, *, name: str) -> None:
+    """Write shards one after another under a progress bar; end with lines that say how fast it went."""
+    start_s = time.monotonic()
+    total = sum(num_turns(turns) for _, turns in missing)
+    each = (trace for path, turns in missing for trace in answerer.write(path, turns))
+    written = [0, 0]  # answers and their tokens
+    for trace in track(each, description=f"{name} answers", total=total):
+        if trace.id not in answerer.taken:
+            written = [written[0] + 1, written[1] + len(trace.answer_ids)]
+    if answerer.taken:
+        print(f"{name}: {len(answerer.taken)} answers taken from earlier ones", file=sys.stderr)
+    if written[0]:
+        rate = written[1] / (time.monotonic() - start_s)
+        print(f"{name}: {written[0]} answers, {written[1]} tokens, {rate:.0f} tokens/s", file=sys.stderr)
+
+
+def derive_seed(seed: int, name: str, index: int) -> int:
+    """A seed for one prompt, unrelated to those of its neighbours."""
+    return int.from_bytes(sha256(f"{seed}/{name}/{index}".encode()).digest()[:8], "big", signed=True)

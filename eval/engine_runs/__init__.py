@@ -1,0 +1,1 @@
+"""Engines that decode, each in its own environment, and certificate.json."""

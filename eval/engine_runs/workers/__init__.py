@@ -1,0 +1,1 @@
+"""Scripts that run in an engine's environment and import nothing of this project."""

@@ -1,0 +1,1 @@
+"""Models as every command loads them, and how their products are computed."""

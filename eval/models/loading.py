@@ -1,0 +1,332 @@
+"""Checkpoints as the scorer opens them: whole or refused, never half random; one tokenizer for target and draft."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers import __version__ as transformers_version
+from transformers.utils import logging as transformers_logging
+
+from architectures.checkpoints.fingerprint import fingerprint_value, read_json_file
+from architectures.checkpoints.weights import require_files_of_folder
+from architectures.draft_vocabulary.head import columns_below, name_rows, read_head, with_rows
+from architectures.errors import UserError
+from architectures.files.reading import read_json_object, require_regular
+from architectures.shapes.context_length import ContextLength, context_length
+from architectures.targets.target import read_config, require_whole_head
+from eval.models.products import quicken_products, slow_type
+from eval.models.quantised import loading_arguments
+from eval.models.weight_checks import refuse_not_finite, refuse_whole_numbers, require_enough_bytes
+
+MAX_NAMES_SHOWN = 5
+MAX_CHARS_SHOWN = 300
+BOUNDARY_IDS = ("bos_token_id", "eos_token_id")
+COPY_TOKENIZER = "Copy tokenizer.json and tokenizer_config.json of the target there, or make the folder again."
+TOKENIZER_MIB = 512  # the largest published tokenizer.json has some 35
+PROBE = "The quick brown fox: 12 + 30 = 42."
+DAMAGED = (  # what transformers raises of files whose entries are not of the kind it takes them for
+    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RecursionError,
+    StrictDataclassError, SafetensorError,
+)  # fmt: skip
+# Without the last, transformers asks on the terminal whether to run code that a checkpoint brings.
+FROM_THE_FOLDER_ALONE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint folder.
+
+    Raises:
+        UserError: If the folder holds no tokenizer, a damaged one, or one that knows no words.
+    """
+    require_checkpoint(folder)
+    try:
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+            read_json_file(folder / name)
+        if (folder / "tokenizer.json").exists():
+            require_regular(folder / "tokenizer.json", remedy=COPY_TOKENIZER, most_mib=TOKENIZER_MIB)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **FROM_THE_FOLDER_ALONE)
+    except Exception as error:  # the library raises plain Exceptions of a damaged tokenizer.json
+        if isinstance(error, UserError) or not (isinstance(error, DAMAGED) or type(error) is Exception):
+            raise
+        refuse_own_code(folder, error)
+        raise UserError(f"{folder}: its tokenizer could not be read ({one_line(error)}). {COPY_TOKENIZER}") from error
+    require_words(folder, tokenizer)
+    return tokenizer
+
+
+def require_words(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise UserError for what transformers makes of a folder without tokenizer files: special tokens and no others."""
+    special = set(tokenizer.all_special_ids)
+    if set(tokenizer(PROBE, add_special_tokens=False)["input_ids"]) <= special:
+        raise UserError(
+            f"{folder}: its tokenizer has {len(tokenizer)} tokens, {len(special)} of them special, and makes no other "
+            f"of {PROBE!r}. {COPY_TOKENIZER}"
+        )
+
+
+def load_model(
+    folder: Path,
+    *,
+    dtype: str,
+    device: str | None = None,
+    encoder_decoder: bool = False,
+    bits: int | None = None,
+) -> PreTrainedModel:
+    """The language model of a checkpoint folder, in eval mode, every tensor read from its safetensors files.
+
+    Args:
+        folder: A local Hugging Face folder.
+        dtype: A floating torch dtype by name: "float32", "bfloat16" or "float16".
+        device: A torch device; None takes "cuda" where there is one, else "cpu".
+        encoder_decoder: Whether the caller can do with an encoder-decoder model too.
+        bits: 8 or 4 packs the linear layers into so many a weight; None leaves them in dtype.
+
+    Raises:
+        UserError: If it is an encoder-decoder model and must not be, weights are missing, damaged, no numbers, or do
+            not fit config.json, or what packs them is not installed.
+    """
+    require_checkpoint(folder)
+    require_files_of_folder(folder)
+    require_enough_bytes(folder)
+    place = device or default_device()
+    packing = {} if bits is None else loading_arguments(bits, dtype=dtype, device=place)
+    show_progress_only_in_a_terminal()
+    opens, said = model_class(folder, encoder_decoder=encoder_decoder), read_head(folder, read_config(folder))
+    if said is not None:
+        of_family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(load_config(folder))]
+        opens = with_rows(of_family, len(said.ids))
+    try:
+        loaded: Any = opens.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            **FROM_THE_FOLDER_ALONE,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # so that the report names them; none is accepted
+            output_loading_info=True,
+            **packing,
+        )
+    except DAMAGED as error:
+        refuse_own_code(folder, error)
+        raise UserError(
+            f"{folder}: its weights could not be read ({one_line(error)}). "
+            "A file is missing or cut short: copy or download the folder again, or run the stage that wrote it again."
+        ) from error
+    model, report = loaded
+    refuse_incomplete(folder, report)
+    if said is not None:
+        name_rows(model, said.ids)
+    refuse_whole_numbers(folder, model)
+    model = model if packing else model.to(place)  # transformers leaves it in eval mode
+    refuse_not_finite(folder, model)
+    if (slow := slow_type()) is not None:
+        quicken_products(model, slow)
+    return model
+
+
+def model_class(folder: Path, *, encoder_decoder: bool) -> Any:
+    """What opens a checkpoint; refuses an encoder-decoder model unless it is welcome."""
+    if not load_config(folder).is_encoder_decoder:
+        return AutoModelForCausalLM
+    if not encoder_decoder:
+        raise UserError(
+            f"{folder}: an encoder-decoder model. `widedraft verify` and `widedraft compare` decode with those; "
+            "cutting, distilling and scoring are for decoder-only models."
+        )
+    return AutoModelForSeq2SeqLM
+
+
+def require_same_tokenizer(target: Path, draft: Path) -> None:
+    """Refuse a pair in which one token id means two things. Padding of the embeddings may differ.
+
+    Raises:
+        UserError: If the vocabularies, or the BOS or EOS ids differ, or a model has no row for one of the tokens; or
+            the target is a draft that cannot say them all.
+    """
+    require_checkpoint(target)
+    require_whole_head(target)
+    target_tokenizer, draft_tokenizer = require_same_vocabulary(
+        target, draft, remedy="Speculative decoding compares token ids: use a draft made from this target."
+    )
+    for name in BOUNDARY_IDS:
+        ours, theirs = getattr(draft_tokenizer, name), getattr(target_tokenizer, name)
+        if ours != theirs:
+            raise UserError(
+                f"{draft}: {name} is {ours} but the target {target} has {theirs}. "
+                "Copy the target's tokenizer files into the draft's folder."
+            )
+
+
+def require_same_vocabulary(
+    target: Path, other: Path, *, remedy: str
+) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """Refuse two models in which one token id means two things, or one that has no row for a token of theirs.
+
+    Their padding, rows that belong to no token, may differ.
+
+    Args:
+        target: A checkpoint folder.
+        other: Another; begins the message.
+        remedy: The sentence that ends it.
+
+    Returns:
+        Both tokenizers.
+    """
+    tokenizers = load_tokenizer(target), load_tokenizer(other)
+    vocabulary, others = (tokenizer.get_vocab() for tokenizer in tokenizers)
+    difference = vocabulary_difference(vocabulary, others)
+    if difference:
+        raise UserError(f"{other}: its tokenizer is not that of the target {target}: {difference}. {remedy}")
+    for folder in (target, other):
+        require_rows(folder, last_id=max(vocabulary.values()))
+    return tokenizers
+
+
+def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What token ids mean: a hash of the vocabulary, and the BOS and EOS ids, as `require_same_tokenizer` asks."""
+    return {
+        "vocabulary": fingerprint_value(tokenizer.get_vocab()),
+        **{name: getattr(tokenizer, name) for name in BOUNDARY_IDS},
+    }
+
+
+def shared_vocab_size(*models: PreTrainedModel) -> int:
+    """Ids that all of the models have. Those behind them pad the larger vocabularies and count as never said.
+
+    Ids between the tokenizer's last and this one stay: each model can say them, so what they weigh is real.
+
+    Raises:
+        UserError: If the head of one says none of them.
+    """
+    shared = min(model.config.get_text_config(decoder=True).vocab_size for model in models)
+    for model in models:
+        columns_below(model, shared)
+    return shared
+
+
+def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    """The ids at which the model's own `generate` stops; empty when it never does."""
+    eos = None if model.generation_config is None else model.generation_config.eos_token_id
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def require_positions(folder: Path, num_tokens: int) -> None:
+    """Raise UserError if a checkpoint was not made for texts of num_tokens tokens."""
+    limit = context_length_of(folder)
+    if limit is not None and num_tokens > limit.tokens:
+        raise UserError(
+            f"{folder}: {limit.origin}, but the longest text to score has {num_tokens} tokens. "
+            "Lower max_new_tokens, or leave out prompts that are so long (eval.max_prompt_len)."
+        )
+
+
+def context_length_of(folder: Path) -> ContextLength | None:
+    """How long texts a checkpoint was made for; None where there is no end."""
+    return context_length(text_config(folder).to_dict(), where=str(folder / "config.json"))
+
+
+def default_device() -> str:
+    """Where models run unless told otherwise: "cuda" where there is one, else "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def show_progress_only_in_a_terminal() -> None:
+    """Keep transformers' bars out of log files, as architectures.files.progress keeps ours."""
+    if sys.stderr.isatty():
+        transformers_logging.enable_progress_bar()
+    else:
+        transformers_logging.disable_progress_bar()
+
+
+def require_checkpoint(folder: Path) -> None:
+    """Raise UserError unless folder is one that transformers can open without asking the hub."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: no config.json there. Give the folder of a Hugging Face checkpoint.")
+    read_config(folder)
+
+
+def text_config(folder: Path) -> PreTrainedConfig:
+    """The decoder's part of a checkpoint's config.json."""
+    return load_config(folder).get_text_config(decoder=True)
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """A checkpoint's config.json as transformers reads it.
+
+    Raises:
+        UserError: If there is none, transformers does not know its architecture, or an entry is one that no model has.
+    """
+    require_checkpoint(folder)
+    try:
+        return AutoConfig.from_pretrained(folder, **FROM_THE_FOLDER_ALONE)
+    except DAMAGED as error:
+        refuse_own_code(folder, error)
+        raise UserError(
+            f"{folder / 'config.json'}: could not be read ({one_line(error)}). Make the folder again."
+        ) from error
+
+
+def refuse_own_code(folder: Path, error: Exception) -> None:
+    """Raise UserError if what transformers could not open brings Python code of its own to be opened with."""
+    for name in ("config.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file() and "auto_map" in read_json_object(path, "Fetch the checkpoint again."):
+            raise UserError(
+                f"{path}: needs Python code of its own (auto_map), which widedraft never runs, and transformers "
+                f"{transformers_version} cannot open it without. Use a checkpoint of an architecture it knows."
+            ) from error
+
+
+def refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
+    """Raise UserError if transformers would have run on with random, ignored or ill-fitting tensors."""
+    for kind, verb in (
+        ("missing_keys", "are missing from its weights"),
+        ("unexpected_keys", "are in its weights but not in the model"),
+        ("mismatched_keys", "have another shape than config.json says"),
+    ):
+        names = sorted(key if isinstance(key, str) else key[0] for key in report[kind])
+        if names:
+            shown = ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
+            raise UserError(
+                f"{folder}: {len(names)} tensors {verb}: {shown}. "
+                "config.json and the weights are not of one model: run the stage that wrote the folder again."
+            )
+
+
+def require_rows(folder: Path, *, last_id: int) -> None:
+    """Raise UserError if a model's vocabulary ends before its tokenizer's."""
+    vocab_size = text_config(folder).vocab_size
+    if vocab_size <= last_id:
+        raise UserError(
+            f"{folder}: vocab_size is {vocab_size} but its tokenizer has tokens up to id {last_id}: the model has no "
+            "row for them. Use the tokenizer the model was made with."
+        )
+
+
+def vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
+    """In words, the first token on which two vocabularies disagree; empty when they agree."""
+    if target == draft:
+        return ""
+    differing = sorted({token for token, _ in target.items() ^ draft.items()})
+    token = min(differing, key=lambda token: (target.get(token, len(target)), token))
+    count = f"{len(target)} and {len(draft)} tokens, of which {len(differing)} differ"
+    return f"{count}; {token!r} is {draft.get(token, 'absent')} here and {target.get(token, 'absent')} in the target"
+
+
+def one_line(error: Exception) -> str:
+    """What an error of another library says, without its line breaks."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]

@@ -1,0 +1,51 @@
+"""The table of tasks as `widedraft tasks` prints it."""
+
+from eval.prompts.table import TASKS, HubRows, Places, Task
+
+ASKED = {
+    "user": "the user says: ",
+    "text": "continued as it stands: ",
+    "turns": "the user says, one turn after the other: ",
+    "conversation": "up to its last user turn: ",
+}
+
+
+def tasks_page() -> str:
+    """Every task: name and version, what a prompt looks like, which fields it reads, its rows, licence and source."""
+    return "\n\n".join(task_block(task) for task in TASKS.values())
+
+
+def task_block(task: Task) -> str:
+    """One task."""
+    rows = {
+        "prompt": ASKED[task.form] + " ¶ ".join(paragraph.replace("\n", "\\n") for paragraph in task.template),
+        "fields": fields_words(task),
+        "rows": hub_words(task.hub),
+        "licence": task.licence,
+        "source": task.source,
+    }
+    return "\n".join([f"{task.name}, version {task.version}", *(f"  {name:8}{text}" for name, text in rows.items())])
+
+
+def fields_words(task: Task) -> str:
+    """Where the parts of a prompt, its category and its answer are in a row."""
+    parts = [
+        in_places(name, places) + (" (a row may lack it)" if name in task.optional else "")
+        for name, places in task.fields.items()
+    ]
+    if task.max_characters is not None:
+        parts[-1] += f", as many of its first lines as have {task.max_characters} characters together"
+    others = {"category": task.category, "answer": task.answer}
+    return "; ".join([*parts, *(in_places(name, places) for name, places in others.items() if places)])
+
+
+def in_places(name: str, places: Places) -> str:
+    """The fields that may hold a part, of which the first counts; the name alone where it is the field's."""
+    return name if places == (name,) else f"{name} from {' or '.join(places)}"
+
+
+def hub_words(hub: HubRows) -> str:
+    """Where rows come from if no file is named."""
+    details = {"config": hub.config, "folder": hub.data_dir, "split": hub.split, "revision": hub.revision}
+    named = [hub.data_files or hub.name, *(f"{name} {value}" for name, value in details.items() if value)]
+    return ", ".join([*named, "streamed"] if hub.streaming else named)

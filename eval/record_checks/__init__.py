@@ -1,0 +1,1 @@
+"""What a scorecard from a file must hold before anything reads it."""

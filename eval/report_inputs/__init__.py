@@ -1,0 +1,1 @@
+"""Scorecards, grids and traces as the report reads them."""

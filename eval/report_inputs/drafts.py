@@ -1,0 +1,99 @@
+"""The drafts of a report, each under a name of its own, and where a scorecard tells of them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eval.pages.verdict import draft_latency, rows_at, speedup_of, temperatures
+from eval.report_inputs.cards import Card
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ScoredDraft:
+    """One draft of one scorecard.
+
+    Attributes:
+        card: The scorecard.
+        draft: Its name there.
+        label: Its name in the report.
+    """
+
+    card: Card
+    draft: str
+    label: str
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether its scorecard is about it, and not about another that it is the baseline of."""
+        return self.draft == self.card.draft
+
+    @property
+    def model(self) -> Record:
+        """Which model it is."""
+        [model] = [one for one in self.card.record["drafts"] if one["draft"] == self.draft]
+        return model
+
+    @property
+    def steps(self) -> Record:
+        """Its step times."""
+        return draft_latency(self.card.record, self.draft)
+
+    @property
+    def live(self) -> Record | None:
+        """Live decoding with it; None where it was not decoded live."""
+        return self.card.record["live"] if self.is_primary else None
+
+    def row(self, temperature: float) -> Record:
+        """Its acceptance at a temperature that was scored."""
+        [row] = [one for one in rows_at(self.card.record["acceptance"], temperature) if one["draft"] == self.draft]
+        return row
+
+    def entry(self, temperature: float, lookahead: int) -> Record:
+        """Its rounds at a lookahead that was scored."""
+        [entry] = [one for one in self.row(temperature)["lookahead"] if one["lookahead"] == lookahead]
+        return entry
+
+    def forecast(self, temperature: float) -> Record:
+        """Its predicted speed-up at a temperature that was scored."""
+        return speedup_of(self.card.record, self.draft, temperature)
+
+
+def scored_drafts(cards: Sequence[Card]) -> list[ScoredDraft]:
+    """Every draft: of each scorecard the one it is about, then its baselines; no baseline that was there before."""
+    found: list[ScoredDraft] = []
+    for card in cards:
+        seen = {one.model["fingerprint"] for one in found}
+        primary = ScoredDraft(card, card.draft, label_of(cards, card, card.draft))
+        others = [one for one in card.record["drafts"] if one["draft"] != card.draft and one["fingerprint"] not in seen]
+        found += [primary, *(ScoredDraft(card, one["draft"], label_of(cards, card, one["draft"])) for one in others)]
+    return found
+
+
+def label_of(cards: Sequence[Card], card: Card, draft: str) -> str:
+    """What a draft is called; with several scorecards, the one each is about has its run's name."""
+    if len(cards) == 1:
+        return draft
+    return card.name if draft == card.draft else f"{card.name}: {draft}"
+
+
+def plotted(drafts: Sequence[ScoredDraft]) -> list[ScoredDraft]:
+    """Those that figures show: all of one scorecard, of several the one that each is about."""
+    several = len({one.card.path for one in drafts}) > 1
+    return [one for one in drafts if one.is_primary or not several]
+
+
+def primaries(drafts: Iterable[ScoredDraft]) -> list[ScoredDraft]:
+    """Of every scorecard the draft it is about."""
+    return [one for one in drafts if one.is_primary]
+
+
+def all_temperatures(drafts: Iterable[ScoredDraft]) -> list[float]:
+    """Temperatures at which any draft was scored, ascending."""
+    return sorted({temperature for one in drafts for temperature in temperatures(one.card.record)})
+
+
+def scored_at(drafts: Iterable[ScoredDraft], temperature: float) -> list[ScoredDraft]:
+    """The drafts that were scored at a temperature."""
+    return [one for one in drafts if temperature in temperatures(one.card.record)]

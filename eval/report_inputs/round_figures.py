@@ -1,0 +1,129 @@
+"""Figures of decoding, made of a trace of its rounds and nothing else; and the page that `widedraft rounds` prints.
+
+Tokens proposed behind the end of a text were drafted, but the text had no room for them: no rate counts them, as
+eval/acceptance/counts.py counts. Texts that are decoded together share the seconds of a round.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from eval.acceptance.counts import INTERVALS, Counts, Resampling, count_proposals, pool, ratio
+from eval.config import EvalConfig
+from eval.pages.acceptance_page import position_part, tau_table
+from eval.pages.tables import table
+from eval.pages.verdict import with_interval
+from eval.rounds.round_trace import RoundTrace, RunSettings, TracedRound
+from eval.scorecard.acceptance_record import Record, RoundsByPrompt, lookahead_record
+
+DEFAULTS = EvalConfig()
+RESAMPLING = Resampling(DEFAULTS.confidence, DEFAULTS.num_resamples, seed=17)
+
+
+def rounds_record(rounds: Sequence[TracedRound], resampling: Resampling = RESAMPLING) -> Record:
+    """Raw counts, rates and times of the rounds of one run.
+
+    Args:
+        rounds: All of a run, at least one.
+        resampling: How intervals over prompts are made.
+    """
+    longest = max(one.lookahead for one in rounds)
+    by_prompt = RoundsByPrompt([{longest: counts} for counts in counts_by_prompt(rounds, longest)])
+    return {
+        "rule": rounds[0].rule,
+        "prompts": len(by_prompt.counts),
+        "texts": sum(one.start == 0 for one in rounds),
+        "rounds": len(rounds),
+        "drafted": sum(one.proposed for one in rounds),
+        "accepted": sum(one.accepted for one in rounds),
+        "emitted": sum(one.emitted for one in rounds),
+        "lookahead": [lookahead_record(by_prompt, longest, resampling)],
+        "times": times_record(rounds),
+    }
+
+
+def counts_by_prompt(rounds: Iterable[TracedRound], most: int) -> list[Counts]:
+    """Counts of each prompt's texts together, for positions up to `most`."""
+    prompts: dict[str, list[Counts]] = {}
+    for prompt, text in texts_of(rounds):
+        told = ((one.start, one.proposed, one.accepted) for one in text)
+        num_tokens = sum(one.emitted for one in text)
+        prompts.setdefault(prompt, []).append(count_proposals(told, num_tokens=num_tokens, most=most))
+    return [pool(counts) for counts in prompts.values()]
+
+
+def texts_of(rounds: Iterable[TracedRound]) -> list[tuple[str, list[TracedRound]]]:
+    """The prompt and the rounds of each text."""
+    texts: dict[tuple[str, int], list[TracedRound]] = {}
+    for one in rounds:
+        texts.setdefault((one.prompt, one.sample), []).append(one)
+    return [(prompt, text) for (prompt, _), text in texts.items()]
+
+
+def times_record(rounds: Sequence[TracedRound]) -> Record:
+    """Seconds of draft and target, and of a round: once for all the texts that went through it together."""
+    draft_s, verify_s = (sum(getattr(one, name) / one.rows for one in rounds) for name in ("draft_s", "verify_s"))
+    steps = sum(1 / one.rows for one in rounds)
+    return {
+        "draft_s": draft_s,
+        "verify_s": verify_s,
+        "draft_share": ratio(draft_s, draft_s + verify_s),
+        "ms_per_round": 1000 * (draft_s + verify_s) / steps,
+        "draft_ms_per_round": 1000 * draft_s / steps,
+        "verify_ms_per_round": 1000 * verify_s / steps,
+        "rows_per_round": len(rounds) / steps,
+    }
+
+
+def rounds_page(trace: RoundTrace) -> str:
+    """What a person reads of a trace: every run, its raw counts first."""
+    header = trace.header
+    parts = [f"# Rounds of {header.draft.path} drafting for {header.target.path}"]
+    for run in header.runs:
+        parts += run_section(run, trace.rounds_of(run.label))
+    origin = header.provenance
+    parts.append(
+        f"Number types {header.draft.dtype} and {header.target.dtype}, on {header.device} with {header.threads} "
+        f"threads; commit {origin.get('git_commit')}, {origin.get('created')}. Intervals: "
+        f"{100 * RESAMPLING.confidence:g} % {INTERVALS} over prompts, {RESAMPLING.num_resamples} "
+        f"resamples, seed {RESAMPLING.seed}."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def run_section(run: RunSettings, rounds: Sequence[TracedRound]) -> list[str]:
+    """One run: counts, rates, positions, times."""
+    title = f"## {run.label}"
+    if not rounds:
+        return [title, "No prompt was decoded, so there is no round."]
+    record = rounds_record(rounds)
+    [entry] = record["lookahead"]
+    behind = record["drafted"] - entry["proposed"]
+    row = {**record, "draft": run.drafter, "temperature": run.sampling.temperature}
+    return [
+        title,
+        f"Rule {record['rule']}, {settings_words(run)}; {record['texts']} texts of {record['prompts']} prompts.",
+        table(
+            ("rounds", "drafted", "of them behind a text's end", "accepted", "emitted"),
+            [(record["rounds"], record["drafted"], f"{behind:g}", record["accepted"], record["emitted"])],
+        ),
+        tau_table([row]),
+        f"alpha of rounds {with_interval(entry['alpha_of_rounds'])}, utilisation {with_interval(entry['utilisation'])}",
+        *position_part(row),
+        times_words(record["times"]),
+    ]
+
+
+def settings_words(run: RunSettings) -> str:
+    """How a run was decoded."""
+    adaptive = " at first, adaptive" if run.adaptive else ""
+    return f"temperature {run.sampling.temperature:g}, lookahead {run.lookahead}{adaptive}"
+
+
+def times_words(times: Record) -> str:
+    """Where the time went; draft and verification alone, not the loop around them."""
+    together = "" if times["rows_per_round"] == 1 else f", of {times['rows_per_round']:.1f} texts together,"
+    share = "none" if times["draft_share"] is None else f"{times['draft_share']:.1%}"
+    return (
+        f"time: {times['draft_s'] + times['verify_s']:.3f} s, {share} of it the draft's; a round{together} takes "
+        f"{times['ms_per_round']:.2f} ms, {times['draft_ms_per_round']:.2f} of the draft and "
+        f"{times['verify_ms_per_round']:.2f} of the target"
+    )

@@ -1,0 +1,38 @@
+"""What stands beside a scorecard of live decoding: every round in rounds.jsonl, a few texts in examples.json."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from eval.answers.traces import Trace
+from eval.models.loading import load_tokenizer
+from eval.rounds.examples import write_examples
+from eval.rounds.round_trace import ModelIdentity, Run, write_round_trace
+from eval.scorecard.record import Record
+
+ROUNDS_NAME, EXAMPLES_NAME = "rounds.jsonl", "examples.json"
+
+
+def write_beside(scorecard: Record, run: Run | None, first_turns: Sequence[tuple[int, Trace]], out: Path) -> None:
+    """Write the files of live decoding, or take away those of an earlier scoring.
+
+    Args:
+        scorecard: Models, sources of the prompts and settings are read from it.
+        run: What was decoded; None if nothing was.
+        first_turns: The answer to every prompt's first turn, in the order of the sources.
+        out: Folder of the scorecard.
+    """
+    if run is None:
+        for name in (ROUNDS_NAME, EXAMPLES_NAME):
+            (out / name).unlink(missing_ok=True)
+        return
+    target, draft = (
+        ModelIdentity(model["path"], model["fingerprint"], model["dtype"])
+        for model in (scorecard["target"], scorecard["drafts"][-1])
+    )
+    sources, device = scorecard["prompts"]["sources"], scorecard["settings"]["device"]
+    write_round_trace(out / ROUNDS_NAME, [run], sources, target=target, draft=draft, device=device)
+    traces = [first_turns[place][1] for place in run.places]
+    tokenizer = load_tokenizer(Path(target.path))
+    write_examples(
+        out / EXAMPLES_NAME, traces, run.decoded, tokenizer, target=target.fingerprint, draft=draft.fingerprint
+    )

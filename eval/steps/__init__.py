@@ -1,0 +1,1 @@
+"""One forward pass of a model with its cache: plain, compiled, or captured."""
