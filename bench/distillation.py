@@ -35,7 +35,7 @@ from distill.teacher_cache.reader import TeacherCache
 from distill.train import restore_signals
 from distill.training.model import DistillModel, HeldOut
 from distill.training.trainer import build_model, build_trainer
-from eval.acceptance.counts import Estimate, Resampling, paired_ratio_difference, pooled_ratio
+from eval.acceptance.estimates import Estimate, Resampling, paired_ratio_difference, pooled_ratio
 from eval.answers.traces import read_traces
 
 DTYPES = {"amp_bf16": "bfloat16", "fp32": "float32"}  # of the target, also where it answers

@@ -39,7 +39,7 @@ from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.shapes.sizes import draft_shape
 from architectures.targets.known_targets import LLAMA_3_2_1B, QWEN_2_5_7B
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import percentile_interval
 from eval.latency.floor import weight_bytes_read
 from eval.latency.grid import repeated

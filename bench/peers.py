@@ -48,7 +48,7 @@ from distill.data.batches import Example
 from distill.recipe.teacher import TeacherConfig, default_loss
 from distill.teacher_cache.answers import CachedAnswers
 from distill.training.trainer import build_model, build_trainer
-from eval.acceptance.counts import paired_ratio_difference
+from eval.acceptance.estimates import paired_ratio_difference
 from eval.models.loading import load_model
 
 IGNORED = -100  # a label that makes no loss

@@ -24,7 +24,7 @@ from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.checks.loaded import OpenPair, prompts_of
 from eval.commands.speed import NUM_RESAMPLES, measured, require_sensible, setup_of, speed_arguments
 from eval.latency.machine import torch_threads

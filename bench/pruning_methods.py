@@ -36,7 +36,7 @@ from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.lineage import masks_are_due
 from distill.stages.pruning import weights_and_plan
 from distill.stages.running import training_command, training_environment
-from eval.acceptance.counts import Resampling, pooled_ratio
+from eval.acceptance.estimates import Resampling, pooled_ratio
 from eval.acceptance.replay import as_array, replay_counts
 from eval.answers.traces import Trace, read_traces
 from eval.models.loading import load_model, load_tokenizer

@@ -16,7 +16,7 @@ from architectures.errors import UserError
 from bench.gpu.attempt import attempt_rows
 from bench.gpu.stage import Row, Setting, Size, SkippedError, lack_of_time, number_type
 from bench.gpu.trained_draft import Trained, Training, trained_draft
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.checks.loaded import OpenPair, open_pair
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Limits, Seeds

@@ -21,7 +21,7 @@ from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, lack_of_memory, lack_of_time
 from bench.gpu.step_models import equal_models, makers
 from bench.gpu.step_sizes import AIM_CELL, AIM_SHAPE, MOST_WARM_UPS, SIZES, Cell, Sizes
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import percentile_interval
 from eval.latency.depth_and_width import depth_and_width
 from eval.latency.floor import dtype_name, shape_of, step_bytes

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.minutes.cells import Cell
 from bench.minutes.record import Finished
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import percentile_interval
 from eval.acceptance.promise import promise
 from eval.acceptance.ranking import Array, drawn_speedups, step_times

@@ -6,7 +6,7 @@ from typing import Any
 from bench.minutes.cells import Cell
 from bench.minutes.inputs import OWN, Scored
 from bench.minutes.setting import LOOKAHEADS, SEED, Setting
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.latency.machine import torch_threads
 from eval.latency.measure import measure_latency, timing_ticks
 from eval.latency.steps import Setting as StepSetting

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from architectures.shapes.equal_shapes import EqualShape
 from architectures.shapes.shape import Shape
 from bench.simulations.shares import Row, is_inside, share_of
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import percentile_interval
 from eval.acceptance.speedup import predicted_speedup
 from eval.latency.depth_and_width import depth_and_width

@@ -7,7 +7,7 @@ import numpy as np
 
 from bench.simulations.shares import Row, share_of
 from bench.simulations.turns import Recording, Truth, draft_ways, drawn_times, lookup_ways
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.paired_ratios import paired_ratio_quotient
 from eval.commands.speed import default_prompts
 from eval.speed.best import behind_the_fastest, best_of_each, spent

@@ -15,7 +15,7 @@ from distill.recipe.recipe import Recipe, load_recipe, save_recipe
 if TYPE_CHECKING:
     from distill.choose.candidates import Candidate
     from distill.estimates.coverage import Said
-    from eval.acceptance.counts import Resampling
+    from eval.acceptance.estimates import Resampling
     from eval.acceptance.ranking import Ranked
 
 REPEATS = 20  # of the step times of untrained drafts
@@ -186,7 +186,7 @@ def ranked_as_given(
 
 def resampling_of(recipe: Recipe) -> "Resampling":
     """How intervals are made."""
-    from eval.acceptance.counts import Resampling
+    from eval.acceptance.estimates import Resampling
 
     return Resampling(recipe.eval.confidence, recipe.eval.num_resamples, recipe.seed)
 

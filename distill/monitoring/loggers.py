@@ -18,7 +18,7 @@ from architectures.errors import UserError
 from distill.monitoring.metrics import estimates
 from distill.monitoring.step_times import PhaseShares
 from distill.recipe.recipe import Recipe
-from eval.acceptance.counts import Estimate
+from eval.acceptance.estimates import Estimate
 
 TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": MLFlowLogger}  # name = its package
 

@@ -17,7 +17,8 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 from transformers import TopPLogitsWarper
 
-from eval.acceptance.counts import Array, Estimate, Resampling, pooled_ratio
+from eval.acceptance.counts import Array
+from eval.acceptance.estimates import Estimate, Resampling, pooled_ratio
 from eval.acceptance.replay import as_array, replay_counts
 from eval.decoding.rules import EXACT_SAMPLED_DRAFT
 

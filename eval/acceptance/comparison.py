@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binomtest, permutation_test
 
-from eval.acceptance.counts import Array, Resampling
+from eval.acceptance.counts import Array
+from eval.acceptance.estimates import Resampling
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eval.acceptance.counts import Columns, Estimate, Resampling
+from eval.acceptance.estimates import Columns, Estimate, Resampling
 from eval.acceptance.intervals import Array, least_units, simultaneous_bound, standard_errors
 
 INTERVALS = "Student's t of the log"  # as records name how intervals of quotients are made

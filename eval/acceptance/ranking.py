@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.acceptance.counts import Resampling, resampling_weights
+from eval.acceptance.estimates import Resampling, resampling_weights
 from eval.acceptance.intervals import least_units, percentile_interval
 from eval.acceptance.promise import full_rate, promise
 from eval.acceptance.speedup import (

@@ -12,7 +12,7 @@ from architectures.errors import UserError
 from architectures.shapes.context_length import context_length
 from architectures.small_head.record import CONFIG_KEY
 from architectures.targets.target import read_config, resolve_checkpoint
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.certificate.causes import likely_causes
 from eval.certificate.laws import LEAST_PROMPTS, Known, find
 from eval.certificate.replayed import own_tokens, replay_run

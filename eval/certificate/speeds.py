@@ -1,6 +1,6 @@
 """How fast an engine was with and without a draft, in the same turns. Pure."""
 
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.paired_ratios import paired_ratio_quotient
 from eval.engine_runs.record import EngineRun, Speed
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from architectures.shapes.shape import Shape
-    from eval.acceptance.counts import Resampling
+    from eval.acceptance.estimates import Resampling
 
 Record = dict[str, Any]
 
@@ -158,7 +158,7 @@ def with_head_of(source: "Shape", rows: int | None) -> "Shape":
 
 def resampling_of(options: argparse.Namespace) -> "Resampling":
     """How intervals are made."""
-    from eval.acceptance.counts import Resampling
+    from eval.acceptance.estimates import Resampling
 
     return Resampling(options.confidence, NUM_RESAMPLES, options.seed)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from architectures.files.progress import track
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import answer_logits, replay_answer, rule_name
 from eval.acceptance.speedup import StepTimes
 from eval.checks.loaded import OpenPair

@@ -25,7 +25,7 @@ from eval.prompts.words import prompts_argument
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from eval.acceptance.counts import Resampling
+    from eval.acceptance.estimates import Resampling
     from eval.checks.loaded import OpenPair
     from eval.latency.measure import Latency
     from eval.policies.policy_file import TunedPolicy
@@ -87,7 +87,7 @@ def speed(options: argparse.Namespace) -> None:
     require_sensible(options)
     from architectures.checkpoints.manifest import provenance
     from architectures.files.atomic import write_bytes, write_json
-    from eval.acceptance.counts import Resampling
+    from eval.acceptance.estimates import Resampling
     from eval.checks.loaded import open_pairs, prompts_of
     from eval.latency.machine import torch_threads
     from eval.speed.page import speed_page

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from architectures.shapes.equal_shapes import EqualShape
 from architectures.shapes.shape import Shape
 from architectures.shapes.sizes import WIDTHS
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import percentile_interval
 
 Record = dict[str, Any]

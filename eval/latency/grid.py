@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.files.progress import track
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.latency.floor import step_bytes
 from eval.latency.machine import machine_state, memory_bandwidth
 from eval.latency.measure import Latency, measure_both_ways

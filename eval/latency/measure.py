@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.files.progress import track
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes
 from eval.latency.steps import TARGET, Kind, Setting, decoding_steps, prefill_steps
 from eval.latency.timing import StepTime, Timed, time_alone, time_together

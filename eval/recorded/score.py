@@ -17,7 +17,8 @@ from architectures.checkpoints.manifest import provenance
 from architectures.draft_vocabulary.head import head_ids
 from architectures.files.atomic import write_json, write_text
 from architectures.files.progress import track
-from eval.acceptance.counts import INTERVALS, Array, Counts, Resampling, pool
+from eval.acceptance.counts import Array, Counts, pool
+from eval.acceptance.estimates import INTERVALS, Resampling
 from eval.acceptance.replay import (
     acceptance_tails,
     answer_logits,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from eval.acceptance.comparison import sign_flip_p
-from eval.acceptance.counts import Resampling, paired_ratio_difference
+from eval.acceptance.estimates import Resampling, paired_ratio_difference
 from eval.pages.blocks import Absent, Block, Sentence, Table
 from eval.pages.verdict import speedup_of, temperatures, with_interval
 from eval.report_inputs.cards import Card

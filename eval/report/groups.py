@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from eval.acceptance.counts import Resampling, pooled_ratio
+from eval.acceptance.estimates import Resampling, pooled_ratio
 from eval.pages.blocks import Absent, Block, Section, table_by_draft
 from eval.pages.tables import with_coverage
 from eval.pages.verdict import with_interval

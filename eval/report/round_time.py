@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eval.acceptance.counts import Estimate, Resampling, paired_ratio_difference
+from eval.acceptance.estimates import Estimate, Resampling, paired_ratio_difference
 from eval.acceptance.promise import full_rate
 from eval.pages.blocks import Absent, Block, Figure, Section, Sentence, Table, folded
 from eval.pages.verdict import with_interval

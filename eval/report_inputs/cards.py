@@ -8,7 +8,7 @@ from typing import Any
 
 from architectures.errors import UserError
 from architectures.files.reading import read_json
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.ranking import resampling_of
 from eval.pages.verdict import primary
 from eval.record_checks.consistency import require_consistent

@@ -6,7 +6,8 @@ eval/acceptance/counts.py counts. Texts that are decoded together share the seco
 
 from collections.abc import Iterable, Sequence
 
-from eval.acceptance.counts import INTERVALS, Counts, Resampling, count_proposals, pool, ratio
+from eval.acceptance.counts import Counts, count_proposals, pool, ratio
+from eval.acceptance.estimates import INTERVALS, Resampling
 from eval.config import EvalConfig
 from eval.pages.acceptance_page import position_part, tau_table
 from eval.pages.tables import table

@@ -5,15 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from eval.acceptance.comparison import compare_matches
-from eval.acceptance.counts import (
-    Counts,
-    Estimate,
-    Resampling,
-    mean_of_ratios,
-    paired_ratio_difference,
-    pool,
-    pooled_ratio,
-)
+from eval.acceptance.counts import Counts, pool
+from eval.acceptance.estimates import Estimate, Resampling, mean_of_ratios, paired_ratio_difference, pooled_ratio
 from eval.scorecard.scores import DraftScore, PartedScores
 
 Record = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from architectures.files.atomic import write_json
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.config import EvalConfig
 from eval.latency.grid import Grid, measure_grid
 from eval.latency.memory import lack_of_room

@@ -8,7 +8,8 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from architectures.files.progress import track
-from eval.acceptance.counts import Columns, Counts, Estimate, Resampling, count_trace, pool
+from eval.acceptance.counts import Counts, count_trace, pool
+from eval.acceptance.estimates import Columns, Estimate, Resampling
 from eval.acceptance.paired_ratios import paired_ratio_quotient
 from eval.answers.traces import Trace
 from eval.decoding.ngram import NgramLookup

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedModel
 
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.decoding.ngram import NgramLookup
 from eval.pages.verdict import LOOKUP, POLICY
 from eval.policies.tune import Tuned

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.config import EvalConfig
 from eval.latency.floor import byte_ratio
 from eval.latency.measure import Latency, measure_latency, timing_ticks

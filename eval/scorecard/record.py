@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from eval.acceptance.counts import Counts, Resampling, ratio, tau
+from eval.acceptance.counts import Counts, ratio, tau
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import (
     StepTimes,
     best_lookahead,

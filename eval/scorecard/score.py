@@ -14,7 +14,7 @@ from architectures.checkpoints.manifest import provenance
 from architectures.draft_vocabulary.head import head_ids
 from architectures.files.atomic import write_json, write_text
 from eval.acceptance import paired_ratios
-from eval.acceptance.counts import INTERVALS, Resampling
+from eval.acceptance.estimates import INTERVALS, Resampling
 from eval.config import EvalConfig
 from eval.latency.machine import torch_threads
 from eval.models.loading import load_model, require_positions, require_same_tokenizer

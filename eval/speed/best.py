@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import permutations, product
 from typing import Any
 
-from eval.acceptance.counts import Columns, Estimate, Resampling
+from eval.acceptance.estimates import Columns, Estimate, Resampling
 from eval.acceptance.paired_ratios import paired_ratio_quotients
 from eval.speed.measure import Times, columns, whole_seconds
 from eval.speed.ways import BESIDE, DRAFT, LOOKUP, PLAIN, Way

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import percentile_interval
 from eval.acceptance.speedup import StepTimes, predicted_speedup
 from eval.decoding.texts import Round

@@ -9,7 +9,7 @@ are the units of its interval, all repetitions of a group together: repetitions 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.paired_ratios import INTERVALS, paired_ratio_quotient
 from eval.acceptance.speedup import StepTimes
 from eval.latency.measure import Latency

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, FiniteFloat, TypeAdapter
 
 from architectures.files.atomic import write_json
 from architectures.files.typed_file import read_typed
-from eval.acceptance.counts import Estimate
+from eval.acceptance.estimates import Estimate
 from eval.acceptance.intervals import holds
 
 Schema = Literal["widedraft.checkpoints/1"]

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from architectures.files.atomic import write_text
 from architectures.files.reading import read_json_object
-from eval.acceptance.counts import Columns, Estimate, Resampling, pooled_ratio
+from eval.acceptance.estimates import Columns, Estimate, Resampling, pooled_ratio
 from eval.acceptance.paired_ratios import paired_ratio_differences
 from eval.acceptance.ranking import step_times
 from eval.acceptance.speedup import StepTimes

@@ -4,17 +4,13 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap, t
 
-from eval.acceptance.counts import (
-    Counts,
+from eval.acceptance.counts import Counts, count_trace, pool, ratio, tau
+from eval.acceptance.estimates import (
     Resampling,
-    count_trace,
     mean_of_ratios,
     paired_ratio_difference,
-    pool,
     pooled_ratio,
-    ratio,
     resampling_weights,
-    tau,
 )
 from eval.acceptance.intervals import expanded_tail
 from eval.acceptance.paired_ratios import paired_ratio_quotient, paired_ratio_quotients

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.ranking import (
     drawn_times,
     equal_alpha,

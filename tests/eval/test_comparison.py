@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eval.acceptance.comparison import compare_matches, even_chance_p, sign_flip_p
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 

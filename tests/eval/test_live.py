@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from eval.acceptance.counts import Resampling, count_trace
+from eval.acceptance.counts import count_trace
+from eval.acceptance.estimates import Resampling
 from eval.answers.traces import Trace
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.policy import ProposalPolicy

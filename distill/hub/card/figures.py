@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from eval.acceptance.counts import pooled_ratio
+from eval.acceptance.estimates import pooled_ratio
 from eval.pages.scorecard_page import step_words
 from eval.pages.verdict import temperatures, with_interval
 from eval.report.differences import rounds_of

@@ -25,7 +25,7 @@ from distill.monitoring.loggers import (
 )
 from distill.monitoring.step_times import PHASES
 from distill.train import train
-from eval.acceptance.counts import Estimate
+from eval.acceptance.estimates import Estimate
 
 
 def records(recipe) -> list[dict]:

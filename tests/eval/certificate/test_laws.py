@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.certificate.causes import likely_causes
 from eval.certificate.laws import Known, find
 from eval.certificate.speeds import speed_of

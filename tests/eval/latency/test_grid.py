@@ -10,7 +10,7 @@ import torch
 
 import widedraft
 from architectures.errors import UserError
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.commands.latency import latency_arguments, opened
 from eval.commands.latency_page import grid_page, percentiles_of
 from eval.latency.floor import byte_ratio, shape_of, step_bytes, weight_bytes_read

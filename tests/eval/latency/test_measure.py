@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from architectures.draft_vocabulary.head import head_ids
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.latency import steps as steps_module
 from eval.latency import timing
 from eval.latency.measure import Latency, measure_both_ways, measure_latency

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 import widedraft
 from architectures.errors import UserError
 from architectures.shapes.equal_shapes import EqualShape, equal_shape, equal_shapes
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.commands.latency import with_head_of
 from eval.commands.latency_page import grid_page
 from eval.commands.shapes_page import depth_sentences, shapes_table, verdict

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.report.round_time import catch_up, catch_up_notes, measured_time, predicted_time
 from eval.report_inputs.cards import read_card
 from eval.report_inputs.drafts import scored_drafts

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from eval.acceptance.bins import ReplayedAnswer
-from eval.acceptance.counts import Resampling, count_trace
+from eval.acceptance.counts import count_trace
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import Accepts, Replay
 from eval.scorecard.acceptance_record import acceptance_record, comparison_record, lookahead_record
 from eval.scorecard.scores import AnswerScore, DraftScore, ReplayedDraft, score_answer

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.config import EvalConfig
 from eval.models.loading import load_model
 from eval.prompts.forms import Prompt

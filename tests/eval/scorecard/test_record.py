@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.acceptance.counts import Resampling, count_trace
+from eval.acceptance.counts import count_trace
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes, break_even_alpha
 from eval.decoding.texts import Decoded, Round
 from eval.latency.timing import StepTime

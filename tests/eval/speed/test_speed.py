@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import widedraft
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import least_units
 from eval.checks.built_in import PROMPTS
 from eval.commands.speed import default_prompts

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from eval.acceptance.counts import Resampling
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes
 from eval.decoding.texts import Round
 from eval.speed.best import behind_the_fastest, best_of_each

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from architectures.errors import UserError
-from eval.acceptance.counts import Counts, Resampling
+from eval.acceptance.counts import Counts
+from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes
 from eval.scorecard.scores import AnswerScore, DraftScore
 from eval.training_curve.curves import SCHEMA, Curves, read_curves, write_curves
