@@ -27,7 +27,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.manifest import git_commit, hardware
-from eval.checks.loaded import open_pair, prompts_of
+from eval.checks.loaded import load_pair, prompts_of
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.steps.compiled import CompiledSteps
@@ -67,7 +67,7 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds a token of every way, of each round after one to warm up."""
-    pair = open_pair(options.target, options.draft, dtype=options.dtype)
+    pair = load_pair(options.target, options.draft, dtype=options.dtype)
     words = None if options.prompts is None else [options.prompts]
     prompts = [pair.rendered(prompt) for prompt in prompts_of(words, options.num_prompts)]
     ways = ways_to_decode(pair.target, pair.draft, prompts, options)

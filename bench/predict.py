@@ -25,7 +25,7 @@ from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from eval.acceptance.estimates import Resampling
-from eval.checks.loaded import OpenPair, prompts_of
+from eval.checks.loaded import LoadedPair, prompts_of
 from eval.commands.speed import NUM_RESAMPLES, measured, require_sensible, setup_of, speed_arguments
 from eval.latency.machine import torch_threads
 from eval.models.loading import load_model, load_tokenizer
@@ -75,7 +75,7 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def pairs_of(options: argparse.Namespace, folder: Path) -> dict[str, OpenPair]:
+def pairs_of(options: argparse.Namespace, folder: Path) -> dict[str, LoadedPair]:
     """The target with each draft; drafts are written to a folder, so that the record can name their weights."""
     target = Path(options.target)
     few, noisy = folder / "few", folder / "noisy"
@@ -85,7 +85,8 @@ def pairs_of(options: argparse.Namespace, folder: Path) -> dict[str, OpenPair]:
     model, tokenizer = load_model(target, dtype=dtype), load_tokenizer(target)
     named = {f"{options.layers} layers": few, f"noise {options.noise:g}": noisy}
     return {
-        name: OpenPair(model, load_model(each, dtype=dtype), tokenizer, (target, each)) for name, each in named.items()
+        name: LoadedPair(model, load_model(each, dtype=dtype), tokenizer, (target, each))
+        for name, each in named.items()
     }
 
 
@@ -105,7 +106,7 @@ def add_noise(target: Path, out: Path, *, size: float) -> None:
     model.save_pretrained(out)
 
 
-def rows_at(batch: int, pairs: Mapping[str, OpenPair], options: argparse.Namespace) -> list[Record]:
+def rows_at(batch: int, pairs: Mapping[str, LoadedPair], options: argparse.Namespace) -> list[Record]:
     """What is predicted and measured of every draft and lookahead at one batch."""
     asked = speed_options(batch, options)
     any_pair = next(iter(pairs.values()))

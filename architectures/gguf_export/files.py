@@ -104,7 +104,7 @@ def write_gguf(model: Model, out: Path, kind: GgufKind) -> GgufFile:
     factors = rope_factors(model.config.rope_parameters, model.shape.head_dim)
     if factors is not None:
         stored |= stored_tensors({FACTORS_NAME: factors.shape}, kind)
-    require_room(out, stored)
+    require_disk_space(out, stored)
 
     def read(name: str) -> Tensor:
         if name == FACTORS_NAME:
@@ -122,7 +122,7 @@ def write_gguf(model: Model, out: Path, kind: GgufKind) -> GgufFile:
     return GgufFile(out, out.stat().st_size, fallen_back(stored, kind))
 
 
-def require_room(out: Path, stored: Mapping[str, Stored]) -> None:
+def require_disk_space(out: Path, stored: Mapping[str, Stored]) -> None:
     """Raise UserError if the disk has too little room for the tensors."""
     needed, free = sum(one.num_bytes for one in stored.values()), shutil.disk_usage(out.parent).free
     if needed > free:

@@ -17,7 +17,7 @@ from bench.gpu.attempt import attempt_rows
 from bench.gpu.stage import Row, Setting, Size, SkippedError, lack_of_time, number_type
 from bench.gpu.trained_draft import Trained, Training, trained_draft
 from eval.acceptance.estimates import Resampling
-from eval.checks.loaded import OpenPair, open_pair
+from eval.checks.loaded import LoadedPair, load_pair
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Limits, Seeds
 from eval.latency.grid import repeated
@@ -166,7 +166,7 @@ def rows(setting: Setting) -> Iterator[Row]:
         raise SkippedError(f"{setting.target}: no target there")
     trained = trained_draft(setting, within(sizes.training, setting))
     yield trained.row
-    pair = opened(setting, trained)
+    pair = loaded(setting, trained)
     prompts = trained.held_out()
     for cell in sizes.cells:
         yield from attempt_rows(cell.name, lambda cell=cell: rows_of(cell, pair, prompts, setting, sizes))
@@ -184,16 +184,16 @@ def within(training: Training, setting: Setting) -> Training:
     return replace(training, generate_s=share * training.generate_s, train_s=share * training.train_s)
 
 
-def opened(setting: Setting, trained: Trained) -> OpenPair:
+def loaded(setting: Setting, trained: Trained) -> LoadedPair:
     """Target and draft on the device."""
     dtype = str(number_type(setting.device)).removeprefix("torch.")
     try:
-        return open_pair(str(setting.target), str(trained.draft), dtype=dtype)
+        return load_pair(str(setting.target), str(trained.draft), dtype=dtype)
     except UserError as error:
         raise SkippedError(str(error)) from error
 
 
-def rows_of(cell: Cell, pair: OpenPair, prompts: Prompts, setting: Setting, sizes: Sizes) -> Iterator[Row]:
+def rows_of(cell: Cell, pair: LoadedPair, prompts: Prompts, setting: Setting, sizes: Sizes) -> Iterator[Row]:
     """A row of each way of a cell, or one that says why it was left out."""
     groups = [group for group in groups_of(prompts, cell.batch) if len(group) == cell.batch][: sizes.most_groups]
     problem = lack_of_time(setting, AROUND * cell.seconds, "this cell")
@@ -243,7 +243,7 @@ def step_figures(way: dict[str, Any], steps_ms: dict[str, Any]) -> Row:
     return {"step_ms": None, "verify_ms": None}
 
 
-def setup_of(cell: Cell, pair: OpenPair, sizes: Sizes) -> Setup:
+def setup_of(cell: Cell, pair: LoadedPair, sizes: Sizes) -> Setup:
     """What all ways of a cell share."""
     return Setup(
         pair.target,

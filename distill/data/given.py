@@ -73,7 +73,7 @@ def collect_given(
     renderer = Renderer(target)
     distinct = drop_duplicates(conversations)
     settings = GivenSettings(config.shard_size, max_prompt_len=config.max_seq_len - 1)
-    fitting = drop_without_room(distinct, renderer, settings.max_prompt_len)
+    fitting = drop_too_long(distinct, renderer, settings.max_prompt_len)
     drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     train = drop_asked(drawn, held_out) if to_train_on else []
     questions = [prompt for conversation in held_out for prompt in prompts_of(conversation)]
@@ -105,9 +105,7 @@ def turn_source(conversation: Conversation, number: int) -> str:
     return conversation.source if number == 1 else f"{conversation.source}#{number}"
 
 
-def drop_without_room(
-    conversations: Sequence[Conversation], renderer: Renderer, max_prompt_len: int
-) -> list[Conversation]:
+def drop_too_long(conversations: Sequence[Conversation], renderer: Renderer, max_prompt_len: int) -> list[Conversation]:
     """The conversations whose first question has at most max_prompt_len tokens; says how many have more.
 
     Raises:

@@ -66,7 +66,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Opened:
+class Loaded:
     """What every engine's run is made from.
 
     Attributes:
@@ -90,39 +90,39 @@ class Opened:
         return [[{**message, **roles[0]} for message in prompt.messages] for prompt in self.prompts]
 
 
-def certify_pair(asked: Asked) -> tuple[Certificate, Opened]:
+def certify_pair(asked: Asked) -> tuple[Certificate, Loaded]:
     """Run the engine, replay its texts, and decide.
 
     Raises:
-        UserError: If the pair cannot be opened, there are too few prompts, or the engine refuses.
+        UserError: If the pair cannot be loaded, there are too few prompts, or the engine refuses.
     """
-    opened = open_asked(asked)
-    run = ENGINES[asked.engine](asked, opened)
-    draft = load_model(opened.draft, dtype=replay_dtype(asked))
-    known, ties = known_of(asked, opened), ties_of(run, opened)
-    replayed = replay_run(draft, run, own_tokens(opened.target, opened.draft))
+    loaded = load_asked(asked)
+    run = ENGINES[asked.engine](asked, loaded)
+    draft = load_model(loaded.draft, dtype=replay_dtype(asked))
+    known, ties = known_of(asked, loaded), ties_of(run, loaded)
+    replayed = replay_run(draft, run, own_tokens(loaded.target, loaded.draft))
     certificate = Certificate(
         run=run,
         replay=pooled(replayed),
-        findings=tuple(find(run, opened.ids, pooled(replayed), known, ties)),
-        causes=tuple(likely_causes(run, opened.ids, replayed, known, ties)),
+        findings=tuple(find(run, loaded.ids, pooled(replayed), known, ties)),
+        causes=tuple(likely_causes(run, loaded.ids, replayed, known, ties)),
         speed=speed_of(run, Resampling(CONFIDENCE, RESAMPLES, asked.seed)),
         hardware=f"{processor_name()}, {asked.threads} threads",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return certificate, opened
+    return certificate, loaded
 
 
-def ties_of(run: EngineRun, opened: Opened) -> list[int]:
+def ties_of(run: EngineRun, loaded: Loaded) -> list[int]:
     """The prompts whose texts part at a near-tie; the target is read for it only where texts part at all."""
     if not any(differs(text) for text in run.texts):
         return []
-    target = load_model(opened.target, dtype="float32")
+    target = load_model(loaded.target, dtype="float32")
     stop_id = next(iter(sorted(stop_token_ids(target))), 0)
     return [parting.number for parting in find_partings(target, run, stop_id) if parting.is_tie]
 
 
-def open_asked(asked: Asked) -> Opened:
+def load_asked(asked: Asked) -> Loaded:
     """Folders and prompts."""
     target, draft = (resolve_checkpoint(each) for each in (asked.target, asked.draft))
     if CONFIG_KEY in read_config(draft):
@@ -141,55 +141,55 @@ def open_asked(asked: Asked) -> Opened:
     if len(raw) > 1:
         raise UserError("--prompts: raw texts and conversations cannot be certified together. Name them one by one.")
     is_chat = bool(tokenizer.chat_template) and raw == {False}
-    return Opened(target, draft, prompts, [render_prompt(tokenizer, one.messages) for one in prompts], is_chat)
+    return Loaded(target, draft, prompts, [render_prompt(tokenizer, one.messages) for one in prompts], is_chat)
 
 
-def in_transformers(asked: Asked, opened: Opened) -> EngineRun:
+def in_transformers(asked: Asked, loaded: Loaded) -> EngineRun:
     """Run in this process."""
-    target, draft = (load_model(folder, dtype=asked.dtype) for folder in (opened.target, opened.draft))
+    target, draft = (load_model(folder, dtype=asked.dtype) for folder in (loaded.target, loaded.draft))
     command = f"generate(assistant_model=DRAFT, num_assistant_tokens={asked.lookahead}, do_sample=False)"
     pair = Pair(target, draft, command)
     return run_transformers(
-        pair, opened.ids, lookahead=asked.lookahead, max_new_tokens=asked.max_new_tokens, seed=asked.seed
+        pair, loaded.ids, lookahead=asked.lookahead, max_new_tokens=asked.max_new_tokens, seed=asked.seed
     )
 
 
-def in_vllm(asked: Asked, opened: Opened) -> EngineRun:
+def in_vllm(asked: Asked, loaded: Loaded) -> EngineRun:
     """Run in the environment that has vLLM."""
-    own = own_tokens(opened.target, opened.draft) is not None
-    work = work_of(asked, opened, (opened.target, opened.draft), "vLLM")
+    own = own_tokens(loaded.target, loaded.draft) is not None
+    work = work_of(asked, loaded, (loaded.target, loaded.draft), "vLLM")
     return run_vllm(work, dtype=asked.dtype, draft_settings={"use_heterogeneous_vocab": True} if own else {})
 
 
-def in_llama_cpp(asked: Asked, opened: Opened) -> EngineRun:
+def in_llama_cpp(asked: Asked, loaded: Loaded) -> EngineRun:
     """Run in the environment that has llama.cpp."""
     files = required(asked.files, "--target-gguf and --draft-gguf", "what llama.cpp loads of both models")
-    return run_llama_cpp(work_of(asked, opened, files, "xllamacpp"), threads=asked.threads)
+    return run_llama_cpp(work_of(asked, loaded, files, "xllamacpp"), threads=asked.threads)
 
 
-def in_openvino(asked: Asked, opened: Opened) -> EngineRun:
+def in_openvino(asked: Asked, loaded: Loaded) -> EngineRun:
     """Run in the environment that has OpenVINO GenAI."""
     folders = required(asked.files, "--target-ir and --draft-ir", "what OpenVINO loads of both models")
-    work = work_of(asked, opened, folders, "openvino-genai")
+    work = work_of(asked, loaded, folders, "openvino-genai")
     return run_openvino(work, dtype=asked.dtype, threads=asked.threads)
 
 
-def work_of(asked: Asked, opened: Opened, models: tuple[Path, Path], package: str) -> Work:
+def work_of(asked: Asked, loaded: Loaded, models: tuple[Path, Path], package: str) -> Work:
     """What an engine in an environment of its own decodes."""
     return Work(
         python=required(asked.python, "--python", f"the Python of an environment that has {package}"),
         target=models[0],
         draft=models[1],
-        conversations=opened.conversations,
-        is_chat=opened.is_chat,
-        longest=max(map(len, opened.ids)),
+        conversations=loaded.conversations,
+        is_chat=loaded.is_chat,
+        longest=max(map(len, loaded.ids)),
         lookahead=asked.lookahead,
         max_new_tokens=asked.max_new_tokens,
         seed=asked.seed,
     )
 
 
-ENGINES: dict[Engine, Callable[[Asked, Opened], EngineRun]] = {
+ENGINES: dict[Engine, Callable[[Asked, Loaded], EngineRun]] = {
     "transformers": in_transformers,
     "vllm": in_vllm,
     "llama.cpp": in_llama_cpp,
@@ -213,10 +213,10 @@ def replay_dtype(asked: Asked) -> str:
     return "float32" if asked.engine == "llama.cpp" else asked.dtype
 
 
-def known_of(asked: Asked, opened: Opened) -> Known:
+def known_of(asked: Asked, loaded: Loaded) -> Known:
     """What tells why a pair fails."""
-    pair = opened.target, opened.draft
-    context = context_length(read_config(opened.draft), where=str(opened.draft / "config.json"))
+    pair = loaded.target, loaded.draft
+    context = context_length(read_config(loaded.draft), where=str(loaded.draft / "config.json"))
     known = Known(
         same_tokenizer=same_files(*pair, TOKENIZERS) or own_tokens(*pair) is not None,
         same_template=same_files(*pair, TEMPLATES),

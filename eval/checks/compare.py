@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from eval.checks.loaded import OpenPair
+from eval.checks.loaded import LoadedPair
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed
@@ -61,7 +61,7 @@ class Comparison:
 
 
 def compare(
-    pair: OpenPair, prompts: Iterable[Prompt], wanted: Comparison, console: Console
+    pair: LoadedPair, prompts: Iterable[Prompt], wanted: Comparison, console: Console
 ) -> list[tuple[str, Decoded]]:
     """Answer each prompt twice and show it.
 
@@ -77,7 +77,7 @@ def compare(
     answered = []
     for place, prompt in enumerate(prompts):
         ids, seed = pair.rendered(prompt), row_seed(place)
-        pair.require_room([ids], wanted.limits.max_new_tokens)
+        pair.require_context([ids], wanted.limits.max_new_tokens)
         if wanted.opener is not open_sequencer:
             make_steps(pair, ids, wanted, seed)
         plain, speculative = runners(pair, ids, wanted, seed)
@@ -108,13 +108,13 @@ def compared_run(wanted: Comparison, decoded: Sequence[Decoded]) -> Run:
     )
 
 
-def make_steps(pair: OpenPair, ids: Sequence[int], wanted: Comparison, seed: int) -> None:
+def make_steps(pair: LoadedPair, ids: Sequence[int], wanted: Comparison, seed: int) -> None:
     """Decode the first tokens of a prompt unseen, so that no answer's clock counts the making of steps."""
     for runner in runners(pair, ids, wanted, seed):
         runner.advance()
 
 
-def runners(pair: OpenPair, ids: Sequence[int], wanted: Comparison, seed: int) -> tuple[Runner, Runner]:
+def runners(pair: LoadedPair, ids: Sequence[int], wanted: Comparison, seed: int) -> tuple[Runner, Runner]:
     """Plain and speculative decoding of one prompt, neither begun; both draw by one seed."""
     alone = Wanted([ids], wanted.limits, wanted.sampling)
     together = Wanted([ids], wanted.limits, wanted.sampling, wanted.speculation)
@@ -125,7 +125,7 @@ def runners(pair: OpenPair, ids: Sequence[int], wanted: Comparison, seed: int) -
     )
 
 
-def side_by_side(pair: OpenPair, plain: Runner, speculative: Runner, console: Console) -> Group:
+def side_by_side(pair: LoadedPair, plain: Runner, speculative: Runner, console: Console) -> Group:
     """Both answers as far as they are, for a terminal."""
     table = Table.grid(expand=True)
     table.add_column(ratio=1)
@@ -137,7 +137,7 @@ def side_by_side(pair: OpenPair, plain: Runner, speculative: Runner, console: Co
     return Group(table, legend(coloured=coloured), Text(ratio_words(plain, speculative)))
 
 
-def one_below_the_other(pair: OpenPair, plain: Runner, speculative: Runner) -> Text:
+def one_below_the_other(pair: LoadedPair, plain: Runner, speculative: Runner) -> Text:
     """Both answers for a file or a pipe."""
     parts: list[Text | str] = []
     for runner in (plain, speculative):
@@ -145,7 +145,7 @@ def one_below_the_other(pair: OpenPair, plain: Runner, speculative: Runner) -> T
     return Text.assemble(*parts, legend(coloured=False), "\n", ratio_words(plain, speculative), "\n")
 
 
-def answer(pair: OpenPair, runner: Runner, *, coloured: bool) -> Text:
+def answer(pair: LoadedPair, runner: Runner, *, coloured: bool) -> Text:
     """A text in the colours of its writers, or between their marks."""
     text = Text()
     for piece, writer in spans(pair.tokenizer, runner.token_ids, runner.writers):

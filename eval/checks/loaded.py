@@ -1,4 +1,4 @@
-"""A target and a draft opened together for decoding, and the prompts they are given."""
+"""A target and a draft loaded together for decoding, and the prompts they are given."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -19,7 +19,7 @@ from eval.rounds.round_trace import ModelIdentity
 
 
 @dataclass(frozen=True)
-class OpenPair:
+class LoadedPair:
     """Two models with one tokenizer."""
 
     target: PreTrainedModel
@@ -44,7 +44,7 @@ class OpenPair:
         """The token ids of a prompt's first turn."""
         return render_prompt(self.tokenizer, prompt.messages)
 
-    def require_room(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    def require_context(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
         """Raise UserError if a text may come to more tokens than a model was made for."""
         longest = max(map(len, prompts)) + max_new_tokens
         for folder in self.folders:
@@ -56,28 +56,28 @@ def identity_of(folder: Path, model: PreTrainedModel) -> ModelIdentity:
     return ModelIdentity(str(folder), fingerprint_checkpoint(folder), str(model.dtype).removeprefix("torch."))
 
 
-def open_pair(target: str, draft: str, *, dtype: str) -> OpenPair:
+def load_pair(target: str, draft: str, *, dtype: str) -> LoadedPair:
     """Open both models, from folders or hub ids.
 
     Raises:
         UserError: If one cannot be read, or their tokenizers differ.
     """
-    [pair] = open_pairs(target, [draft], dtype=dtype)
+    [pair] = load_pairs(target, [draft], dtype=dtype)
     return pair
 
 
-def open_pairs(target: str, drafts: Sequence[str], *, dtype: str) -> list[OpenPair]:
+def load_pairs(target: str, drafts: Sequence[str], *, dtype: str) -> list[LoadedPair]:
     """Open a target once, with each of several drafts.
 
     Raises:
-        UserError: As for `open_pair`.
+        UserError: As for `load_pair`.
     """
     first, *others = (resolve_checkpoint(each) for each in (target, *drafts))
     for folder in others:
         require_same_tokenizer(first, folder)
     model, tokenizer = load_model(first, dtype=dtype, encoder_decoder=True), load_tokenizer(first)
     return [
-        OpenPair(model, load_model(folder, dtype=dtype, encoder_decoder=True), tokenizer, (first, folder))
+        LoadedPair(model, load_model(folder, dtype=dtype, encoder_decoder=True), tokenizer, (first, folder))
         for folder in others
     ]
 

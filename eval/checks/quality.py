@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 
 from architectures.files.progress import track
 from eval.checks.exams import Exam
-from eval.checks.loaded import OpenPair
+from eval.checks.loaded import LoadedPair
 from eval.checks.near_ties import Parting, excess_p, find_parting, tie_allowance
 from eval.checks.verify import LEAST_P, Finding, kept_of
 from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
@@ -77,7 +77,7 @@ class Outcome:
         )
 
 
-def check_answers(pair: OpenPair, exam: Exam, asking: Asking) -> Finding:
+def check_answers(pair: LoadedPair, exam: Exam, asking: Asking) -> Finding:
     """Answer every question twice; the finding holds unless the draft changed a text.
 
     Raises:
@@ -85,7 +85,7 @@ def check_answers(pair: OpenPair, exam: Exam, asking: Asking) -> Finding:
     """
     prompts = [pair.rendered(question.prompt) for question in exam.questions]
     limits = Limits(asking.max_new_tokens or exam.max_new_tokens, pair.stop_ids)
-    pair.require_room(prompts, limits.max_new_tokens)
+    pair.require_context(prompts, limits.max_new_tokens)
     plain, drafted = decode_both(pair, prompts, limits, asking, description=exam.name)
     outcome = compare_answers(pair, exam, prompts, plain, drafted, width=asking.lookahead + 1)
     num_cut = sum(not text.stopped for text in plain)
@@ -97,7 +97,7 @@ def check_answers(pair: OpenPair, exam: Exam, asking: Asking) -> Finding:
 
 
 def decode_both(
-    pair: OpenPair, prompts: Sequence[Sequence[int]], limits: Limits, asking: Asking, *, description: str
+    pair: LoadedPair, prompts: Sequence[Sequence[int]], limits: Limits, asking: Asking, *, description: str
 ) -> tuple[list[Decoded], list[Decoded]]:
     """The texts of plain decoding, and those with the draft, batch after batch."""
     plain: list[Decoded] = []
@@ -118,7 +118,7 @@ def decode_both(
 
 
 def compare_answers(
-    pair: OpenPair,
+    pair: LoadedPair,
     exam: Exam,
     prompts: Sequence[Sequence[int]],
     plain: Sequence[Decoded],
@@ -150,7 +150,7 @@ def favour_p(parted: Sequence[Parting]) -> float:
     return excess_p(drafted, alone)
 
 
-def written(pair: OpenPair, token_ids: Sequence[int]) -> str:
+def written(pair: LoadedPair, token_ids: Sequence[int]) -> str:
     """A text in words."""
     text = pair.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)

@@ -33,7 +33,7 @@ from eval.acceptance.replay import answer_logits
 from eval.checks.inflation import POWER, SIZES, Evidence, evidence, pooled
 from eval.checks.near_ties import Judgement, judge_ties, read_all
 from eval.decoding.batch import first_tokens
-from eval.decoding.policy import ProposalPolicy, opened_record
+from eval.decoding.policy import ProposalPolicy, new_record
 from eval.decoding.rules import LOSSLESS, RULES
 from eval.decoding.sampling import Sampling, distribution
 from eval.decoding.speculative import GREEDY, plain_decode, speculative_decode
@@ -265,7 +265,7 @@ def looked_up(context: Sequence[int], decoded: Decoded, policy: ProposalPolicy |
     """Where the text itself proposed, and which token: a draft that is sure of it, whatever the rule."""
     for one in decoded.rounds:
         if one.looked_up and policy is not None:
-            record = opened_record(policy, [*context, *decoded.token_ids[: one.start]])
+            record = new_record(policy, [*context, *decoded.token_ids[: one.start]])
             ids = record.proposal(policy, one.proposed)[: one.accepted + 1]
             yield from enumerate(ids, start=one.start)
 

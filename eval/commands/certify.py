@@ -95,9 +95,9 @@ def certify(options: argparse.Namespace) -> None:
             threads=threads,
             seed=options.seed,
         )
-        certificate, opened = certify_pair(asked)
-    prints = {"target": fingerprint_checkpoint(opened.target), "draft": fingerprint_checkpoint(opened.draft)}
-    path = write_certificate(options.out or opened.draft, certificate, **prints)
+        certificate, loaded = certify_pair(asked)
+    prints = {"target": fingerprint_checkpoint(loaded.target), "draft": fingerprint_checkpoint(loaded.draft)}
+    path = write_certificate(options.out or loaded.draft, certificate, **prints)
     print(certificate_page(certificate))
     print(f"{path}: {options.engine} {'serves this draft as scored' if certificate.holds else 'FAILS'}")
     if not certificate.holds:

@@ -117,10 +117,10 @@ def measured(options: argparse.Namespace, models: Mapping[str, "PreTrainedModel"
     """The record of the grid."""
     from eval.latency.grid import Grid, measure_grid
     from eval.latency.machine import torch_threads
-    from eval.latency.memory import require_room
+    from eval.latency.memory import require_memory
 
     for batch, context in product(options.batch, options.context):
-        require_room(models, batch=batch, context=context)
+        require_memory(models, batch=batch, context=context)
     prefill = options.shapes is None  # of shapes a step is asked, and reading takes longer than all of its steps
     grid = Grid(options.batch, options.context, options.lookahead, options.repeats, how_asked(options), prefill=prefill)
     with torch_threads(options.num_threads):

@@ -13,7 +13,7 @@ from eval.prompts.words import prompts_argument
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from eval.checks.loaded import OpenPair
+    from eval.checks.loaded import LoadedPair
     from eval.policies.policy_file import PolicyFile
     from eval.prompts.forms import Prompt
 
@@ -47,15 +47,15 @@ def lookup_arguments(parser: argparse.ArgumentParser) -> None:
 def lookup(options: argparse.Namespace) -> None:
     """Tune, write the file into the draft's folder, and say what it is worth."""
     require_sensible(options)
-    from eval.checks.loaded import open_pair
+    from eval.checks.loaded import load_pair
     from eval.commands.lookup_page import policies_page
     from eval.latency.machine import torch_threads
     from eval.policies.policy_file import write_policies
 
     prompts = prompts_to_tune_on(options)
-    pair = open_pair(options.target, str(options.draft), dtype=dtype_here(options.dtype))
+    pair = load_pair(options.target, str(options.draft), dtype=dtype_here(options.dtype))
     rendered = [pair.rendered(prompt) for prompt in prompts]
-    pair.require_room(rendered, options.max_new_tokens)
+    pair.require_context(rendered, options.max_new_tokens)
     with torch_threads(options.num_threads):
         found = tuned_file(options, pair, rendered)
     path = write_policies(found, options.draft)
@@ -72,7 +72,7 @@ def prompts_to_tune_on(options: argparse.Namespace) -> "list[Prompt]":
     return prompts_of(None, None)[BUILT_IN_FROM:][: options.num_prompts]
 
 
-def tuned_file(options: argparse.Namespace, pair: "OpenPair", prompts: "Sequence[Sequence[int]]") -> "PolicyFile":
+def tuned_file(options: argparse.Namespace, pair: "LoadedPair", prompts: "Sequence[Sequence[int]]") -> "PolicyFile":
     """Answer, replay, time steps, and tune at every temperature."""
     import torch
 

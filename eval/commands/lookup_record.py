@@ -6,7 +6,7 @@ from architectures.files.progress import track
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import answer_logits, replay_answer, rule_name
 from eval.acceptance.speedup import StepTimes
-from eval.checks.loaded import OpenPair
+from eval.checks.loaded import LoadedPair
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits, Seeds, row_seed
@@ -20,7 +20,7 @@ NAME, CONFIDENCE, NUM_RESAMPLES = "draft", 0.95, 2000
 
 
 def recorded_answers(
-    pair: OpenPair,
+    pair: LoadedPair,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -51,7 +51,7 @@ def recorded_answers(
 
 
 def answers_of(
-    pair: OpenPair,
+    pair: LoadedPair,
     prompts: Sequence[Sequence[int]],
     limits: Limits,
     sampling: Sampling,
@@ -68,7 +68,7 @@ def answers_of(
 
 
 def steps_of(
-    pair: OpenPair, answers: Sequence[RecordedAnswer], lookaheads: Sequence[int], repeats: int, *, seed: int
+    pair: LoadedPair, answers: Sequence[RecordedAnswer], lookaheads: Sequence[int], repeats: int, *, seed: int
 ) -> StepTimes:
     """Step times in the middle of the text of median length."""
     latency = measure_latency(

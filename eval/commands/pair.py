@@ -14,7 +14,7 @@ from eval.models.execution import How
 from eval.prompts.words import prompts_argument
 
 if TYPE_CHECKING:
-    from eval.checks.loaded import OpenPair
+    from eval.checks.loaded import LoadedPair
     from eval.checks.verify import Finding
     from eval.decoding.policy import ProposalPolicy
     from eval.rounds.round_trace import Run
@@ -77,14 +77,14 @@ def verify(options: argparse.Namespace) -> None:
     require_positive(options, "lookahead", "num_prompts", "max_new_tokens", "temperature", "samples")
     require_one_way(options)
     require_sensible_rounds(options)
-    from eval.checks.loaded import open_pair, prompts_of
+    from eval.checks.loaded import load_pair, prompts_of
     from eval.checks.verify import Verification, verify_pair
     from eval.decoding.sampling import Sampling
 
     prompts = prompts_of(options.prompts, options.num_prompts)
-    pair = open_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
+    pair = load_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
     ids = [pair.rendered(prompt) for prompt in prompts]
-    pair.require_room(ids, options.max_new_tokens)
+    pair.require_context(ids, options.max_new_tokens)
     wanted = Verification(
         max_new_tokens=options.max_new_tokens,
         stop_ids=pair.stop_ids,
@@ -102,7 +102,7 @@ def verify(options: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-def policies_of(options: argparse.Namespace, pair: "OpenPair") -> "dict[float, ProposalPolicy]":
+def policies_of(options: argparse.Namespace, pair: "LoadedPair") -> "dict[float, ProposalPolicy]":
     """The draft's policies at the temperatures that are checked."""
     from eval.policies.policy_file import read_policies
 
@@ -137,12 +137,12 @@ def quality(options: argparse.Namespace) -> None:
     require_sensible_rounds(options)
     require_checks(options)
     from eval.checks.exams import open_exam
-    from eval.checks.loaded import open_pair
+    from eval.checks.loaded import load_pair
     from eval.checks.quality import Asking, check_answers
 
     seed = 17 if options.seed is None else options.seed
     exams = [open_exam(word, options.num_prompts, seed=seed) for word in options.check]
-    pair = open_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
+    pair = load_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
     asking = Asking(options.max_new_tokens, options.lookahead, options.batch_size, opener_of(options))
     holds, found = tell(check_answers(pair, exam, asking) for exam in exams)
     sources: list[str] = []
@@ -197,14 +197,14 @@ def compare(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from eval.checks.compare import Comparison, compare, compared_run, typed_prompts
-    from eval.checks.loaded import open_pair, prompts_of
+    from eval.checks.loaded import load_pair, prompts_of
     from eval.decoding.sampling import Sampling
     from eval.decoding.texts import Limits, Seeds, Speculation
     from eval.latency.machine import torch_threads
 
     console = Console()
     from_file = prompts_of(options.prompts, count=None) if options.prompts else None
-    pair = open_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
+    pair = load_pair(options.target, options.draft, dtype=dtype_here(options.dtype))
     wanted = Comparison(
         Limits(options.max_new_tokens, pair.stop_ids),
         Speculation(options.lookahead),
@@ -218,7 +218,9 @@ def compare(options: argparse.Namespace) -> None:
         write_rounds(options, pair, [run], [source for source, _ in answered])
 
 
-def write_rounds(options: argparse.Namespace, pair: "OpenPair", runs: Sequence["Run"], prompts: Sequence[str]) -> None:
+def write_rounds(
+    options: argparse.Namespace, pair: "LoadedPair", runs: Sequence["Run"], prompts: Sequence[str]
+) -> None:
     """Write the trace of some runs if a file is named, and say so."""
     path: Path | None = options.rounds
     if path is None:

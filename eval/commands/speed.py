@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from eval.acceptance.estimates import Resampling
-    from eval.checks.loaded import OpenPair
+    from eval.checks.loaded import LoadedPair
     from eval.latency.measure import Latency
     from eval.policies.policy_file import TunedPolicy
     from eval.speed.measure import Prompts, Times
@@ -88,18 +88,18 @@ def speed(options: argparse.Namespace) -> None:
     from architectures.checkpoints.manifest import provenance
     from architectures.files.atomic import write_bytes, write_json
     from eval.acceptance.estimates import Resampling
-    from eval.checks.loaded import open_pairs, prompts_of
+    from eval.checks.loaded import load_pairs, prompts_of
     from eval.latency.machine import torch_threads
     from eval.speed.page import speed_page
     from eval.speed.plot import speed_plot
 
     asked = prompts_of(options.prompts, options.num_prompts or default_prompts(options.batch))
     warn_of_few_groups(options, len(asked))
-    opened = open_pairs(options.target, options.draft, dtype=dtype_here(options.dtype))
-    pairs = dict(zip(draft_names(options.draft), opened, strict=True))
-    prompts = [opened[0].rendered(prompt) for prompt in asked]
-    for pair in opened:
-        pair.require_room(prompts, options.max_new_tokens)
+    loaded = load_pairs(options.target, options.draft, dtype=dtype_here(options.dtype))
+    pairs = dict(zip(draft_names(options.draft), loaded, strict=True))
+    prompts = [loaded[0].rendered(prompt) for prompt in asked]
+    for pair in loaded:
+        pair.require_context(prompts, options.max_new_tokens)
     setup = setup_of(options, pairs, policies_of(options, pairs, prompts))
     with torch_threads(options.num_threads):
         record = measured(options, setup, pairs, prompts, Resampling(options.confidence, NUM_RESAMPLES, options.seed))
@@ -140,7 +140,7 @@ def draft_names(drafts: "Sequence[str]") -> list[str]:
 def measured(
     options: argparse.Namespace,
     setup: "Setup",
-    pairs: "Mapping[str, OpenPair]",
+    pairs: "Mapping[str, LoadedPair]",
     prompts: "Prompts",
     resampling: "Resampling",
 ) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def measured(
 
 
 def policies_of(
-    options: argparse.Namespace, pairs: "Mapping[str, OpenPair]", prompts: "Prompts"
+    options: argparse.Namespace, pairs: "Mapping[str, LoadedPair]", prompts: "Prompts"
 ) -> "dict[str, TunedPolicy]":
     """The lookup policy of every draft, if that is asked for; none was tuned on one of the prompts."""
     if not options.beside:
@@ -186,7 +186,7 @@ def policies_of(
 
 
 def setup_of(
-    options: argparse.Namespace, pairs: "Mapping[str, OpenPair]", policies: "dict[str, TunedPolicy]"
+    options: argparse.Namespace, pairs: "Mapping[str, LoadedPair]", policies: "dict[str, TunedPolicy]"
 ) -> "Setup":
     """What all ways share."""
     from eval.decoding.sampling import Sampling
@@ -295,11 +295,11 @@ def require_sensible(options: argparse.Namespace) -> None:
         raise UserError(f"--out {options.out}: is a folder. Name a file in it.")
     require_plot_name(options.plot)
     if options.profile is not None:
-        require_room_for_a_round(options)
+        require_tokens_for_a_round(options)
         require_profile_folder(options.profile)
 
 
-def require_room_for_a_round(options: argparse.Namespace) -> None:
+def require_tokens_for_a_round(options: argparse.Namespace) -> None:
     """Raise UserError where texts end before the round that --profile records."""
     needed = PROFILED_ROUNDS * (options.lookahead[0] + 1)
     if options.max_new_tokens < needed:

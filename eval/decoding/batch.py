@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids, ids_below, tokens_of
-from eval.decoding.policy import opened_record
+from eval.decoding.policy import new_record
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, REJECTION, Draws, Proposal, Verdict, follow
 from eval.decoding.sampling import confidence_of, distribution, invert_cumulative, penalised
 from eval.decoding.texts import Decoded, Round, Text, window
@@ -81,7 +81,7 @@ class Batch:
             self.read_contexts(sequencer)
         if wanted.beside is not None:
             for text in self.texts:
-                text.record = opened_record(wanted.beside, text.context)
+                text.record = new_record(wanted.beside, text.context)
         self.seen_BV = self.seen_at_first()
         self.prefilled_s = clock_s(self.device)
         self.prefill_s = self.prefilled_s - start_s

@@ -115,7 +115,7 @@ class TextRecord:
         return self.token_ids[self.after : self.after + min(policy.lookahead, room)]
 
 
-def opened_record(policy: ProposalPolicy, token_ids: Sequence[int]) -> TextRecord:
+def new_record(policy: ProposalPolicy, token_ids: Sequence[int]) -> TextRecord:
     """The record of a prompt."""
     record = TextRecord(policy.longest)
     record.extend(token_ids)

@@ -13,7 +13,7 @@ from eval.latency.steps import CHAIN_LENGTH
 from eval.models.products import bytes_to_pack
 
 
-def require_room(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> None:
+def require_memory(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> None:
     """Raise UserError unless every model was made for so long a text, and all caches and copies fit into memory.
 
     Args:
@@ -21,12 +21,12 @@ def require_room(models: Mapping[str, PreTrainedModel], *, batch: int, context: 
         batch: Rows.
         context: Tokens in each row before a step.
     """
-    problem = lack_of_room(models, batch=batch, context=context)
+    problem = lack_of_memory(models, batch=batch, context=context)
     if problem is not None:
         raise UserError(f"--batch {batch} with --context {context}: {problem}")
 
 
-def lack_of_room(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> str | None:
+def lack_of_memory(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> str | None:
     """Why so many rows of so many tokens cannot be timed, and what can; None where they can."""
     for name, model in models.items():
         config = model.config.get_text_config(decoder=True).to_dict()

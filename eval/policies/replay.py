@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from eval.acceptance.counts import Array
 from eval.acceptance.replay import acceptance_tails, round_starts
 from eval.acceptance.speedup import StepTimes
-from eval.decoding.policy import ProposalPolicy, opened_record
+from eval.decoding.policy import ProposalPolicy, new_record
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RecordedAnswer:
 
     def rated(self, policy: ProposalPolicy) -> "RatedAnswer":
         """What the text's record says at each of its positions, for a policy's prior and weight."""
-        record = opened_record(policy, self.prompt_ids)
+        record = new_record(policy, self.prompt_ids)
         rates, followers = [], []
         for token in self.answer_ids:
             rates.append(record.rate(policy))

@@ -10,7 +10,7 @@ from architectures.files.atomic import write_json
 from eval.acceptance.estimates import Resampling
 from eval.config import EvalConfig
 from eval.latency.grid import Grid, measure_grid
-from eval.latency.memory import lack_of_room
+from eval.latency.memory import lack_of_memory
 from eval.latency.steps import TARGET
 from eval.steps.sequencer import takes_rows
 
@@ -51,7 +51,7 @@ def batch_problem(models: Mapping[str, PreTrainedModel], batch: int, contexts: S
     """Why a batch cannot be timed at some context; None where it can at all of them."""
     if batch > 1 and not all(takes_rows(model) for model in models.values()):
         return "models of this type are decoded one text at a time here."
-    problems = (lack_of_room(models, batch=batch, context=context) for context in contexts)
+    problems = (lack_of_memory(models, batch=batch, context=context) for context in contexts)
     return next((problem for problem in problems if problem is not None), None)
 
 

@@ -40,15 +40,15 @@ class RowCache:
     ) -> tuple[Tensor, Tensor]:
         """Called by every layer: writes the keys and values of the tokens fed; returns those to attend to."""
         if layer_idx == len(self.keys):
-            self.keys.append(self.room_for(keys_BHTD))
-            self.values.append(self.room_for(values_BHTD))
+            self.keys.append(self.capacity_for(keys_BHTD))
+            self.values.append(self.capacity_for(values_BHTD))
         if self.slots_BHTD is None:
             self.slots_BHTD = self.slots_BT[:, None, :, None].expand_as(keys_BHTD)
         for room_BHSD, new_BHTD in ((self.keys[layer_idx], keys_BHTD), (self.values[layer_idx], values_BHTD)):
             room_BHSD.scatter_(2, self.slots_BHTD, new_BHTD)
         return self.keys[layer_idx][:, :, : self.width], self.values[layer_idx][:, :, : self.width]
 
-    def room_for(self, new_BHTD: Tensor) -> Tensor:
+    def capacity_for(self, new_BHTD: Tensor) -> Tensor:
         """Zeros, for a slot that is not looked at must still be a number."""
         rows, heads, _, head_dim = new_BHTD.shape
         return new_BHTD.new_zeros(rows, heads, self.capacity + 1, head_dim)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eval.decoding.ngram import NgramLookup
-from eval.decoding.policy import ProposalPolicy, TextRecord, hit_rates, opened_record
+from eval.decoding.policy import ProposalPolicy, TextRecord, hit_rates, new_record
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
@@ -30,7 +30,7 @@ BOTH = ProposalPolicy(5, 0.3, (0.2, 0.5, 0.9), 2.0, confidence=0.45)
 @given(ids=st.lists(st.integers(0, 3), min_size=1, max_size=24), longest=st.integers(1, 5), count=st.integers(1, 6))
 def test_what_it_finds_is_what_a_search_finds(ids, longest, count):
     policy = ProposalPolicy(count, 0.0, (0.5,) * longest, 1.0)
-    assert opened_record(policy, ids).proposal(policy, count) == NgramLookup(longest).continuation(ids, count)
+    assert new_record(policy, ids).proposal(policy, count) == NgramLookup(longest).continuation(ids, count)
 
 
 @settings(max_examples=200, deadline=None)
@@ -51,7 +51,7 @@ def test_the_record_counts_every_token_that_could_have_been_looked_up(ids, longe
 
 def test_the_rate_leans_on_the_prior_until_the_text_has_spoken():
     policy = ProposalPolicy(2, 0.5, (0.4,), 2.0)
-    record = opened_record(policy, [7, 8])
+    record = new_record(policy, [7, 8])
     assert record.rate(policy) == 0.0  # nothing stands earlier
     record.add(7)
     assert record.rate(policy) == pytest.approx(0.4)
@@ -142,7 +142,7 @@ def test_rounds_say_who_proposed(small_pair, sampling):
     written = [0, 1, 2, 3, *text.token_ids]
     for one in text.rounds:
         seen, room = written[: 4 + one.start], 40 - one.start - 1
-        expected = opened_record(OFTEN, seen).proposal(OFTEN, room)
+        expected = new_record(OFTEN, seen).proposal(OFTEN, room)
         assert one.looked_up == bool(expected)
         assert one.proposed == (len(expected) or min(2, room))
         assert one.lookahead == (5 if one.looked_up else 2)

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 
 from architectures.errors import UserError
 from eval.checks.compare import Comparison, compare
-from eval.checks.loaded import open_pair
+from eval.checks.loaded import load_pair
 from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps, plain_decode, speculative_decode
@@ -204,7 +204,7 @@ def test_the_clocks_of_an_answer_do_not_count_the_making(target_folder, noisy_fo
         raced.append(len(maker.made))
 
     monkeypatch.setattr("eval.checks.compare.race", watched)
-    pair = open_pair(str(target_folder), str(noisy_folder), dtype="float32")
+    pair = load_pair(str(target_folder), str(noisy_folder), dtype="float32")
     wanted = Comparison(Limits(8), Speculation(2), Sampling(), Seeds(), maker.opener())
     compare(pair, [Prompt("p.jsonl:1", (user_turn("why"),))], wanted, Console(file=io.StringIO()))
     made = sorted(feed for _, *feed in maker.made)

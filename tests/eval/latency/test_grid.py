@@ -15,7 +15,7 @@ from eval.commands.latency import latency_arguments, opened
 from eval.commands.latency_page import grid_page, percentiles_of
 from eval.latency.floor import byte_ratio, shape_of, step_bytes, weight_bytes_read
 from eval.latency.grid import Grid, measure_grid, repeated, step_record
-from eval.latency.memory import free_bytes, require_room
+from eval.latency.memory import free_bytes, require_memory
 from eval.latency.timing import StepTime
 from eval.models.execution import How, flags_of, how_of
 from eval.models.loading import load_model, load_tokenizer
@@ -134,15 +134,15 @@ def test_a_text_is_said_again_until_it_is_long_enough():
 
 
 def test_what_does_not_fit_is_refused_before_it_is_measured(target, monkeypatch):
-    require_room({"target": target}, batch=1, context=100)
+    require_memory({"target": target}, batch=1, context=100)
     with pytest.raises(UserError, match=r"--context 99999: the target .* made for texts of \d+ tokens.*shorter"):
-        require_room({"target": target}, batch=1, context=99999)
+        require_memory({"target": target}, batch=1, context=99999)
     monkeypatch.setattr("eval.latency.memory.free_bytes", lambda _device: 10**6)
     with pytest.raises(UserError, match=r"--batch 4096 with --context 100: the caches take .* GiB.*smaller batch"):
-        require_room({"target": target}, batch=4096, context=100)
+        require_memory({"target": target}, batch=4096, context=100)
     monkeypatch.setattr("eval.latency.memory.bytes_to_pack", lambda _model: 3 * 2**29)
     with pytest.raises(UserError, match=r"the caches take 0\.0 GiB, packed copies of weights 1\.5 GiB, and cpu has"):
-        require_room({"target": target}, batch=1, context=1)
+        require_memory({"target": target}, batch=1, context=1)
 
 
 def test_memory_that_can_still_be_taken(tmp_path, target):

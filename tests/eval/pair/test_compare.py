@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from eval.checks.compare import Comparison, compare
-from eval.checks.loaded import OpenPair, open_pair, prompts_of
+from eval.checks.loaded import LoadedPair, load_pair, prompts_of
 from eval.decoding.batch import Emitted
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
@@ -26,7 +26,7 @@ PROMPT = Prompt("here", (user_turn("Add 2 and 3, please."),))
 
 @pytest.fixture
 def pair(target_folder, noisy_folder):
-    return open_pair(str(target_folder), str(noisy_folder), dtype="float32")
+    return load_pair(str(target_folder), str(noisy_folder), dtype="float32")
 
 
 def shown(pair, **console):
@@ -181,5 +181,5 @@ def test_a_draft_of_another_tokenizer_is_refused(capsys, target_folder, make_che
 
 
 def test_an_open_pair_knows_where_texts_end(pair):
-    assert isinstance(pair, OpenPair)
+    assert isinstance(pair, LoadedPair)
     assert pair.stop_ids == {2}

@@ -7,7 +7,7 @@ from scipy.stats import binom
 
 from architectures.errors import UserError
 from eval.checks import verify
-from eval.checks.loaded import open_pair
+from eval.checks.loaded import load_pair
 from eval.checks.verify import (
     LEAST_P,
     Verification,
@@ -129,7 +129,7 @@ def test_an_encoder_decoder_checkpoint_is_opened_where_it_can_be_used(translator
     translators[0].float().save_pretrained(folder)
     translators[0].double()
     load_tokenizer(target_folder).save_pretrained(folder)
-    assert open_pair(str(folder), str(folder), dtype="float32").target.config.is_encoder_decoder
+    assert load_pair(str(folder), str(folder), dtype="float32").target.config.is_encoder_decoder
     with pytest.raises(UserError, match="an encoder-decoder model"):
         load_model(folder, dtype="float32")
 

@@ -9,7 +9,7 @@ import pytest
 import widedraft
 from eval.acceptance.replay import answer_logits
 from eval.checks.exams import open_exam
-from eval.checks.loaded import open_pair
+from eval.checks.loaded import load_pair
 from eval.checks.near_ties import Parting, find_parting, tie_allowance
 from eval.checks.quality import Asking, Outcome, check_answers, compare_answers, favour_p, share_words
 from eval.checks.verify import LEAST_P
@@ -24,7 +24,7 @@ ASKING = Asking(max_new_tokens=12, batch_size=3)
 
 @pytest.fixture(scope="module")
 def pair(target_folder, noisy_folder):
-    return open_pair(str(target_folder), str(noisy_folder), dtype="float32")
+    return load_pair(str(target_folder), str(noisy_folder), dtype="float32")
 
 
 @pytest.fixture(scope="module")

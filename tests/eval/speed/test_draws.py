@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from eval.checks.compare import Comparison, compare
-from eval.checks.loaded import open_pair
+from eval.checks.loaded import load_pair
 from eval.checks.verify import Verification, decode_run
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
@@ -129,7 +129,7 @@ def test_sampling_without_row_seeds_is_refused(target, noisy_draft):
 
 
 def test_compare_answers_the_same_prompt_anew(target_folder, noisy_folder):
-    pair = open_pair(str(target_folder), str(noisy_folder), dtype="float32")
+    pair = load_pair(str(target_folder), str(noisy_folder), dtype="float32")
     wanted, prompt = Comparison(Limits(12), Speculation(2), WARM, Seeds()), Prompt("here", (user_turn("Add 2 and 3."),))
     answered = compare(pair, [prompt, prompt], wanted, Console(file=io.StringIO()))
     again = compare(pair, [prompt, prompt], wanted, Console(file=io.StringIO()))
