@@ -22,7 +22,7 @@ MODULES = (  # all that have such tests, what is worth most first; a test looks 
     "tests/distill/test_on_a_device.py",
     "tests/distill/losses/test_chunked.py",
     "tests/distill/masks/test_train.py",
-    "tests/distill/test_pruning.py",
+    "tests/distill/stages/test_pruning.py",
     "tests/distill/text/test_training.py",
     "tests/distill/test_distributed.py",
     "tests/eval/latency/test_measure.py",

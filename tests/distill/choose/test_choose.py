@@ -14,7 +14,7 @@ from distill.choose.candidates import DEPTHS, candidates_of
 from distill.choose.page import GIVEN_ALPHAS, after_training, prospects_page, ranking_verdict
 from distill.recipe.recipe import load_recipe, save_recipe
 from eval.acceptance.ranking import Prospect, Ranked, prospect, step_times
-from tests.distill.test_progressive import TINY
+from tests.distill.run.test_progressive import TINY
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 HOPEFUL, HOPELESS = Prospect(4, 0.3, 0.2, 2.5), Prospect(1, None, 1.2, 0.8)

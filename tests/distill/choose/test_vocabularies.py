@@ -24,7 +24,7 @@ from distill.vocabulary.choice import tokens_in
 from eval.acceptance.ranking import Prospect
 from eval.latency.untrained import untrained_models
 from eval.models.loading import load_model
-from tests.distill.test_progressive import TINY
+from tests.distill.run.test_progressive import TINY
 
 VOCAB = 264
 OWN = "architecture.vocabulary={size: 50}"

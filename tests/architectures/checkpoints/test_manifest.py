@@ -28,7 +28,7 @@ def test_manifest_round_trip_names_stage_inputs_versions_and_hardware(tmp_path):
     ("program", "written"),
     [
         ("/opt/somewhere/bin/widedraft", "widedraft"),
-        (str(Path(manifest.__file__).parents[1] / "distill" / "train.py"), "distill/train.py"),
+        (str(Path(manifest.__file__).parents[2] / "distill" / "train.py"), "distill/train.py"),
         ("bench/loss.py", "bench/loss.py"),
     ],
 )
@@ -69,7 +69,7 @@ def test_git_commit_is_ours_or_none(monkeypatch, tmp_path):
 
 
 def test_commit_of_this_checkout():
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     commit = git_commit()
     assert commit is not None

@@ -21,7 +21,7 @@ from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.run_folder import LOCK_NAME, OWNED_VARIABLE, owned, owned_folders, owned_run, require_run_folder
 from distill.stages import running as stages
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HOLD = """
 import sys, time
 from pathlib import Path

@@ -16,7 +16,7 @@ from architectures.gguf_export.pieces import begins_with_space, piece_scores
 from architectures.gguf_export.splitting import splitting_name
 from architectures.gguf_export.vocabulary import read_vocabulary
 
-SMOLLM2 = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct"
+SMOLLM2 = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct"
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 BYTES = BYTE_LEVEL | {"use_regex": False}
 DIGITS = {"type": "Digits", "individual_digits": True}

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from architectures.gguf.header import GgufHeader
 from architectures.gguf.importing import import_gguf, require_known_splitting, write_generation_config
 
-SMOLLM2 = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct"
+SMOLLM2 = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct"
 
 
 def test_tokenizer_template_and_generation_settings_come_along(write_gguf, llama, tmp_path):

@@ -17,7 +17,7 @@ from distill.recipe.recipe import load_recipe, save_recipe
 from eval.latency.floor import weight_bytes_read
 from eval.latency.untrained import untrained_model
 from eval.models.loading import load_model
-from tests.distill.test_coverage import trace, write_answers
+from tests.distill.estimates.test_coverage import trace, write_answers
 
 LLAMA = Shape.from_config(LLAMA_3_1_8B)
 WIDE = NAMED_SHAPES["wide-829m"].shape

@@ -103,7 +103,7 @@ def test_a_recipes_target_is_refused(own_model, mark, capsys, tmp_path):
 def test_nothing_is_asked(own_model, tiny_draft, mark):
     code = "import sys, widedraft; sys.exit(widedraft.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "verify", "--target", str(own_model), "--draft", str(tiny_draft)]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     completed = subprocess.run(command, input="y\n" * 9, cwd=root, capture_output=True, text=True, check=False)
     assert completed.returncode == 2
     assert "y/N" not in completed.stdout + completed.stderr

@@ -25,7 +25,7 @@ from eval.prompts.forms import Prompt
 from eval.prompts.lengths import drop_too_long
 from eval.prompts.rendering import render_prompt
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GREEDY = DecodingSettings(
     max_new_tokens=24,
     temperature=0.0,

@@ -22,7 +22,7 @@ from eval.decoding.state_keeper import StateKeeper
 from eval.models.loading import load_model, load_tokenizer
 from eval.prompts.forms import Prompt
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 AS_READ = {"rtol": 1e-4, "atol": 1e-4}  # float32: a step of few rows sums in another order than a whole text does
 GREEDY = DecodingSettings(
     max_new_tokens=24,

@@ -23,7 +23,7 @@ from distill.recipe.training import DistillConfig
 from distill.recipe_reading.reference import REFERENCE_PATH, write_reference
 from distill.run.stage_inputs import recipe_hash
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
 BASE = """\
 run_name: demo
