@@ -92,7 +92,8 @@ import json, os, signal, sys
 from pathlib import Path
 from architectures.files.atomic import partial_beside
 from distill.data.batches import Example
-from distill.teacher_cache import capture, index, reading
+from distill.caching import capture, reading
+from distill.teacher_cache import index
 from distill.recipe.teacher import TeacherConfig
 
 target, examples, inputs, runs = json.loads(sys.argv[1])

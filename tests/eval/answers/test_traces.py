@@ -192,7 +192,8 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from architectures.files.atomic import partial_beside
-from eval import answering, shards
+from eval.answers import shards
+from eval.decoding import answering
 from eval.prompts.forms import Prompt
 
 target, prompts, runs = json.loads(sys.argv[1])

@@ -110,7 +110,8 @@ def test_a_shard_is_missing_if_either_file_is(target, tmp_path, monkeypatch, los
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from eval import answering, hidden_files, state_keeper
+from eval.answers import hidden_files
+from eval.decoding import answering, state_keeper
 from eval.prompts.forms import Prompt
 
 target, prompts, settings, runs = json.loads(sys.argv[1])
