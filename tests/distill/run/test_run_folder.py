@@ -34,7 +34,7 @@ with owned(Path(sys.argv[1])):
 HOLD_BY_A_CHILD = """
 import subprocess, sys
 from pathlib import Path
-from distill import stages
+from distill.stages import running as stages
 from distill.run.run_folder import owned
 wait = "import time; print('mine', flush=True); time.sleep(60)"
 stages.training_command = lambda path, overrides: [sys.executable, "-c", wait]
