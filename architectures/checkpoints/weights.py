@@ -40,7 +40,6 @@ class TensorInfo:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the data."""
         return prod(self.size) * self.dtype.itemsize
 
 

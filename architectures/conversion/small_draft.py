@@ -30,7 +30,6 @@ class SmallDraft:
 
     @property
     def family(self) -> Family:
-        """Where its tensors are."""
         return FAMILIES[self.shape.family]
 
 

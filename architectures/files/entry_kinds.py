@@ -77,7 +77,6 @@ class Kind:
         return f"must be {self.words}, got {shown(value)}"
 
     def or_null(self) -> "Kind":
-        """The same, and null."""
         return Kind(f"{self.words}, or null", self.form | None)
 
     def or_list(self) -> "Kind":

@@ -209,7 +209,6 @@ def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> 
 
 
 def write_config(entries: Mapping[str, Any], family: Family, dtype: str, folder: Path) -> None:
-    """Write config.json."""
     settings = {key: value for key, value in entries.items() if key != "rope_theta"}
     config = AutoConfig.for_model(**settings, architectures=[family.architecture], dtype=dtype)
     config.save_pretrained(folder)

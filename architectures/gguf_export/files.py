@@ -97,7 +97,6 @@ def read_model(folder: Path, name: str) -> Model:
 
 
 def write_gguf(model: Model, out: Path, kind: GgufKind) -> GgufFile:
-    """Write the file."""
     names = {stored: name for name, stored in gguf_names(model.shape).items()}
     sizes = checkpoint_tensors(model.shape)
     stored = stored_tensors({gguf_name: sizes[name] for gguf_name, name in names.items()}, kind)

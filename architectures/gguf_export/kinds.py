@@ -29,7 +29,6 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the data."""
         block_size, block_bytes = GGML_QUANT_SIZES[self.type]
         return prod(self.size) // block_size * block_bytes
 

@@ -163,7 +163,6 @@ def watch_parts(model: nn.Module, family: Family, shape: Shape, sums: Sums, hook
 
 
 def stream_scores(sums: Sums, shape: Shape, *, num_tokens: int) -> dict[str, Tensor]:
-    """Means over all tokens."""
     places = range(shape.layers + 1)
     return {
         "block_influence_L": torch.stack([sums["influence", layer] for layer in range(shape.layers)]) / num_tokens,

@@ -63,7 +63,6 @@ class PruningPlan:
         return replace(self, vocabulary=ids, draft=self.draft.with_head_of(len(ids)))
 
     def to_json(self) -> str:
-        """As plan.json holds it."""
         return json.dumps(asdict(self)) + "\n"
 
     def summary(self) -> str:

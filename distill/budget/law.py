@@ -79,7 +79,6 @@ class Law:
         return float(budget.answer_tokens * readings + self.text * budget.text_tokens)
 
     def tau(self, budget: Budget) -> float:
-        """Tokens per round."""
         deep = np.log(budget.layers)
         power = (
             self.level
@@ -161,7 +160,6 @@ class LeftOut:
 
     @property
     def worst(self) -> float:
-        """The largest miss."""
         return max(self.missed)
 
     @property

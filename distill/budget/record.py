@@ -79,7 +79,6 @@ class Trainings:
 
     @property
     def budgets(self) -> list[Budget]:
-        """Of all trainings."""
         return [one.budget for one in self.trainings]
 
     @property

@@ -28,7 +28,6 @@ class TargetReading:
 
     @cached_property
     def lm(self) -> PreTrainedModel:
-        """The teacher's weights."""
         return load_model(self.target, dtype=self.settings.dtype)
 
     def head(self) -> Head:

@@ -182,7 +182,6 @@ def draft_and_origin(recipe: Recipe, source: Shape) -> tuple[Shape, str]:
 
 
 def keeping(layers: Sequence[int], source: Shape) -> str:
-    """Which layers are kept."""
     return f"keeping layers {', '.join(map(str, layers))} of 0 to {source.layers - 1}"
 
 

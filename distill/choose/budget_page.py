@@ -39,7 +39,6 @@ def law_sentence(basis: Basis) -> str:
 
 
 def break_even_cells(one: Weighed, basis: Basis) -> tuple[str, ...]:
-    """One row."""
     needed = one.prospect.least_alpha
     first = (
         one.candidate.name,
@@ -60,7 +59,6 @@ def break_even_cells(one: Weighed, basis: Basis) -> tuple[str, ...]:
 
 
 def beyond_sentence(basis: Basis) -> str:
-    """What the mark means."""
     return f"{BEYOND} beyond the {basis.laws.most_tokens:,.0f} answer tokens of any training: the law is drawn on."
 
 

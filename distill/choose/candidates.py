@@ -85,7 +85,6 @@ def refuse_frozen_heads(recipe: Recipe, target: Shape, candidates: Sequence[Cand
 
 
 def candidate(recipe: Recipe, target: Shape, layers: int, vocabulary: VocabularyConfig | None) -> Candidate:
-    """One of them."""
     sizes = written_widths(recipe.architecture, target)
     wanted = recipe.architecture.model_copy(update={**dict.fromkeys(REPLACED), **sizes, "layers": layers})
     shape, name = with_asked_head(draft_shape(target, wanted), vocabulary), depth_name(layers)

@@ -185,7 +185,6 @@ def ranked_as_given(
 
 
 def resampling_of(recipe: Recipe) -> "Resampling":
-    """How intervals are made."""
     from eval.acceptance.estimates import Resampling
 
     return Resampling(recipe.eval.confidence, recipe.eval.num_resamples, recipe.seed)

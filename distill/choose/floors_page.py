@@ -81,7 +81,6 @@ def cost_parts(recipe: Recipe, device: Device, found: Sequence[Floored]) -> list
 
 
 def cost_cells(one: Floored) -> tuple[str, ...]:
-    """One row."""
     shape = one.candidate.shape
     return (
         one.candidate.name,
@@ -130,12 +129,10 @@ def preferred(found: Sequence[Floored], way: Way) -> str:
 
 
 def worth_columns() -> list[str]:
-    """Lookaheads, then acceptances."""
     return ["candidate", *(f"pays at {each} from" for each in SHOWN), *(f"at α {alpha}" for alpha in ALPHAS)]
 
 
 def worth_cells(name: str, steps: StepTimes) -> list[str]:
-    """One row."""
     needed = [break_even_alpha(lookahead, steps) for lookahead in SHOWN]
     return [
         name,

@@ -25,7 +25,6 @@ class GivenAlpha(NamedTuple):
 
     @property
     def word(self) -> str:
-        """As it was given."""
         return f"{self.layers}{'' if self.size is None else f'x{size_word(self.size)}'}={self.alpha:g}"
 
     def means(self, one: Candidate) -> bool:

@@ -23,7 +23,6 @@ def prospects_page(candidates: Sequence[Candidate], prospects: Mapping[str, Pros
 
 
 def prospect_cells(one: Candidate, found: Prospect) -> tuple[str, ...]:
-    """One row."""
     return (
         one.name,
         f"{one.shape.layers} × {one.shape.hidden}",
@@ -56,7 +55,6 @@ class Basis:
 
 
 def after_training(duration: str, temperature: float) -> Basis:
-    """Acceptance after short trainings."""
     return Basis(
         title=f"## Predicted speed after {duration} of training, temperature {temperature:g}, batch 1",
         pays="It pays already.",
@@ -80,7 +78,6 @@ def ranking_page(ranked: Sequence[Ranked], basis: Basis) -> str:
 
 
 def ranked_cells(one: Ranked) -> tuple[str, ...]:
-    """One row."""
     return (
         one.draft,
         str(one.lookahead),

@@ -62,7 +62,6 @@ def whole_recipe(one: Candidate) -> Recipe:
 
 
 def name_of(trial: Recipe) -> str:
-    """As candidates are named."""
     return Path(trial.run_dir).name
 
 

@@ -51,7 +51,6 @@ def cost_of(size: int, candidates: Sequence[Candidate], prospects: Mapping[str, 
 
 
 def coverage_words(size: int, said: Said | None, counts: Mapping[int, int]) -> str:
-    """Of one domain."""
     return f"{1.0 if said is None or size == WHOLE else said.covered(size, counts):.1%}"
 
 

@@ -74,7 +74,6 @@ def derived(path: Path, device: Device) -> tuple[list[StageTime], Rate]:
 
 
 def hours_words(times: list[StageTime], device: Device) -> str:
-    """One line of hours."""
     parts = ", ".join(f"{hours(time)} for {'the ' * (time.name != 'training')}{time.name}" for time in times)
     return f"estimate, on one {device.name}: {parts}; {basis(device)}; nobody has run it yet"
 
@@ -176,7 +175,6 @@ def with_floors(page: str, device: Device) -> str:
 
 
 def write_headers() -> None:
-    """Rewrite headers and tables."""
     device = nominal_device()
     for path in derived_recipes():
         write_text(with_paragraphs(path.read_text(encoding="utf-8"), derived_paragraphs(path, device)), path)

@@ -92,7 +92,6 @@ class AnswerDataset(Dataset[Example]):
 
     @staticmethod
     def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
-        """One batch of examples."""
         return collate(examples)
 
 

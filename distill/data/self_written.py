@@ -170,7 +170,6 @@ class Writer:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The target's weights."""
         return load_model(self.target, dtype=self.settings.dtype)
 
     def write(self, candidates: range) -> list[dict[str, int | str]]:

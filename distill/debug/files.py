@@ -118,7 +118,6 @@ def announce(recipe: Recipe, small: Recipe) -> None:
 
 
 def prompts() -> list[str]:
-    """The built-in prompts."""
     return [request.format(thing) for request, thing in product(REQUESTS, THINGS)]
 
 

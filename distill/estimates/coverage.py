@@ -33,7 +33,6 @@ class Said:
 
     @cached_property
     def all_held_out(self) -> Counter[int]:
-        """Of every domain."""
         return pooled(self.held_out)
 
     def covered(self, size: int, counts: Mapping[int, int]) -> float:

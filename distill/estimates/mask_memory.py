@@ -51,5 +51,4 @@ def refuse_masks_beyond(training: Training, *, processes: int, free_bytes: int |
 
 
 def gib(count: int) -> str:
-    """Bytes for people."""
     return f"{count / 2**30:.1f} GiB"

@@ -351,5 +351,4 @@ def mask_loss_bytes(training: Training) -> int:
 
 
 def together(parts: Sequence[Part]) -> int:
-    """Bytes of all parts."""
     return sum(part.size_bytes for part in parts)

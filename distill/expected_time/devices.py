@@ -69,7 +69,6 @@ class Device:
 
     @property
     def slug(self) -> str:
-        """Of its file."""
         return slug_of(self.name)
 
 

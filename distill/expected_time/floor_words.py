@@ -61,7 +61,6 @@ def needed_words(steps: StepTimes, lookahead: int) -> str:
 
 
 def near_words(near: Mapping[str, StepTimes], steps: StepTimes) -> str:
-    """What each neighbour needs."""
     return ", ".join(f"{name} {equal_words(name, as_fast(each, steps)[COMPARED_AT])}" for name, each in near.items())
 
 
@@ -73,5 +72,4 @@ def equal_words(name: str, alpha: float | None) -> str:
 
 
 def listed(values: Iterable[object]) -> str:
-    """One after the other."""
     return ", ".join(str(each) for each in values)

@@ -44,7 +44,6 @@ EAGER = Way("eager", ASSUMED_LAUNCH_MS)
 
 
 def ways_of(device: Device) -> tuple[Way, ...]:
-    """Those that differ there."""
     return (FLOOR,) if device.is_processor else (FLOOR, EAGER)
 
 

@@ -34,7 +34,6 @@ class Lengths:
 
     @property
     def whole(self) -> int:
-        """Of a sequence."""
         return self.prompt + self.answer
 
 
@@ -86,7 +85,6 @@ def prompt_tokens(row: Row) -> int:
 
 
 def learned_tokens(row: Conversation) -> int:
-    """Of a conversation's answers."""
     return tokens_of(row.messages[place] for place in row.answers)
 
 
@@ -99,6 +97,5 @@ def tokens_of(messages: Iterable[Message]) -> int:
 
 
 def mean(counts: Iterable[int]) -> int:
-    """Rounded."""
     found = list(counts)
     return round(sum(found) / len(found))

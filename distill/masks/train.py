@@ -210,7 +210,6 @@ def build_text(recipe: Recipe, model: MaskModel, target: Path) -> tuple[DataSpec
 
 @torch.no_grad()
 def all_logits(lm: PreTrainedModel, ids_BT: Tensor) -> Tensor:
-    """logits_BTV at every position."""
     return head_of(lm).logits(lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state)
 
 

@@ -80,7 +80,6 @@ class MetricsFile(LoggerDestination):
         self.pending.update({name: float(value) for name, value in metrics.items()})
 
     def write(self) -> None:
-        """Append what is remembered."""
         if self.pending:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
@@ -100,7 +99,6 @@ class MetricsFile(LoggerDestination):
         self.write()
 
     def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Write the last batch."""
         self.write()
 
 

@@ -93,12 +93,10 @@ class Watchdog:
         self.thread = threading.Thread(target=self.watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen."""
         self.beat()
         self.thread.start()
 
     def beat(self) -> None:
-        """Something happened."""
         self.last_beat_s = time.monotonic()
         self.beats.set()
 

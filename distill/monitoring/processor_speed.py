@@ -66,7 +66,6 @@ def square_of(size: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def time_product(square: torch.Tensor) -> float:
-    """Seconds of one product."""
     start_s = time.perf_counter()
     torch.matmul(square, square)
     return time.perf_counter() - start_s

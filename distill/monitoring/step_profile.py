@@ -60,31 +60,24 @@ class StepProfile(Callback):
         self.enter("data")
 
     def after_dataloader(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """The batch is there."""
         self.leave()
 
     def before_forward(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Of a micro-batch."""
         self.enter("student forward")
 
     def after_forward(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Of a micro-batch."""
         self.leave()
 
     def before_backward(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Of a micro-batch."""
         self.enter("backward")
 
     def after_backward(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Of a micro-batch."""
         self.leave()
 
     def after_train_batch(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """All gradients are there."""
         self.enter("optimiser")
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """The student has moved."""
         self.leave()
         if self.is_recorded:
             recording = self.recording

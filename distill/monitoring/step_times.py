@@ -42,7 +42,6 @@ class StepTimes(Callback):
         self.clock.switch("student")
 
     def after_train_batch(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """All gradients are there."""
         self.clock.switch("optimiser")
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -58,7 +57,6 @@ class StepTimes(Callback):
         self.clock.switch("save")
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Or now."""
         self.clock.switch("save")
 
     def eval_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
@@ -70,7 +68,6 @@ class StepTimes(Callback):
         self.beat()
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Training goes on."""
         self.clock.switch("other")
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002
@@ -79,7 +76,6 @@ class StepTimes(Callback):
             self.watchdog.stop()
 
     def beat(self) -> None:
-        """Something happened."""
         if self.watchdog is not None:
             self.watchdog.beat()
 

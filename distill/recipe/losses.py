@@ -72,7 +72,6 @@ class LossTerm(Section):
 
     @property
     def options(self) -> dict[str, float]:
-        """Those that were given."""
         given = {option: getattr(self, option) for option in OPTIONS.get(self.name, ())}
         return {option: value for option, value in given.items() if value is not None}
 

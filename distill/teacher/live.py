@@ -60,7 +60,6 @@ class Teacher:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that it knows."""
         return vocab_size_of(self.model.lm)
 
     @torch.no_grad()
@@ -93,7 +92,6 @@ class Teacher:
 
     @cached_property
     def shape(self) -> Shape:
-        """Of the model."""
         return Shape.from_config(self.model.lm.config.to_dict())
 
 

@@ -45,7 +45,6 @@ class Index:
     first_answers: list[int]
 
     def __len__(self) -> int:
-        """Number of answers."""
         return len(self.first_rows) - 1
 
     def place(self, answer: int) -> tuple[int, slice]:

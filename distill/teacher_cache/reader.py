@@ -64,7 +64,6 @@ class TeacherCache:
         self.index = load_index(folder, name)
 
     def __len__(self) -> int:
-        """Number of answers."""
         return len(self.index)
 
     def rows(self, answer: int) -> dict[str, Tensor]:

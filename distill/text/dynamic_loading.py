@@ -84,7 +84,6 @@ class DynamicLoading(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The updates so far."""
         return {"history": self.history}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -111,7 +110,6 @@ class RandomStateOnResume(Callback):
         self.loaded = state["rng"]
 
     def batch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Restore once."""
         if self.loaded is not None:
             reproducibility.load_rng_state(self.loaded)
             self.loaded = None

@@ -36,7 +36,6 @@ class AlphaBounds(Callback):
         self.sums = torch.zeros(3)  # of the least alpha, of the greatest, and of tokens
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Watch the first batch."""
         self.begin()
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
@@ -63,13 +62,11 @@ class AlphaBounds(Callback):
             self.begin()
 
     def begin(self) -> None:
-        """Watch from now on."""
         self.sums = torch.zeros(3)
         self.model.watch = self.add
 
     @torch.no_grad()
     def add(self, student_CV: Tensor, said: Said) -> None:
-        """Count some tokens."""
         assert not isinstance(said, Tensor), "of a top-k cache"
         low_C, high_C = alpha_bounds(student_CV, said["ids"], said["log_probs"], said["log_tail"])
         found = torch.stack([low_C.sum(), high_C.sum(), low_C.new_tensor(len(low_C))])

@@ -40,7 +40,6 @@ class Counts:
 
     @property
     def accepted_tokens(self) -> float:
-        """Draft tokens kept."""
         return sum(self.accepted)
 
     @property

@@ -80,7 +80,6 @@ class Replay:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answer."""
         return len(self.match)
 
 

@@ -84,7 +84,6 @@ def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def shard_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as JSON lines."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 

@@ -47,7 +47,6 @@ class Trace:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Prompt and answer."""
         return (*self.prompt_ids, *self.answer_ids)
 
 

@@ -85,7 +85,6 @@ class Loaded:
 
     @property
     def conversations(self) -> list[list[dict[str, str]]]:
-        """Messages of every prompt."""
         roles = ({} if self.is_chat else {"role": "user"},)
         return [[{**message, **roles[0]} for message in prompt.messages] for prompt in self.prompts]
 
@@ -123,7 +122,6 @@ def ties_of(run: EngineRun, loaded: Loaded) -> list[int]:
 
 
 def load_asked(asked: Asked) -> Loaded:
-    """Folders and prompts."""
     target, draft = (resolve_checkpoint(each) for each in (asked.target, asked.draft))
     if CONFIG_KEY in read_config(draft):
         raise UserError(
@@ -145,7 +143,6 @@ def load_asked(asked: Asked) -> Loaded:
 
 
 def in_transformers(asked: Asked, loaded: Loaded) -> EngineRun:
-    """Run in this process."""
     target, draft = (load_model(folder, dtype=asked.dtype) for folder in (loaded.target, loaded.draft))
     command = f"generate(assistant_model=DRAFT, num_assistant_tokens={asked.lookahead}, do_sample=False)"
     pair = Pair(target, draft, command)

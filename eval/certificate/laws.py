@@ -151,7 +151,6 @@ def rates(counted: Counted, like: Counted) -> list[float]:
 
 
 def shown(counted: Counted, like: Counted | None = None) -> str:
-    """Accepted tokens as words."""
     if counted.by_position is None or (like is not None and like.by_position is None):
         return str(counted.accepted)
     return ", ".join(map(str, counted.by_position))

@@ -41,7 +41,6 @@ class Parting:
 
     @property
     def is_tie(self) -> bool:
-        """Whether rounding explains it."""
         return self.short <= self.allowed
 
 
@@ -71,7 +70,6 @@ def rounding_of(run: EngineRun) -> float:
 
 
 def judge(target: PreTrainedModel, number: int, text: TextRun, rounding: float, stop_id: int) -> Parting:
-    """One text."""
     place = first_difference(text.plain_ids, text.drafted_ids)
     assert place is not None
     both = [ids[place] if place < len(ids) else stop_id for ids in (text.plain_ids, text.drafted_ids)]

@@ -151,7 +151,6 @@ def favour_p(parted: Sequence[Parting]) -> float:
 
 
 def written(pair: LoadedPair, token_ids: Sequence[int]) -> str:
-    """A text in words."""
     text = pair.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     return text

@@ -73,7 +73,6 @@ class Verification:
 
     @property
     def limits(self) -> Limits:
-        """When a text ends."""
         return Limits(self.max_new_tokens, self.stop_ids)
 
     @property
@@ -290,7 +289,6 @@ def counted(decoded: Sequence[Decoded], *, drafted_alone: bool = False) -> tuple
 
 
 def kept_of(decoded: Sequence[Decoded]) -> str:
-    """The same in words."""
     return kept_words(*counted(decoded))
 
 

@@ -157,7 +157,6 @@ def with_head_of(source: "Shape", rows: int | None) -> "Shape":
 
 
 def resampling_of(options: argparse.Namespace) -> "Resampling":
-    """How intervals are made."""
     from eval.acceptance.estimates import Resampling
 
     return Resampling(options.confidence, NUM_RESAMPLES, options.seed)
@@ -187,7 +186,6 @@ def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], l
 
 
 def described_model(model: "PreTrainedModel") -> dict[str, Any]:
-    """Which model it was."""
     from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 
     config = model.config.get_text_config(decoder=True)

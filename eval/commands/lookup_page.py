@@ -10,7 +10,6 @@ COLUMNS = ("temperature", *POLICY_COLUMNS, "predicted", "draft alone")
 
 
 def policies_page(found: PolicyFile) -> str:
-    """Every policy."""
     rows = [
         [
             f"{one.temperature:g}",

@@ -24,7 +24,6 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def pair_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every command takes."""
     parser.add_argument("--target", required=True, metavar="A", help="folder or hub id of the model to draft for")
     parser.add_argument("--draft", required=True, metavar="B", help="folder or hub id of the draft")
     parser.add_argument("--lookahead", type=int, default=4, metavar="N", help="tokens proposed per round (default: 4)")
@@ -248,7 +247,6 @@ def require_plot_name(path: Path | None) -> None:
 
 
 def opener_of(options: argparse.Namespace) -> "Opener":
-    """What runs the models."""
     from eval.steps.openers import new_opener
 
     if options.compile:

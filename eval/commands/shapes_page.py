@@ -18,7 +18,6 @@ def shapes_table(shapes: Sequence[Record]) -> str:
 
 
 def shape_cells(one: Record) -> tuple[str, ...]:
-    """One row."""
     return (one["name"], *(str(one[name]) for name in COLUMNS[1:]), ", ".join(one["larger"]))
 
 

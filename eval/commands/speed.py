@@ -188,7 +188,6 @@ def policies_of(
 def setup_of(
     options: argparse.Namespace, pairs: "Mapping[str, LoadedPair]", policies: "dict[str, TunedPolicy]"
 ) -> "Setup":
-    """What all ways share."""
     from eval.decoding.sampling import Sampling
     from eval.decoding.texts import Limits, Seeds
     from eval.speed.ways import Setup
@@ -258,7 +257,6 @@ def profile_a_round(options: argparse.Namespace, setup: "Setup", prompts: "Promp
 
 
 def settings_of(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]:
-    """What was asked for."""
     return {
         "prompts": num_prompts,
         "max_new_tokens": options.max_new_tokens,

@@ -137,12 +137,10 @@ class Answerer:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The target's weights."""
         return load_model(self.target, dtype=self.settings.dtype)
 
     @cached_property
     def vocab_size(self) -> int:
-        """Rows of its embeddings."""
         return text_config(self.target).vocab_size
 
     def is_written(self, path: Path) -> bool:

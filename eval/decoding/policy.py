@@ -81,7 +81,6 @@ class TextRecord:
     ends: dict[tuple[int, ...], int] = field(default_factory=dict)  # of every run: what follows its latest place
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Add tokens."""
         for token in token_ids:
             self.add(token)
 

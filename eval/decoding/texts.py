@@ -187,7 +187,6 @@ class Text:
         return self.everything()[-count:]
 
     def everything(self) -> list[int]:
-        """Context and text."""
         return [*self.context, *self.emitted]
 
     def room(self, limits: Limits) -> int:

@@ -135,7 +135,6 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether every law does."""
         return all(finding.holds for finding in self.findings)
 
 

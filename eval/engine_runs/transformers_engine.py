@@ -23,7 +23,6 @@ class Tally:
     kept: list[int] = field(default_factory=list)
 
     def counted(self, lookahead: int) -> Counted:
-        """As counters, by position."""
         return Counted(
             rounds=len(self.kept),
             proposed=sum(self.proposed),

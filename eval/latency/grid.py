@@ -50,7 +50,6 @@ class Grid:
 
     @property
     def ways(self) -> list[How]:
-        """How steps are run."""
         return ["eager"] if self.made == "eager" else ["eager", self.made]
 
 

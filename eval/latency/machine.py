@@ -105,7 +105,6 @@ def memory_bandwidth(device: torch.device, *, num_bytes: int | None = None) -> d
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """What some work takes."""
     start_s = clock_s(device)
     work()
     return clock_s(device) - start_s

@@ -37,7 +37,6 @@ class Latency:
 
     @property
     def target(self) -> StepTime:
-        """The target, one token."""
         return self.times[Kind(TARGET, 1)]
 
     @property

@@ -7,7 +7,6 @@ How = Literal["eager", "compiled", "captured"]  # by transformers, by torch.comp
 
 
 def flags_of(how: How) -> dict[str, bool]:
-    """As files hold it."""
     return {"compiled": how == "compiled", "captured": how == "captured"}
 
 

@@ -61,7 +61,6 @@ class Drawing:
 
 
 def render(figure: Figure) -> Drawing:
-    """Draw a figure."""
     style: dict[Any, Any] = {**STYLE, "svg.hashsalt": figure.name}  # without a salt, ids are random
     with mpl.rc_context(style):
         canvas = Canvas(figsize=(figure.width, figure.height), layout="constrained")

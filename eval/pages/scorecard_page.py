@@ -40,7 +40,6 @@ def scorecard_page(scorecard: Record) -> str:
 
 
 def models_section(scorecard: Record) -> list[str]:
-    """Which models were scored."""
     rows = [{"draft": "target", **scorecard["target"]}, *scorecard["drafts"]]
     cells = [
         (row["draft"], row["path"], row["layers"], row["hidden"], f"{row['parameters']:,}", row["fingerprint"][:12])
@@ -152,7 +151,6 @@ def live_section(scorecard: Record) -> list[str]:
 
 
 def way_sentence(row: Record, prompts: int) -> str:
-    """What another way did."""
     whole, decoding = (with_interval(row[key], times=True) for key in ("speedup", "decoding_speedup"))
     return (
         f"{way_words(row)[0].upper()}{way_words(row)[1:]}: {whole} with the reading of the prompt, {decoding} without "

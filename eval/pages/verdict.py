@@ -272,5 +272,4 @@ def speedup_words(speedup: float | None) -> str:
 
 
 def alpha_words(alpha: float | None) -> str:
-    """A break-even alpha."""
     return "none: no alpha pays" if alpha is None else f"{alpha:.3f}"

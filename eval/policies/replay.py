@@ -103,7 +103,6 @@ class Rounds:
 
     @property
     def tau(self) -> float:
-        """Tokens per round."""
         return self.tokens / (sum(self.drafted.values()) + sum(self.looked_up.values()))
 
     def speedup(self, lookahead: int, steps: StepTimes) -> float:
@@ -122,7 +121,6 @@ class Rounds:
 
 
 def pooled_rounds(rounds: Sequence[Rounds]) -> Rounds:
-    """Of several answers together."""
     return Rounds(
         sum(one.tokens for one in rounds),
         added([one.drafted for one in rounds]),

@@ -55,7 +55,6 @@ class Profile:
     peak_bytes: dict[str, int]
 
     def describe(self) -> str:
-        """In one line."""
         parts = ", ".join(f"{name} {ms:.1f}" for name, ms in self.parts_ms.items())
         busy = "" if self.gpu_busy_share is None else f", the GPU busy for {self.gpu_busy_share:.0%} of them"
         return f"{self.ms:.1f} ms while recorded ({parts}){busy}; most of it in {self.top_operation}"
@@ -80,7 +79,6 @@ class Recording:
         )
 
     def start(self) -> None:
-        """Begin the first pass."""
         clock_s(self.device)
         self.profiler.start()
 

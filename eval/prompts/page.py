@@ -16,7 +16,6 @@ def tasks_page() -> str:
 
 
 def task_block(task: Task) -> str:
-    """One task."""
     rows = {
         "prompt": ASKED[task.form] + " ¶ ".join(paragraph.replace("\n", "\\n") for paragraph in task.template),
         "fields": fields_words(task),

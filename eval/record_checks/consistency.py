@@ -75,5 +75,4 @@ def pairs_of_sums(sums: Record | None, record: Record, part: str) -> Iterator[tu
 
 
 def lookaheads_of(rows: Sequence[Record]) -> list[int]:
-    """Of every row."""
     return [row["lookahead"] for row in rows]

@@ -73,7 +73,6 @@ class Recording:
 
     @property
     def num_prompts(self) -> int:
-        """Prompts, conversations counted once."""
         return self.answers[-1].prompt + 1
 
     def first(self, num_prompts: int) -> list[RecordedAnswer]:

@@ -58,7 +58,6 @@ class Bracketed:
         return tuple(found)
 
     def checked(self, piece: str, line: int) -> int:
-        """One whole number."""
         if "..." in piece:
             raise self.mistake(
                 "is elided ('...'): torch leaves out the middle of long tensors",

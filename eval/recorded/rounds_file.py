@@ -43,7 +43,6 @@ class Matched:
 
     @property
     def num_rounds(self) -> int:
-        """Rounds of all prompts."""
         return sum(map(len, self.prompts))
 
     @property

@@ -200,13 +200,11 @@ def round_totals(accept_T: Array, *, lookahead: int) -> list[int]:
 def acceptance_records(
     scores: Sequence[RecordedScore], temperature: float, config: EvalConfig, *, seed: int
 ) -> list[Record]:
-    """Acceptance under every rule."""
     resampling = Resampling(config.confidence, config.num_resamples, seed)
     return [rule_record(score, temperature, resampling) for score in scores]
 
 
 def rule_record(score: RecordedScore, temperature: float, resampling: Resampling) -> Record:
-    """Acceptance under one rule."""
     rounds = RoundsByPrompt(score.counts)
     return {
         "draft": "draft",
@@ -227,7 +225,6 @@ def left_out(temperature: float) -> list[Record]:
 
 
 def recording_record(recording: Recording, answers: Sequence[RecordedAnswer]) -> Record:
-    """Which answers they were."""
     firsts = {answer.prompt: answer for answer in reversed(answers)}
     return {
         "path": str(recording.path),

@@ -61,7 +61,6 @@ def which_batches(pays: dict[int, bool]) -> str:
 
 
 def listed(batches: Sequence[int]) -> str:
-    """Numbers with commas between."""
     return ", ".join(map(str, batches))
 
 

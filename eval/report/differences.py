@@ -115,13 +115,11 @@ def paired_difference(first: Record, second: Record, *, lookahead: int, resampli
 
 
 def rounds_of(by_prompt: Record, lookahead: int) -> list[float]:
-    """Rounds of every prompt."""
     [entry] = [one for one in by_prompt["rounds"] if one["lookahead"] == lookahead]
     return entry["counts"]
 
 
 def cells(names: Sequence[str], temperature: float, row: Record, tau: Record, lookahead: int) -> tuple[str, ...]:
-    """One difference."""
     return (
         f"{names[0]} − {names[1]}",
         f"{temperature:g}",

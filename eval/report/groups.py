@@ -100,7 +100,6 @@ def categories_block(drafts: Sequence[ScoredDraft]) -> Block:
 
 
 def category_rows(one: ScoredDraft, temperature: float) -> list[tuple[str, ...]]:
-    """Figures of every category."""
     lookahead = one.forecast(temperature)["best_lookahead"]
     found = []
     for group in categories_of(one, temperature):

@@ -68,7 +68,6 @@ def facts(card: Card) -> list[tuple[str, str]]:
 
 
 def prompts_words(record: Record) -> str:
-    """Which prompts were asked."""
     prompts, settings = record["prompts"], record["settings"]
     return (
         f"{prompts['given']} given, {prompts['taken']} taken, {prompts['too_long']} too long, "

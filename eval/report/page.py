@@ -73,7 +73,6 @@ def report_sections(cards: Sequence[Card], grids: Grids) -> list[Section]:
 
 
 def report_page(cards: Sequence[Card], sections: Sequence[Section], drawings: dict[str, Drawing], grids: Grids) -> str:
-    """The HTML."""
     environment = Environment(
         loader=PackageLoader("eval.report", "."),
         autoescape=True,

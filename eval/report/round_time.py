@@ -44,7 +44,6 @@ class RoundTime:
 
     @property
     def total_ms(self) -> float:
-        """All parts together."""
         return sum(part for part in self.parts if part is not None)
 
 

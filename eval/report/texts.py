@@ -53,5 +53,4 @@ def runs(example: Example) -> list[tuple[str, Writer]]:
 
 
 def writer_of(piece: tuple[str, Writer]) -> Writer:
-    """Who wrote a piece."""
     return piece[1]

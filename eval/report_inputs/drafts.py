@@ -31,13 +31,11 @@ class ScoredDraft:
 
     @property
     def model(self) -> Record:
-        """Which model it is."""
         [model] = [one for one in self.card.record["drafts"] if one["draft"] == self.draft]
         return model
 
     @property
     def steps(self) -> Record:
-        """Its step times."""
         return draft_latency(self.card.record, self.draft)
 
     @property

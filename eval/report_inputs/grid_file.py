@@ -57,7 +57,6 @@ class Cell:
 
     @property
     def how(self) -> How:
-        """The steps were run."""
         return how_of({"compiled": self.compiled, "captured": self.captured})
 
     @property

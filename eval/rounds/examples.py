@@ -87,7 +87,6 @@ def chosen_places(categories: Sequence[str | None], most: int) -> list[int]:
 
 
 def example(trace: Trace, text: Decoded, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """One text in pieces."""
     pieces = spans(tokenizer, text.token_ids, writers_of_rounds(text))
     asked = trace.messages[-1]["content"] if trace.messages else ""
     return Example(trace.source, trace.category, asked, tuple(pieces))

@@ -24,9 +24,7 @@ class PerPromptRounds(Protocol):
         """Per prompt: tokens emitted, and rounds."""
         ...
 
-    def pooled(self, lookahead: int) -> Counts:
-        """Counts over all prompts."""
-        ...
+    def pooled(self, lookahead: int) -> Counts: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,6 @@ class RoundsByPrompt:
         return [count(counts[lookahead]) for counts in self.counts]
 
     def pooled(self, lookahead: int) -> Counts:
-        """Counts over all prompts."""
         return pool([counts[lookahead] for counts in self.counts])
 
 

@@ -84,14 +84,10 @@ class Answered(Protocol):
     """A prompt with its answer."""
 
     @property
-    def prompt_ids(self) -> Sequence[int]:
-        """Tokens of the prompt."""
-        ...
+    def prompt_ids(self) -> Sequence[int]: ...
 
     @property
-    def answer_ids(self) -> Sequence[int]:
-        """Tokens of the answer."""
-        ...
+    def answer_ids(self) -> Sequence[int]: ...
 
 
 def typical_context(traces: Sequence[Answered]) -> list[int]:

@@ -60,7 +60,6 @@ class LiveAnswer:
 
     @property
     def counts(self) -> Counts:
-        """The loop's own counts."""
         rounds = [(one.start, one.accepted) for one in self.speculative.rounds]
         return count_trace(rounds, num_tokens=len(self.speculative.token_ids), lookahead=self.lookahead)
 

@@ -24,7 +24,6 @@ class Pair:
 
     @property
     def device(self) -> str:
-        """Where they all are."""
         return str(self.target.device)
 
     @property

@@ -108,7 +108,6 @@ class DraftScore:
         return self.per_prompt(lambda answer: count(answer.counts[lookahead]))
 
     def pooled(self, lookahead: int) -> Counts:
-        """Counts over all answers."""
         return pool([answer.counts[lookahead] for answer in self.answers])
 
 

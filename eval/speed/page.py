@@ -42,7 +42,6 @@ def speed_page(record: Record) -> str:
 
 
 def way_cells(row: Record) -> tuple[str, ...]:
-    """One way."""
     decode = row["decode"] or row["whole"]
     return (
         label_of(row),

@@ -41,5 +41,4 @@ def draw(axes: "Axes", record: Record) -> None:
 
 
 def lookaheads(rows: list[Record]) -> list[int]:
-    """Of some rows."""
     return [row["lookahead"] for row in rows]

@@ -39,7 +39,6 @@ class NamedBatch(Batch):
             return super().verify(proposal, counts)
 
     def judge(self, logits_BJV: Tensor, turn: Turn) -> Verdict:
-        """The rule."""
         with record_function(ACCEPTING):
             return super().judge(logits_BJV, turn)
 

@@ -122,7 +122,6 @@ def refuse_small_heads(drafts: Mapping[str, PreTrainedModel]) -> None:
 
 
 def run_plain(setup: Setup, prompts: Sequence[Sequence[int]], row_seeds: Sequence[int]) -> Taken:
-    """The target alone."""
     return taken(
         plain_decode(
             setup.target,

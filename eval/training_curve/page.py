@@ -19,7 +19,6 @@ def curves_page(curves: Curves) -> str:
 
 
 def point_rows(curve: Curve) -> list[tuple[str, ...]]:
-    """Every checkpoint."""
     return [
         (
             f"{one.checkpoint} (best)" if one.checkpoint == curve.best else one.checkpoint,

@@ -73,7 +73,6 @@ def lossy(explanation: str, remedy: str) -> Verdict:
 
 
 def not_checked(explanation: str, remedy: str = "") -> Verdict:
-    """Nobody knows."""
     return Verdict(Severity.NOT_CHECKED, explanation, remedy)
 
 

@@ -10,7 +10,6 @@ from architectures.targets.target import is_gguf
 
 
 def serve_vllm(pair: Pair) -> str:
-    """A shell command."""
     draft: dict[str, str | int] = {
         "method": "draft_model",
         "model": pair.draft.name,

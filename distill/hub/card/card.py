@@ -202,7 +202,6 @@ def fact_rows(of: Publication, folder: Path) -> list[tuple[str, str]]:
 
 
 def training_words(of: Publication) -> str:
-    """What the student read."""
     if of.recipe.distill.train_on == "text":
         return "text, as the recipe names it"
     train = of.counts.get("train", {})
@@ -211,13 +210,11 @@ def training_words(of: Publication) -> str:
 
 
 def loss_words(recipe: Recipe) -> str:
-    """What was minimised."""
     loss = recipe.distill.loss
     return loss if isinstance(loss, str) else ", ".join(f"{term.weight:g} x {term.name}" for term in loss)
 
 
 def limits(of: Publication) -> list[str]:
-    """Where the figures end."""
     told = [
         "It is a draft, not a model to talk to: alone it writes poor text.",
         f"It drafts for {of.target} alone; another target, or another fine-tune of it, accepts less.",
@@ -232,7 +229,6 @@ def limits(of: Publication) -> list[str]:
 
 
 def terms_words(terms: Terms) -> str:
-    """The licence in words."""
     if terms.licence is None:
         return "Unknown: the target's licence was not found. Do not pass this draft on before you know it."
     notice = f" {terms.demand.notice}" if terms.demand.notice else ""

@@ -75,7 +75,6 @@ class LlamaServer:
             return json.loads(answered.read())
 
     def close(self) -> None:
-        """Give its memory back."""
         del self.server
 
 

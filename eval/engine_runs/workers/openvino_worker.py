@@ -72,7 +72,6 @@ class Pipeline:
         return settings
 
     def close(self) -> None:
-        """Give its memory back."""
         del self.pipeline
 
 

@@ -18,9 +18,7 @@ class Engine(Protocol):
         """One greedy text: prompt_ids, ids, elapsed_s, and the counters as this engine has them."""
         ...
 
-    def close(self) -> None:
-        """Give its memory back."""
-        ...
+    def close(self) -> None: ...
 
 
 OpenEngine = Callable[[dict[str, Any], str | None], Engine]

@@ -71,7 +71,6 @@ class VllmEngine:
         return found
 
     def close(self) -> None:
-        """End its process."""
         self.engine.llm_engine.engine_core.shutdown()
 
 
