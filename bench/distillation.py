@@ -268,9 +268,9 @@ def gap(found: dict[str, list[Line]], name: str, scored: str) -> str:
 
 def shown(estimate: Estimate, form: str = ".3f") -> str:
     """A value and its interval."""
-    assert estimate.low is not None
-    assert estimate.high is not None
-    return f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]"
+    assert estimate.interval is not None
+    low, high = estimate.interval
+    return f"{estimate.value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def main(words: Sequence[str] | None = None) -> None:
     record = {
         "rows": rows,
         "settings": {**{key: value for key, value in vars(options).items() if key != "out"}, "threads": threads},
-        "machine": {"before": before, "after": after},
+        "machine": {"before": vars(before), "after": vars(after)},
         "provenance": provenance(),
     }
     write_json(record, options.out)
@@ -185,8 +185,8 @@ def row_of(kind: Kind, timed: Timed[Kind], vocab: int, resampling: Resampling) -
         "rows": kind.rows,
         "whole": kind.rows == vocab,
         "tokens": kind.tokens,
-        "median_ms": 1000 * own.median_s,
-        "interval_ms": None if own.interval_s is None else [1000 * bound for bound in own.interval_s],
+        "median_ms": own.median_ms,
+        "interval_ms": own.p50_ms.interval,
         "over_whole": float(np.median(seconds_R) / np.median(whole_R)),
         "over_whole_interval": list(interval),
         "settled": timed.is_settled,

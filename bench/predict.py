@@ -30,7 +30,8 @@ from eval.commands.speed import NUM_RESAMPLES, measured, require_sensible, setup
 from eval.latency.machine import torch_threads
 from eval.models.loading import load_model, load_tokenizer
 from eval.pages.tables import table
-from eval.pages.verdict import with_interval
+from eval.pages.verdict import figure_words
+from eval.records.speed import SpeedWay
 from eval.speed.ways import DRAFT
 
 RESULTS = Path(__file__).parent / "results" / "predict.json"
@@ -113,7 +114,7 @@ def rows_at(batch: int, pairs: Mapping[str, LoadedPair], options: argparse.Names
     prompts = [any_pair.rendered(prompt) for prompt in prompts_of([options.prompts], asked.num_prompts)]
     resampling = Resampling(asked.confidence, NUM_RESAMPLES, asked.seed)
     record = measured(asked, setup_of(asked, pairs, {}), pairs, prompts, resampling)
-    return [row_of(batch, way) for way in record["ways"] if way["way"] == DRAFT]
+    return [row_of(batch, way) for way in record.ways if way.way == DRAFT]
 
 
 def speed_options(batch: int, options: argparse.Namespace) -> argparse.Namespace:
@@ -128,21 +129,23 @@ def speed_options(batch: int, options: argparse.Namespace) -> argparse.Namespace
     return asked
 
 
-def row_of(batch: int, way: Record) -> Record:
+def row_of(batch: int, way: SpeedWay) -> Record:
     """One draft at one lookahead."""
-    predicted, found = way["predicted"], way["decode"]["speedup"]
+    assert way.predicted is not None
+    assert way.decode is not None
     return {
         "batch": batch,
-        **{key: way[key] for key in ("draft", "lookahead", "tau", "round_ms", "predicted_round_ms")},
-        "predicted": predicted,
-        "measured": found,
-        "error": predicted["value"] / found["value"] - 1,
+        **{key: getattr(way, key) for key in ("draft", "lookahead", "tau")},
+        **{key: vars(getattr(way, key)) for key in ("round_ms", "predicted_round_ms")},
+        "predicted": vars(way.predicted),
+        "measured": vars(way.decode.speedup),
+        "error": way.predicted.value / way.decode.speedup.value - 1,
     }
 
 
 def cells(row: Record) -> tuple[str, ...]:
     """One row of the table."""
-    ratios = (with_interval(row[name], times=True) for name in ("predicted", "measured"))
+    ratios = (figure_words(**row[name], times=True) for name in ("predicted", "measured"))
     named = (str(row["batch"]), row["draft"], str(row["lookahead"]), f"{row['tau']:.2f}")
     return (*named, *ratios, f"{row['error']:+.1%}")
 

@@ -319,7 +319,8 @@ def interval(found: Sequence[dict[str, Any]], when: str) -> str:
         for name in ("emitted", "rounds")
     }
     estimate = pooled_ratio(sums["emitted"], sums["rounds"], Resampling(num_resamples=2000, confidence=0.95, seed=1))
-    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+    assert estimate.interval is not None
+    return "{:.3f} [{:.3f}, {:.3f}]".format(estimate.value, *estimate.interval)
 
 
 def mean(values: Iterator[float]) -> float:

@@ -18,7 +18,7 @@ from bench.marked import between
 from eval.certificate.laws import shown
 from eval.engine_runs.record import FORM, REMEDY, Certificate, pooled
 from eval.pages.tables import table
-from eval.pages.verdict import with_interval
+from eval.pages.verdict import figure_words
 
 COLUMNS = (
     "decoded by",
@@ -73,7 +73,7 @@ def engine_cells(one: Certificate, form: str) -> Cells:
         str(run.lookahead),
         f"{speed.plain_tokens_per_s:.1f}",
         f"{speed.drafted_tokens_per_s:.1f}",
-        with_interval({"value": speed.value, "interval": speed.interval}, times=True),
+        figure_words(speed.value, speed.interval, times=True),
         f"{shown(counted)} in {counted.rounds:,}",
         f"{shown(one.replay, like=counted)} in {one.replay.rounds:,}",
         f"{equal} of {len(run.texts)}",
@@ -94,7 +94,7 @@ def own_rows(speed: dict[str, Any]) -> Iterator[Cells]:
             str(best["lookahead"]),
             f"{plain['whole']['tokens_per_s']:.1f}",
             f"{best['whole']['tokens_per_s']:.1f}",
-            with_interval(best["whole"]["speedup"], times=True),
+            figure_words(**best["whole"]["speedup"], times=True),
             "" if best["tau"] is None else f"{best['tau']:.2f} tokens a round",
             "",
             "",

@@ -24,8 +24,9 @@ from eval.latency.grid import repeated
 from eval.latency.measure import Latency, measure_latency
 from eval.latency.steps import Setting as StepSetting
 from eval.models.execution import How
+from eval.records.speed import SpeedWay
 from eval.speed.measure import Prompts, Times, groups_of, take_turns, warm_up
-from eval.speed.record import speed_record_of_all
+from eval.speed.record import speed_figures
 from eval.speed.ways import DRAFT, PLAIN, TRANSFORMERS, Run, Setup, Way, ways_to_decode
 from eval.steps.openers import new_opener
 
@@ -203,43 +204,42 @@ def rows_of(cell: Cell, pair: LoadedPair, prompts: Prompts, setting: Setting, si
         yield cell.name | {"skipped": problem}
         return
     times, latency = decode_and_time(cell, setup_of(cell, pair, sizes), groups, sizes.step_repeats)
-    record = speed_record_of_all(times, latency, RESAMPLING)
-    for way in record["ways"]:
+    record = speed_figures(times, latency, RESAMPLING)
+    for way in record.ways:
         yield (
             cell.name
             | figures(way)
-            | step_figures(way, record["steps_ms"])
+            | step_figures(way, record.steps_ms)
             | {
-                "groups": record["groups"],
+                "groups": record.groups,
                 "new_tokens": sizes.max_new_tokens,
                 "dtype": str(pair.target.dtype).removeprefix("torch."),
             }
         )
 
 
-def figures(way: dict[str, Any]) -> Row:
+def figures(way: SpeedWay) -> Row:
     """What a record of `widedraft speed` says of one way, flat."""
-    whole, decode, predicted = way["whole"], way["decode"] or {}, way["predicted"] or {}
     return {
-        "way": way["way"],
-        "lookahead": way["lookahead"],
-        "tokens_per_s": whole["tokens_per_s"],
-        "speedup": whole["speedup"]["value"],
-        "interval": whole["speedup"]["interval"],
-        "tau": way["tau"],
-        "decode_tokens_per_s": decode.get("tokens_per_s"),
-        "decode_speedup": decode.get("speedup", {}).get("value"),
-        "decode_interval": decode.get("speedup", {}).get("interval"),
-        "predicted": predicted.get("value"),
+        "way": way.way,
+        "lookahead": way.lookahead,
+        "tokens_per_s": way.whole.tokens_per_s,
+        "speedup": way.whole.speedup.value,
+        "interval": way.whole.speedup.interval,
+        "tau": way.tau,
+        "decode_tokens_per_s": way.decode and way.decode.tokens_per_s,
+        "decode_speedup": way.decode and way.decode.speedup.value,
+        "decode_interval": way.decode and way.decode.speedup.interval,
+        "predicted": way.predicted and way.predicted.value,
     }
 
 
 def step_figures(way: dict[str, Any], steps_ms: dict[str, Any]) -> Row:
     """Milliseconds of a step of who writes or proposes, and of a verification, timed between the turns of our loop."""
-    if way["way"] == PLAIN:
-        return {"step_ms": steps_ms["target"], "verify_ms": None}
-    if way["way"] == DRAFT:
-        return {"step_ms": steps_ms["drafts"][NAME]["draft"], "verify_ms": steps_ms["verify"][str(way["lookahead"])]}
+    if way.way == PLAIN:
+        return {"step_ms": steps_ms.target, "verify_ms": None}
+    if way.way == DRAFT:
+        return {"step_ms": steps_ms.drafts[NAME].draft, "verify_ms": steps_ms.verify[str(way.lookahead)]}
     return {"step_ms": None, "verify_ms": None}
 
 

@@ -26,7 +26,7 @@ def rows(setting: Setting) -> Iterator[Row]:
         "cores": usable_cores(),
         "versions": told["versions"],
         "python": told["python"],
-        "state": machine_state(device),
+        "state": vars(machine_state(device)),
         "dtype": str(number_type(device)).removeprefix("torch."),
     }
     for dtype in dict.fromkeys((number_type(device), torch.float32)):

@@ -11,9 +11,9 @@ from architectures.shapes.shape import NAMED_SHAPES
 from bench.gpu.models import random_model
 from bench.gpu.stage import Setting, SkippedError, number_type
 from bench.gpu.step_sizes import Sizes
-from eval.latency.steps import TARGET
 from eval.latency.untrained import source_shape, untrained_model
 from eval.models.loading import load_model
+from eval.records.grid import TARGET
 
 Maker = Callable[[], PreTrainedModel]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bench.gpu.stage import Size
-from eval.latency.steps import TARGET
 from eval.models.execution import How
+from eval.records.grid import TARGET
 
 
 class Cell(NamedTuple):

@@ -8,7 +8,6 @@ once, as it verifies. Each shape is timed by itself in each cell, so that the fa
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from eval.latency.steps import CHAIN_LENGTH, Kind, draft_steps, hold_context, ta
 from eval.latency.steps import Setting as Place
 from eval.latency.timing import Step, summarise, time_together
 from eval.models.execution import How
+from eval.records.grid import DepthAndWidth
 from eval.steps.fixed_steps import FixedSteps
 from eval.steps.openers import new_opener
 from eval.steps.sequencer import Opener
@@ -165,8 +165,7 @@ def steps_of(bench: Bench, cell: Cell, name: str) -> Mapping[Kind, Step]:
 def in_ms(seconds: Sequence[float]) -> Row:
     """The median with its interval."""
     time = summarise(seconds, RESAMPLING.confidence)
-    interval = None if time.interval_s is None else [1000 * bound for bound in time.interval_s]
-    return {"median_ms": 1000 * time.median_s, "interval_ms": interval}
+    return {"median_ms": time.median_ms, "interval_ms": time.p50_ms.interval}
 
 
 def summaries(bench: Bench, cell: Cell) -> Iterator[Row]:
@@ -217,26 +216,23 @@ def depth_of_equal(bench: Bench, cell: Cell) -> Row:
     steps = {Kind(name, 1): partial(time_chain, drafter) for name, drafter in held.items()}
     rng = np.random.default_rng(RESAMPLING.seed)
     timed = time_together(steps, rng, range(bench.sizes.repeats), most_warm_ups=MOST_WARM_UPS)
-    listed = [
-        {"model": kind.model, "tokens": 1, "each_ms": [1000 * each for each in seconds]}
-        for kind, seconds in timed.seconds.items()
-    ]
-    told = depth_and_width({"together": {"steps": listed}}, list(models), RESAMPLING)
+    times_RS = 1000 * np.array([timed.seconds[Kind(one.name, 1)] for one in models]).T
+    told = depth_and_width(list(models), times_RS, RESAMPLING)
     return told_of_depth(told) | {"dtype": dtype_name(bench.models[bench.sizes.target])}
 
 
-def told_of_depth(told: Mapping[str, Any]) -> Row:
+def told_of_depth(told: DepthAndWidth) -> Row:
     """One size's two ends, and the fit, flat."""
-    [size], fit = told["sizes"], told["fit"]
-    ratio = size["deepest_over_shallowest"]
+    [size], fit = told.sizes, told.fit
+    ratio = size.deepest_over_shallowest
     return {
-        "deep": size["deepest"],
-        "wide": size["shallowest"],
-        "deep_over_wide": ratio["value"],
-        "interval": ratio["interval"],
-        "layer_ms": fit["layer_ms"]["value"],
-        "layer_interval_ms": fit["layer_ms"]["interval"],
-        "hundred_channels_ms": fit["hundred_channels_ms"]["value"],
-        "hundred_channels_interval_ms": fit["hundred_channels_ms"]["interval"],
-        "largest_residual": fit["largest_residual"],
+        "deep": size.deepest,
+        "wide": size.shallowest,
+        "deep_over_wide": ratio.value,
+        "interval": ratio.interval,
+        "layer_ms": fit.layer_ms.value,
+        "layer_interval_ms": fit.layer_ms.interval,
+        "hundred_channels_ms": fit.hundred_channels_ms.value,
+        "hundred_channels_interval_ms": fit.hundred_channels_ms.interval,
+        "largest_residual": fit.largest_residual,
     }

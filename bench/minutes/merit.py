@@ -11,12 +11,13 @@ from statistics import median
 import numpy as np
 
 from bench.minutes.cells import Cell
+from bench.minutes.kept import kept_row, kept_times
 from bench.minutes.record import Finished
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import percentile_interval
-from eval.acceptance.promise import promise
-from eval.acceptance.ranking import Array, drawn_speedups, step_times
 from eval.acceptance.speedup import StepTimes
+from eval.predictions.promise import promise
+from eval.predictions.ranking import Array, drawn_speedups
 
 Shape = tuple[int, int | None]  # layers and ids, which decide how long a step takes
 CONFIDENCE, NUM_RESAMPLES = 0.95, 2000
@@ -57,8 +58,7 @@ def steps_by_shape(found: Sequence[Finished]) -> dict[Shape, StepTimes]:
     """
     by_shape: dict[Shape, list[StepTimes]] = {}
     for one in found:
-        [times] = step_times(one.latency).values()
-        by_shape.setdefault(shape_of(one.cell), []).append(in_target_steps(times))
+        by_shape.setdefault(shape_of(one.cell), []).append(in_target_steps(kept_times(one.latency)))
     verify = medians([times.verify_s for group in by_shape.values() for times in group])
     return {
         shape: StepTimes(1.0, median(one.draft_s for one in group), median(one.draft_two_s for one in group), verify)
@@ -82,10 +82,11 @@ def worths(one: Finished, steps: Mapping[Shape, StepTimes]) -> dict[tuple[str, f
     """The predicted speed at the best lookahead, by set of answers and temperature."""
     times, found = steps[shape_of(one.cell)], {}
     for row in one.acceptance:
-        lookahead, value = promise(row, times)
+        kept = kept_row(row)
+        lookahead, value = promise(kept.lookahead, times)
         resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed_of(row["set"]))
-        drawn_N = drawn_speedups(row, lookahead, [times] * NUM_RESAMPLES, resampling)
-        found[row["set"], row["temperature"]] = Worth(value, drawn_N, len(row["by_prompt"]["tokens"]), lookahead)
+        drawn_N = drawn_speedups(kept, kept.by_prompt, lookahead, [times] * NUM_RESAMPLES, resampling)
+        found[row["set"], row["temperature"]] = Worth(value, drawn_N, len(kept.by_prompt.tokens), lookahead)
     return found
 
 

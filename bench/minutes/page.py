@@ -10,7 +10,7 @@ from bench.minutes.merit import Worth, is_behind, merit, shape_of, steps_by_shap
 from bench.minutes.record import INPUTS_NAME, Finished, read_finished
 from eval.acceptance.speedup import StepTimes
 from eval.pages.tables import table
-from eval.pages.verdict import with_interval
+from eval.pages.verdict import figure_words
 
 Key = TypeVar("Key", bound=Hashable)
 BEST, MAY_BE = "best", "may be"
@@ -117,7 +117,7 @@ def row(
         f"{sum(phase.answer_tokens_seen for phase in phases) / len(cells):,.0f}",
         *(set_cell(cells, place, steps) for place in range(len(cells[0].acceptance))),
         f"{steps[shape_of(cells[0].cell)].draft_s:.3f}",
-        with_interval({"value": worth.value, "interval": list(worth.interval)}, times=True),
+        figure_words(worth.value, worth.interval, times=True),
         mark,
     ]
 

@@ -5,16 +5,17 @@ from typing import Any
 
 from bench.minutes.cells import Cell
 from bench.minutes.inputs import OWN, Scored
+from bench.minutes.kept import acceptance_kept, latency_kept
 from bench.minutes.setting import LOOKAHEADS, SEED, Setting
 from eval.acceptance.estimates import Resampling
 from eval.latency.machine import torch_threads
 from eval.latency.measure import measure_latency, timing_ticks
 from eval.latency.steps import Setting as StepSetting
 from eval.models.loading import load_model
-from eval.scorecard.acceptance_record import acceptance_record
+from eval.scorecard.acceptance_record import acceptance_row
 from eval.scorecard.answers import context_of
 from eval.scorecard.pair import Pair, replay_drafts
-from eval.scorecard.record import latency_record
+from eval.scorecard.record import scored_latency
 
 EVERY_LOOKAHEAD = range(LOOKAHEADS[0], LOOKAHEADS[1] + 1)
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=SEED)
@@ -27,8 +28,8 @@ def score_draft(setting: Setting, cell: Cell, draft: Path, answers: Scored) -> d
         for name, group in answers.items():
             for temperature, written in group.items():
                 [replayed] = replay_drafts(pair, written, temperature=temperature)
-                row = acceptance_record(replayed.scores(EVERY_LOOKAHEAD)[:1], {}, RESAMPLING)
-                acceptance.append({"set": name, **kept_of(row)})
+                row = acceptance_row(replayed.scores(EVERY_LOOKAHEAD)[:1], {}, RESAMPLING)
+                acceptance.append({"set": name, **acceptance_kept(row)})
         return {"acceptance": acceptance, "latency": measured_latency(setting, pair, answers)}
 
 
@@ -48,22 +49,4 @@ def measured_latency(setting: Setting, pair: Pair, answers: Scored) -> dict[str,
         repetitions=timing_ticks(setting.latency_repeats),
         resampling=RESAMPLING,
     )
-    return latency_record(latency)
-
-
-KEPT = ("temperature", "rule", "prompts", "answers", "alpha", "greedy_match")
-KEPT_OF_LOOKAHEAD = ("lookahead", "rounds", "fully_accepted", "tau")
-
-
-def kept_of(row: dict[str, Any]) -> dict[str, Any]:
-    """What the page and the ranking read of a scorecard's record of acceptance: a tenth of it."""
-    by_prompt = row["by_prompt"]
-    rounds = [
-        {"lookahead": one["lookahead"], "counts": [round(count, 3) for count in one["counts"]]}
-        for one in by_prompt["rounds"]
-    ]
-    return {
-        **{name: row[name] for name in KEPT},
-        "lookahead": [{name: entry[name] for name in KEPT_OF_LOOKAHEAD} for entry in row["lookahead"]],
-        "by_prompt": {"tokens": by_prompt["tokens"], "rounds": rounds},
-    }
+    return latency_kept(scored_latency(latency))

@@ -10,7 +10,7 @@ from bench.minutes.page import marks_of
 from bench.minutes.record import Finished, read_finished
 from eval.acceptance.speedup import StepTimes
 from eval.pages.tables import table
-from eval.pages.verdict import with_interval
+from eval.pages.verdict import figure_words
 
 BEGIN, END = "<!-- equal minutes of {}: begin -->", "<!-- equal minutes of {}: end -->"  # a folder of cells
 COLUMNS = (
@@ -48,7 +48,7 @@ def short_row(cells: Sequence[Finished], worth: Worth, mark: str, steps: Mapping
         f"{sum(phase.epochs for one in cells for phase in one.phases) / num:.1f}",
         *alphas(cells),
         f"{steps[shape_of(cells[0].cell)].draft_s:.3f}",
-        with_interval({"value": worth.value, "interval": list(worth.interval)}, times=True),
+        figure_words(worth.value, worth.interval, times=True),
         mark,
     ]
 

@@ -20,12 +20,13 @@ from architectures.shapes.equal_shapes import EqualShape
 from architectures.shapes.shape import Shape
 from bench.simulations.shares import Row, is_inside, share_of
 from eval.acceptance.estimates import Resampling
-from eval.acceptance.intervals import percentile_interval
+from eval.acceptance.intervals import percentile_bounds, percentile_interval
 from eval.acceptance.speedup import predicted_speedup
 from eval.latency.depth_and_width import depth_and_width
 from eval.latency.measure import Latency, latency_of
-from eval.latency.steps import TARGET, Kind
-from eval.latency.timing import Timed, summarise
+from eval.latency.steps import Kind
+from eval.latency.timing import Timed
+from eval.records.grid import TARGET
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -93,7 +94,7 @@ def latency_rows(series: Series, runs: int, *, seed: int) -> Iterator[Row]:
 
         def holds(taken: Series, *, percentile: int = percentile, truth: float = truth) -> bool:
             values = taken.seconds[Kind(TARGET, 1)].tolist()
-            low, high = summarise(values, RESAMPLING.confidence).bounds_s[percentile]
+            low, high = percentile_bounds(values, percentile / 100, RESAMPLING.confidence)
             return (low is None or low <= truth) and (high is None or truth <= high)
 
         yield from rows_of(f"latency: p{percentile} of a step", holds, series, repeats, runs=runs, seed=seed)

@@ -1,7 +1,7 @@
 """What scorecards and `widedraft choose` predict of drafts, from prompts and step times together."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,18 +9,19 @@ from bench.simulations.latency import Series, stretch
 from bench.simulations.prompts import LOOKAHEAD, Population, population
 from bench.simulations.shares import Row, is_inside, share_of
 from distill.choose.page import RIVAL_SHARE
-from eval.acceptance.promise import promise
-from eval.acceptance.ranking import predicted_interval, ranking, step_times
-from eval.latency.steps import TARGET, Kind
-from eval.scorecard.record import step_record
-
-Record = dict[str, Any]
+from eval.acceptance.estimates import Estimate, Resampling
+from eval.latency.steps import Kind
+from eval.predictions.promise import promise
+from eval.predictions.ranking import predicted_interval, ranking
+from eval.records.grid import TARGET
+from eval.records.steps import ScoredLatency
+from eval.scorecard.record import scored_latency
 
 REPEATS = 40  # eval.latency_repeats
 SIZES = (32, 64)
 LOGIT = -0.6
 DRAFTS = ("a", "b")
-SETTINGS = {"confidence": 0.95, "num_resamples": 500, "seed": 17}
+RESAMPLING = Resampling(confidence=0.95, num_resamples=500, seed=17)
 
 
 def calm(series: Series) -> Series:
@@ -31,38 +32,59 @@ def calm(series: Series) -> Series:
     )
 
 
-def scorecard_of(drawn: Population, series: Series) -> Record:
-    """As much of a scorecard as a prediction reads: drafts of one shape, so that their steps take the same time."""
-    latency = series.latency()
-    shape = series.shapes[0].name
-    own = {"one_token": step_record(latency.draft(shape)), "two_tokens": step_record(latency.draft_two(shape))}
-    return {
-        "settings": SETTINGS,
-        "acceptance": [acceptance_of(drawn, place) for place in range(len(DRAFTS))],
-        "latency": {
-            "target": step_record(latency.target),
-            "verify": [{"lookahead": LOOKAHEAD, **step_record(latency.verify[LOOKAHEAD])}],
-            "drafts": [{"draft": name, **{kind: dict(step) for kind, step in own.items()}} for name in DRAFTS],
-        },
-    }
+@dataclass(frozen=True)
+class DrawnRounds:
+    """As much of a draft's rounds as a prediction reads."""
+
+    lookahead: int
+    tau: Estimate
+    full_rate: float
 
 
-def acceptance_of(drawn: Population, place: int) -> Record:
-    """One draft's row."""
+@dataclass(frozen=True)
+class DrawnSums:
+    """Of every prompt, at the one lookahead."""
+
+    tokens: list[float]
+    rounds: list[float]
+
+    def rounds_at(self, lookahead: int) -> list[float]:
+        assert lookahead == LOOKAHEAD
+        return self.rounds
+
+
+@dataclass(frozen=True)
+class DrawnRow:
+    """One draft."""
+
+    draft: str
+    lookahead: tuple[DrawnRounds, ...]
+    by_prompt: DrawnSums
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """As much of a scorecard as a prediction reads."""
+
+    rows: list[DrawnRow]
+    latency: ScoredLatency
+
+
+def drawn_scorecard(drawn: Population, series: Series) -> Drawn:
+    """Drafts of one shape, so that their steps take the same time."""
+    scored = scored_latency(series.latency())
+    [own] = scored.drafts
+    drafts = tuple(
+        replace(own, draft=name, one_token=replace(own.one_token), two_tokens=replace(own.two_tokens))
+        for name in DRAFTS
+    )
+    return Drawn([drawn_row(drawn, place) for place in range(len(DRAFTS))], replace(scored, drafts=drafts))
+
+
+def drawn_row(drawn: Population, place: int) -> DrawnRow:
     tokens, rounds = drawn.tau_columns(place)
-    return {
-        "draft": DRAFTS[place],
-        "temperature": 0.0,
-        "lookahead": [
-            {
-                "lookahead": LOOKAHEAD,
-                "rounds": sum(rounds),
-                "fully_accepted": float(drawn.full_DP[place].sum()),
-                "tau": {"value": sum(tokens) / sum(rounds)},
-            }
-        ],
-        "by_prompt": {"tokens": tokens, "rounds": [{"lookahead": LOOKAHEAD, "counts": rounds}]},
-    }
+    tau, full_rate = sum(tokens) / sum(rounds), float(drawn.full_DP[place].sum()) / sum(rounds)
+    return DrawnRow(DRAFTS[place], (DrawnRounds(LOOKAHEAD, Estimate(tau, None), full_rate),), DrawnSums(tokens, rounds))
 
 
 def prediction_rows(series: Series, runs: int, *, seed: int, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
@@ -77,17 +99,19 @@ def prediction_rows(series: Series, runs: int, *, seed: int, sizes: Sequence[int
 
 def rows_of(everything: Population, series: Series, size: int, where: str, *, runs: int, seed: int) -> Iterator[Row]:
     """Both shares, for so many prompts and REPEATS repetitions in one stretch."""
-    truth = promise(acceptance_of(everything, 0), step_times(scorecard_of(everything, series)["latency"])["a"])[1]
+    whole = drawn_scorecard(everything, series)
+    _, truth = promise(whole.rows[0].lookahead, whole.latency.step_times("a"))
 
-    def drawn(rng: np.random.Generator) -> Record:
-        return scorecard_of(everything.sample(size, rng), series.taken(stretch(series.repeats, REPEATS, rng)))
+    def drawn(rng: np.random.Generator) -> Drawn:
+        return drawn_scorecard(everything.sample(size, rng), series.taken(stretch(series.repeats, REPEATS, rng)))
 
     def holds(rng: np.random.Generator) -> bool:
-        forecast = {"draft": "a", "temperature": 0.0, "best_lookahead": LOOKAHEAD}
-        return is_inside(truth, predicted_interval(drawn(rng), forecast))
+        found = drawn(rng)
+        return is_inside(truth, predicted_interval(found.rows[0], LOOKAHEAD, found.latency, RESAMPLING))
 
     def is_sure(rng: np.random.Generator) -> bool:
-        return min(one.first_share for one in ranking(drawn(rng), 0.0)) < RIVAL_SHARE
+        found = drawn(rng)
+        return min(one.first_share for one in ranking(found.rows, found.latency, RESAMPLING)) < RIVAL_SHARE
 
     share = share_of(runs, holds, seed=seed)
     yield Row("scorecard: predicted speed-up", where, holds=True, nominal=0.95, share=share, runs=runs)

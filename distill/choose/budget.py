@@ -16,7 +16,7 @@ from distill.choose.weighed import Basis, Weighed
 from distill.estimates.expected_work import expected_reading, expected_work, read_rows
 from distill.recipe.recipe import Recipe
 from distill.run.stage_folders import begin_stage
-from eval.acceptance.ranking import prospect, step_times
+from eval.predictions.ranking import prospect, step_times
 
 PAYS = 1.0  # the speed-up at which a draft breaks even
 

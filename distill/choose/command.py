@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
 from distill.choose.given_alphas import TakenAlpha, known_alpha
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from distill.choose.candidates import Candidate
     from distill.estimates.coverage import Said
     from eval.acceptance.estimates import Resampling
-    from eval.acceptance.ranking import Ranked
+    from eval.predictions.ranking import Ranked
+    from eval.records.steps import ScoredLatency
 
 REPEATS = 20  # of the step times of untrained drafts
 DURATION = "100ba"
@@ -99,7 +100,7 @@ def choose(path: Path, overrides: Sequence[str], options: argparse.Namespace) ->
     from distill.choose.page import prospects_page
     from distill.choose.vocabulary_page import vocabulary_page
     from distill.run.stage_folders import begin_stage
-    from eval.acceptance.ranking import prospect, step_times
+    from eval.predictions.ranking import prospect, step_times
 
     require_file(options.out, path)
     recipe = load_recipe(path, overrides)
@@ -160,22 +161,23 @@ def ranked_by_training(recipe: Recipe, candidates: Sequence["Candidate"], durati
     """Train, score and print them."""
     from distill.choose.page import after_training, ranking_page
     from distill.choose.trials import score_candidates, train_candidates
-    from eval.acceptance.ranking import ranking
+    from eval.predictions.ranking import ranking
 
     temperature = recipe.eval.temperature[0]
     drafts = train_candidates(recipe, candidates)
-    ranked = ranking(score_candidates(recipe, drafts), temperature)
+    card = score_candidates(recipe, drafts)
+    ranked = ranking(card.rows_at(temperature), card.latency, card.settings.resampling)
     print(ranking_page(ranked, after_training(duration, temperature)))
     return ranked
 
 
 def ranked_as_given(
-    recipe: Recipe, candidates: Sequence["Candidate"], latency: dict[str, Any], alphas: Mapping[str, TakenAlpha]
+    recipe: Recipe, candidates: Sequence["Candidate"], latency: "ScoredLatency", alphas: Mapping[str, TakenAlpha]
 ) -> list["Ranked"]:
     """Print them with the acceptance that was given."""
     from distill.choose.given_alphas import scaled_words
     from distill.choose.page import GIVEN_ALPHAS, ranking_page
-    from eval.acceptance.ranking import ranking_of_alphas
+    from eval.predictions.ranking import ranking_of_alphas
 
     taken = {one.name: alphas[one.name] for one in candidates}
     by_name = {name: each.alpha for name, each in taken.items()}
@@ -205,7 +207,7 @@ def candidates_in(target: Path, recipe: Recipe, options: argparse.Namespace) -> 
     return candidates_of(recipe, replace(source, vocab=teacher.vocab), layers, options.most_parameters, sizes)
 
 
-def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate"]) -> dict[str, Any]:
+def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate"]) -> "ScoredLatency":
     """Step times of the target and of every candidate, which no one trained, as a scorecard holds them."""
     from distill.expected_time.floors import CONTEXT
     from eval.checks.built_in import PROMPTS
@@ -215,7 +217,7 @@ def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate
     from eval.latency.steps import Setting
     from eval.latency.untrained import untrained_models
     from eval.models.loading import load_model, load_tokenizer
-    from eval.scorecard.record import latency_record
+    from eval.scorecard.record import scored_latency
 
     config, names = recipe.eval, [one.name for one in candidates]
     text_ids = [token for prompt in PROMPTS for token in load_tokenizer(target)(prompt)["input_ids"]]
@@ -231,7 +233,7 @@ def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate
             repetitions=timing_ticks(REPEATS),
             resampling=resampling_of(recipe),
         )
-    return latency_record(latency)
+    return scored_latency(latency)
 
 
 def chosen_recipe(recipe: Recipe, candidates: Sequence["Candidate"], ranked: Sequence["Ranked"]) -> Recipe:

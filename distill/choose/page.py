@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from distill.choose.candidates import Candidate
-from eval.acceptance.ranking import Prospect, Ranked
 from eval.pages.tables import table
-from eval.pages.verdict import with_interval
+from eval.pages.verdict import figure_words
+from eval.predictions.ranking import Prospect, Ranked
 
 PROSPECT_COLUMNS = ("candidate", "layers × hidden", "parameters", "cost of a step", "most it can gain", "α it needs")
 RIVAL_SHARE = 0.025  # of the draws that name a rival: one of two equal drafts wins fewer in 5 % of runs
@@ -81,7 +81,7 @@ def ranked_cells(one: Ranked) -> tuple[str, ...]:
     return (
         one.draft,
         str(one.lookahead),
-        with_interval({"value": one.speedup, "interval": one.interval}, times=True),
+        figure_words(one.speedup, one.interval, times=True),
         f"{one.tokens_per_s:.1f}",
         f"{one.first_share:.0%} of draws",
     )

@@ -8,7 +8,7 @@ has what was measured. The recipe that is chosen trains its small head from the 
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from architectures.shapes.section import ArchitectureConfig
 from architectures.targets.target import is_gguf
@@ -18,6 +18,9 @@ from distill.run.progressive import share_answers
 from distill.run.run_folder import owned_run
 from distill.run.stage_folders import begin_stage
 from distill.stages.running import cache_if_asked, distill_stage, eval_prompts, generate_stage, prune_stage, timed
+
+if TYPE_CHECKING:
+    from eval.records.scorecard import Scorecard
 
 
 def train_candidates(recipe: Recipe, candidates: Sequence[Candidate]) -> dict[str, Path]:
@@ -95,7 +98,7 @@ def beside(recipe: Recipe, trial: Recipe) -> Recipe:
     return trial.model_copy(update={"target": target, "architecture": architecture})
 
 
-def score_candidates(recipe: Recipe, drafts: Mapping[str, Path]) -> dict[str, Any]:
+def score_candidates(recipe: Recipe, drafts: Mapping[str, Path]) -> "Scorecard":
     """One scorecard of all drafts, in <run>/choose/eval: the same prompts, step times taken in turns."""
     from eval.scorecard import score_drafts
 

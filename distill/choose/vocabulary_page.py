@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from distill.choose.candidates import Candidate
 from distill.choose.vocabularies import ALL, WHOLE
 from distill.estimates.coverage import Said
-from eval.acceptance.ranking import Prospect
 from eval.pages.tables import table
+from eval.predictions.ranking import Prospect
 
 TITLE = "## Step time against coverage"
 NO_ANSWERS = "How much of the target's answers these ids cover is known once there are answers: `widedraft generate`."

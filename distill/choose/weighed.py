@@ -8,8 +8,8 @@ from distill.budget.costs import Costs
 from distill.budget.mixes import Laws, Mix
 from distill.budget.record import Trainings
 from distill.choose.candidates import Candidate
-from eval.acceptance.ranking import Prospect
 from eval.acceptance.speedup import StepTimes
+from eval.predictions.ranking import Prospect
 
 
 @dataclass(frozen=True)

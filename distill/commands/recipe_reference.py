@@ -1,18 +1,38 @@
-"""`python -m distill.commands.recipe_reference` writes what is derived from the models of recipes.
+"""`python -m distill.commands.recipe_reference` writes what is derived from the models of recipes and of records.
 
-That is recipes/recipe.schema.json, which editors use to complete and check recipes, the tables of docs/recipes.md, and
-the hours in the headers of recipes.
+That is recipes/recipe.schema.json, which editors use to complete and check recipes, beside it the schemas of the files
+that stages and commands write, the tables of docs/recipes.md, and the hours in the headers of recipes.
 """
 
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from architectures.files.atomic import write_json
+from architectures.pruning.plan_record import PruningPlan
 from distill.commands.recipe_headers import write_headers
 from distill.recipe.recipe import Recipe
 from distill.recipe_reading.reference import write_reference
+from eval.engine_runs.record import CertificateFile
+from eval.policies.policy_file import PolicyFile
+from eval.records.grid import GridFile
+from eval.records.scorecard import RecordedScorecard, Scorecard
+from eval.records.speed import SpeedFile
+from eval.training_curve.curves import Curves
 
 SCHEMA_PATH = Path(__file__).parents[2] / "recipes" / "recipe.schema.json"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+RECORDS = {
+    "scorecard": Scorecard,
+    "recorded_scorecard": RecordedScorecard,
+    "latency": GridFile,
+    "speed": SpeedFile,
+    "checkpoints": Curves,
+    "lookup_policy": PolicyFile,
+    "certificate": CertificateFile,
+    "plan": PruningPlan,
+}
 INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${key} filled in from another key."}
 
 
@@ -21,12 +41,18 @@ def recipe_schema() -> dict[str, Any]:
     schema = Recipe.model_json_schema()
     for section in (schema, *schema["$defs"].values()):
         section["properties"] = {name: _or_interpolation(node) for name, node in section["properties"].items()}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return {"$schema": DIALECT, **schema}
 
 
-def write_schema(path: Path = SCHEMA_PATH) -> None:
-    """Write the JSON Schema of recipes."""
-    write_json(recipe_schema(), path)
+def schemas() -> dict[str, dict[str, Any]]:
+    """The JSON Schemas of recipes and of all records, by the names of their files."""
+    records = {name: {"$schema": DIALECT, **TypeAdapter(record).json_schema()} for name, record in RECORDS.items()}
+    return {f"{name}.schema.json": schema for name, schema in {"recipe": recipe_schema(), **records}.items()}
+
+
+def write_schemas() -> None:
+    for name, schema in schemas().items():
+        write_json(schema, SCHEMA_PATH.with_name(name))
 
 
 def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
@@ -38,6 +64,6 @@ def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    write_schema()
+    write_schemas()
     write_reference(Recipe.model_json_schema())
     write_headers()

@@ -15,8 +15,8 @@ from architectures.shapes.shape import Shape
 from architectures.shapes.sizes import WIDTHS
 from distill.expected_time.devices import Device, known_slugs
 from distill.expected_time.rates import ASSUMED_LAUNCH_MS, least_step_s, peak_flops_per_s
-from eval.acceptance.ranking import equal_alpha, iid_promise
 from eval.acceptance.speedup import StepTimes
+from eval.predictions.ranking import equal_alpha, iid_promise
 
 CONTEXT = 128  # tokens before a step, here and where `choose` measures
 LOOKAHEADS = range(1, 17)

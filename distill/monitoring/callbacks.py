@@ -167,7 +167,7 @@ class EvaluationIntervals(Callback):
         bounds: dict[str, float] = {}
         for label, metrics in state.eval_metrics.items():
             for name, estimate in estimates(metrics).items():
-                if estimate.low is not None and estimate.high is not None:
-                    place = f"metrics/{label}/{name}"
-                    bounds |= {f"{place}/low": estimate.low, f"{place}/high": estimate.high}
+                if estimate.interval is not None:
+                    low, high = estimate.interval
+                    bounds |= {f"metrics/{label}/{name}/low": low, f"metrics/{label}/{name}/high": high}
         logger.log_metrics(bounds)

@@ -197,7 +197,7 @@ def describe_evaluation(found: Mapping[str, Estimate]) -> list[str]:
     lines: dict[str, list[str]] = {}
     for name, estimate in found.items():
         task, _, metric = name.rpartition("/")
-        interval = "" if estimate.low is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
+        interval = "" if estimate.interval is None else " [{:.3f}, {:.3f}]".format(*estimate.interval)
         lines.setdefault(task, []).append(f"{metric.replace('_', ' ')} {estimate.value:.3f}{interval}")
     return [f"{task}: {', '.join(parts)}" if task else ", ".join(parts) for task, parts in lines.items()]
 

@@ -40,6 +40,7 @@ from distill.run.stage_inputs import (
 
 if TYPE_CHECKING:
     from eval.prompts.forms import Prompt
+    from eval.records.scorecard import Scorecard
 
 
 def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
@@ -249,14 +250,12 @@ def take_policies(run: Path) -> None:
 
 def use_best_lookahead(run: Path) -> None:
     """Have transformers use the draft as its scorecard found best: what an export cannot know yet."""
-    from eval.scorecard import main_forecast
-
-    lookahead = main_forecast(read_scorecard(run))["best_lookahead"]
+    lookahead = read_scorecard(run).main_forecast.best_lookahead
     if write_assistant_settings(run / "draft", lookahead=lookahead):
         print(f"   {run / 'draft' / SETTINGS_NAME}: num_assistant_tokens {lookahead}, the best lookahead scored")
 
 
-def read_scorecard(run: Path) -> dict[str, Any]:
+def read_scorecard(run: Path) -> "Scorecard":
     """What <run>/eval/scorecard.json holds."""
     from eval.report_inputs.cards import read_card
 

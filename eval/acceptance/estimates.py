@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from pydantic import FiniteFloat
 
-from eval.acceptance.intervals import Array, least_units, percentile_interval
+from eval.acceptance.intervals import Array, holds, least_units, percentile_interval
 
 INTERVALS = "expanded percentile bootstrap"  # as records and pages name how intervals of rates are made
 
@@ -33,16 +34,14 @@ class Resampling:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval; no bounds where too few prompts were counted (intervals.least_units)."""
+    """A value with its interval, low and high; None where too few units were counted (intervals.least_units)."""
 
-    value: float
-    low: float | None
-    high: float | None
+    value: FiniteFloat
+    interval: tuple[FiniteFloat, FiniteFloat] | None
 
-    @property
-    def interval(self) -> list[float] | None:
-        """[low, high] or None, as the scorecard writes it."""
-        return None if self.low is None or self.high is None else [self.low, self.high]
+    def __post_init__(self) -> None:
+        if not holds(self.interval, self.value):
+            raise ValueError(f"must lie in its interval, got {self.value} and {self.interval}")
 
 
 Columns = tuple[Sequence[float], Sequence[float]]  # numerators and denominators, one of each per prompt
@@ -90,15 +89,22 @@ def bootstrap_over_prompts(
     value = float(statistic(*columns_CP.sum(axis=1)))
     num_counted = int((columns_CP != 0).any(axis=0).sum())
     if num_counted < least_units(resampling.confidence):
-        return Estimate(value=value, low=None, high=None)
+        return Estimate(value, None)
     weights_RP = resampling_weights(columns_CP.shape[1], resampling)
     with np.errstate(divide="ignore", invalid="ignore"):
         values_R = statistic(*(columns_CP @ weights_RP.T))
     values_R = values_R[np.isfinite(values_R)]
     if not len(values_R):
-        return Estimate(value=value, low=None, high=None)
-    low, high = percentile_interval(values_R, resampling.confidence, num_units=num_counted)
-    return Estimate(value=value, low=min(low, value), high=max(high, value))  # of few resamples all may lie on one side
+        return Estimate(value, None)
+    return resampled(value, values_R, resampling.confidence, num_units=num_counted)
+
+
+def resampled(
+    value: float, values_R: Sequence[float] | Array, confidence: float, *, num_units: int | None = None
+) -> Estimate:
+    """A value with what lies between the tails of resampled ones, and itself: of few all may lie on one side."""
+    low, high = percentile_interval(values_R, confidence, num_units=num_units)
+    return Estimate(value, (min(low, value), max(high, value)))
 
 
 @lru_cache(maxsize=4)

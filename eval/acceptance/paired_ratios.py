@@ -33,9 +33,7 @@ def paired_ratio_quotients(pairs: Sequence[tuple[Columns, Columns]], resampling:
     values = [quotient_of(first) / quotient_of(second) for first, second in pairs]
     influence_KP = np.array([ratio_influence(*first) - ratio_influence(*second) for first, second in pairs])
     return [
-        Estimate(value, None, None)
-        if reach is None
-        else Estimate(value, value * math.exp(-reach), value * math.exp(reach))
+        Estimate(value, None if reach is None else (value * math.exp(-reach), value * math.exp(reach)))
         for value, reach in zip(values, simultaneous_reach(influence_KP, resampling), strict=True)
     ]
 
@@ -50,7 +48,7 @@ def paired_ratio_differences(pairs: Sequence[tuple[Columns, Columns]], resamplin
         ]
     )
     return [
-        Estimate(value, None, None) if reach is None else Estimate(value, value - reach, value + reach)
+        Estimate(value, None if reach is None else (value - reach, value + reach))
         for value, reach in zip(values, simultaneous_reach(influence_KP, resampling), strict=True)
     ]
 

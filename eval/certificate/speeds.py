@@ -10,10 +10,9 @@ def speed_of(run: EngineRun, resampling: Resampling) -> Speed:
     plain = [text.plain_s for text in run.texts], [float(len(text.plain_ids)) for text in run.texts]
     drafted = [text.drafted_s for text in run.texts], [float(len(text.drafted_ids)) for text in run.texts]
     quotient = paired_ratio_quotient(plain, drafted, resampling)
-    low, high = quotient.low, quotient.high
     return Speed(
         plain_tokens_per_s=sum(plain[1]) / sum(plain[0]),
         drafted_tokens_per_s=sum(drafted[1]) / sum(drafted[0]),
         value=quotient.value,
-        interval=None if low is None or high is None else (low, high),
+        interval=quotient.interval,
     )

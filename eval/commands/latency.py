@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
 from architectures.files.number_types import dtype_here
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from architectures.shapes.shape import Shape
     from eval.acceptance.estimates import Resampling
-
-Record = dict[str, Any]
+    from eval.records.grid import GridFigures
 
 NUM_RESAMPLES = 2000
 LEAST_DEPTHS = 3  # a line through fewer says nothing
@@ -90,16 +89,21 @@ def parameter_count(text: str) -> int:
 def latency(options: argparse.Namespace) -> None:
     """Measure, print and perhaps write."""
     require_sensible(options)
-    from architectures.checkpoints.manifest import provenance
-    from architectures.files.atomic import write_bytes, write_json
+    from architectures.files.atomic import write_bytes
     from eval.commands.latency_page import grid_page
     from eval.commands.shapes_plot import shapes_plot
-    from eval.latency.steps import TARGET
+    from eval.models.identity import model_facts
+    from eval.records.files import write_record
+    from eval.records.grid import TARGET, GridFile, GridModel
+    from eval.records.origin import Provenance
 
     models, text_ids = opened(options)
-    described = {name: described_model(model) for name, model in models.items()}
+    described = {
+        name: GridModel(**model_facts(Path(str(model.name_or_path)), model), device=str(model.device))
+        for name, model in models.items()
+    }
     if options.target_bits is not None:
-        described[TARGET]["dtype"] = f"{options.target_bits} bits"
+        described[TARGET] = replace(described[TARGET], dtype=f"{options.target_bits} bits")
         print(f"The target's linear layers are packed into {options.target_bits} bits a weight.\n")
     if options.shapes is None:
         record = measured(options, models, text_ids)
@@ -109,11 +113,13 @@ def latency(options: argparse.Namespace) -> None:
     if options.plot is not None:
         write_bytes(shapes_plot(record), options.plot)
     if options.out is not None:
-        write_json({"models": described, **record, "provenance": provenance()}, options.out)
+        write_record(GridFile(**vars(record), models=described, provenance=Provenance.of_this_process()), options.out)
         print(f"\n{options.out}: the figures")
 
 
-def measured(options: argparse.Namespace, models: Mapping[str, "PreTrainedModel"], text_ids: Sequence[int]) -> Record:
+def measured(
+    options: argparse.Namespace, models: Mapping[str, "PreTrainedModel"], text_ids: Sequence[int]
+) -> "GridFigures":
     """The record of the grid."""
     from eval.latency.grid import Grid, measure_grid
     from eval.latency.machine import torch_threads
@@ -127,12 +133,12 @@ def measured(options: argparse.Namespace, models: Mapping[str, "PreTrainedModel"
         return measure_grid(models, text_ids, grid, resampling_of(options))
 
 
-def measured_shapes(options: argparse.Namespace, target: "PreTrainedModel", text_ids: Sequence[int]) -> Record:
+def measured_shapes(options: argparse.Namespace, target: "PreTrainedModel", text_ids: Sequence[int]) -> "GridFigures":
     """The record of the grid of a target and untrained drafts, with what it says of depth and width."""
     from architectures.shapes.equal_shapes import equal_shapes
     from eval.latency.depth_and_width import with_depth_and_width
-    from eval.latency.steps import TARGET
     from eval.latency.untrained import source_shape, untrained_models
+    from eval.records.grid import TARGET
 
     source = source_shape(target)
     shapes = equal_shapes(with_head_of(source, options.vocabulary), options.shapes, options.parameters)
@@ -166,9 +172,9 @@ def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], l
     """The target and its drafts by name, and the text that fills their caches."""
     from architectures.targets.target import require_whole_head, resolve_checkpoint
     from eval.checks.loaded import prompts_of
-    from eval.latency.steps import TARGET
     from eval.models.loading import load_model, load_tokenizer, require_same_tokenizer
     from eval.prompts.rendering import render_prompt
+    from eval.records.grid import TARGET
 
     folder = resolve_checkpoint(options.target)
     require_whole_head(folder)
@@ -183,21 +189,6 @@ def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], l
     folders = {TARGET: folder, **dict(zip(names, drafts, strict=True))}
     bits = {TARGET: options.target_bits}
     return {name: load_model(path, dtype=dtype, bits=bits.get(name)) for name, path in folders.items()}, text_ids
-
-
-def described_model(model: "PreTrainedModel") -> dict[str, Any]:
-    from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-
-    config = model.config.get_text_config(decoder=True)
-    return {
-        "path": model.name_or_path,
-        "fingerprint": fingerprint_checkpoint(Path(str(model.name_or_path))),
-        "layers": config.num_hidden_layers,
-        "hidden": config.hidden_size,
-        "parameters": model.num_parameters(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": str(model.device),
-    }
 
 
 def require_sensible(options: argparse.Namespace) -> None:

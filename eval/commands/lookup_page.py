@@ -1,7 +1,5 @@
 """What was tuned, as a table and a sentence. Pure text."""
 
-from dataclasses import asdict
-
 from eval.pages.tables import table
 from eval.policies.policy_file import PolicyFile
 from eval.policies.policy_words import POLICY_COLUMNS, policy_words
@@ -13,7 +11,7 @@ def policies_page(found: PolicyFile) -> str:
     rows = [
         [
             f"{one.temperature:g}",
-            *policy_words(one.lookahead, asdict(one.policy)),
+            *policy_words(one.lookahead, one.policy),
             f"{one.speedup:.2f}x",
             f"{one.draft_alone:.2f}x",
         ]

@@ -1,49 +1,48 @@
 """What shapes of equal size say of depth and width, in words and a table. Pure text from the record."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
 from eval.pages.tables import table, with_ids_said
 from eval.pages.verdict import with_interval
-
-Record = dict[str, Any]
+from eval.records.grid import DepthAndWidth, ShapeRow, SizeEnds
 
 COLUMNS = ("shape", "layers", "hidden", "intermediate", "heads", "kv_heads")
 
 
-def shapes_table(shapes: Sequence[Record]) -> str:
+def shapes_table(shapes: Sequence[ShapeRow]) -> str:
     """The shapes, and which of them could not be cut out of the target."""
-    said = [{"head_vocab_size": one["head_vocab"] or None} for one in shapes]
+    said = [one.head_vocab or None for one in shapes]
     return table(*with_ids_said((*COLUMNS, "larger than the target in"), [shape_cells(one) for one in shapes], said))
 
 
-def shape_cells(one: Record) -> tuple[str, ...]:
-    return (one["name"], *(str(one[name]) for name in COLUMNS[1:]), ", ".join(one["larger"]))
+def shape_cells(one: ShapeRow) -> tuple[str, ...]:
+    return (one.name, *(str(getattr(one, name)) for name in COLUMNS[1:]), ", ".join(one.larger))
 
 
-def depth_sentences(found: Record) -> list[str]:
+def depth_sentences(found: DepthAndWidth) -> list[str]:
     """Whether depth costs at equal size, in one cell."""
-    fit = found["fit"]
+    fit = found.fit
     straight = (
-        f"Fitted: {with_interval(fit['constant_ms'])} ms, {with_interval(fit['layer_ms'])} ms more for each layer, "
-        f"{with_interval(fit['hundred_channels_ms'])} ms for each hundred channels; the line misses by up to "
-        f"{fit['largest_residual']:.0%}."
+        f"Fitted: {with_interval(fit.constant_ms)} ms, {with_interval(fit.layer_ms)} ms more for each layer, "
+        f"{with_interval(fit.hundred_channels_ms)} ms for each hundred channels; the line misses by up to "
+        f"{fit.largest_residual:.0%}."
     )
-    return [*map(size_sentence, found["sizes"]), straight, verdict(found["sizes"])]
+    return [*map(size_sentence, found.sizes), straight, verdict(found.sizes)]
 
 
-def size_sentence(size: Record) -> str:
+def size_sentence(size: SizeEnds) -> str:
     """The two ends of one size."""
-    fastest = "" if size["fastest"] == size["shallowest"] else f" The fastest is {size['fastest']}."
+    fastest = "" if size.fastest == size.shallowest else f" The fastest is {size.fastest}."
     return (
-        f"About {size['size'] / 1e6:.1f}M parameters: a step of {size['deepest']} takes "
-        f"{with_interval(size['deepest_over_shallowest'], times=True)} as long as one of {size['shallowest']}.{fastest}"
+        f"About {size.size / 1e6:.1f}M parameters: a step of {size.deepest} takes "
+        f"{with_interval(size.deepest_over_shallowest, times=True)} as long as one of {size.shallowest}.{fastest}"
     )
 
 
-def verdict(sizes: Sequence[Record]) -> str:
+def verdict(sizes: Sequence[SizeEnds]) -> str:
     """Whether the claim holds here: at equal size the deepest shape is slower than the shallowest."""
-    intervals = [size["deepest_over_shallowest"]["interval"] for size in sizes]
+    intervals = [size.deepest_over_shallowest.interval or (0.0, math.inf) for size in sizes]
     if all(low > 1 for low, _ in intervals):
         return "So depth costs here: of equal size, a shallow and wide draft is faster than a deep and narrow one."
     if all(high < 1 for _, high in intervals):

@@ -4,7 +4,7 @@ import argparse
 import sys
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from architectures.errors import UserError
 from architectures.files.number_types import dtype_here
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from eval.checks.loaded import LoadedPair
     from eval.latency.measure import Latency
     from eval.policies.policy_file import TunedPolicy
+    from eval.records.speed import SpeedFile, SpeedSettings
     from eval.speed.measure import Prompts, Times
     from eval.speed.ways import Setup
 
@@ -85,11 +86,11 @@ def speed_arguments(parser: argparse.ArgumentParser) -> None:
 def speed(options: argparse.Namespace) -> None:
     """Measure, print and perhaps write."""
     require_sensible(options)
-    from architectures.checkpoints.manifest import provenance
-    from architectures.files.atomic import write_bytes, write_json
+    from architectures.files.atomic import write_bytes
     from eval.acceptance.estimates import Resampling
     from eval.checks.loaded import load_pairs, prompts_of
     from eval.latency.machine import torch_threads
+    from eval.records.files import write_record
     from eval.speed.page import speed_page
     from eval.speed.plot import speed_plot
 
@@ -109,7 +110,7 @@ def speed(options: argparse.Namespace) -> None:
     if options.plot is not None:
         write_bytes(speed_plot(record), options.plot)
     if options.out is not None:
-        write_json({**record, "provenance": provenance()}, options.out)
+        write_record(record, options.out)
         print(f"\n{options.out}: the figures")
 
 
@@ -143,30 +144,29 @@ def measured(
     pairs: "Mapping[str, LoadedPair]",
     prompts: "Prompts",
     resampling: "Resampling",
-) -> dict[str, Any]:
+) -> "SpeedFile":
     """The record of all ways."""
     import torch
 
     from eval.checks.loaded import identity_of
     from eval.latency.machine import machine_state
+    from eval.records.origin import Machine, Provenance
+    from eval.records.speed import SpeedFile
     from eval.speed.measure import groups_of
-    from eval.speed.record import speed_record_of_all
+    from eval.speed.record import speed_figures
 
     any_pair = next(iter(pairs.values()))
     device = any_pair.target.device
     before = machine_state(device)
     times, latency = decode_and_time(options, setup, groups_of(prompts, options.batch), resampling)
-    return {
-        "target": vars(identity_of(any_pair.folders[0], any_pair.target)),
-        "drafts": {name: vars(pair.draft_identity()) for name, pair in pairs.items()},
-        "settings": settings_of(options, len(prompts)),
-        "machine": {
-            "before": before,
-            "after": machine_state(device),
-            "threads": torch.get_num_threads(),
-        },
-        **speed_record_of_all(times, latency, resampling),
-    }
+    return SpeedFile(
+        target=identity_of(any_pair.folders[0], any_pair.target),
+        drafts={name: pair.draft_identity() for name, pair in pairs.items()},
+        settings=settings_of(options, len(prompts)),
+        machine=Machine(before=before, after=machine_state(device), threads=torch.get_num_threads()),
+        **vars(speed_figures(times, latency, resampling)),
+        provenance=Provenance.of_this_process(),
+    )
 
 
 def policies_of(
@@ -256,18 +256,20 @@ def profile_a_round(options: argparse.Namespace, setup: "Setup", prompts: "Promp
     print("\n".join(f"  {path.name}" for path in found.files))
 
 
-def settings_of(options: argparse.Namespace, num_prompts: int) -> dict[str, Any]:
-    return {
-        "prompts": num_prompts,
-        "max_new_tokens": options.max_new_tokens,
-        "batch": options.batch,
-        "temperature": options.temperature,
-        "repeats": options.repeats,
-        "beside": options.beside,
+def settings_of(options: argparse.Namespace, num_prompts: int) -> "SpeedSettings":
+    from eval.records.speed import SpeedSettings
+
+    return SpeedSettings(
+        prompts=num_prompts,
+        max_new_tokens=options.max_new_tokens,
+        batch=options.batch,
+        temperature=options.temperature,
+        repeats=options.repeats,
+        beside=options.beside,
         **flags_of(how_asked(options)),
-        "confidence": options.confidence,
-        "seed": options.seed,
-    }
+        confidence=options.confidence,
+        seed=options.seed,
+    )
 
 
 def require_sensible(options: argparse.Namespace) -> None:

@@ -48,7 +48,9 @@ class ProposalPolicy:
             raise ValueError(f"lookahead must be at least 1, got {self.lookahead}.")
         if not self.prior or not all(0 <= rate <= 1 for rate in self.prior):
             raise ValueError(f"prior must be rates in [0, 1], one at least, got {self.prior}.")
-        if self.weight <= 0:
+        if not self.least >= 0:
+            raise ValueError(f"least must be 0 or more, got {self.least:g}.")
+        if not self.weight > 0:
             raise ValueError(f"weight must be above 0, got {self.weight:g}.")
         if not 0 <= self.confidence <= 1:
             raise ValueError(f"confidence must be in [0, 1], got {self.confidence:g}.")

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -14,14 +13,13 @@ from eval.acceptance.estimates import Resampling
 from eval.latency.floor import step_bytes
 from eval.latency.machine import machine_state, memory_bandwidth
 from eval.latency.measure import Latency, measure_both_ways
-from eval.latency.steps import TARGET, Setting
-from eval.latency.timing import Bounds, StepTime
-from eval.models.execution import How, flags_of
+from eval.latency.steps import Setting
+from eval.models.execution import How
+from eval.records.grid import TARGET, Bandwidth, Cell, GridFigures, GridStep, GridSteps
+from eval.records.origin import Machine
 from eval.steps.fixed_steps import FixedSteps
 from eval.steps.openers import new_opener
 from eval.steps.sequencer import Opener, open_sequencer, takes_rows
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Grid:
 
 def measure_grid(
     models: Mapping[str, PreTrainedModel], text_ids: Sequence[int], grid: Grid, resampling: Resampling
-) -> Record:
+) -> GridFigures:
     """Measure every cell.
 
     Args:
@@ -63,9 +61,6 @@ def measure_grid(
         text_ids: What the caches are filled with, again and again where a context is longer.
         grid: Which cells.
         resampling: How intervals are made; the seed also draws the order of the steps.
-
-    Returns:
-        A record of plain values, in milliseconds, bytes and GB/s.
 
     Raises:
         UserError: If a model reads one text at a time and the grid has larger batches, or no other than eager steps
@@ -77,17 +72,29 @@ def measure_grid(
     bandwidth, before = memory_bandwidth(device), machine_state(device)
     total = grid.repeats * len(cells)
     ticks = track(range(total), description="timing steps", total=total)
-    rows = []
+    measured = []
     for how, batch, context in cells:
         setting = Setting(repeated(text_ids, context), batch, openers[how])
-        rows.append(cell_record(models, setting, grid, ticks, resampling) | flags_of(how))
+        together, alone = steps_both_ways(models, setting, grid, ticks, resampling)
+        floor = floors(models, batch, context, max(bandwidth.values()))
+        measured.append(
+            Cell(
+                batch=batch,
+                context_tokens=context,
+                compiled=how == "compiled",
+                captured=how == "captured",
+                together=together,
+                alone=alone,
+                floor=floor,
+            )
+        )
     assert next(ticks, None) is None  # and the bar ends
-    return {
-        "lookaheads": list(grid.lookaheads),
-        "bandwidth_gb_s": {name: value / 1e9 for name, value in bandwidth.items()},
-        "machine": {"before": before, "after": machine_state(device), "threads": torch.get_num_threads()},
-        "cells": [row | {"floor": floors(models, row, max(bandwidth.values()))} for row in rows],
-    }
+    return GridFigures(
+        lookaheads=tuple(grid.lookaheads),
+        bandwidth_gb_s=Bandwidth(**{name: value / 1e9 for name, value in bandwidth.items()}),
+        machine=Machine(before=before, after=machine_state(device), threads=torch.get_num_threads()),
+        cells=tuple(measured),
+    )
 
 
 def openers_for(grid: Grid, models: Mapping[str, PreTrainedModel]) -> dict[How, Opener]:
@@ -100,13 +107,13 @@ def openers_for(grid: Grid, models: Mapping[str, PreTrainedModel]) -> dict[How, 
     return openers
 
 
-def cell_record(
+def steps_both_ways(
     models: Mapping[str, PreTrainedModel],
     setting: Setting,
     grid: Grid,
     ticks: Iterator[int],
     resampling: Resampling,
-) -> Record:
+) -> tuple[GridSteps, GridSteps]:
     """Every step of one cell, in turn with the others and by itself."""
     together, alone = measure_both_ways(
         models,
@@ -117,52 +124,35 @@ def cell_record(
         ticks=ticks,
         resampling=resampling,
     )
-    return {
-        "batch": setting.batch,
-        "context_tokens": len(setting.context_ids),
-        "together": latency_record(together),
-        "alone": latency_record(alone),
-    }
+    return grid_steps(together), grid_steps(alone)
 
 
-def latency_record(latency: Latency) -> Record:
+def grid_steps(latency: Latency) -> GridSteps:
     """Step times of the target and every draft."""
-    return {
-        "repeats": latency.repeats,
-        "warm_up_repeats": latency.warm_up_repeats,
-        "settled": latency.is_settled,
-        "steps": [
-            {
-                "model": kind.model,
-                "tokens": kind.tokens,
-                "prefill": kind.is_prefill,
-                **step_record(time),
-                "each_ms": [1000 * seconds for seconds in latency.seconds[kind]],
-            }
+    return GridSteps(
+        repeats=latency.repeats,
+        warm_up_repeats=latency.warm_up_repeats,
+        settled=latency.is_settled,
+        steps=tuple(
+            GridStep(
+                model=kind.model,
+                tokens=kind.tokens,
+                prefill=kind.is_prefill,
+                **vars(time),
+                each_ms=tuple(1000 * seconds for seconds in latency.seconds[kind]),
+            )
             for kind, time in latency.times.items()
-        ],
-    }
+        ),
+    )
 
 
-def step_record(time: StepTime) -> Record:
-    """Percentiles of one kind of step, in milliseconds, each with its bounds."""
-    return {
-        f"p{percentile}_ms": {"value": 1000 * seconds, "interval": bounds_record(time.bounds_s[percentile])}
-        for percentile, seconds in time.percentiles_s.items()
-    }
-
-
-def bounds_record(bounds_s: Bounds) -> list[float | None] | None:
-    """[low, high] in milliseconds, with null for a bound that there is not; null where there is neither."""
-    found = [None if bound_s is None else 1000 * bound_s for bound_s in bounds_s]
-    return None if found == [None, None] else found
-
-
-def floors(models: Mapping[str, PreTrainedModel], row: Record, bytes_per_s: float) -> dict[str, float | None]:
+def floors(
+    models: Mapping[str, PreTrainedModel], batch: int, context: int, bytes_per_s: float
+) -> dict[str, float | None]:
     """Milliseconds a step of each model must take, however few tokens it reads; None where its bytes are not known."""
     least: dict[str, float | None] = {}
     for name, model in models.items():
-        count = step_bytes(model, batch=row["batch"], context=row["context_tokens"])
+        count = step_bytes(model, batch=batch, context=context)
         least[name] = None if count is None else 1000 * count / bytes_per_s
     return least
 

@@ -6,11 +6,11 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from eval.models.clock import clock_s
+from eval.records.origin import MachineState
 
 BANDWIDTH_BYTES = {"cpu": 2**29, "cuda": 2**32}
 BANDWIDTH_REPEATS = 12
@@ -44,22 +44,21 @@ def usable_cores(cgroup_limit: Path = CGROUP / "cpu.max") -> int:
     return cores
 
 
-def machine_state(device: torch.device) -> dict[str, Any]:
-    """Load, clocks and throttling at this moment; null where the system does not tell."""
-    return {
-        "load_average": round(os.getloadavg()[0], 2),
-        "processor_mhz": processor_mhz(),
-        "throttled_periods": throttled_periods(),
-        "gpu": gpu_state() if device.type == "cuda" else None,
-    }
+def machine_state(device: torch.device) -> MachineState:
+    return MachineState(
+        load_average=round(os.getloadavg()[0], 2),
+        processor_mhz=processor_mhz(),
+        throttled_periods=throttled_periods(),
+        gpu=gpu_state() if device.type == "cuda" else None,
+    )
 
 
-def processor_mhz(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[float] | None:
+def processor_mhz(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[float, float] | None:
     """The lowest and the highest clock of the cores."""
     if not cpuinfo.is_file():
         return None
     clocks = [float(line.split(":")[1]) for line in cpuinfo.read_text().splitlines() if line.startswith("cpu MHz")]
-    return [min(clocks), max(clocks)] if clocks else None
+    return (min(clocks), max(clocks)) if clocks else None
 
 
 def throttled_periods(statistics: Path = CGROUP / "cpu.stat") -> int | None:
@@ -70,7 +69,7 @@ def throttled_periods(statistics: Path = CGROUP / "cpu.stat") -> int | None:
     return int(counts["nr_throttled"]) if "nr_throttled" in counts else None
 
 
-def gpu_state() -> list[dict[str, str]] | None:
+def gpu_state() -> tuple[dict[str, str], ...] | None:
     """Clocks, temperature, power and throttle reasons of every GPU, as nvidia-smi prints them."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -80,7 +79,7 @@ def gpu_state() -> list[dict[str, str]] | None:
     if answered.returncode != 0:
         return None
     rows = (line.split(", ") for line in answered.stdout.splitlines())
-    return [dict(zip(GPU_QUESTIONS, row, strict=True)) for row in rows]
+    return tuple(dict(zip(GPU_QUESTIONS, row, strict=True)) for row in rows)
 
 
 def memory_bandwidth(device: torch.device, *, num_bytes: int | None = None) -> dict[str, float]:

@@ -11,8 +11,10 @@ from transformers import PreTrainedModel
 from architectures.files.progress import track
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes
-from eval.latency.steps import TARGET, Kind, Setting, decoding_steps, prefill_steps
-from eval.latency.timing import StepTime, Timed, time_alone, time_together
+from eval.latency.steps import Kind, Setting, decoding_steps, prefill_steps
+from eval.latency.timing import Timed, time_alone, time_together
+from eval.records.grid import TARGET
+from eval.records.steps import StepTime
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ class Latency:
     def step_times(self, draft: str) -> StepTimes:
         """The medians of the target and one draft."""
         return StepTimes(
-            target_s=self.target.median_s,
-            draft_s=self.draft(draft).median_s,
-            draft_two_s=self.draft_two(draft).median_s,
-            verify_s={lookahead: time.median_s for lookahead, time in self.verify.items()},
+            target_s=self.target.median_ms / 1000,
+            draft_s=self.draft(draft).median_ms / 1000,
+            draft_two_s=self.draft_two(draft).median_ms / 1000,
+            verify_s={lookahead: time.median_ms / 1000 for lookahead, time in self.verify.items()},
         )
 
     def resampled_step_times(self, draft: str, lookaheads: Sequence[int], resampling: Resampling) -> list[StepTimes]:

@@ -24,10 +24,10 @@ from transformers import PreTrainedModel
 from architectures.draft_vocabulary.head import head_ids, tokens_of
 from eval.latency.timing import Step
 from eval.models.clock import clock_s
+from eval.records.grid import TARGET
 from eval.steps.sequencer import Feed, Opener, Sequencer, open_sequencer
 
 CHAIN_LENGTH = 8  # draft steps timed together, each fed the argmax of the one before
-TARGET = "target"  # the name of the model that is no draft
 
 
 class Kind(NamedTuple):

@@ -9,7 +9,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from eval.acceptance.intervals import percentile_bounds
+from eval.acceptance.estimates import Estimate
+from eval.acceptance.intervals import Array, percentile_bounds
+from eval.records.steps import Percentile, StepTime
 
 Kind = TypeVar("Kind", bound=Hashable)
 Step = Callable[[], float]  # does its work once and returns the seconds it took
@@ -17,33 +19,7 @@ Step = Callable[[], float]  # does its work once and returns the seconds it took
 WARM_UP_WINDOW = 5  # repetitions whose median is compared with that of as many before
 WARM_UP_LIMIT = 20  # repetitions after which timing starts, stable or not
 STABLE_CHANGE = 0.02  # relative change of the median below which warm-up ends
-PERCENTILES: tuple[int, ...] = (10, 50, 90)
 RARE, RARE_REPEATS = 99, 200  # a percentile that says nothing of fewer repetitions: two of them lie beyond it
-Bounds = tuple[float | None, float | None]
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds of one kind of step over all repetitions.
-
-    Attributes:
-        percentiles_s: Each of PERCENTILES, and RARE where there were RARE_REPEATS repetitions.
-        bounds_s: Of each, by order statistics; a bound is None where no repetition is surely beyond the percentile.
-    """
-
-    percentiles_s: Mapping[int, float]
-    bounds_s: Mapping[int, Bounds]
-
-    @property
-    def median_s(self) -> float:
-        """The 50th percentile."""
-        return self.percentiles_s[50]
-
-    @property
-    def interval_s(self) -> tuple[float, float] | None:
-        """Of the median; None of few repetitions (eval.acceptance.intervals.least_units)."""
-        low, high = self.bounds_s[50]
-        return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True)
@@ -129,9 +105,18 @@ def has_settled(totals_s: Sequence[float]) -> bool:
 
 
 def summarise(values_s: Sequence[float], confidence: float) -> StepTime:
-    """Percentiles, each with bounds that hold whatever the law of the times is."""
-    told = (*PERCENTILES, RARE) if len(values_s) >= RARE_REPEATS else PERCENTILES
+    """Percentiles in milliseconds, each with bounds that hold whatever the law of the times is."""
+    values_ms = 1000 * np.asarray(values_s)
+    low, high = percentile_bounds(values_ms, 0.5, confidence)
     return StepTime(
-        {percentile: float(np.percentile(values_s, percentile)) for percentile in told},
-        {percentile: percentile_bounds(values_s, percentile / 100, confidence) for percentile in told},
+        p10_ms=percentile(values_ms, 10, confidence),
+        p50_ms=Estimate(float(np.median(values_ms)), None if low is None or high is None else (low, high)),
+        p90_ms=percentile(values_ms, 90, confidence),
+        p99_ms=percentile(values_ms, RARE, confidence) if len(values_ms) >= RARE_REPEATS else None,
     )
+
+
+def percentile(values_ms: Array, percent: int, confidence: float) -> Percentile:
+    """One of them; without bounds where no repetition is surely beyond it on either side."""
+    bounds_ms = percentile_bounds(values_ms, percent / 100, confidence)
+    return Percentile(float(np.percentile(values_ms, percent)), None if bounds_ms == (None, None) else bounds_ms)

@@ -14,9 +14,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from eval.acceptance.estimates import Estimate
 from eval.pages.blocks import MOST_LETTERS, Figure, folded
-
-Record = dict[str, Any]
 
 INK, GRID, PAPER = "#1b1b1b", "#cdcdcd", "#fefefe"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -115,24 +114,24 @@ def series_style(place: int) -> dict[str, Any]:
     }
 
 
-def draw_points(axes: Axes, x: Sequence[float], estimates: Sequence[Record], place: int, label: str) -> None:
+def draw_points(axes: Axes, x: Sequence[float], estimates: Sequence[Estimate], place: int, label: str) -> None:
     """Measured values as a series, with a bar for each interval."""
-    axes.plot(x, [one["value"] for one in estimates], label=in_legend(label), **series_style(place))
+    axes.plot(x, [one.value for one in estimates], label=in_legend(label), **series_style(place))
     for at, one in zip(x, estimates, strict=True):
         draw_interval(axes, at, one, place)
 
 
-def draw_measured(axes: Axes, x: float, estimate: Record, place: int, label: str) -> None:
+def draw_measured(axes: Axes, x: float, estimate: Estimate, place: int, label: str) -> None:
     """A single measured value, larger than the points of a series, with its interval."""
     style = series_style(place) | {"linestyle": "none", "markersize": 10, "zorder": 1.5}  # a point stays seen on it
-    axes.plot([x], [estimate["value"]], label=in_legend(label), **style)
+    axes.plot([x], [estimate.value], label=in_legend(label), **style)
     draw_interval(axes, x, estimate, place)
 
 
-def draw_interval(axes: Axes, x: float, estimate: Record, place: int) -> None:
+def draw_interval(axes: Axes, x: float, estimate: Estimate, place: int) -> None:
     """A bar from low to high; nothing where there is no interval."""
-    if estimate["interval"] is not None:
-        axes.vlines(x, *estimate["interval"], color=COLOURS[place % len(COLOURS)], linewidth=3, alpha=0.4)
+    if estimate.interval is not None:
+        axes.vlines(x, *estimate.interval, color=COLOURS[place % len(COLOURS)], linewidth=3, alpha=0.4)
 
 
 def draw_predicted(axes: Axes, x: Sequence[float], y: Sequence[float], place: int, label: str) -> None:

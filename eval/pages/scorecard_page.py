@@ -1,33 +1,29 @@
 """scorecard.md: the verdict first, then the tables behind it. Pure text from the record."""
 
-from typing import Any
-
 from eval.pages.acceptance_page import acceptance_section
 from eval.pages.tables import table, with_ids_said
 from eval.pages.verdict import (
     agreement_sentence,
     alpha_words,
-    interval_method,
-    machine,
-    main_forecast,
     prediction,
-    primary,
-    speedup_of,
     speedup_words,
     way_words,
     with_interval,
 )
 from eval.policies.policy_words import POLICY_COLUMNS, engine_words, policy_words
+from eval.records.origin import TaskRow
+from eval.records.scorecard import Scorecard
+from eval.records.speeds import Live, PolicyRow, SpeedupRow, WayRow
+from eval.records.steps import StepTime
+from eval.records.values import HasInterval
 
-Record = dict[str, Any]
 
-
-def scorecard_page(scorecard: Record) -> str:
+def scorecard_page(scorecard: Scorecard) -> str:
     """scorecard.md: the verdict first, then the tables behind it."""
     parts = [
-        f"# Scorecard of {scorecard['drafts'][-1]['path']}",
-        f"**{scorecard['verdict']}**",
-        *(f"> **Warning:** {text}" for text in scorecard["warnings"]),
+        f"# Scorecard of {scorecard.drafts[-1].path}",
+        f"**{scorecard.verdict}**",
+        *(f"> **Warning:** {text}" for text in scorecard.warnings),
         "What each figure means: docs/scoring.md of widedraft. All numbers: scorecard.json.",
         *models_section(scorecard),
         *acceptance_section(scorecard),
@@ -39,48 +35,48 @@ def scorecard_page(scorecard: Record) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def models_section(scorecard: Record) -> list[str]:
-    rows = [{"draft": "target", **scorecard["target"]}, *scorecard["drafts"]]
+def models_section(scorecard: Scorecard) -> list[str]:
+    models = {"target": scorecard.target, **{one.draft: one for one in scorecard.drafts}}
     cells = [
-        (row["draft"], row["path"], row["layers"], row["hidden"], f"{row['parameters']:,}", row["fingerprint"][:12])
-        for row in rows
+        (name, one.path, one.layers, one.hidden, f"{one.parameters:,}", one.fingerprint[:12])
+        for name, one in models.items()
     ]
     columns = ("model", "folder", "layers", "hidden", "parameters", "fingerprint")
-    return ["## Models", table(*with_ids_said(columns, cells, rows))]
+    return ["## Models", table(*with_ids_said(columns, cells, [one.head_vocab_size for one in models.values()]))]
 
 
-def speed_section(scorecard: Record) -> list[str]:
+def speed_section(scorecard: Scorecard) -> list[str]:
     """Step times and what they promise."""
-    latency = scorecard["latency"]
-    steps = [("target, 1 token", latency["target"])]
-    steps += [(f"target, {row['lookahead'] + 1} tokens (verify)", row) for row in latency["verify"]]
-    for row in latency["drafts"]:
-        steps += [(f"{row['draft']}, 1 token", row["one_token"]), (f"{row['draft']}, 2 tokens", row["two_tokens"])]
-    cells = [(name, step_words(step), f"{step['p10_ms']:.2f}", f"{step['p90_ms']:.2f}") for name, step in steps]
-    title = f"## Step times at batch 1, {latency['context_tokens']} tokens of context, {latency['repeats']} repetitions"
+    latency = scorecard.latency
+    steps = [("target, 1 token", latency.target)]
+    steps += [(f"target, {row.lookahead + 1} tokens (verify)", row) for row in latency.verify]
+    for row in latency.drafts:
+        steps += [(f"{row.draft}, 1 token", row.one_token), (f"{row.draft}, 2 tokens", row.two_tokens)]
+    cells = [(name, step_words(step), f"{step.p10_ms.value:.2f}", f"{step.p90_ms.value:.2f}") for name, step in steps]
+    title = f"## Step times at batch 1, {latency.context_tokens} tokens of context, {latency.repeats} repetitions"
     parts = [title, table(("step", "median ms", "p10", "p90"), cells)]
-    for row in scorecard["speedup"]:
-        if row["draft"] == primary(scorecard):
+    for row in scorecard.speedup:
+        if row.draft == scorecard.primary:
             parts += forecast_part(row, prediction(scorecard, row))
     return parts
 
 
-def forecast_part(row: Record, predicted: str) -> list[str]:
+def forecast_part(row: SpeedupRow, predicted: str) -> list[str]:
     """Predicted speed-up by lookahead at one temperature."""
     title = (
-        f"### Predicted speed-up of {row['draft']} at temperature {row['temperature']:g}: {predicted} at lookahead "
-        f"{row['best_lookahead']}"
+        f"### Predicted speed-up of {row.draft} at temperature {row.temperature:g}: {predicted} at lookahead "
+        f"{row.best_lookahead}"
     )
     cells = [
         (
-            entry["lookahead"],
-            f"{entry['predicted']:.3f}",
-            f"{entry['iid']:.3f}",
-            f"{entry['leviathan']:.3f}",
-            speedup_words(entry["memory_bound"]),
-            alpha_words(entry["break_even_alpha"]),
+            entry.lookahead,
+            f"{entry.predicted:.3f}",
+            f"{entry.iid:.3f}",
+            f"{entry.leviathan:.3f}",
+            speedup_words(entry.memory_bound),
+            alpha_words(entry.break_even_alpha),
         )
-        for entry in row["lookahead"]
+        for entry in row.lookahead
     ]
     columns = (
         "lookahead",
@@ -93,112 +89,116 @@ def forecast_part(row: Record, predicted: str) -> list[str]:
     return [title, table(columns, cells)]
 
 
-def policies_section(scorecard: Record) -> list[str]:
+def policies_section(scorecard: Scorecard) -> list[str]:
     """When the text proposes beside the draft, and what is predicted of that; nothing where none was tuned."""
-    rows = scorecard.get("policies", [])
+    rows = scorecard.policies
     if not rows:
         return []
     cells = [
-        (f"{row['temperature']:g}", *policy_words(row["lookahead"], row["policy"]), *promised_words(scorecard, row))
+        (f"{row.temperature:g}", *policy_words(row.lookahead, row.policy), *promised_words(scorecard, row))
         for row in rows
     ]
     columns = ("temperature", *POLICY_COLUMNS, "predicted", "the draft alone", "n-gram lookup alone")
     return [
-        f"## The text beside the draft, tuned on {rows[0]['tuned_on']} answers that nothing is scored on",
+        f"## The text beside the draft, tuned on {rows[0].tuned_on} answers that nothing is scored on",
         table(columns, cells),
         *(
-            f"Nearest settings of engines at temperature {row['temperature']:g}, which were not measured: "
-            f"{engine_words(row['lookahead'], row['policy'])}."
+            f"Nearest settings of engines at temperature {row.temperature:g}, which were not measured: "
+            f"{engine_words(row.lookahead, row.policy)}."
             for row in rows
         ),
     ]
 
 
-def promised_words(scorecard: Record, row: Record) -> tuple[str, str, str]:
+def promised_words(scorecard: Scorecard, row: PolicyRow) -> tuple[str, str, str]:
     """The speed-up that a policy promises on the scored answers, and those of the draft and of the text alone."""
-    alone, lookup = speedup_of(scorecard, primary(scorecard), row["temperature"]), row["lookup"]
+    alone, lookup = scorecard.speedup_of(scorecard.primary, row.temperature), row.lookup
     return (
-        f"{row['predicted']:.2f}x",
-        f"{alone['predicted']:.2f}x at {alone['best_lookahead']}",
-        f"{lookup['predicted']:.2f}x at {lookup['lookahead']}",
+        f"{row.predicted:.2f}x",
+        f"{alone.predicted:.2f}x at {alone.best_lookahead}",
+        f"{lookup.predicted:.2f}x at {lookup.lookahead}",
     )
 
 
-def live_section(scorecard: Record) -> list[str]:
+def live_section(scorecard: Scorecard) -> list[str]:
     """What decoding with the draft was measured to do."""
-    live = scorecard["live"]
+    live = scorecard.live
     if live is None:
         return ["## Live decoding", "Not run: the live loop decodes greedily and temperature 0 was not scored."]
-    spent = [("target alone", live["plain"]), (f"with {live['draft']}", live["speculative"])]
-    spent += [(way_words(row), row["spent"]) for row in live.get("ways", [])]
+    spent = [("target alone", live.plain), (f"with {live.draft}", live.speculative)]
+    spent += [(way_words(row), row.spent) for row in live.ways]
     cells = [
-        (name, one["tokens"], f"{one['prefill_s']:.2f}", f"{one['decode_s']:.2f}", f"{one['ms_per_token']:.2f}")
+        (name, one.tokens, f"{one.prefill_s:.2f}", f"{one.decode_s:.2f}", f"{one.ms_per_token:.2f}")
         for name, one in spent
     ]
-    whole, decoding = (with_interval(live[key], times=True) for key in ("speedup", "decoding_speedup"))
+    whole, decoding = (with_interval(one, times=True) for one in (live.speedup, live.decoding_speedup))
     return [
-        f"## Live decoding of {live['prompts']} prompts at batch 1, temperature 0, lookahead {live['lookahead']}",
+        f"## Live decoding of {live.prompts} prompts at batch 1, temperature 0, lookahead {live.lookahead}",
         table(("decoding", "tokens", "prefill s", "decode s", "decode ms per token"), cells),
         (
             f"Speed-up {whole} with the reading of the prompt, {decoding} without it; predicted without it: "
-            f"{prediction(scorecard, main_forecast(scorecard))}."
+            f"{prediction(scorecard, scorecard.main_forecast)}."
         ),
-        *(way_sentence(row, live["prompts"]) for row in live.get("ways", [])),
+        *(way_sentence(row, live.prompts) for row in live.ways),
         *over_lookup_sentences(live),
         agreement_sentence(live),
         "Every round of the draft: rounds.jsonl, whose figures `widedraft rounds` prints.",
     ]
 
 
-def way_sentence(row: Record, prompts: int) -> str:
-    whole, decoding = (with_interval(row[key], times=True) for key in ("speedup", "decoding_speedup"))
+def way_sentence(row: WayRow, prompts: int) -> str:
+    whole, decoding = (with_interval(one, times=True) for one in (row.speedup, row.decoding_speedup))
     return (
         f"{way_words(row)[0].upper()}{way_words(row)[1:]}: {whole} with the reading of the prompt, {decoding} without "
-        f"it; tau {row['tau']:.2f}, {row['looked_up_rounds']} of {row['rounds']} rounds looked up, "
-        f"{row['plain_rounds']} without a proposal, {row['same_text']} of {prompts} texts those of plain decoding."
+        f"it; tau {row.tau:.2f}, {row.looked_up_rounds} of {row.rounds} rounds looked up, "
+        f"{row.plain_rounds} without a proposal, {row.same_text} of {prompts} texts those of plain decoding."
     )
 
 
-def over_lookup_sentences(live: Record) -> list[str]:
+def over_lookup_sentences(live: Live) -> list[str]:
     """How many times as fast as looking up alone each way with a draft is; nothing in older scorecards."""
-    rows = live.get("over_lookup", [])
-    told = ", ".join(f"{row['way']} {with_interval(row['speedup'], times=True)}" for row in rows)
+    rows = live.over_lookup
+    told = ", ".join(f"{row.way} {with_interval(row.speedup, times=True)}" for row in rows)
     return [f"Over n-gram lookup alone, in the same turns: {told}."] if rows else []
 
 
-def method_section(scorecard: Record) -> list[str]:
+def method_section(scorecard: Scorecard) -> list[str]:
     """Where the numbers come from."""
-    prompts, settings, origin = scorecard["prompts"], scorecard["settings"], scorecard["provenance"]
-    versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items() if version)
+    prompts, settings, origin = scorecard.prompts, scorecard.settings, scorecard.provenance
     facts = [
         (
-            f"Prompts: {prompts['given']} given, {prompts['taken']} taken, {prompts['too_long']} of them longer than "
-            f"{settings['max_prompt_len']} tokens and left out, {prompts['scored']} scored."
+            f"Prompts: {prompts.given} given, {prompts.taken} taken, {prompts.too_long} of them longer than "
+            f"{settings.max_prompt_len} tokens and left out, {prompts.scored} scored."
         ),
-        f"Tasks: {', '.join(map(task_words, prompts['tasks']))}.",
+        f"Tasks: {', '.join(map(task_words, prompts.tasks))}.",
         (
-            f"Answers: at most {settings['max_new_tokens']} tokens, written by the target in batches of "
-            f"{settings['batch_size']}; seed {settings['seed']}."
+            f"Answers: at most {settings.max_new_tokens} tokens, written by the target in batches of "
+            f"{settings.batch_size}; seed {settings.seed}."
         ),
         (
-            f"Intervals: {100 * settings['confidence']:g} % {interval_method(settings)} over prompts, "
-            f"{settings['num_resamples']} resamples."
+            f"Intervals: {100 * settings.confidence:g} % {settings.intervals} over prompts, "
+            f"{settings.num_resamples} resamples."
         ),
-        f"Machine: {machine(scorecard)}; number type {settings['dtype']}.",
-        f"Versions: Python {origin['python']}, {versions}; commit {origin['git_commit']}; {origin['created']}.",
+        f"Machine: {scorecard.machine}; number type {settings.dtype}.",
+        f"Versions: {origin.words}.",
     ]
     return ["## How it was measured", "\n".join(f"- {fact}" for fact in facts)]
 
 
-def task_words(task: Record) -> str:
+def task_words(task: TaskRow) -> str:
     """A task with its version, how many prompts of it were taken, and the hash of what they ask."""
-    name = "prompts of no named task" if task["task"] is None else f"{task['task']} version {task['version']}"
-    return f"{name}: {task['prompts']} taken, sha256 {task['sha256'][:12]}"
+    name = "prompts of no named task" if task.task is None else f"{task.task} version {task.version}"
+    return f"{name}: {task.prompts} taken, sha256 {task.sha256[:12]}"
 
 
-def step_words(step: Record) -> str:
+def step_words(step: StepTime) -> str:
     """A step's median with its interval."""
-    if step["interval_ms"] is None:
-        return f"{step['median_ms']:.2f}"
-    low, high = step["interval_ms"]
-    return f"{step['median_ms']:.2f} [{low:.2f}, {high:.2f}]"
+    return with_interval_ms(step.p50_ms)
+
+
+def with_interval_ms(found: HasInterval) -> str:
+    """A time with its interval."""
+    if found.interval is None:
+        return f"{found.value:.2f}"
+    low, high = found.interval
+    return f"{found.value:.2f} [{low:.2f}, {high:.2f}]"

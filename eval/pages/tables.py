@@ -4,36 +4,33 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from eval.pages.verdict import with_interval
+from eval.records.values import HasInterval
 
-Record = dict[str, Any]
 
-
-def rate(numerator: float, denominator: float, estimate: Record) -> str:
+def rate(numerator: float, denominator: float, estimate: HasInterval) -> str:
     """A rate beside its counts, without its interval."""
-    shown = "none" if estimate["value"] is None else f"{estimate['value']:.3f}"
+    shown = "none" if estimate.value is None else f"{estimate.value:.3f}"
     return f"{shown} ({numerator:.1f} / {denominator:.1f})"
 
 
 def with_coverage(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], records: Sequence[Record]
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], coverages: Sequence[HasInterval | None]
 ) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows with one of coverage behind, where a draft has a small head; "all" of one that says every id.
 
     Args:
         columns: Of a table.
         rows: Of it.
-        records: What each row tells of, with a `coverage` where the draft says some ids alone.
+        coverages: Of each row; None where the draft says every id.
     """
-    found = [record.get("coverage") for record in records]
-    return with_column(columns, rows, "coverage", [None if one is None else with_interval(one) for one in found])
+    return with_column(columns, rows, "coverage", [None if one is None else with_interval(one) for one in coverages])
 
 
 def with_ids_said(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], models: Sequence[Record]
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], counts: Sequence[int | None]
 ) -> tuple[list[str], list[list[Any]]]:
     """The same of models and how many ids each can say."""
-    found = [model.get("head_vocab_size") for model in models]
-    return with_column(columns, rows, "ids it says", [None if one is None else f"{one:,}" for one in found])
+    return with_column(columns, rows, "ids it says", [None if one is None else f"{one:,}" for one in counts])
 
 
 def with_column(

@@ -1,20 +1,17 @@
 """What a scorecard without a target says in words: its page, its verdict, its headline. Pure text from the record."""
 
-from typing import Any
-
 from eval.pages.acceptance_page import position_part, tau_table
 from eval.pages.tables import table, with_coverage
-from eval.pages.verdict import interval_method, machine, with_interval
+from eval.pages.verdict import with_interval
+from eval.records.scorecard import RecordedScorecard
 
-Record = dict[str, Any]
 
-
-def recorded_page(scorecard: Record) -> str:
+def recorded_page(scorecard: RecordedScorecard) -> str:
     """scorecard.md: the verdict first, then what is not in it, then the tables."""
     parts = [
-        f"# Scorecard of {scorecard['drafts'][0]['path']} on recorded answers",
-        f"**{scorecard['verdict']}**",
-        *(f"> **Warning:** {text}" for text in scorecard["warnings"]),
+        f"# Scorecard of {scorecard.drafts[0].path} on recorded answers",
+        f"**{scorecard.verdict}**",
+        *(f"> **Warning:** {text}" for text in scorecard.warnings),
         "What each figure means: docs/scoring.md of widedraft. All numbers: scorecard.json.",
         *left_out_section(scorecard),
         *acceptance_section(scorecard),
@@ -23,86 +20,85 @@ def recorded_page(scorecard: Record) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def verdict(scorecard: Record) -> str:
+def verdict(scorecard: RecordedScorecard) -> str:
     """One sentence: which share of the answers the draft would have written, and that this is no speed."""
-    row = scorecard["acceptance"][0]
-    last = row["lookahead"][-1]
+    row = scorecard.acceptance[0]
+    last = row.lookahead[-1]
     return (
-        f"The draft proposes the target's token at {with_interval(row['accept_rate'])} of the places of its recorded "
-        f"answers at temperature {row['temperature']:g}, and a round of lookahead {last['lookahead']} emits "
-        f"{with_interval(last['tau'])} tokens (rule {row['rule']}). How fast that is takes the target to say."
+        f"The draft proposes the target's token at {with_interval(row.accept_rate)} of the places of its recorded "
+        f"answers at temperature {row.temperature:g}, and a round of lookahead {last.lookahead} emits "
+        f"{with_interval(last.tau)} tokens (rule {row.rule}). How fast that is takes the target to say."
     )
 
 
-def headline(scorecard: Record) -> str:
+def headline(scorecard: RecordedScorecard) -> str:
     """The few lines a scoring ends with."""
-    lines = [scorecard["verdict"], *(f"WARNING: {text}" for text in scorecard["warnings"])]
-    for row in scorecard["acceptance"]:
-        taus = ", ".join(f"{entry['tau']['value']:.2f} at {entry['lookahead']}" for entry in row["lookahead"])
-        lines.append(f"accept rate, {row['rule']}: {with_interval(row['accept_rate'])}; tau by lookahead: {taus}")
-    figures = "; ".join(entry["figure"] for entry in scorecard["left_out"])
+    lines = [scorecard.verdict, *(f"WARNING: {text}" for text in scorecard.warnings)]
+    for row in scorecard.acceptance:
+        taus = ", ".join(f"{entry.tau.value:.2f} at {entry.lookahead}" for entry in row.lookahead)
+        lines.append(f"accept rate, {row.rule}: {with_interval(row.accept_rate)}; tau by lookahead: {taus}")
+    figures = "; ".join(entry.figure for entry in scorecard.left_out)
     return "\n".join([*lines, f"not known without the target: {figures}"])
 
 
-def find_warnings(scorecard: Record) -> list[str]:
+def find_warnings(scorecard: RecordedScorecard) -> tuple[str, ...]:
     """What a reader must know before believing the numbers."""
     warnings = []
-    if scorecard["recording"]["form"] == "text":
+    if scorecard.recording.form == "text":
         warnings.append(
             "The text does not say which tokenizer its ids are of; only their range was checked. With another "
             "tokenizer than the draft's every figure here is meaningless."
         )
-    if scorecard["recording"]["scored"] < 2:
+    if scorecard.recording.scored < 2:
         warnings.append("Only one prompt was scored: nothing here has an interval.")
-    return warnings
+    return tuple(warnings)
 
 
-def left_out_section(scorecard: Record) -> list[str]:
+def left_out_section(scorecard: RecordedScorecard) -> list[str]:
     """What is missing, and why."""
-    cells = [(entry["figure"], entry["reason"]) for entry in scorecard["left_out"]]
+    cells = [(entry.figure, entry.reason) for entry in scorecard.left_out]
     return ["## Left out: the target is not here", table(("figure", "why"), cells)]
 
 
-def acceptance_section(scorecard: Record) -> list[str]:
+def acceptance_section(scorecard: RecordedScorecard) -> list[str]:
     """Accept rate and tau under every rule the answers decide."""
-    rows = scorecard["acceptance"]
+    rows = scorecard.acceptance
     cells = [
         (
-            row["rule"],
-            f"{row['temperature']:g}",
-            with_interval(row["accept_rate"]),
-            f"{row['prompts']} prompts, {row['accept_rate']['tokens']:g} tokens",
+            row.rule,
+            f"{row.temperature:g}",
+            with_interval(row.accept_rate),
+            f"{row.prompts} prompts, {row.accept_rate.tokens:g} tokens",
         )
         for row in rows
     ]
     columns = ("rule", "temperature", "accept rate", "measured on")
-    parts = ["## Acceptance", table(*with_coverage(columns, cells, rows))]
+    parts = ["## Acceptance", table(*with_coverage(columns, cells, [row.coverage for row in rows]))]
     for row in rows:
-        title = f"### Tokens per round (tau) at temperature {row['temperature']:g}, rule {row['rule']}"
+        title = f"### Tokens per round (tau) at temperature {row.temperature:g}, rule {row.rule}"
         parts += [title, tau_table([row]), *position_part(row)]
     return parts
 
 
-def method_section(scorecard: Record) -> list[str]:
+def method_section(scorecard: RecordedScorecard) -> list[str]:
     """Where the numbers come from."""
-    recording, settings, origin = scorecard["recording"], scorecard["settings"], scorecard["provenance"]
-    draft = scorecard["drafts"][0]
-    versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items() if version)
+    recording, settings, origin = scorecard.recording, scorecard.settings, scorecard.provenance
+    draft = scorecard.drafts[0]
     facts = [
         (
-            f"Draft: {draft['layers']} layers, hidden {draft['hidden']}, {draft['parameters']:,} parameters, "
-            f"number type {draft['dtype']}."
+            f"Draft: {draft.layers} layers, hidden {draft.hidden}, {draft.parameters:,} parameters, "
+            f"number type {draft.dtype}."
         ),
         (
-            f"Answers: {recording['path']} ({recording['form']}), {recording['given']} prompts given, "
-            f"{recording['scored']} scored, {recording['tokens']} tokens; target "
-            f"{recording['target_fingerprint'] or 'not named'}."
+            f"Answers: {recording.path} ({recording.form}), {recording.given} prompts given, "
+            f"{recording.scored} scored, {recording.tokens} tokens; target "
+            f"{recording.target_fingerprint or 'not named'}."
         ),
         (
-            f"Intervals: {100 * settings['confidence']:g} % {interval_method(settings)} over prompts, "
-            f"{settings['num_resamples']} resamples, seed {settings['seed']}."
+            f"Intervals: {100 * settings.confidence:g} % {settings.intervals} over prompts, "
+            f"{settings.num_resamples} resamples, seed {settings.seed}."
         ),
-        f"Machine: {machine(scorecard)}.",
-        f"Versions: Python {origin['python']}, {versions}; commit {origin['git_commit']}; {origin['created']}.",
+        f"Machine: {scorecard.machine}.",
+        f"Versions: {origin.words}.",
     ]
     return ["## How it was measured", "\n".join(f"- {fact}" for fact in facts)]

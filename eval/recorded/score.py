@@ -13,9 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.fingerprint import fingerprint_value
-from architectures.checkpoints.manifest import provenance
 from architectures.draft_vocabulary.head import head_ids
-from architectures.files.atomic import write_json, write_text
+from architectures.files.atomic import write_text
 from architectures.files.progress import track
 from eval.acceptance.counts import Array, Counts, pool
 from eval.acceptance.estimates import INTERVALS, Resampling
@@ -31,15 +30,18 @@ from eval.acceptance.replay import (
 from eval.config import EvalConfig
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
 from eval.latency.machine import torch_threads
+from eval.models.identity import model_facts
 from eval.models.loading import load_model, require_positions
 from eval.recorded.answers import RecordedAnswer, Recording
 from eval.recorded.page import find_warnings, recorded_page, verdict
 from eval.recorded.rounds_file import write_rounds
-from eval.scorecard.acceptance_record import RoundsByPrompt, lookahead_record, mean_record
-from eval.scorecard.record import Record
-from eval.scorecard.score import model_record
+from eval.records import scorecard as records
+from eval.records.acceptance import RecordedRow
+from eval.records.files import CARD_NAME, write_record
+from eval.records.origin import DraftModel, Provenance, Settings
+from eval.records.scorecard import LeftOut, RecordedScorecard
+from eval.scorecard.acceptance_record import PromptCounts, mean, rounds_at
 
-SCHEMA = "widedraft.recorded/1"
 USED_KEYS = {"max_prompts", "lookahead", "dtype", "confidence", "num_resamples", "num_threads"}
 NEEDS_PROBABILITIES = {"tau of the rule rejection": "it needs the target's log-probability of every answer token"}
 NEEDS_TARGET = {
@@ -87,7 +89,9 @@ class RecordedScore:
         return sums, tokens
 
 
-def score_recording(recording: Recording, draft: Path, config: EvalConfig, out: Path, *, seed: int) -> Record:
+def score_recording(
+    recording: Recording, draft: Path, config: EvalConfig, out: Path, *, seed: int
+) -> RecordedScorecard:
     """Score one draft on recorded answers; write out/scorecard.json, out/scorecard.md and greedy out/rounds/.
 
     Args:
@@ -109,24 +113,27 @@ def score_recording(recording: Recording, draft: Path, config: EvalConfig, out: 
     with torch_threads(config.num_threads) as num_threads:
         model = load_model(draft, dtype=config.dtype)
         scores = replay_recording(model, answers, lookaheads, temperature=recording.temperature)
-    settings = {**config.model_dump(mode="json", include=USED_KEYS), "seed": seed, "threads": num_threads}
-    scorecard = {
-        "schema": SCHEMA,
-        "verdict": "",
-        "warnings": [],
-        "left_out": left_out(recording.temperature),
-        "drafts": [{"draft": "draft", **model_record(draft, model)}],
-        "recording": recording_record(recording, answers),
-        "settings": {**settings, "device": str(model.device), "intervals": INTERVALS},
-        "acceptance": acceptance_records(scores, recording.temperature, config, seed=seed),
-        "provenance": provenance(),
-    }
-    scorecard["warnings"] = find_warnings(scorecard)
-    scorecard["verdict"] = verdict(scorecard)
+    scorecard = RecordedScorecard(
+        verdict="",
+        warnings=(),
+        left_out=left_out(recording.temperature),
+        drafts=(DraftModel(draft="draft", **model_facts(draft, model)),),
+        recording=recording_record(recording, answers),
+        settings=Settings(
+            **config.model_dump(mode="json", include=USED_KEYS),
+            seed=seed,
+            threads=num_threads,
+            device=str(model.device),
+            intervals=INTERVALS,
+        ),
+        acceptance=acceptance_rows(scores, recording.temperature, config, seed=seed),
+        provenance=Provenance.of_this_process(),
+    )
+    scorecard = replace(scorecard, warnings=find_warnings(scorecard), verdict=verdict(scorecard))
     if recording.temperature == 0:
         write_greedy_rounds(scores[0].accept, lookaheads, out / "rounds")
     write_text(recorded_page(scorecard), out / "scorecard.md")
-    write_json(scorecard, out / "scorecard.json")
+    write_record(scorecard, out / CARD_NAME)
     return scorecard
 
 
@@ -197,45 +204,45 @@ def round_totals(accept_T: Array, *, lookahead: int) -> list[int]:
     return [end for start, end in zip(starts, ends, strict=True) if start < num_tokens - lookahead - 2]
 
 
-def acceptance_records(
+def acceptance_rows(
     scores: Sequence[RecordedScore], temperature: float, config: EvalConfig, *, seed: int
-) -> list[Record]:
+) -> tuple[RecordedRow, ...]:
     resampling = Resampling(config.confidence, config.num_resamples, seed)
-    return [rule_record(score, temperature, resampling) for score in scores]
+    return tuple(rule_row(score, temperature, resampling) for score in scores)
 
 
-def rule_record(score: RecordedScore, temperature: float, resampling: Resampling) -> Record:
-    rounds = RoundsByPrompt(score.counts)
-    return {
-        "draft": "draft",
-        "temperature": temperature,
-        "rule": score.rule,
-        "prompts": len(score.counts),
-        "answers": len(score.accept),
-        "accept_rate": mean_record(score.columns(score.accept), resampling),
-        **({} if score.can_say is None else {"coverage": mean_record(score.columns(score.can_say), resampling)}),
-        "lookahead": [lookahead_record(rounds, lookahead, resampling) for lookahead in sorted(score.counts[0])],
-    }
+def rule_row(score: RecordedScore, temperature: float, resampling: Resampling) -> RecordedRow:
+    rounds = PromptCounts(score.counts)
+    return RecordedRow(
+        draft="draft",
+        temperature=temperature,
+        rule=score.rule,
+        prompts=len(score.counts),
+        answers=len(score.accept),
+        accept_rate=mean(score.columns(score.accept), resampling),
+        coverage=None if score.can_say is None else mean(score.columns(score.can_say), resampling),
+        lookahead=tuple(rounds_at(rounds, lookahead, resampling) for lookahead in sorted(score.counts[0])),
+    )
 
 
-def left_out(temperature: float) -> list[Record]:
+def left_out(temperature: float) -> tuple[LeftOut, ...]:
     """What a scorecard holds when the target is there, and why this one cannot."""
     missing = {**(NEEDS_PROBABILITIES if temperature > 0 else {}), **NEEDS_TARGET}
-    return [{"figure": figure, "reason": reason} for figure, reason in missing.items()]
+    return tuple(LeftOut(figure=figure, reason=reason) for figure, reason in missing.items())
 
 
-def recording_record(recording: Recording, answers: Sequence[RecordedAnswer]) -> Record:
+def recording_record(recording: Recording, answers: Sequence[RecordedAnswer]) -> records.Recording:
     firsts = {answer.prompt: answer for answer in reversed(answers)}
-    return {
-        "path": str(recording.path),
-        "form": "text" if recording.target is None else "traces",
-        "target_fingerprint": recording.target,
-        "temperature": recording.temperature,
-        "given": recording.num_prompts,
-        "scored": len(firsts),
-        "answers": len(answers),
-        "tokens": sum(len(answer.answer_ids) for answer in answers),
-        "sources": [firsts[prompt].source for prompt in sorted(firsts)],
-        "prompt_ids_sha256": fingerprint_value([list(answer.prompt_ids) for answer in answers]),
-        "answer_ids_sha256": fingerprint_value([list(answer.answer_ids) for answer in answers]),
-    }
+    return records.Recording(
+        path=str(recording.path),
+        form="text" if recording.target is None else "traces",
+        target_fingerprint=recording.target,
+        temperature=recording.temperature,
+        given=recording.num_prompts,
+        scored=len(firsts),
+        answers=len(answers),
+        tokens=sum(len(answer.answer_ids) for answer in answers),
+        sources=tuple(firsts[prompt].source for prompt in sorted(firsts)),
+        prompt_ids_sha256=fingerprint_value([list(answer.prompt_ids) for answer in answers]),
+        answer_ids_sha256=fingerprint_value([list(answer.answer_ids) for answer in answers]),
+    )

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval.acceptance.promise import promise
 from eval.pages.blocks import Absent, Block, Sentence, table_by_draft
-from eval.pages.verdict import machine
+from eval.predictions.promise import promise
+from eval.records.grid import Cell, GridFile
 from eval.report_inputs.drafts import ScoredDraft, all_temperatures, scored_at
-from eval.report_inputs.grid_file import Cell, GridFile, Grids
+from eval.report_inputs.grid_file import Grids
 
 COLUMNS = ("batch", "context", "steps", "temperature", "lookahead", "predicted speed")
 
@@ -23,11 +23,12 @@ class Promise:
 
 def promises(one: ScoredDraft, temperature: float, grid: GridFile) -> list[Promise]:
     """One for each cell; none where the grid has no times of the draft, or of a lookahead that was scored."""
-    name, row = grid.name_of(one.model["fingerprint"]), one.row(temperature)
-    if name is None or not any(entry["lookahead"] in grid.lookaheads for entry in row["lookahead"]):
+    name, row = grid.name_of(one.model.fingerprint), one.row(temperature)
+    if name is None or not set(row.lookaheads) & set(grid.lookaheads):
         return []
     return [
-        Promise(cell, *promise(row, cell.step_times(name, grid.lookaheads), batch=cell.batch)) for cell in grid.cells
+        Promise(cell, *promise(row.lookahead, cell.step_times(name, grid.lookaheads), batch=cell.batch))
+        for cell in grid.cells
     ]
 
 
@@ -40,8 +41,8 @@ def batch_words(one: ScoredDraft, temperature: float, grid: GridFile) -> str:
     if not eager:
         return ""
     record = one.card.record
-    scored = record["latency"]["context_tokens"]
-    place = "" if grid.where == f"a {machine(record)} in {record['target']['dtype']}" else f" on {grid.where}"
+    scored = record.latency.context_tokens
+    place = "" if grid.where == f"a {record.machine} in {record.target.dtype}" else f" on {grid.where}"
     context = min((promise.cell.context_tokens for promise in eager), key=lambda tokens: abs(tokens - scored))
     pays = {promise.cell.batch: promise.speed > 1 for promise in eager if promise.cell.context_tokens == context}
     return f"; at {context} tokens of context{place} predicted to pay {which_batches(pays)}"
@@ -78,10 +79,10 @@ def batches_blocks(drafts: Sequence[ScoredDraft], grids: Grids) -> list[Block]:
         for temperature in all_temperatures(drafts)
         for one in scored_at(drafts, temperature)
         if one.card.path in grids
-        for promise in promises(one, temperature, grids[one.card.path])
+        for promise in promises(one, temperature, grids[one.card.path].grid)
     ]
     lacking = [one.label for one in drafts if one.label not in {row[0] for row in rows}]
-    origins = dict.fromkeys(f"{grid.path}, taken on {grid.where}" for grid in grids.values())
+    origins = dict.fromkeys(f"{one.path}, taken on {one.grid.where}" for one in grids.values())
     note = Sentence(
         f"Predicted for a batch whose rows are all at work, by the step times in {'; '.join(origins)}. 1x is the "
         "target alone at the same batch."

@@ -1,11 +1,10 @@
 """Step times, and how they grow with the number of layers where several drafts have different ones."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from eval.pages.blocks import Absent, Block, Figure, Section, Table
 from eval.pages.scorecard_page import step_words
-from eval.pages.verdict import machine
 from eval.report.batches import batches_blocks
 from eval.report_inputs.cards import Card
 from eval.report_inputs.drafts import ScoredDraft
@@ -13,8 +12,6 @@ from eval.report_inputs.grid_file import Grids
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Record = dict[str, Any]
 
 
 def depth_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card], grids: Grids) -> Section:
@@ -26,12 +23,12 @@ def depth_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card], grids: G
 
 def depth_block(drafts: Sequence[ScoredDraft]) -> Block:
     """The plot, or why there is none."""
-    depths = sorted({one.model["layers"] for one in drafts})
+    depths = sorted({one.model.layers for one in drafts})
     if len(depths) == 1:
         return Absent(
             f"Latency against depth: every draft has {depths[0]} layers. Name runs of other depths beside it."
         )
-    if len({machine(one.card.record) for one in drafts}) > 1:
+    if len({one.card.record.machine for one in drafts}) > 1:
         return Absent("Latency against depth: the drafts were timed on different machines.")
     return depth_figure(drafts)
 
@@ -43,12 +40,12 @@ def depth_figure(drafts: Sequence[ScoredDraft]) -> Figure:
         from eval.pages.drawing import draw_measured, whole_ticks
 
         for place, one in enumerate(drafts):
-            draw_measured(axes, one.model["layers"], step_estimate(one), place, one.label)
-        whole_ticks(axes, [one.model["layers"] for one in drafts])
+            draw_measured(axes, one.model.layers, one.steps.one_token.p50_ms, place, one.label)
+        whole_ticks(axes, [one.model.layers for one in drafts])
         axes.set(xlabel="layers of the draft", ylabel="milliseconds a token", ylim=(0, None))
 
     told = "; ".join(
-        f"{one.label} {one.model['layers']} layers, {one.model['hidden']} wide, {step_words(one.steps['one_token'])} ms"
+        f"{one.label} {one.model.layers} layers, {one.model.hidden} wide, {step_words(one.steps.one_token)} ms"
         for one in drafts
     )
     return Figure(
@@ -59,35 +56,29 @@ def depth_figure(drafts: Sequence[ScoredDraft]) -> Figure:
     )
 
 
-def step_estimate(one: ScoredDraft) -> Record:
-    """The median step of a draft, as an estimate."""
-    step = one.steps["one_token"]
-    return {"value": step["median_ms"], "interval": step["interval_ms"]}
-
-
 def steps_table(card: Card, drafts: Sequence[ScoredDraft]) -> Table:
     """Every kind of step of one scorecard."""
-    latency = card.record["latency"]
-    target_ms = latency["target"]["median_ms"]
-    steps = [("target, 1 token", latency["target"])]
+    latency = card.record.latency
+    target_ms = latency.target.median_ms
+    steps = [("target, 1 token", latency.target)]
     for one in drafts:
         steps += [
-            (f"{one.label}, 1 token", one.steps["one_token"]),
-            (f"{one.label}, 2 tokens", one.steps["two_tokens"]),
+            (f"{one.label}, 1 token", one.steps.one_token),
+            (f"{one.label}, 2 tokens", one.steps.two_tokens),
         ]
-    steps += [(f"target verifies {step['lookahead'] + 1} tokens", step) for step in latency["verify"]]
+    steps += [(f"target verifies {step.lookahead + 1} tokens", step) for step in latency.verify]
     rows = [
         (
             name,
             step_words(step),
-            f"{step['p10_ms']:.2f}",
-            f"{step['p90_ms']:.2f}",
-            f"{step['median_ms'] / target_ms:.3f}",
+            f"{step.p10_ms.value:.2f}",
+            f"{step.p90_ms.value:.2f}",
+            f"{step.median_ms / target_ms:.3f}",
         )
         for name, step in steps
     ]
     caption = (
-        f"Step times of {card.name} in milliseconds: batch 1, {latency['context_tokens']} tokens of context, "
-        f"{latency['repeats']} repetitions"
+        f"Step times of {card.name} in milliseconds: batch 1, {latency.context_tokens} tokens of context, "
+        f"{latency.repeats} repetitions"
     )
     return Table(caption, ("step", "median", "10 %", "90 %", "of a target step"), rows)

@@ -1,17 +1,17 @@
 """Tokens per round and speed against the lookahead: what was measured beside what formulas promise."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from eval.acceptance.speedup import iid_tau
 from eval.pages.blocks import Absent, Block, Figure, Section, Sentence, Table, table_by_draft
 from eval.pages.verdict import alpha_words, speedup_words, with_interval
+from eval.records.acceptance import Rounds
+from eval.records.speeds import Forecast
 from eval.report_inputs.drafts import ScoredDraft, all_temperatures, plotted, primaries, scored_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Record = dict[str, Any]
 
 APART = 0.07  # of a lookahead, between drafts measured at the same one
 
@@ -36,7 +36,7 @@ def lookaheads_section(drafts: Sequence[ScoredDraft]) -> Section:
 
 def is_measured(one: ScoredDraft, temperature: float) -> bool:
     """Whether its speed was measured at a temperature."""
-    return one.live is not None and one.live["temperature"] == temperature
+    return one.live is not None and one.live.temperature == temperature
 
 
 def tau_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
@@ -47,15 +47,14 @@ def tau_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
 
         for place, one in enumerate(drafts):
             row = one.row(temperature)
-            x = [entry["lookahead"] for entry in row["lookahead"]]
-            draw_points(axes, x, [entry["tau"] for entry in row["lookahead"]], place, one.label)
-            draw_curve(axes, x, [iid_tau(row["alpha"]["value"], g) for g in x], place, f"{one.label}, independent")
+            x = [entry.lookahead for entry in row.lookahead]
+            draw_points(axes, x, [entry.tau for entry in row.lookahead], place, one.label)
+            draw_curve(axes, x, [iid_tau(row.alpha.value, g) for g in x], place, f"{one.label}, independent")
         whole_ticks(axes, all_lookaheads(drafts, temperature))
         axes.set(xlabel="lookahead", ylabel="tokens per round (τ)")
 
     told = "; ".join(
-        f"{one.label} "
-        + ", ".join(f"{e['tau']['value']:.3f} at {e['lookahead']}" for e in one.row(temperature)["lookahead"])
+        f"{one.label} " + ", ".join(f"{e.tau.value:.3f} at {e.lookahead}" for e in one.row(temperature).lookahead)
         for one in drafts
     )
     return Figure(
@@ -73,14 +72,14 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
         from eval.pages.drawing import draw_measured, draw_one, draw_predicted, whole_ticks
 
         for place, one in enumerate(drafts):
-            entries = one.forecast(temperature)["lookahead"]
-            x = [entry["lookahead"] for entry in entries]
-            draw_predicted(axes, x, [entry["predicted"] for entry in entries], place, f"{one.label}, predicted")
+            entries = one.forecast(temperature).lookahead
+            x = [entry.lookahead for entry in entries]
+            draw_predicted(axes, x, [entry.predicted for entry in entries], place, f"{one.label}, predicted")
             if is_measured(one, temperature):
                 assert one.live is not None
                 beside = APART * (place - (len(drafts) - 1) / 2)
-                at = one.live["lookahead"] + beside
-                draw_measured(axes, at, one.live["decoding_speedup"], place, f"{one.label}, measured")
+                at = one.live.lookahead + beside
+                draw_measured(axes, at, one.live.decoding_speedup, place, f"{one.label}, measured")
         whole_ticks(axes, all_lookaheads(drafts, temperature))
         draw_one(axes)
         axes.set(xlabel="lookahead", ylabel="times the target alone")
@@ -96,17 +95,17 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
 
 def all_lookaheads(drafts: Sequence[ScoredDraft], temperature: float) -> list[int]:
     """Those that any of the drafts was scored at."""
-    return [entry["lookahead"] for one in drafts for entry in one.row(temperature)["lookahead"]]
+    return [entry.lookahead for one in drafts for entry in one.row(temperature).lookahead]
 
 
 def speed_words(one: ScoredDraft, temperature: float) -> str:
     """A draft's predicted and measured speeds in a sentence's part."""
-    entries = one.forecast(temperature)["lookahead"]
-    told = f"{one.label} predicted " + ", ".join(f"{e['predicted']:.2f} at {e['lookahead']}" for e in entries)
+    entries = one.forecast(temperature).lookahead
+    told = f"{one.label} predicted " + ", ".join(f"{e.predicted:.2f} at {e.lookahead}" for e in entries)
     if not is_measured(one, temperature):
         return told
     assert one.live is not None
-    return f"{told}, measured {with_interval(one.live['decoding_speedup'], times=True)} at {one.live['lookahead']}"
+    return f"{told}, measured {with_interval(one.live.decoding_speedup, times=True)} at {one.live.lookahead}"
 
 
 def lookahead_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
@@ -114,9 +113,7 @@ def lookahead_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
     rows = [
         lookahead_cells(one, temperature, entry, forecast)
         for one in drafts
-        for entry, forecast in zip(
-            one.row(temperature)["lookahead"], one.forecast(temperature)["lookahead"], strict=True
-        )
+        for entry, forecast in zip(one.row(temperature).lookahead, one.forecast(temperature).lookahead, strict=True)
     ]
     columns = (
         "lookahead",
@@ -132,21 +129,21 @@ def lookahead_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
     return table_by_draft(f"By lookahead, temperature {temperature:g}", columns, rows)
 
 
-def lookahead_cells(one: ScoredDraft, temperature: float, entry: Record, forecast: Record) -> tuple[str, ...]:
+def lookahead_cells(one: ScoredDraft, temperature: float, entry: Rounds, forecast: Forecast) -> tuple[str, ...]:
     """A draft at one lookahead."""
-    lookahead = entry["lookahead"]
+    lookahead = entry.lookahead
     measured = "–"
-    if is_measured(one, temperature) and one.live is not None and one.live["lookahead"] == lookahead:
-        measured = with_interval(one.live["decoding_speedup"], times=True)
+    if is_measured(one, temperature) and one.live is not None and one.live.lookahead == lookahead:
+        measured = with_interval(one.live.decoding_speedup, times=True)
     return (
         one.label,
         str(lookahead),
-        with_interval(entry["tau"]),
-        f"{iid_tau(one.row(temperature)['alpha']['value'], lookahead):.3f}",
+        with_interval(entry.tau),
+        f"{iid_tau(one.row(temperature).alpha.value, lookahead):.3f}",
         measured,
-        f"{forecast['predicted']:.3f}",
-        f"{forecast['iid']:.3f}",
-        f"{forecast['leviathan']:.3f}",
-        speedup_words(forecast.get("memory_bound")),
-        alpha_words(forecast["break_even_alpha"]),
+        f"{forecast.predicted:.3f}",
+        f"{forecast.iid:.3f}",
+        f"{forecast.leviathan:.3f}",
+        speedup_words(forecast.memory_bound),
+        alpha_words(forecast.break_even_alpha),
     )

@@ -2,14 +2,14 @@
 
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 from eval.pages.blocks import Block, Facts, Section, Sentence, Table
 from eval.pages.tables import with_ids_said
-from eval.pages.verdict import agreement_sentence, interval_method, machine
+from eval.pages.verdict import agreement_sentence
+from eval.records.origin import ScoredModel
+from eval.records.scorecard import Scorecard
+from eval.records.speeds import Live
 from eval.report_inputs.cards import Card
-
-Record = dict[str, Any]
 
 
 def origin_section(cards: Sequence[Card]) -> Section:
@@ -22,65 +22,63 @@ def origin_section(cards: Sequence[Card]) -> Section:
 
 def models_table(cards: Sequence[Card]) -> Table:
     """The target once, and every scorecard's drafts."""
-    rows = [("target", cards[0].record["target"])]
+    rows: list[tuple[str, ScoredModel]] = [("target", cards[0].record.target)]
     for card in cards:
         prefix = f"{card.name}: " if len(cards) > 1 else ""
-        rows += [(f"{prefix}{model['draft']}", model) for model in card.record["drafts"]]
+        rows += [(f"{prefix}{model.draft}", model) for model in card.record.drafts]
     cells = [
         (
             name,
-            model["path"],
-            str(model["layers"]),
-            str(model["hidden"]),
-            f"{model['parameters']:,}",
-            model["dtype"],
-            model["fingerprint"][:12],
+            model.path,
+            str(model.layers),
+            str(model.hidden),
+            f"{model.parameters:,}",
+            model.dtype,
+            model.fingerprint[:12],
         )
         for name, model in rows
     ]
     columns = ("model", "folder", "layers", "hidden", "parameters", "number type", "fingerprint")
-    return Table("Models", *with_ids_said(columns, cells, [model for _, model in rows]))
+    return Table("Models", *with_ids_said(columns, cells, [model.head_vocab_size for _, model in rows]))
 
 
 def facts(card: Card) -> list[tuple[str, str]]:
     """One scorecard's prompts, method, machine, versions and command."""
     record = card.record
-    origin, settings = record["provenance"], record["settings"]
-    hardware = origin["hardware"]
-    versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items() if version)
+    origin, settings = record.provenance, record.settings
+    hardware = origin.hardware
     return [
         ("prompts", prompts_words(record)),
         (
             "intervals",
             (
-                f"{100 * settings['confidence']:g} % {interval_method(settings)} over prompts, "
-                f"{settings['num_resamples']} resamples, seed {settings['seed']}"
+                f"{100 * settings.confidence:g} % {settings.intervals} over prompts, "
+                f"{settings.num_resamples} resamples, seed {settings.seed}"
             ),
         ),
-        ("live decoding", "not run" if record["live"] is None else live_words(record)),
-        ("machine", f"{machine(record)}, {hardware['cores']} cores, {hardware['memory_gib']:g} GiB of memory"),
-        ("number type", settings["dtype"]),
-        ("versions", f"Python {origin['python']}, {versions}"),
-        ("commit", origin["git_commit"] or "unknown: git did not track the code"),
-        ("scored", origin["created"]),
-        ("command", shlex.join(origin["argv"])),
+        ("live decoding", "not run" if record.live is None else live_words(record.live)),
+        ("machine", f"{record.machine}, {hardware.cores} cores, {hardware.memory_gib:g} GiB of memory"),
+        ("number type", settings.dtype),
+        ("versions", origin.versions_words),
+        ("commit", origin.git_commit or "unknown: git did not track the code"),
+        ("scored", origin.created),
+        ("command", shlex.join(origin.argv)),
     ]
 
 
-def prompts_words(record: Record) -> str:
-    prompts, settings = record["prompts"], record["settings"]
+def prompts_words(record: Scorecard) -> str:
+    prompts, settings = record.prompts, record.settings
     return (
-        f"{prompts['given']} given, {prompts['taken']} taken, {prompts['too_long']} too long, "
-        f"{prompts['scored']} scored (token ids {prompts['ids_sha256'][:12]}); "
-        f"answers of at most {settings['max_new_tokens']} tokens"
+        f"{prompts.given} given, {prompts.taken} taken, {prompts.too_long} too long, "
+        f"{prompts.scored} scored (token ids {prompts.ids_sha256[:12]}); "
+        f"answers of at most {settings.max_new_tokens} tokens"
     )
 
 
-def live_words(record: Record) -> str:
+def live_words(live: Live) -> str:
     """What was decoded live, and whether it obeyed the replay."""
-    live = record["live"]
-    plain, ours = live["plain"], live["speculative"]
+    plain, ours = live.plain, live.speculative
     return (
-        f"{plain['ms_per_token']:.2f} ms a token by the target alone, {ours['ms_per_token']:.2f} with {live['draft']}, "
+        f"{plain.ms_per_token:.2f} ms a token by the target alone, {ours.ms_per_token:.2f} with {live.draft}, "
         f"the reading of the prompt left out. {agreement_sentence(live)}"
     )

@@ -83,7 +83,7 @@ def report_page(cards: Sequence[Card], sections: Sequence[Section], drawings: di
     drafts = scored_drafts(cards)
     return environment.get_template(TEMPLATE).render(
         names=[card.name for card in cards],
-        target=cards[0].record["target"]["path"],
+        target=cards[0].record.target.path,
         verdict=report_verdict(drafts, grids),
         warnings=report_warnings(cards),
         sections=sections,

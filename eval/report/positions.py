@@ -1,16 +1,15 @@
 """Acceptance by position in the round: how far a draft gets before the target says no."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from eval.pages.blocks import Block, Figure, Section, Sentence, Table, table_by_draft
 from eval.pages.verdict import with_interval
+from eval.records.acceptance import Position
 from eval.report_inputs.drafts import ScoredDraft, all_temperatures, plotted, primaries, scored_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Record = dict[str, Any]
 
 
 def positions_section(drafts: Sequence[ScoredDraft]) -> Section:
@@ -27,9 +26,9 @@ def positions_section(drafts: Sequence[ScoredDraft]) -> Section:
     return Section("positions", "Acceptance by position in the round", blocks)
 
 
-def positions_of(one: ScoredDraft, temperature: float) -> list[Record]:
+def positions_of(one: ScoredDraft, temperature: float) -> Sequence[Position]:
     """The positions at the largest lookahead."""
-    return one.row(temperature)["lookahead"][-1]["positions"]
+    return one.row(temperature).lookahead[-1].positions
 
 
 def positions_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
@@ -40,22 +39,22 @@ def positions_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figur
 
         for place, one in enumerate(drafts):
             found = positions_of(one, temperature)
-            x = [position["position"] for position in found]
-            draw_points(axes, x, [position["joint"] for position in found], place, one.label)
-            alpha = one.row(temperature)["alpha"]["value"]
+            x = [position.position for position in found]
+            draw_points(axes, x, [position.joint for position in found], place, one.label)
+            alpha = one.row(temperature).alpha.value
             draw_curve(axes, x, [alpha**k for k in x], place, f"{one.label}, independent")
-        whole_ticks(axes, [position["position"] for one in drafts for position in positions_of(one, temperature)])
+        whole_ticks(axes, [position.position for one in drafts for position in positions_of(one, temperature)])
         axes.set(xlabel="position in the round", ylabel="share of rounds that keep it", ylim=(0, None))
 
     told = "; ".join(
         f"{one.label} "
-        + ", ".join(f"{p['joint']['value']:.3f} at position {p['position']}" for p in positions_of(one, temperature))
+        + ", ".join(f"{p.joint.value:.3f} at position {p.position}" for p in positions_of(one, temperature))
         for one in drafts
     )
     return Figure(
         name=f"positions-t{temperature:g}",
         alt=f"Share of rounds that keep each position at temperature {temperature:g}: {told}.",
-        caption=f"Temperature {temperature:g}, rule {drafts[0].row(temperature)['rule']}",
+        caption=f"Temperature {temperature:g}, rule {drafts[0].row(temperature).rule}",
         draw=draw,
     )
 
@@ -65,11 +64,11 @@ def positions_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
     rows = [
         (
             one.label,
-            str(p["position"]),
-            with_interval(p["joint"]),
-            count_words(p["accepted"], one.row(temperature)["lookahead"][-1]["rounds"]),
-            with_interval(p["conditional"]),
-            count_words(p["accepted"], p["reached"]),
+            str(p.position),
+            with_interval(p.joint),
+            count_words(p.accepted, one.row(temperature).lookahead[-1].rounds),
+            with_interval(p.conditional),
+            count_words(p.accepted, p.reached),
         )
         for one in drafts
         for p in positions_of(one, temperature)

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eval.acceptance.estimates import Estimate, Resampling, paired_ratio_difference
-from eval.acceptance.promise import full_rate
 from eval.pages.blocks import Absent, Block, Figure, Section, Sentence, Table, folded
 from eval.pages.verdict import with_interval
 from eval.report_inputs.drafts import ScoredDraft
 from eval.report_inputs.round_figures import texts_of
 from eval.rounds.round_trace import TracedRound
-from eval.scorecard.acceptance_record import estimate_record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,15 +67,13 @@ def round_time_section(drafts: Sequence[ScoredDraft]) -> Section:
 def predicted_time(one: ScoredDraft) -> RoundTime:
     """A round by the step times, at the lookahead of live decoding."""
     assert one.live is not None
-    lookahead = one.live["lookahead"]
-    entry = one.entry(one.live["temperature"], lookahead)
-    draft_ms, two_ms = (one.steps[kind]["median_ms"] for kind in ("one_token", "two_tokens"))
-    [verify] = [step for step in one.card.record["latency"]["verify"] if step["lookahead"] == lookahead]
+    lookahead = one.live.lookahead
+    draft_ms, two_ms = one.steps.one_token.median_ms, one.steps.two_tokens.median_ms
     return RoundTime(
         label=f"{one.label}, predicted",
         draft_ms=lookahead * draft_ms,
-        catch_up_ms=full_rate(entry) * (two_ms - draft_ms),
-        verify_ms=verify["median_ms"],
+        catch_up_ms=one.row(one.live.temperature).at(lookahead).full_rate * (two_ms - draft_ms),
+        verify_ms=one.card.record.latency.verify_at(lookahead).median_ms,
         rest_ms=None,
     )
 
@@ -85,8 +81,10 @@ def predicted_time(one: ScoredDraft) -> RoundTime:
 def measured_time(one: ScoredDraft) -> RoundTime:
     """A round as live decoding took it."""
     assert one.live is not None
-    spent, rounds = one.live["speculative"], one.live["agreement"]["loop"]["rounds"]
-    draft_ms, verify_ms, whole_ms = (1000 * spent[name] / rounds for name in ("draft_s", "verify_s", "decode_s"))
+    spent, rounds = one.live.speculative, one.live.agreement.loop.rounds
+    draft_ms, verify_ms, whole_ms = (
+        1000 * seconds / rounds for seconds in (spent.draft_s, spent.verify_s, spent.decode_s)
+    )
     found = None if one.card.rounds is None else catch_up(one.card.rounds, one.card.resampling)
     more_ms = found.more_ms.value * found.share if found is not None and found.is_shown else None
     return RoundTime(
@@ -117,7 +115,7 @@ class CatchUp:
     @property
     def is_shown(self) -> bool:
         """Whether it is more than noise: the whole interval lies above 0."""
-        return self.more_ms.low is not None and self.more_ms.low > 0
+        return self.more_ms.interval is not None and self.more_ms.interval[0] > 0
 
 
 def catch_up(rounds: Sequence[TracedRound], resampling: Resampling) -> CatchUp | None:
@@ -159,7 +157,7 @@ def catch_up_notes(one: ScoredDraft) -> list[Block]:
             Absent(f"{one.label}, measured catch-up: too few kinds of rounds to tell it apart; it is within draft.")
         ]
     told = (
-        f"{one.label}: drafting took {with_interval(estimate_record(found.more_ms))} ms more in {found.after_full} "
+        f"{one.label}: drafting took {with_interval(found.more_ms)} ms more in {found.after_full} "
         f"rounds after a wholly kept one than in {found.others} others."
     )
     return [Sentence(told) if found.is_shown else Absent(f"{told} That is not decided; the catch-up is within draft.")]

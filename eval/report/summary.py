@@ -1,33 +1,32 @@
 """The first words of a report, and its table of drafts."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from eval.acceptance.estimates import Estimate
 from eval.pages.blocks import Block, Section, Sentence, Table
 from eval.pages.tables import with_coverage
 from eval.pages.verdict import (
     decision,
-    machine,
-    main_way,
+    main_way_words,
     prediction,
     too_few_live,
     verdict,
     way_words,
     with_interval,
 )
+from eval.records.scorecard import Scorecard
+from eval.records.speeds import Live
 from eval.report.batches import batch_words
 from eval.report.differences import difference_blocks
 from eval.report_inputs.cards import Card
 from eval.report_inputs.drafts import ScoredDraft, all_temperatures, primaries, scored_at
 from eval.report_inputs.grid_file import Grids
 
-Record = dict[str, Any]
-
 # What scorecards should share to be compared: where it stands, and what follows where they do not share it.
-CONDITIONS: dict[str, tuple[Callable[[Record], str], str]] = {
-    "machine": (machine, "times and speeds of one say nothing of another."),
-    "number type": (lambda record: record["settings"]["dtype"], "times and speeds of one say nothing of another."),
-    "prompts": (lambda record: record["prompts"]["ids_sha256"][:12], "acceptance and speed may differ for that alone."),
+CONDITIONS: dict[str, tuple[Callable[[Scorecard], str], str]] = {
+    "machine": (lambda record: record.machine, "times and speeds of one say nothing of another."),
+    "number type": (lambda record: record.settings.dtype, "times and speeds of one say nothing of another."),
+    "prompts": (lambda record: record.prompts.ids_sha256[:12], "acceptance and speed may differ for that alone."),
 }
 
 
@@ -43,7 +42,7 @@ def report_verdict(drafts: Sequence[ScoredDraft], grids: Grids) -> str:
         )
     if len(live) == 1:
         return f"Of {len(named)} drafts only {live[0].label} was measured. {draft_verdict(live[0], grids)}"
-    best = max(live, key=lambda one: speed_of(one)["value"])
+    best = max(live, key=lambda one: speed_of(one).value)
     return f"Of {len(live)} measured drafts {best.label} {standing(best, live)}. {draft_verdict(best, grids)}"
 
 
@@ -53,26 +52,24 @@ def draft_verdict(one: ScoredDraft, grids: Grids) -> str:
     if live is None:
         return verdict(record)
     grid = grids.get(one.card.path)
-    batches = "" if grid is None else batch_words(one, live["temperature"], grid)
-    main = main_way(live)
-    how = f"lookahead {live['lookahead']}" if main is None else way_words(main)
-    speedup = (main or live)["speedup"]
+    batches = "" if grid is None else batch_words(one, live.temperature, grid.grid)
+    told = decision(live.main_speedup, too_few=too_few_live(record, live))
     return (
-        f"{decision(speedup, too_few=too_few_live(record))}: {with_interval(speedup, times=True)} the speed of the "
-        f"target alone at batch 1, temperature {live['temperature']:g}, {how}, on a {machine(record)}{batches}."
+        f"{told}: {with_interval(live.main_speedup, times=True)} the speed of the target alone at batch 1, temperature "
+        f"{live.temperature:g}, {main_way_words(live)}, on a {record.machine}{batches}."
     )
 
 
 def ways_sentences(drafts: Sequence[ScoredDraft]) -> list[Sentence]:
     """What every way of live decoding did in the same turns; nothing of older scorecards."""
-    return [Sentence(ways_words(one.label, one.live)) for one in drafts if one.live and one.live.get("ways")]
+    return [Sentence(ways_words(one.label, one.live)) for one in drafts if one.live and one.live.ways]
 
 
-def ways_words(label: str, live: Record) -> str:
+def ways_words(label: str, live: Live) -> str:
     """The ways of one draft's scorecard."""
-    ways = ", ".join(f"{way_words(row)} {with_interval(row['speedup'], times=True)}" for row in live["ways"])
-    over = ", ".join(f"{row['way']} {with_interval(row['speedup'], times=True)}" for row in live["over_lookup"])
-    alone = with_interval(live["speedup"], times=True)
+    ways = ", ".join(f"{way_words(row)} {with_interval(row.speedup, times=True)}" for row in live.ways)
+    over = ", ".join(f"{row.way} {with_interval(row.speedup, times=True)}" for row in live.over_lookup)
+    alone = with_interval(live.speedup, times=True)
     return f"{label}, in the same turns: the draft alone {alone}, {ways}. Over n-gram lookup: {over}."
 
 
@@ -92,22 +89,22 @@ def differing(cards: Sequence[Card]) -> list[str]:
     return [what for what, (found, _) in CONDITIONS.items() if len({found(card.record) for card in cards}) > 1]
 
 
-def may_be_as_fast(other: Record, best: Record) -> bool:
+def may_be_as_fast(other: Estimate, best: Estimate) -> bool:
     """Whether two intervals of a speed-up overlap; where one is missing nothing says that they do not."""
-    if other["interval"] is None or best["interval"] is None:
+    if other.interval is None or best.interval is None:
         return True
-    return other["interval"][1] >= best["interval"][0]
+    return other.interval[1] >= best.interval[0]
 
 
-def speed_of(one: ScoredDraft) -> Record:
+def speed_of(one: ScoredDraft) -> Estimate:
     """The measured speed-up of a draft that was decoded live."""
     assert one.live is not None
-    return one.live["speedup"]
+    return one.live.speedup
 
 
 def report_warnings(cards: Sequence[Card]) -> list[str]:
     """What must be known before believing the numbers: of each scorecard, and of putting them side by side."""
-    told = [f"{card.name}: {text}" if len(cards) > 1 else text for card in cards for text in card.record["warnings"]]
+    told = [f"{card.name}: {text}" if len(cards) > 1 else text for card in cards for text in card.record.warnings]
     for what in differing(cards):
         found, consequence = CONDITIONS[what]
         listed = ", ".join(f"{card.name} {found(card.record)}" for card in cards)
@@ -136,22 +133,21 @@ def drafts_table(drafts: Sequence[ScoredDraft]) -> Table:
     rows = [draft_cells(one, temperature) for one, temperature in shown]
     return Table(
         "Acceptance and speed, 1x being the target alone",
-        *with_coverage(columns, rows, [one.row(temperature) for one, temperature in shown]),
+        *with_coverage(columns, rows, [one.row(temperature).coverage for one, temperature in shown]),
     )
 
 
 def draft_cells(one: ScoredDraft, temperature: float) -> tuple[str, ...]:
     """One draft at one temperature; tau at the lookahead that promises most."""
     row, forecast = one.row(temperature), one.forecast(temperature)
-    entry = one.entry(temperature, forecast["best_lookahead"])
-    is_live = one.live is not None and one.live["temperature"] == temperature
+    is_live = one.live is not None and one.live.temperature == temperature
     return (
         one.label,
         f"{temperature:g}",
         with_interval(speed_of(one), times=True) if is_live else "not measured",
         prediction(one.card.record, forecast),
-        with_interval(row["alpha"]),
-        with_interval(entry["tau"]),
-        str(forecast["best_lookahead"]),
-        f"{one.model['layers']} × {one.model['hidden']}",
+        with_interval(row.alpha),
+        with_interval(row.at(forecast.best_lookahead).tau),
+        str(forecast.best_lookahead),
+        f"{one.model.layers} × {one.model.hidden}",
     )

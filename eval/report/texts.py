@@ -42,7 +42,7 @@ def texts_block(one: ScoredDraft) -> Block:
         return Absent(f"Texts of {one.label}: temperature 0 was not scored, so nothing was decoded live.")
     if one.card.examples is None:
         return Absent(f"Texts of {one.label}: no examples.json beside {one.card.path}. Score again with this version.")
-    caption = f"{one.label}, temperature {one.live['temperature']:g}, lookahead {one.live['lookahead']}"
+    caption = f"{one.label}, temperature {one.live.temperature:g}, lookahead {one.live.lookahead}"
     return Texts(caption, one.card.examples)
 
 

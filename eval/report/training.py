@@ -1,13 +1,13 @@
 """Saved checkpoints of a training: acceptance and predicted speed against the tokens they were trained on."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from eval.pages.blocks import Absent, Block, Figure, Section, Sentence, Table
+from eval.pages.verdict import with_interval
 from eval.report_inputs.cards import Card
 from eval.training_curve.curves import Curve
-from eval.training_curve.page import COLUMNS, best_sentence, point_rows, words
+from eval.training_curve.page import COLUMNS, best_sentence, point_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,13 +39,13 @@ def tau_figure(named: Sequence[Named], temperature: float) -> Figure:
         from eval.pages.drawing import draw_points, draw_ring
 
         for place, (name, curve) in enumerate(named):
-            estimates = [asdict(point.tau) for point in curve.points]
+            estimates = [point.tau for point in curve.points]
             draw_points(axes, tokens(curve), estimates, place, name)
             draw_ring(axes, *at_best(curve, [point.tau.value for point in curve.points]))
         axes.set(xlabel="tokens trained", ylabel="tokens per round (τ)")
 
     told = "; ".join(
-        f"{name} " + ", ".join(f"{words(point.tau)} after {point.tokens:,} tokens" for point in curve.points)
+        f"{name} " + ", ".join(f"{with_interval(point.tau)} after {point.tokens:,} tokens" for point in curve.points)
         for name, curve in named
     )
     return Figure(

@@ -4,30 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from architectures.errors import UserError
-from architectures.files.reading import read_json
 from eval.acceptance.estimates import Resampling
-from eval.acceptance.ranking import resampling_of
-from eval.pages.verdict import primary
-from eval.record_checks.consistency import require_consistent
-from eval.record_checks.fields import require_fields
+from eval.records.files import CARD_NAME, read_scorecard
+from eval.records.scorecard import Scorecard
+from eval.records.speeds import Live
 from eval.rounds.examples import Example, read_examples
 from eval.rounds.round_trace import RoundTrace, TracedRound, read_round_trace
-from eval.scorecard.score import SCHEMA
 from eval.scorecard.sidecars import EXAMPLES_NAME, ROUNDS_NAME
 from eval.training_curve.curves import JSON_NAME, Curve, read_curves
-
-Record = dict[str, Any]
-
-CARD_NAME = "scorecard.json"
-REMEDIES = {
-    "widedraft.scorecard/1": "It is of an older version: take its folder away and run `widedraft eval` again.",
-    "widedraft.recorded/1": (
-        "It is of recorded answers, without a target and so without any speed: read the scorecard.md beside it."
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -45,7 +31,7 @@ class Card:
 
     path: Path
     name: str
-    record: Record
+    record: Scorecard
     rounds: tuple[TracedRound, ...] | None = None
     examples: tuple[Example, ...] | None = None
     curves: tuple[Curve, ...] | None = None
@@ -53,12 +39,12 @@ class Card:
     @property
     def resampling(self) -> Resampling:
         """How its intervals were made."""
-        return resampling_of(self.record)
+        return self.record.settings.resampling
 
     @property
     def draft(self) -> str:
         """The draft the scorecard is about: the last one, which was decoded live."""
-        return primary(self.record)
+        return self.record.primary
 
 
 def read_cards(runs: Sequence[Path]) -> list[Card]:
@@ -93,41 +79,29 @@ def card_path(run: Path) -> Path:
 
 def read_card(path: Path) -> Card:
     """One scorecard and what stands beside it."""
-    record = read_record(path)
-    require_fields(record, path)
-    require_consistent(record, path)
+    record = read_scorecard(path)
     folder = path.resolve().parent
     card = Card(path, folder.parent.name if folder.name == "eval" else folder.name, record)
     card = replace(card, curves=curves_beside(card))
-    if record["live"] is None:
+    if record.live is None:
         return card
-    return replace(card, rounds=rounds_beside(card), examples=examples_beside(card))
+    return replace(card, rounds=rounds_beside(card, record.live), examples=examples_beside(card))
 
 
-def read_record(path: Path) -> Record:
-    """The JSON object of a scorecard of this version."""
-    record = read_json(path, f"Name a {CARD_NAME} that `widedraft eval` wrote.")
-    schema = record.get("schema") if isinstance(record, dict) else None
-    if schema != SCHEMA:
-        remedy = REMEDIES.get(str(schema), f"Name a {CARD_NAME} that `widedraft eval` of this version wrote.")
-        raise UserError(f"{path}: schema must be {SCHEMA}, got {'none' if schema is None else repr(schema)}. {remedy}")
-    return record
-
-
-def rounds_beside(card: Card) -> tuple[TracedRound, ...] | None:
+def rounds_beside(card: Card, live: Live) -> tuple[TracedRound, ...] | None:
     """The rounds of live decoding, if their trace is there and is of this scorecard."""
     path = card.path.with_name(ROUNDS_NAME)
     if not path.is_file():
         return None
     trace = read_round_trace(path)
     require_same_models(card, path, (trace.header.target.fingerprint, trace.header.draft.fingerprint))
-    require_same_rounds(card, path, trace)
+    require_same_rounds(card, path, trace, live)
     return trace.rounds
 
 
-def require_same_rounds(card: Card, path: Path, trace: RoundTrace) -> None:
+def require_same_rounds(card: Card, path: Path, trace: RoundTrace, live: Live) -> None:
     """Raise UserError unless the trace has as many rounds as the scorecard counted."""
-    counted = card.record["live"]["agreement"]["loop"]["rounds"]
+    counted = live.agreement.loop.rounds
     if len(trace.rounds) != counted:
         raise UserError(
             f"{path}: holds {len(trace.rounds)} rounds, but {card.path} counted {counted:g}. They are of two scorings: "
@@ -157,7 +131,7 @@ def curves_beside(card: Card) -> tuple[Curve, ...] | None:
 
 def require_same_models(card: Card, path: Path, fingerprints: tuple[str, str]) -> None:
     """Raise UserError unless a file is of the scorecard's target and last draft."""
-    own = (card.record["target"]["fingerprint"], card.record["drafts"][-1]["fingerprint"])
+    own = (card.record.target.fingerprint, card.record.drafts[-1].fingerprint)
     for role, ours, theirs in zip(("target", "draft"), own, fingerprints, strict=True):
         if ours != theirs:
             raise UserError(
@@ -170,11 +144,11 @@ def require_one_target(cards: Sequence[Card]) -> None:
     """Raise UserError unless all drafts are of one target."""
     first, *others = cards
     for card in others:
-        ours, theirs = first.record["target"], card.record["target"]
-        if ours["fingerprint"] != theirs["fingerprint"]:
+        ours, theirs = first.record.target, card.record.target
+        if ours.fingerprint != theirs.fingerprint:
             raise UserError(
-                f"{card.path}: its target is {theirs['path']} ({theirs['fingerprint'][:12]}), that of {first.path} is "
-                f"{ours['path']} ({ours['fingerprint'][:12]}). Drafts of different targets need a report each. "
+                f"{card.path}: its target is {theirs.path} ({theirs.fingerprint[:12]}), that of {first.path} is "
+                f"{ours.path} ({ours.fingerprint[:12]}). Drafts of different targets need a report each. "
                 "If it is one target, score again: an older widedraft knew models by samples of their weights."
             )
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from eval.pages.verdict import draft_latency, rows_at, speedup_of, temperatures
+from eval.records.acceptance import AcceptanceRow
+from eval.records.origin import DraftModel
+from eval.records.speeds import Live, SpeedupRow
+from eval.records.steps import DraftSteps
 from eval.report_inputs.cards import Card
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -30,42 +30,35 @@ class ScoredDraft:
         return self.draft == self.card.draft
 
     @property
-    def model(self) -> Record:
-        [model] = [one for one in self.card.record["drafts"] if one["draft"] == self.draft]
-        return model
+    def model(self) -> DraftModel:
+        return self.card.record.model(self.draft)
 
     @property
-    def steps(self) -> Record:
-        return draft_latency(self.card.record, self.draft)
+    def steps(self) -> DraftSteps:
+        return self.card.record.latency.of(self.draft)
 
     @property
-    def live(self) -> Record | None:
+    def live(self) -> Live | None:
         """Live decoding with it; None where it was not decoded live."""
-        return self.card.record["live"] if self.is_primary else None
+        return self.card.record.live if self.is_primary else None
 
-    def row(self, temperature: float) -> Record:
+    def row(self, temperature: float) -> AcceptanceRow:
         """Its acceptance at a temperature that was scored."""
-        [row] = [one for one in rows_at(self.card.record["acceptance"], temperature) if one["draft"] == self.draft]
-        return row
+        return self.card.record.row(self.draft, temperature)
 
-    def entry(self, temperature: float, lookahead: int) -> Record:
-        """Its rounds at a lookahead that was scored."""
-        [entry] = [one for one in self.row(temperature)["lookahead"] if one["lookahead"] == lookahead]
-        return entry
-
-    def forecast(self, temperature: float) -> Record:
+    def forecast(self, temperature: float) -> SpeedupRow:
         """Its predicted speed-up at a temperature that was scored."""
-        return speedup_of(self.card.record, self.draft, temperature)
+        return self.card.record.speedup_of(self.draft, temperature)
 
 
 def scored_drafts(cards: Sequence[Card]) -> list[ScoredDraft]:
     """Every draft: of each scorecard the one it is about, then its baselines; no baseline that was there before."""
     found: list[ScoredDraft] = []
     for card in cards:
-        seen = {one.model["fingerprint"] for one in found}
+        seen = {one.model.fingerprint for one in found}
         primary = ScoredDraft(card, card.draft, label_of(cards, card, card.draft))
-        others = [one for one in card.record["drafts"] if one["draft"] != card.draft and one["fingerprint"] not in seen]
-        found += [primary, *(ScoredDraft(card, one["draft"], label_of(cards, card, one["draft"])) for one in others)]
+        others = [one for one in card.record.drafts if one.draft != card.draft and one.fingerprint not in seen]
+        found += [primary, *(ScoredDraft(card, one.draft, label_of(cards, card, one.draft)) for one in others)]
     return found
 
 
@@ -89,9 +82,9 @@ def primaries(drafts: Iterable[ScoredDraft]) -> list[ScoredDraft]:
 
 def all_temperatures(drafts: Iterable[ScoredDraft]) -> list[float]:
     """Temperatures at which any draft was scored, ascending."""
-    return sorted({temperature for one in drafts for temperature in temperatures(one.card.record)})
+    return sorted({temperature for one in drafts for temperature in one.card.record.temperatures})
 
 
 def scored_at(drafts: Iterable[ScoredDraft], temperature: float) -> list[ScoredDraft]:
     """The drafts that were scored at a temperature."""
-    return [one for one in drafts if temperature in temperatures(one.card.record)]
+    return [one for one in drafts if temperature in one.card.record.temperatures]

@@ -5,6 +5,7 @@ eval/acceptance/counts.py counts. Texts that are decoded together share the seco
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from eval.acceptance.counts import Counts, count_proposals, pool, ratio
 from eval.acceptance.estimates import INTERVALS, Resampling
@@ -12,33 +13,88 @@ from eval.config import EvalConfig
 from eval.pages.acceptance_page import position_part, tau_table
 from eval.pages.tables import table
 from eval.pages.verdict import with_interval
+from eval.records.acceptance import Rounds
 from eval.rounds.round_trace import RoundTrace, RunSettings, TracedRound
-from eval.scorecard.acceptance_record import Record, RoundsByPrompt, lookahead_record
+from eval.scorecard.acceptance_record import PromptCounts, rounds_at
 
 DEFAULTS = EvalConfig()
 RESAMPLING = Resampling(DEFAULTS.confidence, DEFAULTS.num_resamples, seed=17)
 
 
-def rounds_record(rounds: Sequence[TracedRound], resampling: Resampling = RESAMPLING) -> Record:
-    """Raw counts, rates and times of the rounds of one run.
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Seconds of draft and target, and of a round: once for all the texts that went through it together."""
+
+    draft_s: float
+    verify_s: float
+    steps: float
+    num_rounds: int
+
+    @property
+    def draft_share(self) -> float | None:
+        return ratio(self.draft_s, self.draft_s + self.verify_s)
+
+    @property
+    def draft_ms_per_round(self) -> float:
+        return 1000 * self.draft_s / self.steps
+
+    @property
+    def verify_ms_per_round(self) -> float:
+        return 1000 * self.verify_s / self.steps
+
+    @property
+    def ms_per_round(self) -> float:
+        return self.draft_ms_per_round + self.verify_ms_per_round
+
+    @property
+    def rows_per_round(self) -> float:
+        return self.num_rounds / self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """Raw counts, rates and times of the rounds of one run; `lookahead` as a scorecard has it."""
+
+    rule: str
+    prompts: int
+    texts: int
+    rounds: int
+    drafted: int
+    accepted: int
+    emitted: int
+    lookahead: tuple[Rounds, ...]
+    times: Times
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """Rounds under the names that tables give them."""
+
+    draft: str
+    temperature: float
+    lookahead: tuple[Rounds, ...]
+
+
+def run_figures(rounds: Sequence[TracedRound], resampling: Resampling = RESAMPLING) -> RunFigures:
+    """Of all rounds of a run, at least one.
 
     Args:
-        rounds: All of a run, at least one.
+        rounds: Of the run.
         resampling: How intervals over prompts are made.
     """
     longest = max(one.lookahead for one in rounds)
-    by_prompt = RoundsByPrompt([{longest: counts} for counts in counts_by_prompt(rounds, longest)])
-    return {
-        "rule": rounds[0].rule,
-        "prompts": len(by_prompt.counts),
-        "texts": sum(one.start == 0 for one in rounds),
-        "rounds": len(rounds),
-        "drafted": sum(one.proposed for one in rounds),
-        "accepted": sum(one.accepted for one in rounds),
-        "emitted": sum(one.emitted for one in rounds),
-        "lookahead": [lookahead_record(by_prompt, longest, resampling)],
-        "times": times_record(rounds),
-    }
+    by_prompt = PromptCounts([{longest: counts} for counts in counts_by_prompt(rounds, longest)])
+    return RunFigures(
+        rule=rounds[0].rule,
+        prompts=len(by_prompt.counts),
+        texts=sum(one.start == 0 for one in rounds),
+        rounds=len(rounds),
+        drafted=sum(one.proposed for one in rounds),
+        accepted=sum(one.accepted for one in rounds),
+        emitted=sum(one.emitted for one in rounds),
+        lookahead=(rounds_at(by_prompt, longest, resampling),),
+        times=times_of(rounds),
+    )
 
 
 def counts_by_prompt(rounds: Iterable[TracedRound], most: int) -> list[Counts]:
@@ -59,19 +115,13 @@ def texts_of(rounds: Iterable[TracedRound]) -> list[tuple[str, list[TracedRound]
     return [(prompt, text) for (prompt, _), text in texts.items()]
 
 
-def times_record(rounds: Sequence[TracedRound]) -> Record:
-    """Seconds of draft and target, and of a round: once for all the texts that went through it together."""
-    draft_s, verify_s = (sum(getattr(one, name) / one.rows for one in rounds) for name in ("draft_s", "verify_s"))
-    steps = sum(1 / one.rows for one in rounds)
-    return {
-        "draft_s": draft_s,
-        "verify_s": verify_s,
-        "draft_share": ratio(draft_s, draft_s + verify_s),
-        "ms_per_round": 1000 * (draft_s + verify_s) / steps,
-        "draft_ms_per_round": 1000 * draft_s / steps,
-        "verify_ms_per_round": 1000 * verify_s / steps,
-        "rows_per_round": len(rounds) / steps,
-    }
+def times_of(rounds: Sequence[TracedRound]) -> Times:
+    return Times(
+        draft_s=sum(one.draft_s / one.rows for one in rounds),
+        verify_s=sum(one.verify_s / one.rows for one in rounds),
+        steps=sum(1 / one.rows for one in rounds),
+        num_rounds=len(rounds),
+    )
 
 
 def rounds_page(trace: RoundTrace) -> str:
@@ -95,21 +145,21 @@ def run_section(run: RunSettings, rounds: Sequence[TracedRound]) -> list[str]:
     title = f"## {run.label}"
     if not rounds:
         return [title, "No prompt was decoded, so there is no round."]
-    record = rounds_record(rounds)
-    [entry] = record["lookahead"]
-    behind = record["drafted"] - entry["proposed"]
-    row = {**record, "draft": run.drafter, "temperature": run.sampling.temperature}
+    record = run_figures(rounds)
+    [entry] = record.lookahead
+    behind = record.drafted - entry.proposed
+    row = ShownRun(run.drafter, run.sampling.temperature, record.lookahead)
     return [
         title,
-        f"Rule {record['rule']}, {settings_words(run)}; {record['texts']} texts of {record['prompts']} prompts.",
+        f"Rule {record.rule}, {settings_words(run)}; {record.texts} texts of {record.prompts} prompts.",
         table(
             ("rounds", "drafted", "of them behind a text's end", "accepted", "emitted"),
-            [(record["rounds"], record["drafted"], f"{behind:g}", record["accepted"], record["emitted"])],
+            [(record.rounds, record.drafted, f"{behind:g}", record.accepted, record.emitted)],
         ),
         tau_table([row]),
-        f"alpha of rounds {with_interval(entry['alpha_of_rounds'])}, utilisation {with_interval(entry['utilisation'])}",
+        f"alpha of rounds {with_interval(entry.alpha_of_rounds)}, utilisation {with_interval(entry.utilisation)}",
         *position_part(row),
-        times_words(record["times"]),
+        times_words(record.times),
     ]
 
 
@@ -119,12 +169,12 @@ def settings_words(run: RunSettings) -> str:
     return f"temperature {run.sampling.temperature:g}, lookahead {run.lookahead}{adaptive}"
 
 
-def times_words(times: Record) -> str:
+def times_words(times: Times) -> str:
     """Where the time went; draft and verification alone, not the loop around them."""
-    together = "" if times["rows_per_round"] == 1 else f", of {times['rows_per_round']:.1f} texts together,"
-    share = "none" if times["draft_share"] is None else f"{times['draft_share']:.1%}"
+    together = "" if times.rows_per_round == 1 else f", of {times.rows_per_round:.1f} texts together,"
+    share = "none" if times.draft_share is None else f"{times.draft_share:.1%}"
     return (
-        f"time: {times['draft_s'] + times['verify_s']:.3f} s, {share} of it the draft's; a round{together} takes "
-        f"{times['ms_per_round']:.2f} ms, {times['draft_ms_per_round']:.2f} of the draft and "
-        f"{times['verify_ms_per_round']:.2f} of the target"
+        f"time: {times.draft_s + times.verify_s:.3f} s, {share} of it the draft's; a round{together} takes "
+        f"{times.ms_per_round:.2f} ms, {times.draft_ms_per_round:.2f} of the draft and "
+        f"{times.verify_ms_per_round:.2f} of the target"
     )

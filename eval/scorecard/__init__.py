@@ -1,6 +1,6 @@
 """Run it all on a target and its drafts -> scorecard.json and scorecard.md."""
 
-from eval.pages.verdict import headline, main_forecast
+from eval.pages.verdict import headline
 from eval.scorecard.score import score_drafts
 
-__all__ = ["headline", "main_forecast", "score_drafts"]
+__all__ = ["headline", "score_drafts"]

@@ -2,25 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel
 
-from architectures.files.atomic import write_json
 from eval.acceptance.estimates import Resampling
 from eval.config import EvalConfig
 from eval.latency.grid import Grid, measure_grid
 from eval.latency.memory import lack_of_memory
-from eval.latency.steps import TARGET
+from eval.records.files import write_record
+from eval.records.grid import TARGET, GridFigures, GridFile, GridModel
+from eval.records.scorecard import Scorecard
 from eval.steps.sequencer import takes_rows
 
-Record = dict[str, Any]
 GRID_NAME = "latency.json"
 
 
 def measure_batches(
     models: Mapping[str, PreTrainedModel], text_ids: Sequence[int], config: EvalConfig, resampling: Resampling
-) -> tuple[Record | None, list[str]]:
+) -> tuple[GridFigures | None, list[str]]:
     """Time the steps of every batch and context that fits.
 
     Args:
@@ -30,7 +29,7 @@ def measure_batches(
         resampling: How intervals are made.
 
     Returns:
-        The record of the grid, None where nothing is to be timed; and what was left out, with the reason.
+        The figures of the grid, None where nothing is to be timed; and what was left out, with the reason.
     """
     contexts = config.latency_contexts or (len(text_ids),)
     problems = {batch: batch_problem(models, batch, contexts) for batch in config.latency_batches}
@@ -61,12 +60,15 @@ def spread_lookaheads(first: int, last: int) -> list[int]:
     return sorted({first, last, *(power for power in powers if first <= power <= last)})
 
 
-def write_grid(grid: Record | None, scorecard: Record, out: Path) -> None:
+def write_grid(grid: GridFigures | None, scorecard: Scorecard, out: Path) -> None:
     """Write latency.json in a scorecard's folder, or take away that of an earlier scoring."""
     if grid is None:
         (out / GRID_NAME).unlink(missing_ok=True)
         return
-    device, primary = scorecard["settings"]["device"], scorecard["drafts"][-1]
-    described = {TARGET: scorecard["target"], primary["draft"]: primary}
-    models = {name: {**model, "device": device} for name, model in described.items()}
-    write_json({"models": models, **grid, "provenance": scorecard["provenance"]}, out / GRID_NAME)
+    device, primary = scorecard.settings.device, dict(vars(scorecard.drafts[-1]))
+    name = primary.pop("draft")
+    models = {
+        TARGET: GridModel(**vars(scorecard.target), device=device),
+        name: GridModel(**primary, device=device),
+    }
+    write_record(GridFile(**vars(grid), models=models, provenance=scorecard.provenance), out / GRID_NAME)

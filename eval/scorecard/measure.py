@@ -11,28 +11,36 @@ from eval.latency.steps import Setting
 from eval.models.loading import stop_token_ids
 from eval.policies.lookup_alone import Texts, best_lookup
 from eval.policies.tune import Tuned
+from eval.records.acceptance import AcceptanceRow
+from eval.records.differences import DifferenceRow
+from eval.records.speeds import Live, PolicyRow, SpeedupRow
+from eval.records.steps import ScoredLatency
 from eval.rounds.round_trace import Run
-from eval.scorecard.acceptance_record import acceptance_record, comparison_record
+from eval.scorecard.acceptance_record import acceptance_row, difference_row
 from eval.scorecard.answers import Answers, context_of
 from eval.scorecard.live import compare_with_replay, decode_live, live_run
-from eval.scorecard.live_ways import ways_of, ways_record
+from eval.scorecard.live_record import live_record, ways_of
 from eval.scorecard.pair import Pair, replay_drafts
-from eval.scorecard.policies import policies_record, tune_policies
-from eval.scorecard.record import Record, latency_record, live_record, speedup_record
+from eval.scorecard.policies import policy_rows, tune_policies
+from eval.scorecard.record import scored_latency, speedup_row
 from eval.scorecard.scores import DraftScore, ReplayedDraft
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was found.
+    """What was found: sections of the scorecard, and what stands beside it.
 
     Attributes:
-        record: Sections of the scorecard.
         run: What was decoded live with the draft alone; None if nothing was.
         tuned: The policy of each temperature; empty where none was asked for.
     """
 
-    record: Record
+    acceptance: tuple[AcceptanceRow, ...]
+    differences: tuple[DifferenceRow, ...]
+    latency: ScoredLatency
+    speedup: tuple[SpeedupRow, ...]
+    policies: tuple[PolicyRow, ...]
+    live: Live | None
     run: Run | None
     tuned: Mapping[float, Tuned]
 
@@ -100,14 +108,18 @@ def measure(
             config=config,
             resampling=resampling,
         )
-    record = {
-        **acceptance_sections(scored, pair.primary, lookaheads, resampling),
-        "latency": latency_record(latency),
-        "speedup": forecasts,
-        "policies": policies_record(tuned, along, answers, looked_up, steps, max_new_tokens=config.max_new_tokens),
-        "live": live,
-    }
-    return Measured(record, run, tuned)
+    return Measured(
+        acceptance=tuple(
+            acceptance_row(one.by_rule, one.replayed.parted_scores(lookaheads), resampling) for one in scored
+        ),
+        differences=differences(scored, pair.primary, resampling),
+        latency=scored_latency(latency),
+        speedup=tuple(forecasts),
+        policies=policy_rows(tuned, along, answers, looked_up, steps, max_new_tokens=config.max_new_tokens),
+        live=live,
+        run=run,
+        tuned=tuned,
+    )
 
 
 def texts_of(answers: Answers) -> Texts:
@@ -128,28 +140,20 @@ def timed(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, resa
     )
 
 
-def acceptance_sections(
-    scored: Sequence[Scored], primary: str, lookaheads: Sequence[int], resampling: Resampling
-) -> Record:
-    """Acceptance of every draft, and how the last one differs from each other."""
-    return {
-        "acceptance": [
-            acceptance_record(one.by_rule, one.replayed.parted_scores(lookaheads), resampling) for one in scored
-        ],
-        "differences": [
-            comparison_record(one.by_rule, other.by_rule, resampling)
-            for one in scored
-            for other in scored
-            if one.leading.draft == primary != other.leading.draft
-            and one.leading.temperature == other.leading.temperature
-        ],
-    }
+def differences(scored: Sequence[Scored], primary: str, resampling: Resampling) -> tuple[DifferenceRow, ...]:
+    """How the last draft differs from each other."""
+    return tuple(
+        difference_row(one.by_rule, other.by_rule, resampling)
+        for one in scored
+        for other in scored
+        if one.leading.draft == primary != other.leading.draft and one.leading.temperature == other.leading.temperature
+    )
 
 
-def forecast(pair: Pair, score: DraftScore, latency: Latency) -> Record:
+def forecast(pair: Pair, score: DraftScore, latency: Latency) -> SpeedupRow:
     """What the acceptance of a draft is worth, by its step times and by the bytes that steps read."""
     ratio = byte_ratio(pair.target, pair.drafts[score.draft], context=latency.context)
-    return speedup_record(score, latency.step_times(score.draft), ratio)
+    return speedup_row(score, latency.step_times(score.draft), ratio)
 
 
 def measure_live(
@@ -157,14 +161,14 @@ def measure_live(
     answers: Answers,
     score: DraftScore,
     *,
-    promised: Record,
+    promised: SpeedupRow,
     policy: Tuned | None,
     lookup: int,
     config: EvalConfig,
     resampling: Resampling,
-) -> tuple[Record, Run]:
+) -> tuple[Live, Run]:
     """Decode some prompts by every way: draft and text alone, each where it promises most, and both by the policy."""
-    lookahead = promised["best_lookahead"]
+    lookahead = promised.best_lookahead
     ways = ways_of(pair.drafts[score.draft], lookahead, lookup, policy)
     chosen = answers.first_turns()[: config.live_prompts]
     live = decode_live(
@@ -176,5 +180,5 @@ def measure_live(
         seed=resampling.seed,
     )
     agreement = compare_with_replay(live, [score.answers[place].counts[lookahead] for place, _ in chosen])
-    record = live_record(score.draft, live, agreement, promised["predicted"], resampling)
-    return record | ways_record(ways, live, resampling), live_run(live, max_new_tokens=config.max_new_tokens)
+    record = live_record(score.draft, live, ways, agreement, predicted=promised.predicted, resampling=resampling)
+    return record, live_run(live, max_new_tokens=config.max_new_tokens)

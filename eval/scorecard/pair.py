@@ -9,8 +9,8 @@ from architectures.draft_vocabulary.head import head_ids
 from architectures.files.progress import track
 from eval.acceptance.bins import ReplayedAnswer
 from eval.acceptance.replay import answer_logits, replay_answer
-from eval.latency.steps import TARGET
 from eval.models.loading import shared_vocab_size
+from eval.records.grid import TARGET
 from eval.scorecard.answers import Answers
 from eval.scorecard.scores import ReplayedDraft
 

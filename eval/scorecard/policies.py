@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -16,9 +15,10 @@ from eval.policies.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fi
 from eval.policies.replay import RecordedAnswer, Rounds
 from eval.policies.tune import Tuned, rounds_of, tune
 from eval.prompts.forms import Prompt
+from eval.records.origin import ScoredModel
+from eval.records.speeds import LookupRow, PolicyRow
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.pair import Pair, replay_drafts
-from eval.scorecard.record import Record
 from eval.scorecard.scores import ReplayedDraft
 
 FOLDER = "tuning"  # of the answers, beside those that are scored on
@@ -90,7 +90,7 @@ def recorded_along(replayed: ReplayedDraft, answers: Answers, *, max_new_tokens:
     ]
 
 
-def policies_record(
+def policy_rows(
     tuned: Mapping[float, Tuned],
     replayed: Mapping[float, ReplayedDraft],
     answers: Mapping[float, Answers],
@@ -98,7 +98,7 @@ def policies_record(
     steps: StepTimes,
     *,
     max_new_tokens: int,
-) -> list[Record]:
+) -> tuple[PolicyRow, ...]:
     """What each temperature's policy promises on the scored answers, beside what looking up alone does there.
 
     Args:
@@ -115,33 +115,36 @@ def policies_record(
         rounds = rounds_of(along, one.policy, one.lookahead)
         lookahead, alone = looked_up[temperature]
         rows.append(
-            {
-                "temperature": temperature,
-                "tuned_on": one.answers,
-                "lookahead": one.lookahead,
-                "policy": {**asdict(one.policy), "prior": list(one.policy.prior)},
-                "predicted": rounds.speedup(one.lookahead, steps),
-                "tau": rounds.tau,
-                "lookup": {
-                    "lookahead": lookahead,
-                    "predicted": alone.speedup(lookahead, steps),
-                    "tau": alone.tau,
-                },
-            }
+            PolicyRow(
+                temperature=temperature,
+                tuned_on=one.answers,
+                lookahead=one.lookahead,
+                policy=one.policy,
+                predicted=rounds.speedup(one.lookahead, steps),
+                tau=rounds.tau,
+                lookup=LookupRow(lookahead=lookahead, predicted=alone.speedup(lookahead, steps), tau=alone.tau),
+            )
         )
-    return rows
+    return tuple(rows)
 
 
-def policy_file(tuned: Mapping[float, Tuned], answers: Mapping[float, Answers], *, scorecard: Record) -> PolicyFile:
-    """What `speed --beside` and `verify --beside` read, of the models of a scorecard."""
+def policy_file(
+    tuned: Mapping[float, Tuned],
+    answers: Mapping[float, Answers],
+    *,
+    target: ScoredModel,
+    draft: ScoredModel,
+    num_threads: int,
+) -> PolicyFile:
+    """What `speed --beside` and `verify --beside` read."""
     asked = next(iter(answers.values())).traces
     return PolicyFile(
         schema=SCHEMA,
-        target=scorecard["target"]["fingerprint"],
-        draft=scorecard["drafts"][-1]["fingerprint"],
+        target=target.fingerprint,
+        draft=draft.fingerprint,
         policies=tuple(TunedPolicy(temperature=temperature, **vars(one)) for temperature, one in tuned.items()),
         prompts=tuple(prompt_fingerprint(trace.prompt_ids) for trace in asked),
         processor=processor_name(),
-        threads=scorecard["settings"]["threads"],
-        dtype=scorecard["target"]["dtype"],
+        threads=num_threads,
+        dtype=target.dtype,
     )

@@ -1,43 +1,40 @@
 """Score drafts against their target: record the target's answers, measure, and write what was found.
 
-Writes scorecard.json (schema widedraft.scorecard/2, every field explained in docs/scoring.md) and scorecard.md.
+Writes scorecard.json (schema widedraft.scorecard/3, every field explained in docs/scoring.md) and scorecard.md.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from transformers import PreTrainedModel
-
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
-from architectures.checkpoints.manifest import provenance
-from architectures.draft_vocabulary.head import head_ids
-from architectures.files.atomic import write_json, write_text
+from architectures.checkpoints.fingerprint import fingerprint_value
+from architectures.files.atomic import write_text
 from eval.acceptance import paired_ratios
 from eval.acceptance.estimates import INTERVALS, Resampling
 from eval.config import EvalConfig
 from eval.latency.machine import torch_threads
+from eval.models.identity import model_facts
 from eval.models.loading import load_model, require_positions, require_same_tokenizer
 from eval.pages.scorecard_page import scorecard_page
 from eval.pages.verdict import find_warnings, verdict
 from eval.policies.policy_file import write_policies
 from eval.prompts.forms import Prompt
 from eval.prompts.loading import tasks_record
+from eval.records.files import CARD_NAME, write_record
+from eval.records.origin import AnswersRow, DraftModel, Prompts, Provenance, ScoredModel, TaskRow
+from eval.records.scorecard import Scorecard, ScoredSettings
 from eval.scorecard.answers import Answers, context_of, longest_text, record_answers, require_rows_of
 from eval.scorecard.grid import measure_batches, write_grid
 from eval.scorecard.measure import measure
 from eval.scorecard.pair import Pair
 from eval.scorecard.policies import FOLDER as TUNING_FOLDER
 from eval.scorecard.policies import policy_file, record_tuning_answers, tuning_prompts
-from eval.scorecard.record import Record
 from eval.scorecard.sidecars import write_beside
-
-SCHEMA = "widedraft.scorecard/2"
 
 
 def score_drafts(
     target: Path, drafts: Mapping[str, Path], prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, seed: int
-) -> dict[str, Any]:
+) -> Scorecard:
     """Score drafts of one target on the same prompts; write out/scorecard.json, its page and what is beside it.
 
     Args:
@@ -69,32 +66,36 @@ def score_drafts(
         resampling = Resampling(config.confidence, config.num_resamples, seed)
         measured = measure(pair, answers, tuning, config, resampling)
         grid, left_out = measure_batches(pair.target_and_primary, context_of(answers), config, resampling)
-        scorecard = {
-            "schema": SCHEMA,
-            "verdict": "",
-            "warnings": [],
-            "target": model_record(target, pair.target),
-            "drafts": [{"draft": name, **model_record(drafts[name], pair.drafts[name])} for name in drafts],
-            "prompts": prompts_record(prompts, answers, config),
-            "settings": {
+        scorecard = Scorecard(
+            verdict="",
+            warnings=(),
+            target=ScoredModel(**model_facts(target, pair.target)),
+            drafts=tuple(DraftModel(draft=name, **model_facts(drafts[name], pair.drafts[name])) for name in drafts),
+            prompts=prompts_section(prompts, answers, config),
+            settings=ScoredSettings(
                 **config.model_dump(mode="json"),
-                "seed": seed,
-                "threads": num_threads,
-                "device": pair.device,
-                "intervals": INTERVALS,
-                "speedup_intervals": paired_ratios.INTERVALS,
-            },
-            **measured.record,
-            "provenance": provenance(),
-        }
+                seed=seed,
+                threads=num_threads,
+                device=pair.device,
+                intervals=INTERVALS,
+                speedup_intervals=paired_ratios.INTERVALS,
+            ),
+            acceptance=measured.acceptance,
+            differences=measured.differences,
+            latency=measured.latency,
+            speedup=measured.speedup,
+            policies=measured.policies,
+            live=measured.live,
+            provenance=Provenance.of_this_process(),
+        )
         write_beside(scorecard, measured.run, answers[0.0].first_turns() if measured.run else [], out)
         write_grid(grid, scorecard, out)
         if measured.tuned:
-            write_policies(policy_file(measured.tuned, tuning, scorecard=scorecard), out)
-    scorecard["warnings"] = find_warnings(scorecard) + left_out
-    scorecard["verdict"] = verdict(scorecard)
+            models = {"target": scorecard.target, "draft": scorecard.drafts[-1]}
+            write_policies(policy_file(measured.tuned, tuning, **models, num_threads=num_threads), out)
+    scorecard = replace(scorecard, warnings=(*find_warnings(scorecard), *left_out), verdict=verdict(scorecard))
     write_text(scorecard_page(scorecard), out / "scorecard.md")
-    write_json(scorecard, out / "scorecard.json")
+    write_record(scorecard, out / CARD_NAME)
     return scorecard
 
 
@@ -106,42 +107,27 @@ def require_fitting(models: Sequence[Path], answers: Mapping[float, Answers], fo
         require_rows_of(models, answers, folder)
 
 
-def model_record(folder: Path, model: PreTrainedModel) -> Record:
-    """Which model it was; of one that says some ids alone, how many."""
-    config, ids_K = model.config.get_text_config(decoder=True), head_ids(model)
-    return {
-        "path": str(folder),
-        "fingerprint": fingerprint_checkpoint(folder),
-        "model_type": config.model_type,
-        "layers": config.num_hidden_layers,
-        "hidden": config.hidden_size,
-        "parameters": model.num_parameters(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        **({} if ids_K is None else {"head_vocab_size": len(ids_K)}),
-    }
-
-
-def prompts_record(prompts: Sequence[Prompt], answers: Mapping[float, Answers], config: EvalConfig) -> Record:
+def prompts_section(prompts: Sequence[Prompt], answers: Mapping[float, Answers], config: EvalConfig) -> Prompts:
     """Which prompts were asked, and how the target answered."""
     num_taken = min(len(prompts), config.max_prompts)
     [first, *_] = answers.values()
     num_scored = len(set(first.prompt_numbers))
-    return {
-        "given": len(prompts),
-        "taken": num_taken,
-        "too_long": num_taken - num_scored,
-        "scored": num_scored,
-        "tasks": tasks_record(prompts[:num_taken]),
-        "sources": [trace.source for _, trace in first.first_turns()],
-        "ids_sha256": fingerprint_value([list(trace.prompt_ids) for _, trace in first.first_turns()]),
-        "answers": [
-            {
-                "temperature": temperature,
-                "answers": len(group.traces),
-                "tokens": sum(len(trace.answer_ids) for trace in group.traces),
-                "stopped": sum(trace.finish_reason == "stop" for trace in group.traces),
-                "ids_sha256": fingerprint_value([list(trace.answer_ids) for trace in group.traces]),
-            }
+    return Prompts(
+        given=len(prompts),
+        taken=num_taken,
+        too_long=num_taken - num_scored,
+        scored=num_scored,
+        tasks=tuple(TaskRow(**task) for task in tasks_record(prompts[:num_taken])),
+        sources=tuple(trace.source for _, trace in first.first_turns()),
+        ids_sha256=fingerprint_value([list(trace.prompt_ids) for _, trace in first.first_turns()]),
+        answers=tuple(
+            AnswersRow(
+                temperature=temperature,
+                answers=len(group.traces),
+                tokens=sum(len(trace.answer_ids) for trace in group.traces),
+                stopped=sum(trace.finish_reason == "stop" for trace in group.traces),
+                ids_sha256=fingerprint_value([list(trace.answer_ids) for trace in group.traces]),
+            )
             for temperature, group in answers.items()
-        ],
-    }
+        ),
+    )

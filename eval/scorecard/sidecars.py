@@ -5,14 +5,14 @@ from pathlib import Path
 
 from eval.answers.traces import Trace
 from eval.models.loading import load_tokenizer
+from eval.records.scorecard import Scorecard
 from eval.rounds.examples import write_examples
 from eval.rounds.round_trace import ModelIdentity, Run, write_round_trace
-from eval.scorecard.record import Record
 
 ROUNDS_NAME, EXAMPLES_NAME = "rounds.jsonl", "examples.json"
 
 
-def write_beside(scorecard: Record, run: Run | None, first_turns: Sequence[tuple[int, Trace]], out: Path) -> None:
+def write_beside(scorecard: Scorecard, run: Run | None, first_turns: Sequence[tuple[int, Trace]], out: Path) -> None:
     """Write the files of live decoding, or take away those of an earlier scoring.
 
     Args:
@@ -26,10 +26,9 @@ def write_beside(scorecard: Record, run: Run | None, first_turns: Sequence[tuple
             (out / name).unlink(missing_ok=True)
         return
     target, draft = (
-        ModelIdentity(model["path"], model["fingerprint"], model["dtype"])
-        for model in (scorecard["target"], scorecard["drafts"][-1])
+        ModelIdentity(model.path, model.fingerprint, model.dtype) for model in (scorecard.target, scorecard.drafts[-1])
     )
-    sources, device = scorecard["prompts"]["sources"], scorecard["settings"]["device"]
+    sources, device = scorecard.prompts.sources, scorecard.settings.device
     write_round_trace(out / ROUNDS_NAME, [run], sources, target=target, draft=draft, device=device)
     traces = [first_turns[place][1] for place in run.places]
     tokenizer = load_tokenizer(Path(target.path))

@@ -6,17 +6,15 @@ compared at once, so that picking the best of them costs no confidence.
 
 from collections.abc import Sequence
 from itertools import permutations, product
-from typing import Any
 
 from eval.acceptance.estimates import Columns, Estimate, Resampling
 from eval.acceptance.paired_ratios import paired_ratio_quotients
+from eval.records.speed import AgainstLookup, BehindFastest, BestWay
 from eval.speed.measure import Times, columns, whole_seconds
 from eval.speed.ways import BESIDE, DRAFT, LOOKUP, PLAIN, Way
 
-Record = dict[str, Any]
 
-
-def best_of_each(times: Times, resampling: Resampling) -> list[Record]:
+def best_of_each(times: Times, resampling: Resampling) -> list[BestWay]:
     """Each draft, looking up, and both together, each at its fastest lookahead, the reading of the prompt included.
 
     Args:
@@ -32,18 +30,18 @@ def best_of_each(times: Times, resampling: Resampling) -> list[Record]:
         if held is None or estimate.value > held[1].value:
             best[way.kind, way.draft] = way, estimate
     return [
-        {
-            "way": way.kind,
-            "draft": way.draft or None,
-            "lookahead": way.lookahead,
-            "speedup": estimate_record(estimate),
-            "compared": len(compared),
-        }
+        BestWay(
+            way=way.kind,
+            draft=way.draft or None,
+            lookahead=way.lookahead,
+            speedup=estimate,
+            compared=len(compared),
+        )
         for way, estimate in best.values()
     ]
 
 
-def behind_the_fastest(best: Sequence[Record], times: Times, resampling: Resampling) -> list[Record]:
+def behind_the_fastest(best: Sequence[BestWay], times: Times, resampling: Resampling) -> list[BehindFastest]:
     """How many times as fast as each other draft the fastest is, in the same turns; the fastest of these first.
 
     Each draft counts as it is faster, alone or with its policy.
@@ -53,26 +51,26 @@ def behind_the_fastest(best: Sequence[Record], times: Times, resampling: Resampl
         times: Of all ways.
         resampling: How intervals are made. They hold for every two drafts in any way of each.
     """
-    rows = sorted((row for row in best if row["way"] in (DRAFT, BESIDE)), key=lambda row: row["speedup"]["value"])
-    by_draft = {row["draft"]: row for row in rows}  # the last of each draft is its fastest
+    rows = sorted((row for row in best if row.way in (DRAFT, BESIDE)), key=lambda row: row.speedup.value)
+    by_draft = {row.draft: row for row in rows}  # the last of each draft is its fastest
     if len(by_draft) < 2:
         return []
-    first, *others = sorted(by_draft.values(), key=lambda row: -row["speedup"]["value"])
+    first, *others = sorted(by_draft.values(), key=lambda row: -row.speedup.value)
     compared = pairs_of_drafts(list(times))
     pairs = [(spent(times, slower), spent(times, faster)) for faster, slower in compared]
     estimates = dict(zip(compared, paired_ratio_quotients(pairs, resampling), strict=True))
     return [
-        {
-            "way": row["way"],
-            "draft": row["draft"],
-            "fastest": estimate_record(estimates[way_of(first), way_of(row)]),
-            "compared": len(compared),
-        }
+        BehindFastest(
+            way=row.way,
+            draft=row.draft or "",
+            fastest=estimates[way_of(first), way_of(row)],
+            compared=len(compared),
+        )
         for row in others
     ]
 
 
-def against_lookup(best: Sequence[Record], times: Times, resampling: Resampling) -> list[Record]:
+def against_lookup(best: Sequence[BestWay], times: Times, resampling: Resampling) -> list[AgainstLookup]:
     """How many times as fast as looking up alone each draft is, with and without it beside, each at its best.
 
     Args:
@@ -86,16 +84,11 @@ def against_lookup(best: Sequence[Record], times: Times, resampling: Resampling)
         return []
     pairs = [(spent(times, lookup), spent(times, way)) for way, lookup in compared]
     estimates = dict(zip(compared, paired_ratio_quotients(pairs, resampling), strict=True))
-    [lookup] = [Way(LOOKUP, row["lookahead"]) for row in best if row["way"] == LOOKUP]
+    [lookup] = [Way(LOOKUP, row.lookahead) for row in best if row.way == LOOKUP]
     return [
-        {
-            "way": row["way"],
-            "draft": row["draft"],
-            "ratio": estimate_record(estimates[way_of(row), lookup]),
-            "compared": len(compared),
-        }
+        AgainstLookup(way=row.way, draft=row.draft or "", ratio=estimates[way_of(row), lookup], compared=len(compared))
         for row in best
-        if row["way"] in (DRAFT, BESIDE)
+        if row.way in (DRAFT, BESIDE)
     ]
 
 
@@ -108,9 +101,9 @@ def pairs_of_drafts(ways: Sequence[Way]) -> list[tuple[Way, Way]]:
     return [pair for one, other in permutations(by_draft.values(), 2) for pair in product(one, other)]
 
 
-def way_of(row: Record) -> Way:
+def way_of(row: BestWay) -> Way:
     """The way of a draft's row."""
-    return Way(row["way"], row["lookahead"], row["draft"])
+    return Way(row.way, row.lookahead, row.draft or "")
 
 
 def spent(times: Times, way: Way) -> Columns:
@@ -118,8 +111,3 @@ def spent(times: Times, way: Way) -> Columns:
     found = columns(times[way], whole_seconds)
     assert found is not None
     return found
-
-
-def estimate_record(estimate: Estimate) -> Record:
-    """A value with its interval."""
-    return {"value": estimate.value, "interval": estimate.interval}

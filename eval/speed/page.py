@@ -1,14 +1,10 @@
 """Tokens per second as a table and sentences. Pure text from the record."""
 
-from typing import Any
-
 from eval.acceptance.intervals import least_units
-from eval.models.execution import how_of
 from eval.pages.tables import table
 from eval.pages.verdict import decision, too_few_words, with_interval
+from eval.records.speed import AgainstLookup, BehindFastest, BestWay, SpeedFile, SpeedWay
 from eval.speed.ways import DRAFT, PLAIN
-
-Record = dict[str, Any]
 
 COLUMNS = (
     "way",
@@ -29,51 +25,44 @@ PARTS = {
 }
 
 
-def speed_page(record: Record) -> str:
+def speed_page(record: SpeedFile) -> str:
     """The table, then what it says."""
-    rows = [way_cells(row) for row in record["ways"]]
-    settings = record["settings"]
+    rows = [way_cells(row) for row in record.ways]
+    settings = record.settings
     title = (
-        f"## Batch {settings['batch']}, temperature {settings['temperature']:g}, {settings['prompts']} prompts, "
-        f"{settings['repeats']} repetitions, {how_of(settings)} steps"
+        f"## Batch {settings.batch}, temperature {settings.temperature:g}, {settings.prompts} prompts, "
+        f"{settings.repeats} repetitions, {settings.how} steps"
     )
     told = [*best_sentences(record), *fastest_sentence(record), *lookup_sentence(record), error_sentence(record)]
     return "\n\n".join([title, table(COLUMNS, rows), *told])
 
 
-def way_cells(row: Record) -> tuple[str, ...]:
-    decode = row["decode"] or row["whole"]
+def way_cells(row: SpeedWay) -> tuple[str, ...]:
+    decode = row.decode or row.whole
     return (
         label_of(row),
-        str(row["lookahead"] or ""),
-        "" if row["tau"] is None else f"{row['tau']:.2f}",
-        f"{decode['tokens_per_s']:.1f}",
-        with_interval(row["decode"]["speedup"], times=True) if row["decode"] else "not told apart",
-        "" if row["predicted"] is None else with_interval(row["predicted"], times=True),
-        with_interval(row["whole"]["speedup"], times=True),
-        "" if row["round_ms"] is None else " + ".join(f"{ms:.1f}" for ms in row["round_ms"].values()),
+        str(row.lookahead or ""),
+        "" if row.tau is None else f"{row.tau:.2f}",
+        f"{decode.tokens_per_s:.1f}",
+        with_interval(row.decode.speedup, times=True) if row.decode else "not told apart",
+        "" if row.predicted is None else with_interval(row.predicted, times=True),
+        with_interval(row.whole.speedup, times=True),
+        "" if row.round_ms is None else " + ".join(f"{ms:.1f}" for ms in vars(row.round_ms).values()),
     )
 
 
-def label_of(way: Record) -> str:
+def label_of(way: SpeedWay | BestWay | BehindFastest | AgainstLookup) -> str:
     """What a way is called: a draft by its name."""
-    if way["draft"] is None:
-        return way["way"]
-    return way["draft"] if way["way"] == DRAFT else f"{way['way']}, {way['draft']}"
+    if way.draft is None:
+        return way.way
+    return way.draft if way.way == DRAFT else f"{way.way}, {way.draft}"
 
 
-def row_of(record: Record, kind: str, draft: str | None, lookahead: int) -> Record:
-    """The row of a way."""
-    wanted = (kind, draft, lookahead)
-    [row] = [row for row in record["ways"] if (row["way"], row["draft"], row["lookahead"]) == wanted]
-    return row
-
-
-def best_sentences(record: Record) -> list[str]:
+def best_sentences(record: SpeedFile) -> list[str]:
     """Every draft at its best, and what is gained without one; then how these intervals are meant."""
-    told = [best_sentence(one, record) for one in record["best"]]
-    compared = record["best"][0]["compared"] if record["best"] else 0
-    if compared > 1 and record["best"][0]["speedup"]["interval"] is not None:
+    told = [best_sentence(one, record) for one in record.best]
+    compared = record.best[0].compared if record.best else 0
+    if compared > 1 and record.best[0].speedup.interval is not None:
         told.append(
             f"In these sentences intervals hold for all {compared} ways compared together, since the best was picked "
             "on the same turns; in the table each holds for its own row."
@@ -81,34 +70,34 @@ def best_sentences(record: Record) -> list[str]:
     return told
 
 
-def best_sentence(one: Record, record: Record) -> str:
+def best_sentence(one: BestWay, record: SpeedFile) -> str:
     """What a way is worth where it is fastest, and whether that is decided."""
     return (
-        f"At its best of those measured, lookahead {one['lookahead']}, {label_of(one)} gives "
-        f"{with_interval(one['speedup'], times=True)}, the reading of the prompt included. "
-        f"{decision(one['speedup'], too_few=too_few_groups(record))}."
+        f"At its best of those measured, lookahead {one.lookahead}, {label_of(one)} gives "
+        f"{with_interval(one.speedup, times=True)}, the reading of the prompt included. "
+        f"{decision(one.speedup, too_few=too_few_groups(record))}."
     )
 
 
-def too_few_groups(record: Record) -> str:
+def too_few_groups(record: SpeedFile) -> str:
     """Why there is no interval, and what to do."""
-    settings = record["settings"]
-    least = least_units(settings["confidence"])
+    settings = record.settings
+    least = least_units(settings.confidence)
     return (
-        f"{too_few_words(record['groups'], 'group of prompts', 'groups of prompts', least)}; --num-prompts "
-        f"{least * settings['batch']} makes them at --batch {settings['batch']}"
+        f"{too_few_words(record.groups, 'group of prompts', 'groups of prompts', least)}; --num-prompts "
+        f"{least * settings.batch} makes them at --batch {settings.batch}"
     )
 
 
-def fastest_sentence(record: Record) -> list[str]:
+def fastest_sentence(record: SpeedFile) -> list[str]:
     """Which of several drafts is the fastest, and how surely; nothing of one."""
-    behind = record["behind"]
+    behind = record.behind
     if not behind:
         return []
-    slower = {one["draft"] for one in behind}
-    ahead = [one for one in record["best"] if one["draft"] is not None and one["draft"] not in slower]
-    fastest = label_of(max(ahead, key=lambda one: one["speedup"]["value"]))
-    told = [f"{label_of(one)} {with_interval(one['fastest'], times=True)}" for one in behind]
+    slower = {one.draft for one in behind}
+    ahead = [one for one in record.best if one.draft is not None and one.draft not in slower]
+    fastest = label_of(max(ahead, key=lambda one: one.speedup.value))
+    told = [f"{label_of(one)} {with_interval(one.fastest, times=True)}" for one in behind]
     sentence = (
         f"Each at its best, {fastest} is the fastest. In the same turns it is so many times as fast as the others: "
         f"{', '.join(told)}. {fastest_decision(record)}."
@@ -116,42 +105,44 @@ def fastest_sentence(record: Record) -> list[str]:
     return [sentence]
 
 
-def lookup_sentence(record: Record) -> list[str]:
+def lookup_sentence(record: SpeedFile) -> list[str]:
     """How much more each draft gives than looking up alone."""
-    rows = record["against_lookup"]
+    rows = record.against_lookup
     if not rows:
         return []
-    told = [f"{label_of(one)} {with_interval(one['ratio'], times=True)}" for one in rows]
-    held = f", all {rows[0]['compared']} pairs of ways compared together" if rows[0]["compared"] > 1 else ""
+    told = [f"{label_of(one)} {with_interval(one.ratio, times=True)}" for one in rows]
+    held = f", all {rows[0].compared} pairs of ways compared together" if rows[0].compared > 1 else ""
     return [f"Beside n-gram lookup alone, in the same turns and each at its best{held}: {', '.join(told)}."]
 
 
-def fastest_decision(record: Record) -> str:
+def fastest_decision(record: SpeedFile) -> str:
     """Whether the fastest is faster than all others."""
-    behind = record["behind"]
-    if any(one["fastest"]["interval"] is None for one in behind):
+    intervals = {one.draft: one.fastest.interval for one in record.behind}
+    if None in intervals.values():
         return f"Not decided, because {too_few_groups(record)}"
-    open_ones = [one["draft"] for one in behind if one["fastest"]["interval"][0] <= 1]
+    open_ones = [draft for draft, interval in intervals.items() if interval is not None and interval[0] <= 1]
     return f"Not decided against {', '.join(open_ones)}" if open_ones else "Decided against all of them"
 
 
-def error_sentence(record: Record) -> str:
+def error_sentence(record: SpeedFile) -> str:
     """How far prediction is from measurement, and where the time is that it misses."""
-    error = record["largest_error"]
-    where = f"{error['draft']} at lookahead {error['lookahead']}"
-    told = f"Predicted and measured differ by at most {abs(error['share']):.0%}, with {where}"
-    if abs(error["share"]) <= CLOSE:
+    error = record.largest_error
+    where = f"{error.draft} at lookahead {error.lookahead}"
+    told = f"Predicted and measured differ by at most {abs(error.share):.0%}, with {where}"
+    if abs(error.share) <= CLOSE:
         return f"{told}."
-    missing, shares = missing_ms(record, error["draft"], error["lookahead"])
+    missing, shares = missing_ms(record, error.draft, error.lookahead)
     name = max(shares, key=lambda each: abs(shares[each]))
     return f"{told}: above all, {PARTS[name].format(missing[name])}."
 
 
-def missing_ms(record: Record, draft: str, lookahead: int) -> tuple[dict[str, float], dict[str, float]]:
+def missing_ms(record: SpeedFile, draft: str, lookahead: int) -> tuple[dict[str, float], dict[str, float]]:
     """What decoding took more than its steps, by PARTS: milliseconds, and the share of what was predicted."""
-    row, step_ms = row_of(record, DRAFT, draft, lookahead), record["steps_ms"]["target"]
-    missing = {name: row["round_ms"][name] - row["predicted_round_ms"][name] for name in row["round_ms"]}
-    round_ms = sum(row["predicted_round_ms"].values())
-    shares = {name: milliseconds / round_ms for name, milliseconds in missing.items()}
-    missing["target"] = row_of(record, PLAIN, None, 0)["pass_ms"] - step_ms
-    return missing, shares | {"target": missing["target"] / step_ms}
+    row, alone, step_ms = record.row(DRAFT, draft, lookahead), record.row(PLAIN, None, 0), record.steps_ms.target
+    assert row.round_ms is not None
+    assert row.predicted_round_ms is not None
+    assert alone.pass_ms is not None
+    missing = row.round_ms.less(row.predicted_round_ms)
+    shares = {name: milliseconds / row.predicted_round_ms.total for name, milliseconds in missing.items()}
+    target_ms = alone.pass_ms - step_ms
+    return {**missing, "target": target_ms}, {**shares, "target": target_ms / step_ms}

@@ -1,18 +1,17 @@
 """Speed against the lookahead: measured, predicted, and what looking up gives. One PNG."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from eval.pages.blocks import Figure
+from eval.records.speed import SpeedFile, SpeedWay
 from eval.speed.page import label_of
 from eval.speed.ways import DRAFT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Record = dict[str, Any]
 
-
-def speed_plot(record: Record) -> bytes:
+def speed_plot(record: SpeedFile) -> bytes:
     """A PNG file: speed of decoding, where transformers is measured its speed with the prompt."""
     from eval.pages.drawing import render
 
@@ -20,25 +19,24 @@ def speed_plot(record: Record) -> bytes:
     return render(Figure("speed", alt, alt, lambda axes: draw(axes, record))).png
 
 
-def draw(axes: "Axes", record: Record) -> None:
+def draw(axes: "Axes", record: SpeedFile) -> None:
     """Every way as a series, and what is predicted of each draft."""
     from eval.pages.drawing import draw_one, draw_points, draw_predicted, whole_ticks
 
-    series: dict[str, list[Record]] = {}
-    for row in sorted(record["ways"], key=lambda row: row["lookahead"]):
-        if row["lookahead"]:
+    series: dict[str, list[SpeedWay]] = {}
+    for row in sorted(record.ways, key=lambda row: row.lookahead):
+        if row.lookahead:
             series.setdefault(label_of(row), []).append(row)
     for place, (label, rows) in enumerate(series.items()):
-        estimates = [(row["decode"] or row["whole"])["speedup"] for row in rows]
+        estimates = [(row.decode or row.whole).speedup for row in rows]
         draw_points(axes, lookaheads(rows), estimates, place, f"{label}, measured")
-        if rows[0]["way"] == DRAFT:
-            draw_predicted(
-                axes, lookaheads(rows), [row["predicted"]["value"] for row in rows], place, f"{label}, predicted"
-            )
+        if rows[0].way == DRAFT:
+            predicted = [row.predicted.value for row in rows if row.predicted is not None]
+            draw_predicted(axes, lookaheads(rows), predicted, place, f"{label}, predicted")
     draw_one(axes)
     whole_ticks(axes, [lookahead for rows in series.values() for lookahead in lookaheads(rows)])
     axes.set(xlabel="lookahead", ylabel="times as fast")
 
 
-def lookaheads(rows: list[Record]) -> list[int]:
-    return [row["lookahead"] for row in rows]
+def lookaheads(rows: list[SpeedWay]) -> list[int]:
+    return [row.lookahead for row in rows]

@@ -14,17 +14,14 @@ cheaper when rows have left is not predicted.
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
-from eval.acceptance.estimates import Resampling
-from eval.acceptance.intervals import percentile_interval
+from eval.acceptance.estimates import Estimate, Resampling, resampled
 from eval.acceptance.speedup import StepTimes, predicted_speedup
 from eval.decoding.texts import Round
 from eval.latency.measure import Latency
 from eval.policies.replay import Rounds
+from eval.records.speed import RoundParts
 from eval.speed.ways import Taken, Way
-
-Record = dict[str, Any]
 
 
 def longest(taken: Taken) -> Sequence[Round]:
@@ -59,7 +56,7 @@ def catches_up(taken: Taken, step: int) -> bool:
     return any(one.is_behind for one in before)
 
 
-def prediction(way: Way, worth: float, caught_up: float, latency: Latency, resampling: Resampling) -> Record:
+def prediction(way: Way, worth: float, caught_up: float, latency: Latency, resampling: Resampling) -> Estimate:
     """What step times promise; the interval is that of step times alone.
 
     Args:
@@ -69,15 +66,15 @@ def prediction(way: Way, worth: float, caught_up: float, latency: Latency, resam
         latency: Steps of the target and each draft.
         resampling: How the interval is made.
     """
-    resampled = latency.resampled_step_times(way.draft, [way.lookahead], resampling)
-    drawn = [predicted_speedup(worth, caught_up, way.lookahead, each) for each in resampled]
-    return {
-        "value": predicted_speedup(worth, caught_up, way.lookahead, latency.step_times(way.draft)),
-        "interval": list(percentile_interval(drawn, resampling.confidence)),
-    }
+    drawn = [
+        predicted_speedup(worth, caught_up, way.lookahead, each)
+        for each in latency.resampled_step_times(way.draft, [way.lookahead], resampling)
+    ]
+    value = predicted_speedup(worth, caught_up, way.lookahead, latency.step_times(way.draft))
+    return resampled(value, drawn, resampling.confidence)
 
 
-def predicted_beside(way: Way, taken: Sequence[Taken], latency: Latency, resampling: Resampling) -> Record:
+def predicted_beside(way: Way, taken: Sequence[Taken], latency: Latency, resampling: Resampling) -> Estimate:
     """The same of a draft with a policy, from its own rounds; of one row at a time."""
     texts = [text for one in taken for text in one.texts]
     rounds, follows = [one for text in texts for one in text], [pair for text in texts for pair in pairwise(text)]
@@ -85,16 +82,12 @@ def predicted_beside(way: Way, taken: Sequence[Taken], latency: Latency, resampl
     drafted, looked_up = (Counter(one.proposed for one in rounds if one.looked_up is kind) for kind in (False, True))
     found = Rounds(sum(one.tokens for one in taken), drafted, behind, looked_up)
     lookaheads = sorted({way.lookahead, *drafted, *looked_up} - {0})
-    resampled = latency.resampled_step_times(way.draft, lookaheads, resampling)
-    return {
-        "value": found.speedup(way.lookahead, latency.step_times(way.draft)),
-        "interval": list(
-            percentile_interval([found.speedup(way.lookahead, each) for each in resampled], resampling.confidence)
-        ),
-    }
+    drawn = latency.resampled_step_times(way.draft, lookaheads, resampling)
+    value = found.speedup(way.lookahead, latency.step_times(way.draft))
+    return resampled(value, [found.speedup(way.lookahead, each) for each in drawn], resampling.confidence)
 
 
-def predicted_round(caught_up: float, lookahead: int, steps: StepTimes) -> Record:
+def predicted_round(caught_up: float, lookahead: int, steps: StepTimes) -> RoundParts:
     """Milliseconds of a round's parts by step times; nothing is predicted of the loop."""
     draft_s = lookahead * steps.draft_s + caught_up * (steps.draft_two_s - steps.draft_s)
-    return {"draft": 1000 * draft_s, "verify": 1000 * steps.verify_s[lookahead], "rest": 0.0}
+    return RoundParts(draft=1000 * draft_s, verify=1000 * steps.verify_s[lookahead], rest=0.0)

@@ -4,34 +4,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field, FiniteFloat, TypeAdapter
+from pydantic import Field, FiniteFloat, TypeAdapter
 
 from architectures.files.atomic import write_json
 from architectures.files.typed_file import read_typed
 from eval.acceptance.estimates import Estimate
-from eval.acceptance.intervals import holds
 
 Schema = Literal["widedraft.checkpoints/1"]
 [SCHEMA] = get_args(Schema)
 JSON_NAME, PAGE_NAME = "checkpoints.json", "checkpoints.md"
 
 
-@dataclass(frozen=True)
-class Value:
-    """A figure with its interval over prompts; None where one prompt gives none."""
-
-    value: FiniteFloat
-    interval: tuple[FiniteFloat, FiniteFloat] | None
-
-
-def in_its_interval(found: Value) -> Value:
-    """The value itself if its interval holds it."""
-    if not holds(found.interval, found.value):
-        raise ValueError("must lie in its interval")
-    return found
-
-
-Figure = Annotated[Value, AfterValidator(in_its_interval)]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -52,10 +35,10 @@ class Point:
     checkpoint: str
     batches: Count
     tokens: Count
-    alpha: Figure
-    tau: Figure
+    alpha: Estimate
+    tau: Estimate
     predicted: Annotated[FiniteFloat, Field(gt=0)]
-    behind: Figure | None
+    behind: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -86,12 +69,6 @@ class Curves:
 
 
 FILE = TypeAdapter(Curves)
-
-
-def value_of(estimate: Estimate) -> Value:
-    """An estimate as the file has it."""
-    interval = estimate.interval
-    return Value(estimate.value, None if interval is None else (interval[0], interval[1]))
 
 
 def write_curves(curves: Curves, path: Path) -> None:

@@ -1,10 +1,8 @@
 """Curves as tables and sentences. Pure text."""
 
-from dataclasses import asdict
-
 from eval.pages.tables import table
 from eval.pages.verdict import with_interval
-from eval.training_curve.curves import Curve, Curves, Point, Value
+from eval.training_curve.curves import Curve, Curves, Point
 
 COLUMNS = ("checkpoint", "batches", "tokens", "α", "τ", "behind the best", "predicted speed")
 
@@ -24,9 +22,9 @@ def point_rows(curve: Curve) -> list[tuple[str, ...]]:
             f"{one.checkpoint} (best)" if one.checkpoint == curve.best else one.checkpoint,
             f"{one.batches:,}",
             f"{one.tokens:,}",
-            words(one.alpha),
-            words(one.tau),
-            "–" if one.behind is None else words(one.behind),
+            with_interval(one.alpha),
+            with_interval(one.tau),
+            "–" if one.behind is None else with_interval(one.behind),
             f"{one.predicted:.3f}x",
         )
         for one in curve.points
@@ -45,8 +43,3 @@ def best_sentence(curve: Curve) -> str:
 def may_be_best(one: Point) -> bool:
     """Whether a checkpoint other than the best is not surely behind it in tau."""
     return one.behind is not None and (one.behind.interval is None or one.behind.interval[0] <= 0)
-
-
-def words(value: Value) -> str:
-    """A figure with its interval."""
-    return with_interval(asdict(value))

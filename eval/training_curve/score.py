@@ -10,21 +10,19 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from architectures.files.atomic import write_text
-from architectures.files.reading import read_json_object
 from eval.acceptance.estimates import Columns, Estimate, Resampling, pooled_ratio
 from eval.acceptance.paired_ratios import paired_ratio_differences
-from eval.acceptance.ranking import step_times
 from eval.acceptance.speedup import StepTimes
 from eval.config import EvalConfig
 from eval.latency.machine import torch_threads
 from eval.models.loading import load_model
 from eval.prompts.forms import Prompt
-from eval.record_checks.fields import require_fields
+from eval.records.files import CARD_NAME, read_scorecard
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.pair import Pair, replay_drafts
-from eval.scorecard.record import speedup_record
+from eval.scorecard.record import speedup_row
 from eval.scorecard.scores import DraftScore
-from eval.training_curve.curves import JSON_NAME, PAGE_NAME, SCHEMA, Curve, Curves, Point, Value, value_of, write_curves
+from eval.training_curve.curves import JSON_NAME, PAGE_NAME, SCHEMA, Curve, Curves, Point, write_curves
 from eval.training_curve.page import curves_page
 
 
@@ -58,19 +56,18 @@ def score_checkpoints(
         folder: Of the scorecard; the target's answers there are read again.
         seed: Of the scorecard.
     """
-    card = read_json_object(folder / "scorecard.json", "Run `widedraft eval` again.")
-    require_fields(card, folder / "scorecard.json")
+    card = read_scorecard(folder / CARD_NAME)
     taken, temperatures = prompts[: config.max_prompts], config.temperature
     with torch_threads(config.num_threads):
         answers = {t: record_answers(target, taken, config, folder, temperature=t, seed=seed) for t in temperatures}
         scores = replay_all(load_model(target, dtype=config.dtype), saved, answers, config)
     resampling = Resampling(config.confidence, config.num_resamples, seed)
-    draft = card["drafts"][-1]
-    steps = step_times(card["latency"])[draft["draft"]]
+    draft = card.drafts[-1]
+    steps = card.latency.step_times(draft.draft)
     curves = Curves(
         SCHEMA,
-        card["target"]["fingerprint"],
-        draft["fingerprint"],
+        card.target.fingerprint,
+        draft.fingerprint,
         tuple(curve(saved, scores[t], steps, resampling) for t in temperatures),
     )
     write_text(curves_page(curves), folder / PAGE_NAME)
@@ -96,20 +93,20 @@ def replay_all(
 
 def curve(saved: Sequence[Saved], scores: Sequence[DraftScore], steps: StepTimes, resampling: Resampling) -> Curve:
     """Every checkpoint at one temperature, all at the lookahead at which the best promises most."""
-    forecasts = [speedup_record(score, steps, None) for score in scores]
-    best = max(range(len(saved)), key=lambda place: forecasts[place]["predicted"])
-    lookahead = forecasts[best]["best_lookahead"]
+    forecasts = [speedup_row(score, steps, None) for score in scores]
+    best = max(range(len(saved)), key=lambda place: forecasts[place].predicted)
+    lookahead = forecasts[best].best_lookahead
     behind = behind_the_best([score.tau_columns(lookahead) for score in scores], best, resampling)
     points = []
     for place, (one, score) in enumerate(zip(saved, scores, strict=True)):
         columns = score.tau_columns(lookahead)
-        [row] = [row for row in forecasts[place]["lookahead"] if row["lookahead"] == lookahead]
-        alpha, tau = (value_of(pooled_ratio(*each, resampling)) for each in (score.alpha_columns(), columns))
-        points.append(Point(one.name, one.batches, one.tokens, alpha, tau, row["predicted"], behind[place]))
+        predicted = forecasts[place].at(lookahead).predicted
+        alpha, tau = (pooled_ratio(*each, resampling) for each in (score.alpha_columns(), columns))
+        points.append(Point(one.name, one.batches, one.tokens, alpha, tau, predicted, behind[place]))
     return Curve(scores[best].temperature, lookahead, saved[best].name, tuple(points))
 
 
-def behind_the_best(tau_columns: Sequence[Columns], best: int, resampling: Resampling) -> list[Value | None]:
+def behind_the_best(tau_columns: Sequence[Columns], best: int, resampling: Resampling) -> list[Estimate | None]:
     """The best's tau less that of each, None of the best itself; it was picked on the same prompts.
 
     Intervals hold for every two checkpoints together, so that whichever comes out best, it is no more often wrongly
@@ -123,4 +120,4 @@ def behind_the_best(tau_columns: Sequence[Columns], best: int, resampling: Resam
         else []
     )
     by_pair: dict[tuple[int, int], Estimate] = dict(zip(pairs, found, strict=True))
-    return [None if place == best else value_of(by_pair[best, place]) for place in places]
+    return [None if place == best else by_pair[best, place] for place in places]

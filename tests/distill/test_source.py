@@ -5,6 +5,7 @@ import shutil
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,11 +239,9 @@ def test_a_revision_without_a_source_is_refused(mistakes):
     ]
 
 
-def scored(best: int) -> dict[str, Any]:
+def scored(best: int) -> SimpleNamespace:
     """As much of a scorecard as says which lookahead is best."""
-    rows = [{"draft": "undistilled", "temperature": 0.0, "best_lookahead": 9}]
-    rows += [{"draft": "draft", "temperature": t, "best_lookahead": n} for t, n in ((1.0, 8), (0.0, best))]
-    return {"drafts": [{"draft": row["draft"]} for row in rows[:2]], "acceptance": rows, "speedup": rows}
+    return SimpleNamespace(main_forecast=SimpleNamespace(best_lookahead=best))
 
 
 def test_the_scored_lookahead_is_written_into_the_draft_and_makes_nothing_stale(

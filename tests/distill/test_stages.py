@@ -77,7 +77,7 @@ def test_draft_manifest_names_its_target_and_checkpoint(run, tiny_target):
 
 def test_scorecard_compares_the_undistilled_draft(run):
     scorecard = json.loads((run[1] / "eval" / "scorecard.json").read_text())
-    assert scorecard["schema"] == "widedraft.scorecard/2"
+    assert scorecard["schema"] == "widedraft.scorecard/3"
     assert [draft["draft"] for draft in scorecard["drafts"]] == ["undistilled", "draft"]
 
 

@@ -20,10 +20,10 @@ from eval.decoding.speculative import decode_steps, plain_decode, speculative_de
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.decoding.wanted import Streams, Wanted
 from eval.models.loading import load_model
-from eval.report_inputs.round_figures import rounds_record
+from eval.report_inputs.round_figures import run_figures
 from eval.rounds.race import Runner, race, writers_of
 from eval.rounds.round_trace import Run, traced_rounds
-from eval.scorecard.record import spent_record
+from eval.scorecard.live_record import spent_on
 
 GREEDY = Sampling()
 
@@ -44,8 +44,8 @@ def test_the_bonus_token_of_a_full_round_is_not_counted_as_wrong(target, prompts
     assert len(writers) == length
     assert set(writers) <= {"accepted", "bonus"}
     _, decoded = steps[-1]
-    [entry] = rounds_record(rounds_of([decoded], wanted.speculation))["lookahead"]
-    assert entry["decided"] == entry["accepted"] == entry["proposed"]
+    [entry] = run_figures(rounds_of([decoded], wanted.speculation)).lookahead
+    assert entry.decided == entry.accepted == entry.proposed
 
 
 @pytest.mark.parametrize("lookahead", [1, 3, 8])
@@ -136,7 +136,7 @@ def test_tokens_of_the_prompt_do_not_count_as_new_ones(target, noisy_draft, prom
     decoded = speculative_decode(target, noisy_draft, prompts, limits=Limits(9))
     assert {len(prompt) for prompt in prompts} >= {1, 40}
     assert [len(text.token_ids) for text in decoded] == [9] * len(prompts)
-    assert spent_record(decoded)["tokens"] == 9 * len(prompts)
+    assert spent_on(decoded).tokens == 9 * len(prompts)
     for prompt in (prompts[0], prompts[4]):
         runner = Runner(decode_steps([target], Wanted([prompt], Limits(9), GREEDY)), drafts=False)
         for _ in race(runner):
@@ -154,7 +154,7 @@ def test_a_rate_counts_tokens_and_not_characters(target_tokenizer):
             pass
         assert runner.rate == count / runner.spent_s
         assert compare.words(runner).startswith(f"target alone: {count} tokens, ")
-        assert spent_record([decoded])["ms_per_token"] == 1000 / count
+        assert spent_on([decoded]).ms_per_token == 1000 / count
 
 
 def test_no_two_built_in_prompts_are_joined_by_a_missing_comma():

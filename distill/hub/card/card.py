@@ -26,7 +26,6 @@ from distill.hub.files.data_sets import data_sets_of
 from distill.hub.files.markdown import plain
 from distill.hub.files.terms import Terms
 from distill.recipe.recipe import Recipe
-from eval.pages.verdict import interval_method, machine, temperatures
 from eval.report.summary import report_verdict
 from eval.report_inputs.cards import Card
 from eval.report_inputs.drafts import ScoredDraft, scored_drafts
@@ -90,13 +89,13 @@ def card_data(of: Publication) -> ModelCardData:
 def eval_results(one: ScoredDraft) -> list[EvalResult]:
     """Tau and alpha at every temperature, at the lookahead that promises most."""
     found = []
-    for temperature in temperatures(one.card.record):
-        row, best = one.row(temperature), one.forecast(temperature)["best_lookahead"]
-        tau = one.entry(temperature, best)["tau"]["value"]
-        words = {"rule": row["rule"]}
+    for temperature in one.card.record.temperatures:
+        row, best = one.row(temperature), one.forecast(temperature).best_lookahead
+        tau = row.at(best).tau.value
+        words = {"rule": row.rule}
         for name, value, args in (
             ("acceptance_length", tau, {**words, "lookahead": best}),
-            ("acceptance_rate", row["alpha"]["value"], words),
+            ("acceptance_rate", row.alpha.value, words),
         ):
             found.append(
                 EvalResult(
@@ -115,7 +114,7 @@ def eval_results(one: ScoredDraft) -> list[EvalResult]:
 
 def task_names(one: ScoredDraft) -> list[str]:
     """The named tasks that were scored."""
-    return [str(task["task"] or "prompts of no named task") for task in one.card.record["prompts"]["tasks"]]
+    return [str(task.task or "prompts of no named task") for task in one.card.record.prompts.tasks]
 
 
 def card_page(of: Publication, folder: Path) -> str:
@@ -155,23 +154,23 @@ NOTHING_SCORED: Mapping[str, Any] = {
 def scored(card: Card, grids: Grids) -> dict[str, Any]:
     """What a scorecard has to say."""
     one, record = scored_drafts([card])[0], card.record
-    settings, latency = record["settings"], record["latency"]
+    settings, latency = record.settings, record.latency
     return {
         "verdict": report_verdict([one], grids),
-        "warnings": record["warnings"],
+        "warnings": record.warnings,
         "speeds": speed_rows(one),
         "speed_notes": speed_notes(one),
         "tau_columns": tau_columns(one),
         "taus": tau_rows(one),
         "steps": step_rows(one),
         "method": (
-            f"{record['prompts']['scored']} prompts, answers of at most {settings['max_new_tokens']} tokens, "
-            f"{settings['dtype']}; intervals of {100 * settings['confidence']:g} % over prompts "
-            f"({interval_method(settings)})"
+            f"{record.prompts.scored} prompts, answers of at most {settings.max_new_tokens} tokens, "
+            f"{settings.dtype}; intervals of {100 * settings.confidence:g} % over prompts "
+            f"({settings.intervals})"
         ),
-        "hardware": machine(record),
-        "context_tokens": latency["context_tokens"],
-        "repeats": latency["repeats"],
+        "hardware": record.machine,
+        "context_tokens": latency.context_tokens,
+        "repeats": latency.repeats,
         "break_even": break_even_words(one),
         "plots": True,
     }
@@ -221,7 +220,7 @@ def limits(of: Publication) -> list[str]:
         "Acceptance differs by language and domain: what was not measured above is not known.",
         "Speeds are of one machine at batch 1: with more requests at once a draft pays less, then nothing.",
     ]
-    if of.card is not None and of.card.record["settings"]["dtype"] != "float32":
+    if of.card is not None and of.card.record.settings.dtype != "float32":
         told.append(
             "In 16-bit numbers near-ties may fall otherwise than without a draft, as they do from batch to batch."
         )

@@ -1,17 +1,13 @@
 """The figures of a card, out of a scorecard: speeds in the same turns, tau by task and lookahead, step times."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from eval.acceptance.estimates import pooled_ratio
 from eval.pages.scorecard_page import step_words
-from eval.pages.verdict import temperatures, with_interval
-from eval.report.differences import rounds_of
+from eval.pages.verdict import way_words, with_interval
 from eval.report.groups import places_by_task
 from eval.report_inputs.drafts import ScoredDraft
-from eval.scorecard.acceptance_record import estimate_record
 
-Record = dict[str, Any]
 Row = tuple[str, ...]
 
 MOST_LOOKAHEADS = 6  # columns of the table
@@ -23,29 +19,29 @@ def speed_rows(one: ScoredDraft) -> list[Row]:
     live = one.live
     if live is None:
         return []
-    loop = live["agreement"]["loop"]
-    alone = 1 + loop["accepted"] / loop["rounds"]
-    rows = [(f"the draft, lookahead {live['lookahead']}", alone, live)]
-    rows += [(f"{row['way']}, lookahead {row['lookahead']}", row["tau"], row) for row in live.get("ways", [])]
+    loop = live.agreement.loop
+    alone = 1 + loop.accepted / loop.rounds
+    rows = [(f"the draft, lookahead {live.lookahead}", alone, live.speedup, live.decoding_speedup)]
+    rows += [(way_words(row), row.tau, row.speedup, row.decoding_speedup) for row in live.ways]
     return [
-        (name, f"{tau:.2f}", *(with_interval(row[key], times=True) for key in ("speedup", "decoding_speedup")))
-        for name, tau, row in rows
+        (name, f"{tau:.2f}", with_interval(whole, times=True), with_interval(decoding, times=True))
+        for name, tau, whole, decoding in rows
     ]
 
 
 def speed_notes(one: ScoredDraft) -> list[str]:
     """What the draft adds to n-gram lookup, which needs no draft."""
-    if one.live is None or not one.live.get("over_lookup"):
+    if one.live is None or not one.live.over_lookup:
         return []
-    told = ", ".join(f"{row['way']} {with_interval(row['speedup'], times=True)}" for row in one.live["over_lookup"])
-    return [f"Over n-gram lookup alone, {one.live['prompts']} prompts: {told}."]
+    told = ", ".join(f"{row.way} {with_interval(row.speedup, times=True)}" for row in one.live.over_lookup)
+    return [f"Over n-gram lookup alone, {one.live.prompts} prompts: {told}."]
 
 
 def shown_lookaheads(one: ScoredDraft) -> list[int]:
     """The first lookaheads that were scored, and those that promise most."""
-    found = temperatures(one.card.record)
-    scored = [entry["lookahead"] for entry in one.row(found[0])["lookahead"]]
-    best = [one.forecast(temperature)["best_lookahead"] for temperature in found]
+    found = one.card.record.temperatures
+    scored = one.row(found[0]).lookaheads
+    best = [one.forecast(temperature).best_lookahead for temperature in found]
     return sorted({*scored[:MOST_LOOKAHEADS], *best})
 
 
@@ -58,7 +54,7 @@ def tau_rows(one: ScoredDraft) -> list[Row]:
     """Tau of every task and of all prompts at every temperature, under every rule where nothing is parted by task."""
     return [
         row
-        for temperature in temperatures(one.card.record)
+        for temperature in one.card.record.temperatures
         for row in (*task_rows(one, temperature), *rule_rows(one, temperature))
     ]
 
@@ -66,56 +62,55 @@ def tau_rows(one: ScoredDraft) -> list[Row]:
 def task_rows(one: ScoredDraft, temperature: float) -> Iterator[Row]:
     """A row for each source of prompts, where there are several and the scorecard has their sums."""
     row = one.row(temperature)
-    sums, sources = row.get("by_prompt"), places_by_task(one)
+    sums, sources = row.by_prompt, places_by_task(one)
     if sums is None or len(sources) < 2:
         return
     for source, places in sources.items():
-        tokens, alphas = ([column[place] for place in places] for column in (sums["tokens"], sums["alpha"]))
+        tokens, alphas = ([column[place] for place in places] for column in (sums.tokens, sums.alpha))
         taus = [
-            ratio_words(tokens, [rounds_of(sums, lookahead)[place] for place in places], one)
+            ratio_words(tokens, [sums.rounds_at(lookahead)[place] for place in places], one)
             for lookahead in shown_lookaheads(one)
         ]
         counted = f"{len(places)} prompts, {sum(tokens):g} tokens"
         name = source.rpartition("/")[2]
-        yield name, f"{temperature:g}", row["rule"], counted, ratio_words(alphas, tokens, one), *taus
+        yield name, f"{temperature:g}", row.rule, counted, ratio_words(alphas, tokens, one), *taus
 
 
 def ratio_words(sums: list[float], counts: list[float], one: ScoredDraft) -> str:
     """A ratio of sums over prompts with its interval."""
-    return with_interval(estimate_record(pooled_ratio(sums, counts, one.card.resampling)))
+    return with_interval(pooled_ratio(sums, counts, one.card.resampling))
 
 
 def rule_rows(one: ScoredDraft, temperature: float) -> Iterator[Row]:
     """All prompts together, under each rule that engines go by."""
     row = one.row(temperature)
-    counted = f"{row['prompts']} prompts, {row['alpha']['tokens']:g} tokens"
-    for rule in (row, *row["other_rules"]):
-        taus = {entry["lookahead"]: with_interval(entry["tau"]) for entry in rule["lookahead"]}
+    counted = f"{row.prompts} prompts, {row.alpha.tokens:g} tokens"
+    for rule in (row, *row.other_rules):
+        taus = {entry.lookahead: with_interval(entry.tau) for entry in rule.lookahead}
         shown = [taus[lookahead] for lookahead in shown_lookaheads(one)]
-        yield "all", f"{temperature:g}", rule["rule"], counted, with_interval(rule["alpha"]), *shown
+        yield "all", f"{temperature:g}", rule.rule, counted, with_interval(rule.alpha), *shown
 
 
 def step_rows(one: ScoredDraft) -> list[Row]:
     """Times of the steps that a round is made of."""
-    latency = one.card.record["latency"]
-    verify = [(f"target, {row['lookahead'] + 1} tokens (verify)", row) for row in latency["verify"]]
-    shown = [pair for pair in verify if pair[1]["lookahead"] in shown_lookaheads(one)]
-    steps = [("draft, 1 token", one.steps["one_token"]), ("target, 1 token", latency["target"]), *shown]
+    latency = one.card.record.latency
+    verify = [(f"target, {row.lookahead + 1} tokens (verify)", row) for row in latency.verify]
+    shown = [pair for pair in verify if pair[1].lookahead in shown_lookaheads(one)]
+    steps = [("draft, 1 token", one.steps.one_token), ("target, 1 token", latency.target), *shown]
     return [(name, step_words(step)) for name, step in steps]
 
 
 def break_even_words(one: ScoredDraft) -> str:
     """The acceptance from which the draft pays by these steps, at the lookahead that promises most."""
     found = []
-    for temperature in temperatures(one.card.record):
+    for temperature in one.card.record.temperatures:
         forecast, row = one.forecast(temperature), one.row(temperature)
-        best = forecast["best_lookahead"]
-        [entry] = [entry for entry in forecast["lookahead"] if entry["lookahead"] == best]
-        needed = entry["break_even_alpha"]
+        best = forecast.best_lookahead
+        needed = forecast.at(best).break_even_alpha
         pays = "would not pay at any alpha" if needed is None else f"breaks even at alpha {needed:.3f}"
         found.append(
             f"at temperature {temperature:g} and lookahead {best} the draft alone {pays}; its own is "
-            f"{with_interval(row['alpha'])}"
+            f"{with_interval(row.alpha)}"
         )
-    ratio = one.steps["cost_ratio"]
+    ratio = one.steps.cost_ratio
     return f"A draft step costs {ratio:.3f} of a target step; {'; '.join(found)}."

@@ -10,6 +10,7 @@ from architectures.checkpoints.manifest import package_version, read_manifest
 from architectures.files.atomic import write_json, write_text
 from distill.hub.files.public import published
 from distill.recipe.recipe import RESOLVED, Recipe
+from eval.records.files import plain, scorecard_from, write_record
 from eval.report_inputs.cards import Card
 from eval.report_inputs.grid_file import Grids, grids_of
 from eval.scorecard.grid import GRID_NAME
@@ -26,7 +27,7 @@ def published_card(card: Card, names: dict[str, str], *, name: str) -> Card:
         names: What target and draft are called by everybody, by their folders here.
         name: Of the draft.
     """
-    shown = acceptance_of(card.record, names)
+    shown = scorecard_from(acceptance_of(plain(card.record), names), Path(ACCEPTANCE_NAME))
     return replace(card, path=Path(ACCEPTANCE_NAME), name=name, record=shown, examples=None)
 
 
@@ -46,7 +47,7 @@ def write_evidence(recipe: Recipe, card: Card | None, folder: Path, names: dict[
         names: What the target is called by everybody, by its folder here.
     """
     if card is not None:
-        write_json(card.record, folder / ACCEPTANCE_NAME)
+        write_record(card.record, folder / ACCEPTANCE_NAME)
     write_json(provenance_of(Path(recipe.run_dir)), folder / PROVENANCE_NAME)
     header = f"{RESOLVED}: of this draft, without secrets and without folders of the machine it was run on.\n"
     values = published(recipe.to_save())

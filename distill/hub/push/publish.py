@@ -23,7 +23,6 @@ from distill.hub.files.terms import Terms, refuse_unlicensed, terms_of
 from distill.hub.push.upload import Pushed, push_folder
 from distill.recipe.recipe import Recipe, load_recipe
 from eval.engine_runs.record import FILE_NAME as CERTIFICATE_NAME
-from eval.pages.verdict import main_forecast
 from eval.report.page import write_page
 from eval.report_inputs.cards import CARD_NAME, Card, read_card
 
@@ -110,7 +109,7 @@ def lay_out(run: Path, wanted: Wanted, out: Path) -> None:
     if "misleading-name" not in wanted.allowed:
         refuse_misleading_name(wanted.repo_id)
     out.mkdir(parents=True, exist_ok=True)
-    lookahead = None if card is None else main_forecast(card.record)["best_lookahead"]
+    lookahead = None if card is None else card.record.main_forecast.best_lookahead
     forms = lay_out_forms(draft, target, out, lookahead=lookahead)
     forms = replace(forms, gguf=lay_out_gguf(out, list(dict.fromkeys(wanted.gguf)), name=wanted.name, draft=draft))
     own = [draft] if (draft / CERTIFICATE_NAME).is_file() else []
@@ -170,7 +169,7 @@ def scorecard_of(run: Path, target: Path, allowed: Collection[Allowed]) -> Card 
             "RECIPE` first, or say --allow unscored."
         )
     card = read_card(path)
-    scored = {"draft": card.record["drafts"][-1]["fingerprint"], "target": card.record["target"]["fingerprint"]}
+    scored = {"draft": card.record.drafts[-1].fingerprint, "target": card.record.target.fingerprint}
     today = {"draft": fingerprint_checkpoint(run / "draft"), "target": fingerprint_checkpoint(target)}
     changed = [name for name, fingerprint in scored.items() if fingerprint != today[name]]
     if changed and "stale" not in allowed:

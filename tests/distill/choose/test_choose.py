@@ -13,7 +13,7 @@ from distill.choose import command
 from distill.choose.candidates import DEPTHS, candidates_of
 from distill.choose.page import GIVEN_ALPHAS, after_training, prospects_page, ranking_verdict
 from distill.recipe.recipe import load_recipe, save_recipe
-from eval.acceptance.ranking import Prospect, Ranked, prospect, step_times
+from eval.predictions.ranking import Prospect, Ranked, prospect, step_times
 from tests.distill.run.test_progressive import TINY
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape

@@ -21,9 +21,9 @@ from distill.choose.vocabulary_page import vocabulary_page
 from distill.estimates.coverage import Said
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.vocabulary.choice import tokens_in
-from eval.acceptance.ranking import Prospect
 from eval.latency.untrained import untrained_models
 from eval.models.loading import load_model
+from eval.predictions.ranking import Prospect
 from tests.distill.run.test_progressive import TINY
 
 VOCAB = 264

@@ -155,9 +155,9 @@ def test_intervals_of_evaluations_are_logged(make_run):
 
 def test_an_evaluation_of_several_tasks_has_a_line_for_each():
     found = {
-        "alpha": Estimate(0.5, 0.4, 0.6),
-        "chat/alpha": Estimate(0.25, None, None),
-        "chat/tau_3": Estimate(1.5, 1, 2),
+        "alpha": Estimate(0.5, (0.4, 0.6)),
+        "chat/alpha": Estimate(0.25, None),
+        "chat/tau_3": Estimate(1.5, (1, 2)),
     }
     assert describe_evaluation(found) == ["alpha 0.500 [0.400, 0.600]", "chat: alpha 0.250, tau 3 1.500 [1.000, 2.000]"]
 

@@ -26,6 +26,7 @@ from distill.hub.files.terms import terms_of
 from distill.hub.push.publish import Wanted, dry_run, write_terms
 from distill.recipe.recipe import load_recipe
 from distill.recipe.training import PushConfig
+from eval.records.files import plain
 from eval.report_inputs.cards import read_card
 from eval.report_inputs.drafts import scored_drafts
 
@@ -125,10 +126,10 @@ def test_the_card_holds_the_figures_of_the_scorecard(laid_out, finished):
         (laid_out["whole"] / "README.md").read_text(),
         read_card(finished["whole"] / "eval" / "scorecard.json").record,
     )
-    tau = record["acceptance"][0]["lookahead"][0]["tau"]["value"]
+    tau = record.acceptance[0].lookahead[0].tau.value
     assert f"{tau:.3f} [" in card
     assert "1,234 tokens of 5 answers" in card
-    assert f"{record['drafts'][0]['parameters']:,} (" in card
+    assert f"{record.drafts[0].parameters:,} (" in card
     assert "vllm serve HuggingFaceTB/SmolLM2-135M-Instruct" in card
     assert "the draft alone would not pay" in card or "breaks even at alpha" in card
     assert f"path: {BASE}" in (laid_out["whole"] / "recipe.yaml").read_text()
@@ -136,7 +137,7 @@ def test_the_card_holds_the_figures_of_the_scorecard(laid_out, finished):
 
 def test_acceptance_json_keeps_every_count_and_no_folder_of_this_machine(laid_out, finished):
     kept = json.loads((laid_out["whole"] / "acceptance.json").read_text())
-    record = read_card(finished["whole"] / "eval" / "scorecard.json").record
+    record = plain(read_card(finished["whole"] / "eval" / "scorecard.json").record)
     for name in ("acceptance", "speedup", "latency", "live"):
         assert kept[name] == record[name]
     assert (kept["target"]["path"], kept["drafts"][0]["path"]) == (BASE, "org/draft")
@@ -359,15 +360,15 @@ def test_the_targets_own_notice_is_not_written_over(tmp_path):
 def test_the_card_holds_every_row_of_the_scorecards_tables(laid_out, finished):
     card = (laid_out["whole"] / "README.md").read_text()
     record = read_card(finished["whole"] / "eval" / "scorecard.json").record
-    live, loop = record["live"], record["live"]["agreement"]["loop"]
-    speeds = (f"{live[key]['value']:.2f}x" for key in ("speedup", "decoding_speedup"))
-    begins = f"| the draft, lookahead {live['lookahead']} | {1 + loop['accepted'] / loop['rounds']:.2f} | "
+    live, loop = record.live, record.live.agreement.loop
+    speeds = (f"{one.value:.2f}x" for one in (live.speedup, live.decoding_speedup))
+    begins = f"| the draft, lookahead {live.lookahead} | {1 + loop.accepted / loop.rounds:.2f} | "
     [told_row] = [line for line in card.splitlines() if line.startswith(begins)]
     assert all(told.startswith(speed) for told, speed in zip(told_row.split(" | ")[2:], speeds, strict=True))
     assert "| target, 4 tokens (verify) |" in card
-    for row in record["acceptance"]:
-        for rule in (row, *row["other_rules"]):
-            assert f"| all | {row['temperature']:g} | {rule['rule']} |" in card
+    for row in record.acceptance:
+        for rule in (row, *row.other_rules):
+            assert f"| all | {row.temperature:g} | {rule.rule} |" in card
 
 
 def test_the_front_matter_has_tau_and_alpha_under_their_names(laid_out, finished):
@@ -375,8 +376,8 @@ def test_the_front_matter_has_tau_and_alpha_under_their_names(laid_out, finished
     found = ModelCard.load(laid_out["whole"] / "README.md").data.eval_results
     assert found is not None
     said = {one.metric_type: one.metric_value for one in found if one.dataset_config == "temperature 0"}
-    assert said["acceptance_rate"] == round(record["acceptance"][0]["alpha"]["value"], 4)
-    taus = [round(each["tau"]["value"], 4) for each in record["acceptance"][0]["lookahead"]]
+    assert said["acceptance_rate"] == round(record.acceptance[0].alpha.value, 4)
+    taus = [round(each.tau.value, 4) for each in record.acceptance[0].lookahead]
     assert said["acceptance_length"] in taus
 
 
@@ -423,9 +424,12 @@ def test_serve_lines_propose_what_pays_most(laid_out, published_target, lookahea
     ("needed", "told"), [(None, "alone would not pay at any alpha"), (0.25, "alone breaks even at alpha 0.250")]
 )
 def test_the_acceptance_from_which_a_draft_pays_is_told(finished, needed, told):
-    [one] = scored_drafts([read_card(finished["whole"] / "eval" / "scorecard.json")])
-    for entry in one.forecast(0.0)["lookahead"]:
-        entry["break_even_alpha"] = needed
+    card = read_card(finished["whole"] / "eval" / "scorecard.json")
+    rows = tuple(
+        replace(row, lookahead=tuple(replace(one, break_even_alpha=needed) for one in row.lookahead))
+        for row in card.record.speedup
+    )
+    [one] = scored_drafts([replace(card, record=replace(card.record, speedup=rows))])
     assert told in break_even_words(one)
 
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
-from distill.commands.recipe_reference import SCHEMA_PATH, recipe_schema, write_schema
+from distill.commands.recipe_reference import SCHEMA_PATH, recipe_schema, schemas
 from distill.recipe.data import DataConfig
 from distill.recipe.recipe import Recipe, RecipeError, load_recipe, load_scoring, save_recipe
 from distill.recipe.times import split_time
@@ -181,10 +181,11 @@ def test_any_text_saves_and_loads_back_equal(text, tmp_path):
     assert load_recipe(tmp_path / "resolved.yaml") == recipe
 
 
-def test_the_schema_file_is_in_step(tmp_path):
-    write_schema(tmp_path / "schema.json")
-    message = "run `python -m distill.commands.recipe_reference`"
-    assert SCHEMA_PATH.read_text(encoding="utf-8") == (tmp_path / "schema.json").read_text(encoding="utf-8"), message
+def test_schema_files_are_in_step():
+    for name, schema in schemas().items():
+        written = json.loads(SCHEMA_PATH.with_name(name).read_text(encoding="utf-8"))
+        assert written == schema, f"{name}: run `python -m distill.commands.recipe_reference`"
+        jsonschema.Draft202012Validator.check_schema(schema)
 
 
 def test_the_schema_is_one_and_refuses_what_recipes_refuse(write):

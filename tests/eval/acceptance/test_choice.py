@@ -1,9 +1,12 @@
 """Drafts are ranked by what their acceptance is worth with their step times, and the doubt is that of both."""
 
+from dataclasses import replace
+
 import pytest
 
 from eval.acceptance.estimates import Resampling
-from eval.acceptance.ranking import (
+from eval.acceptance.speedup import StepTimes, ideal_times, iid_speedup, predicted_speedup
+from eval.predictions.ranking import (
     drawn_times,
     equal_alpha,
     iid_promise,
@@ -12,83 +15,54 @@ from eval.acceptance.ranking import (
     ranking,
     ranking_of_alphas,
 )
-from eval.acceptance.speedup import StepTimes, ideal_times, iid_speedup, predicted_speedup
+from tests.eval import records
 
 RESAMPLING = Resampling(confidence=0.9, num_resamples=500, seed=17)
-SETTINGS = {"confidence": 0.9, "num_resamples": 500, "seed": 17}
 
 
-def step(median_ms, wide_ms=0.0):
-    return {"median_ms": median_ms, "interval_ms": [median_ms - wide_ms, median_ms + wide_ms]}
-
-
-def acceptance(name, rounds_by_lookahead, tokens, temperature=0.0):
-    """A row in which no round kept everything."""
-    entries = [
-        {
-            "lookahead": lookahead,
-            "rounds": sum(rounds),
-            "fully_accepted": 0,
-            "tau": {"value": sum(tokens) / sum(rounds)},
-        }
-        for lookahead, rounds in rounds_by_lookahead.items()
-    ]
-    counts = [{"lookahead": lookahead, "counts": rounds} for lookahead, rounds in rounds_by_lookahead.items()]
-    by_prompt = {"tokens": tokens, "rounds": counts}
-    return {"draft": name, "temperature": temperature, "lookahead": entries, "by_prompt": by_prompt}
-
-
-def scorecard_of(drafts, wide_ms=0.0, target_ms=40.0):
+def rows_and_steps(drafts, wide_ms=0.0, target_ms=40.0, temperature=0.0):
     """Drafts by name: milliseconds of a step, and rounds of each prompt of 10 tokens, at lookahead 1 and 4.
 
-    Of every prompt there are three, so that two are enough for an interval.
+    Of every prompt there are three, so that two are enough for an interval. At temperature 1 nothing is kept.
     """
-    drafts = {name: (ms, rounds * 3) for name, (ms, rounds) in drafts.items()}
-    return {
-        "settings": SETTINGS,
-        "acceptance": [
-            row
-            for name, (_, rounds) in drafts.items()
-            for row in (
-                acceptance(name, {1: rounds, 4: rounds}, [10] * len(rounds)),
-                acceptance(name, {1: [10] * len(rounds), 4: [10] * len(rounds)}, [10] * len(rounds), 1.0),
-            )
-        ],
-        "latency": {
-            "target": step(target_ms, wide_ms),
-            "verify": [{"lookahead": 1, **step(44.0, wide_ms)}, {"lookahead": 4, **step(50.0, wide_ms)}],
-            "drafts": [
-                {"draft": name, "one_token": step(ms, wide_ms), "two_tokens": step(ms + 1, wide_ms)}
-                for name, (ms, _) in drafts.items()
-            ],
-        },
-    }
+    rows = [
+        records.acceptance(name, temperature, dict.fromkeys((1, 4), counts), [10] * len(counts))
+        for name, (_, rounds) in drafts.items()
+        for counts in ((rounds if temperature == 0 else [10] * len(rounds)) * 3,)
+    ]
+    steps = {name: (ms, ms + 1) for name, (ms, _) in drafts.items()}
+    return rows, records.latency(target_ms, {1: 44.0, 4: 50.0}, steps, wide_ms)
 
 
-def forecast_of(draft, lookahead, temperature=0.0):
-    return {"draft": draft, "temperature": temperature, "best_lookahead": lookahead}
+def ranked(drafts, **how):
+    return ranking(*rows_and_steps(drafts, **how), RESAMPLING)
+
+
+def interval_of(drafts, lookahead, **how):
+    [row, *_], steps = rows_and_steps(drafts, **how)
+    return predicted_interval(row, lookahead, steps, RESAMPLING)
 
 
 def test_what_is_predicted_is_as_doubtful_as_the_draft_in_a_ranking():
-    card = scorecard_of({"a": (4.0, [3, 5, 9]), "b": (6.0, [4, 4, 4])}, wide_ms=2.0)
-    for one in ranking(card, 0.0):
-        assert predicted_interval(card, forecast_of(one.draft, one.lookahead)) == one.interval
-    low, high = predicted_interval(card, forecast_of("a", 1, 1.0))
-    assert high < predicted_interval(card, forecast_of("a", 1))[0]  # at temperature 1 nothing is kept
-    assert low > predicted_interval(card, forecast_of("a", 4, 1.0))[1]
+    rows, steps = rows_and_steps({"a": (4.0, [3, 5, 9]), "b": (6.0, [4, 4, 4])}, wide_ms=2.0)
+    for one in ranking(rows, steps, RESAMPLING):
+        [row] = [row for row in rows if row.draft == one.draft]
+        assert predicted_interval(row, one.lookahead, steps, RESAMPLING) == one.interval
+    drafts = {"a": (4.0, [3, 5, 9])}
+    low, high = interval_of(drafts, 1, wide_ms=2.0, temperature=1.0)
+    assert high < interval_of(drafts, 1, wide_ms=2.0)[0]
+    assert low > interval_of(drafts, 4, wide_ms=2.0, temperature=1.0)[1]
 
 
 def test_without_the_sums_of_several_prompts_a_prediction_has_no_interval():
-    assert predicted_interval(scorecard_of({"a": (4.0, [5])}, wide_ms=2.0), forecast_of("a", 1)) is None
-    card = scorecard_of({"a": (4.0, [5, 5])}, wide_ms=2.0)
-    assert predicted_interval(card, forecast_of("a", 1)) is not None
-    for row in card["acceptance"]:
-        del row["by_prompt"]
-    assert predicted_interval(card, forecast_of("a", 1)) is None
+    assert interval_of({"a": (4.0, [5])}, 1, wide_ms=2.0) is None
+    assert interval_of({"a": (4.0, [5, 5])}, 1, wide_ms=2.0) is not None
+    [row], steps = rows_and_steps({"a": (4.0, [5, 5])}, wide_ms=2.0)
+    assert predicted_interval(replace(row, by_prompt=None), 1, steps, RESAMPLING) is None
 
 
 def test_a_draft_is_worth_what_the_formula_says():
-    [only] = ranking(scorecard_of({"a": (4.0, [5, 5, 5])}), 0.0)
+    [only] = ranked({"a": (4.0, [5, 5, 5])})
     times = StepTimes(0.040, 0.004, 0.005, {1: 0.044, 4: 0.050})
     assert only.lookahead == 1  # no more tokens for more drafting
     assert only.speedup == pytest.approx(predicted_speedup(2.0, 0.0, 1, times))
@@ -100,42 +74,42 @@ def test_a_draft_is_worth_what_the_formula_says():
 def test_the_fastest_comes_first_whatever_the_order():
     drafts = {"slow": (20.0, [5, 5]), "fast": (2.0, [5, 5]), "wrong": (2.0, [9, 9])}
     for names in (("slow", "fast", "wrong"), ("wrong", "slow", "fast")):
-        ranked = ranking(scorecard_of({name: drafts[name] for name in names}), 0.0)
-        assert [one.draft for one in ranked] == ["fast", "slow", "wrong"]
-        assert [one.first_share for one in ranked] == [1.0, 0.0, 0.0]
+        found = ranked({name: drafts[name] for name in names})
+        assert [one.draft for one in found] == ["fast", "slow", "wrong"]
+        assert [one.first_share for one in found] == [1.0, 0.0, 0.0]
 
 
 def test_the_acceptance_is_that_of_the_temperature():
-    [only] = ranking(scorecard_of({"a": (4.0, [5, 5])}), 1.0)
+    [only] = ranked({"a": (4.0, [5, 5])}, temperature=1.0)
     assert only.speedup == pytest.approx(40 / 48)
 
 
 def test_prompts_that_differ_leave_doubt_and_shares_are_those_of_draws():
     """One draft is right on one half of the prompts, the other on the other half: neither is surely faster."""
-    ranked = ranking(scorecard_of({"a": (4.0, [3] * 6 + [9] * 6), "b": (4.0, [9] * 6 + [3] * 6)}), 0.0)
-    assert sum(one.first_share for one in ranked) == pytest.approx(1)
-    for one in ranked:
+    found = ranked({"a": (4.0, [3] * 6 + [9] * 6), "b": (4.0, [9] * 6 + [3] * 6)})
+    assert sum(one.first_share for one in found) == pytest.approx(1)
+    for one in found:
         assert 0.3 < one.first_share < 0.7
         assert one.interval[0] < one.speedup < one.interval[1]
 
 
 def test_the_same_prompts_are_drawn_for_all_drafts():
     """However much prompts differ, a draft that needs fewer rounds on every one of them is always the faster."""
-    ranked = ranking(scorecard_of({"a": (4.0, [2, 9, 4, 7]), "b": (4.0, [1, 8, 3, 6])}), 0.0)
-    assert (ranked[0].draft, ranked[0].first_share) == ("b", 1.0)
-    assert ranked[1].interval[1] > ranked[0].interval[0]
+    found = ranked({"a": (4.0, [2, 9, 4, 7]), "b": (4.0, [1, 8, 3, 6])})
+    assert (found[0].draft, found[0].first_share) == ("b", 1.0)
+    assert found[1].interval[1] > found[0].interval[0]
 
 
 def test_times_that_are_not_known_well_leave_doubt():
-    sure = ranking(scorecard_of({"a": (4.0, [5, 5]), "b": (4.1, [5, 5])}), 0.0)
-    unsure = ranking(scorecard_of({"a": (4.0, [5, 5]), "b": (4.1, [5, 5])}, wide_ms=1.0), 0.0)
+    sure = ranked({"a": (4.0, [5, 5]), "b": (4.1, [5, 5])})
+    unsure = ranked({"a": (4.0, [5, 5]), "b": (4.1, [5, 5])}, wide_ms=1.0)
     assert [one.first_share for one in sure] == [1.0, 0.0]
     assert 0.3 < unsure[1].first_share < 0.6
     assert unsure[0].speedup == sure[0].speedup
 
 
 def test_acceptance_that_is_given_is_worth_what_the_formula_says():
-    latency = scorecard_of({"a": (4.0, [5]), "b": (8.0, [5])})["latency"]
+    _, latency = rows_and_steps({"a": (4.0, [5]), "b": (8.0, [5])})
     first, second = ranking_of_alphas(latency, {"a": 0.3, "b": 0.9}, RESAMPLING)
     times = StepTimes(0.040, 0.008, 0.009, {1: 0.044, 4: 0.050})
     assert (first.draft, first.lookahead, first.first_share) == ("b", 4, 1.0)
@@ -146,14 +120,14 @@ def test_acceptance_that_is_given_is_worth_what_the_formula_says():
 
 
 def test_given_acceptance_leaves_the_doubt_of_times():
-    latency = scorecard_of({"a": (4.0, [5]), "b": (4.1, [5])}, wide_ms=1.0)["latency"]
+    _, latency = rows_and_steps({"a": (4.0, [5]), "b": (4.1, [5])}, wide_ms=1.0)
     first, second = ranking_of_alphas(latency, {"a": 0.5, "b": 0.5}, RESAMPLING)
     assert first.interval[0] < first.speedup < first.interval[1]
     assert 0.3 < second.first_share < 0.6
 
 
 def test_drawn_times_have_the_interval_of_their_median():
-    latency = scorecard_of({"a": (30.0, [5]), "b": (30.0, [5])}, wide_ms=2.0)["latency"]
+    _, latency = rows_and_steps({"a": (30.0, [5]), "b": (30.0, [5])}, wide_ms=2.0)
     drawn = drawn_times(latency, Resampling(confidence=0.9, num_resamples=4000, seed=1))
     inside = [abs(1000 * each.draft_s - 30) < 2 for each in drawn["a"]]
     assert 0.88 < sum(inside) / len(inside) < 0.92
@@ -163,14 +137,12 @@ def test_drawn_times_have_the_interval_of_their_median():
 
 def test_a_prediction_from_few_repetitions_has_no_interval():
     """A median of five repetitions has none at 0.95: what is made of it is as little known, and never taken as sure."""
-    scorecard = scorecard_of({"a": (4.0, [5, 5])}, wide_ms=1.0)
-    assert ranking(scorecard, 0.0)[0].interval is not None
-    for one in (scorecard["latency"]["target"], *scorecard["latency"]["verify"]):
-        one["interval_ms"] = None
-    [only] = ranking(scorecard, 0.0)
-    assert only.interval is None
-    assert predicted_interval(scorecard, forecast_of("a", 1)) is None
-    assert ranking_of_alphas(scorecard["latency"], {"a": 0.3}, RESAMPLING)[0].interval is None
+    drafts = {"a": (4.0, [5, 5])}
+    assert ranked(drafts, wide_ms=1.0)[0].interval is not None
+    assert ranked(drafts, wide_ms=None)[0].interval is None
+    assert interval_of(drafts, 1, wide_ms=None) is None
+    _, latency = rows_and_steps(drafts, wide_ms=None)
+    assert ranking_of_alphas(latency, {"a": 0.3}, RESAMPLING)[0].interval is None
 
 
 @pytest.mark.parametrize("cost", [0.05, 0.3, 0.9])

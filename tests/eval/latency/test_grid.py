@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -12,17 +13,22 @@ import widedraft
 from architectures.errors import UserError
 from eval.acceptance.estimates import Resampling
 from eval.commands.latency import latency_arguments, opened
-from eval.commands.latency_page import grid_page, percentiles_of
+from eval.commands.latency_page import grid_page, percentiles_ms
 from eval.latency.floor import byte_ratio, shape_of, step_bytes, weight_bytes_read
-from eval.latency.grid import Grid, measure_grid, repeated, step_record
+from eval.latency.grid import Grid, measure_grid, repeated
 from eval.latency.memory import free_bytes, require_memory
-from eval.latency.timing import StepTime
+from eval.latency.timing import summarise
 from eval.models.execution import How, flags_of, how_of
 from eval.models.loading import load_model, load_tokenizer
 from eval.prompts.forms import user_turn
 from eval.prompts.rendering import render_prompt
+from eval.records.files import form_of, plain, read_grid_file
+from eval.records.grid import Bandwidth, Cell, GridFigures, GridStep, GridSteps
+from eval.records.origin import Machine, MachineState
+from eval.records.steps import Percentile
 from eval.steps import captured, compiled
 from tests.eval.decoding.stand_ins import watched_maker
+from tests.eval.records import percentiles
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=50, seed=17)
 TEXT = list(range(3, 23))
@@ -35,30 +41,30 @@ def record(target, noisy_draft):
 
 
 def test_every_cell_has_every_step(record):
-    cells = record["cells"]
-    assert [(cell["batch"], cell["context_tokens"]) for cell in cells] == [(1, 8), (1, 30), (2, 8), (2, 30)]
+    cells = record.cells
+    assert [(cell.batch, cell.context_tokens) for cell in cells] == [(1, 8), (1, 30), (2, 8), (2, 30)]
     for cell in cells:
-        assert how_of(cell) == "eager"
-        length = cell["context_tokens"]
+        assert cell.how == "eager"
+        length = cell.context_tokens
         decoding = [("target", 1), ("target", 2), ("target", 4), ("draft", 1), ("draft", 2)]
         prefill = [("target", length, True), ("draft", length, True)]
-        for way in (cell["together"], cell["alone"]):  # in one order, for the page sets them side by side
-            steps = [(step["model"], step["tokens"], step["prefill"]) for step in way["steps"]]
+        for way in (cell.together, cell.alone):  # in one order, for the page sets them side by side
+            steps = [(step.model, step.tokens, step.prefill) for step in way.steps]
             assert steps == [*((*one, False) for one in decoding), *prefill]
-            assert way["repeats"] == 3
-            assert all(step["p50_ms"]["value"] > 0 for step in way["steps"])
+            assert way.repeats == 3
+            assert all(step.p50_ms.value > 0 for step in way.steps)
 
 
 def test_the_record_is_plain_json(record):
-    assert json.loads(json.dumps(record)) == record
-    assert record["machine"]["threads"] >= 1
-    assert record["lookaheads"] == [1, 3]
+    assert form_of(GridFigures).validate_json(json.dumps(plain(record)), strict=True) == record
+    assert record.machine.threads >= 1
+    assert record.lookaheads == (1, 3)
 
 
 def test_the_floor_is_the_bytes_over_the_faster_bandwidth(record, target):
-    cell = record["cells"][3]
-    seconds = step_bytes(target, batch=2, context=30) / (1e9 * max(record["bandwidth_gb_s"].values()))
-    assert cell["floor"]["target"] == pytest.approx(1000 * seconds)
+    cell = record.cells[3]
+    seconds = step_bytes(target, batch=2, context=30) / (1e9 * max(vars(record.bandwidth_gb_s).values()))
+    assert cell.floor["target"] == pytest.approx(1000 * seconds)
 
 
 def test_a_step_reads_all_weights_but_embeddings_that_are_no_head(make_checkpoint):
@@ -102,7 +108,7 @@ def test_cells_of_other_steps_follow_the_eager_ones(target, noisy_draft, monkeyp
     )
     grid = Grid(batches=[1, 2], contexts=[8], lookaheads=[3], repeats=2, made=how)
     record = measure_grid({"target": target, "draft": noisy_draft}, TEXT, grid, RESAMPLING)
-    cells = [(how_of(cell), cell["batch"], cell["context_tokens"]) for cell in record["cells"]]
+    cells = [(cell.how, cell.batch, cell.context_tokens) for cell in record.cells]
     assert cells == [("eager", 1, 8), ("eager", 2, 8), (how, 1, 8), (how, 2, 8)]
     assert {(tokens, whole) for _, tokens, whole in maker.fed} == {(1, False), (2, False), (4, True)}
     assert f"## Batch 2, 8 tokens of context, {how} steps" in grid_page(record)
@@ -114,16 +120,15 @@ def test_what_cannot_be_captured_is_refused_before_anything_is_measured(target, 
         measure_grid({"target": target}, TEXT, Grid([1], [8], [1], 2, made="captured"), RESAMPLING)
 
 
-def test_files_of_before_captured_steps_are_read():
-    assert [how_of({"compiled": is_compiled}) for is_compiled in (True, False)] == ["compiled", "eager"]
-    assert [how_of(flags_of(how)) for how in get_args(How)] == list(get_args(How))
+def test_how_steps_are_run_is_two_flags_in_files():
+    assert [how_of(**flags_of(how)) for how in get_args(How)] == list(get_args(How))
 
 
 def test_a_model_of_one_text_at_a_time_is_measured_alone(make_checkpoint):
     folder = make_checkpoint(seed=1, model_type="opt", ffn_dim=128, word_embed_proj_dim=64)
     models = {"target": load_model(folder, dtype="float32", device="cpu")}
     alone = Grid(batches=[1], contexts=[8], lookaheads=[1], repeats=2)
-    assert len(measure_grid(models, TEXT, alone, RESAMPLING)["cells"]) == 1
+    assert len(measure_grid(models, TEXT, alone, RESAMPLING).cells) == 1
     with pytest.raises(UserError, match=r"--batch 2: models of type opt .* one text at a time.*Use --batch 1"):
         measure_grid(models, TEXT, Grid([1, 2], [8], [1], 2), RESAMPLING)
 
@@ -153,34 +158,32 @@ def test_memory_that_can_still_be_taken(tmp_path, target):
 
 
 def test_bounds_that_are_not_there_are_null():
-    time = StepTime({10: 0.001, 50: 0.002, 90: 0.003}, {10: (None, 0.0015), 50: (0.001, 0.003), 90: (None, None)})
-    record = step_record(time)
-    assert [record[f"p{percentile}_ms"]["interval"] for percentile in (10, 50, 90)] == [
-        [None, pytest.approx(1.5)],
-        [1, 3],
-        None,
-    ]
-    assert "p99_ms" not in record
+    """Of nine repetitions none is surely below the 10th percentile; of 200 none is surely above the 99th."""
+    few, many = (summarise([each / 1000 for each in range(1, count + 1)], 0.95) for count in (9, 200))
+    assert (few.p10_ms.interval[0], few.p50_ms.interval, few.p99_ms) == (None, (2, 8), None)
+    low, high = many.p99_ms.interval
+    assert low > 190
+    assert high is None
 
 
 def a_step(model, tokens, median, *, prefill=False):
-    estimate = {"value": median, "interval": [median - 1, median + 1]}
-    percentiles = {f"p{percentile}_ms": estimate for percentile in (10, 50, 90)}
-    return {"model": model, "tokens": tokens, "prefill": prefill, **percentiles}
+    return GridStep(model=model, tokens=tokens, prefill=prefill, **percentiles(median, 1.0))
 
 
 def page_of(draft_ms, *, settled=True):
     steps = [a_step("target", 1, 40.0), a_step("target", 5, 60.0), a_step("draft", 1, draft_ms)]
     steps.append(a_step("target", 9, 80.0, prefill=True))
-    way = {"steps": steps, "settled": settled, "repeats": 2}
-    cell = {"batch": 2, "context_tokens": 9, "compiled": True, "together": way, "alone": way}
-    state = {"load_average": 0.5}
+    way = GridSteps(steps=tuple(steps), settled=settled, repeats=2, warm_up_repeats=1)
+    floor = {"target": 10.0, "draft": None}
+    cell = Cell(batch=2, context_tokens=9, compiled=True, together=way, alone=way, floor=floor)
+    state = MachineState(load_average=0.5, processor_mhz=None, throttled_periods=None, gpu=None)
     return grid_page(
-        {
-            "bandwidth_gb_s": {"copy": 20.0, "read": 25.0},
-            "machine": {"before": state, "after": state, "threads": 1},
-            "cells": [cell | {"floor": {"target": 10.0, "draft": None}}],
-        }
+        GridFigures(
+            lookaheads=(4,),
+            bandwidth_gb_s=Bandwidth(copy=20.0, read=25.0),
+            machine=Machine(before=state, after=state, threads=1),
+            cells=(cell,),
+        )
     )
 
 
@@ -197,8 +200,8 @@ def test_the_page_has_a_line_for_each_step():
 
 def test_the_page_tells_the_99th_percentile_where_there_is_one():
     step = a_step("target", 1, 40.0)
-    assert percentiles_of(step) == ["p10", "p90"]
-    assert percentiles_of(step | {"p99_ms": {"value": 90.0, "interval": [60.0, None]}}) == ["p10", "p90", "p99"]
+    assert percentiles_ms(step) == {"p10": 40.0, "p90": 40.0}
+    assert percentiles_ms(replace(step, p99_ms=Percentile(90.0, (60.0, None))))["p99"] == 90.0
 
 
 def test_the_page_says_that_a_slow_draft_cannot_pay():
@@ -220,19 +223,19 @@ def test_a_packed_target_reads_fewer_bytes_and_is_named(target_folder, noisy_fol
     words = ("--batch", 2, "--context", 8, "--lookahead", 2, "--repeats", 6, "--dtype", "float32", "--num-threads", 1)
     models = ("--target", target_folder, "--draft", noisy_folder)
     assert run_latency(*models, *words, "--target-bits", bits, "--out", out) == 0
-    record = json.loads(out.read_text())
+    record = read_grid_file(out)
     assert f"The target's linear layers are packed into {bits} bits a weight." in capsys.readouterr().out
-    assert [record["models"][name]["dtype"] for name in ("target", "draft")] == [f"{bits} bits", "float32"]
+    assert [record.models[name].dtype for name in ("target", "draft")] == [f"{bits} bits", "float32"]
     packed = load_model(target_folder, dtype="float32", device="cpu", bits=bits)
     layer, plain = packed.model.layers[0].mlp.up_proj.weight, target.model.layers[0].mlp.up_proj.weight
     assert layer.nbytes == plain.numel() * bits // 8
     assert packed.model.embed_tokens.weight.dtype == torch.float32
-    [cell] = record["cells"]
-    bytes_per_s = 1e9 * max(record["bandwidth_gb_s"].values())
-    assert cell["floor"]["target"] == pytest.approx(1000 * step_bytes(packed, batch=2, context=8) / bytes_per_s)
+    [cell] = record.cells
+    bytes_per_s = 1e9 * max(vars(record.bandwidth_gb_s).values())
+    assert cell.floor["target"] == pytest.approx(1000 * step_bytes(packed, batch=2, context=8) / bytes_per_s)
     assert step_bytes(packed, batch=2, context=8) < step_bytes(target, batch=2, context=8)
     draft = load_model(noisy_folder, dtype="float32", device="cpu")
-    assert cell["floor"]["draft"] == pytest.approx(1000 * step_bytes(draft, batch=2, context=8) / bytes_per_s)
+    assert cell.floor["draft"] == pytest.approx(1000 * step_bytes(draft, batch=2, context=8) / bytes_per_s)
 
 
 def test_without_what_packs_them_the_remedy_is_named(target_folder, monkeypatch, capsys):
@@ -247,14 +250,14 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
     out = tmp_path / "latency.json"
     words = ("--batch", 1, "--context", 8, "--lookahead", 2, "--repeats", 6, "--dtype", "float32", "--num-threads", 1)
     assert run_latency("--target", target_folder, "--draft", noisy_folder, *words, "--out", out) == 0
-    record = json.loads(out.read_text())
+    record = read_grid_file(out)
     printed = capsys.readouterr().out
     assert grid_page(record) in printed
     assert f"{out}: the figures" in printed
-    assert record["models"]["draft"]["path"] == str(noisy_folder)
-    assert record["models"]["draft"]["fingerprint"] != record["models"]["target"]["fingerprint"]
-    assert record["machine"]["threads"] == 1
-    assert record["provenance"]["hardware"]
+    assert record.models["draft"].path == str(noisy_folder)
+    assert record.models["draft"].fingerprint != record.models["target"].fingerprint
+    assert record.machine.threads == 1
+    assert record.provenance.hardware
 
 
 def test_a_target_alone_has_its_own_time(target_folder, capsys):

@@ -60,7 +60,7 @@ def test_the_quota_of_a_container_limits_the_cores(tmp_path, text, limit):
 def test_clocks_of_all_cores(tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\ncpu MHz : 2100.5\n\nprocessor : 1\ncpu MHz : 3000.0\n")
-    assert processor_mhz(cpuinfo) == [2100.5, 3000.0]
+    assert processor_mhz(cpuinfo) == (2100.5, 3000.0)
     cpuinfo.write_text("processor : 0\n")
     assert processor_mhz(cpuinfo) is None
     assert processor_mhz(tmp_path / "absent") is None
@@ -91,8 +91,8 @@ def test_what_nvidia_smi_says(tmp_path, monkeypatch):
 
 def test_the_state_of_a_processor_has_no_gpu():
     state = machine_state(torch.device("cpu"))
-    assert state["load_average"] >= 0
-    assert state["gpu"] is None
+    assert state.load_average >= 0
+    assert state.gpu is None
 
 
 def test_memory_moves_some_gigabytes_a_second():

@@ -11,16 +11,19 @@ from eval.acceptance.estimates import Resampling
 from eval.latency import steps as steps_module
 from eval.latency import timing
 from eval.latency.measure import Latency, measure_both_ways, measure_latency
-from eval.latency.steps import CHAIN_LENGTH, TARGET, Kind, Setting, decoding_steps, prefill_steps
-from eval.latency.timing import WARM_UP_LIMIT, StepTime
+from eval.latency.steps import CHAIN_LENGTH, Kind, Setting, decoding_steps, prefill_steps
+from eval.latency.timing import WARM_UP_LIMIT
 from eval.models.loading import load_model
+from eval.records.grid import TARGET
+from eval.records.steps import StepTime
+from tests.eval.records import percentiles
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=200, seed=17)
 CONTEXT = list(range(3, 23))
 
 
 def step_time(value):
-    return StepTime(dict.fromkeys((10, 50, 90), value), dict.fromkeys((10, 50, 90), (None, None)))
+    return StepTime(**percentiles(1000 * value))
 
 
 @pytest.fixture
@@ -76,9 +79,9 @@ def test_every_kind_of_step_has_a_time(warmed_up_as_for_users, measured):
     assert measured.drafts == ["small", "large"]
     assert len(measured.times) == 1 + 2 + 2 * 2
     for step in measured.times.values():
-        assert 0 < step.percentiles_s[10] <= step.median_s <= step.percentiles_s[90]
-        low, high = step.interval_s
-        assert low <= step.median_s <= high
+        assert 0 < step.p10_ms.value <= step.median_ms <= step.p90_ms.value
+        low, high = step.p50_ms.interval
+        assert low <= step.median_ms <= high
 
 
 @pytest.fixture
@@ -111,9 +114,9 @@ def measure_by_tokens(monkeypatch, target, random_draft, noisy_draft):
 
 def test_every_time_is_that_of_its_own_step(warmed_up_as_for_users, measure_by_tokens):
     latency, fed = measure_by_tokens()
-    assert latency.target.median_s == latency.draft("small").median_s == latency.draft("large").median_s == 1
-    assert latency.draft_two("small").median_s == latency.draft_two("large").median_s == 2
-    assert {lookahead: time.median_s for lookahead, time in latency.verify.items()} == {2: 3, 3: 4}
+    assert latency.target.median_ms == latency.draft("small").median_ms == latency.draft("large").median_ms == 1000
+    assert latency.draft_two("small").median_ms == latency.draft_two("large").median_ms == 2000
+    assert {lookahead: time.median_ms for lookahead, time in latency.verify.items()} == {2: 3000, 3: 4000}
     assert (latency.warm_up_repeats, latency.is_settled) == (10, True)
     for step in (("target", 1), ("target", 3), ("target", 4), ("small", 2), ("large", 2)):
         assert fed.count(step) == 10 + 4
@@ -124,14 +127,18 @@ def test_every_time_is_that_of_its_own_step(warmed_up_as_for_users, measure_by_t
 def test_a_time_is_not_divided_by_the_repetitions(measure_by_tokens, repeats):
     latency, _ = measure_by_tokens(repeats=repeats)
     assert latency.repeats == repeats
-    assert (latency.target.median_s, latency.draft("small").median_s, latency.verify[3].median_s) == (1, 1, 4)
+    assert (latency.target.median_ms, latency.draft("small").median_ms, latency.verify[3].median_ms) == (
+        1000,
+        1000,
+        4000,
+    )
 
 
 def test_times_of_target_and_drafts_are_not_swapped(measure_by_tokens):
     latency, _ = measure_by_tokens(token_s={"target": 5, "small": 2, "large": 3})
-    assert (latency.target.median_s, latency.verify[2].median_s) == (5, 15)
-    assert {name: latency.draft(name).median_s for name in latency.drafts} == {"small": 2, "large": 3}
-    assert {name: latency.draft_two(name).median_s for name in latency.drafts} == {"small": 4, "large": 6}
+    assert (latency.target.median_ms, latency.verify[2].median_ms) == (5000, 15000)
+    assert {name: latency.draft(name).median_ms for name in latency.drafts} == {"small": 2000, "large": 3000}
+    assert {name: latency.draft_two(name).median_ms for name in latency.drafts} == {"small": 4000, "large": 6000}
     assert latency.step_times("small").cost_ratio == 2 / 5
 
 
@@ -262,4 +269,4 @@ def test_steps_are_timed_where_the_models_are(target_folder, noisy_folder, devic
     measured = measure_latency(
         target, {"draft": draft}, Setting(CONTEXT), lookaheads=[1, 4], repetitions=range(3), resampling=RESAMPLING
     )
-    assert 0 < measured.draft("draft").median_s < 1
+    assert 0 < measured.draft("draft").median_ms < 1000

@@ -1,7 +1,7 @@
 """What depth and width cost is read off step times rightly, and the drafts timed have the shapes that were planned."""
 
-import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 import widedraft
 from architectures.errors import UserError
 from architectures.shapes.equal_shapes import EqualShape, equal_shape, equal_shapes
-from eval.acceptance.estimates import Resampling
+from eval.acceptance.estimates import Estimate, Resampling
 from eval.commands.latency import with_head_of
 from eval.commands.latency_page import grid_page
 from eval.commands.shapes_page import depth_sentences, shapes_table, verdict
@@ -19,6 +19,9 @@ from eval.latency.depth_and_width import with_depth_and_width
 from eval.latency.floor import shape_of, weight_bytes_read
 from eval.latency.untrained import source_shape, untrained_models
 from eval.models.loading import load_model
+from eval.records.files import read_grid_file
+from eval.records.grid import Cell, GridFigures, GridStep, GridSteps, SizeEnds
+from tests.eval.records import percentiles
 
 RESAMPLING = Resampling(confidence=0.9, num_resamples=400, seed=17)
 REPEATS = 9
@@ -31,59 +34,69 @@ def shapes(target):
 
 
 def timed(shapes, time_ms, noise=lambda _repeat: 0.0):
-    """A record of a grid in which a step of a shape takes so long."""
-    steps = [
-        {
-            "model": one.name,
-            "tokens": tokens,
-            "prefill": False,
-            "each_ms": [tokens * time_ms(one.shape) * (1 + noise(repeat)) for repeat in range(REPEATS)],
-        }
-        for one in shapes
-        for tokens in (1, 2)
-    ]
-    return {"cells": [{"together": {"steps": steps}}]}
+    """Figures of a grid in which a step of a shape takes so long."""
+    steps = GridSteps(
+        repeats=REPEATS,
+        warm_up_repeats=1,
+        settled=True,
+        steps=tuple(
+            GridStep(
+                model=one.name,
+                tokens=tokens,
+                prefill=False,
+                each_ms=tuple(tokens * time_ms(one.shape) * (1 + noise(repeat)) for repeat in range(REPEATS)),
+                **percentiles(tokens * time_ms(one.shape)),
+            )
+            for one in shapes
+            for tokens in (1, 2)
+        ),
+    )
+    return figures(Cell(batch=1, context_tokens=8, compiled=False, together=steps, alone=steps, floor={}))
+
+
+def figures(*cells):
+    return GridFigures(lookaheads=(), bandwidth_gb_s=None, machine=None, cells=cells)
 
 
 def found_in(shapes, target, time_ms, **noise):
     record = with_depth_and_width(timed(shapes, time_ms, **noise), shapes, shape_of(target), RESAMPLING)
-    return record["cells"][0]["depth_and_width"]
+    return record.cells[0].depth_and_width
 
 
 def test_a_straight_line_is_found_again(shapes, target):
-    fit = found_in(shapes, target, lambda shape: 3 + 0.5 * shape.layers + 0.02 * shape.hidden)["fit"]
-    assert fit["constant_ms"]["value"] == pytest.approx(3)
-    assert fit["layer_ms"]["value"] == pytest.approx(0.5)
-    assert fit["hundred_channels_ms"]["value"] == pytest.approx(2)
-    assert fit["layer_ms"]["interval"] == pytest.approx([0.5, 0.5])
-    assert fit["largest_residual"] == pytest.approx(0, abs=1e-9)
+    fit = found_in(shapes, target, lambda shape: 3 + 0.5 * shape.layers + 0.02 * shape.hidden).fit
+    assert fit.constant_ms.value == pytest.approx(3)
+    assert fit.layer_ms.value == pytest.approx(0.5)
+    assert fit.hundred_channels_ms.value == pytest.approx(2)
+    assert fit.layer_ms.interval == pytest.approx((0.5, 0.5))
+    assert fit.largest_residual == pytest.approx(0, abs=1e-9)
 
 
 def test_what_no_line_explains_is_the_residual(shapes, target):
-    assert found_in(shapes, target, lambda shape: shape.layers**3)["fit"]["largest_residual"] > 0.5
+    assert found_in(shapes, target, lambda shape: shape.layers**3).fit.largest_residual > 0.5
 
 
 def test_a_drift_that_meets_all_shapes_alike_leaves_ratios_alone(shapes, target):
     found = found_in(shapes, target, lambda shape: 4 + shape.layers, noise=lambda repeat: repeat / 4)
-    layer_ms = found["fit"]["layer_ms"]
-    assert layer_ms["value"] == pytest.approx(2)
-    assert layer_ms["interval"][0] < 2 < layer_ms["interval"][1]
-    for size in found["sizes"]:
-        ratio = size["deepest_over_shallowest"]
-        deepest = int(size["deepest"].split()[0])
-        assert ratio["value"] == pytest.approx((4 + deepest) / 5)
-        assert ratio["interval"] == pytest.approx([ratio["value"], ratio["value"]])
+    layer_ms = found.fit.layer_ms
+    assert layer_ms.value == pytest.approx(2)
+    assert layer_ms.interval[0] < 2 < layer_ms.interval[1]
+    for size in found.sizes:
+        ratio = size.deepest_over_shallowest
+        deepest = int(size.deepest.split()[0])
+        assert ratio.value == pytest.approx((4 + deepest) / 5)
+        assert ratio.interval == pytest.approx((ratio.value, ratio.value))
 
 
 def test_each_size_has_its_ends_and_its_fastest(shapes, target):
-    found = found_in(shapes, target, lambda shape: abs(shape.layers - 2) + 1)["sizes"]
-    assert [size["size"] for size in found] == list(dict.fromkeys(one.size for one in shapes))
+    found = found_in(shapes, target, lambda shape: abs(shape.layers - 2) + 1).sizes
+    assert [size.size for size in found] == list(dict.fromkeys(one.size for one in shapes))
     for size in found:
-        named = [one.name for one in shapes if one.size == size["size"]]
-        assert (size["shallowest"], size["fastest"], size["deepest"]) == (named[0], named[1], named[-1])
+        named = [one.name for one in shapes if one.size == size.size]
+        assert (size.shallowest, size.fastest, size.deepest) == (named[0], named[1], named[-1])
         assert (
             f"The fastest is {named[1]}."
-            in depth_sentences({**found_in(shapes, target, one_second), "sizes": [size]})[0]
+            in depth_sentences(replace(found_in(shapes, target, one_second), sizes=(size,)))[0]
         )
 
 
@@ -102,7 +115,12 @@ def one_second(_shape):
     ],
 )
 def test_the_claim_holds_where_every_interval_says_so(intervals, words):
-    assert words in verdict([{"deepest_over_shallowest": {"interval": interval}} for interval in intervals])
+    assert words in verdict([ends(interval) for interval in intervals])
+
+
+def ends(interval):
+    names = dict.fromkeys(("shallowest", "deepest", "fastest"), "a")
+    return SizeEnds(size=1, **names, deepest_over_shallowest=Estimate(sum(interval) / 2, interval))
 
 
 def test_untrained_drafts_have_the_planned_shapes(target, shapes):
@@ -137,10 +155,10 @@ def test_a_target_of_unknown_shape_is_refused(make_checkpoint):
 def test_shapes_that_cannot_be_cut_are_marked(target):
     source = shape_of(target)
     wide = EqualShape(1, equal_shape(source, layers=1, parameters=4 * source.parameters()))
-    record = with_depth_and_width({"cells": []}, [wide, EqualShape(1, source)], source, RESAMPLING)
-    assert record["shapes"][0]["larger"] == ["hidden", "intermediate", "heads", "kv_heads"]
-    assert record["shapes"][1]["larger"] == []
-    assert "| hidden, intermediate, heads, kv_heads |" in shapes_table(record["shapes"])
+    record = with_depth_and_width(figures(), [wide, EqualShape(1, source)], source, RESAMPLING)
+    assert record.shapes[0].larger == ("hidden", "intermediate", "heads", "kv_heads")
+    assert record.shapes[1].larger == ()
+    assert "| hidden, intermediate, heads, kv_heads |" in shapes_table(record.shapes)
 
 
 def run_latency(*words):
@@ -153,25 +171,22 @@ def test_the_command_measures_every_shape(target_folder, target, tmp_path, capsy
     asked = ("--shapes", 1, 2, 3, "--parameters", size)
     assert run_latency("--target", target_folder, *words, *asked, "--out", out, "--plot", tmp_path / "shapes.png") == 0
     assert (tmp_path / "shapes.png").read_bytes().startswith(b"\x89PNG")
-    record, printed = json.loads(out.read_text()), capsys.readouterr().out
+    record, printed = read_grid_file(out), capsys.readouterr().out
     assert grid_page(record) in printed
-    assert [one["layers"] for one in record["shapes"]] == [1, 2, 3]
-    assert list(record["models"]) == ["target"]
-    [cell] = record["cells"]
-    assert {step["model"] for step in cell["together"]["steps"]} == {
+    assert [one.layers for one in record.shapes] == [1, 2, 3]
+    assert list(record.models) == ["target"]
+    [cell] = record.cells
+    assert {step.model for step in cell.together.steps} == {
         "target",
-        *(one["name"] for one in record["shapes"]),
+        *(one.name for one in record.shapes),
     }
-    assert not any(step["prefill"] for step in cell["together"]["steps"])
+    assert not any(step.prefill for step in cell.together.steps)
     assert re.search(r"Fitted: .* more for each layer", printed)
     assert "depth costs here" in printed or "depth does not cost here" in printed
 
 
 def test_the_plot_has_a_series_for_every_size(shapes, target):
     record = with_depth_and_width(timed(shapes, lambda shape: 4 + shape.layers), shapes, shape_of(target), RESAMPLING)
-    for step in record["cells"][0]["together"]["steps"]:
-        step["p50_ms"] = {"value": step["each_ms"][0], "interval": None}
-    record["cells"][0] |= {"compiled": False, "batch": 1, "context_tokens": 8}
     axes = Figure().add_subplot()
     draw(axes, record)
     depths = list(range(1, shape_of(target).layers + 1))
@@ -206,8 +221,8 @@ def test_drafts_that_say_some_ids_alone_are_measured(target_folder, target, tmp_
     words = ("--batch", 1, "--context", 8, "--lookahead", 2, "--repeats", 6, "--dtype", "float32")
     asked = ("--shapes", 1, 2, 3, "--parameters", size, "--vocabulary", 100, "--out", out)
     assert run_latency("--target", target_folder, *words, *asked) == 0
-    shapes = list(json.loads(out.read_text())["shapes"])
-    assert {(one["vocab"], one["head_vocab"], one["tied"]) for one in shapes} == {(264, 100, False)}
+    shapes = read_grid_file(out).shapes
+    assert {(one.vocab, one.head_vocab, one.tied) for one in shapes} == {(264, 100, False)}
     assert re.search(r"larger than the target in \| ids it says \|", capsys.readouterr().out)
     plain, small = (
         equal_shape(source, layers=2, parameters=4 * target.num_parameters())

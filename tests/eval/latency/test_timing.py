@@ -52,63 +52,71 @@ def test_times_have_settled_when_medians_differ_by_less_than_two_percent():
 
 def test_summary_of_times():
     summary = summarise(list(range(1, 12)), CONFIDENCE)
-    assert summary.percentiles_s == {10: 2, 50: 6, 90: 10}
-    assert summary.median_s == 6
-    assert summary.interval_s == (2, 10)  # of 11 values, 2 to 10 hold the median in 98.8 % and 3 to 9 in 93.5 %
+    assert [one.value for one in (summary.p10_ms, summary.p50_ms, summary.p90_ms)] == [2000, 6000, 10_000]
+    assert summary.median_ms == 6000
+    assert summary.p50_ms.interval == (2000, 10_000)  # of 11 values, 2 to 10 hold it in 98.8 % and 3 to 9 in 93.5 %
 
 
 def test_the_interval_is_the_medians_at_the_confidence_asked_for():
-    assert summarise([1.0] * 20 + [1000.0], CONFIDENCE).interval_s == (1, 1)
-    (wide_low, wide_high), (low, high) = (summarise(range(50), each).interval_s for each in (0.99, 0.5))
+    assert summarise([1.0] * 20 + [1000.0], CONFIDENCE).p50_ms.interval == (1000, 1000)
+    (wide_low, wide_high), (low, high) = (summarise(range(50), each).p50_ms.interval for each in (0.99, 0.5))
     assert wide_low < low < high < wide_high
 
 
 @pytest.mark.parametrize(("repeats", "has_interval"), [(1, False), (5, False), (6, True)])
 def test_few_repetitions_have_no_interval(repeats, has_interval):
-    summary = summarise(list(range(repeats)), CONFIDENCE)
-    assert summary.interval_s == ((0, 5) if has_interval else None)
+    summary = summarise(list(range(1, repeats + 1)), CONFIDENCE)
+    assert summary.p50_ms.interval == ((1000, 6000) if has_interval else None)
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.75, 0.9, 0.95, 0.99])
 def test_a_median_has_an_interval_from_the_least_units_on(confidence):
     least = least_units(confidence)
-    assert summarise(range(least - 1), confidence).interval_s is None
-    assert summarise(range(least), confidence).interval_s == (0, least - 1)
+    assert summarise(range(1, least), confidence).p50_ms.interval is None
+    assert summarise(range(1, least + 1), confidence).p50_ms.interval == (1000, 1000 * least)
+
+
+def bounds(repeats, name):
+    """Of a percentile of as many values from 0 on, in their own unit; None where there is none on either side."""
+    found = getattr(summarise([each / 1000 for each in range(repeats)], CONFIDENCE), name)
+    return found.interval or (None, None)
 
 
 def test_a_bound_is_there_only_where_a_repetition_is_surely_beyond():
     """The chance that none of 30 lies below the 10th percentile is 0.9^30 = 4 %, and of 40 it is 1.5 %."""
-    assert summarise(range(30), CONFIDENCE).bounds_s[10][0] is None
-    assert summarise(range(40), CONFIDENCE).bounds_s[10][0] == 0
-    assert summarise(range(30), CONFIDENCE).bounds_s[90][1] is None
-    assert summarise(range(40), CONFIDENCE).bounds_s[90][1] == 39
+    assert bounds(30, "p10_ms")[0] is None
+    assert bounds(40, "p10_ms")[0] == 0
+    assert bounds(30, "p90_ms")[1] is None
+    assert bounds(40, "p90_ms")[1] == 39
 
 
 def test_the_99th_percentile_is_told_of_200_repetitions_and_bounded_above_by_368():
-    assert set(summarise(range(199), CONFIDENCE).percentiles_s) == {10, 50, 90}
-    few, many = (summarise(range(repeats), CONFIDENCE).bounds_s[99] for repeats in (200, 368))
+    assert summarise(range(199), CONFIDENCE).p99_ms is None
+    few, many = (bounds(repeats, "p99_ms") for repeats in (200, 368))
     assert few[0] is not None
     assert few[1] is None
     assert many[1] == 367  # 0.99^368 < 2.5 % < 0.99^366
-    assert summarise(range(366), CONFIDENCE).bounds_s[99][1] is None
+    assert bounds(366, "p99_ms")[1] is None
 
 
 def test_every_percentile_has_its_own_bounds():
     summary = summarise(list(range(400)), CONFIDENCE)
-    for percentile, (low, high) in summary.bounds_s.items():
-        assert low < summary.percentiles_s[percentile] < high
-    bounds = summary.bounds_s
-    assert bounds[10][1] < bounds[50][0] < bounds[50][1] < bounds[90][0] < bounds[90][1] < bounds[99][1]
+    told = [summary.p10_ms, summary.p50_ms, summary.p90_ms, summary.p99_ms]
+    for one in told:
+        low, high = one.interval
+        assert low < one.value < high
+    tenth, median, ninetieth, last = (one.interval for one in told)
+    assert tenth[1] < median[0] < median[1] < ninetieth[0] < ninetieth[1] < last[1]
 
 
 @pytest.mark.parametrize("repeats", [12, 30, 100])
 def test_bounds_hold_the_percentile_whatever_the_law_is(repeats):
     """Log-normal times: each bound is wrong in at most 2.5 %; 600 runs, four standard errors."""
     rng = np.random.default_rng(3)
-    truths = {10: np.exp(-1.2816), 50: 1.0, 90: np.exp(1.2816)}
+    truths = {"p10_ms": 1000 * np.exp(-1.2816), "p50_ms": 1000.0, "p90_ms": 1000 * np.exp(1.2816)}
     summaries = [summarise(np.exp(rng.normal(size=repeats)), CONFIDENCE) for _ in range(600)]
-    for percentile, truth in truths.items():
-        bounds = [summary.bounds_s[percentile] for summary in summaries]
+    for name, truth in truths.items():
+        bounds = [getattr(summary, name).interval or (None, None) for summary in summaries]
         above = np.mean([low is not None and low > truth for low, _ in bounds])
         below = np.mean([high is not None and high < truth for _, high in bounds])
         assert max(above, below) < 0.025 + 4 * (0.025 * 0.975 / 600) ** 0.5

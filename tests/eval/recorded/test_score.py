@@ -1,7 +1,5 @@
 """A draft on recorded answers: what the scorecard with the target says, without it, and what it must not say."""
 
-import json
-
 import pytest
 import torch
 
@@ -15,6 +13,8 @@ from eval.recorded.export import export_recorded
 from eval.recorded.page import headline
 from eval.recorded.rounds_file import match_with_answers, read_rounds
 from eval.recorded.score import accept_chances, score_recording
+from eval.records.files import form_of
+from eval.records.scorecard import RecordedScorecard
 from eval.scorecard import score_drafts
 
 COUNTED = ("position", "possible", "reached", "accepted")
@@ -55,18 +55,18 @@ def test_greedy_acceptance_is_that_of_the_scorecard_with_the_target(
         live_prompts=1,
     )
     whole = score_drafts(target_folder, {"draft": noisy_folder}, asked, whole_config, tmp_path, seed=17)
-    [expected], [found] = whole["acceptance"], greedy_score[1]["acceptance"]
-    assert found["lookahead"] == expected["lookahead"]
-    assert found["accept_rate"] == expected["alpha"]
-    assert (found["prompts"], found["answers"], found["rule"]) == (6, 8, "exact_greedy_draft")
-    assert 0.1 < found["accept_rate"]["value"] < 0.9
+    [expected], [found] = whole.acceptance, greedy_score[1].acceptance
+    assert found.lookahead == expected.lookahead
+    assert found.accept_rate == expected.alpha
+    assert (found.prompts, found.answers, found.rule) == (6, 8, "exact_greedy_draft")
+    assert 0.1 < found.accept_rate.value < 0.9
 
 
 def test_the_target_as_its_own_draft_is_always_right(greedy_traces, target_folder, tmp_path):
-    [row] = score(greedy_traces, target_folder, tmp_path)["acceptance"]
-    assert row["accept_rate"]["value"] == 1
-    for entry in row["lookahead"]:
-        assert entry["accepted"] == entry["proposed"]
+    [row] = score(greedy_traces, target_folder, tmp_path).acceptance
+    assert row.accept_rate.value == 1
+    for entry in row.lookahead:
+        assert entry.accepted == entry.proposed
 
 
 def test_what_needs_the_target_is_left_out_and_named(greedy_score):
@@ -83,7 +83,7 @@ def test_what_needs_the_target_is_left_out_and_named(greedy_score):
         "predicted",
     }
     page, lines = (out / "scorecard.md").read_text(), headline(scorecard)
-    figures = [entry["figure"] for entry in scorecard["left_out"]]
+    figures = [entry.figure for entry in scorecard.left_out]
     assert any("alpha" in figure for figure in figures)
     assert any("live" in figure for figure in figures)
     assert any("speed-up" in figure for figure in figures)
@@ -95,12 +95,12 @@ def test_what_needs_the_target_is_left_out_and_named(greedy_score):
 
 def test_the_file_is_what_was_returned_and_says_where_it_came_from(asked, greedy_score, greedy_traces, target_folder):
     out, scorecard = greedy_score
-    assert json.loads((out / "scorecard.json").read_text()) == scorecard
-    recording = scorecard["recording"]
-    assert recording["target_fingerprint"] == fingerprint_checkpoint(target_folder)
-    assert recording["tokens"] == sum(len(trace.answer_ids) for trace in read_traces(greedy_traces, "eval"))
-    assert recording["sources"] == [prompt.source for prompt in asked]
-    assert set(scorecard["settings"]) == {
+    assert form_of(RecordedScorecard).validate_json((out / "scorecard.json").read_bytes()) == scorecard
+    recording = scorecard.recording
+    assert recording.target_fingerprint == fingerprint_checkpoint(target_folder)
+    assert recording.tokens == sum(len(trace.answer_ids) for trace in read_traces(greedy_traces, "eval"))
+    assert recording.sources == tuple(prompt.source for prompt in asked)
+    assert set(scorecard.settings.model_dump()) == {
         "max_prompts",
         "lookahead",
         "dtype",
@@ -116,21 +116,21 @@ def test_the_file_is_what_was_returned_and_says_where_it_came_from(asked, greedy
 
 def test_the_first_prompts_alone_are_scored(greedy_traces, noisy_folder, tmp_path):
     scorecard = score(greedy_traces, noisy_folder, tmp_path, max_prompts=2)
-    assert (scorecard["recording"]["given"], scorecard["recording"]["scored"]) == (6, 2)
-    assert scorecard["acceptance"][0]["prompts"] == 2
+    assert (scorecard.recording.given, scorecard.recording.scored) == (6, 2)
+    assert scorecard.acceptance[0].prompts == 2
 
 
 def test_one_prompt_has_no_interval_and_the_page_says_so(greedy_traces, noisy_folder, tmp_path):
     scorecard = score(greedy_traces, noisy_folder, tmp_path, max_prompts=1)
-    assert scorecard["acceptance"][0]["accept_rate"]["interval"] is None
+    assert scorecard.acceptance[0].accept_rate.interval is None
     assert "nothing here has an interval" in (tmp_path / "scorecard.md").read_text()
 
 
 def test_sampled_answers_decide_the_rules_of_exact_match_alone(sampled_traces, noisy_folder, tmp_path):
     scorecard = score(sampled_traces, noisy_folder, tmp_path)
-    assert [row["rule"] for row in scorecard["acceptance"]] == ["exact_greedy_draft", "exact_sampled_draft"]
-    assert {row["temperature"] for row in scorecard["acceptance"]} == {0.7}
-    assert any("rejection" in entry["figure"] for entry in scorecard["left_out"])
+    assert [row.rule for row in scorecard.acceptance] == ["exact_greedy_draft", "exact_sampled_draft"]
+    assert {row.temperature for row in scorecard.acceptance} == {0.7}
+    assert any("rejection" in entry.figure for entry in scorecard.left_out)
     assert not (tmp_path / "rounds").exists()  # no rounds happened that could be written down
 
 
@@ -209,17 +209,17 @@ def test_exported_text_scores_as_the_traces_do(greedy_score, greedy_traces, targ
     traces = read_traces(greedy_traces, "eval")
     assert [(a.prompt_ids, a.answer_ids) for a in recording.answers] == [(t.prompt_ids, t.answer_ids) for t in traces]
     scorecard = score_recording(recording, noisy_folder, config(), tmp_path / "card", seed=17)
-    [found], [expected] = scorecard["acceptance"], greedy_score[1]["acceptance"]
-    for ours, theirs in zip(found["lookahead"], expected["lookahead"], strict=True):
-        assert (ours["rounds"], ours["accepted"]) == (theirs["rounds"], theirs["accepted"])
-        for own, other in zip(ours["positions"], theirs["positions"], strict=True):  # intervals: turns became prompts
-            assert [own[name] for name in COUNTED] == [other[name] for name in COUNTED]
-    assert found["prompts"] == 8  # the text does not say which prompts were one conversation
+    [found], [expected] = scorecard.acceptance, greedy_score[1].acceptance
+    for ours, theirs in zip(found.lookahead, expected.lookahead, strict=True):
+        assert (ours.rounds, ours.accepted) == (theirs.rounds, theirs.accepted)
+        for own, other in zip(ours.positions, theirs.positions, strict=True):  # intervals: turns became prompts
+            assert [getattr(own, name) for name in COUNTED] == [getattr(other, name) for name in COUNTED]
+    assert found.prompts == 8  # the text does not say which prompts were one conversation
     for lookahead in range(1, 6):
         name = f"rounds/lookahead-{lookahead}.txt"
         assert (tmp_path / "card" / name).read_bytes() == (greedy_score[0] / name).read_bytes()
-    assert "does not say which tokenizer" in scorecard["warnings"][0]
-    assert scorecard["recording"]["target_fingerprint"] is None
+    assert "does not say which tokenizer" in scorecard.warnings[0]
+    assert scorecard.recording.target_fingerprint is None
 
 
 def test_a_draft_too_short_for_the_answers_is_refused(greedy_traces, make_checkpoint, tmp_path):

@@ -3,15 +3,16 @@
 import pytest
 
 from architectures.errors import UserError
+from eval.acceptance.estimates import Estimate
 from eval.pages.blocks import Figure
 from eval.pages.drawing import render
 from eval.report.training import training_section
 from eval.report_inputs.cards import read_cards
-from eval.training_curve.curves import SCHEMA, Curve, Curves, Point, Value, write_curves
+from eval.training_curve.curves import SCHEMA, Curve, Curves, Point, write_curves
 
 POINTS = (
-    Point("undistilled", 0, 0, Value(0.1, (0.05, 0.2)), Value(1.1, (1.0, 1.2)), 0.8, Value(0.5, (0.3, 0.6))),
-    Point("ep0-ba5", 5, 1200, Value(0.5, (0.4, 0.6)), Value(1.6, (1.5, 1.7)), 1.25, None),
+    Point("undistilled", 0, 0, Estimate(0.1, (0.05, 0.2)), Estimate(1.1, (1.0, 1.2)), 0.8, Estimate(0.5, (0.3, 0.6))),
+    Point("ep0-ba5", 5, 1200, Estimate(0.5, (0.4, 0.6)), Estimate(1.6, (1.5, 1.7)), 1.25, None),
 )
 
 
@@ -21,7 +22,7 @@ def beside(runs):
 
     def write(name, **models):
         [card] = read_cards([runs / name])
-        found = {"target": card.record["target"]["fingerprint"], "draft": card.record["drafts"][-1]["fingerprint"]}
+        found = {"target": card.record.target.fingerprint, "draft": card.record.drafts[-1].fingerprint}
         curves = tuple(Curve(temperature, 3, "ep0-ba5", POINTS) for temperature in (0.0, 1.0))
         write_curves(Curves(SCHEMA, **(found | models), curves=curves), runs / name / "eval" / "checkpoints.json")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure as Canvas
 
+from eval.acceptance.estimates import Estimate
 from eval.pages.blocks import Figure
 from eval.pages.drawing import draw_curve, draw_measured, draw_parts, draw_points, draw_predicted, render
 from eval.report.lookaheads import speed_figure, tau_figure
@@ -14,6 +15,7 @@ from eval.report.positions import positions_figure
 from eval.report.round_time import PARTS, RoundTime, round_figure
 from eval.report_inputs.cards import read_card
 from eval.report_inputs.drafts import ScoredDraft
+from tests.eval.report.edits import two_lookaheads_alone
 
 LONG = "llama2-7b-wide-796m-forward-kl-temperature-2-learning-rate-3e-4-seed-17-of-the-second-sweep"
 
@@ -21,7 +23,7 @@ LONG = "llama2-7b-wide-796m-forward-kl-temperature-2-learning-rate-3e-4-seed-17-
 @pytest.mark.parametrize("name", ["_hidden", LONG, LONG.replace("-", "_")])
 def test_every_series_has_its_name(name):
     """To matplotlib a name that begins with _ is none."""
-    estimate = {"value": 1.0, "interval": [0.9, 1.1]}
+    estimate = Estimate(1.0, (0.9, 1.1))
 
     def draw(axes):
         draw_points(axes, [1, 2], [estimate, estimate], 0, name)
@@ -60,12 +62,10 @@ def test_bars_have_room_for_the_lines_of_their_names():
 
 
 def test_every_lookahead_has_a_tick_whichever_draft_comes_last(runs, rewrite):
-    def shorten(record):
-        for row in (*record["acceptance"], *record["speedup"]):
-            del row["lookahead"][2:]
-
-    card = read_card(runs / "deep" / "eval" / "scorecard.json")
-    shorter = replace(card, record=rewrite("deep", shorten))
+    path = runs / "deep" / "eval" / "scorecard.json"
+    card = read_card(path)
+    rewrite("deep", two_lookaheads_alone)
+    shorter = read_card(path)
     drafts = [ScoredDraft(one, "draft", name) for one, name in ((card, "all"), (shorter, "fewer"))]
     for figure in (positions_figure(drafts, 0.0), tau_figure(drafts, 0.0), speed_figure(drafts, 0.0)):
         axes = Canvas().add_subplot()
@@ -79,4 +79,4 @@ def test_drafts_measured_at_one_lookahead_lie_beside_each_other(runs):
     axes = Canvas().add_subplot()
     speed_figure(drafts, 0.0).draw(axes)
     at = [line.get_xdata()[0] for line in axes.get_lines() if line.get_label().endswith("measured")]
-    assert at == pytest.approx([card.record["live"]["lookahead"] + shift for shift in (-0.07, 0, 0.07)])
+    assert at == pytest.approx([card.record.live.lookahead + shift for shift in (-0.07, 0, 0.07)])

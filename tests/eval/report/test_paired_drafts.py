@@ -4,55 +4,53 @@ import shutil
 
 import pytest
 
+from eval.acceptance.estimates import Estimate
 from eval.pages.verdict import with_interval
-from eval.report.differences import paired_difference
+from eval.report.differences import Differences, paired_difference
 from eval.report_inputs.cards import read_card
+from tests.eval.report.edits import two_lookaheads_alone
 
 CAPTION = "Paired differences on the same prompts and answers"
 
 
 def row_of(card, draft, temperature):
-    [row] = [one for one in card.record["acceptance"] if (one["draft"], one["temperature"]) == (draft, temperature)]
-    return row
+    return card.record.row(draft, temperature)
 
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_sums_by_prompt_give_the_difference_that_the_answers_gave(scored, place, lookahead):
     card = read_card(scored / "deep" / "eval" / "scorecard.json")
-    told = card.record["differences"][place]
-    pair = (row_of(card, name, told["temperature"])["by_prompt"] for name in ("draft", "undistilled"))
+    told = card.record.differences[place]
+    pair = (row_of(card, name, told.temperature).by_prompt for name in ("draft", "undistilled"))
     found = paired_difference(*pair, lookahead=lookahead, resampling=card.resampling)
     for ours, theirs in (
-        (found["alpha"], told["alpha"]),
-        (found["tau"], told["lookahead"][lookahead - 1]["tau"]),
-        (found["greedy_match"], told["greedy_match"]),
+        (found.alpha, told.alpha),
+        (found.tau, told.at(lookahead)),
+        (found.greedy_match, told.greedy_match),
     ):
-        assert ours["value"] == pytest.approx(theirs["value"])
-        assert ours["interval"] == pytest.approx(theirs["interval"])
-    assert found["greedy_match"]["sign_flip_p"] == told["greedy_match"]["sign_flip_p"]
+        assert ours.value == pytest.approx(theirs.value)
+        assert ours.interval == pytest.approx(theirs.interval)
+    assert found.sign_flip_p == told.greedy_match.sign_flip_p
 
 
 def test_a_draft_differs_from_itself_by_nothing(scored):
     card = read_card(scored / "deep" / "eval" / "scorecard.json")
-    sums = row_of(card, "draft", 1.0)["by_prompt"]
+    sums = row_of(card, "draft", 1.0).by_prompt
     found = paired_difference(sums, sums, lookahead=2, resampling=card.resampling)
-    for name in ("alpha", "tau", "greedy_match"):
-        assert (found[name]["value"], found[name]["interval"]) == (0, [0, 0])
-    assert found["greedy_match"]["sign_flip_p"] == 1
+    assert found == Differences(*[Estimate(0, (0, 0))] * 3, sign_flip_p=1)
 
 
 def test_a_second_run_is_paired_with_the_first(scored, page_of):
     """The second run's draft is the first one's baseline, so the scorecard of the first knows the answer."""
-    own = read_card(scored / "deep" / "eval" / "scorecard.json").record["differences"]
+    own = read_card(scored / "deep" / "eval" / "scorecard.json").record.differences
     rows = page_of("shallow", "deep").cells(CAPTION)
     found = [row for row in rows if row["difference"] == "deep − shallow"]
     assert [row["difference"] for row in rows] == ["deep − deep: undistilled"] * 2 + ["deep − shallow"] * 2
     for row, told in zip(found, own, strict=True):
-        assert row["α"] == with_interval(told["alpha"])
-        assert row["argmax agreement"] == with_interval(told["greedy_match"])
-        entry = told["lookahead"][int(row["at lookahead"]) - 1]
-        assert row["τ"] == with_interval(entry["tau"])
+        assert row["α"] == with_interval(told.alpha)
+        assert row["argmax agreement"] == with_interval(told.greedy_match)
+        assert row["τ"] == with_interval(told.at(int(row["at lookahead"])))
 
 
 def test_the_first_named_is_what_others_are_compared_with(page_of):
@@ -79,7 +77,7 @@ def other_answers(record):
 
 def no_sums(record):
     for row in record["acceptance"]:
-        del row["by_prompt"]
+        row["by_prompt"] = None
 
 
 def other_lookaheads(record):
@@ -130,18 +128,7 @@ def test_a_temperature_that_one_run_lacks_is_named(rewrite, page_of):
 
 
 def test_tau_is_compared_at_a_lookahead_that_both_have(rewrite, page_of):
-    def shorten(record):
-        for row in (*record["acceptance"], *record["speedup"], *record["differences"]):
-            del row["lookahead"][2:]
-        for row in record["acceptance"]:
-            for part in (row["by_prompt"]["rounds"], *(one["lookahead"] for p in row["bins"] for one in p["bins"])):
-                del part[2:]
-        for row in record["speedup"]:
-            row["best_lookahead"] = 1
-        del record["latency"]["verify"][2:]
-        record["live"]["lookahead"] = 1
-
-    rewrite("deep", shorten)
+    rewrite("deep", two_lookaheads_alone)
     rewrite("shallow", lambda record: [row.update(best_lookahead=3) for row in record["speedup"]])
     rows = page_of("deep", "shallow").cells(CAPTION)
     assert [row["at lookahead"] for row in rows[-2:]] == ["2", "2"]

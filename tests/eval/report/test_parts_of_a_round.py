@@ -87,13 +87,13 @@ def with_rounds(one, rounds):
 
 
 def test_parts_make_up_the_whole_whatever_is_told_apart(one):
-    spent, counted = one.live["speculative"], one.live["agreement"]["loop"]["rounds"]
+    spent, counted = one.live.speculative, one.live.agreement.loop.rounds
     traced = (*text("p:1", [2, 0, 2, 1]), *text("p:2", [2, 1]), *text("p:3", [2, 1]))
     for told in (one, with_rounds(one, None), with_rounds(one, traced)):
         found = measured_time(told)
-        assert found.total_ms == pytest.approx(1000 * spent["decode_s"] / counted)
-        assert found.draft_ms + (found.catch_up_ms or 0) == pytest.approx(1000 * spent["draft_s"] / counted)
-        assert found.verify_ms == pytest.approx(1000 * spent["verify_s"] / counted)
+        assert found.total_ms == pytest.approx(1000 * spent.decode_s / counted)
+        assert found.draft_ms + (found.catch_up_ms or 0) == pytest.approx(1000 * spent.draft_s / counted)
+        assert found.verify_ms == pytest.approx(1000 * spent.verify_s / counted)
     assert measured_time(with_rounds(one, None)).catch_up_ms is None
     assert measured_time(with_rounds(one, traced)).catch_up_ms == pytest.approx(1000 * CATCH_UP_S * 4 / 8)
 
@@ -119,6 +119,6 @@ def test_a_catch_up_that_noise_hides_is_not_told(one):
 def test_the_prediction_is_that_of_the_speed_up(one):
     """tau times the target's step over this round is the predicted speed-up."""
     found, live = predicted_time(one), one.live
-    [forecast] = [e for e in one.forecast(0.0)["lookahead"] if e["lookahead"] == live["lookahead"]]
-    plain_ms = one.entry(0.0, live["lookahead"])["tau"]["value"] * one.card.record["latency"]["target"]["median_ms"]
-    assert plain_ms / found.total_ms == pytest.approx(forecast["predicted"])
+    forecast = one.forecast(0.0).at(live.lookahead)
+    plain_ms = one.row(0.0).at(live.lookahead).tau.value * one.card.record.latency.target.median_ms
+    assert plain_ms / found.total_ms == pytest.approx(forecast.predicted)

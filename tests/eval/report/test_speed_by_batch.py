@@ -2,6 +2,7 @@
 
 import json
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 import widedraft
 from architectures.errors import UserError
-from eval.acceptance.promise import any_full_rate
 from eval.pages.drawing import Drawing
+from eval.predictions.promise import any_full_rate
+from eval.records.files import plain
 from eval.report import page as page_module
 from eval.report.batches import batch_words, promises, which_batches
 from eval.report_inputs.cards import read_cards
@@ -21,14 +23,20 @@ CAPTION = "Speed by batch and context, predicted: draft"
 
 
 def step(model, tokens, median_ms, *, prefill=False):
-    return {"model": model, "tokens": tokens, "prefill": prefill, "p50_ms": {"value": median_ms, "interval": None}}
+    times = {name: {"value": median_ms, "interval": None} for name in ("p10_ms", "p50_ms", "p90_ms")}
+    return {"model": model, "tokens": tokens, "prefill": prefill, **times}
 
 
 def cell(batch, context, verify_ms, *, compiled=False):
     """A target of 10 ms, a draft of 1, one more for two tokens; all but the last number is the same everywhere."""
     steps = [step("target", 1, 10.0), step("target", 2, verify_ms), step("target", 4, verify_ms + 1.0)]
     steps += [step("draft", 1, 1.0), step("draft", 2, 2.0), step("draft", 1, 99.0, prefill=True)]
-    return {"batch": batch, "context_tokens": context, "compiled": compiled, "together": {"steps": steps}}
+    return cell_of(steps, batch=batch, context_tokens=context, compiled=compiled)
+
+
+def cell_of(steps, **where):
+    timed = {"repeats": 2, "warm_up_repeats": 1, "settled": True, "steps": steps}
+    return {**where, "together": timed, "alone": timed, "floor": {}}
 
 
 @pytest.fixture
@@ -40,19 +48,22 @@ def drafts(runs):
 def write_grid(drafts, tmp_path):
     """Write a file of step times of the first run's target and draft."""
     card = drafts[0].card.record
-    models = {"target": card["target"], "draft": drafts[0].model}
+    models = {"target": card.target, "draft": drafts[0].model}
+    state = {"load_average": 0.1, "processor_mhz": None, "throttled_periods": None, "gpu": None}
 
     def write(cells, edit=lambda record: None):
         record = {
             "models": {
-                name: {"fingerprint": model["fingerprint"], "dtype": "float32", "device": "cpu"}
+                name: {**{k: v for k, v in plain(model).items() if k != "draft"}, "device": "cpu"}
                 for name, model in models.items()
             },
             "lookaheads": [1, 3],
+            "bandwidth_gb_s": {"copy": 9.0, "read": 9.0},
             "cells": cells,
-            "machine": {"threads": 1},
-            "provenance": card["provenance"],
+            "machine": {"before": state, "after": state, "threads": 1},
+            "provenance": plain(card.provenance),
         }
+        record = json.loads(json.dumps(record))  # cells may be one and the same
         edit(record)
         (tmp_path / "latency.json").write_text(json.dumps(record))
         return tmp_path / "latency.json"
@@ -71,25 +82,25 @@ def test_any_row_of_a_batch_makes_it_catch_up(full, rounds, batch):
         for row in rows:
             chance *= chances[row]
         expected += chance * any(rows)
-    assert any_full_rate({"fully_accepted": full, "rounds": rounds}, batch) == pytest.approx(expected)
+    assert any_full_rate(SimpleNamespace(full_rate=rate), batch) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_at_batch_1_and_with_its_own_times_it_is_the_scorecard_s_forecast(drafts, write_grid, temperature):
-    draft, latency = drafts[0], drafts[0].card.record["latency"]
-    own = {entry["lookahead"]: entry["median_ms"] for entry in latency["verify"]}
+    draft, latency = drafts[0], drafts[0].card.record.latency
+    own = {entry.lookahead: entry.median_ms for entry in latency.verify}
     steps = [
-        step("target", 1, latency["target"]["median_ms"]),
-        step("draft", 1, draft.steps["one_token"]["median_ms"]),
-        step("draft", 2, draft.steps["two_tokens"]["median_ms"]),
+        step("target", 1, latency.target.median_ms),
+        step("draft", 1, draft.steps.one_token.median_ms),
+        step("draft", 2, draft.steps.two_tokens.median_ms),
         *(step("target", lookahead + 1, own[lookahead]) for lookahead in own),
     ]
-    alone = {"batch": 1, "context_tokens": 50, "compiled": False, "together": {"steps": steps}}
+    alone = cell_of(steps, batch=1, context_tokens=50, compiled=False)
     path = write_grid([alone], lambda record: record.update(lookaheads=sorted(own)))
-    [promise] = promises(draft, temperature, read_grid(path, drafts))
+    [promise] = promises(draft, temperature, read_grid(path, drafts).grid)
     forecast = draft.forecast(temperature)
-    assert promise.lookahead == forecast["best_lookahead"]
-    assert promise.speed == pytest.approx(forecast["predicted"])
+    assert promise.lookahead == forecast.best_lookahead
+    assert promise.speed == pytest.approx(forecast.predicted)
 
 
 def test_the_table_has_every_cell(drafts, write_grid, page_with):
@@ -106,13 +117,13 @@ def test_the_table_has_every_cell(drafts, write_grid, page_with):
         for temperature in "01"
         for batch, steps in (("1", "eager"), ("4", "eager"), ("4", "compiled"), ("4", "captured"))
     ]
-    entries = {entry["lookahead"]: entry for entry in drafts[0].row(0.0)["lookahead"]}
+    entries = {entry.lookahead: entry for entry in drafts[0].row(0.0).lookahead}
     for row, batch, verify_ms in zip(rows, (1, 4, 4, 4), (11.0, 20.0, 15.0, 15.0), strict=False):
         speeds = {}
         for lookahead, checked_ms in ((1, verify_ms), (3, verify_ms + 1)):
             catch_up_ms = any_full_rate(entries[lookahead], batch) * (2.0 - 1.0)
             round_ms = lookahead * 1.0 + catch_up_ms + checked_ms
-            speeds[lookahead] = entries[lookahead]["tau"]["value"] * 10.0 / round_ms
+            speeds[lookahead] = entries[lookahead].tau.value * 10.0 / round_ms
         best = max(speeds, key=speeds.__getitem__)
         assert (row["lookahead"], row["predicted speed"]) == (str(best), f"{speeds[best]:.2f}x")
     shown = "".join(page.shown)
@@ -122,12 +133,12 @@ def test_the_table_has_every_cell(drafts, write_grid, page_with):
 
 def other_machine(record):
     record["machine"]["threads"] = 2
-    record["provenance"] = {"hardware": {"processor": "Abacus 9", "accelerators": []}}
+    record["provenance"]["hardware"].update(processor="Abacus 9", accelerators=[])
 
 
 def gpu(record):
     record["models"]["target"].update(device="cuda:0", dtype="bfloat16")
-    record["provenance"] = {"hardware": {"processor": "Abacus 9", "accelerators": ["Loom 7"]}}
+    record["provenance"]["hardware"].update(processor="Abacus 9", accelerators=["Loom 7"])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +150,7 @@ def gpu(record):
     ],
 )
 def test_the_verdict_names_the_machine_of_the_times_if_it_is_another(drafts, write_grid, edit, place):
-    grid = read_grid(write_grid([cell(1, 50, 0.1)], edit), drafts)
+    grid = read_grid(write_grid([cell(1, 50, 0.1)], edit), drafts).grid
     told = f"; at 50 tokens of context{place} predicted to pay at every batch timed (1)"
     assert batch_words(drafts[0], 0.0, grid) == told
 
@@ -160,16 +171,16 @@ def test_batches_that_pay_in_words(pays, told):
 
 def test_the_verdict_ends_with_the_batches_that_pay(drafts, write_grid, page_with):
     """By eager steps, at the context nearest to that of the scorecard, whatever others say."""
-    near = drafts[0].card.record["latency"]["context_tokens"] + 3
+    near = drafts[0].card.record.latency.context_tokens + 3
     others = [cell(batch, near + 900, 1.0) for batch in (1, 4, 16)] + [cell(4, near, 0.1, compiled=True)]
     cells = [cell(16, near, 900.0), cell(1, near, 0.1), cell(4, near, 800.0), *others]
     [words] = page_with(write_grid(cells)).words["verdict"]
     assert words.endswith(
         f"1 thread); at {near} tokens of context predicted to pay up to batch 1, not from batch 4 on."
     )
-    only_compiled = read_grid(write_grid([cell(4, near, 0.1, compiled=True)]), drafts)
+    only_compiled = read_grid(write_grid([cell(4, near, 0.1, compiled=True)]), drafts).grid
     assert batch_words(drafts[0], 0.0, only_compiled) == ""
-    assert batch_words(drafts[1], 0.0, read_grid(write_grid(cells), drafts)) == ""
+    assert batch_words(drafts[1], 0.0, read_grid(write_grid(cells), drafts).grid) == ""
 
 
 @pytest.fixture
@@ -223,7 +234,7 @@ def other_lookahead(record):
         ),
         (
             lambda record: record["cells"][0]["together"]["steps"][0]["p50_ms"].update(value=0),
-            "p50_ms.value: Input should",
+            "cells.0.together.steps.0: Value error, must be above 0 and between p10_ms and p90_ms, got p50_ms 0",
         ),
         (lambda record: record["cells"][0]["together"]["steps"].pop(2), "cells.0 has no step of target with 4 tokens"),
         (lambda record: record["cells"][0]["together"]["steps"].pop(4), "cells.0 has no step of draft with 2 tokens"),
@@ -243,5 +254,5 @@ def test_times_that_do_not_fit_are_refused(drafts, write_grid, edit, told):
 
 def test_a_file_that_is_no_json_is_refused(drafts, tmp_path):
     (tmp_path / "latency.json").write_text("{")
-    with pytest.raises(UserError, match=r"latency\.json: Invalid JSON"):
+    with pytest.raises(UserError, match=r"latency\.json: is not valid JSON"):
         read_grid(tmp_path / "latency.json", drafts)

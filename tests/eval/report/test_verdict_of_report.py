@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eval.acceptance.estimates import Estimate
 from eval.pages.verdict import decision
 
 
 def speedup(value, low, high):
-    return {"value": value, "interval": [low, high]}
+    return Estimate(value, (low, high))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def speedup(value, low, high):
             "Slower, but by how much is not decided, because the interval is wider than the effect",
         ),
         (speedup(1.5, 1.25, 1.75), "Faster"),  # as wide as the effect, not wider
-        ({"value": 1.4, "interval": None}, "Not decided, because of rain"),
+        (Estimate(1.4, None), "Not decided, because of rain"),
     ],
 )
 def test_the_interval_decides(estimate, words):
@@ -51,7 +52,7 @@ def test_a_direction_is_claimed_only_where_the_whole_interval_lies_there(numbers
 
 def live(value, low, high):
     def edit(record):
-        record["live"]["speedup"] = speedup(value, low, high)
+        record["live"]["speedup"] = {"value": value, "interval": [low, high]}
         record["live"]["lookahead"] = 2
 
     return edit

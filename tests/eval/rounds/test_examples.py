@@ -73,7 +73,7 @@ def scored(target_folder, noisy_folder, tmp_path_factory):
 def test_pieces_are_the_target_s_own_text(scored, target_tokenizer):
     out, scorecard = scored
     found = read_examples(out / "examples.json")
-    assert (found.target, found.draft) == tuple(m["fingerprint"] for m in (scorecard["target"], scorecard["drafts"][0]))
+    assert (found.target, found.draft) == tuple(m.fingerprint for m in (scorecard.target, scorecard.drafts[0]))
     assert [(one.source, one.category, one.prompt) for one in found.examples] == [
         (f"p:{n}", "ab"[n % 2], f"say {n}") for n in range(4)
     ]

@@ -15,7 +15,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation
 from eval.prompts.forms import Prompt
-from eval.report_inputs.round_figures import counts_by_prompt, rounds_page, rounds_record
+from eval.report_inputs.round_figures import counts_by_prompt, rounds_page, run_figures
 from eval.rounds.round_trace import ModelIdentity, Run, read_round_trace, traced_rounds, write_round_trace
 from eval.scorecard import score_drafts
 
@@ -42,7 +42,7 @@ def test_figures_of_the_file_are_those_of_the_rounds_in_memory(target, noisy_dra
     run = decode(target, noisy_draft, prompts, Speculation(4), sampling, Limits(24, stops), samples=2)
     assert any(text.stopped for text in run.decoded) == bool(stops)
     names = [f"p:{place}" for place in range(len(prompts))]
-    found = rounds_record(written(run, names, tmp_path / "r.jsonl").rounds)
+    found = run_figures(written(run, names, tmp_path / "r.jsonl").rounds)
     rounds = [one for text in run.decoded for one in text.rounds]
     counts = [
         count_trace([(one.start, one.accepted) for one in text.rounds], num_tokens=len(text.token_ids), lookahead=4)
@@ -50,49 +50,49 @@ def test_figures_of_the_file_are_those_of_the_rounds_in_memory(target, noisy_dra
     ]
     by_prompt = [pool(counts[place : place + 2]) for place in range(0, len(counts), 2)]
     whole = pool(counts)
-    assert (found["prompts"], found["texts"], found["rounds"]) == (len(prompts), 2 * len(prompts), len(rounds))
-    assert found["drafted"] == sum(one.proposed for one in rounds)
-    assert found["accepted"] == sum(one.accepted for one in rounds)
-    assert found["emitted"] == sum(len(text.token_ids) for text in run.decoded)
-    [entry] = found["lookahead"]
-    assert (entry["lookahead"], entry["proposed"]) == (4, whole.proposed_tokens)
-    assert entry["histogram"] == list(whole.histogram)
-    assert entry["tau"]["value"] == tau(whole)
-    assert entry["tau_per_prompt"]["value"] == pytest.approx(sum(map(tau, by_prompt)) / len(by_prompt))
-    assert entry["utilisation"]["value"] == pytest.approx(whole.accepted_tokens / whole.proposed_tokens)
-    assert entry["alpha_of_rounds"]["value"] == pytest.approx(whole.accepted_tokens / whole.decided_tokens)
-    for place, position in enumerate(entry["positions"]):
-        told = (position["possible"], position["reached"], position["accepted"])
+    assert (found.prompts, found.texts, found.rounds) == (len(prompts), 2 * len(prompts), len(rounds))
+    assert found.drafted == sum(one.proposed for one in rounds)
+    assert found.accepted == sum(one.accepted for one in rounds)
+    assert found.emitted == sum(len(text.token_ids) for text in run.decoded)
+    [entry] = found.lookahead
+    assert (entry.lookahead, entry.proposed) == (4, whole.proposed_tokens)
+    assert entry.histogram == whole.histogram
+    assert entry.tau.value == tau(whole)
+    assert entry.tau_per_prompt.value == pytest.approx(sum(map(tau, by_prompt)) / len(by_prompt))
+    assert entry.utilisation.value == pytest.approx(whole.accepted_tokens / whole.proposed_tokens)
+    assert entry.alpha_of_rounds.value == pytest.approx(whole.accepted_tokens / whole.decided_tokens)
+    for place, position in enumerate(entry.positions):
+        told = (position.possible, position.reached, position.accepted)
         assert told == (whole.possible[place], whole.reached[place], whole.accepted[place])
-        assert position["joint"]["value"] == pytest.approx(whole.accepted[place] / len(rounds))
-        assert position["conditional"]["value"] == pytest.approx(whole.accepted[place] / whole.reached[place])
+        assert position.joint.value == pytest.approx(whole.accepted[place] / len(rounds))
+        assert position.conditional.value == pytest.approx(whole.accepted[place] / whole.reached[place])
 
 
 def test_seconds_of_a_round_count_once_for_all_its_texts(target, noisy_draft, prompts, tmp_path):
     run = decode(target, noisy_draft, prompts, Speculation(3), Sampling(), Limits(24, STOPS))
-    times = rounds_record(written(run, [f"p:{i}" for i in range(9)], tmp_path / "r.jsonl").rounds)["times"]
+    times = run_figures(written(run, [f"p:{i}" for i in range(9)], tmp_path / "r.jsonl").rounds).times
     steps = max((text.rounds for text in run.decoded), key=len)  # the text that went through all of them
     draft_s, verify_s = (sum(getattr(one, name) for one in steps) for name in ("draft_s", "verify_s"))
-    assert (times["draft_s"], times["verify_s"]) == pytest.approx((draft_s, verify_s))
-    assert times["ms_per_round"] == pytest.approx(1000 * (draft_s + verify_s) / len(steps))
-    assert times["draft_ms_per_round"] + times["verify_ms_per_round"] == pytest.approx(times["ms_per_round"])
-    assert times["draft_share"] == pytest.approx(draft_s / (draft_s + verify_s))
-    assert times["rows_per_round"] == pytest.approx(sum(len(text.rounds) for text in run.decoded) / len(steps))
+    assert (times.draft_s, times.verify_s) == pytest.approx((draft_s, verify_s))
+    assert times.ms_per_round == pytest.approx(1000 * (draft_s + verify_s) / len(steps))
+    assert times.draft_ms_per_round + times.verify_ms_per_round == pytest.approx(times.ms_per_round)
+    assert times.draft_share == pytest.approx(draft_s / (draft_s + verify_s))
+    assert times.rows_per_round == pytest.approx(sum(len(text.rounds) for text in run.decoded) / len(steps))
 
 
 def test_an_adaptive_lookahead_counts_what_each_round_proposed(target, noisy_draft, prompts, tmp_path):
     run = decode(target, noisy_draft, prompts, Speculation(2, adaptive=True), Sampling(), Limits(32))
-    [entry] = rounds_record(written(run, [f"p:{i}" for i in range(9)], tmp_path / "r.jsonl").rounds)["lookahead"]
+    [entry] = run_figures(written(run, [f"p:{i}" for i in range(9)], tmp_path / "r.jsonl").rounds).lookahead
     rounds = [one for text in run.decoded for one in text.rounds]
     assert len({one.lookahead for one in rounds}) > 3
-    assert entry["lookahead"] == max(one.lookahead for one in rounds)
-    assert entry["proposed"] == sum(one.proposed for one in rounds)  # no text stopped: there was room for all
-    for position in entry["positions"]:
-        k = position["position"]
-        assert position["possible"] == sum(one.proposed >= k for one in rounds)
-        assert position["reached"] == sum(one.proposed >= k and one.accepted >= k - 1 for one in rounds)
-        assert position["accepted"] == sum(one.accepted >= k for one in rounds)
-    assert entry["histogram"] == [sum(one.accepted == k for one in rounds) for k in range(entry["lookahead"] + 1)]
+    assert entry.lookahead == max(one.lookahead for one in rounds)
+    assert entry.proposed == sum(one.proposed for one in rounds)  # no text stopped: there was room for all
+    for position in entry.positions:
+        k = position.position
+        assert position.possible == sum(one.proposed >= k for one in rounds)
+        assert position.reached == sum(one.proposed >= k and one.accepted >= k - 1 for one in rounds)
+        assert position.accepted == sum(one.accepted >= k for one in rounds)
+    assert entry.histogram == tuple(sum(one.accepted == k for one in rounds) for k in range(entry.lookahead + 1))
 
 
 @st.composite
@@ -176,21 +176,19 @@ def scored(target_folder, noisy_folder, tmp_path_factory):
 
 def test_a_scorecards_live_figures_are_those_of_its_rounds(scored):
     out, _, _, scorecard = scored
-    trace, live = read_round_trace(out / "rounds.jsonl"), scorecard["live"]
-    found = rounds_record(trace.rounds)
-    loop = live["agreement"]["loop"]
-    [entry] = found["lookahead"]
-    assert (entry["rounds"], entry["accepted"], entry["proposed"]) == tuple(
-        loop[name] for name in ("rounds", "accepted", "proposed")
-    )
-    assert found["emitted"] == live["speculative"]["tokens"]
+    trace, live = read_round_trace(out / "rounds.jsonl"), scorecard.live
+    found = run_figures(trace.rounds)
+    loop = live.agreement.loop
+    [entry] = found.lookahead
+    assert (entry.rounds, entry.accepted, entry.proposed) == (loop.rounds, loop.accepted, loop.proposed)
+    assert found.emitted == live.speculative.tokens
     for name in ("draft_s", "verify_s"):
-        assert found["times"][name] == pytest.approx(live["speculative"][name])
+        assert getattr(found.times, name) == pytest.approx(getattr(live.speculative, name))
     [run] = trace.header.runs
-    assert (run.label, run.lookahead, run.max_new_tokens, run.texts) == ("live decoding", live["lookahead"], 16, 2)
-    assert {one.prompt for one in trace.rounds} == set(scorecard["prompts"]["sources"][:2])
-    for model, told in ((trace.header.target, scorecard["target"]), (trace.header.draft, scorecard["drafts"][0])):
-        assert (model.path, model.fingerprint, model.dtype) == (told["path"], told["fingerprint"], told["dtype"])
+    assert (run.label, run.lookahead, run.max_new_tokens, run.texts) == ("live decoding", live.lookahead, 16, 2)
+    assert {one.prompt for one in trace.rounds} == set(scorecard.prompts.sources[:2])
+    for model, told in ((trace.header.target, scorecard.target), (trace.header.draft, scorecard.drafts[0])):
+        assert (model.path, model.fingerprint, model.dtype) == (told.path, told.fingerprint, told.dtype)
 
 
 def test_live_rounds_stand_under_the_name_of_their_prompt(scored, target, noisy_draft):
@@ -198,8 +196,8 @@ def test_live_rounds_stand_under_the_name_of_their_prompt(scored, target, noisy_
     rounds, limits = read_round_trace(out / "rounds.jsonl").rounds, Limits(16, {2})
     answers = {trace.source: trace.prompt_ids for trace in read_traces(out / "answers" / "T0", "eval")}
     found = {}
-    for source in scorecard["prompts"]["sources"][:2]:
-        speculation = Speculation(scorecard["live"]["lookahead"])
+    for source in scorecard.prompts.sources[:2]:
+        speculation = Speculation(scorecard.live.lookahead)
         [text] = speculative_decode(target, noisy_draft, [answers[source]], limits=limits, speculation=speculation)
         found[source] = [one.accepted for one in rounds if one.prompt == source]
         assert found[source] == [one.accepted for one in text.rounds]

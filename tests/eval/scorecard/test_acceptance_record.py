@@ -9,7 +9,10 @@ from eval.acceptance.bins import ReplayedAnswer
 from eval.acceptance.counts import count_trace
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import Accepts, Replay
-from eval.scorecard.acceptance_record import acceptance_record, comparison_record, lookahead_record
+from eval.records.acceptance import PerPosition
+from eval.records.differences import PromptSigns, TokenTable
+from eval.records.values import Ratio
+from eval.scorecard.acceptance_record import acceptance_row, difference_row, rounds_at
 from eval.scorecard.scores import AnswerScore, DraftScore, ReplayedDraft, score_answer
 
 RESAMPLING = Resampling(confidence=0.75, num_resamples=100, seed=17)  # three prompts are enough for an interval
@@ -46,83 +49,83 @@ BAD = replace(
 
 
 def value(record):
-    return record["value"]
+    return record.value
+
+
+def rates_of(position):
+    return [position.joint.value, position.unconditional.value, position.conditional.value]
 
 
 def test_positions_have_their_counts_and_three_rates():
     """Of 7 rounds 4 have room for a token and 1 for two; 2 keep a first token, and 1 a second."""
-    first, second = lookahead_record(GOOD, 2, RESAMPLING)["positions"]
-    assert {name: first[name] for name in ("position", "possible", "reached", "accepted")} == {
-        "position": 1,
-        "possible": 4,
-        "reached": 4,
-        "accepted": 2,
-    }
-    assert [value(first[rate]) for rate in ("joint", "unconditional", "conditional")] == [2 / 7, 2 / 4, 2 / 4]
-    assert second["position"] == 2
+    first, second = rounds_at(GOOD, 2, RESAMPLING).positions
+    assert (first.position, first.possible, first.reached, first.accepted) == (1, 4, 4, 2)
+    assert rates_of(first) == [2 / 7, 2 / 4, 2 / 4]
+    assert second.position == 2
     uneven = replace(GOOD, answers=[answer(0, [(0, 0), (1, 2), (4, 0)], num_tokens=5, alpha_sum=1.0)])
-    _, second = lookahead_record(uneven, 2, RESAMPLING)["positions"]
-    assert (second["possible"], second["reached"], second["accepted"]) == (2, 1, 1)
-    assert [value(second[rate]) for rate in ("joint", "unconditional", "conditional")] == [1 / 3, 1 / 2, 1]
+    _, second = rounds_at(uneven, 2, RESAMPLING).positions
+    assert (second.possible, second.reached, second.accepted) == (2, 1, 1)
+    assert rates_of(second) == [1 / 3, 1 / 2, 1]
 
 
 def test_rates_of_rounds_by_hand():
     """7 rounds keep 2, 0; 1; 0, 0; 0, 0 tokens: 3 of 5 proposed ones. Undecided is none of them."""
-    record = lookahead_record(GOOD, 2, RESAMPLING)
+    record = rounds_at(GOOD, 2, RESAMPLING)
     counts = {"rounds": 7, "proposed": 5, "decided": 5, "accepted": 3, "emitted": 10, "fully_accepted": 1}
-    assert {name: record[name] for name in counts} == counts
-    assert value(record["utilisation"]) == value(record["alpha_of_rounds"]) == 3 / 5
-    assert record["histogram"] == [5, 1, 1]
-    assert [value(share) for share in record["histogram_share"]] == [5 / 7, 1 / 7, 1 / 7]
+    assert {name: getattr(record, name) for name in counts} == counts
+    assert value(record.utilisation) == value(record.alpha_of_rounds) == 3 / 5
+    assert record.histogram == (5, 1, 1)
+    assert [value(share) for share in record.histogram_share] == [5 / 7, 1 / 7, 1 / 7]
     undecided = replace(GOOD, answers=[answer(0, [(0, 0), (1, 1), (3, 0)], num_tokens=4, alpha_sum=1.0)])
-    record = lookahead_record(undecided, 2, RESAMPLING)  # the first round's second token was proposed, never decided
-    assert (record["proposed"], record["decided"], record["accepted"]) == (4, 3, 1)
-    assert (value(record["utilisation"]), value(record["alpha_of_rounds"])) == (1 / 4, 1 / 3)
+    record = rounds_at(undecided, 2, RESAMPLING)  # the first round's second token was proposed, never decided
+    assert (record.proposed, record.decided, record.accepted) == (4, 3, 1)
+    assert (value(record.utilisation), value(record.alpha_of_rounds)) == (1 / 4, 1 / 3)
 
 
 def test_every_rate_has_an_interval_over_prompts():
     """Each kind of prompt three times over, so that something of everything was counted in three."""
     often = [replace(one, prompt=one.prompt + 3 * copy) for copy in range(3) for one in GOOD.answers]
-    record = lookahead_record(replace(GOOD, answers=often), 2, RESAMPLING)
-    rates = [record[name] for name in ("tau", "tau_per_prompt", "utilisation", "alpha_of_rounds")]
-    rates += [place[name] for place in record["positions"] for name in ("joint", "unconditional", "conditional")]
-    for rate in (*rates, *record["histogram_share"]):
-        low, high = rate["interval"]
-        assert 0 <= low <= rate["value"] <= high
+    record = rounds_at(replace(GOOD, answers=often), 2, RESAMPLING)
+    rates = [record.tau, record.tau_per_prompt, record.utilisation, record.alpha_of_rounds]
+    rates += [rate for place in record.positions for rate in (place.joint, place.unconditional, place.conditional)]
+    for rate in (*rates, *record.histogram_share):
+        low, high = rate.interval
+        assert 0 <= low <= rate.value <= high
 
 
 def test_rates_of_nothing_are_null():
     """Texts of one token: rounds, but no proposal."""
     bare = replace(GOOD, answers=[answer(n, [(0, 0)], num_tokens=1, alpha_sum=0.5) for n in range(2)])
-    record = lookahead_record(bare, 2, RESAMPLING)
-    assert record["utilisation"] == record["alpha_of_rounds"] == {"value": None, "interval": None}
-    assert record["positions"][0]["conditional"]["value"] is None
-    assert record["positions"][0]["joint"]["value"] == 0
+    record = rounds_at(bare, 2, RESAMPLING)
+    assert record.utilisation == record.alpha_of_rounds == Ratio(None, None)
+    assert record.positions[0].conditional.value is None
+    assert record.positions[0].joint.value == 0
 
 
 def test_tau_is_pooled_and_tau_per_prompt_is_the_mean_of_the_prompts_own():
-    record = lookahead_record(GOOD, 2, RESAMPLING)
-    assert record["tau"]["value"] == pytest.approx(10 / 7)
-    assert record["tau_per_prompt"]["value"] == pytest.approx((6 / 3 + 1 + 1) / 3)
+    record = rounds_at(GOOD, 2, RESAMPLING)
+    assert record.tau.value == pytest.approx(10 / 7)
+    assert record.tau_per_prompt.value == pytest.approx((6 / 3 + 1 + 1) / 3)
 
 
 def test_means_over_tokens_stand_beside_their_sums():
-    record = acceptance_record([GOOD], {}, RESAMPLING)
-    assert (record["rule"], record["prompts"], record["answers"]) == ("exact_greedy_draft", 3, 4)
+    record = acceptance_row([GOOD], {}, RESAMPLING)
+    assert (record.rule, record.prompts, record.answers) == ("exact_greedy_draft", 3, 4)
     for name, total in (("alpha", 5.0), ("alpha_of_text", 2.5), ("greedy_match", 0.0)):
-        assert (record[name]["value"], record[name]["sum"], record[name]["tokens"]) == (total / 10, total, 10)
-        assert record[name]["interval"][0] <= total / 10 <= record[name]["interval"][1]
+        mean = getattr(record, name)
+        assert (mean.value, mean.sum, mean.tokens) == (total / 10, total, 10)
+        assert mean.interval[0] <= total / 10 <= mean.interval[1]
 
 
 def test_differences_are_draft_minus_baseline_under_every_rule():
     other = [replace(one, rule="rejection", draft=one.draft) for one in (GOOD, BAD)]
-    record = comparison_record([GOOD, other[1]], [BAD, other[0]], RESAMPLING)
-    assert (record["draft"], record["baseline"], record["rule"]) == ("good", "bad", "exact_greedy_draft")
-    assert record["alpha"]["value"] == pytest.approx(5 / 10 - 0.1)
-    assert record["lookahead"][0]["tau"]["value"] == pytest.approx(10 / 7 - 1)
-    [swapped] = record["other_rules"]
-    assert swapped["rule"] == "rejection"
-    assert swapped["lookahead"][0]["tau"]["value"] == pytest.approx(1 - 10 / 7)
+    record = difference_row([GOOD, other[1]], [BAD, other[0]], RESAMPLING)
+    assert (record.draft, record.baseline, record.rule) == ("good", "bad", "exact_greedy_draft")
+    assert record.alpha.value == pytest.approx(5 / 10 - 0.1)
+    assert record.lookahead[0].tau.value == pytest.approx(10 / 7 - 1)
+    [swapped] = record.other_rules
+    assert swapped.rule == "rejection"
+    assert swapped.lookahead[0].tau.value == pytest.approx(1 - 10 / 7)
 
 
 def test_matches_of_a_conversation_are_one_prompts():
@@ -132,11 +135,11 @@ def test_matches_of_a_conversation_are_one_prompts():
         replace(GOOD, answers=[answer(n, [(0, 0), (1, 0)], num_tokens=2, alpha_sum=1.0, matches=m) for n, m in one])
         for one in rows
     )
-    record = comparison_record([first], [second], RESAMPLING)["greedy_match"]
-    assert record["value"] == pytest.approx((3 - 2) / 6)
-    assert record["tokens"] == {"both": 1, "only_draft": 2, "only_baseline": 1, "neither": 2}
-    assert record["prompts"] == {"more": 1, "fewer": 0, "equal": 1}
-    assert (record["mcnemar_p"], record["sign_p"], record["sign_flip_p"]) == (1, 1, 1)
+    record = difference_row([first], [second], RESAMPLING).greedy_match
+    assert record.value == pytest.approx((3 - 2) / 6)
+    assert record.tokens == TokenTable(both=1, only_draft=2, only_baseline=1, neither=2)
+    assert record.prompts == PromptSigns(more=1, fewer=0, equal=1)
+    assert (record.mcnemar_p, record.sign_p, record.sign_flip_p) == (1, 1, 1)
 
 
 def replayed(accept, *, entropy, prompt=0, category=None):
@@ -167,28 +170,26 @@ def test_bins_hold_their_own_tokens_and_the_rounds_that_start_there():
         replayed([0, 0], entropy=[0, 0], prompt=1, category="talk"),
     ]
     draft = ReplayedDraft("draft", 0.0, answers)
-    record = acceptance_record(draft.scores([1]), draft.parted_scores([1]), RESAMPLING)
-    by_category, by_entropy = record["bins"]  # all six tokens are early: one bin, left out
-    assert (by_category["by"], by_entropy["by"]) == ("category", "entropy")
-    code, talk = by_category["bins"]
-    assert (code["bin"], code["prompts"], code["alpha"]["sum"], code["alpha"]["tokens"]) == ("code", 1, 1, 4)
-    assert (code["lookahead"][0]["rounds"], code["lookahead"][0]["tau"]["value"]) == (3, 4 / 3)
-    assert (talk["bin"], talk["alpha_of_text"]["value"], talk["lookahead"][0]["rounds"]) == ("talk", 0, 2)
-    sure, unsure = by_entropy["bins"]
-    assert (sure["bin"], unsure["bin"]) == ("below 0.1", "1 to 2")
-    assert (unsure["alpha"]["tokens"], unsure["lookahead"][0]["rounds"]) == (1, 1)
-    assert unsure["lookahead"][0]["per_position"] == {"possible": [1], "reached": [1], "accepted": [0]}
-    for bins in (by_category["bins"], by_entropy["bins"]):
-        whole = record["lookahead"][0]
+    record = acceptance_row(draft.scores([1]), draft.parted_scores([1]), RESAMPLING)
+    by_category, by_entropy = record.bins  # all six tokens are early: one bin, left out
+    assert (by_category.by, by_entropy.by) == ("category", "entropy")
+    code, talk = by_category.bins
+    assert (code.bin, code.prompts, code.alpha.sum, code.alpha.tokens) == ("code", 1, 1, 4)
+    assert (code.lookahead[0].rounds, code.lookahead[0].tau.value) == (3, 4 / 3)
+    assert (talk.bin, talk.alpha_of_text.value, talk.lookahead[0].rounds) == ("talk", 0, 2)
+    sure, unsure = by_entropy.bins
+    assert (sure.bin, unsure.bin) == ("below 0.1", "1 to 2")
+    assert (unsure.alpha.tokens, unsure.lookahead[0].rounds) == (1, 1)
+    assert unsure.lookahead[0].per_position == PerPosition(possible=(1,), reached=(1,), accepted=(0,))
+    for bins in (by_category.bins, by_entropy.bins):
+        whole = record.lookahead[0]
         for name in ("rounds", "proposed", "decided", "accepted", "emitted"):
-            assert sum(one["lookahead"][0][name] for one in bins) == whole[name]
+            assert sum(getattr(one.lookahead[0], name) for one in bins) == getattr(whole, name)
 
 
 def test_a_bin_in_which_no_round_starts_has_no_tau():
     draft = ReplayedDraft("draft", 0.0, [replayed([1, 1, 1], entropy=[0, 1.5, 0])])
-    record = acceptance_record(draft.scores([2]), draft.parted_scores([2]), RESAMPLING)
-    _, unsure = record["bins"][0]["bins"]
-    assert (unsure["alpha"]["tokens"], unsure["lookahead"][0]["rounds"]) == (1, 0)
-    assert (
-        unsure["lookahead"][0]["tau"] == unsure["lookahead"][0]["tau_per_prompt"] == {"value": None, "interval": None}
-    )
+    record = acceptance_row(draft.scores([2]), draft.parted_scores([2]), RESAMPLING)
+    _, unsure = record.bins[0].bins
+    assert (unsure.alpha.tokens, unsure.lookahead[0].rounds) == (1, 0)
+    assert unsure.lookahead[0].tau == unsure.lookahead[0].tau_per_prompt == Ratio(None, None)

@@ -1,13 +1,12 @@
 """Step times at other batches beside a scorecard: which, of which models, and what is said of those that do not fit."""
 
-import json
-
 import pytest
 
 from eval.acceptance.estimates import Resampling
 from eval.config import EvalConfig
 from eval.models.loading import load_model
 from eval.prompts.forms import Prompt
+from eval.records.files import read_grid_file
 from eval.report.summary import report_verdict
 from eval.report_inputs.cards import read_cards
 from eval.report_inputs.drafts import scored_drafts
@@ -38,16 +37,16 @@ def models(target_folder, noisy_folder):
 
 def test_the_file_has_every_batch_at_the_length_of_the_scored_texts(scored):
     out, scorecard = scored
-    grid = json.loads((out / "latency.json").read_text())
-    context = scorecard["latency"]["context_tokens"]
-    assert [(cell["batch"], cell["context_tokens"]) for cell in grid["cells"]] == [(1, context), (2, context)]
-    assert grid["lookaheads"] == [1, 2, 3]
-    assert {cell["together"]["repeats"] for cell in grid["cells"]} == {2}  # a quarter of 8
-    steps = {(step["model"], step["tokens"]) for step in grid["cells"][1]["together"]["steps"]}
+    grid = read_grid_file(out / "latency.json")
+    context = scorecard.latency.context_tokens
+    assert [(cell.batch, cell.context_tokens) for cell in grid.cells] == [(1, context), (2, context)]
+    assert grid.lookaheads == (1, 2, 3)
+    assert {cell.together.repeats for cell in grid.cells} == {2}  # a quarter of 8
+    steps = {(step.model, step.tokens) for step in grid.cells[1].together.steps}
     assert steps == {("target", 1), ("target", 2), ("target", 3), ("target", 4), ("draft", 1), ("draft", 2)}
-    named = {"target": scorecard["target"], "draft": scorecard["drafts"][-1]}
-    assert {name: model["fingerprint"] for name, model in grid["models"].items()} == {
-        name: model["fingerprint"] for name, model in named.items()
+    named = {"target": scorecard.target, "draft": scorecard.drafts[-1]}
+    assert {name: model.fingerprint for name, model in grid.models.items()} == {
+        name: model.fingerprint for name, model in named.items()
     }
 
 
@@ -59,7 +58,7 @@ def test_its_report_says_which_batches_pay(scored):
 def test_contexts_that_are_named_take_the_place_of_the_texts_length(models):
     grid, told = measure_batches(models, [1, 70, 80], config(latency_batches=(2,), latency_contexts=(5, 9)), RESAMPLING)
     assert grid is not None
-    assert [(cell["batch"], cell["context_tokens"]) for cell in grid["cells"]] == [(2, 5), (2, 9)]
+    assert [(cell.batch, cell.context_tokens) for cell in grid.cells] == [(2, 5), (2, 9)]
     assert told == []
 
 
@@ -69,7 +68,7 @@ def test_what_does_not_fit_is_left_out_and_told(models, monkeypatch):
     monkeypatch.setattr("eval.latency.memory.free_bytes", lambda _device: 3)
     grid, told = measure_batches(models, [1, 70, 80], config(latency_batches=(1, 4)), RESAMPLING)
     assert grid is not None
-    assert [cell["batch"] for cell in grid["cells"]] == [1]
+    assert [cell.batch for cell in grid.cells] == [1]
     [sentence] = told
     assert sentence.startswith("Steps at batch 4 were not timed: the caches take ")
 
@@ -78,7 +77,7 @@ def test_models_of_one_text_at_a_time_are_timed_at_batch_1(models, monkeypatch):
     monkeypatch.setattr("eval.scorecard.grid.takes_rows", lambda _model: False)
     grid, told = measure_batches(models, [1, 70, 80], config(latency_batches=(1, 4)), RESAMPLING)
     assert grid is not None
-    assert [cell["batch"] for cell in grid["cells"]] == [1]
+    assert [cell.batch for cell in grid.cells] == [1]
     assert told == ["Steps at batch 4 were not timed: models of this type are decoded one text at a time here."]
 
 
@@ -87,7 +86,7 @@ def test_no_batches_no_file_also_where_an_earlier_scoring_left_one(target_folder
     (tmp_path / "latency.json").write_text("{}")
     scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, config(), tmp_path, seed=17)
     assert not (tmp_path / "latency.json").exists()
-    assert [text.split(":")[0] for text in scorecard["warnings"][-2:]] == [
+    assert [text.split(":")[0] for text in scorecard.warnings[-2:]] == [
         f"Steps at batch {batch} were not timed" for batch in (1, 2)
     ]
     assert grids_of(read_cards([tmp_path]), None) == {}

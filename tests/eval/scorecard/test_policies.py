@@ -1,26 +1,25 @@
 """Policies of a scorecard: tuned on prompts that are not scored, worth what their replay says, and measured."""
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 
 import pytest
 
 from architectures.errors import UserError
-from eval.acceptance.speedup import StepTimes
 from eval.answers.traces import read_traces
 from eval.config import EvalConfig
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.policy import ProposalPolicy
-from eval.pages.verdict import LOOKUP, POLICY
 from eval.policies.policy_file import FILE_NAME, prompt_fingerprint, read_policies, write_policies
 from eval.policies.policy_words import engine_words
 from eval.policies.replay import Rounds
 from eval.policies.tune import Tuned, rounds_of
 from eval.prompts.forms import Prompt
+from eval.records.speeds import LOOKUP, POLICY
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers
 from eval.scorecard.live import DRAFT
-from eval.scorecard.live_ways import ways_of
+from eval.scorecard.live_record import ways_of
 from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.policies import FOLDER, recorded_along, row_of, tuning_prompts
 
@@ -59,7 +58,7 @@ def test_policies_are_tuned_on_other_prompts_than_are_scored(scored):
     found = json.loads((out / FILE_NAME).read_text())
     scored_ids = {prompt_fingerprint(trace.prompt_ids) for trace in read_traces(out / "answers" / "T0", "eval")}
     assert len(found["prompts"]) == 2
-    assert len(scored_ids) == scorecard["prompts"]["scored"] == 4
+    assert len(scored_ids) == scorecard.prompts.scored == 4
     assert not scored_ids & set(found["prompts"])
     tuned_on = read_traces(out / FOLDER / "answers" / "T0", "eval")
     assert [trace.source for trace in tuned_on] == ["p.jsonl:5", "p.jsonl:6"]
@@ -82,46 +81,39 @@ def read_file(out):
 
 
 def steps_of(scorecard):
-    latency = scorecard["latency"]
-    [own] = [row for row in latency["drafts"] if row["draft"] == "draft"]
-    return StepTimes(
-        latency["target"]["median_ms"],
-        own["one_token"]["median_ms"],
-        own["two_tokens"]["median_ms"],
-        {row["lookahead"]: row["median_ms"] for row in latency["verify"]},
-    )
+    return scorecard.latency.step_times("draft")
 
 
 def test_what_a_policy_promises_is_its_replay_on_the_scored_answers(scored, target, noisy_draft):
     out, scorecard = scored
-    for row, tuned in zip(scorecard["policies"], read_file(out).policies, strict=True):
-        assert row["policy"] == {**asdict(tuned.policy), "prior": list(tuned.policy.prior)}
-        assert (row["temperature"], row["lookahead"], row["tuned_on"]) == (tuned.temperature, tuned.lookahead, 2)
-        traces = read_traces(out / "answers" / f"T{row['temperature']:g}", "eval")
+    for row, tuned in zip(scorecard.policies, read_file(out).policies, strict=True):
+        assert row.policy == tuned.policy
+        assert (row.temperature, row.lookahead, row.tuned_on) == (tuned.temperature, tuned.lookahead, 2)
+        traces = read_traces(out / "answers" / f"T{row.temperature:g}", "eval")
         answers = Answers(traces, range(len(traces)))
-        [replayed] = replay_drafts(Pair(target, {"draft": noisy_draft}), answers, temperature=row["temperature"])
+        [replayed] = replay_drafts(Pair(target, {"draft": noisy_draft}), answers, temperature=row.temperature)
         along = recorded_along(replayed, answers, max_new_tokens=CONFIG.max_new_tokens)
         rounds = rounds_of(along, tuned.policy, tuned.lookahead)
         assert isinstance(rounds, Rounds)
-        assert row["tau"] == pytest.approx(rounds.tau)
-        assert row["predicted"] == pytest.approx(rounds.speedup(tuned.lookahead, steps_of(scorecard)))
+        assert row.tau == pytest.approx(rounds.tau)
+        assert row.predicted == pytest.approx(rounds.speedup(tuned.lookahead, steps_of(scorecard)))
 
 
 def test_live_decoding_takes_every_way_and_all_texts_are_plain_decodings(scored):
     _, scorecard = scored
-    live = scorecard["live"]
-    assert [row["way"] for row in live["ways"]] == ["n-gram lookup", "draft with its policy"]
-    assert [row["way"] for row in live["over_lookup"]] == ["draft", "draft with its policy"]
-    for row in live["ways"]:
-        assert row["same_text"] == live["prompts"] == 4
-        assert row["tau"] == pytest.approx(row["spent"]["tokens"] / row["rounds"])
-        assert 0 <= row["looked_up_rounds"] + row["plain_rounds"] <= row["rounds"]
-    lookup, policy = live["ways"]
-    assert lookup["looked_up_rounds"] + lookup["plain_rounds"] == lookup["rounds"]
-    ratio = policy["spent"]["tokens"] / (policy["spent"]["prefill_s"] + policy["spent"]["decode_s"])
-    ratio /= lookup["spent"]["tokens"] / (lookup["spent"]["prefill_s"] + lookup["spent"]["decode_s"])
-    assert live["over_lookup"][1]["speedup"]["value"] == pytest.approx(ratio)
-    assert scorecard["policies"][0]["lookup"]["lookahead"] == lookup["lookahead"]
+    live = scorecard.live
+    assert [row.way for row in live.ways] == ["n-gram lookup", "draft with its policy"]
+    assert [row.way for row in live.over_lookup] == ["draft", "draft with its policy"]
+    for row in live.ways:
+        assert row.same_text == live.prompts == 4
+        assert row.tau == pytest.approx(row.spent.tokens / row.rounds)
+        assert 0 <= row.looked_up_rounds + row.plain_rounds <= row.rounds
+    lookup, policy = live.ways
+    assert lookup.looked_up_rounds + lookup.plain_rounds == lookup.rounds
+    ratio = policy.spent.tokens / (policy.spent.prefill_s + policy.spent.decode_s)
+    ratio /= lookup.spent.tokens / (lookup.spent.prefill_s + lookup.spent.decode_s)
+    assert live.over_lookup[1].speedup.value == pytest.approx(ratio)
+    assert scorecard.policies[0].lookup.lookahead == lookup.lookahead
 
 
 def test_each_way_proposes_as_it_says(noisy_draft):
@@ -142,28 +134,28 @@ def test_the_page_and_the_headline_tell_it(scored):
     page = (out / "scorecard.md").read_text()
     assert "## The text beside the draft, tuned on 2 answers that nothing is scored on" in page
     assert "draft with its policy, lookahead" in page
-    assert f"llama.cpp --draft-max {scorecard['policies'][0]['lookahead']} --draft-p-min " in page
+    assert f"llama.cpp --draft-max {scorecard.policies[0].lookahead} --draft-p-min " in page
     assert "Over n-gram lookup alone, in the same turns: draft " in page
-    assert "draft with its policy, lookahead" in scorecard["verdict"]
+    assert "draft with its policy, lookahead" in scorecard.verdict
     assert "over it, in the same turns: draft " in headline(scorecard)
 
 
 def test_engines_get_lookup_only_where_the_policy_looks_up():
-    policy = {"confidence": 0.2, "least": 0.25}
+    policy = ProposalPolicy(5, 0.25, (0.2,), 2.0, confidence=0.2)
     assert engine_words(3, policy) == (
         "llama.cpp --draft-max 3 --draft-p-min 0.2 --spec-type ngram-mod,draft-simple; transformers "
         "assistant_confidence_threshold 0.2"
     )
-    assert "spec-type" not in engine_words(3, {**policy, "least": 2.0})
+    assert "spec-type" not in engine_words(3, replace(policy, least=2.0))
 
 
 def test_without_prompts_for_it_nothing_is_tuned(target_folder, noisy_folder, tmp_path):
     config = CONFIG.model_copy(update={"policy_prompts": 0})
     scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, config, tmp_path / "eval", seed=17)
-    assert scorecard["policies"] == []
-    assert [row["way"] for row in scorecard["live"]["ways"]] == ["n-gram lookup"]
+    assert scorecard.policies == ()
+    assert [row.way for row in scorecard.live.ways] == ["n-gram lookup"]
     assert not (tmp_path / "eval" / FILE_NAME).exists()
-    assert "draft with its policy" not in scorecard["verdict"]
+    assert "draft with its policy" not in scorecard.verdict
 
 
 def test_prompts_to_tune_on_are_those_behind_that_ask_something_else():

@@ -9,9 +9,10 @@ from eval.acceptance.counts import count_trace
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes, break_even_alpha
 from eval.decoding.texts import Decoded, Round
-from eval.latency.timing import StepTime
-from eval.scorecard.live import LiveAnswer, compare_with_replay
-from eval.scorecard.record import live_record, predicted_record, speedup_record, step_record
+from eval.records.speeds import LOOKUP, RoundCounts, Spent, SpentByBoth
+from eval.scorecard.live import DRAFT, LiveAnswer, LiveWay, compare_with_replay
+from eval.scorecard.live_record import live_record
+from eval.scorecard.record import forecast, speedup_row
 from eval.scorecard.scores import AnswerScore, DraftScore
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
@@ -41,40 +42,36 @@ GOOD = DraftScore(
 
 def test_forecasts_by_measured_terms_by_independent_accepts_and_by_leviathans_formula():
     alpha, tau = 0.5, 10 / 7
-    row = predicted_record(GOOD, 2, alpha, TIMES, 0.25)
-    assert row["predicted"] == pytest.approx(tau * 20 / (2 * 4 + 1 / 7 * (5 - 4) + 22))
-    assert row["iid"] == pytest.approx((1 + 0.5 + 0.25) * 20 / (2 * 4 + 0.25 * (5 - 4) + 22))
-    assert row["leviathan"] == pytest.approx((1 + 0.5 + 0.25) / (2 * 4 / 20 + 1))
-    assert row["memory_bound"] == pytest.approx(tau / (2 * 0.25 + 1))
-    assert row["break_even_alpha"] == break_even_alpha(2, TIMES)
-    record = speedup_record(GOOD, TIMES, 0.25)
-    assert (record["lookahead"], record["byte_ratio"]) == ([row], 0.25)
-    assert predicted_record(GOOD, 2, alpha, TIMES, None)["memory_bound"] is None
+    row = forecast(GOOD, 2, alpha, TIMES, 0.25)
+    assert row.predicted == pytest.approx(tau * 20 / (2 * 4 + 1 / 7 * (5 - 4) + 22))
+    assert row.iid == pytest.approx((1 + 0.5 + 0.25) * 20 / (2 * 4 + 0.25 * (5 - 4) + 22))
+    assert row.leviathan == pytest.approx((1 + 0.5 + 0.25) / (2 * 4 / 20 + 1))
+    assert row.memory_bound == pytest.approx(tau / (2 * 0.25 + 1))
+    assert row.break_even_alpha == break_even_alpha(2, TIMES)
+    record = speedup_row(GOOD, TIMES, 0.25)
+    assert (record.lookahead, record.byte_ratio) == ((row,), 0.25)
+    assert forecast(GOOD, 2, alpha, TIMES, None).memory_bound is None
 
 
 def test_the_best_lookahead_is_chosen_by_measured_terms():
     """Rounds keep one token each, however many are proposed; independent accepts at alpha 1 would keep all."""
     counts = {g: count_trace([(0, 1), (2, 1)], num_tokens=4, lookahead=g) for g in (1, 2)}
     times = replace(TIMES, verify_s={1: 20.0, 2: 20.0})
-    record = speedup_record(replace(GOOD, answers=[AnswerScore(0, np.ones(4), 4.0, 4.0, 0, 0, counts)]), times, None)
-    assert record["lookahead"][1]["iid"] > record["lookahead"][0]["iid"]
-    assert (record["best_lookahead"], record["predicted"]) == (1, 2 * 20 / (4 + 1 * (5 - 4) + 20))
-    assert record["break_even_alpha"] == break_even_alpha(1, times)
+    record = speedup_row(replace(GOOD, answers=[AnswerScore(0, np.ones(4), 4.0, 4.0, 0, 0, counts)]), times, None)
+    assert record.lookahead[1].iid > record.lookahead[0].iid
+    assert (record.best_lookahead, record.predicted) == (1, 2 * 20 / (4 + 1 * (5 - 4) + 20))
+    assert record.break_even_alpha == break_even_alpha(1, times)
 
 
 def test_time_of_the_live_loop_is_told_by_part_and_per_token():
     rounds = (Round(0, 2, 2, 1, 1, draft_s=0.25, verify_s=0.5), Round(2, 2, 1, 1, 1, draft_s=0.25, verify_s=1.0))
     text = Decoded((7, 8, 9, 10), rounds, prefill_s=0.125, decode_s=2.0)
-    live = [LiveAnswer(text.token_ids, replace(text, rounds=(), decode_s=3.0), text, lookahead=2)] * 2
+    live = [LiveAnswer(text.token_ids, replace(text, rounds=(), decode_s=3.0), text, 2, {LOOKUP: text})] * 2
     agreement = compare_with_replay(live, [one.counts for one in live])
-    record = live_record("good", live, agreement, 1.5, RESAMPLING)
-    assert record["plain"] == {"tokens": 8, "prefill_s": 0.25, "decode_s": 6.0, "ms_per_token": 750}
+    record = live_record(
+        "good", live, dict.fromkeys((DRAFT, LOOKUP), LiveWay(None, 2)), agreement, predicted=1.5, resampling=RESAMPLING
+    )
+    assert record.plain == Spent(tokens=8, prefill_s=0.25, decode_s=6.0, ms_per_token=750)
     spent = {"tokens": 8, "prefill_s": 0.25, "decode_s": 4.0, "ms_per_token": 500}
-    assert record["speculative"] == {**spent, "draft_s": 1.0, "verify_s": 3.0}
-    assert record["agreement"]["loop"] == {"rounds": 4, "accepted": 4, "proposed": 6}
-
-
-def test_steps_are_told_in_milliseconds():
-    record = step_record(StepTime({10: 0.0625, 50: 0.25, 90: 1.0}, {50: (0.125, 0.5)}))
-    assert record == {"median_ms": 250, "interval_ms": [125, 500], "p10_ms": 62.5, "p90_ms": 1000}
-    assert step_record(StepTime({10: 0.25, 50: 0.25, 90: 0.25}, {50: (None, None)}))["interval_ms"] is None
+    assert record.speculative == SpentByBoth(**spent, draft_s=1.0, verify_s=3.0)
+    assert record.agreement.loop == RoundCounts(rounds=4, accepted=4, proposed=6)

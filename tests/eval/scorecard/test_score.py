@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from eval.latency.floor import step_bytes
 from eval.models.loading import load_model
 from eval.prompts.forms import Prompt
 from eval.prompts.loading import tasks_record
+from eval.records.files import read_scorecard
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers, typical_context
 from eval.scorecard.pair import Pair, replay_drafts
@@ -64,14 +65,14 @@ def scorecard(scored):
 
 
 def acceptance(scorecard, draft, temperature):
-    [row] = [r for r in scorecard["acceptance"] if (r["draft"], r["temperature"]) == (draft, temperature)]
+    [row] = [r for r in scorecard.acceptance if (r.draft, r.temperature) == (draft, temperature)]
     return row
 
 
 def test_the_file_is_what_was_returned(scored):
     out, scorecard = scored
-    assert json.loads((out / "scorecard.json").read_text()) == scorecard
-    assert scorecard["schema"] == "widedraft.scorecard/2"
+    assert read_scorecard(out / "scorecard.json") == scorecard
+    assert scorecard.schema == "widedraft.scorecard/3"
     assert sorted(path.name for path in out.iterdir()) == [
         "answers",
         "examples.json",
@@ -82,80 +83,80 @@ def test_the_file_is_what_was_returned(scored):
 
 
 def test_loop_and_replay_agree_in_float32(scorecard):
-    agreement = scorecard["live"]["agreement"]
-    assert agreement["exact"] is True
-    assert agreement["same_text"] == agreement["same_as_recorded"] == agreement["same_counts"] == 4
-    assert agreement["loop"] == agreement["replay"]
-    assert 0 < agreement["loop"]["accepted"] < agreement["loop"]["proposed"]
-    assert not [text for text in scorecard["warnings"] if "FLOAT32" in text]
+    agreement = scorecard.live.agreement
+    assert agreement.exact is True
+    assert agreement.same_text == agreement.same_as_recorded == agreement.same_counts == 4
+    assert agreement.loop == agreement.replay
+    assert 0 < agreement.loop.accepted < agreement.loop.proposed
+    assert not [text for text in scorecard.warnings if "FLOAT32" in text]
 
 
 def test_raw_counts_stand_beside_every_rate(scorecard):
-    for row in scorecard["acceptance"]:
-        assert row["rule"] == ("exact_greedy_draft" if row["temperature"] == 0 else "rejection")
-        assert row["alpha"]["value"] == pytest.approx(row["alpha"]["sum"] / row["alpha"]["tokens"])
-        assert [entry["lookahead"] for entry in row["lookahead"]] == [1, 2, 3, 4]
-        for entry in row["lookahead"]:
-            assert entry["emitted"] == pytest.approx(entry["accepted"] + entry["rounds"])
-            assert entry["emitted"] == pytest.approx(row["alpha"]["tokens"])
-            assert entry["tau"]["value"] == pytest.approx(1 + entry["accepted"] / entry["rounds"])
-            assert entry["utilisation"]["value"] == pytest.approx(entry["accepted"] / entry["proposed"])
-            positions = entry["positions"]
-            assert sum(p["accepted"] for p in positions) == pytest.approx(entry["accepted"])
-            assert sum(p["possible"] for p in positions) == pytest.approx(entry["proposed"])
-            assert positions[-1]["accepted"] == entry["fully_accepted"]
-            low, high = entry["tau"]["interval"]
-            assert low <= entry["tau"]["value"] <= high
+    for row in scorecard.acceptance:
+        assert row.rule == ("exact_greedy_draft" if row.temperature == 0 else "rejection")
+        assert row.alpha.value == pytest.approx(row.alpha.sum / row.alpha.tokens)
+        assert [entry.lookahead for entry in row.lookahead] == [1, 2, 3, 4]
+        for entry in row.lookahead:
+            assert entry.emitted == pytest.approx(entry.accepted + entry.rounds)
+            assert entry.emitted == pytest.approx(row.alpha.tokens)
+            assert entry.tau.value == pytest.approx(1 + entry.accepted / entry.rounds)
+            assert entry.utilisation.value == pytest.approx(entry.accepted / entry.proposed)
+            positions = entry.positions
+            assert sum(p.accepted for p in positions) == pytest.approx(entry.accepted)
+            assert sum(p.possible for p in positions) == pytest.approx(entry.proposed)
+            assert positions[-1].accepted == entry.fully_accepted
+            low, high = entry.tau.interval
+            assert low <= entry.tau.value <= high
 
 
 def test_at_temperature_one_tau_is_told_under_all_three_rules(scorecard):
     for draft in ("undistilled", "draft"):
         row = acceptance(scorecard, draft, 1.0)
-        assert [row["rule"], *(other["rule"] for other in row["other_rules"])] == list(rule_names(1.0))
-        for other in row["other_rules"]:
-            assert other["alpha"]["value"] < row["alpha"]["value"]
-            assert other["alpha"]["tokens"] == row["alpha"]["tokens"]
-            for theirs, ours in zip(other["lookahead"], row["lookahead"], strict=True):
-                assert theirs["lookahead"] == ours["lookahead"]
-                assert 1 <= theirs["tau"]["value"] < ours["tau"]["value"]  # less than rejection at every token
-        assert acceptance(scorecard, draft, 0.0)["other_rules"] == []
-    for row in scorecard["differences"]:
-        assert [other["rule"] for other in row["other_rules"]] == list(rule_names(row["temperature"])[1:])
+        assert [row.rule, *(other.rule for other in row.other_rules)] == list(rule_names(1.0))
+        for other in row.other_rules:
+            assert other.alpha.value < row.alpha.value
+            assert other.alpha.tokens == row.alpha.tokens
+            for theirs, ours in zip(other.lookahead, row.lookahead, strict=True):
+                assert theirs.lookahead == ours.lookahead
+                assert 1 <= theirs.tau.value < ours.tau.value  # less than rejection at every token
+        assert acceptance(scorecard, draft, 0.0).other_rules == ()
+    for row in scorecard.differences:
+        assert [other.rule for other in row.other_rules] == list(rule_names(row.temperature)[1:])
 
 
 def test_sums_of_every_prompt_add_up(scorecard):
-    for row in scorecard["acceptance"]:
-        sums = row["by_prompt"]
+    for row in scorecard.acceptance:
+        sums = row.by_prompt
         assert all(
-            len(sums[name]) == len(scorecard["prompts"]["sources"]) for name in ("tokens", "alpha", "greedy_match")
+            len(column) == len(scorecard.prompts.sources) for column in (sums.tokens, sums.alpha, sums.greedy_match)
         )
-        assert sum(sums["tokens"]) == row["alpha"]["tokens"]
-        assert sum(sums["alpha"]) == pytest.approx(row["alpha"]["sum"])
-        assert sum(sums["greedy_match"]) == row["greedy_match"]["sum"]
-        for rounds, entry in zip(sums["rounds"], row["lookahead"], strict=True):
-            assert rounds["lookahead"] == entry["lookahead"]
-            assert sum(rounds["counts"]) == pytest.approx(entry["rounds"])
+        assert sum(sums.tokens) == row.alpha.tokens
+        assert sum(sums.alpha) == pytest.approx(row.alpha.sum)
+        assert sum(sums.greedy_match) == row.greedy_match.sum
+        for rounds, entry in zip(sums.rounds, row.lookahead, strict=True):
+            assert rounds.lookahead == entry.lookahead
+            assert sum(rounds.counts) == pytest.approx(entry.rounds)
 
 
 def test_bins_share_out_all_tokens_and_rounds(scorecard):
-    for row in scorecard["acceptance"]:
-        assert {part["by"] for part in row["bins"]} >= {"task", "category", "output_position"}
-        for part in row["bins"]:
-            bins = part["bins"]
+    for row in scorecard.acceptance:
+        assert {part.by for part in row.bins} >= {"task", "category", "output_position"}
+        for part in row.bins:
+            bins = part.bins
             assert len(bins) > 1
-            assert sum(one["alpha"]["tokens"] for one in bins) == row["alpha"]["tokens"]
-            assert sum(one["alpha"]["sum"] for one in bins) == pytest.approx(row["alpha"]["sum"])
-            for place, entry in enumerate(row["lookahead"]):
-                rounds = sum(one["lookahead"][place]["rounds"] for one in bins)
-                assert rounds == pytest.approx(entry["rounds"])
-        assert [one["bin"] for one in row["bins"][0]["bins"]] == ["gsm8k/1", "without a task"]
-        assert [one["bin"] for one in row["bins"][1]["bins"]] == ["arithmetic", "without a category"]
+            assert sum(one.alpha.tokens for one in bins) == row.alpha.tokens
+            assert sum(one.alpha.sum for one in bins) == pytest.approx(row.alpha.sum)
+            for place, entry in enumerate(row.lookahead):
+                rounds = sum(one.lookahead[place].rounds for one in bins)
+                assert rounds == pytest.approx(entry.rounds)
+        assert [one.bin for one in row.bins[0].bins] == ["gsm8k/1", "without a task"]
+        assert [one.bin for one in row.bins[1].bins] == ["arithmetic", "without a category"]
 
 
 def test_tasks_are_recorded_with_version_and_hash(scorecard):
-    recorded = scorecard["prompts"]["tasks"]
-    assert recorded == tasks_record(PROMPTS)
-    assert [(entry["task"], entry["version"], entry["prompts"]) for entry in recorded] == [
+    recorded = scorecard.prompts.tasks
+    assert [asdict(entry) for entry in recorded] == tasks_record(PROMPTS)
+    assert [(entry.task, entry.version, entry.prompts) for entry in recorded] == [
         (None, None, 4),
         ("gsm8k", 1, 1),
     ]
@@ -164,81 +165,81 @@ def test_tasks_are_recorded_with_version_and_hash(scorecard):
 def test_every_lookahead_up_to_sixteen_comes_from_the_one_pass(target_folder, noisy_folder, tmp_path):
     settings = config(lookahead=(1, 16), temperature=(0.0,), live_prompts=2)
     scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS[:2], settings, tmp_path, seed=1)
-    entries = acceptance(scorecard, "draft", 0.0)["lookahead"]
-    assert [entry["lookahead"] for entry in entries] == list(range(1, 17))
+    entries = acceptance(scorecard, "draft", 0.0).lookahead
+    assert [entry.lookahead for entry in entries] == list(range(1, 17))
     models = [load_model(folder, dtype="float32") for folder in (target_folder, noisy_folder)]
     for entry in entries[8:]:
         prompts = [trace.prompt_ids for trace in read_traces(tmp_path / "answers" / "T0", "eval")]
-        speculation = Speculation(entry["lookahead"])
+        speculation = Speculation(entry.lookahead)
         decoded = speculative_decode(*models, prompts, limits=Limits(24, {2}), speculation=speculation)
         rounds = [one for text in decoded for one in text.rounds]
-        assert (entry["rounds"], entry["accepted"]) == (len(rounds), sum(one.accepted for one in rounds))
+        assert (entry.rounds, entry.accepted) == (len(rounds), sum(one.accepted for one in rounds))
 
 
 def test_the_better_draft_scores_better_by_the_paired_difference(scorecard):
-    for row in scorecard["differences"]:
-        assert (row["draft"], row["baseline"]) == ("draft", "undistilled")
-        ours, theirs = (acceptance(scorecard, name, row["temperature"]) for name in ("draft", "undistilled"))
-        assert row["alpha"]["value"] == pytest.approx(ours["alpha"]["value"] - theirs["alpha"]["value"])
-        assert row["alpha"]["interval"][0] > 0.1
-        assert [entry["lookahead"] for entry in row["lookahead"]] == [1, 2, 3, 4]
-    assert [row["temperature"] for row in scorecard["differences"]] == [0.0, 1.0]
+    for row in scorecard.differences:
+        assert (row.draft, row.baseline) == ("draft", "undistilled")
+        ours, theirs = (acceptance(scorecard, name, row.temperature) for name in ("draft", "undistilled"))
+        assert row.alpha.value == pytest.approx(ours.alpha.value - theirs.alpha.value)
+        assert row.alpha.interval[0] > 0.1
+        assert [entry.lookahead for entry in row.lookahead] == [1, 2, 3, 4]
+    assert [row.temperature for row in scorecard.differences] == [0.0, 1.0]
 
 
 def test_at_temperature_zero_alpha_is_argmax_agreement(scorecard):
     row = acceptance(scorecard, "draft", 0.0)
-    assert row["alpha"]["value"] == row["greedy_match"]["value"]
-    assert row["target_changed_tokens"] == 0
+    assert row.alpha.value == row.greedy_match.value
+    assert row.target_changed_tokens == 0
 
 
 def test_the_prediction_follows_from_the_recorded_terms(scorecard):
-    latency = scorecard["latency"]
-    for forecast in scorecard["speedup"]:
-        [draft] = [row for row in latency["drafts"] if row["draft"] == forecast["draft"]]
-        rounds = acceptance(scorecard, forecast["draft"], forecast["temperature"])["lookahead"]
-        assert forecast["cost_ratio"] == draft["one_token"]["median_ms"] / latency["target"]["median_ms"]
-        for entry, counts, verify in zip(forecast["lookahead"], rounds, latency["verify"], strict=True):
-            one, two = (draft[key]["median_ms"] for key in ("one_token", "two_tokens"))
-            full = counts["fully_accepted"] / counts["rounds"]
-            spent = entry["lookahead"] * one + full * (two - one) + verify["median_ms"]
-            plain = counts["tau"]["value"] * latency["target"]["median_ms"]
-            assert entry["predicted"] == pytest.approx(plain / spent)
-        best = max(forecast["lookahead"], key=lambda entry: entry["predicted"])
-        assert (forecast["best_lookahead"], forecast["predicted"]) == (best["lookahead"], best["predicted"])
-        assert forecast["break_even_alpha"] == best["break_even_alpha"]
+    latency = scorecard.latency
+    for forecast in scorecard.speedup:
+        [draft] = [row for row in latency.drafts if row.draft == forecast.draft]
+        rounds = acceptance(scorecard, forecast.draft, forecast.temperature).lookahead
+        assert forecast.cost_ratio == draft.one_token.median_ms / latency.target.median_ms
+        for entry, counts, verify in zip(forecast.lookahead, rounds, latency.verify, strict=True):
+            one, two = draft.one_token.median_ms, draft.two_tokens.median_ms
+            full = counts.fully_accepted / counts.rounds
+            spent = entry.lookahead * one + full * (two - one) + verify.median_ms
+            plain = counts.tau.value * latency.target.median_ms
+            assert entry.predicted == pytest.approx(plain / spent)
+        best = max(forecast.lookahead, key=lambda entry: entry.predicted)
+        assert (forecast.best_lookahead, forecast.predicted) == (best.lookahead, best.predicted)
+        assert forecast.break_even_alpha == best.break_even_alpha
 
 
 def test_the_live_loop_runs_at_the_best_predicted_lookahead(scorecard):
-    [forecast] = [row for row in scorecard["speedup"] if (row["draft"], row["temperature"]) == ("draft", 0.0)]
-    live = scorecard["live"]
-    assert live["lookahead"] == forecast["best_lookahead"]
-    assert live["predicted_decoding_speedup"] == forecast["predicted"]
-    per_token = [live[kind]["decode_s"] / live[kind]["tokens"] for kind in ("plain", "speculative")]
-    assert live["decoding_speedup"]["value"] == pytest.approx(per_token[0] / per_token[1])
-    whole = [live[kind]["decode_s"] + live[kind]["prefill_s"] for kind in ("plain", "speculative")]
-    assert live["speedup"]["value"] == pytest.approx(whole[0] / whole[1])
+    [forecast] = [row for row in scorecard.speedup if (row.draft, row.temperature) == ("draft", 0.0)]
+    live = scorecard.live
+    assert live.lookahead == forecast.best_lookahead
+    assert live.predicted_decoding_speedup == forecast.predicted
+    per_token = [spent.decode_s / spent.tokens for spent in (live.plain, live.speculative)]
+    assert live.decoding_speedup.value == pytest.approx(per_token[0] / per_token[1])
+    whole = [spent.decode_s + spent.prefill_s for spent in (live.plain, live.speculative)]
+    assert live.speedup.value == pytest.approx(whole[0] / whole[1])
 
 
 def test_origins_are_recorded(scorecard, target_folder):
     from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 
-    assert scorecard["target"]["fingerprint"] == fingerprint_checkpoint(target_folder)
-    assert [(row["draft"], row["layers"]) for row in scorecard["drafts"]] == [("undistilled", 2), ("draft", 4)]
-    assert scorecard["target"]["hidden"] == 64
+    assert scorecard.target.fingerprint == fingerprint_checkpoint(target_folder)
+    assert [(row.draft, row.layers) for row in scorecard.drafts] == [("undistilled", 2), ("draft", 4)]
+    assert scorecard.target.hidden == 64
     stored = load_file(target_folder / "model.safetensors")  # tied embeddings once
-    assert scorecard["target"]["parameters"] == sum(tensor.numel() for tensor in stored.values())
-    assert scorecard["latency"]["repeats"] == 3
-    assert scorecard["settings"]["threads"] == 1
-    assert scorecard["settings"]["seed"] == 17
-    assert scorecard["settings"]["dtype"] == scorecard["target"]["dtype"] == "float32"
-    assert {"versions", "hardware", "argv", "git_commit"} <= set(scorecard["provenance"])
+    assert scorecard.target.parameters == sum(tensor.numel() for tensor in stored.values())
+    assert scorecard.latency.repeats == 3
+    assert scorecard.settings.threads == 1
+    assert scorecard.settings.seed == 17
+    assert scorecard.settings.dtype == scorecard.target.dtype == "float32"
+    assert scorecard.provenance.hardware.cores > 0
 
 
 def test_everything_but_times_is_repeatable(scored, target_folder, noisy_folder, tiny_draft, tmp_path):
     drafts = {"undistilled": tiny_draft, "draft": noisy_folder}
     again = score_drafts(target_folder, drafts, PROMPTS, config(), tmp_path, seed=17)
-    for name in set(scored[1]) - set(TIMED):
-        assert again[name] == scored[1][name], name
+    for name in set(vars(again)) - set(TIMED):
+        assert getattr(again, name) == getattr(scored[1], name), name
 
 
 def test_a_rerun_reads_the_recorded_answers(scored, target_folder, noisy_folder, tmp_path):
@@ -249,11 +250,9 @@ def test_a_rerun_reads_the_recorded_answers(scored, target_folder, noisy_folder,
     settings = config(confidence=0.5)
     again = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, settings, out, seed=17)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("eval-*.jsonl")} == shards
-    assert again["prompts"] == scorecard["prompts"]
-    assert again["differences"] == []
-    (low, high), (new_low, new_high) = (
-        acceptance(one, "draft", 1.0)["alpha"]["interval"] for one in (scorecard, again)
-    )
+    assert again.prompts == scorecard.prompts
+    assert again.differences == ()
+    (low, high), (new_low, new_high) = (acceptance(one, "draft", 1.0).alpha.interval for one in (scorecard, again))
     assert low < new_low < new_high < high  # the same estimate, at less confidence
 
 
@@ -267,10 +266,10 @@ def test_answers_are_decoded_as_the_replay_assumes(scored):
 
 def test_prompts_and_answers_are_told_by_the_hash_of_their_tokens(scored):
     out, scorecard = scored
-    for temperature, counted in zip((0, 1), scorecard["prompts"]["answers"], strict=True):
+    for temperature, counted in zip((0, 1), scorecard.prompts.answers, strict=True):
         traces = read_traces(out / "answers" / f"T{temperature}", "eval")
-        assert scorecard["prompts"]["ids_sha256"] == fingerprint_value([list(trace.prompt_ids) for trace in traces])
-        assert counted["ids_sha256"] == fingerprint_value([list(trace.answer_ids) for trace in traces])
+        assert scorecard.prompts.ids_sha256 == fingerprint_value([list(trace.prompt_ids) for trace in traces])
+        assert counted.ids_sha256 == fingerprint_value([list(trace.answer_ids) for trace in traces])
 
 
 def test_answers_that_a_stop_token_ends(target_folder, noisy_folder, tmp_path):
@@ -281,10 +280,10 @@ def test_answers_that_a_stop_token_ends(target_folder, noisy_folder, tmp_path):
         folder, {"draft": noisy_folder}, PROMPTS, config(temperature=(0.0,)), tmp_path / "out", seed=1
     )
     traces = read_traces(tmp_path / "out" / "answers" / "T0", "eval")
-    [counted] = scorecard["prompts"]["answers"]
-    assert counted["stopped"] == sum(trace.finish_reason == "stop" for trace in traces) > 3
-    assert counted["tokens"] == sum(len(trace.answer_ids) for trace in traces)
-    assert scorecard["live"]["agreement"]["exact"] is True
+    [counted] = scorecard.prompts.answers
+    assert counted.stopped == sum(trace.finish_reason == "stop" for trace in traces) > 3
+    assert counted.tokens == sum(len(trace.answer_ids) for trace in traces)
+    assert scorecard.live.agreement.exact is True
 
 
 def test_steps_are_timed_after_the_prompt_and_half_of_the_answer_of_median_length():
@@ -299,7 +298,7 @@ def test_steps_are_timed_after_the_prompt_and_half_of_the_answer_of_median_lengt
 def test_the_page_opens_with_the_verdict_and_names_every_rule(scored):
     out, scorecard = scored
     page = (out / "scorecard.md").read_text()
-    assert page.splitlines()[2] == f"**{scorecard['verdict']}**"
+    assert page.splitlines()[2] == f"**{scorecard.verdict}**"
     assert "rule exact_greedy_draft" in page
     assert "rule rejection" in page
     for heading in ("## Models", "## Acceptance", "## Step times", "## Live decoding", "## How it was measured"):
@@ -309,8 +308,8 @@ def test_the_page_opens_with_the_verdict_and_names_every_rule(scored):
 
 
 def test_the_headline_holds_what_a_run_ends_with(scorecard):
-    text = headline(json.loads(json.dumps(scorecard)))
-    assert text.startswith(scorecard["verdict"])
+    text = headline(scorecard)
+    assert text.startswith(scorecard.verdict)
     for words in ("undistilled 0.", "draft 0.", "gain 0.", "milliseconds per token", "predicted", "measured"):
         assert words in text
     assert "best lookahead" in text
@@ -322,9 +321,9 @@ def test_long_prompts_are_left_out_and_counted(target_folder, noisy_folder, tmp_
     scorecard = score_drafts(
         target_folder, {"draft": noisy_folder}, prompts, config(max_prompts=4, temperature=(0.0,)), tmp_path, seed=1
     )
-    counted = {key: scorecard["prompts"][key] for key in ("given", "taken", "too_long", "scored")}
+    counted = {key: getattr(scorecard.prompts, key) for key in ("given", "taken", "too_long", "scored")}
     assert counted == {"given": 6, "taken": 4, "too_long": 1, "scored": 3}
-    assert scorecard["prompts"]["sources"] == ["p.jsonl:1", "p.jsonl:2", "p.jsonl:3"]
+    assert scorecard.prompts.sources == ("p.jsonl:1", "p.jsonl:2", "p.jsonl:3")
     assert "1 of them longer than 100 tokens" in (tmp_path / "scorecard.md").read_text()
 
 
@@ -338,18 +337,18 @@ def test_one_prompt_has_no_intervals_and_the_scorecard_says_so(target_folder, no
     scorecard = score_drafts(
         target_folder, {"draft": noisy_folder}, PROMPTS[:1], config(temperature=(0.0,)), tmp_path, seed=1
     )
-    assert acceptance(scorecard, "draft", 0.0)["alpha"]["interval"] is None
-    assert scorecard["live"]["speedup"]["interval"] is None
-    assert scorecard["verdict"].startswith("Unclear")
-    assert "One scored prompt gives no interval: 3 are the least." in scorecard["warnings"]
+    assert acceptance(scorecard, "draft", 0.0).alpha.interval is None
+    assert scorecard.live.speedup.interval is None
+    assert scorecard.verdict.startswith("Unclear")
+    assert "One scored prompt gives no interval: 3 are the least." in scorecard.warnings
 
 
 def test_without_temperature_zero_nothing_is_decoded_live(target_folder, noisy_folder, tmp_path):
     scorecard = score_drafts(
         target_folder, {"draft": noisy_folder}, PROMPTS[:2], config(temperature=(0.7,)), tmp_path, seed=1
     )
-    assert scorecard["live"] is None
-    assert scorecard["verdict"].startswith("Not measured: the live loop decodes greedily")
+    assert scorecard.live is None
+    assert scorecard.verdict.startswith("Not measured: the live loop decodes greedily")
     assert "Not run" in (tmp_path / "scorecard.md").read_text()
     assert "predicted" in headline(scorecard)
     assert "not measured" in headline(scorecard)
@@ -361,10 +360,10 @@ def test_turns_of_one_conversation_are_one_prompt(target_folder, noisy_folder, t
         target_folder, {"draft": noisy_folder}, prompts, config(max_prompt_len=300), tmp_path, seed=1
     )
     row = acceptance(scorecard, "draft", 0.0)
-    assert (row["prompts"], row["answers"]) == (2, 5)
-    assert scorecard["prompts"]["sources"] == ["p.jsonl:1", "p.jsonl:2"]
-    assert scorecard["live"]["prompts"] == 2
-    assert scorecard["live"]["agreement"]["exact"] is True
+    assert (row.prompts, row.answers) == (2, 5)
+    assert scorecard.prompts.sources == ("p.jsonl:1", "p.jsonl:2")
+    assert scorecard.live.prompts == 2
+    assert scorecard.live.agreement.exact is True
 
 
 def test_turns_stay_with_their_conversation_behind_a_prompt_that_is_too_long(target_folder, noisy_folder, tmp_path):
@@ -372,8 +371,8 @@ def test_turns_stay_with_their_conversation_behind_a_prompt_that_is_too_long(tar
     settings = config(max_prompt_len=300, temperature=(0.0,))
     scorecard = score_drafts(target_folder, {"draft": noisy_folder}, prompts, settings, tmp_path, seed=1)
     row = acceptance(scorecard, "draft", 0.0)
-    assert (row["prompts"], row["answers"]) == (2, 3)
-    assert scorecard["prompts"]["sources"] == ["p.jsonl:2", "p.jsonl:3"]
+    assert (row.prompts, row.answers) == (2, 3)
+    assert scorecard.prompts.sources == ("p.jsonl:2", "p.jsonl:3")
 
 
 def test_a_draft_with_another_tokenizer_is_refused_before_any_work(target_folder, make_checkpoint, tmp_path):
@@ -409,8 +408,8 @@ def test_half_precision_is_scored_and_differences_are_told(target_folder, noisy_
     scorecard = score_drafts(
         target_folder, {"draft": noisy_folder}, PROMPTS, config(dtype="bfloat16"), tmp_path, seed=1
     )
-    assert scorecard["target"]["dtype"] == scorecard["drafts"][0]["dtype"] == "bfloat16"
-    assert not [text for text in scorecard["warnings"] if "FLOAT32" in text]
+    assert scorecard.target.dtype == scorecard.drafts[0].dtype == "bfloat16"
+    assert not [text for text in scorecard.warnings if "FLOAT32" in text]
 
 
 def test_a_disagreement_in_float32_is_loud(monkeypatch, target_folder, noisy_folder, tmp_path):
@@ -422,7 +421,7 @@ def test_a_disagreement_in_float32_is_loud(monkeypatch, target_folder, noisy_fol
     scorecard = score_drafts(
         target_folder, {"draft": noisy_folder}, PROMPTS, config(temperature=(0.0,)), tmp_path, seed=1
     )
-    assert scorecard["live"]["agreement"]["exact"] is False
+    assert scorecard.live.agreement.exact is False
     page = (tmp_path / "scorecard.md").read_text()
     for text in (page, headline(scorecard)):
         assert "LOOP AND REPLAY DISAGREE IN FLOAT32" in text
@@ -470,13 +469,13 @@ def test_memory_bound_speed_is_of_the_bytes_read_at_the_timed_context(
 ):
     folder = {"undistilled": tiny_draft, "draft": noisy_folder}[name]
     target, draft = (load_model(each, dtype="float32", device="cpu") for each in (target_folder, folder))
-    context = scorecard["latency"]["context_tokens"]
+    context = scorecard.latency.context_tokens
     read, target_read = (step_bytes(model, batch=1, context=context) for model in (draft, target))
     assert read is not None
     assert target_read is not None
-    rows = [row for row in scorecard["speedup"] if row["draft"] == name]
+    rows = [row for row in scorecard.speedup if row.draft == name]
     assert len(rows) == 2
     for row in rows:
-        assert row["byte_ratio"] == read / target_read
-        entry = acceptance(scorecard, name, row["temperature"])["lookahead"][1]
-        assert row["lookahead"][1]["memory_bound"] == pytest.approx(entry["tau"]["value"] / (2 * row["byte_ratio"] + 1))
+        assert row.byte_ratio == read / target_read
+        entry = acceptance(scorecard, name, row.temperature).lookahead[1]
+        assert row.lookahead[1].memory_bound == pytest.approx(entry.tau.value / (2 * row.byte_ratio + 1))

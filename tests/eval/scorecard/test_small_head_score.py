@@ -46,7 +46,7 @@ def scored(target_folder, small_head_folder, tiny_draft, tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(scored):
     """Acceptance of the small head by temperature."""
-    return {row["temperature"]: row for row in scored[1]["acceptance"] if row["draft"] == "draft"}
+    return {row.temperature: row for row in scored[1].acceptance if row.draft == "draft"}
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +62,10 @@ def answers(scored):
 
 
 def test_loop_and_replay_agree(scored):
-    agreement = scored[1]["live"]["agreement"]
-    assert agreement["exact"] is True
-    assert agreement["loop"] == agreement["replay"]
-    assert 0 < agreement["loop"]["accepted"] < agreement["loop"]["proposed"]
+    agreement = scored[1].live.agreement
+    assert agreement.exact is True
+    assert agreement.loop == agreement.replay
+    assert 0 < agreement.loop.accepted < agreement.loop.proposed
 
 
 def test_every_figure_is_a_finite_number(scored):
@@ -107,45 +107,45 @@ def test_what_it_cannot_say_has_no_chance_and_a_log_probability_of_minus_infinit
 def test_coverage_is_the_share_of_the_answers_that_the_draft_can_say(scored, rows, answers):
     for temperature, row in rows.items():
         written = [trace.answer_ids for trace in answers[temperature]]
-        assert row["coverage"]["value"] == coverage(SAID, token_counts(written))
-        assert 0 < row["coverage"]["value"] < 1
-        assert row["coverage"]["tokens"] == sum(map(len, written)) == sum(row["by_prompt"]["tokens"])
-        assert sum(row["by_prompt"]["sayable"]) == row["coverage"]["sum"]
-        [by_category] = [part["bins"] for part in row["bins"] if part["by"] == "category"]
+        assert row.coverage.value == coverage(SAID, token_counts(written))
+        assert 0 < row.coverage.value < 1
+        assert row.coverage.tokens == sum(map(len, written)) == sum(row.by_prompt.tokens)
+        assert sum(row.by_prompt.sayable) == row.coverage.sum
+        [by_category] = [part.bins for part in row.bins if part.by == "category"]
         for one in by_category:
-            label = None if one["bin"].startswith("without") else one["bin"]
+            label = None if one.bin.startswith("without") else one.bin
             own = [trace.answer_ids for trace in answers[temperature] if trace.category == label]
-            assert one["coverage"]["value"] == coverage(SAID, token_counts(own))
+            assert one.coverage.value == coverage(SAID, token_counts(own))
 
 
 def test_acceptance_is_at_most_coverage(rows):
     """Of the text, by every rule and in every bin; and no round keeps a token that cannot be said."""
     for row in rows.values():
-        for rule in (row, *row["other_rules"]):
-            assert 0 < rule["alpha_of_text"]["sum"] <= row["coverage"]["sum"]
-            for entry in rule["lookahead"]:
-                assert entry["accepted"] <= row["coverage"]["sum"]
-        for part in row["bins"]:
-            for one in part["bins"]:
-                assert one["alpha_of_text"]["sum"] <= one["coverage"]["sum"]
+        for rule in (row, *row.other_rules):
+            assert 0 < rule.alpha_of_text.sum <= row.coverage.sum
+            for entry in rule.lookahead:
+                assert entry.accepted <= row.coverage.sum
+        for part in row.bins:
+            for one in part.bins:
+                assert one.alpha_of_text.sum <= one.coverage.sum
 
 
 def test_a_draft_that_says_everything_has_no_coverage(scored):
     _, scorecard = scored
-    [whole, small] = scorecard["drafts"]
-    assert "head_vocab_size" not in whole
-    assert small["head_vocab_size"] == len(SAID)
-    for row in scorecard["acceptance"]:
-        parts = [row, *(one for part in row["bins"] for one in part["bins"])]
-        assert {"coverage" in one for one in parts} == {row["draft"] == "draft"}
-        assert ("sayable" in row["by_prompt"]) == (row["draft"] == "draft")
+    [whole, small] = scorecard.drafts
+    assert whole.head_vocab_size is None
+    assert small.head_vocab_size == len(SAID)
+    for row in scorecard.acceptance:
+        parts = [row, *(one for part in row.bins for one in part.bins)]
+        assert {one.coverage is not None for one in parts} == {row.draft == "draft"}
+        assert (row.by_prompt.sayable is not None) == (row.draft == "draft")
 
 
 def test_the_page_tells_coverage_beside_acceptance(scored, rows):
     out, scorecard = scored
     page = (out / "scorecard.md").read_text()
     assert "| argmax agreement | measured on | coverage |" in page
-    value, (low, high) = rows[0.0]["coverage"]["value"], rows[0.0]["coverage"]["interval"]
+    value, (low, high) = rows[0.0].coverage.value, rows[0.0].coverage.interval
     assert f"| {value:.3f} [{low:.3f}, {high:.3f}] |" in page
     assert "| all |" in page
     assert "| fingerprint | ids it says |" in page
@@ -157,9 +157,9 @@ def test_a_draft_without_its_target_has_the_same_coverage(scored, rows, small_he
     out, _ = scored
     recording = read_recorded_traces(answers_folder(out, 0.0), small_head_folder)
     record = score_recording(recording, small_head_folder, config(), tmp_path, seed=17)
-    [row] = record["acceptance"]
-    assert row["coverage"]["value"] == rows[0.0]["coverage"]["value"]
-    assert row["accept_rate"]["sum"] == rows[0.0]["alpha_of_text"]["sum"] <= row["coverage"]["sum"]
+    [row] = record.acceptance
+    assert row.coverage.value == rows[0.0].coverage.value
+    assert row.accept_rate.sum == rows[0.0].alpha_of_text.sum <= row.coverage.sum
     assert "| measured on | coverage |" in (tmp_path / "scorecard.md").read_text()
 
 

@@ -1,31 +1,30 @@
 """The sentence a reader believes: it must follow from the interval, whatever the value."""
 
+from dataclasses import replace
+
 import pytest
 
+from eval.acceptance.estimates import Estimate
 from eval.pages.verdict import alpha_words, find_warnings, headline, verdict, with_interval
+from eval.records.differences import DifferenceRow, MatchDifference, PromptSigns, TauDifference, TokenTable
+from eval.records.speeds import OverLookup, Spent, WayRow
+from tests.eval import records
 
-MACHINE = {"hardware": {"processor": "Abacus 9", "accelerators": ["Beads 2"]}}
+LOOKAHEADS = (1, 2, 3, 4)
 
 
 def scorecard(
-    value=1.12, interval=(1.05, 1.2), *, exact=True, dtype="float32", device="cpu", settled=True, changed=0, threads=2
+    value=1.12, interval=(1.05, 1.2), *, exact=True, settled=True, changed=0, scored=6, target_ms=20.0, **setting
 ):
-    counts = {"rounds": 10.0, "accepted": 5.0}
-    agreement = {"exact": exact, "same_text": 3, "same_as_recorded": 2, "same_counts": 1}
-    return {
-        "live": {
-            "lookahead": 3,
-            "prompts": 4,
-            "speedup": {"value": value, "interval": interval and list(interval)},
-            "plain": {"ms_per_token": 20.5},
-            "agreement": {**agreement, "loop": counts, "replay": {"rounds": 9.0, "accepted": 6.0}},
-        },
-        "acceptance": [{"temperature": 0.0, "target_changed_tokens": changed}],
-        "prompts": {"scored": 6},
-        "latency": {"settled": settled, "warm_up_repeats": 20, "target": {"median_ms": 20.0}},
-        "settings": {"dtype": dtype, "device": device, "threads": threads, "confidence": 0.95},
-        "provenance": MACHINE,
-    }
+    row = records.acceptance("draft", 0.0, {3: [5] * 6}, [10] * 6, changed=changed)
+    return records.scorecard(
+        [row],
+        replace(records.latency(target_ms, {3: 25.0}, {"draft": (2.0, 3.0)}), settled=settled),
+        [records.speedup("draft", 0.0, 1.5, 3, [3])],
+        live=records.live(value=value, interval=interval, exact=exact),
+        scored=scored,
+        settings=records.settings(**setting),
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,12 +72,9 @@ def test_a_busy_machine_is_told():
 
 
 def test_a_live_decoding_that_met_other_work_is_told():
-    record = scorecard()
-    record["live"]["plain"]["ms_per_token"] = 25.0
-    assert find_warnings(record) == []
-    record["live"]["plain"]["ms_per_token"] = 25.1
-    [warning] = find_warnings(record)
-    assert warning.startswith("The target alone took 25.1 ms a token in live decoding, and its step 20.0 ms")
+    assert find_warnings(scorecard(target_ms=19.5 / 1.2)) == []  # 20.5 ms a token, of which 1 is the loop's
+    [warning] = find_warnings(scorecard(target_ms=19.4 / 1.2))
+    assert warning.startswith("The target alone took 20.5 ms a token in live decoding, and its step 16.2 ms")
 
 
 def test_answers_the_target_would_not_give_again_are_told_in_float32():
@@ -89,46 +85,47 @@ def test_answers_the_target_would_not_give_again_are_told_in_float32():
 
 @pytest.mark.parametrize(("scored", "found"), [(1, "One scored prompt gives"), (5, "5 scored prompts give")])
 def test_few_prompts_are_told(scored, found):
-    warnings = find_warnings({**scorecard(), "prompts": {"scored": scored}})
-    assert warnings == [f"{found} no interval: 6 are the least."]
+    assert find_warnings(scorecard(scored=scored)) == [f"{found} no interval: 6 are the least."]
 
 
 def full_scorecard(*temperatures):
     """Two drafts; each figure of draft d at temperature t is its own number."""
-    pairs = [(t, draft) for t in temperatures for draft in ("early", "late")]
-    alpha = {
-        pair: {"value": value, "interval": [value - 0.0625, value + 0.0625]}
-        for pair, value in zip(pairs, (0.25, 0.5, 0.375, 0.75), strict=False)
-    }
-    live = {"decoding_speedup": {"value": 1.5, "interval": [1.25, 1.75]}, **scorecard()["live"]}
-    return {
-        **scorecard(),
-        "drafts": [{"draft": "early"}, {"draft": "late"}],
-        "verdict": "Faster.",
-        "warnings": ["Mind the gap."],
-        "acceptance": [{"draft": d, "temperature": t, "rule": f"rule {t:g}", "alpha": alpha[t, d]} for t, d in pairs],
-        "differences": [
-            {"draft": "late", "baseline": "early", "temperature": t, "alpha": {"value": 0.25, "interval": [0.2, 0.3]}}
-            for t in temperatures
-        ],
-        "latency": {
-            "target": {"median_ms": 20.0},
-            "drafts": [
-                {
-                    "draft": name,
-                    "cost_ratio": one / 20,
-                    "one_token": {"median_ms": one},
-                    "two_tokens": {"median_ms": two},
-                }
-                for name, one, two in (("early", 2.0, 3.0), ("late", 4.0, 5.0))
-            ],
-        },
-        "speedup": [
-            {"draft": d, "temperature": t, "predicted": 1.1 + n, "best_lookahead": n, "break_even_alpha": n / 8}
-            for n, (t, d) in enumerate(pairs, start=1)
-        ],
-        "live": live if 0.0 in temperatures else None,
-    }
+    pairs = [(at, draft) for at in temperatures for draft in ("early", "late")]
+    rows = [
+        records.acceptance(
+            draft, at, {n: [5] for n in LOOKAHEADS}, [10], alpha=alpha, interval=(alpha - 0.0625, alpha + 0.0625)
+        )
+        for (at, draft), alpha in zip(pairs, (0.25, 0.5, 0.375, 0.75), strict=False)
+    ]
+    speedups = [
+        records.speedup(draft, at, 1.1 + n, n, LOOKAHEADS, break_even=n / 8)
+        for n, (at, draft) in enumerate(pairs, start=1)
+    ]
+    return records.scorecard(
+        rows,
+        records.latency(20.0, dict.fromkeys(LOOKAHEADS, 25.0), {"early": (2.0, 3.0), "late": (4.0, 5.0)}, None),
+        speedups,
+        live=records.live("late", 3) if 0.0 in temperatures else None,
+        verdict="Faster.",
+        warnings=("Mind the gap.",),
+        differences=tuple(difference(at) for at in temperatures),
+    )
+
+
+def difference(temperature):
+    """Of the late draft over the early one, at every lookahead."""
+    gain = Estimate(0.25, (0.2, 0.3))
+    counted = TokenTable(both=0, only_draft=0, only_baseline=0, neither=0)
+    return DifferenceRow(
+        draft="late",
+        baseline="early",
+        temperature=temperature,
+        rule="rule",
+        alpha=gain,
+        lookahead=tuple(TauDifference(lookahead=at, tau=gain) for at in LOOKAHEADS),
+        other_rules=(),
+        greedy_match=MatchDifference(0.0, None, counted, 1.0, PromptSigns(more=0, fewer=0, equal=1), 1.0, 1.0),
+    )
 
 
 def test_the_headline_in_full():
@@ -149,22 +146,23 @@ def test_the_headline_in_full():
     ]
 
 
-def with_ways(record, value, interval):
+def with_ways(record, value, interval, same_text=4):
     """Live decoding by the text alone and by a policy too; the policy's speed-up is the one given."""
 
-    def way(name, lookahead, speedup):
-        return {"way": name, "lookahead": lookahead, "same_text": 4, "speedup": speedup}
+    def way(name, lookahead, speedup, same_text):
+        spent = Spent(tokens=10, prefill_s=1.0, decode_s=2.0, ms_per_token=200.0)
+        counts = {"tau": 2.0, "looked_up_rounds": 1, "plain_rounds": 1, "rounds": 5, "same_text": same_text}
+        return WayRow(way=name, lookahead=lookahead, speedup=speedup, decoding_speedup=speedup, spent=spent, **counts)
 
-    measured = {"value": value, "interval": list(interval)}
-    ways = [
-        way("n-gram lookup", 5, {"value": 1.25, "interval": [1.0, 1.5]}),
-        way("draft with its policy", 2, measured),
-    ]
-    over = [
-        {"way": "draft", "speedup": {"value": 0.875, "interval": [0.75, 1.0]}},
-        {"way": "draft with its policy", "speedup": {"value": 1.125, "interval": [1.0625, 1.25]}},
-    ]
-    return {**record, "live": {**record["live"], "ways": ways, "over_lookup": over}}
+    ways = (
+        way("n-gram lookup", 5, Estimate(1.25, (1.0, 1.5)), 4),
+        way("draft with its policy", 2, Estimate(value, interval), same_text),
+    )
+    over = (
+        OverLookup(way="draft", speedup=Estimate(0.875, (0.75, 1.0))),
+        OverLookup(way="draft with its policy", speedup=Estimate(1.125, (1.0625, 1.25))),
+    )
+    return replace(record, live=replace(record.live, ways=ways, over_lookup=over))
 
 
 def test_where_a_policy_was_tuned_the_verdict_is_about_it():
@@ -186,12 +184,9 @@ def test_the_headline_tells_every_way_and_each_with_a_draft_over_looking_up():
 
 
 def test_a_text_that_is_not_plain_decodings_is_an_alarm_in_float32():
-    record = with_ways(scorecard(), 1.5, (1.25, 1.75))
-    record["live"]["ways"][1]["same_text"] = 3
-    [alarm] = find_warnings(record)
+    [alarm] = find_warnings(with_ways(scorecard(), 1.5, (1.25, 1.75), same_text=3))
     assert alarm.startswith("IN FLOAT32 1 TEXTS OF DRAFT WITH ITS POLICY ARE NOT THOSE OF PLAIN DECODING")
-    record["settings"]["dtype"] = "bfloat16"
-    assert find_warnings(record) == []
+    assert find_warnings(with_ways(scorecard(dtype="bfloat16"), 1.5, (1.25, 1.75), same_text=3)) == []
 
 
 def test_without_temperature_zero_the_forecast_is_that_of_the_first_one():
@@ -206,5 +201,5 @@ def test_a_break_even_that_does_not_exist_is_said():
 
 
 def test_values_show_their_interval_or_none():
-    assert with_interval({"value": 0.5123, "interval": [0.48, 0.5444]}) == "0.512 [0.480, 0.544]"
-    assert with_interval({"value": 1.5, "interval": None}, times=True) == "1.50x"
+    assert with_interval(Estimate(0.5123, (0.48, 0.5444))) == "0.512 [0.480, 0.544]"
+    assert with_interval(Estimate(1.5, None), times=True) == "1.50x"

@@ -18,6 +18,8 @@ from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.latency.measure import measure_latency
 from eval.latency.steps import Setting
+from eval.records.files import form_of
+from eval.records.speed import SpeedFile
 from eval.speed.measure import groups_of, take_turns, warm_up
 from eval.speed.page import speed_page
 from eval.speed.ways import DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Setup, Way, ways_to_decode
@@ -120,6 +122,10 @@ def test_steps_are_measured_at_the_batch(target, noisy_draft):
     assert latency.step_times(NAME).verify_s[2] > 0
 
 
+def read_speed(path):
+    return form_of(SpeedFile).validate_json(path.read_bytes(), strict=True)
+
+
 def run_speed(*words):
     return widedraft.main(["speed", *map(str, words)])
 
@@ -131,15 +137,15 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
     files = ("--out", out, "--plot", tmp_path / "speed.png")
     assert run_speed("--target", target_folder, "--draft", noisy_folder, *few, *more, *files) == 0
     assert (tmp_path / "speed.png").read_bytes().startswith(PNG)
-    record, printed = json.loads(out.read_text()), capsys.readouterr().out
+    record, printed = read_speed(out), capsys.readouterr().out
     assert speed_page(record) in printed
     assert f"{out}: the figures" in printed
-    kinds = {row["way"] for row in record["ways"]}
+    kinds = {row.way for row in record.ways}
     assert kinds == {PLAIN, DRAFT, LOOKUP, *([TRANSFORMERS] if more == ("--assisted",) else [])}
-    assert record["settings"]["prompts"] == 3
-    assert record["target"]["fingerprint"] != record["drafts"][NAME]["fingerprint"]
+    assert record.settings.prompts == 3
+    assert record.target.fingerprint != record.drafts[NAME].fingerprint
     if more != ("--temperature", 0.8):
-        assert len({row["tokens"] for row in record["ways"]}) == 1
+        assert len({row.tokens for row in record.ways}) == 1
 
 
 def test_too_few_groups_are_told_before_anything_is_measured(target_folder, noisy_folder, capsys):
@@ -171,11 +177,11 @@ def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path, 
     drafts = [str(noisy_folder), str(target_folder)]
     few = ("--num-prompts", 2, "--max-new-tokens", 8, "--lookahead", 1, 2, "--repeats", 1, "--num-threads", 1)
     assert run_speed("--target", target_folder, "--draft", *drafts, *few, "--out", out) == 0
-    record, printed = json.loads(out.read_text()), capsys.readouterr().out
+    record, printed = read_speed(out), capsys.readouterr().out
     assert speed_page(record) in printed
-    assert list(record["drafts"]) == list(record["steps_ms"]["drafts"]) == [f"draft {draft}" for draft in drafts]
-    assert record["drafts"][f"draft {target_folder}"]["fingerprint"] == record["target"]["fingerprint"]
-    taus = {(row["draft"], row["lookahead"]): row["tau"] for row in record["ways"] if row["way"] == DRAFT}
+    assert list(record.drafts) == list(record.steps_ms.drafts) == [f"draft {draft}" for draft in drafts]
+    assert record.drafts[f"draft {target_folder}"].fingerprint == record.target.fingerprint
+    taus = {(row.draft, row.lookahead): row.tau for row in record.ways if row.way == DRAFT}
     assert len(taus) == 4
     assert taus[f"draft {target_folder}", 1] == 2.0  # the target as its own draft: 8 tokens in 4 rounds
     assert taus[f"draft {noisy_folder}", 1] < 2.0

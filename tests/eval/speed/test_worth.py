@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from eval.acceptance.estimates import Resampling
+from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.speedup import StepTimes
 from eval.decoding.texts import Round
+from eval.records.speed import SpeedFile, SpeedSettings
 from eval.speed.best import behind_the_fastest, best_of_each
 from eval.speed.page import error_sentence, fastest_sentence, speed_page
 from eval.speed.plot import draw
-from eval.speed.record import largest_error, pass_ms, round_record, speed_record_of_all, way_record
+from eval.speed.record import largest_error, pass_ms, round_parts, speed_figures, speed_of_way
 from eval.speed.ways import BESIDE, DRAFT, LOOKUP, PLAIN, TRANSFORMERS, Taken, Way
 
 NAME = "draft"
@@ -55,11 +56,12 @@ def test_the_ratio_is_seconds_per_token_over_seconds_per_token():
         Way(PLAIN): [{0: taken(10, 1.0, 1.0), 1: taken(10, 1.0, 1.0)}],
         Way(LOOKUP, 1): [{0: taken(20, 1.0, 1.0), 1: taken(10, 0.5, 1.0)}],
     }
-    row = way_record(Way(LOOKUP, 1), times, Steps(), RESAMPLING)
-    assert row["decode"] == {"tokens_per_s": 20, "speedup": {"value": pytest.approx(2.0), "interval": None}}
-    assert row["whole"]["speedup"]["value"] == pytest.approx((4 / 20) / (3.5 / 30))
-    own = way_record(Way(PLAIN), times, Steps(), RESAMPLING)
-    assert own["whole"]["speedup"] == {"value": 1.0, "interval": None}
+    row = speed_of_way(Way(LOOKUP, 1), times, Steps(), RESAMPLING)
+    assert row.decode.tokens_per_s == 20
+    assert (row.decode.speedup.value, row.decode.speedup.interval) == (pytest.approx(2.0), None)
+    assert row.whole.speedup.value == pytest.approx((4 / 20) / (3.5 / 30))
+    own = speed_of_way(Way(PLAIN), times, Steps(), RESAMPLING)
+    assert own.whole.speedup == Estimate(1.0, None)
 
 
 def times_of(*decode_s, repeats=1):
@@ -74,7 +76,7 @@ def test_groups_are_the_units_and_repetitions_are_not():
     """All repetitions of a group together: what comes and goes within a group leaves no doubt."""
     several = times_of(0.5, 0.6, 0.4, 0.5, 0.5, 0.6)
     once, often = (
-        way_record(Way(LOOKUP, 1), times, Steps(), RESAMPLING)["decode"]["speedup"]["interval"]
+        speed_of_way(Way(LOOKUP, 1), times, Steps(), RESAMPLING).decode.speedup.interval
         for times in (several, {way: rows * 9 for way, rows in several.items()})
     )
     assert often == pytest.approx(once)
@@ -84,8 +86,8 @@ def test_groups_are_the_units_and_repetitions_are_not():
         Way(PLAIN): [dict.fromkeys(range(6), alone)] * 2,
         Way(LOOKUP, 1): [dict.fromkeys(range(6), fast), dict.fromkeys(range(6), slow)],
     }
-    interval = way_record(Way(LOOKUP, 1), swapped, Steps(), RESAMPLING)["decode"]["speedup"]["interval"]
-    assert interval == pytest.approx([0.8, 0.8])
+    interval = speed_of_way(Way(LOOKUP, 1), swapped, Steps(), RESAMPLING).decode.speedup.interval
+    assert interval == pytest.approx((0.8, 0.8))
 
 
 @pytest.mark.parametrize(("groups", "has_interval"), [(1, False), (2, False), (4, False), (5, True)])
@@ -93,9 +95,9 @@ def test_few_groups_have_no_interval_however_often_they_are_repeated(groups, has
     """At a confidence of 0.9 five are the least: fewer lie on one side of the truth too often by chance alone."""
     times = times_of(*[0.5] * groups, repeats=20)
     for way in times:
-        for seconds in ("decode", "whole"):
-            interval = way_record(way, times, Steps(), RESAMPLING)[seconds]["speedup"]["interval"]
-            assert (interval is not None) == has_interval
+        row = speed_of_way(way, times, Steps(), RESAMPLING)
+        for speed in (row.decode, row.whole):
+            assert (speed.speedup.interval is not None) == has_interval
 
 
 @pytest.mark.parametrize(("lookahead", "accepted"), [(1, [1, 0, 1, 0]), (4, [4, 2, 4, 0])])
@@ -106,12 +108,12 @@ def test_a_loop_of_nothing_but_steps_is_predicted_exactly(lookahead, accepted):
         Way(PLAIN): [{0: taken(100, 100 * STEPS.target_s)}],
         Way(DRAFT, lookahead, NAME): [{0: taken(tokens, seconds, rounds=rounds)}],
     }
-    row = way_record(Way(DRAFT, lookahead, NAME), times, Steps(), RESAMPLING)
-    assert row["tau"] == tokens / 4
-    measured = row["decode"]["speedup"]["value"]
-    assert row["predicted"]["value"] == pytest.approx(measured)
-    assert row["predicted"]["interval"] == pytest.approx([0.55 * measured, 1.9 * measured])  # 5 % and 95 % of the three
-    assert row["round_ms"] == pytest.approx(row["predicted_round_ms"])
+    row = speed_of_way(Way(DRAFT, lookahead, NAME), times, Steps(), RESAMPLING)
+    assert row.tau == tokens / 4
+    measured = row.decode.speedup.value
+    assert row.predicted.value == pytest.approx(measured)
+    assert row.predicted.interval == pytest.approx((0.55 * measured, 1.9 * measured))  # 5 % and 95 % of the three
+    assert vars(row.round_ms) == pytest.approx(vars(row.predicted_round_ms))
 
 
 def batch_of(lookahead, rows, steps=STEPS):
@@ -144,10 +146,10 @@ def test_a_batch_of_nothing_but_steps_is_predicted_exactly(rows):
     longest = max(sum(kept + 1 for kept in row) for row in rows)
     alone = Taken(drafted.tokens, 0.0, longest * STEPS.target_s, longest * STEPS.target_s, (), longest)
     times = {Way(PLAIN): [{0: alone}], Way(DRAFT, 4, NAME): [{0: drafted}]}
-    row = way_record(Way(DRAFT, 4, NAME), times, Steps(), RESAMPLING)
-    assert row["predicted"]["value"] == pytest.approx(row["decode"]["speedup"]["value"])
-    assert row["round_ms"] == pytest.approx(row["predicted_round_ms"])
-    assert row["tau"] == drafted.tokens / sum(map(len, rows))
+    row = speed_of_way(Way(DRAFT, 4, NAME), times, Steps(), RESAMPLING)
+    assert row.predicted.value == pytest.approx(row.decode.speedup.value)
+    assert vars(row.round_ms) == pytest.approx(vars(row.predicted_round_ms))
+    assert row.tau == drafted.tokens / sum(map(len, rows))
 
 
 def all_ways(rest_s, groups=6):
@@ -163,19 +165,27 @@ def all_ways(rest_s, groups=6):
 
 
 def record_of(rest_s, groups=6):
-    settings = {
-        "batch": 1,
-        "temperature": 0.0,
-        "prompts": groups,
-        "repeats": 1,
-        "compiled": False,
-        "confidence": RESAMPLING.confidence,
-    }
-    return {"settings": settings, **speed_record_of_all(all_ways(rest_s, groups), Steps(), RESAMPLING)}
+    return file_of(speed_figures(all_ways(rest_s, groups), Steps(), RESAMPLING), prompts=groups)
+
+
+def file_of(figures, *, prompts=6, batch=1):
+    settings = SpeedSettings(
+        prompts=prompts,
+        max_new_tokens=8,
+        batch=batch,
+        temperature=0.0,
+        repeats=1,
+        beside=False,
+        compiled=False,
+        captured=False,
+        confidence=RESAMPLING.confidence,
+        seed=17,
+    )
+    return SpeedFile(**vars(figures), settings=settings, **dict.fromkeys(("target", "drafts", "machine", "provenance")))
 
 
 def test_prediction_names_the_term_it_misses():
-    assert record_of(0.0)["largest_error"]["share"] == pytest.approx(0)
+    assert record_of(0.0).largest_error.share == pytest.approx(0)
     assert error_sentence(record_of(0.0)) == "Predicted and measured differ by at most 0%, with draft at lookahead 4."
     told = error_sentence(record_of(0.030))
     assert re.search(r"differ by at most \d\d%, with draft at lookahead 4: above all, ", told)
@@ -185,9 +195,8 @@ def test_prediction_names_the_term_it_misses():
 def test_prediction_names_the_targets_own_step_where_that_is_what_it_misses():
     """A round takes what its steps say, and the target alone 8 ms a token more than its step: 48 over 40."""
     record = record_of(0.0)
-    [plain] = [row for row in record["ways"] if row["way"] == PLAIN]
-    plain["pass_ms"] = 48.0
-    record["largest_error"]["share"] = 40 / 48 - 1
+    ways = tuple(replace(row, pass_ms=48.0) if row.way == PLAIN else row for row in record.ways)
+    record = replace(record, ways=ways, largest_error=replace(record.largest_error, share=40 / 48 - 1))
     assert error_sentence(record).endswith("above all, a step of the target alone takes +8.0 ms.")
 
 
@@ -197,27 +206,23 @@ def test_milliseconds_of_a_pass():
 
 
 def test_the_largest_error_is_the_farthest_on_either_side():
+    [row] = [row for row in record_of(0.0).ways if row.way == DRAFT]
+    speed = replace(row.decode, speedup=Estimate(1.0, None))
     rows = [
-        {
-            "way": DRAFT,
-            "draft": NAME,
-            "lookahead": lookahead,
-            "predicted": {"value": predicted},
-            "decode": {"speedup": {"value": 1.0}},
-        }
+        replace(row, lookahead=lookahead, predicted=Estimate(predicted, None), decode=speed)
         for lookahead, predicted in ((1, 1.1), (2, 0.7), (3, 1.2))
     ]
-    found = largest_error([*rows, {"way": LOOKUP, "lookahead": 4}])
-    assert (found["lookahead"], found["share"]) == (2, pytest.approx(-0.3))
+    found = largest_error([*rows, replace(rows[0], way=LOOKUP, lookahead=4, predicted=Estimate(9.0, None))])
+    assert (found.lookahead, found.share) == (2, pytest.approx(-0.3))
 
 
 def test_a_rounds_time_is_that_of_the_row_that_took_most_of_them():
     """Rows of a batch share each round; the other row was done after one."""
     rounds, seconds = rounds_of(4, [4, 0, 2, 0])
     both = Taken(12, 0.0, seconds, seconds, (tuple(rounds[:1]), tuple(rounds)))
-    parts = round_record([both])
-    assert parts["verify"] == pytest.approx(1000 * STEPS.verify_s[4])
-    assert parts["rest"] == pytest.approx(0)
+    parts = round_parts([both])
+    assert parts.verify == pytest.approx(1000 * STEPS.verify_s[4])
+    assert parts.rest == pytest.approx(0)
 
 
 def test_the_page_has_every_way_and_says_what_is_faster():
@@ -240,8 +245,7 @@ def test_the_page_has_every_way_and_says_what_is_faster():
 def test_the_page_of_few_groups_decides_nothing_and_says_how_many_do(groups, few):
     """0.57x [0.57, 0.57] Slower, the page once said of two groups; 1.50x is as sure here."""
     record = record_of(0.0, groups=groups)
-    record["settings"]["batch"] = 4
-    page = speed_page(record)
+    page = speed_page(replace(record, settings=replace(record.settings, batch=4)))
     remedy = "no interval: 5 are the least; --num-prompts 20 makes them at --batch 4."
     assert page.count(f"1.50x, the reading of the prompt included. Not decided, because {few} {remedy}") == 2
     assert not re.search(r"Faster|Slower|1\.50x \[1.50|compared together", page)
@@ -252,7 +256,7 @@ def page_of_lookups(*decode_s):
     times = all_ways(0.0)
     rounds = times[Way(LOOKUP, 4)][0][0].texts[0]
     times[Way(LOOKUP, 4)] = [{place: taken(10, each_s, rounds=rounds) for place, each_s in enumerate(decode_s)}]
-    return speed_page({"settings": record_of(0.0)["settings"], **speed_record_of_all(times, Steps(), RESAMPLING)})
+    return speed_page(file_of(speed_figures(times, Steps(), RESAMPLING)))
 
 
 def test_what_is_said_of_a_way_is_what_its_interval_says():
@@ -272,8 +276,7 @@ def record_of_drafts(**decode_s):
     times[Way(LOOKUP, 4)] = [{place: taken(10, 0.4, rounds=rounds) for place in range(6)}]
     steps = Steps()
     steps.drafts = tuple(decode_s)
-    settings = record_of(0.0)["settings"]
-    return {"settings": settings, **speed_record_of_all(times, steps, RESAMPLING)}
+    return file_of(speed_figures(times, steps, RESAMPLING))
 
 
 def test_drafts_are_compared_in_the_same_turns():
@@ -283,16 +286,16 @@ def test_drafts_are_compared_in_the_same_turns():
         b=(0.10, 0.20, 0.40, 0.10, 0.20, 0.40),
         c=(0.48, 0.24, 0.12, 0.48, 0.24, 0.12),
     )
-    assert [(one["way"], one["draft"]) for one in record["best"]] == [
+    assert [(one.way, one.draft) for one in record.best] == [
         (DRAFT, "a"),
         (DRAFT, "b"),
         (DRAFT, "c"),
         (LOOKUP, None),
     ]
-    a, c = record["behind"]
-    assert (a["draft"], c["draft"]) == ("a", "c")
-    assert [a["fastest"]["value"], *a["fastest"]["interval"]] == pytest.approx([1.1] * 3)
-    assert c["fastest"]["value"] == pytest.approx(1.2)
+    a, c = record.behind
+    assert (a.draft, c.draft) == ("a", "c")
+    assert [a.fastest.value, *a.fastest.interval] == pytest.approx([1.1] * 3)
+    assert c.fastest.value == pytest.approx(1.2)
     page = speed_page(record)
     told = "Each at its best, b is the fastest. In the same turns it is so many times as fast as the others: "
     assert f"{told}a 1.10x [1.10, 1.10], c 1.20x [" in page
@@ -314,9 +317,9 @@ def whole_times(**speeds):
 
 def test_a_draft_is_at_its_best_where_the_whole_is_fastest():
     best = best_of_each(whole_times(a=(0.9, 1.2, 1.1), b=(0.8, 0.7, 0.6)), RESAMPLING)
-    assert [(row["draft"], row["lookahead"]) for row in best] == [("a", 2), ("b", 1)]
-    assert [row["speedup"]["value"] for row in best] == pytest.approx([1.2, 0.8])
-    assert [row["compared"] for row in best] == [6, 6]
+    assert [(row.draft, row.lookahead) for row in best] == [("a", 2), ("b", 1)]
+    assert [row.speedup.value for row in best] == pytest.approx([1.2, 0.8])
+    assert [row.compared for row in best] == [6, 6]
 
 
 def test_the_interval_of_the_best_is_wider_the_more_it_was_picked_from():
@@ -325,8 +328,8 @@ def test_the_interval_of_the_best_is_wider_the_more_it_was_picked_from():
     widths = []
     for drafts in ({"a": (uneven,)}, {"a": (uneven, others[0])}, {"a": (uneven, *others)}):
         [best] = best_of_each(whole_times(**drafts), RESAMPLING)
-        assert best["lookahead"] == 1
-        low, high = best["speedup"]["interval"]
+        assert best.lookahead == 1
+        low, high = best.speedup.interval
         widths.append(high / low)
     assert widths[0] < widths[1] < widths[2]
 
@@ -334,11 +337,11 @@ def test_the_interval_of_the_best_is_wider_the_more_it_was_picked_from():
 def test_drafts_are_compared_at_any_lookahead_of_each():
     times = whole_times(a=(1.0, 1.5), b=(1.2, 1.1), c=(0.9, 0.8))
     found = behind_the_fastest(best_of_each(times, RESAMPLING), times, RESAMPLING)
-    assert [(one["draft"], one["fastest"]["value"]) for one in found] == [
+    assert [(one.draft, one.fastest.value) for one in found] == [
         ("b", pytest.approx(1.5 / 1.2)),
         ("c", pytest.approx(1.5 / 0.9)),
     ]
-    assert {one["compared"] for one in found} == {3 * 2 * 2 * 2}
+    assert {one.compared for one in found} == {3 * 2 * 2 * 2}
     assert behind_the_fastest(best_of_each(whole_times(a=(1.0,)), RESAMPLING), times, RESAMPLING) == []
 
 
@@ -349,10 +352,12 @@ def test_a_draft_counts_as_it_is_faster_alone_or_with_its_policy():
         seconds = {place: taken(10, 1 / value) for place in range(6)}
         times[Way(BESIDE, 2, name)] = [seconds]
     [found] = behind_the_fastest(best_of_each(times, RESAMPLING), times, RESAMPLING)
-    assert (found["way"], found["draft"]) == (DRAFT, "a")
-    assert found["fastest"]["value"] == pytest.approx(1.43 / 1.3)
-    assert found["compared"] == 3 * 3 * 2
-    page = "\n".join(fastest_sentence({"best": best_of_each(times, RESAMPLING), "behind": [found]}))
+    assert (found.way, found.draft) == (DRAFT, "a")
+    assert found.fastest.value == pytest.approx(1.43 / 1.3)
+    assert found.compared == 3 * 3 * 2
+    page = "\n".join(
+        fastest_sentence(replace(record_of(0.0), best=tuple(best_of_each(times, RESAMPLING)), behind=(found,)))
+    )
     assert page.startswith("Each at its best, lookup beside, b is the fastest.")
     assert ": a 1.10x [1.10, 1.10]." in page
 

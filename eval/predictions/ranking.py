@@ -7,17 +7,16 @@ Shape suffixes used in this file:
     P = prompts, N = draws
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eval.acceptance.estimates import Resampling, resampling_weights
 from eval.acceptance.intervals import least_units, percentile_interval
-from eval.acceptance.promise import full_rate, promise
 from eval.acceptance.speedup import (
     StepTimes,
     best_lookahead,
@@ -26,8 +25,9 @@ from eval.acceptance.speedup import (
     predicted_speedup,
     root_in_unit,
 )
+from eval.predictions.promise import RoundsAt, promise
+from eval.records.steps import ScoredLatency, StepTime
 
-Record = dict[str, Any]
 Array = NDArray[np.float64]
 
 
@@ -52,47 +52,63 @@ class Ranked:
     first_share: float
 
 
-def ranking(scorecard: Record, temperature: float) -> list[Ranked]:
-    """Every draft of a scorecard, the fastest first.
+class PromptSums(Protocol):
+    """Tokens and rounds of every prompt, as eval.records.acceptance.PromptSums has them."""
+
+    @property
+    def tokens(self) -> Sequence[float]: ...
+
+    def rounds_at(self, lookahead: int) -> Sequence[float]: ...
+
+
+class DraftRow(Protocol):
+    """Acceptance of a draft at one temperature, as eval.records.acceptance.AcceptanceRow has it."""
+
+    @property
+    def draft(self) -> str: ...
+
+    @property
+    def lookahead(self) -> Sequence[RoundsAt]: ...
+
+    @property
+    def by_prompt(self) -> PromptSums | None: ...
+
+
+def ranking(rows: Sequence[DraftRow], latency: ScoredLatency, resampling: Resampling) -> list[Ranked]:
+    """Every draft, the fastest first.
 
     Args:
-        scorecard: Of one target; every draft was replayed and timed.
-        temperature: Whose acceptance counts; one of the scorecard's.
+        rows: Of drafts of one target on the same answers, with the sums of every prompt.
+        latency: Steps of all of them.
+        resampling: How many draws, and the coverage of intervals.
     """
-    resampling = resampling_of(scorecard)
-    rows = {row["draft"]: row for row in scorecard["acceptance"] if row["temperature"] == temperature}
-    steps, draws = step_times(scorecard["latency"]), drawn_times(scorecard["latency"], resampling)
-    chosen = {name: promise(row, steps[name]) for name, row in rows.items()}
-    drawn = {name: drawn_speedups(row, chosen[name][0], draws[name], resampling) for name, row in rows.items()}
-    num_prompts = min(len(row["by_prompt"]["tokens"]) for row in rows.values())
-    intervals = {
-        name: drawn_interval(drawn_N, scorecard["latency"], resampling, num_prompts) for name, drawn_N in drawn.items()
-    }
+    steps, draws = step_times(latency), drawn_times(latency, resampling)
+    chosen, drawn, counts = {}, {}, []
+    for row in rows:
+        assert row.by_prompt is not None, "no scorecard of today lacks them"
+        chosen[row.draft] = promise(row.lookahead, steps[row.draft])
+        drawn[row.draft] = drawn_speedups(row, row.by_prompt, chosen[row.draft][0], draws[row.draft], resampling)
+        counts.append(len(row.by_prompt.tokens))
+    intervals = {name: drawn_interval(drawn_N, latency, resampling, min(counts)) for name, drawn_N in drawn.items()}
     return in_order(chosen, drawn, intervals, steps)
 
 
-def predicted_interval(scorecard: Record, forecast: Record) -> tuple[float, float] | None:
-    """How far the doubt of acceptance and of step times moves the speed that is predicted of a draft at its best.
-
-    Args:
-        scorecard: The whole.
-        forecast: One of its sections of `speedup`.
+def predicted_interval(
+    row: DraftRow, lookahead: int, latency: ScoredLatency, resampling: Resampling
+) -> tuple[float, float] | None:
+    """How far the doubt of acceptance and of step times moves the speed that is predicted of a draft at a lookahead.
 
     Returns:
         None where a scorecard does not hold the sums of every prompt, or holds too few prompts or repetitions.
     """
-    named = (forecast["draft"], forecast["temperature"])
-    [row] = [row for row in scorecard["acceptance"] if (row["draft"], row["temperature"]) == named]
-    if row.get("by_prompt") is None:
+    if row.by_prompt is None:
         return None
-    resampling = resampling_of(scorecard)
-    times = drawn_times(scorecard["latency"], resampling)[row["draft"]]
-    drawn_N = drawn_speedups(row, forecast["best_lookahead"], times, resampling)
-    return drawn_interval(drawn_N, scorecard["latency"], resampling, len(row["by_prompt"]["tokens"]))
+    drawn_N = drawn_speedups(row, row.by_prompt, lookahead, drawn_times(latency, resampling)[row.draft], resampling)
+    return drawn_interval(drawn_N, latency, resampling, len(row.by_prompt.tokens))
 
 
 def drawn_interval(
-    drawn_N: Array, latency: Record, resampling: Resampling, num_prompts: int | None
+    drawn_N: Array, latency: ScoredLatency, resampling: Resampling, num_prompts: int | None
 ) -> tuple[float, float] | None:
     """What lies between the tails of drawn speeds; None where prompts or repetitions are too few to know them.
 
@@ -103,18 +119,12 @@ def drawn_interval(
         num_prompts: That were drawn from; None where acceptance was given.
     """
     few_prompts = num_prompts is not None and num_prompts < least_units(resampling.confidence)
-    if few_prompts or not all(step["interval_ms"] for step in steps_of(latency)):
+    if few_prompts or not all(step.p50_ms.interval for step in latency.steps):
         return None
     return percentile_interval(drawn_N, resampling.confidence, num_units=num_prompts)
 
 
-def steps_of(latency: Record) -> list[Record]:
-    """Every kind of step, of the target and of all drafts."""
-    of_drafts = [one[kind] for one in latency["drafts"] for kind in ("one_token", "two_tokens")]
-    return [latency["target"], *latency["verify"], *of_drafts]
-
-
-def ranking_of_alphas(latency: Record, alphas: Mapping[str, float], resampling: Resampling) -> list[Ranked]:
+def ranking_of_alphas(latency: ScoredLatency, alphas: Mapping[str, float], resampling: Resampling) -> list[Ranked]:
     """Every draft whose tokens are kept with a known chance, independently; the fastest first.
 
     The doubt is that of step times alone.
@@ -163,61 +173,47 @@ def in_order(
     return sorted(ranked, key=lambda one: -one.speedup)
 
 
-def resampling_of(scorecard: Record) -> Resampling:
-    """As the scorecard's own intervals were made."""
-    settings = scorecard["settings"]
-    return Resampling(settings["confidence"], settings["num_resamples"], settings["seed"])
-
-
-def drawn_speedups(row: Record, lookahead: int, times: Sequence[StepTimes], resampling: Resampling) -> Array:
+def drawn_speedups(
+    row: DraftRow, sums: PromptSums, lookahead: int, times: Sequence[StepTimes], resampling: Resampling
+) -> Array:
     """What a draft is worth in every draw of prompts and times, at one lookahead."""
-    [entry] = [entry for entry in row["lookahead"] if entry["lookahead"] == lookahead]
-    [rounds] = [one["counts"] for one in row["by_prompt"]["rounds"] if one["lookahead"] == lookahead]
-    tokens_P, rounds_P = np.array(row["by_prompt"]["tokens"]), np.array(rounds)
+    tokens_P, rounds_P = np.array(sums.tokens), np.array(sums.rounds_at(lookahead))
     weights_NP = resampling_weights(len(tokens_P), resampling)
     taus_N = (weights_NP @ tokens_P) / (weights_NP @ rounds_P)
+    [full_rate] = [one.full_rate for one in row.lookahead if one.lookahead == lookahead]
     return np.array(
-        [predicted_speedup(tau, full_rate(entry), lookahead, each) for tau, each in zip(taus_N, times, strict=True)]
+        [predicted_speedup(tau, full_rate, lookahead, each) for tau, each in zip(taus_N, times, strict=True)]
     )
 
 
-def step_times(latency: Record) -> dict[str, StepTimes]:
+def step_times(latency: ScoredLatency) -> dict[str, StepTimes]:
     """Medians of the target and of each draft."""
-    return {one["draft"]: times_of(latency, one, lambda step: step["median_ms"]) for one in latency["drafts"]}
+    return {one.draft: latency.step_times(one.draft) for one in latency.drafts}
 
 
-def drawn_times(latency: Record, resampling: Resampling) -> dict[str, list[StepTimes]]:
+def drawn_times(latency: ScoredLatency, resampling: Resampling) -> dict[str, list[StepTimes]]:
     """The same, drawn anew for every resample from a normal law as wide as the interval of each median.
 
     A draw of a target's step is the same for all drafts.
     """
     rng, spread = np.random.default_rng(resampling.seed), NormalDist().inv_cdf((1 + resampling.confidence) / 2)
     drawn = {
-        id(step): step["median_ms"] + width(step) / (2 * spread) * rng.standard_normal(resampling.num_resamples)
-        for step in steps_of(latency)
+        id(step): step.median_ms + width(step) / (2 * spread) * rng.standard_normal(resampling.num_resamples)
+        for step in latency.steps
     }
     return {
-        one["draft"]: [
-            times_of(latency, one, lambda step, place=place: max(drawn[id(step)][place], 1e-9))
+        one.draft: [
+            latency.step_times(one.draft, lambda step, place=place: max(drawn[id(step)][place], 1e-9))
             for place in range(resampling.num_resamples)
         ]
-        for one in latency["drafts"]
+        for one in latency.drafts
     }
 
 
-def width(step: Record) -> float:
-    """How wide the interval of a median is; none is known of few repetitions."""
-    return step["interval_ms"][1] - step["interval_ms"][0] if step["interval_ms"] else 0.0
-
-
-def times_of(latency: Record, draft: Record, milliseconds: Callable[[Record], float]) -> StepTimes:
-    """The steps of the target and one draft, in seconds."""
-    return StepTimes(
-        target_s=milliseconds(latency["target"]) / 1000,
-        draft_s=milliseconds(draft["one_token"]) / 1000,
-        draft_two_s=milliseconds(draft["two_tokens"]) / 1000,
-        verify_s={step["lookahead"]: milliseconds(step) / 1000 for step in latency["verify"]},
-    )
+def width(step: StepTime) -> float:
+    """How wide the interval of a median is in milliseconds; none is known of few repetitions."""
+    interval = step.p50_ms.interval
+    return interval[1] - interval[0] if interval else 0.0
 
 
 @dataclass(frozen=True)

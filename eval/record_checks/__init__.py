@@ -1,1 +1,0 @@
-"""What a scorecard from a file must hold before anything reads it."""

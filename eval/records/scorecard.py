@@ -1,0 +1,171 @@
+"""scorecard.json: one target, its drafts, and all that was found of them. docs/scoring.md explains every field.
+
+The drafts stand from the first baseline to the one the scorecard is about, which is decoded live.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+from eval.records.acceptance import AcceptanceRow, RecordedRow
+from eval.records.differences import DifferenceRow
+from eval.records.origin import DraftModel, Prompts, Provenance, ScoredModel, Settings, machine_words
+from eval.records.speeds import Live, PolicyRow, SpeedupRow
+from eval.records.steps import ScoredLatency
+from eval.records.values import Count, Counted, NotNegative, Some, only, require_equal
+
+SCHEMA = "widedraft.scorecard/3"
+RECORDED_SCHEMA = "widedraft.recorded/1"
+
+
+class ScoredSettings(Settings):
+    """How a scorecard was made."""
+
+    max_new_tokens: Count
+    max_prompt_len: Count
+    batch_size: Count
+    speedup_intervals: str | None = None  # how those of speed-ups were made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorecard:
+    """The file; whatever stands in it twice is the same."""
+
+    schema: Literal["widedraft.scorecard/3"] = SCHEMA
+    verdict: str
+    warnings: tuple[str, ...]
+    target: ScoredModel
+    drafts: Some[DraftModel]
+    prompts: Prompts
+    settings: ScoredSettings
+    acceptance: Some[AcceptanceRow]
+    differences: tuple[DifferenceRow, ...]
+    latency: ScoredLatency
+    speedup: Some[SpeedupRow]
+    policies: tuple[PolicyRow, ...]
+    live: Live | None
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        for part, found, due in pairs_of_parts(self):
+            require_equal(part, found, due)
+
+    @property
+    def primary(self) -> str:
+        """The draft it is about: the last one."""
+        return self.drafts[-1].draft
+
+    @property
+    def temperatures(self) -> list[float]:
+        """Those that were scored, in their order."""
+        return list(dict.fromkeys(row.temperature for row in self.acceptance))
+
+    @property
+    def machine(self) -> str:
+        """What the models ran on, in words."""
+        return machine_words(self.provenance.hardware, self.settings.device, self.settings.threads)
+
+    def model(self, draft: str) -> DraftModel:
+        return only(self.drafts, lambda one: one.draft == draft)
+
+    def rows_at(self, temperature: float) -> list[AcceptanceRow]:
+        """Acceptance of every draft at a temperature."""
+        return [row for row in self.acceptance if row.temperature == temperature]
+
+    def row(self, draft: str, temperature: float) -> AcceptanceRow:
+        """Acceptance of one draft at a temperature that was scored."""
+        return only(self.rows_at(temperature), lambda row: row.draft == draft)
+
+    def speedup_of(self, draft: str, temperature: float) -> SpeedupRow:
+        """What that is worth."""
+        return only(self.speedup, lambda row: (row.draft, row.temperature) == (draft, temperature))
+
+    @property
+    def main_forecast(self) -> SpeedupRow:
+        """What the headline is about: the last draft at temperature 0, or at the first one scored."""
+        scored = self.temperatures
+        return self.speedup_of(self.primary, 0.0 if 0.0 in scored else scored[0])
+
+
+def pairs_of_parts(card: Scorecard) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """(name, what a part holds, what the others say it should hold) of all parts."""
+    drafts, temperatures = [model.draft for model in card.drafts], card.prompts.temperatures
+    yield "drafts", drafts, list(dict.fromkeys(drafts))
+    yield "drafts of latency", sorted(one.draft for one in card.latency.drafts), sorted(drafts)
+    due = sorted(product(drafts, temperatures))
+    for part, rows in (("acceptance", card.acceptance), ("speedup", card.speedup)):
+        yield f"drafts and temperatures of {part}", sorted((row.draft, row.temperature) for row in rows), due
+    if (live := card.live) is not None:
+        yield "draft and temperature of live", [live.draft, live.temperature], [drafts[-1], 0]
+        yield "temperatures of live", [live.temperature], [one for one in temperatures if one == 0]
+    if card.policies:
+        yield "temperatures of policies", [row.temperature for row in card.policies], temperatures
+    yield from pairs_of_lookaheads(card)
+
+
+def pairs_of_lookaheads(card: Scorecard) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """The same of all lists of lookaheads, and of those that were chosen out of them."""
+    due = card.latency.lookaheads
+    for part in ("acceptance", "speedup", "differences"):
+        for number, row in enumerate(getattr(card, part)):
+            yield f"lookaheads of {part}[{number}]", row.lookaheads, due
+    for number, row in enumerate(card.acceptance):
+        for one in (one for part in row.bins for one in part.bins):
+            found = [rounds.lookahead for rounds in one.lookahead]
+            yield f"lookaheads of acceptance[{number}], {one.bin}", found, due
+        if row.by_prompt is not None:
+            found = [one.lookahead for one in row.by_prompt.rounds]
+            yield f"lookaheads of acceptance[{number}].by_prompt", found, due
+            counted = [len(row.by_prompt.tokens)]
+            yield f"numbers of prompts of acceptance[{number}].by_prompt", counted, [len(card.prompts.sources)]
+        has_small_head = card.model(row.draft).head_vocab_size is not None
+        told = row.have_coverage
+        yield f"whether figures of acceptance[{number}] have a coverage", told, [has_small_head] * len(told)
+    chosen = [row.best_lookahead for row in card.speedup] + ([] if card.live is None else [card.live.lookahead])
+    yield "chosen lookaheads that were not scored", [one for one in chosen if one not in due], []
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A figure that a scorecard holds when the target is there, and why this one cannot."""
+
+    figure: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Which recorded answers were scored."""
+
+    path: str
+    form: Literal["text", "traces"]
+    target_fingerprint: str | None
+    temperature: NotNegative
+    given: Counted
+    scored: Counted
+    answers: Counted
+    tokens: Counted
+    sources: tuple[str, ...]
+    prompt_ids_sha256: str
+    answer_ids_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedScorecard:
+    """scorecard.json of a draft on recorded answers, without their target and so without any speed."""
+
+    schema: Literal["widedraft.recorded/1"] = RECORDED_SCHEMA
+    verdict: str
+    warnings: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+    drafts: Some[DraftModel]
+    recording: Recording
+    settings: Settings
+    acceptance: Some[RecordedRow]
+    provenance: Provenance
+
+    @property
+    def machine(self) -> str:
+        """What the draft ran on, in words."""
+        return machine_words(self.provenance.hardware, self.settings.device, self.settings.threads)

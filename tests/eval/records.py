@@ -1,0 +1,224 @@
+"""Records of few figures, for tests that read them."""
+
+from dataclasses import replace
+
+from pydantic import BaseModel
+
+from eval.acceptance.estimates import Estimate
+from eval.records.acceptance import AcceptanceRow, Position, PromptSums, Rounds, RoundsByPrompt
+from eval.records.origin import AnswersRow, DraftModel, Hardware, Prompts, Provenance, ScoredModel
+from eval.records.scorecard import Scorecard, ScoredSettings
+from eval.records.speeds import Agreement, Forecast, Live, RoundCounts, SpeedupRow, Spent, SpentByBoth
+from eval.records.steps import DraftSteps, Percentile, ScoredLatency, StepTime, VerifyStep
+from eval.records.values import Mean, Ratio
+
+NOTHING = Ratio(None, None)
+
+
+def changed(record, **values):
+    """A record with other values; `live__speedup` is a field of a field, `speedup__0__best` of one in a row."""
+    for path, value in values.items():
+        record = changed_at(record, path.split("__"), value)
+    return record
+
+
+def changed_at(record, path, value):
+    if not path:
+        return value
+    name, *rest = path
+    if isinstance(record, tuple):
+        place = int(name) % len(record)
+        return (*record[:place], changed_at(record[place], rest, value), *record[place + 1 :])
+    update = {name: changed_at(getattr(record, name), rest, value)}
+    return record.model_copy(update=update) if isinstance(record, BaseModel) else replace(record, **update)
+
+
+def percentiles(median_ms, wide_ms=None):
+    """A step whose median has an interval that reaches so far to either side."""
+    interval = None if wide_ms is None else (median_ms - wide_ms, median_ms + wide_ms)
+    near = Percentile(median_ms, None)
+    return {"p10_ms": near, "p50_ms": Estimate(median_ms, interval), "p90_ms": near}
+
+
+def latency(target_ms, verify_ms, drafts, wide_ms=0.0):
+    """Steps of a target, of its verification by lookahead, and of drafts: (one token, two) by name."""
+    return ScoredLatency(
+        batch=1,
+        context_tokens=9,
+        repeats=9,
+        warm_up_repeats=20,
+        settled=True,
+        target=StepTime(**percentiles(target_ms, wide_ms)),
+        verify=tuple(VerifyStep(lookahead=at, **percentiles(ms, wide_ms)) for at, ms in verify_ms.items()),
+        drafts=tuple(
+            DraftSteps(
+                draft=name,
+                cost_ratio=one_ms / target_ms,
+                one_token=StepTime(**percentiles(one_ms, wide_ms)),
+                two_tokens=StepTime(**percentiles(two_ms, wide_ms)),
+            )
+            for name, (one_ms, two_ms) in drafts.items()
+        ),
+    )
+
+
+def rounds_at(lookahead, counts, tokens):
+    """Rounds of prompts, none of which kept everything."""
+    total, emitted = sum(counts), sum(tokens)
+    place = Position(
+        position=1,
+        possible=total,
+        reached=total,
+        accepted=0,
+        joint=Estimate(0.0, None),
+        unconditional=NOTHING,
+        conditional=NOTHING,
+    )
+    return Rounds(
+        lookahead=lookahead,
+        rounds=total,
+        proposed=total,
+        decided=total,
+        accepted=0,
+        emitted=emitted,
+        fully_accepted=0,
+        histogram=(total,),
+        tau=Estimate(emitted / total, None),
+        tau_per_prompt=NOTHING,
+        alpha_of_rounds=NOTHING,
+        utilisation=NOTHING,
+        histogram_share=(),
+        positions=(place,),
+    )
+
+
+def acceptance(draft, temperature, counts_by_lookahead, tokens, *, alpha=0.5, interval=None, changed=0):
+    """A row of acceptance from the rounds and tokens of every prompt."""
+    mean = Mean(alpha, interval, sum=alpha * sum(tokens), tokens=sum(tokens))
+    return AcceptanceRow(
+        draft=draft,
+        temperature=temperature,
+        rule=f"rule {temperature:g}",
+        answers=len(tokens),
+        prompts=len(tokens),
+        alpha=mean,
+        alpha_of_text=mean,
+        greedy_match=mean,
+        coverage=None,
+        target_changed_tokens=changed,
+        lookahead=tuple(rounds_at(at, counts, tokens) for at, counts in counts_by_lookahead.items()),
+        other_rules=(),
+        bins=(),
+        by_prompt=PromptSums(
+            tokens=tuple(tokens),
+            alpha=tuple(tokens),
+            greedy_match=tuple(tokens),
+            sayable=None,
+            rounds=tuple(
+                RoundsByPrompt(lookahead=at, counts=tuple(counts)) for at, counts in counts_by_lookahead.items()
+            ),
+        ),
+    )
+
+
+def speedup(draft, temperature, predicted, best, lookaheads, break_even=None):
+    """What an acceptance is worth, the same at every lookahead."""
+    entries = tuple(
+        Forecast(
+            lookahead=at, predicted=predicted, iid=1.0, leviathan=1.0, memory_bound=None, break_even_alpha=break_even
+        )
+        for at in lookaheads
+    )
+    return SpeedupRow(
+        draft=draft,
+        temperature=temperature,
+        rule="rule",
+        cost_ratio=0.1,
+        byte_ratio=None,
+        best_lookahead=best,
+        predicted=predicted,
+        break_even_alpha=break_even,
+        lookahead=entries,
+    )
+
+
+def live(draft="draft", lookahead=3, *, value=1.12, interval=(1.05, 1.2), exact=True):
+    """Four prompts decoded live; loop and replay are told apart by their counts."""
+    spent = {"tokens": 10, "prefill_s": 1.0, "decode_s": 2.0}
+    return Live(
+        draft=draft,
+        temperature=0.0,
+        lookahead=lookahead,
+        prompts=4,
+        speedup=Estimate(value, interval),
+        decoding_speedup=Estimate(1.5, (1.25, 1.75)),
+        predicted_decoding_speedup=1.5,
+        plain=Spent(**spent, ms_per_token=20.5),
+        speculative=SpentByBoth(**spent, ms_per_token=18.0, draft_s=0.5, verify_s=1.5),
+        agreement=Agreement(
+            exact=exact,
+            same_text=3,
+            same_as_recorded=2,
+            same_counts=1,
+            loop=RoundCounts(rounds=10.0, accepted=5.0, proposed=20.0),
+            replay=RoundCounts(rounds=9.0, accepted=6.0, proposed=20.0),
+        ),
+        ways=(),
+        over_lookup=(),
+    )
+
+
+def settings(**changes):
+    found = {
+        "confidence": 0.95,
+        "num_resamples": 100,
+        "seed": 17,
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": 2,
+        "intervals": "bootstrap",
+        "max_new_tokens": 8,
+        "max_prompt_len": 100,
+        "batch_size": 2,
+    }
+    return ScoredSettings(**{**found, **changes})
+
+
+def scorecard(rows, steps, speedups, *, live=None, scored=6, **changes):
+    """A scorecard of these sections; a verdict and warnings by `changes`."""
+    model = {"path": "m", "fingerprint": "f", "layers": 2, "hidden": 8, "parameters": 9, "dtype": "float32"}
+    found = {
+        "verdict": "",
+        "warnings": (),
+        "target": ScoredModel(**model),
+        "drafts": tuple(DraftModel(draft=one.draft, **model) for one in steps.drafts),
+        "prompts": Prompts(
+            given=scored,
+            taken=scored,
+            too_long=0,
+            scored=scored,
+            tasks=(),
+            sources=tuple(f"p.jsonl:{n}" for n in range(len(rows[0].by_prompt.tokens))),
+            ids_sha256="i",
+            answers=tuple(
+                AnswersRow(temperature=at, answers=1, tokens=1, stopped=0, ids_sha256="i")
+                for at in dict.fromkeys(row.temperature for row in rows)
+            ),
+        ),
+        "settings": settings(),
+        "acceptance": tuple(rows),
+        "differences": (),
+        "latency": steps,
+        "speedup": tuple(speedups),
+        "policies": (),
+        "live": live,
+        "provenance": Provenance(
+            argv=(),
+            created="",
+            git_commit=None,
+            python="3.11",
+            versions={},
+            hardware=Hardware(processor="Abacus 9", cores=2, memory_gib=1.0, accelerators=("Beads 2",)),
+        ),
+    }
+    return Scorecard(**{**found, **changes})
