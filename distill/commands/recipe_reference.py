@@ -4,12 +4,14 @@ That is recipes/recipe.schema.json, which editors use to complete and check reci
 the hours in the headers of recipes.
 """
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from architectures.files.atomic import write_json
 from distill.commands.recipe_headers import write_headers
 from distill.recipe.recipe import Recipe
+from distill.recipe_reading.keys import schema_of
 from distill.recipe_reading.reference import write_reference
 
 SCHEMA_PATH = Path(__file__).parents[2] / "recipes" / "recipe.schema.json"
@@ -18,7 +20,7 @@ INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${k
 
 def recipe_schema() -> dict[str, Any]:
     """The JSON Schema of recipes as people write them, with ${...} allowed wherever a value may stand."""
-    schema = Recipe.model_json_schema()
+    schema = deepcopy(schema_of(Recipe))
     for section in (schema, *schema["$defs"].values()):
         section["properties"] = {name: _or_interpolation(node) for name, node in section["properties"].items()}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -31,7 +33,7 @@ def write_schema(path: Path = SCHEMA_PATH) -> None:
 
 def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
     """The node with an interpolation as one more option; plain text allows one anyway."""
-    if node.get("type") == "string" and "pattern" not in node and "enum" not in node:
+    if node.get("type") == "string" and "pattern" not in node and not node.keys() & {"enum", "const"}:
         return node
     notes = {name: node[name] for name in ("title", "description", "default") if name in node}
     return {**notes, "anyOf": [{name: node[name] for name in node if name not in notes}, INTERPOLATION]}
@@ -39,5 +41,5 @@ def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     write_schema()
-    write_reference(Recipe.model_json_schema())
+    write_reference(schema_of(Recipe))
     write_headers()

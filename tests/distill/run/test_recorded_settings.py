@@ -71,7 +71,7 @@ LOSSES = {
     "[{name: skewed_reverse_kl, skew: 0.1}]": "2502a876c15a5766",
     "[{name: lk_hybrid, decay: 2.0}]": "1c8a9afcf05d414c",
     "[{name: lk_hybrid, decay: 3}]": "ca3f15f0f3f70806",
-    "[{name: jensen_shannon, weight: 2, beta: null, skew: null, decay: null, forward_weight: null}]": "404325de320f2080",
+    "[{name: jensen_shannon, weight: 2, beta: null, skew: null, decay: null, forward_weight: null}]": "404325de320f2080",  # noqa: E501
     "[{name: lk_hybrid, decay: 2, weight: 0.5}, {name: cross_entropy}]": "cc9dd6c75de2265c",
 }
 
