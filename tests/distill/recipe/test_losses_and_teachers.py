@@ -3,12 +3,16 @@
 Shape suffixes: A = answer tokens, V = vocabulary entries.
 """
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from pydantic import ValidationError
 
-from distill.formulas.losses import LOSSES
+from distill.formulas.losses import LOSSES, loss_term
 from distill.losses.objective import build_objective
+from distill.recipe.teacher import HiddenCache, LiveTeacher, NoTeacher, SampleCache, TopKCache
 from distill.recipe.training import DistillConfig
 from distill.teacher_cache.contents import sampled_rows, top_k_rows, uniform_numbers, widen
 
@@ -45,6 +49,10 @@ CELLS = [(loss, teacher) for loss in SERVED for teacher in TEACHERS]
 every_cell = pytest.mark.parametrize(("loss", "teacher"), CELLS)
 
 
+def page(name):
+    return (Path(__file__).parents[3] / "docs" / name).read_text(encoding="utf-8").splitlines()
+
+
 def refusal(loss, teacher, **settings):
     """What the section is refused for; None where it is taken."""
     try:
@@ -71,6 +79,23 @@ def what_it_says(teacher, logits_AV):
 
 def test_the_table_has_every_loss():
     assert SERVED.keys() == LOSSES.keys()
+
+
+def test_the_page_of_losses_has_every_option_with_its_default():
+    rows = [line.split("|") for line in page("losses.md") if line.startswith("| `")]
+    said = {row[1].strip(" `"): row[3] for row in rows[: len(LOSSES)]}
+    assert list(said) == list(LOSSES)
+    for name, options in said.items():
+        found = {option: float(value) for option, value in re.findall(r"`(\w+)`[^=]*= ([\d.]+)", options)}
+        assert found == loss_term(name).options, name
+
+
+def test_the_page_of_teachers_has_every_key():
+    keys = [
+        set(re.findall("`(\\w+)`", line.split("|")[2])) for line in page("teacher.md") if line.startswith("| `source:")
+    ]
+    sections = [LiveTeacher, HiddenCache, TopKCache, SampleCache, NoTeacher]
+    assert keys[: len(sections)] == [section.model_fields.keys() - {"source", "contents"} for section in sections]
 
 
 @every_cell
