@@ -115,3 +115,21 @@ def test_a_saved_recipe_records_what_it_was_saved_from(load, tmp_path, word):
     again = load_recipe(tmp_path / "saved.yaml")
     assert again == recipe
     assert (of_training(again), of_cache(again)) == (of_training(recipe), of_cache(recipe))
+
+
+def test_a_resolved_recipe_is_hashed_with_the_keys_it_had_at_first(load):
+    of_teacher = stage_inputs.recorded_values(load("distill.teacher={source: cache, contents: top_k}"))
+    assert of_teacher["distill"]["teacher"] == {
+        "source": "cache",
+        "contents": "top_k",
+        "k": 64,
+        "num_samples": None,
+        "captured_while": "reading",
+        "parallelism": "replicated",
+    }
+    of_loss = stage_inputs.recorded_values(load("distill.loss=[{name: lk_hybrid}, {name: jensen_shannon, beta: 0.5}]"))
+    first = {"weight": 1.0, "skew": None, "decay": None, "forward_weight": None}
+    assert of_loss["distill"]["loss"] == [
+        {**first, "name": "lk_hybrid", "beta": None},
+        {**first, "name": "jensen_shannon", "beta": 0.5},
+    ]
