@@ -146,7 +146,7 @@ def read_states(recipe: Recipe, target: Path, dtype: str, *, batch_size: int) ->
     source = TargetReading(target, CaptureSettings(recipe.distill.teacher, dtype=dtype, seed=0, batch_size=batch_size))
     found = []
     for name, answers in zip(("train", "eval"), read_answers(recipe, target), strict=True):
-        split = Split(name, answers.examples, "hidden", 0, [])
+        split = Split(name, answers.examples, recipe.distill.teacher, 0, [])
         states = dict(source.states(split, range(len(answers))))
         found += [states[answer] for answer in range(len(answers))]
     return torch.cat(found)

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from architectures.checkpoints.manifest import provenance
 from distill.losses.chunked import Head, chunked_sum, plain_sum
-from distill.losses.objective import Objective
-from distill.recipe.losses import LossTerm, chunk_size
+from distill.losses.objective import build_objective
+from distill.recipe.losses import chunk_size
 
 PEERS = {"liger": "liger_kernel", "trl": "trl"}
 BYTES_OF_PLAIN = {"forward_kl": 24, "jensen_shannon": 48}  # per token and entry, about; decides only what is tried
@@ -203,7 +203,7 @@ def ours(total: Callable[..., Tensor]) -> Callable[..., Callable[[], Tensor]]:
         hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, loss: str, **options: int
     ) -> Any:
         head, teacher = (Head(each, None, None, len(each)) for each in (weight, teacher_weight))
-        objective = Objective((LossTerm(name=loss),))  # pyright: ignore[reportArgumentType]
+        objective = build_objective(loss, temperature=1.0)
         token_ids = torch.zeros(len(hidden), dtype=torch.long)
 
         def loss_of_rows(student_CV: Tensor, at: slice) -> Tensor:

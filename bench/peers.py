@@ -45,7 +45,7 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from architectures.checkpoints.manifest import git_commit, hardware
 from distill.data.batches import Example
-from distill.recipe.teacher import TeacherConfig, default_loss
+from distill.recipe.teacher import LiveTeacher, default_loss
 from distill.teacher_cache.answers import CachedAnswers
 from distill.training.trainer import build_model, build_trainer
 from eval.acceptance.estimates import paired_ratio_difference
@@ -53,7 +53,7 @@ from eval.models.loading import load_model
 
 IGNORED = -100  # a label that makes no loss
 LR, WARMUP, END = 1e-3, 0.05, 0.1
-DEFAULT_LOSS = default_loss(TeacherConfig())
+DEFAULT_LOSS = default_loss(LiveTeacher())
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def ours(options: argparse.Namespace, steps: int, folder: Path, *, loss: str, ca
     """The trainer of distill.train."""
     recipe = recipe_of(options, "greedy", HIDDEN, layers=options.layers)
     sets = answers_of(options, "greedy", HIDDEN)
-    teacher = recipe.distill.teacher if cached else TeacherConfig()
+    teacher = recipe.distill.teacher if cached else LiveTeacher()
     distill = recipe.distill.model_copy(update={"loss": loss, "teacher": teacher, "max_duration": f"{steps}ba"})
     (folder / "init").symlink_to(cut_draft(options, options.layers).resolve())
     recipe = recipe.model_copy(update={"run_dir": str(folder), "distill": distill, "seed": options.seed})

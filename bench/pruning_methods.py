@@ -30,8 +30,8 @@ from transformers import PreTrainedModel
 from architectures.checkpoints.manifest import git_commit, hardware
 from architectures.pruning.prune import prune_checkpoint
 from distill.data.batches import AnswerDataset, Example, collate
+from distill.formulas.dense import forward_kl
 from distill.losses.answer_logits import AnswerLogits, logits_of
-from distill.losses.formulas import forward_kl
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.lineage import masks_are_due
 from distill.stages.pruning import weights_and_plan

@@ -28,7 +28,7 @@ import torch
 from architectures.checkpoints.manifest import provenance, write_manifest
 from architectures.files.atomic import write_json
 from distill.data.batches import AnswerDataset, Example
-from distill.recipe.teacher import TeacherConfig, bytes_per_token
+from distill.recipe.teacher import AnyCache, HiddenCache, SampleCache, TopKCache, bytes_per_token
 from distill.teacher_cache.contents import join_rows, narrow_ids
 from distill.teacher_cache.index import cut_into_shards, fingerprint_examples, index_file, write_index, write_tensors
 from distill.teacher_cache.reader import TeacherCache
@@ -38,9 +38,9 @@ from eval.answers.traces import read_traces
 
 RESULTS = Path(__file__).parent / "results" / "teacher_cache.json"
 TEACHERS = {
-    "hidden": TeacherConfig(source="cache"),
-    "top_k": TeacherConfig(source="cache", contents="top_k"),
-    "samples": TeacherConfig(source="cache", contents="samples"),
+    "hidden": HiddenCache(source="cache"),
+    "top_k": TopKCache(source="cache", contents="top_k"),
+    "samples": SampleCache(source="cache", contents="samples"),
 }
 PROMPT_TOKENS, BATCH, ANSWERS_PER_FILE = 60, 8, 1000
 MAX_SEQ_LEN = 4096
@@ -108,7 +108,7 @@ def answer_row(number: int, generator: random.Random, options: argparse.Namespac
 def write_cache(
     cache: Path,
     fingerprint: str,
-    teacher: TeacherConfig,
+    teacher: AnyCache,
     *,
     answers: int,
     answer_tokens: int,
@@ -138,13 +138,13 @@ def write_cache(
     }
 
 
-def random_rows(count: int, teacher: TeacherConfig, *, hidden: int, vocab: int, dtype: str) -> dict[str, torch.Tensor]:
+def random_rows(count: int, teacher: AnyCache, *, hidden: int, vocab: int, dtype: str) -> dict[str, torch.Tensor]:
     """Rows of the right types."""
-    if teacher.contents == "hidden":
+    if isinstance(teacher, HiddenCache):
         return {"hidden": torch.randn(count, hidden).to(getattr(torch, dtype))}
-    width = teacher.k or teacher.num_samples
+    width = teacher.k if isinstance(teacher, TopKCache) else teacher.num_samples
     ids = narrow_ids(torch.randint(vocab, (count, width)), vocab)
-    if teacher.contents == "samples":
+    if isinstance(teacher, SampleCache):
         return {"ids": ids}
     return {"ids": ids, "log_probs": torch.randn(count, width).half(), "log_tail": torch.randn(count)}
 

@@ -54,6 +54,7 @@ from distill.masks.train import train_masks
 from distill.process.exits import end_on_sigterm, report_user_errors
 from distill.process.freed_memory import keep_freed_memory
 from distill.recipe.recipe import Recipe, load_recipe
+from distill.recipe.teacher import Cache, is_sharded
 from distill.run.lineage import begin_training, masks_are_due, require_training_inputs
 from distill.run.run_folder import owned_run
 from distill.run.stage_folders import length_of
@@ -147,7 +148,7 @@ def train_owned(recipe: Recipe, profile: Path | None) -> None:
     if train_set is not None:
         require_said(train_set, run / "init")
     tasks = eval_set.tasks
-    if train_set is not None and recipe.distill.teacher.source == "cache":
+    if train_set is not None and isinstance(recipe.distill.teacher, Cache):
         train_set, eval_set = (
             CachedAnswers(answers, TeacherCache(run / "teacher_cache", name))
             for name, answers in (("train", train_set), ("eval", eval_set))
@@ -186,7 +187,7 @@ def share_cores() -> None:
 
 def join_other_processes(recipe: Recipe) -> None:
     """Meet the other ranks, if there are any."""
-    if dist.get_world_size() > 1 or "fsdp2" in (recipe.distill.parallelism, recipe.distill.teacher.parallelism):
+    if dist.get_world_size() > 1 or recipe.distill.parallelism == "fsdp2" or is_sharded(recipe.distill.teacher):
         dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
 
 

@@ -43,6 +43,7 @@ LIGHT_MODULES = (
     "distill.commands.recipe_headers",
     "distill.expected_time.page",
     "distill.run.lineage",
+    "distill.formulas.losses",
     "distill.recipe.losses",
     "distill.monitoring.flops",
     "distill.run.older_runs",

@@ -1,5 +1,8 @@
 """The base that every recipe section shares. No torch."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -17,3 +20,10 @@ class Section(BaseModel):
         allow_inf_nan=False,
         serialize_by_alias=True,  # of keys that are words of Python, as `from`
     )
+
+
+def without_unsaid(values: Any, unsaid: Mapping[str, Any]) -> Any:
+    """Keys as written, without those that hold what they hold where they are left out; anything else as it is."""
+    if not isinstance(values, dict):
+        return values
+    return {key: value for key, value in values.items() if key not in unsaid or value not in (None, unsaid[key])}

@@ -22,6 +22,8 @@ from distill.budget.law import Budget, fit
 from distill.budget.record import FILE, REMEDY, SCHEMA, Training, Trainings, write_trainings
 from distill.caching.stage import cache_stage
 from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import Cache, LiveTeacher
+from distill.run.stage_inputs import recorded_values
 from distill.stages.running import generate_stage
 from distill.train import restore_signals
 
@@ -93,7 +95,7 @@ def shared(setting: Setting) -> dict[str, Any]:
     recipe = setting.shared_recipe()
     generate_stage(recipe)
     require_enough(recipe, FITTED + CONFIRMED)
-    if recipe.distill.teacher.source == "cache":
+    if isinstance(recipe.distill.teacher, Cache):
         cache_stage(recipe)
     target = target_of(recipe)
     return {
@@ -138,7 +140,7 @@ def target_of(recipe: Recipe) -> Path:
 def inputs_of(recipe: Recipe, setting: Setting) -> str:
     """Of the answers, the text and all that the recipe says of training."""
     data = read_manifest(Path(recipe.run_dir) / "data") or {}
-    words = {name: value for name, value in recipe.model_dump(mode="json").items() if name not in NOT_DECISIVE}
+    words = {name: value for name, value in recorded_values(recipe).items() if name not in NOT_DECISIVE}
     for name in ("layers", "scores"):
         words["architecture"].pop(name)
     words["distill"].pop("max_duration")
@@ -151,8 +153,7 @@ def answers_per_s(recipe: Recipe, work: Path) -> float:
     share = -(-RATE_PROMPTS // len(recipe.data.prompts))
     sources = tuple(one.model_copy(update={"num_prompts": share}) for one in recipe.data.prompts)
     data = recipe.data.model_copy(update={"prompts": sources, "num_eval_prompts": 1})
-    teacher = recipe.distill.teacher.model_copy(update={"captured_while": None})
-    distill = recipe.distill.model_copy(update={"teacher": teacher})
+    distill = recipe.distill.model_copy(update={"teacher": LiveTeacher()})  # no states are kept
     start_s = time.perf_counter()
     generate_stage(recipe.model_copy(update={"run_dir": str(work), "data": data, "distill": distill}))
     seconds = time.perf_counter() - start_s

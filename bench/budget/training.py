@@ -19,6 +19,7 @@ from distill.budget.law import Budget
 from distill.budget.record import Training
 from distill.data.batches import AnswerDataset
 from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import Cache
 from distill.run.progressive import share_answers
 from distill.stages.running import eval_prompts, prune_stage
 from distill.teacher_cache.answers import CachedAnswers
@@ -162,7 +163,7 @@ def some_answers(setting: Setting, recipe: Recipe, target: Path, tokens: float) 
     lengths = [answers.examples[place].num_kept for place in order]
     num_kept = num_answers(lengths, tokens)
     found: list[Set] = [answers, eval_set]
-    if recipe.distill.teacher.source == "cache":
+    if isinstance(recipe.distill.teacher, Cache):
         caches = Path(setting.shared_recipe().run_dir) / "teacher_cache"
         named = zip(("train", "eval"), (answers, eval_set), strict=True)
         found = [CachedAnswers(each, TeacherCache(caches, name)) for name, each in named]

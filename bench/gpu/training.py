@@ -31,7 +31,7 @@ from distill.monitoring.callbacks import CheckpointWriter
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.monitoring.step_times import PHASES
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.recipe.teacher import TeacherConfig
+from distill.recipe.teacher import HiddenCache
 from distill.run.stage_inputs import teacher_dtype
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import Teacher
@@ -199,7 +199,7 @@ def with_cache(pair: Pair, cell: Cell, recipe: Recipe, answers: AnswerDataset) -
     write_cache(
         folder,
         fingerprint_examples(answers.examples),
-        TeacherConfig(source="cache"),
+        HiddenCache(source="cache"),
         answers=cell.num_answers,
         answer_tokens=cell.seq_len // ANSWER_SHARE,
         hidden=pair.teacher.hidden,

@@ -10,6 +10,7 @@ from architectures.checkpoints.manifest import read_manifest
 from architectures.targets.target import resolve_checkpoint
 from bench.minutes.setting import SEED, Setting
 from distill.caching.stage import cache_stage
+from distill.run.stage_inputs import recorded_values
 from distill.stages.running import eval_prompts, generate_stage
 from eval.prompts.forms import Prompt
 from eval.prompts.loading import load_prompts
@@ -41,7 +42,7 @@ def seconds_of(stage: Callable[[], object]) -> float:
 def inputs_of(setting: Setting) -> dict[str, str]:
     """Fingerprints of what decides a cell's figures beside the cell: cells of others are never ranked with these."""
     data = read_manifest(setting.shared_run / "data") or {}
-    words = setting.load(setting.work, ["architecture.layers=1"]).model_dump(mode="json")
+    words = recorded_values(setting.load(setting.work, ["architecture.layers=1"]))
     words["architecture"].pop("scores")
     words["distill"].pop("freeze_input_embeddings")  # each cell says so itself; cells from before the key hold
     words["distill"]["teacher"].pop("captured_while")  # likewise

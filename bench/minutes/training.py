@@ -15,6 +15,7 @@ from bench.minutes.setting import Setting
 from distill.data.batches import AnswerDataset
 from distill.estimates.expected_work import expected_reading
 from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import Cache
 from distill.recipe.training import ExportConfig, SchedulerConfig
 from distill.run.progressive import share_answers
 from distill.stages.running import prune_stage
@@ -167,7 +168,7 @@ def sets_of(setting: Setting, recipe: Recipe) -> Sets:
     An evaluation at the end is part of every training, and says nothing that is not scored afterwards.
     """
     found: list[AnswerDataset | CachedAnswers] = []
-    cached = recipe.distill.teacher.source == "cache"
+    cached = isinstance(recipe.distill.teacher, Cache)
     for name, answers in zip(("train", "eval"), read_answers(recipe, setting.target), strict=True):
         cache = TeacherCache(setting.shared_run / "teacher_cache", name) if cached else None
         found.append(answers if cache is None else CachedAnswers(answers, cache))

@@ -27,7 +27,7 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.data.batches import Example
 from distill.losses.chunked import Head
-from distill.recipe.teacher import Contents, TeacherConfig, bytes_per_token, contents_of, refuse_k_beyond
+from distill.recipe.teacher import AnyCache, HiddenCache, TopKCache, bytes_per_token, kept_of, refuse_k_beyond
 from distill.teacher_cache.contents import join_rows, sampled_rows, top_k_rows, uniform_numbers
 from distill.teacher_cache.index import (
     Shard,
@@ -49,14 +49,14 @@ class CaptureSettings:
     """How the teacher is read.
 
     Attributes:
-        teacher: Section `distill.teacher` of the recipe, with source cache.
+        cache: Section `distill.teacher` of the recipe.
         dtype: Number type of the teacher's weights, arithmetic and hidden states, by name.
         seed: Of the draws.
         batch_size: Answers read together.
         ids: Ascending, that kept entries are of, by row: the teacher given that it says one of them; None for all ids.
     """
 
-    teacher: TeacherConfig
+    cache: AnyCache
     dtype: str
     seed: int
     batch_size: int
@@ -73,7 +73,7 @@ class Split:
 
     name: str
     examples: Sequence[Example]
-    contents: Contents
+    kept: AnyCache
     token_bytes: int
     shards: list[Shard]
 
@@ -138,12 +138,12 @@ def plan_splits(target: Path, answers: Mapping[str, Sequence[Example]], settings
     """What will be written, file by file, known from the target's config and the answers' lengths."""
     shape = Shape.from_config(read_config(target), where=str(target / "config.json"))
     rows = settings.rows_among(shape.vocab)
-    refuse_k_beyond(settings.teacher, vocab=shape.vocab, rows=rows)
+    refuse_k_beyond(settings.cache, vocab=shape.vocab, rows=rows)
     splits = []
     for name, examples in answers.items():
-        token_bytes = bytes_per_token(settings.teacher, name, hidden=shape.hidden, rows=rows, dtype=settings.dtype)
+        token_bytes = bytes_per_token(settings.cache, name, hidden=shape.hidden, rows=rows, dtype=settings.dtype)
         shards = cut_into_shards(name, [example.num_kept for example in examples], token_bytes=token_bytes)
-        splits.append(Split(name, examples, contents_of(settings.teacher, name), token_bytes, shards))
+        splits.append(Split(name, examples, kept_of(settings.cache, name), token_bytes, shards))
     return splits
 
 
@@ -164,7 +164,7 @@ def say_size(splits: Sequence[Split], intact: Mapping[str, FileRecord], out: Pat
     for split in splits:
         print(
             f"{split.name}: {sum(split.num_kept):,} answer tokens of {len(split.examples):,} answers, "
-            f"{split.contents}, {split.token_bytes:,} bytes a token: {size(split.num_bytes).strip()}",
+            f"{split.kept.contents}, {split.token_bytes:,} bytes a token: {size(split.num_bytes).strip()}",
             file=sys.stderr,
         )
     num_bytes = sum(split.num_bytes for split in splits)
@@ -215,18 +215,15 @@ class Capturer:
     @torch.inference_mode()
     def rows(self, split: Split, answer: int, hidden_AH: Tensor) -> dict[str, Tensor]:
         """What the cache keeps of one answer."""
-        if split.contents == "hidden":
+        kept = split.kept
+        if isinstance(kept, HiddenCache):
             return {"hidden": hidden_AH}
         device = self.head.weight_VH.device
         chunks = hidden_AH.to(device).split(ROWS_AT_ONCE)
-        if split.contents == "top_k":
-            k = self.settings.teacher.k
-            assert k is not None, "filled in by the config"
-            return join_rows([top_k_rows(self.head.logits(chunk), k) for chunk in chunks])
-        num_samples = self.settings.teacher.num_samples
-        assert num_samples is not None, "filled in by the config"
+        if isinstance(kept, TopKCache):
+            return join_rows([top_k_rows(self.head.logits(chunk), kept.k) for chunk in chunks])
         seed = derive_seed(self.settings.seed, f"teacher_cache/{split.name}", answer)
-        uniform_AS = uniform_numbers(len(hidden_AH), num_samples, seed=seed).to(device)
+        uniform_AS = uniform_numbers(len(hidden_AH), kept.num_samples, seed=seed).to(device)
         draws = uniform_AS.split(ROWS_AT_ONCE)
         return join_rows(
             [sampled_rows(self.head.logits(chunk), draw) for chunk, draw in zip(chunks, draws, strict=True)]
@@ -264,11 +261,12 @@ def write_each(split: Split, missing: Sequence[Shard], capturer: Capturer, journ
 
 def describe(split: Split, settings: CaptureSettings) -> dict[str, Any]:
     """A split as the manifest describes it."""
-    rows = None if settings.ids is None else len(settings.ids)
-    counts = {"k": settings.teacher.k, "num_samples": settings.teacher.num_samples, "rows": rows}
+    counts = split.kept.model_dump(include={"k", "num_samples"})  # of entries
+    rows = {"rows": len(settings.ids)} if counts and settings.ids is not None else {}
     return {
-        "contents": split.contents,
-        **({} if split.contents == "hidden" else {name: count for name, count in counts.items() if count is not None}),
+        "contents": split.kept.contents,
+        **counts,
+        **rows,
         "bytes_per_token": split.token_bytes,
         "answers": len(split.examples),
         "answer_tokens": sum(split.num_kept),

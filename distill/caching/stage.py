@@ -5,6 +5,7 @@ from pathlib import Path
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import AnyCache, Cache, keeps_states
 from distill.run.entry_ids import entry_ids
 from distill.run.stage_folders import begin_stage, refuse_changed, require_finished
 from distill.run.stage_inputs import (
@@ -26,7 +27,7 @@ def cache_stage(recipe: Recipe) -> None:
         UserError: If the recipe's teacher is live, the answers are not the recipe's, a cache is there that was made
             from something else, or entries of a small vocabulary are asked for before a draft was cut.
     """
-    require_cached_teacher(recipe)
+    kept = require_cached_teacher(recipe).contents
     run, target = Path(recipe.run_dir), begin_stage(recipe)
     require_finished(run / "data", "generate")
     refuse_changed(run / "data", generate_inputs(recipe, target))
@@ -37,14 +38,14 @@ def cache_stage(recipe: Recipe) -> None:
             print(f"   {cache}: up to date", flush=True)
             return
     write_cache(recipe, target, inputs)
-    print(f"   {cache}: {recipe.distill.teacher.contents} of the teacher")
+    print(f"   {cache}: {kept} of the teacher")
 
 
 def states_are_due(recipe: Recipe) -> bool:
     """Whether a cache is to be made of states that are missing beside finished answers; says so if there are any."""
     run = Path(recipe.run_dir)
     data, cache = run / "data", run / "teacher_cache"
-    if not recipe.distill.teacher.captured_while_answering or read_manifest(data) is None or is_whole(cache):
+    if not keeps_states(recipe.distill.teacher) or read_manifest(data) is None or is_whole(cache):
         return False
     lacking = shards_without_states(data, ("train", "eval"))
     if lacking:
@@ -59,11 +60,12 @@ def write_cache(recipe: Recipe, target: Path, inputs: dict[str, str]) -> None:
     from distill.caching.reading import TargetReading
     from distill.train import read_answers, restore_signals
 
+    teacher = require_cached_teacher(recipe)
     restore_signals()  # importing Composer took Ctrl-C away
     train_set, eval_set = read_answers(recipe, target)
     dtype = teacher_dtype(recipe, recipe.distill.precision)
     settings = CaptureSettings(
-        recipe.distill.teacher,
+        teacher,
         dtype=dtype,
         seed=recipe.seed,
         batch_size=recipe.data.batch_size,
@@ -71,7 +73,7 @@ def write_cache(recipe: Recipe, target: Path, inputs: dict[str, str]) -> None:
     )
     details = {
         "dtype": settings.dtype,
-        "captured_while": recipe.distill.teacher.captured_while,
+        "captured_while": teacher.captured_while,
         "max_seq_len": recipe.data.max_seq_len,
         "seed": recipe.seed,
         "target": target_record(recipe),
@@ -79,7 +81,7 @@ def write_cache(recipe: Recipe, target: Path, inputs: dict[str, str]) -> None:
     }
     answers = {"train": train_set.examples, "eval": eval_set.examples}
     run = Path(recipe.run_dir)
-    if recipe.distill.teacher.captured_while_answering:
+    if keeps_states(teacher):
         source = KeptStates(run / "data", target, dtype=dtype, max_seq_len=recipe.data.max_seq_len)
     else:
         source = TargetReading(target, settings)
@@ -97,9 +99,9 @@ def verify_cache_stage(recipe: Recipe) -> None:
     print(f"   {cache}: {verify_files(cache)} files are as they were written")
 
 
-def require_cached_teacher(recipe: Recipe) -> None:
-    """Raise UserError unless the recipe reads its teacher from a cache."""
-    if recipe.distill.teacher.source != "cache":
-        raise UserError(
-            f"distill.teacher.source is {recipe.distill.teacher.source}: there is nothing to cache. Set it to cache."
-        )
+def require_cached_teacher(recipe: Recipe) -> AnyCache:
+    """The recipe's teacher, which is read from a cache, else UserError."""
+    teacher = recipe.distill.teacher
+    if not isinstance(teacher, Cache):
+        raise UserError(f"distill.teacher.source is {teacher.source}: there is nothing to cache. Set it to cache.")
+    return teacher

@@ -244,7 +244,7 @@ def disk_rows(recipe: Recipe, cut: Cut, work: Work) -> list[Row]:
     if work.prompts is not None:
         answered = work.prompts if recipe.distill.train_on == "answers" else recipe.data.num_eval_prompts
         parts["answers, at most"] = answered * recipe.data.max_seq_len * BYTES_PER_TOKEN
-    if recipe.distill.teacher.source == "cache" and work.answers is not None:
+    if work.answers is not None:
         sizes_of = {"hidden": cut.target.hidden, "rows": entries_of(cut)["rows"]}
         parts |= {f"{name}, at most": count for name, count in cache_sizes(recipe, work, **sizes_of).items()}
     moments = 2 * trained_parameters(cut.draft, frozen=recipe.distill.freeze_input_embeddings)

@@ -4,6 +4,7 @@ That is recipes/recipe.schema.json, which editors use to complete and check reci
 that stages and commands write, the tables of docs/recipes.md, and the hours in the headers of recipes.
 """
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from architectures.files.atomic import write_json
 from architectures.pruning.plan_record import PruningPlan
 from distill.commands.recipe_headers import write_headers
 from distill.recipe.recipe import Recipe
+from distill.recipe_reading.keys import schema_of
 from distill.recipe_reading.reference import write_reference
 from eval.engine_runs.record import CertificateFile
 from eval.policies.policy_file import PolicyFile
@@ -38,7 +40,7 @@ INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${k
 
 def recipe_schema() -> dict[str, Any]:
     """The JSON Schema of recipes as people write them, with ${...} allowed wherever a value may stand."""
-    schema = Recipe.model_json_schema()
+    schema = deepcopy(schema_of(Recipe))
     for section in (schema, *schema["$defs"].values()):
         section["properties"] = {name: _or_interpolation(node) for name, node in section["properties"].items()}
     return {"$schema": DIALECT, **schema}
@@ -57,7 +59,7 @@ def write_schemas() -> None:
 
 def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
     """The node with an interpolation as one more option; plain text allows one anyway."""
-    if node.get("type") == "string" and "pattern" not in node and "enum" not in node:
+    if node.get("type") == "string" and "pattern" not in node and not node.keys() & {"enum", "const"}:
         return node
     notes = {name: node[name] for name in ("title", "description", "default") if name in node}
     return {**notes, "anyOf": [{name: node[name] for name in node if name not in notes}, INTERPOLATION]}
@@ -65,5 +67,5 @@ def _or_interpolation(node: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     write_schemas()
-    write_reference(Recipe.model_json_schema())
+    write_reference(schema_of(Recipe))
     write_headers()

@@ -17,9 +17,10 @@ from architectures.families import FAMILIES
 from architectures.shapes.shape import DTYPE_BYTES, Shape
 from architectures.shapes.sizes import masked_shape
 from distill.estimates.frozen_embeddings import trained_parameters
+from distill.formulas.losses import Knowledge
 from distill.recipe.losses import chunk_size
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import TeacherConfig, is_sparse
+from distill.recipe.teacher import AnyTeacher, HiddenCache, NoTeacher, SampleCache, TopKCache, is_sharded
 from distill.recipe.training import DistillConfig
 from distill.run.stage_inputs import teacher_dtype
 
@@ -109,7 +110,7 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
     distillation = Training(
         title="distillation",
         student=draft,
-        teacher=None if config.teacher.source == "none" else target,
+        teacher=None if isinstance(config.teacher, NoTeacher) else target,
         teacher_dtype=teacher_dtype(recipe, config.precision),
         precision=config.precision,
         batch=config.global_train_batch_size,
@@ -119,7 +120,7 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
         sharded=config.parallelism == "fsdp2",
         packing=config.packing,
         cached_bytes=cached_bytes(config.teacher, target, teacher_dtype(recipe, config.precision)),
-        teacher_sharded=config.teacher.parallelism == "fsdp2",
+        teacher_sharded=is_sharded(config.teacher),
         logits_of_teacher=asks_logits(config),
         frozen_embeddings=config.freeze_input_embeddings,
     )
@@ -129,8 +130,8 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
 
 def asks_logits(config: DistillConfig) -> bool:
     """Whether a training step makes logits of the teacher: neither of a cache's entries, nor of tokens alone."""
-    compares = config.token_selection is not None or any(term.name != "cross_entropy" for term in config.terms)
-    return compares and not is_sparse(config.teacher)
+    compares = config.token_selection is not None or any(term.needs() > Knowledge.TOKENS for term in config.terms)
+    return compares and config.teacher.tells is Knowledge.LOGITS
 
 
 def learned_tokens(recipe: Recipe) -> tuple[int, int]:
@@ -160,14 +161,16 @@ def mask_training(recipe: Recipe, target: Shape) -> Training:
     )
 
 
-def cached_bytes(teacher: TeacherConfig, target: Shape, dtype: str) -> int | None:
+def cached_bytes(teacher: AnyTeacher, target: Shape, dtype: str) -> int | None:
     """What a batch holds per answer token: hidden states as they are, ids widened to 8 bytes and numbers to 4."""
-    if teacher.contents == "hidden":
-        return target.hidden * DTYPE_BYTES[dtype]
-    if teacher.contents == "top_k":
-        assert teacher.k is not None, "filled in by the config"
-        return teacher.k * (8 + 4) + 4
-    return None if teacher.num_samples is None else teacher.num_samples * 8
+    match teacher:
+        case HiddenCache():
+            return target.hidden * DTYPE_BYTES[dtype]
+        case TopKCache(k=k):
+            return k * (8 + 4) + 4
+        case SampleCache(num_samples=num_samples):
+            return num_samples * 8
+    return None
 
 
 def process_counts(training: Training) -> list[int]:

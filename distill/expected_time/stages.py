@@ -10,7 +10,7 @@ from distill.expected_time.scorecard import scorecard_time
 from distill.expected_time.stage_time import Run, StageTime, unknown
 from distill.expected_time.training import masks_time, trained_drafts, training_time
 from distill.monitoring.flops import forward_flops, head_flops
-from distill.recipe.teacher import TeacherConfig, is_sparse
+from distill.recipe.teacher import AnyTeacher, Cache, SparseCache, keeps_states
 
 UNOPENED = "how many prompts there are is known once `widedraft generate` opens the data set"
 
@@ -55,9 +55,9 @@ def prompts_answered(run: Run) -> int | None:
     return None if run.work.answers is None else run.work.answers + held_out - run.work.taken
 
 
-def passes_for_cache(teacher: TeacherConfig) -> bool:
+def passes_for_cache(teacher: AnyTeacher) -> bool:
     """Whether something of the teacher is computed for a cache: states that it kept while answering are copied."""
-    return teacher.source == "cache" and (is_sparse(teacher) or not teacher.captured_while_answering)
+    return isinstance(teacher, SparseCache) or (isinstance(teacher, Cache) and not keeps_states(teacher))
 
 
 def cache_time(run: Run, device: Device) -> StageTime:
@@ -68,7 +68,7 @@ def cache_time(run: Run, device: Device) -> StageTime:
         return unknown("teacher cache", UNOPENED)
     if rate is None:
         return unknown("teacher cache", f"nothing was measured on {device.name}")
-    if teacher.captured_while_answering:
+    if isinstance(teacher, SparseCache) and keeps_states(teacher):
         tokens = run.work.answers * run.lengths.answer
         flops = tokens * head_flops(run.draft.head_rows, run.target.hidden)
         done = (

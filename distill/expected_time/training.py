@@ -15,7 +15,9 @@ from distill.estimates.memory import learned_tokens, process_counts, trainings
 from distill.expected_time.devices import Device
 from distill.expected_time.rates import training_flops_per_s
 from distill.expected_time.stage_time import Run, StageTime, unknown
+from distill.formulas.losses import Knowledge
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
+from distill.recipe.teacher import HiddenCache, LiveTeacher, NoTeacher
 from distill.recipe.times import split_time
 
 Sequence = tuple[int, int]  # tokens, and positions that the output head runs at
@@ -93,9 +95,9 @@ def trained_sequences(run: Run, seq_tokens: int) -> int | None:
 def teacher_source(run: Run) -> str:
     """What the teacher is while the student trains: "live", "cached" or "none"."""
     config = run.recipe.distill
-    if config.token_selection is None and all(term.name == "cross_entropy" for term in config.terms):
+    if config.token_selection is None and all(term.needs() is Knowledge.TOKENS for term in config.terms):
         return "none"
-    return "live" if config.teacher.source == "live" else "cached"
+    return "live" if isinstance(config.teacher, LiveTeacher) else "cached"
 
 
 def teacher_flops(run: Run, draft: Shape, sequence: Sequence, source: str) -> int:
@@ -107,14 +109,14 @@ def teacher_flops(run: Run, draft: Shape, sequence: Sequence, source: str) -> in
     reference = 0 if run.recipe.distill.token_selection is None else forward_flops(draft, [sequence])
     if source == "live":
         return forward_flops(teacher, [sequence]) + reference
-    of_states = source == "cached" and run.recipe.distill.teacher.contents == "hidden"
+    of_states = source == "cached" and isinstance(run.recipe.distill.teacher, HiddenCache)
     return reference + (sequence[1] * head_flops(teacher.head_rows, teacher.hidden) if of_states else 0)
 
 
 def evaluation_flops(run: Run, draft: Shape) -> int:
     """FLOPs of one evaluation: both models read every held-out answer; the draft alone where no teacher is asked."""
     held_out = [(run.lengths.whole, run.lengths.answer)] * run.recipe.data.num_eval_prompts
-    teacher = 0 if run.recipe.distill.teacher.source == "none" else forward_flops(run.target, held_out)
+    teacher = 0 if isinstance(run.recipe.distill.teacher, NoTeacher) else forward_flops(run.target, held_out)
     return teacher + forward_flops(draft, held_out)
 
 

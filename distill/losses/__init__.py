@@ -1,1 +1,1 @@
-"""What a draft learns from: losses over answer tokens, from logits or from hidden states in chunks."""
+"""A sum of losses over answer tokens, computed from logits or from hidden states in chunks."""

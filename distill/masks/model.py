@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from architectures.masks.masking import masked
 from architectures.masks.masks import Masks
 from architectures.shapes.section import MasksConfig
+from distill.formulas.dense import cross_entropy, forward_kl
 from distill.losses.answer_logits import head_of
 from distill.losses.chunked import sum_of_rows
-from distill.losses.formulas import cross_entropy, forward_kl
 from distill.teacher.live import Teacher, TeacherRows
 
 Batch = Mapping[str, Tensor]

@@ -18,7 +18,7 @@ from architectures.files.reading import read_text
 from architectures.files.section import Section
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
 from distill.recipe.data import DataConfig
-from distill.recipe.teacher import refuse_uncaptured
+from distill.recipe.teacher import NoTeacher, refuse_uncaptured
 from distill.recipe.text import TextConfig, refuse_unknown_references
 from distill.recipe.training import DistillConfig, ExportConfig
 from distill.recipe_reading.environment import from_environment
@@ -146,7 +146,7 @@ class Recipe(Section):
                 f"must be left out when architecture.method is {architecture.method} and distill.train_on is answers: "
                 "only learned_masks, train_on text and a vocabulary from text read it."
             )
-        if text is not None and student and distill.teacher.source == "none":
+        if text is not None and student and isinstance(distill.teacher, NoTeacher):
             refuse_unknown_references(text)
         return text
 

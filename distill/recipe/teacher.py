@@ -1,191 +1,162 @@
 """Recipe section `distill.teacher`: whether the teacher is run beside the student, read from a cache, or not asked.
 
-No torch. Also what follows from it before a weight is read: which losses it can serve, and how many bytes a token of
-a cache takes.
+A teacher is one of five, each with keys of its own. No torch. Also what follows from it before a weight is read: which
+losses it can serve, and how many bytes a token of a cache takes.
 """
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field
 
 from architectures.errors import UserError
-from architectures.files.section import Section
+from architectures.files.section import Section, without_unsaid
+from architectures.shapes.shape import DTYPE_BYTES
+from distill.formulas.losses import LOSSES, PREFERRED, AnyLoss, Knowledge
 
-Value = TypeVar("Value", bound=str)
-Contents = Literal["hidden", "top_k", "samples"]
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOG_PROB_BYTES, LOG_TAIL_BYTES = 2, 4  # float16 and float32
-# What a loss needs of the teacher where not its whole distribution: a gradient that is that of the loss, or bounds it.
-SPARSE_LOSSES = ("forward_kl", "cross_entropy")
-LOSS_OF_TOKENS = "cross_entropy"  # which needs no teacher at all
-WITHOUT_SHARDS = {"cache": "Of a cached teacher only the output head is loaded.", "none": "No teacher is loaded."}
+# Once all teachers had all keys, and recorded them: what stands here says nothing, and fingerprints hold.
+UNSAID = {"contents": None, "k": None, "num_samples": None, "captured_while": None, "parallelism": "replicated"}
+SERVES_ALL = "A live teacher, or a cache with contents hidden, serves all."
 
 
-class TeacherConfig(Section):
-    """Where the teacher's distributions come from."""
+class LiveTeacher(Section):
+    """The teacher is run beside the student."""
 
-    source: Literal["live", "cache", "none"] = Field(
-        default="live",
-        description="live runs the teacher beside the student; cache reads what it said from the disk; none asks no "
-        "teacher: the answers' own tokens are learned.",
-    )
-    contents: Contents | None = Field(
-        default=None,
-        description="What a cache keeps per answer token: hidden states (exact, where left out), the top_k entries and "
-        "the mass of the others, or tokens drawn as samples.",
-    )
-    k: int | None = Field(default=None, ge=1, description="Entries kept by top_k; 64 where left out.")
-    num_samples: int | None = Field(default=None, ge=1, description="Tokens drawn by samples; 12 where left out.")
-    captured_while: Literal["reading", "answering"] | None = Field(
-        default=None,
-        description="When a cache's hidden states are taken: while the target reads the finished answers (reading, "
-        "where left out), or while it writes them (answering), which spares it that pass.",
-    )
+    tells: ClassVar = Knowledge.LOGITS
+    source: Literal["live"] = Field(default="live", description="live runs the teacher beside the student.")
     parallelism: Literal["replicated", "fsdp2"] = Field(
         default="replicated", description="Whether each process holds the whole live teacher or a shard of it."
     )
 
-    @field_validator("contents")
-    @classmethod
-    def _of_a_cache(cls, contents: Contents | None, info: ValidationInfo) -> Contents | None:
-        return of_a_cache(contents, default="hidden", info=info)
 
-    @field_validator("captured_while")
-    @classmethod
-    def _while_a_cache_is_made(cls, captured_while: str | None, info: ValidationInfo) -> str | None:
-        return of_a_cache(captured_while, default="reading", info=info)
+class Cache(Section):
+    """What the teacher said of the answers is read from the disk."""
 
-    @field_validator("k")
-    @classmethod
-    def _of_top_k(cls, k: int | None, info: ValidationInfo) -> int | None:
-        return count_for("top_k", k, default=64, info=info)
-
-    @field_validator("num_samples")
-    @classmethod
-    def _of_samples(cls, num_samples: int | None, info: ValidationInfo) -> int | None:
-        return count_for("samples", num_samples, default=12, info=info)
-
-    @property
-    def captured_while_answering(self) -> bool:
-        """Whether the target keeps its hidden states of the answers it writes, for a cache."""
-        return self.captured_while == "answering"
-
-    @field_validator("parallelism")
-    @classmethod
-    def _of_a_live_one(cls, parallelism: str, info: ValidationInfo) -> str:
-        source = info.data.get("source")
-        if source in WITHOUT_SHARDS and parallelism != "replicated":
-            raise ValueError(
-                f"must be left out when distill.teacher.source is {source}, got {parallelism}. {WITHOUT_SHARDS[source]}"
-            )
-        return parallelism
+    tells: ClassVar[Knowledge]  # of answers to train on: held-out ones are always kept as hidden states
+    source: Literal["cache"] = Field(description="cache reads what it said from the disk.")
+    contents: Any  # a literal of its own in every cache
+    captured_while: Literal["reading", "answering"] = Field(
+        default="reading",
+        description="When a cache's hidden states are taken: while the target reads the finished answers, or while it "
+        "writes them (answering), which spares it that pass.",
+    )
 
 
-def of_a_cache(value: Value | None, *, default: Value, info: ValidationInfo) -> Value | None:
-    """What a cache is made by, its default filled in; None where there is none.
+class HiddenCache(Cache):
+    """A cache of hidden states, of which every logit of the teacher is made."""
 
-    Raises:
-        ValueError: If a value is given and there is none.
-    """
-    source = info.data.get("source")
-    if source in ("live", "none") and value is not None:
+    tells = Knowledge.LOGITS
+    contents: Literal["hidden"] = Field(
+        default="hidden", description="What a cache keeps per answer token: hidden states, which are exact."
+    )
+
+
+class TopKCache(Cache):
+    """A cache of the most likely tokens, and of the mass of all others."""
+
+    tells = Knowledge.ENTRIES
+    contents: Literal["top_k"] = Field(description="top_k, the most likely entries and the mass of the others.")
+    k: int = Field(default=64, ge=1, description="Entries kept by top_k.")
+
+
+class SampleCache(Cache):
+    """A cache of tokens drawn from the teacher."""
+
+    tells = Knowledge.ENTRIES
+    contents: Literal["samples"] = Field(description="samples, tokens drawn from it.")
+    num_samples: int = Field(default=12, ge=1, description="Tokens drawn by samples.")
+
+
+class NoTeacher(Section):
+    """No teacher is asked: the answers' own tokens are learned."""
+
+    tells: ClassVar = Knowledge.TOKENS
+    source: Literal["none"] = Field(description="none asks no teacher: the answers' own tokens are learned.")
+
+
+SparseCache: TypeAlias = TopKCache | SampleCache
+AnyCache: TypeAlias = HiddenCache | SparseCache
+AnyTeacher: TypeAlias = LiveTeacher | AnyCache | NoTeacher
+
+
+def tagged(values: Any) -> Any:
+    """The section's keys with those that tell teachers apart, where they are left out."""
+    if not isinstance(values, dict):
+        return values
+    said = {"source": "live", **without_unsaid(values, UNSAID)}
+    return {"contents": "hidden", **said} if said["source"] == "cache" else said
+
+
+TeacherKey: TypeAlias = Annotated[
+    LiveTeacher | Annotated[AnyCache, Field(discriminator="contents")] | NoTeacher,
+    Field(discriminator="source"),
+    BeforeValidator(tagged),
+]
+
+
+def recorded(teacher: AnyTeacher) -> dict[str, Any]:
+    """The section as fingerprints know it, with the keys that there were at first; shards of a teacher say the same."""
+    later = {"parallelism"} if keeps_states(teacher) else {"parallelism", "captured_while"}
+    return {name: value for name, value in {**UNSAID, **teacher.model_dump()}.items() if name not in later}
+
+
+def is_sharded(teacher: AnyTeacher) -> bool:
+    """Whether each process holds a shard of the teacher."""
+    return isinstance(teacher, LiveTeacher) and teacher.parallelism == "fsdp2"
+
+
+def keeps_states(teacher: AnyTeacher) -> bool:
+    """Whether the target keeps its hidden states of the answers it writes, for a cache."""
+    return isinstance(teacher, Cache) and teacher.captured_while == "answering"
+
+
+def named(teacher: AnyTeacher) -> str:
+    """The key that says what it tells: "contents is top_k"."""
+    return f"contents is {teacher.contents}" if isinstance(teacher, Cache) else f"source is {teacher.source}"
+
+
+def served_losses(teacher: AnyTeacher) -> list[str]:
+    """Names of the losses for which the teacher tells enough."""
+    return [name for name, loss in LOSSES.items() if loss.needs() <= teacher.tells]
+
+
+def default_loss(teacher: AnyTeacher) -> str:
+    """What a recipe trains on that names no loss."""
+    return next(name for name in PREFERRED if name in served_losses(teacher))
+
+
+def refuse_unserved(teacher: AnyTeacher, loss: AnyLoss) -> None:
+    """Raise ValueError if a loss needs more of the teacher than there is of it."""
+    if loss.needs() > teacher.tells:
+        served = " or ".join(served_losses(teacher))
+        raise ValueError(f"must be {served} when distill.teacher.{named(teacher)}, got {loss.name}. {SERVES_ALL}")
+
+
+def refuse_temperature(teacher: AnyTeacher, temperature: float) -> None:
+    """Raise ValueError at another temperature than the one at which the entries of a cache were taken."""
+    if teacher.tells is Knowledge.ENTRIES and temperature != 1:
         raise ValueError(
-            f"must be left out when distill.teacher.source is {source}, got {value}. Set source to cache, or leave it "
-            "out (null on the command line)."
-        )
-    return default if source == "cache" and value is None else value
-
-
-def count_for(contents: Contents, count: int | None, *, default: int, info: ValidationInfo) -> int | None:
-    """The count where the cache has these contents, its default filled in; None where it has others."""
-    if "contents" not in info.data:  # reported already
-        return count
-    found = info.data["contents"]
-    if found == contents:
-        return default if count is None else count
-    if count is not None:
-        raise ValueError(
-            f"must be left out unless distill.teacher.contents is {contents}, got {count} "
-            f"and {'no contents' if found is None else found}."
-        )
-    return None
-
-
-def recorded(teacher: dict[str, Any]) -> dict[str, Any]:
-    """The section's values as fingerprints know them; what was recorded before there was captured_while holds."""
-    if teacher["captured_while"] == "answering":
-        return teacher
-    return {name: value for name, value in teacher.items() if name != "captured_while"}
-
-
-def default_loss(teacher: TeacherConfig) -> Literal["negative_log_acceptance", "forward_kl", "cross_entropy"]:
-    """What a recipe trains on that names no loss: the best of docs/losses.md that this teacher can serve."""
-    if teacher.source == "none":
-        return LOSS_OF_TOKENS
-    return "forward_kl" if is_sparse(teacher) else "negative_log_acceptance"
-
-
-def is_sparse(teacher: TeacherConfig) -> bool:
-    """Whether a cache kept some entries only: hidden states give every one, so any loss at any temperature."""
-    return teacher.contents in ("top_k", "samples")
-
-
-def refuse_unserved(teacher: TeacherConfig, *, loss: str) -> None:
-    """Refuse a loss that needs more of the teacher than there is of it.
-
-    Raises:
-        ValueError: If there is none to ask, or the cache says too little of the entries that it left out.
-    """
-    if teacher.source == "none" and loss != LOSS_OF_TOKENS:
-        raise ValueError(
-            f"must be {LOSS_OF_TOKENS} when distill.teacher.source is none, got {loss}. "
-            "Every other loss compares with a teacher: set source to live or cache."
-        )
-    if is_sparse(teacher) and loss not in SPARSE_LOSSES:
-        raise ValueError(
-            f"must be {' or '.join(SPARSE_LOSSES)} when distill.teacher.contents is {teacher.contents}, got {loss}. "
-            "A live teacher, or a cache with contents hidden, serves all."
-        )
-
-
-def refuse_temperature(teacher: TeacherConfig, temperature: float) -> None:
-    """Refuse a temperature other than the one at which the entries of a cache were taken.
-
-    Raises:
-        ValueError: If the cache cannot serve it.
-    """
-    if is_sparse(teacher) and temperature != 1:
-        raise ValueError(
-            f"must be 1 when distill.teacher.contents is {teacher.contents}, got {temperature}: that is what it was "
-            "taken at. A live teacher, or a cache with contents hidden, serves all."
+            f"must be 1 when distill.teacher.{named(teacher)}, got {temperature}: that is what it was taken at. "
+            f"{SERVES_ALL}"
         )
 
 
-def refuse_selection(teacher: TeacherConfig) -> None:
-    """Refuse to choose tokens by a KL that the teacher cannot give.
-
-    Raises:
-        ValueError: If there is no teacher, or the cache keeps less than hidden states.
-    """
-    if teacher.source == "none":
+def refuse_selection(teacher: AnyTeacher) -> None:
+    """Raise ValueError where tokens are to be chosen by a KL that the teacher cannot give."""
+    if teacher.tells < Knowledge.LOGITS:
         raise ValueError(
-            "must be live, or a cache with contents hidden, with distill.token_selection, got none: tokens are chosen "
-            "by the KL from the teacher."
-        )
-    if teacher.contents in ("top_k", "samples"):
-        raise ValueError(
-            f"must be live, or a cache with contents hidden, with distill.token_selection, got {teacher.contents}: "
-            "tokens are chosen by the whole KL."
+            "must be live, or a cache with contents hidden, with distill.token_selection, got one whose "
+            f"{named(teacher)}: tokens are chosen by the whole KL from the teacher."
         )
 
 
-def refuse_uncaptured(teacher: TeacherConfig, *, answers: str, target_dtype: str, precision: str) -> None:
+def refuse_uncaptured(teacher: AnyTeacher, *, answers: str, target_dtype: str, precision: str) -> None:
     """Refuse to keep states while answering where nobody answers, or where the teacher's states would be others.
 
     Raises:
         ValueError: If answers are given, or the teacher teaches in another number type than it answers in.
     """
-    if not teacher.captured_while_answering:
+    if not keeps_states(teacher):
         return
     if answers == "given":
         raise ValueError(
@@ -200,9 +171,9 @@ def refuse_uncaptured(teacher: TeacherConfig, *, answers: str, target_dtype: str
         )
 
 
-def refuse_k_beyond(teacher: TeacherConfig, *, vocab: int, rows: int) -> None:
+def refuse_k_beyond(teacher: AnyTeacher, *, vocab: int, rows: int) -> None:
     """Raise UserError if more entries are to be kept than the vocabulary has, or than the draft's head says."""
-    if teacher.k is not None and teacher.k > rows:
+    if isinstance(teacher, TopKCache) and teacher.k > rows:
         most = "the target's vocab_size" if rows == vocab else "the number of ids the draft says"
         raise UserError(
             f"distill.teacher.k must be at most {most}, got {teacher.k} and {rows}. "
@@ -210,7 +181,7 @@ def refuse_k_beyond(teacher: TeacherConfig, *, vocab: int, rows: int) -> None:
         )
 
 
-def refuse_cut_entries(teacher: TeacherConfig, *, vocab_size: int, of_teacher: int) -> None:
+def refuse_cut_entries(teacher: AnyTeacher, *, vocab_size: int, of_teacher: int) -> None:
     """Refuse kept entries of a vocabulary that a model beside the teacher has only a part of.
 
     A live teacher, and one of hidden states, is asked for the ids that all models have. Kept entries were taken of all
@@ -219,7 +190,7 @@ def refuse_cut_entries(teacher: TeacherConfig, *, vocab_size: int, of_teacher: i
     Raises:
         UserError: If the teacher has more entries than all models share, and the cache keeps some of them.
     """
-    if teacher.contents in ("top_k", "samples") and of_teacher > vocab_size:
+    if isinstance(teacher, SparseCache) and of_teacher > vocab_size:
         raise UserError(
             f"distill.teacher.contents must be hidden when the vocabularies differ: the target has {of_teacher} "
             f"entries, of which {vocab_size} are shared, and {teacher.contents} was taken of all of them. "
@@ -227,33 +198,31 @@ def refuse_cut_entries(teacher: TeacherConfig, *, vocab_size: int, of_teacher: i
         )
 
 
-def contents_of(teacher: TeacherConfig, split: str) -> Contents:
-    """What the cache keeps of the "train" or the "eval" answers.
+def kept_of(cache: AnyCache, split: str) -> AnyCache:
+    """What a cache holds of the "train" or the "eval" answers.
 
     Held-out answers are few and always kept as hidden states: their metrics are exact whatever is trained on.
     """
-    assert teacher.contents is not None, "of a cache"
-    return teacher.contents if split == "train" else "hidden"
+    return cache if split == "train" else HiddenCache(source="cache", captured_while=cache.captured_while)
 
 
-def bytes_per_token(teacher: TeacherConfig, split: str, *, hidden: int, rows: int, dtype: str) -> int:
+def bytes_per_token(cache: AnyCache, split: str, *, hidden: int, rows: int, dtype: str) -> int:
     """Bytes a cache takes for one answer token, its index left out.
 
     Args:
-        teacher: With source cache.
+        cache: As the recipe has it.
         split: "train" or "eval".
         hidden: Width of the teacher's last hidden state.
         rows: Ids that kept entries are of.
         dtype: Of its hidden states.
     """
-    contents = contents_of(teacher, split)
-    if contents == "hidden":
-        return hidden * DTYPE_BYTES[dtype]
-    if contents == "top_k":
-        assert teacher.k is not None, "filled in by the config"
-        return teacher.k * (id_bytes(rows) + LOG_PROB_BYTES) + LOG_TAIL_BYTES
-    assert teacher.num_samples is not None, "filled in by the config"
-    return teacher.num_samples * id_bytes(rows)
+    match kept_of(cache, split):
+        case HiddenCache():
+            return hidden * DTYPE_BYTES[dtype]
+        case TopKCache(k=k):
+            return k * (id_bytes(rows) + LOG_PROB_BYTES) + LOG_TAIL_BYTES
+        case SampleCache(num_samples=num_samples):
+            return num_samples * id_bytes(rows)
 
 
 def id_bytes(vocab: int) -> int:

@@ -9,11 +9,16 @@ from architectures.files.number_types import Dtype, PrecisionOrAuto
 from architectures.files.section import Section
 from architectures.gguf_export.names import GgufKind
 from architectures.shapes.serving import MAX_DEGREE
-from distill.recipe.losses import Loss, LossTerm, TokenSelection, loss_terms
+from distill.formulas.losses import AnyLoss, Knowledge, Loss, loss_terms
+from distill.recipe.losses import TokenSelection
 from distill.recipe.monitoring import Loggers
 from distill.recipe.teacher import (
-    TeacherConfig,
+    AnyTeacher,
+    Cache,
+    LiveTeacher,
+    TeacherKey,
     default_loss,
+    is_sharded,
     refuse_selection,
     refuse_temperature,
     refuse_unserved,
@@ -116,7 +121,9 @@ class DistillConfig(Section):
     token_selection: TokenSelection | None = Field(
         default=None, description="Train on some of the answer tokens only; null trains on all."
     )
-    teacher: TeacherConfig = Field(default=TeacherConfig())
+    teacher: TeacherKey = Field(
+        default=LiveTeacher(), description="Where the teacher's distributions come from; each source has its own keys."
+    )
     unknown_inputs: float = Field(
         default=0.0,
         ge=0,
@@ -198,10 +205,10 @@ class DistillConfig(Section):
 
     @field_validator("teacher")
     @classmethod
-    def _serves_the_training(cls, teacher: TeacherConfig, info: ValidationInfo) -> TeacherConfig:
+    def _serves_the_training(cls, teacher: AnyTeacher, info: ValidationInfo) -> AnyTeacher:
         if info.data.get("token_selection") is not None:
             refuse_selection(teacher)
-        if info.data.get("train_on") == "text" and teacher.source == "cache":
+        if info.data.get("train_on") == "text" and isinstance(teacher, Cache):
             raise ValueError(
                 "must have source live or none when distill.train_on is text, got cache: a cache is of answers. "
                 "Leave source out, or train on answers."
@@ -220,22 +227,22 @@ class DistillConfig(Section):
     @field_validator("loss")
     @classmethod
     def _served_by_the_teacher(cls, loss: Loss | Literal["auto"], info: ValidationInfo) -> Loss:
-        teacher = info.data.get("teacher", TeacherConfig())
+        teacher = info.data.get("teacher", LiveTeacher())
         if loss == "auto":
             return default_loss(teacher)
         for term in loss_terms(loss):
-            refuse_unserved(teacher, loss=term.name)
+            refuse_unserved(teacher, term)
         return loss
 
     @field_validator("temperature")
     @classmethod
     def _is_read(cls, temperature: float, info: ValidationInfo) -> float:
         terms = loss_terms(info.data.get("loss", "forward_kl"))
-        if temperature != 1 and all(term.name == "cross_entropy" for term in terms):
+        if temperature != 1 and all(term.needs() is Knowledge.TOKENS for term in terms):
             raise ValueError(
-                f"must be 1 when distill.loss is cross_entropy alone, got {temperature}. Nothing reads it."
+                f"must be 1 when distill.loss is {terms[0].name} alone, got {temperature}. Nothing reads it."
             )
-        refuse_temperature(info.data.get("teacher", TeacherConfig()), temperature)
+        refuse_temperature(info.data.get("teacher", LiveTeacher()), temperature)
         return temperature
 
     @field_validator("device_train_microbatch_size")
@@ -245,7 +252,7 @@ class DistillConfig(Section):
         if isinstance(size, int) and batch is not None and size > batch:
             raise ValueError(f"must be at most distill.global_train_batch_size, got {size} and {batch}.")
         teacher = info.data.get("teacher")
-        if size == "auto" and teacher is not None and teacher.parallelism == "fsdp2":
+        if size == "auto" and teacher is not None and is_sharded(teacher):
             raise ValueError("must be a number when distill.teacher.parallelism is fsdp2, got auto.")
         return size
 
@@ -273,7 +280,7 @@ class DistillConfig(Section):
         return scheduler
 
     @property
-    def terms(self) -> tuple[LossTerm, ...]:
+    def terms(self) -> tuple[AnyLoss, ...]:
         """The terms of the loss; what `auto` means was filled in when the recipe was read."""
         assert self.loss != "auto"
         return loss_terms(self.loss)

@@ -2,7 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
+from functools import cache
 from typing import Any, TypeAlias
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import TaggedUnionSchema
 
 from distill.recipe_reading.yaml_lines import KeyPath
 
@@ -13,15 +18,35 @@ BOUNDS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "ma
 PLAIN = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "null": "null"}
 
 
+class _AnyOf(GenerateJsonSchema):
+    """Writes a tagged union like any other: whoever reads it looks at the tags, and a ${...} may stand for one."""
+
+    def tagged_union_schema(self, schema: TaggedUnionSchema) -> JsonSchemaValue:
+        return {"anyOf": super().tagged_union_schema(schema)["oneOf"]}
+
+
+@cache
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON Schema of a section, which is read and never changed."""
+    return model.model_json_schema(schema_generator=_AnyOf)
+
+
 def known_keys(schema: Schema) -> dict[str, Schema]:
     """Every dotted key with its own schema, a section before what it holds; [] stands for any list item."""
-    return dict(_below("", schema, schema))
+    known: dict[str, Schema] = {}
+    for key, node in _below("", schema, schema):
+        known[key] = _either(known[key], node) if key in known else node
+    return known
 
 
 def required_keys(schema: Schema) -> set[str]:
-    """The dotted keys that have no default."""
-    sections = {"": schema, **{f"{key}.": resolved(node, schema) for key, node in known_keys(schema).items()}}
-    return {prefix + name for prefix, node in sections.items() for name in node.get("required", [])}
+    """The dotted keys that have no default, whichever section of a union is meant."""
+    sections = {"": schema, **{f"{key}.": node for key, node in known_keys(schema).items()}}
+    return {
+        prefix + name
+        for prefix, node in sections.items()
+        for name in set.intersection(*(set(option.get("required", ())) for option in options(node, schema)))
+    }
 
 
 def schema_at(path: KeyPath, schema: Schema) -> Schema | None:
@@ -44,22 +69,55 @@ def nearest_key(path: KeyPath, known: Iterable[str]) -> str | None:
 
 def requirement(node: Schema, schema: Schema) -> str:
     """What a value must be, as the rest of a sentence: "a number > 0", "fp32 or amp_bf16"."""
-    options = [resolved(option, schema) for option in node.get("anyOf", [node])]
-    return " or ".join(_one_requirement(option, schema) for option in options)
+    keys = ", ".join(section_keys(node, schema)) or "keys of your own"
+    return " or ".join(dict.fromkeys(_one_requirement(option, schema, keys) for option in options(node, schema)))
 
 
 def section_keys(node: Schema, schema: Schema) -> list[str]:
-    """Names of the keys a section holds, [] for anything else."""
-    options = [resolved(option, schema) for option in node.get("anyOf", [node])]
-    return [name for option in options for name in option.get("properties", {})]
+    """Names of the keys a section holds, or any section of a union; [] for anything else."""
+    return list(dict.fromkeys(name for option in options(node, schema) for name in option.get("properties", {})))
 
 
-def resolved(node: Schema, schema: Schema) -> Schema:
-    """The node itself, or the section it refers to."""
-    return schema["$defs"][node["$ref"].rsplit("/", 1)[-1]] if "$ref" in node else node
+def meant(node: Schema, values: Mapping[str, Any], schema: Schema) -> list[Schema]:
+    """The sections that values may be of: of a tagged union the one whose tags they have, or leave out."""
+    given = {key: value for key, value in values.items() if value is not None}
+    return [
+        option
+        for option in options(node, schema)
+        if "properties" in option
+        and all(given.get(key, child.get("default")) == child["const"] for key, child in _tags(option))
+    ]
 
 
-def _one_requirement(node: Schema, schema: Schema) -> str:
+def options(node: Schema, schema: Schema) -> list[Schema]:
+    """What a node may be, one by one, references resolved."""
+    if "$ref" in node:
+        node = schema["$defs"][node["$ref"].rsplit("/", 1)[-1]]
+    return [option for each in node["anyOf"] for option in options(each, schema)] if "anyOf" in node else [node]
+
+
+def tags(sections: Iterable[Schema]) -> str:
+    """What tells sections of a union from the others: "source is cache and contents is top_k or samples"."""
+    found: dict[str, dict[str, None]] = {}
+    for key, child in (tag for section in sections for tag in _tags(section)):
+        found.setdefault(key, {})[child["const"]] = None
+    return " and ".join(f"{key} is {' or '.join(values)}" for key, values in found.items())
+
+
+def _tags(section: Schema) -> list[tuple[str, Schema]]:
+    return [(key, child) for key, child in section["properties"].items() if "const" in child]
+
+
+def _either(one: Schema, other: Schema) -> Schema:
+    """What a key must be that several sections of a union have."""
+    if one == other:
+        return one
+    words, more = one["description"], other["description"]
+    words = words if more in words else f"{words.removesuffix('.')}; {more}"
+    return {**other, **one, "anyOf": [*one.get("anyOf", [one]), other], "description": words}
+
+
+def _one_requirement(node: Schema, schema: Schema, keys: str) -> str:
     kind = node.get("type")
     if "enum" in node or "const" in node:
         return " or ".join(map(str, node.get("enum", [node.get("const")])))
@@ -70,7 +128,6 @@ def _one_requirement(node: Schema, schema: Schema) -> str:
         return _list_requirement(node, schema)
     if kind == "string":
         return _text_requirement(node)
-    keys = ", ".join(node.get("properties", {})) or "keys of your own"
     return f"a section ({keys})"
 
 
@@ -92,8 +149,7 @@ def _text_requirement(node: Schema) -> str:
 
 
 def _below(prefix: str, node: Schema, schema: Schema) -> Iterator[tuple[str, Schema]]:
-    for option in node.get("anyOf", [node]):
-        inside = resolved(option, schema)
+    for inside in options(node, schema):
         for name, child in inside.get("properties", {}).items():
             key = f"{prefix}.{name}".removeprefix(".")
             yield key, child

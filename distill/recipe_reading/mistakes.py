@@ -8,7 +8,18 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from distill.recipe_reading.keys import Schema, known_keys, nearest_key, requirement, schema_at, section_keys
+from distill.recipe_reading.keys import (
+    Schema,
+    known_keys,
+    meant,
+    nearest_key,
+    options,
+    requirement,
+    schema_at,
+    schema_of,
+    section_keys,
+    tags,
+)
 from distill.recipe_reading.source import BROKEN, Source
 from distill.recipe_reading.text_rules import short, shown
 from distill.recipe_reading.yaml_lines import MOST_MISTAKES, KeyPath, Mistake, dotted
@@ -17,7 +28,7 @@ from distill.recipe_reading.yaml_lines import MOST_MISTAKES, KeyPath, Mistake, d
 def mistakes_of(error: ValidationError, source: Source) -> Iterator[Mistake]:
     """One mistake per key that is wrong; keys that could not be read at all were reported when they were read."""
     seen = {mistake.path for mistake in source.mistakes if mistake.path in source.overrides}
-    schema = source.model.model_json_schema()
+    schema = schema_of(source.model)
     placed = [
         (*_place(details, source.values), details) for details in error.errors(include_url=False)[: MOST_MISTAKES + 1]
     ]
@@ -65,6 +76,9 @@ def _place(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
             continue  # the name of a union's option
         value = value[step]  # type: ignore[index]  # step is one of its keys or positions
         path.append(step)
+    if isinstance(value, dict) and details["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        tag = details.get("ctx", {})["discriminator"].strip("'")
+        return (*path, tag), value.get(tag, value)
     return tuple(path), value
 
 
@@ -72,8 +86,10 @@ def _sentence(details: ErrorDetails, path: KeyPath, value: Any, source: Source, 
     node = schema_at(path, schema)
     if node is None:
         return _unknown_key(path, schema)
-    if details["type"] == "missing" and isinstance(value, dict) and path[-1] not in value:
+    if details["type"] in ("missing", "union_tag_not_found") and isinstance(value, dict) and path[-1] not in value:
         return f"must be given. {node['description']}"
+    if details["type"] == "extra_forbidden":
+        return _key_of_others(path, value, _at(path[:-1], source.values), schema)
     if details["type"] == "value_error" and "ctx" in details:
         return str(details["ctx"]["error"])
     got = _shown(value)
@@ -91,18 +107,30 @@ def _unknown_key(path: KeyPath, schema: Schema) -> str:
     return f"is not a key of a recipe. {dotted(path[:-1]) or 'A recipe'} holds {known}.{free}"
 
 
+def _key_of_others(path: KeyPath, value: Any, beside: dict[str, Any], schema: Schema) -> str:
+    """A key that other sections of a union have, and not the one that is meant."""
+    union, key = schema_at(path[:-1], schema) or {}, path[-1]
+    own, others = meant(union, beside, schema), [one for one in options(union, schema) if key in one["properties"]]
+    keys = ", ".join(name for one in own for name in one["properties"])
+    return (
+        f"must be left out when {tags(own)}, got {_shown(value)}. Keys are then {keys}; {key} is one when "
+        f"{tags(others)}. Leave it out (null on the command line)."
+    )
+
+
 def _remedy(kind: str, value: Any, node: Schema) -> str:
     if kind == "string_type" and isinstance(value, int | float) and _is_text_for(node, str(value)):
         return " Put it in quotes."
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and _is_quoted(value):
         return " Remove the quotes."
-    return " Remove the line, or write keys below it." if value is None and kind == "model_type" else ""
+    of_section = kind in ("model_type", "model_attributes_type")
+    return " Remove the line, or write keys below it." if value is None and of_section else ""
 
 
 def _is_text_for(node: Schema, text: str) -> bool:
     """Whether a key would take the text."""
-    options = [option for option in node.get("anyOf", [node]) if option.get("type") == "string"]
-    return any("enum" not in option and re.search(option.get("pattern", ""), text) for option in options)
+    texts = [option for option in node.get("anyOf", [node]) if option.get("type") == "string"]
+    return any("enum" not in option and re.search(option.get("pattern", ""), text) for option in texts)
 
 
 def _is_quoted(value: str) -> bool:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from architectures.files.atomic import write_text
-from distill.recipe_reading.keys import Schema, known_keys, required_keys, requirement, resolved, section_keys
+from distill.recipe_reading.keys import Schema, known_keys, options, required_keys, requirement, section_keys
 
 REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "recipes.md"
 BEGIN, END = "<!-- keys: written by `python -m distill.commands.recipe_reference` -->\n", "<!-- end of keys -->\n"
@@ -45,7 +45,7 @@ def table(title: str, names: list[str], schema: Schema) -> str:
             f"`{name}`",
             requirement(node, schema),
             default,
-            {**resolved(node, schema), **node}.get("description", ""),
+            {**options(node, schema)[0], **node}.get("description", ""),
         )
         rows.append(f"| {' | '.join(cell.replace('|', '&#124;').replace('<', '&lt;') for cell in cells)} |")
     return "\n".join(rows) + "\n"

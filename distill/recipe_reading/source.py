@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast, get_args, get_origin
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -16,7 +16,7 @@ from omegaconf.errors import (
 from pydantic import BaseModel
 
 from distill.recipe_reading.filling import Filling
-from distill.recipe_reading.keys import nearest_key, required_keys
+from distill.recipe_reading.keys import Schema, meant, nearest_key, required_keys, schema_of, section_keys
 from distill.recipe_reading.text_rules import shown, unusable_text
 from distill.recipe_reading.yaml_lines import (
     MISSING,
@@ -75,29 +75,23 @@ def read_source(text: str, name: str, overrides: Sequence[str], model: type[Base
     assert isinstance(config, DictConfig)  # read_yaml lets nothing else pass
     for word in overrides:
         _override(config, word, source)
-    source.written = with_defaults(cast("dict[str, Any]", OmegaConf.to_container(config)), model)
+    schema = schema_of(model)
+    source.written = with_defaults(cast("dict[str, Any]", OmegaConf.to_container(config)), schema, schema)
     Filling(source.written).refuse_too_much(name)
     source.values = _resolved(OmegaConf.create(source.written), source.written, (), source)
     return source
 
 
-def with_defaults(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """The values with the model's defaults where they are silent; a section that must be given begins empty."""
-    filled = dict(values)
-    for field_name, info in model.model_fields.items():
-        name = info.alias or field_name
-        section = _section_model(info.annotation)
-        if name not in filled and (section is not None or not info.is_required()):
-            filled[name] = {} if isinstance(info.default, BaseModel) or info.is_required() else info.default
-        if section is not None and isinstance(filled[name], dict):
-            filled[name] = with_defaults(filled[name], section)
+def with_defaults(values: Mapping[str, Any], section: Schema, schema: Schema) -> dict[str, Any]:
+    """The values with a section's defaults where they are silent; a section that must be given begins empty."""
+    filled, required = dict(values), section.get("required", ())
+    for name, node in section["properties"].items():
+        if name not in filled and ("default" in node or (name in required and section_keys(node, schema))):
+            filled[name] = node.get("default", {})
+        if isinstance(filled.get(name), dict):
+            for inside in meant(node, filled[name], schema):
+                filled[name] = with_defaults(filled[name], inside, schema)
     return filled
-
-
-def _section_model(annotation: Any) -> type[BaseModel] | None:
-    """The model of a field that holds a section, also where null may stand instead; a list of sections is none."""
-    options = [annotation, *(get_args(annotation) if get_origin(annotation) is not tuple else ())]
-    return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
 
 
 def _override(config: DictConfig, word: str, source: Source) -> None:
@@ -179,7 +173,7 @@ def _reading_problem(error: OmegaConfBaseException | RecursionError, written: st
         fact = f"environment variable {unset[1]} is not set. Set it, as it was when the recipe was written"
     problem = f"must be text whose ${{...}} can be filled in, got {written!r}: {fact}."
     if isinstance(error, InterpolationKeyError) and (missing := re.search("key '(.+)' not found", fact)):
-        if missing[1] in required_keys(source.model.model_json_schema()):
+        if missing[1] in required_keys(schema_of(source.model)):
             return None
         near = nearest_key(_key_path(missing[1]), _present_keys(source.written, ()))
         return f"{problem} Did you mean ${{{near}}}?" if near else f"{problem} Free values belong in variables."

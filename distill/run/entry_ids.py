@@ -12,7 +12,7 @@ from architectures.checkpoints.manifest import read_manifest
 from architectures.small_head.record import CONFIG_KEY, read_draft_vocabulary
 from architectures.targets.target import read_config
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import is_sparse
+from distill.recipe.teacher import SparseCache
 from distill.run.stage_folders import require_finished
 
 
@@ -26,7 +26,7 @@ def entry_ids(recipe: Recipe, init: Path) -> tuple[int, ...] | None:
     Raises:
         UserError: If the recipe asks for a small vocabulary and no draft was cut yet.
     """
-    if not is_sparse(recipe.distill.teacher):
+    if not isinstance(recipe.distill.teacher, SparseCache):
         return None
     if recipe.architecture.vocabulary is not None:
         require_finished(init, "prune")

@@ -12,6 +12,7 @@ from architectures.checkpoints.manifest import (
 from architectures.errors import UserError
 from architectures.targets.target import require_whole_head, resolve_checkpoint
 from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import Cache
 from distill.run.older_runs import adopt_older_run
 from distill.run.stage_folders import refuse_changed, require_finished
 from distill.run.stage_inputs import (
@@ -43,7 +44,7 @@ def require_training_inputs(recipe: Recipe) -> dict[str, str]:
     ):
         require_finished(run / name, command)
         refuse_changed(run / name, inputs)
-    if recipe.distill.teacher.source == "cache":
+    if isinstance(recipe.distill.teacher, Cache):
         require_finished(run / "teacher_cache", "cache")
         refuse_changed(run / "teacher_cache", cache_inputs(recipe, target))
     training = training_inputs(recipe)

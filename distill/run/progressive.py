@@ -13,6 +13,7 @@ from pathlib import Path
 
 from architectures.targets.target import is_gguf
 from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import Cache
 from distill.run.stage_inputs import stage_folder
 
 
@@ -43,7 +44,7 @@ def stage_recipe(recipe: Recipe, layers: int, source: str | None) -> Recipe:
 
 def share_answers(recipe: Recipe, stage: Recipe) -> None:
     """Let a stage train on the answers of the run it belongs to, and on a cached teacher's words about them."""
-    names = ["data", "teacher_cache"] if recipe.distill.teacher.source == "cache" else ["data"]
+    names = ["data", "teacher_cache"] if isinstance(recipe.distill.teacher, Cache) else ["data"]
     for name in names:
         link = Path(stage.run_dir) / name
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -18,8 +18,9 @@ from architectures.files.number_types import Dtype
 from architectures.pruning.plan import needed_scores
 from architectures.shapes.shape import Shape
 from architectures.targets.target import local_path, read_config, resolve_checkpoint
+from distill.formulas.losses import recorded_loss
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import recorded
+from distill.recipe.teacher import UNSAID, recorded
 from distill.recipe.text import is_plain_text
 from distill.run.entry_ids import entry_ids
 from distill.run.stage_folders import refuse_changed, require_finished
@@ -51,8 +52,6 @@ NOT_THE_DRAFT = {"engines", "tensor_parallel"}  # of export: what is asked about
 TASK = {"__all__": {"task"}}  # of sources, whose own fingerprint says it: one without a task stays what it was
 
 JSON_READ_BY_LINE = "lines/2"  # the reader before told places in such files otherwise: none is continued with this one
-
-RESUMABLE = {**dict.fromkeys(RESUMABLE_KEYS, True), "teacher": {"parallelism"}}
 
 
 def mask_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
@@ -217,7 +216,6 @@ def cache_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
         UserError: As `entry_ids`.
     """
     ids = entry_ids(recipe, first_init(recipe))
-    settings = recipe.distill.teacher.model_dump(mode="json", exclude={"parallelism"})
     return {
         "target": fingerprint_checkpoint(target),
         **fingerprint_tokenizer(target),
@@ -225,7 +223,7 @@ def cache_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
         "data": fingerprint_value((read_manifest(Path(recipe.run_dir) / "data") or {}).get("inputs")),
         "data.max_seq_len": str(recipe.data.max_seq_len),
         "data.batch_size": str(recipe.data.batch_size),  # more rows in one product may round otherwise
-        "distill.teacher": fingerprint_value(recorded(settings)),
+        "distill.teacher": fingerprint_value(recorded(recipe.distill.teacher)),
         "seed": str(recipe.seed),
         **({} if ids is None else {"architecture.vocabulary": fingerprint_value(list(ids))}),
     }
@@ -239,11 +237,11 @@ def teacher_dtype(recipe: Recipe, precision: str) -> Dtype:
 def training_inputs(recipe: Recipe) -> dict[str, str]:
     """What the checkpoints are made from; keys that a continued training may change are left out."""
     run = Path(recipe.run_dir)
-    settings, others = recipe.distill.model_dump(mode="json", exclude=RESUMABLE), {}
+    settings, others = recipe.distill.model_dump(mode="json", exclude=set(RESUMABLE_KEYS)), {}
     for name in ("unknown_inputs", "freeze_input_embeddings"):
         if not settings[name]:
             del settings[name]  # what was recorded before there was this key holds
-    settings["teacher"] = recorded(settings["teacher"])
+    settings |= {"teacher": recorded(recipe.distill.teacher), "loss": recorded_loss(recipe.distill.loss)}
     if recipe.distill.token_selection is not None:
         reference = Path(recipe.distill.token_selection.reference)
         others["distill.token_selection.reference"] = fingerprint_checkpoint(reference)
@@ -325,4 +323,12 @@ def source_record(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 def recipe_hash(recipe: Recipe) -> str:
     """sha256 of the resolved recipe."""
-    return fingerprint_value(recipe.model_dump(mode="json"))
+    return fingerprint_value(recorded_values(recipe))
+
+
+def recorded_values(recipe: Recipe) -> dict[str, Any]:
+    """The resolved recipe with every key that teachers and losses had at first, so that what was recorded holds."""
+    values = recipe.model_dump(mode="json")
+    values["distill"]["teacher"] = {**UNSAID, **values["distill"]["teacher"]}
+    values["distill"]["loss"] = recorded_loss(recipe.distill.loss)
+    return values

@@ -22,6 +22,7 @@ from architectures.targets.target import resolve_checkpoint
 from distill.caching.stage import states_are_due
 from distill.hub.files.asked import refuse_unpublishable
 from distill.recipe.recipe import Recipe, load_recipe
+from distill.recipe.teacher import Cache, keeps_states
 from distill.run.lineage import masks_are_due, refuse_orphaned_training, require_training_inputs
 from distill.run.progressive import earlier_stages, share_answers
 from distill.run.run_folder import held, owned_run
@@ -174,7 +175,7 @@ def make_answers(recipe: Recipe, target: Path, data: Path) -> dict[str, Any]:
     from eval.decoding.state_keeper import StateKeeper
 
     answered = collect_given if recipe.data.answers == "given" else generate_answers
-    if recipe.distill.teacher.captured_while_answering:
+    if keeps_states(recipe.distill.teacher):
         answered = partial(generate_answers, answered_by=StateKeeper)
     to_train_on = recipe.distill.train_on == "answers"
     return answered(target, recipe.data, data, seed=recipe.seed, dtype=recipe.target.dtype, to_train_on=to_train_on)
@@ -184,7 +185,7 @@ def cache_if_asked(recipe: Recipe) -> None:
     """Cache the teacher, where the recipe reads it from the disk."""
     from distill.caching.stage import cache_stage
 
-    if recipe.distill.teacher.source == "cache":
+    if isinstance(recipe.distill.teacher, Cache):
         timed("cache", lambda: cache_stage(recipe))
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class NoTeacher:
+class AbsentTeacher:
     """Stands where a teacher would.
 
     Attributes:

@@ -22,7 +22,7 @@ class KeptEntries:
     """What a cache kept at every answer position of a batch where it did not keep hidden states.
 
     Attributes:
-        kept: Named tensors with one row for each of the A positions, as distill/losses/sparse.py wants them.
+        kept: Named tensors with one row for each of the A positions, as distill/formulas/sparse.py wants them.
     """
 
     kept: Mapping[str, Tensor]

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
+from distill.formulas.dense import forward_kl
 from distill.losses.chunked import Head, map_rows
-from distill.losses.formulas import forward_kl
 from distill.teacher.live import Teacher, TeacherRows
 
 

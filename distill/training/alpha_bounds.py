@@ -9,8 +9,8 @@ from composer import Callback, Event, Logger, State
 from composer.utils import create_interval_scheduler, dist
 from torch import Tensor
 
+from distill.formulas.sparse import alpha_bounds
 from distill.losses.objective import Said
-from distill.losses.sparse import alpha_bounds
 from distill.training.model import DistillModel
 
 

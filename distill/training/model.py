@@ -34,7 +34,7 @@ from distill.monitoring.metrics import (
     quantities_of_rows,
 )
 from distill.monitoring.phase_clock import PhaseClock
-from distill.teacher.absent import NoTeacher
+from distill.teacher.absent import AbsentTeacher
 from distill.teacher.cached import CachedTeacher, KeptEntries
 from distill.teacher.live import Teacher, TeacherRows
 from distill.teacher.selection import Selection
@@ -79,7 +79,7 @@ class DistillModel(ComposerModel):
     def __init__(
         self,
         student: AnswerLogits,
-        teacher: Teacher | CachedTeacher | NoTeacher,
+        teacher: Teacher | CachedTeacher | AbsentTeacher,
         *,
         objective: Objective,
         selection: Selection | None = None,
@@ -133,7 +133,7 @@ class DistillModel(ComposerModel):
 
     def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> list[Answer]:  # noqa: ARG002
         """What both models make of each answer of the batch."""
-        if isinstance(self.teacher, NoTeacher):
+        if isinstance(self.teacher, AbsentTeacher):
             return self.eval_alone(batch)
         teacher, token_ids_A = self.rows_of(self.teacher, batch), batch["next_ids"][batch["keep"]]
         assert isinstance(teacher, TeacherRows), "held-out answers are cached as hidden states"
@@ -167,7 +167,7 @@ class DistillModel(ComposerModel):
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:  # noqa: FBT001, FBT002  # Composer's signature
         """Metrics of held-out answers; none while training, where the loss says enough."""
-        known = Known(not isinstance(self.teacher, NoTeacher), self.held_out.temperature)
+        known = Known(not isinstance(self.teacher, AbsentTeacher), self.held_out.temperature)
         return {} if is_train else dict(eval_metrics(self.held_out.tasks, known))
 
     def update_metric(self, batch: Any, outputs: list[Answer], metric: Metric) -> None:
@@ -187,10 +187,10 @@ class DistillModel(ComposerModel):
             return self.student(input_ids_BT, batch["keep"], reader, batch.get("position_ids"))
 
     def rows_of(
-        self, teacher: Teacher | CachedTeacher | NoTeacher, batch: Batch, ids_K: Tensor | None = None
+        self, teacher: Teacher | CachedTeacher | AbsentTeacher, batch: Batch, ids_K: Tensor | None = None
     ) -> TeacherRows | KeptEntries:
         """What a frozen model would say at the answer's positions, or is known to have said: of some ids, or of all."""
-        assert not isinstance(teacher, NoTeacher), "recipes that ask a teacher have one"
+        assert not isinstance(teacher, AbsentTeacher), "recipes that ask a teacher have one"
         with self.teacher_time():
             return teacher.rows(batch, vocab_size=self.vocab_size, ids_K=ids_K)
 

@@ -22,12 +22,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from architectures.errors import UserError
+from distill.formulas.dense import cross_entropy
 from distill.losses.chunked import Head, map_rows
-from distill.losses.formulas import cross_entropy
 from distill.losses.kept_rows import learned
 from distill.recipe.recipe import Recipe
 from distill.recipe.times import split_time
-from distill.teacher.absent import NoTeacher
+from distill.teacher.absent import AbsentTeacher
 from distill.teacher.live import TeacherRows
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_loss, reference_losses
 from distill.text.mixture import MixedDomains, text_eval_loaders, text_loader
@@ -156,7 +156,7 @@ def student_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:
 
 def teacher_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:
     """Of each sequence, -log p of the same tokens under the teacher given that it says one of the same ids, nats."""
-    assert not isinstance(model.teacher, NoTeacher), "without a teacher the recipe gives every reference"
+    assert not isinstance(model.teacher, AbsentTeacher), "without a teacher the recipe gives every reference"
     batch = learned(batch, model.ids_K)
     rows = model.teacher.rows(batch, vocab_size=model.vocab_size, ids_K=model.ids_K)
     assert isinstance(rows, TeacherRows), "text has a live teacher"

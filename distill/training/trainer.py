@@ -1,6 +1,5 @@
 """Composer's trainer, built from a recipe."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -43,11 +42,11 @@ from distill.monitoring.processor_speed import ProcessorSpeed
 from distill.monitoring.step_profile import profiled_steps
 from distill.monitoring.step_times import StepTimes
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import refuse_cut_entries
+from distill.recipe.teacher import AnyTeacher, LiveTeacher, NoTeacher, TopKCache, is_sharded, refuse_cut_entries
 from distill.recipe.times import split_time
 from distill.recipe.training import DistillConfig, OptimizerConfig, SchedulerConfig
 from distill.run.stage_inputs import teacher_dtype
-from distill.teacher.absent import NoTeacher
+from distill.teacher.absent import AbsentTeacher
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import Teacher, load_teacher
 from distill.teacher.selection import Selection, refuse_other_ids
@@ -115,12 +114,6 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
     dtype = teacher_dtype(recipe, config.precision)
     place = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
     load_frozen, selection = partial(load_teacher, **place, packing=config.packing), config.token_selection
-    load_live = load_sharded_teacher if config.teacher.parallelism == "fsdp2" else load_teacher
-    teachers: dict[str, Callable[[], Teacher | CachedTeacher | NoTeacher]] = {
-        "live": lambda: load_live(target, **place, packing=config.packing),
-        "cache": lambda: CachedTeacher(load_head(target, **place)),
-        "none": lambda: NoTeacher(vocab_size_of(target)),
-    }
     student = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
     if config.unknown_inputs:
         begin_unknown(student, Path(recipe.run_dir) / "init")
@@ -129,16 +122,30 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
     return distill_model(
         recipe,
         student,
-        teachers[config.teacher.source](),
+        teacher_of(config.teacher, target, **place, packing=config.packing),
         selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         eval_tasks=eval_tasks,
     )
 
 
+def teacher_of(
+    teacher: AnyTeacher, target: Path, *, dtype: str, device: str, packing: bool
+) -> Teacher | CachedTeacher | AbsentTeacher:
+    """What a recipe's teacher is while the student trains."""
+    match teacher:
+        case LiveTeacher():
+            load = load_sharded_teacher if is_sharded(teacher) else load_teacher
+            return load(target, dtype=dtype, device=device, packing=packing)
+        case NoTeacher():
+            return AbsentTeacher(vocab_size_of(target))
+        case _:
+            return CachedTeacher(load_head(target, dtype=dtype, device=device))
+
+
 def distill_model(
     recipe: Recipe,
     student: PreTrainedModel,
-    teacher: Teacher | CachedTeacher | NoTeacher,
+    teacher: Teacher | CachedTeacher | AbsentTeacher,
     *,
     selection: Selection | None = None,
     eval_tasks: tuple[str, ...] = (),
@@ -154,7 +161,7 @@ def distill_model(
     model = DistillModel(
         AnswerLogits(student, packing=config.packing),
         teacher,
-        objective=build_objective(list(config.terms), temperature=config.temperature, contents=config.teacher.contents),
+        objective=build_objective(config.terms, temperature=config.temperature),
         selection=selection,
         held_out=HeldOut(eval_tasks, recipe.data.temperature, recipe.data.top_p),
         cpu_bfloat16=not torch.cuda.is_available() and config.precision != "fp32",
@@ -218,10 +225,10 @@ def build_trainer(
                 checkpoints,
                 save_interval=interval(config.save_interval, config),
                 num_to_keep=config.save_num_checkpoints_to_keep,
-                best_by=Known(config.teacher.source != "none", recipe.data.temperature).best_by,
+                best_by=Known(not isinstance(config.teacher, NoTeacher), recipe.data.temperature).best_by,
             ),
             EvaluationIntervals(),
-            *([AlphaBounds(model, interval=config.console_log_interval)] if config.teacher.contents == "top_k" else []),
+            *alpha_bounds(config, model),
             ProcessorSpeed(monitor, precision=config.precision, interval=config.console_log_interval),
             monitor,
             LRMonitor(),
@@ -244,6 +251,12 @@ def training_data(
         return build_dataspec(train_set, device_batch_size=size, shuffle=True, seed=recipe.seed), []
     place = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
     return text_training(recipe, model, batch_size=size, device=torch.device(place))
+
+
+def alpha_bounds(config: DistillConfig, model: DistillModel) -> list[Callback]:
+    """What logs between which bounds alpha lies, where a cache keeps the most likely entries."""
+    of_entries = isinstance(config.teacher, TopKCache)
+    return [AlphaBounds(model, interval=config.console_log_interval)] if of_entries else []
 
 
 def unknown_inputs(recipe: Recipe) -> list[Algorithm]:

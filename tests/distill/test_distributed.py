@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from distill.caching.stage import cache_stage
 from distill.checkpoints.files import find_checkpoints
 from distill.recipe.recipe import save_recipe
+from distill.recipe.teacher import LiveTeacher, is_sharded
 from distill.run.run_folder import OWNED_VARIABLE, owned
 from distill.train import train
 from tests.distill.after_training import in_a_pickle, last_state, plant
@@ -147,7 +148,7 @@ def test_a_small_head_learns_in_two_processes_what_it_learns_in_one(
         for recipe in (alone, together):
             cache_stage(recipe)
     train_by(pair, together)
-    train(changed(alone, teacher=alone.distill.teacher.model_copy(update={"parallelism": "replicated"})))
+    train(changed(alone, teacher=LiveTeacher()) if is_sharded(alone.distill.teacher) else alone)
     assert_same_training(alone, together)
 
 

@@ -11,11 +11,10 @@ import torch
 
 from architectures.masks.masks import plan_from_masks
 from distill.caching.stage import cache_stage
-from distill.losses.objective import OF_BOTH
+from distill.formulas.losses import LOSSES, loss_term
 from distill.masks.train import build_mask_model, build_text, mask_metrics, write_masks
 from distill.monitoring.gradient_norm import total_norm
 from distill.monitoring.metrics import eval_metrics
-from distill.recipe.losses import LossTerm
 from distill.recipe.recipe import Recipe
 from distill.stages.running import generate_stage, prune_stage
 from distill.teacher.live import load_teacher
@@ -68,10 +67,10 @@ def step(model, batch):
     return loss.item(), total_norm([each.grad for each in model.parameters()]).item()
 
 
-@pytest.mark.parametrize("name", [*OF_BOTH, "cross_entropy"])
+@pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_in_chunks(gpu, name):
     for bfloat16 in (False, True):
-        problems = [Problem(11, terms=[LossTerm(name=name)], bias=True, device=gpu) for _ in range(2)]
+        problems = [Problem(11, terms=[loss_term(name)], bias=True, device=gpu) for _ in range(2)]
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bfloat16):
             found, expected = problems[0].chunked(4), problems[1].plain()
         assert all(isinstance(each, OnGpu) for each in (found[0], *found[1]))

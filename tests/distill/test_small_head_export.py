@@ -19,7 +19,7 @@ from architectures.small_head.record import read_draft_vocabulary
 from architectures.targets.target import read_config
 from distill.exporting.export import export_checkpoint
 from distill.recipe.recipe import RecipeError, load_recipe
-from distill.run.stage_inputs import RESUMABLE, training_inputs
+from distill.run.stage_inputs import RESUMABLE_KEYS, training_inputs
 from eval.models.loading import load_model
 
 IDS = (1, 2, *range(10, 200, 3))
@@ -167,8 +167,8 @@ NEW_SINCE_THE_FIRST_RUNS = {"unknown_inputs": 0.5, "freeze_input_embeddings": Tr
 @pytest.mark.parametrize("key", NEW_SINCE_THE_FIRST_RUNS)
 def test_a_training_without_a_new_key_is_what_it_was_before_there_was_one(make_run, key):
     plain, shown = make_run("plain"), make_run("shown")
-    new = {**RESUMABLE, **dict.fromkeys(NEW_SINCE_THE_FIRST_RUNS, True), "teacher": {"parallelism", "captured_while"}}
-    settings = plain.distill.model_dump(mode="json", exclude=new)
+    settings = plain.distill.model_dump(mode="json", exclude={*RESUMABLE_KEYS, *NEW_SINCE_THE_FIRST_RUNS})
+    settings["teacher"] = {"source": "live", "contents": None, "k": None, "num_samples": None}
     assert training_inputs(plain)["distill"] == fingerprint_value(settings)
     value = NEW_SINCE_THE_FIRST_RUNS[key]
     changed = shown.model_copy(update={"distill": shown.distill.model_copy(update={key: value})})

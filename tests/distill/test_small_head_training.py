@@ -21,6 +21,7 @@ from distill.exporting.export import export_checkpoint
 from distill.masks.train import train_masks
 from distill.monitoring.metrics import expected_acceptance
 from distill.recipe.recipe import save_recipe
+from distill.recipe.teacher import HiddenCache
 from distill.run.stage_inputs import prune_inputs
 from distill.stages.running import generate_stage, mask_stage, prune_stage
 from distill.train import main, train
@@ -366,7 +367,7 @@ def test_entries_wait_for_the_cut_where_the_recipe_wants_a_small_head(make_run, 
     shutil.rmtree(Path(recipe.run_dir) / "init")
     with pytest.raises(UserError, match=r"init: not there yet\. Run `widedraft prune RECIPE` first"):
         cache_stage(recipe)
-    hidden = recipe.distill.model_copy(update={"teacher": recipe.distill.teacher.model_validate(HIDDEN)})
+    hidden = recipe.distill.model_copy(update={"teacher": HiddenCache(**HIDDEN)})
     cache_stage(recipe.model_copy(update={"distill": hidden}))
 
 

@@ -4,7 +4,6 @@ Shape suffixes: A = answer tokens that are learned, V = vocabulary entries, K = 
 """
 
 import copy
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,11 +12,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from architectures.draft_vocabulary.head import cut_head
 from architectures.errors import UserError
+from distill.formulas.dense import cross_entropy, forward_kl
+from distill.formulas.sparse import kept_forward_kl
 from distill.losses.answer_logits import AnswerLogits, head_of, logits_of, packed_flops_per_token
-from distill.losses.formulas import cross_entropy, forward_kl
 from distill.losses.kept_rows import learned, rows_of_tokens
-from distill.losses.objective import OF_BOTH, build_objective
-from distill.losses.sparse import kept_forward_kl
+from distill.losses.objective import build_objective
 from distill.monitoring.flops import forward_flops, training_flops
 from distill.monitoring.metrics import quantities_of_rows
 from distill.teacher.cached import CachedTeacher
@@ -27,12 +26,13 @@ from distill.teacher_cache.contents import sampled_rows, top_k_rows, uniform_num
 from distill.training.model import DistillModel, HeldOut
 from distill.training.text_training import student_losses, teacher_losses
 from eval.models.loading import load_model
+from tests.distill.dense_losses import COMPARED
 from tests.distill.small_heads import IDS, VOCAB, masked
 
 LENGTHS, NUM_KEPT = (9, 5, 12), (4, 1, 7)
 TEMPERATURE = 2.0
 ENTRIES = ("top_k", "samples")
-LOSSES = [*((name, source) for name in (*OF_BOTH, "cross_entropy") for source in ("live", "hidden"))]
+LOSSES = [*((name, source) for name in (*COMPARED, "cross_entropy") for source in ("live", "hidden"))]
 LOSSES += [("forward_kl", source) for source in ENTRIES]
 
 
@@ -103,8 +103,7 @@ def with_cache(batch, contents, target, *, rows=None):
 def distilled(lm, target, source, loss, *, selection=None, temperature=1.0, **more):
     """A DistillModel as the trainer builds it."""
     teacher = Teacher(target) if source == "live" else CachedTeacher(head_of(target.lm))
-    contents = None if source == "live" else source
-    objective = build_objective(loss, temperature=temperature, contents=contents)
+    objective = build_objective(loss, temperature=temperature)
     return DistillModel(AnswerLogits(lm), teacher, objective=objective, selection=selection, cpu_bfloat16=False, **more)
 
 
@@ -120,7 +119,7 @@ def plain(lm, target, batch, source, loss, *, reference=None, temperature=1.0):
     elif loss == "cross_entropy":
         losses_A = cross_entropy(student_AV, ids_A)
     else:
-        losses_A = OF_BOTH[loss](student_AV, teacher_AV.detach(), temperature=temperature)
+        losses_A = COMPARED[loss](student_AV, teacher_AV.detach(), temperature=temperature)
     if reference is not None:
         apart = partial(forward_kl, temperature=temperature)
         reference_AV = masked(AnswerLogits(reference)(batch["input_ids"], keep, logits_of))
@@ -219,7 +218,7 @@ def test_with_every_id_there_is_a_small_head_changes_nothing(whole, make_checkpo
                 assert getattr(one, name).tolist() == getattr(another, name).tolist()
 
 
-@pytest.mark.parametrize("loss", OF_BOTH)
+@pytest.mark.parametrize("loss", COMPARED)
 def test_a_student_equal_to_its_teacher_has_nothing_to_learn(target, batch, loss):
     lm = small(target.lm).requires_grad_()
     model = distilled(lm, target, "live", loss, temperature=TEMPERATURE)
@@ -246,13 +245,14 @@ def test_nothing_of_a_position_that_cannot_be_said_reaches_the_student(monkeypat
 def test_no_logit_is_made_where_the_answer_cannot_be_said(whole, target, batch):
     lm, seen = small(whole[True]), []
     model = distilled(lm, target, "live", "forward_kl")
-    rule = model.objective.comparisons["forward_kl"]
+    rule = model.objective
 
-    def watched(student_AK, teacher_AK, **more):
+    def watched(student_AK, teacher_AK, ids_A):
         seen.append((tuple(student_AK.shape), tuple(teacher_AK.shape)))
-        return rule(student_AK, teacher_AK, **more)
+        return rule(student_AK, teacher_AK, ids_A)
 
-    model.objective = replace(model.objective, comparisons={"forward_kl": watched})
+    watched.asks_teacher = True
+    model.objective = watched
     model(batch)
     assert seen == [((int(said(batch).sum()), len(IDS)),) * 2]
 

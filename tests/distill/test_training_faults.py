@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from distill.data.batches import AnswerDataset, collate
+from distill.formulas.dense import forward_kl
 from distill.losses.answer_logits import AnswerLogits
-from distill.losses.formulas import forward_kl
 from distill.losses.objective import build_objective
 from distill.teacher.live import load_teacher
 from distill.training.model import DistillModel

@@ -25,8 +25,8 @@ from distill.estimates.memory import (
     together,
     trainings,
 )
+from distill.formulas.dense import forward_kl
 from distill.losses.chunked import Head, sum_of_rows
-from distill.losses.formulas import forward_kl
 from distill.losses.kept_rows import FrozenRows
 from distill.recipe.losses import chunk_size
 from distill.recipe.recipe import Recipe

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from distill.formulas.dense import forward_kl, reverse_kl
 from distill.losses.answer_logits import AnswerLogits, logits_of
-from distill.losses.formulas import forward_kl, reverse_kl
 from distill.losses.objective import build_objective
 from distill.teacher.live import load_teacher
 from distill.teacher.selection import Selection, chosen_weights

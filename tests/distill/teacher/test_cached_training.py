@@ -13,11 +13,11 @@ import distill.train
 import distill.training.trainer
 from architectures.errors import UserError
 from distill.caching.stage import cache_stage
-from distill.losses.formulas import forward_kl
-from distill.losses.sparse import alpha_bounds, sampled_cross_entropy, top_k_kl
+from distill.formulas.dense import forward_kl
+from distill.formulas.sparse import alpha_bounds, sampled_cross_entropy, top_k_kl
 from distill.monitoring.flops import forward_flops, head_flops
 from distill.monitoring.metrics import expected_acceptance
-from distill.recipe.teacher import TeacherConfig
+from distill.recipe.teacher import TopKCache
 from distill.teacher_cache.answers import CachedAnswers, rows_in
 from distill.teacher_cache.contents import join_rows
 from distill.teacher_cache.reader import TeacherCache
@@ -202,7 +202,7 @@ def test_a_cache_of_other_answers_is_refused(cached, monkeypatch):
 
 def test_a_stale_cache_is_refused_by_name(cached):
     recipe = cached("run", TOP_K)
-    more = recipe.distill.model_copy(update={"teacher": TeacherConfig(**{**TOP_K, "k": 6})})
+    more = recipe.distill.model_copy(update={"teacher": TopKCache(**{**TOP_K, "k": 6})})
     with pytest.raises(UserError, match=r"teacher_cache was made from another distill\.teacher than"):
         train(recipe.model_copy(update={"distill": more}))
 

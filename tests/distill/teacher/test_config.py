@@ -5,7 +5,23 @@ from pathlib import Path
 import pytest
 
 from distill.recipe.recipe import Recipe, RecipeError, load_recipe, save_recipe
-from distill.recipe.teacher import TeacherConfig, bytes_per_token, contents_of, id_bytes
+from distill.recipe.teacher import (
+    HiddenCache,
+    LiveTeacher,
+    NoTeacher,
+    SampleCache,
+    TopKCache,
+    bytes_per_token,
+    id_bytes,
+    keeps_states,
+    kept_of,
+)
+
+CACHES = {
+    "hidden": HiddenCache(source="cache"),
+    "top_k": TopKCache(source="cache", contents="top_k"),
+    "samples": SampleCache(source="cache", contents="samples"),
+}
 
 BASE = """\
 run_name: demo
@@ -31,22 +47,72 @@ def load(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("section", "meaning"),
     [
-        ("{}", ("live", None, None, None)),
-        ("{source: live}", ("live", None, None, None)),
-        ("{source: cache}", ("cache", "hidden", None, None)),
-        ("{source: cache, contents: hidden}", ("cache", "hidden", None, None)),
-        ("{source: cache, contents: top_k}", ("cache", "top_k", 64, None)),
-        ("{source: cache, contents: top_k, k: 8}", ("cache", "top_k", 8, None)),
-        ("{source: cache, contents: samples}", ("cache", "samples", None, 12)),
-        ("{source: cache, contents: samples, num_samples: 50}", ("cache", "samples", None, 50)),
+        ("{}", LiveTeacher()),
+        ("{source: live}", LiveTeacher()),
+        ("{parallelism: fsdp2}, device_train_microbatch_size: 1", LiveTeacher(parallelism="fsdp2")),
+        ("{source: none}", NoTeacher(source="none")),
+        ("{source: cache}", CACHES["hidden"]),
+        ("{source: cache, contents: hidden}", CACHES["hidden"]),
+        ("{source: cache, captured_while: answering}", HiddenCache(source="cache", captured_while="answering")),
+        ("{source: cache, contents: top_k}", CACHES["top_k"]),
+        ("{source: cache, contents: top_k, k: 8}", TopKCache(source="cache", contents="top_k", k=8)),
+        ("{source: cache, contents: samples}", CACHES["samples"]),
+        (
+            "{source: cache, contents: samples, num_samples: 50}",
+            SampleCache(source="cache", contents="samples", num_samples=50),
+        ),
     ],
 )
 def test_what_is_left_out_is_filled_in_and_loads_back_equal(load, tmp_path, section, meaning):
     recipe = load(f"distill: {{teacher: {section}}}")
-    teacher = recipe.distill.teacher
-    assert (teacher.source, teacher.contents, teacher.k, teacher.num_samples) == meaning
+    assert recipe.distill.teacher == meaning
     save_recipe(recipe, tmp_path / "saved.yaml")
     assert load_recipe(tmp_path / "saved.yaml") == recipe
+
+
+def test_the_defaults_are_those_of_the_page():
+    assert (CACHES["top_k"].k, CACHES["samples"].num_samples, CACHES["hidden"].captured_while) == (64, 12, "reading")
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_null_leaves_a_key_out(load, name):
+    """As recipes that an earlier version resolved have them, and words of the command line."""
+    nulls = {"k": "null", "num_samples": "null", "captured_while": "null", "parallelism": "null"}
+    words = ", ".join(f"{key}: {value}" for key, value in nulls.items())
+    contents = "null" if name == "hidden" else name
+    assert (
+        load(f"distill: {{teacher: {{source: cache, contents: {contents}, {words}}}}}").distill.teacher == CACHES[name]
+    )
+    for source, teacher in (("live", LiveTeacher()), ("none", NoTeacher(source="none"))):
+        found = load(f"distill: {{teacher: {{source: {source}, contents: null, {words}}}}}").distill.teacher
+        assert found == teacher
+
+
+def test_the_command_line_changes_a_teacher_key_by_key(tmp_path):
+    (tmp_path / "r.yaml").write_text(f"{BASE}distill: {{teacher: {{source: cache, captured_while: answering}}}}\n")
+    words = ["distill.teacher.contents=top_k", "distill.teacher.k=5", "distill.teacher.captured_while=null"]
+    found = load_recipe(tmp_path / "r.yaml", words).distill.teacher
+    assert found == TopKCache(source="cache", contents="top_k", k=5)
+    words = ["distill.teacher.source=live", "distill.teacher.captured_while=null"]
+    assert load_recipe(tmp_path / "r.yaml", words).distill.teacher == LiveTeacher()
+    with pytest.raises(
+        RecipeError, match=r"^.*r\.yaml:5: distill\.teacher\.captured_while must be left out when source "
+    ):
+        load_recipe(tmp_path / "r.yaml", words[:1])
+
+
+@pytest.mark.parametrize(
+    ("teacher", "meaning"),
+    [("{}", "live reading"), ("{source: cache}", "cache hidden"), ("{source: cache, contents: top_k}", "cache top_k")],
+)
+def test_other_keys_may_name_what_was_filled_in(load, teacher, meaning):
+    keys = (
+        "${distill.teacher.source} reading"
+        if "cache" not in teacher
+        else "${distill.teacher.source} ${distill.teacher.contents}"
+    )
+    recipe = load(f"distill: {{teacher: {teacher}}}\nvariables: {{words: '{keys}'}}")
+    assert recipe.variables == {"words": meaning}
 
 
 @pytest.mark.parametrize(
@@ -55,27 +121,30 @@ def test_what_is_left_out_is_filled_in_and_loads_back_equal(load, tmp_path, sect
         (
             "teacher: {contents: hidden}",
             (
-                "distill.teacher.contents must be left out when distill.teacher.source is live, got hidden. "
-                "Set source to cache, or leave it out (null on the command line)."
+                "distill.teacher.contents must be left out when source is live, got 'hidden'. Keys are then source, "
+                "parallelism; contents is one when source is cache and contents is hidden or top_k or samples. "
+                "Leave it out (null on the command line)."
             ),
         ),
         (
             "teacher: {captured_while: answering}",
             (
-                "distill.teacher.captured_while must be left out when distill.teacher.source is live, got answering. "
-                "Set source to cache, or leave it out (null on the command line)."
+                "distill.teacher.captured_while must be left out when source is live, got 'answering'. Keys are then "
+                "source, parallelism; captured_while is one when source is cache and contents is hidden or top_k or "
+                "samples. Leave it out (null on the command line)."
             ),
         ),
         (
             "teacher: {source: none, captured_while: reading}",
             (
-                "distill.teacher.captured_while must be left out when distill.teacher.source is none, got reading. "
-                "Set source to cache, or leave it out (null on the command line)."
+                "distill.teacher.captured_while must be left out when source is none, got 'reading'. Keys are then "
+                "source; captured_while is one when source is cache and contents is hidden or top_k or samples. "
+                "Leave it out (null on the command line)."
             ),
         ),
         (
             "teacher: {source: cache, captured_while: writing}",
-            "distill.teacher.captured_while must be reading or answering or null, got 'writing'.",
+            "distill.teacher.captured_while must be reading or answering, got 'writing'.",
         ),
         (
             "teacher: {source: cache, captured_while: answering}, precision: fp32",
@@ -94,28 +163,41 @@ def test_what_is_left_out_is_filled_in_and_loads_back_equal(load, tmp_path, sect
         ),
         (
             "teacher: {k: 64}",
-            "distill.teacher.k must be left out unless distill.teacher.contents is top_k, got 64 and no contents.",
+            (
+                "distill.teacher.k must be left out when source is live, got 64. Keys are then source, parallelism; k "
+                "is one when source is cache and contents is top_k. Leave it out (null on the command line)."
+            ),
         ),
         (
             "teacher: {source: cache, k: 64}",
-            "distill.teacher.k must be left out unless distill.teacher.contents is top_k, got 64 and hidden.",
+            (
+                "distill.teacher.k must be left out when source is cache and contents is hidden, got 64. Keys are then "
+                "source, contents, captured_while; k is one when source is cache and contents is top_k. "
+                "Leave it out (null on the command line)."
+            ),
         ),
         (
             "teacher: {source: cache, contents: top_k, num_samples: 12}",
             (
-                "distill.teacher.num_samples must be left out unless distill.teacher.contents is samples, "
-                "got 12 and top_k."
+                "distill.teacher.num_samples must be left out when source is cache and contents is top_k, got 12. Keys "
+                "are then source, contents, captured_while, k; num_samples is one when source is cache and contents is "
+                "samples. Leave it out (null on the command line)."
             ),
         ),
         (
             "teacher: {source: cache, contents: samples, k: 3}",
-            "distill.teacher.k must be left out unless distill.teacher.contents is top_k, got 3 and samples.",
+            (
+                "distill.teacher.k must be left out when source is cache and contents is samples, got 3. Keys are then "
+                "source, contents, captured_while, num_samples; k is one when source is cache and contents is top_k. "
+                "Leave it out (null on the command line)."
+            ),
         ),
         (
             "teacher: {source: cache, parallelism: fsdp2}",
             (
-                "distill.teacher.parallelism must be left out when distill.teacher.source is cache, got fsdp2. "
-                "Of a cached teacher only the output head is loaded."
+                "distill.teacher.parallelism must be left out when source is cache and contents is hidden, got "
+                "'fsdp2'. Keys are then source, contents, captured_while; parallelism is one when source is live. "
+                "Leave it out (null on the command line)."
             ),
         ),
         (
@@ -125,17 +207,25 @@ def test_what_is_left_out_is_filled_in_and_loads_back_equal(load, tmp_path, sect
                 "got auto."
             ),
         ),
+        ("teacher: {source: null}", "distill.teacher.source must be live or cache or none, got null."),
+        (
+            "teacher: null",
+            (
+                "distill.teacher must be a section (source, parallelism, contents, captured_while, k, num_samples), "
+                "got null. Remove the line, or write keys below it."
+            ),
+        ),
         (
             "teacher: {source: disk}",
             "distill.teacher.source must be live or cache or none, got 'disk'.",
         ),
         (
             "teacher: {source: cache, contents: logits, k: 3}",
-            "distill.teacher.contents must be hidden or top_k or samples or null, got 'logits'.",
+            "distill.teacher.contents must be hidden or top_k or samples, got 'logits'.",
         ),
         (
             "teacher: {source: cache, contents: top_k, k: 0}",
-            "distill.teacher.k must be a whole number >= 1 or null, got 0.",
+            "distill.teacher.k must be a whole number >= 1, got 0.",
         ),
         (
             "teacher: {source: cache, contents: samples}, temperature: 2",
@@ -168,33 +258,13 @@ def test_answers_that_are_given_have_no_states_to_keep(load):
     )
 
 
-@pytest.mark.parametrize(
-    ("teacher", "meaning"),
-    [("{}", None), ("{source: none}", None), ("{source: cache}", "reading")],
-)
-def test_a_cache_is_captured_while_reading_where_nothing_is_said(load, teacher, meaning):
-    assert load(f"distill: {{teacher: {teacher}}}").distill.teacher.captured_while == meaning
-
-
 @pytest.mark.parametrize("contents", ["hidden", "top_k", "samples"])
 @pytest.mark.parametrize("line", ["precision: amp_bf16", "precision: fp32"])
 def test_states_kept_while_answering_serve_every_content(load, contents, line):
     dtype = "float32" if "fp32" in line else "bfloat16"
     teacher = f"{{source: cache, contents: {contents}, captured_while: answering}}"
     recipe = load(f"distill: {{teacher: {teacher}, {line}}}", dtype=dtype)
-    assert recipe.distill.teacher.captured_while_answering
-
-
-@pytest.mark.parametrize("teacher", ["{}", "{source: cache}"])
-def test_a_teacher_with_every_entry_serves_any_loss_at_any_temperature(load, teacher):
-    distill = load(f"distill: {{teacher: {teacher}, loss: total_variation, temperature: 0.5}}").distill
-    assert (distill.loss, distill.temperature) == ("total_variation", 0.5)
-
-
-@pytest.mark.parametrize("loss", ["forward_kl", "cross_entropy"])
-@pytest.mark.parametrize("contents", ["top_k", "samples"])
-def test_a_sparse_cache_serves_what_it_has_the_entries_for(load, contents, loss):
-    assert load(f"distill: {{teacher: {{source: cache, contents: {contents}}}, loss: {loss}}}").distill.loss == loss
+    assert keeps_states(recipe.distill.teacher)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +274,7 @@ def test_a_sparse_cache_serves_what_it_has_the_entries_for(load, contents, loss)
         ("{source: cache}", "negative_log_acceptance"),
         ("{source: cache, contents: top_k}", "forward_kl"),
         ("{source: cache, contents: samples}", "forward_kl"),
+        ("{source: none}", "cross_entropy"),
     ],
 )
 def test_a_recipe_without_a_loss_gets_one_that_its_teacher_serves(load, tmp_path, teacher, loss):
@@ -214,23 +285,23 @@ def test_a_recipe_without_a_loss_gets_one_that_its_teacher_serves(load, tmp_path
 
 
 def test_held_out_answers_are_kept_as_hidden_states():
-    teacher = TeacherConfig(source="cache", contents="top_k")
-    assert (contents_of(teacher, "train"), contents_of(teacher, "eval")) == ("top_k", "hidden")
+    for cache in CACHES.values():
+        assert kept_of(cache, "train") == cache
+        assert kept_of(cache, "eval") == CACHES["hidden"]
 
 
 @pytest.mark.parametrize(
-    ("settings", "vocab", "dtype", "expected"),
+    ("teacher", "vocab", "dtype", "expected"),
     [
-        ({}, 32000, "bfloat16", 8192),  # method notes 6.4
-        ({}, 32000, "float32", 16384),
-        ({"contents": "top_k"}, 32000, "bfloat16", 256 + 4),
-        ({"contents": "top_k", "k": 8}, 151936, "bfloat16", 8 * 6 + 4),
-        ({"contents": "samples"}, 32000, "bfloat16", 24),
-        ({"contents": "samples", "num_samples": 50}, 128256, "bfloat16", 200),
+        (CACHES["hidden"], 32000, "bfloat16", 8192),  # method notes 6.4
+        (CACHES["hidden"], 32000, "float32", 16384),
+        (CACHES["top_k"], 32000, "bfloat16", 256 + 4),
+        (TopKCache(source="cache", contents="top_k", k=8), 151936, "bfloat16", 8 * 6 + 4),
+        (CACHES["samples"], 32000, "bfloat16", 24),
+        (SampleCache(source="cache", contents="samples", num_samples=50), 128256, "bfloat16", 200),
     ],
 )
-def test_bytes_of_a_token(settings, vocab, dtype, expected):
-    teacher = TeacherConfig(source="cache", **settings)
+def test_bytes_of_a_token(teacher, vocab, dtype, expected):
     sizes = {"hidden": 4096, "rows": vocab, "dtype": dtype}
     assert bytes_per_token(teacher, "train", **sizes) == expected
     assert bytes_per_token(teacher, "eval", **sizes) == (16384 if dtype == "float32" else 8192)
@@ -244,6 +315,5 @@ def test_the_smallest_type_that_holds_every_id():
 def test_the_page_names_the_bytes_of_a_token(hidden, vocab):
     page = (Path(__file__).parents[3] / "docs" / "teacher.md").read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if f"{vocab:,}" in line and line.startswith("|"))
-    teachers = [TeacherConfig(source="cache", contents=contents) for contents in ("hidden", "top_k", "samples")]
-    sizes = [bytes_per_token(one, "train", hidden=hidden, rows=vocab, dtype="bfloat16") for one in teachers]
+    sizes = [bytes_per_token(one, "train", hidden=hidden, rows=vocab, dtype="bfloat16") for one in CACHES.values()]
     assert row.endswith(f"| {sizes[0]:,} | {sizes[1]:,} | {sizes[2]:,} |")

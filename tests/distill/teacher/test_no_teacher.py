@@ -1,7 +1,6 @@
 """Training without a teacher: which recipes may, what is learned, and what held-out answers then say."""
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -15,12 +14,12 @@ from distill.debug.recipe import debug_recipe, tiny_run
 from distill.losses.answer_logits import logits_of
 from distill.monitoring.flops import answers_in, training_flops
 from distill.monitoring.metrics import LOOKAHEADS, Known, accept_chance, accept_chance_alone, eval_metrics
-from distill.recipe.losses import LossName
 from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import LiveTeacher, NoTeacher
 from distill.recipe.text import TextConfig
 from distill.recipe.training import DistillConfig
 from distill.run.stage_inputs import generate_inputs, training_inputs
-from distill.teacher.absent import NoTeacher
+from distill.teacher.absent import AbsentTeacher
 from distill.teacher.cached import CachedTeacher
 from distill.train import read_answers, train
 from distill.training.model import HeldOut
@@ -38,15 +37,6 @@ SOURCES = {
     "samples": {"source": "cache", "contents": "samples"},
     "none": NONE,
 }
-LOSSES = get_args(LossName)
-# What each source can be asked for, and the words of the refusal of all else.
-SERVED = {
-    "live": LOSSES,
-    "hidden": LOSSES,
-    "top_k": ("forward_kl", "cross_entropy"),
-    "samples": ("forward_kl", "cross_entropy"),
-    "none": ("cross_entropy",),
-}
 
 
 def refusal(**settings) -> str | None:
@@ -58,34 +48,12 @@ def refusal(**settings) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("train_on", ["answers", "text"])
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_source_serves_its_losses_and_refuses_the_others(source, train_on):
-    for loss in LOSSES:
-        duration = {"max_duration": "9ba", "eval_interval": "3ba", "save_interval": "3ba"}
-        said = refusal(train_on=train_on, teacher=SOURCES[source], loss=loss, **duration)
-        if train_on == "text" and SOURCES[source].get("source") == "cache":
-            assert "must have source live or none when distill.train_on is text" in said, loss
-        elif loss in SERVED[source]:
-            assert said is None, loss
-        else:
-            named = "source is none" if source == "none" else f"contents is {source}"
-            assert f"must be {' or '.join(SERVED[source])} when distill.teacher.{named}" in said, loss
-            assert f"got {loss}" in said
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"loss": [{"name": "cross_entropy"}, {"name": "forward_kl", "weight": 0.1}]}, "got forward_kl"),
-        ({"token_selection": {"reference": "absent"}}, "tokens are chosen by the KL from the teacher"),
+        ({"token_selection": {"reference": "absent"}}, "tokens are chosen by the whole KL from the teacher"),
         ({"temperature": 2.0}, "must be 1 when distill.loss is cross_entropy alone, got 2.0"),
-        (
-            {"teacher": {**NONE, "contents": "hidden"}},
-            "must be left out when distill.teacher.source is none, got hidden",
-        ),
-        ({"teacher": {**NONE, "k": 3}}, "must be left out unless distill.teacher.contents is top_k"),
-        ({"teacher": {**NONE, "parallelism": "fsdp2"}}, "got fsdp2. No teacher is loaded."),
     ],
 )
 def test_what_asks_a_teacher_is_refused_without_one(settings, words):
@@ -93,7 +61,7 @@ def test_what_asks_a_teacher_is_refused_without_one(settings, words):
 
 
 def test_the_default_loss_is_that_of_the_answers_tokens():
-    assert DistillConfig(teacher=NONE).loss == "cross_entropy"
+    assert DistillConfig.model_validate({"teacher": NONE}).loss == "cross_entropy"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +92,7 @@ def test_a_mixture_that_holds_losses_against_a_teachers_is_refused(mixture, refe
     with pytest.raises(ValueError, match=f"got rule {mixture} and no reference for d{references.index(None)}"):
         Recipe.model_validate(values)
     values["distill"]["teacher"] = {}
-    assert Recipe.model_validate(values).distill.teacher.source == "live"
+    assert Recipe.model_validate(values).distill.teacher == LiveTeacher()
 
 
 def refuse_to_load(*_, **__):
@@ -327,10 +295,10 @@ def test_a_debug_run_has_none_either(make_run):
 
     recipe = make_run(teacher=NONE)
     shape = Shape.from_config(read_config(Path(recipe.target.path)))
-    assert debug_recipe(recipe, tiny_run(recipe, shape, shape)).distill.teacher.source == "none"
+    assert debug_recipe(recipe, tiny_run(recipe, shape, shape)).distill.teacher == NoTeacher(source="none")
 
 
 def test_each_source_builds_its_own(make_run, monkeypatch):
     monkeypatch.setattr(distill.training.trainer, "load_head", lambda *_, **__: type("Head", (), {"vocab_size": 264})())
     kinds = {source: type(model_of(make_run(source, teacher=SOURCES[source])).teacher) for source in ("hidden", "none")}
-    assert kinds == {"hidden": CachedTeacher, "none": NoTeacher}
+    assert kinds == {"hidden": CachedTeacher, "none": AbsentTeacher}

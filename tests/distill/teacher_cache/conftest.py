@@ -8,7 +8,7 @@ import pytest
 from distill.caching.capture import capture_teacher
 from distill.caching.reading import TargetReading
 from distill.data.batches import AnswerDataset
-from distill.recipe.teacher import TeacherConfig
+from distill.recipe.teacher import AnyCache
 from distill.teacher_cache import index
 from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, answers, settings_for, with_two_answers
 
@@ -26,7 +26,7 @@ def write(tiny_target, examples, tmp_path, monkeypatch):
     """write(teacher, name of the folder) -> the folder; shards of few tokens, so that there are several."""
     monkeypatch.setattr(index, "MAX_SHARD_TOKENS", 40)
 
-    def write(teacher: TeacherConfig, name: str = "cache", *, target: Path = tiny_target, **changes: Any) -> Path:
+    def write(teacher: AnyCache, name: str = "cache", *, target: Path = tiny_target, **changes: Any) -> Path:
         settings = settings_for(teacher, **changes)
         source, details = TargetReading(target, settings), {"seed": settings.seed}
         capture_teacher(target, examples, tmp_path / name, settings, source=source, inputs=INPUTS, details=details)

@@ -7,18 +7,18 @@ import torch
 
 from distill.caching.capture import CaptureSettings
 from distill.data.batches import Example
-from distill.recipe.teacher import TeacherConfig
+from distill.recipe.teacher import AnyCache, HiddenCache, SampleCache, TopKCache
 from distill.teacher_cache.reader import TeacherCache
 from eval.answers.traces import Trace
 
 MAX_SEQ_LEN = 30
-HIDDEN = TeacherConfig(source="cache")
-TOP_K = TeacherConfig(source="cache", contents="top_k", k=5)
-SAMPLES = TeacherConfig(source="cache", contents="samples", num_samples=7)
+HIDDEN = HiddenCache(source="cache")
+TOP_K = TopKCache(source="cache", contents="top_k", k=5)
+SAMPLES = SampleCache(source="cache", contents="samples", num_samples=7)
 INPUTS = {"target": "a", "data": "b"}
 
 
-def settings_for(teacher: TeacherConfig, **changes: Any) -> CaptureSettings:
+def settings_for(teacher: AnyCache, **changes: Any) -> CaptureSettings:
     return dataclasses.replace(CaptureSettings(teacher, dtype="float32", seed=3, batch_size=3), **changes)
 
 

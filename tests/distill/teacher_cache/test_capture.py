@@ -18,7 +18,7 @@ from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.files.atomic import remove_partials
 from distill.caching import capture, reading
-from distill.recipe.teacher import TeacherConfig
+from distill.recipe.teacher import TopKCache
 from distill.run.run_folder import LOCK_NAME
 from distill.teacher_cache import index, record
 from distill.teacher_cache.contents import (
@@ -83,8 +83,8 @@ def test_more_entries_than_the_vocabulary_has_are_refused(write, tmp_path):
     with pytest.raises(
         UserError, match=r"distill\.teacher\.k must be at most the target's vocab_size, got 265 and 264"
     ):
-        write(TeacherConfig(source="cache", contents="top_k", k=265))
-    write(TeacherConfig(source="cache", contents="top_k", k=264))
+        write(TopKCache(source="cache", contents="top_k", k=265))
+    write(TopKCache(source="cache", contents="top_k", k=264))
 
 
 KILLED = """
@@ -94,7 +94,8 @@ from architectures.files.atomic import partial_beside
 from distill.data.batches import Example
 from distill.caching import capture, reading
 from distill.teacher_cache import index
-from distill.recipe.teacher import TeacherConfig
+from distill.recipe.teacher import TeacherKey
+from pydantic import TypeAdapter
 
 target, examples, inputs, runs = json.loads(sys.argv[1])
 examples = {name: [Example(tuple(ids), *rest) for ids, *rest in rows] for name, rows in examples.items()}
@@ -113,7 +114,8 @@ capture.write_tensors = die_in_the_third_shard
 for out, teacher in runs.items():  # a child each: importing torch twice would take longer than the test
     child = os.fork()
     if child == 0:
-        settings = capture.CaptureSettings(TeacherConfig(**teacher), dtype="float32", seed=3, batch_size=3)
+        cache = TypeAdapter(TeacherKey).validate_python(teacher)
+        settings = capture.CaptureSettings(cache, dtype="float32", seed=3, batch_size=3)
         source = reading.TargetReading(Path(target), settings)
         capture.capture_teacher(Path(target), examples, Path(out), settings, source=source, inputs=inputs, details={})
     assert os.waitpid(child, 0)[1] == signal.SIGKILL

@@ -15,8 +15,8 @@ from distill.caching import capture
 from distill.caching.capture import capture_teacher
 from distill.caching.reading import TargetReading
 from distill.data.batches import collate
+from distill.formulas.sparse import alpha_bounds, top_k_kl
 from distill.losses.answer_logits import head_of
-from distill.losses.sparse import alpha_bounds, top_k_kl
 from distill.teacher.live import load_teacher
 from distill.teacher_cache import index
 from distill.teacher_cache.contents import (

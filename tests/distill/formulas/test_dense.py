@@ -8,22 +8,24 @@ import math
 import pytest
 import torch
 
-from distill.losses.formulas import (
-    cross_entropy,
+from distill.formulas import dense
+from distill.formulas.dense import cross_entropy
+from distill.formulas.losses import LOSSES, Knowledge, loss_term
+from distill.losses.objective import Objective, build_objective
+from distill.monitoring.metrics import expected_acceptance
+from tests.distill.dense_losses import COMPARED
+
+(
     forward_kl,
-    jensen_shannon,
-    kl_mixture,
-    lk_hybrid,
-    negative_log_acceptance,
     reverse_kl,
+    kl_mixture,
+    jensen_shannon,
     skewed_forward_kl,
     skewed_reverse_kl,
     total_variation,
-)
-from distill.losses.objective import OF_BOTH, Objective, build_objective
-from distill.monitoring.metrics import expected_acceptance
-from distill.recipe.losses import LossTerm
-
+    negative_log_acceptance,
+    lk_hybrid,
+) = COMPARED.values()
 TEMPERATURES = [0.5, 1.0, 2.0, 5.0]
 SCALED = {  # by temperature**2
     "forward_kl",
@@ -76,7 +78,7 @@ CASES = [
     for name, cases in DEFINITIONS.items()
     for options, definition in cases
 ]
-everyone = pytest.mark.parametrize("name", list(OF_BOTH))
+everyone = pytest.mark.parametrize("name", list(COMPARED))
 every_case = pytest.mark.parametrize(("name", "options", "definition"), CASES)
 
 
@@ -97,13 +99,21 @@ def reference(name, definition, student_AV, teacher_AV, temperature):
 
 
 def test_every_loss_has_a_definition():
-    assert DEFINITIONS.keys() == OF_BOTH.keys()
+    assert DEFINITIONS.keys() == COMPARED.keys()
+    told_tokens = {name for name, loss in LOSSES.items() if Knowledge.TOKENS in loss.formulas}
+    assert COMPARED.keys() | told_tokens == LOSSES.keys()
+
+
+def test_every_loss_is_computed_by_the_formula_of_its_name():
+    """Whatever else it has: forward_kl also has one for the entries that a cache keeps."""
+    for name, loss in LOSSES.items():
+        assert loss.formulas.get(Knowledge.LOGITS, loss.formulas.get(Knowledge.TOKENS)) is getattr(dense, name)
 
 
 @every_case
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_equals_the_definition(logits, name, options, definition, temperature):
-    found = OF_BOTH[name](*logits, temperature=temperature, **options)
+    found = COMPARED[name](*logits, temperature=temperature, **options)
     assert found.dtype == torch.float32
     expected = reference(name, definition, *logits, temperature)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
@@ -112,7 +122,7 @@ def test_equals_the_definition(logits, name, options, definition, temperature):
 @everyone
 def test_zero_when_student_equals_teacher_and_nothing_pulls_it_away(logits, name):
     student = logits[0].clone().requires_grad_()
-    loss = OF_BOTH[name](student, logits[0])
+    loss = COMPARED[name](student, logits[0])
     torch.testing.assert_close(loss, torch.zeros(7), rtol=0, atol=2e-6)
     loss.sum().backward()
     torch.testing.assert_close(student.grad, torch.zeros(7, 11), rtol=0, atol=2e-6)
@@ -122,22 +132,22 @@ def test_zero_when_student_equals_teacher_and_nothing_pulls_it_away(logits, name
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 def test_never_negative(logits, name, scale):
     student, teacher = logits
-    assert OF_BOTH[name](scale * student, scale * teacher).min() > -2e-6
+    assert COMPARED[name](scale * student, scale * teacher).min() > -2e-6
 
 
 @everyone
 def test_one_value_for_each_token_which_no_other_token_moves(logits, name):
     student, teacher = logits
-    whole = OF_BOTH[name](student, teacher)
+    whole = COMPARED[name](student, teacher)
     assert whole.shape == (7,)
     for row in range(7):
-        torch.testing.assert_close(whole[row : row + 1], OF_BOTH[name](student[row : row + 1], teacher[row : row + 1]))
+        torch.testing.assert_close(whole[row : row + 1], COMPARED[name](student[row : row + 1], teacher[row : row + 1]))
 
 
 @everyone
 def test_nothing_kept_gives_zero_and_zero_gradient(name):
     student = torch.zeros(0, 11, requires_grad=True)
-    loss = OF_BOTH[name](student, torch.zeros(0, 11)).sum()
+    loss = COMPARED[name](student, torch.zeros(0, 11)).sum()
     loss.backward()
     assert loss.item() == 0.0
     assert student.grad is not None
@@ -147,7 +157,7 @@ def test_nothing_kept_gives_zero_and_zero_gradient(name):
 @everyone
 def test_no_gradient_reaches_the_teacher(logits, name):
     student, teacher = (tensor.clone().requires_grad_() for tensor in logits)
-    OF_BOTH[name](student, teacher).sum().backward()
+    COMPARED[name](student, teacher).sum().backward()
     assert teacher.grad is None
     assert student.grad is not None
 
@@ -157,7 +167,7 @@ def test_no_gradient_reaches_the_teacher(logits, name):
 def test_gradient_equals_finite_differences(logits, name, options, definition, temperature):
     student, teacher = logits
     student = student.clone().requires_grad_()
-    OF_BOTH[name](student, teacher, temperature=temperature, **options).sum().backward()
+    COMPARED[name](student, teacher, temperature=temperature, **options).sum().backward()
     step = 1e-5
     for row, column in [(0, 0), (3, 5), (6, 10)]:
         moved = [student.detach().double().clone() for _ in range(2)]
@@ -225,7 +235,7 @@ def test_probabilities_that_underflow_leave_losses_and_gradients_finite(name, he
     student, teacher = torch.zeros(2, 5), torch.zeros(2, 5)
     student[:, 0] = teacher[0, 1] = teacher[1, 0] = height  # first token: disjoint; second: agreed
     student.requires_grad_()
-    loss = OF_BOTH[name](student, teacher)
+    loss = COMPARED[name](student, teacher)
     loss.sum().backward()
     assert loss.isfinite().all()
     assert student.grad.isfinite().all()
@@ -255,7 +265,7 @@ def test_jensen_shannon_is_no_weighted_sum_of_two_kl(logits):
     assert kl_mixture(*far).item() == pytest.approx(0.9 * 50 + 0.1 * 50)
     assert jensen_shannon(*far).item() == pytest.approx(math.log(2))
     torch.testing.assert_close(jensen_shannon(*logits), jensen_shannon(*reversed(logits)))
-    assert "jsd" not in OF_BOTH
+    assert "jsd" not in COMPARED
 
 
 def test_losses_of_acceptance_are_those_of_the_metric(logits):
@@ -267,15 +277,15 @@ def test_losses_of_acceptance_are_those_of_the_metric(logits):
 @everyone
 def test_half_precision_logits_are_computed_in_float32(logits, name):
     rounded = [tensor.bfloat16() for tensor in logits]
-    loss = OF_BOTH[name](*rounded)
+    loss = COMPARED[name](*rounded)
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, OF_BOTH[name](*(tensor.float() for tensor in rounded)))
+    torch.testing.assert_close(loss, COMPARED[name](*(tensor.float() for tensor in rounded)))
 
 
 @everyone
 def test_other_shapes_are_refused_with_both_named(name):
     with pytest.raises(ValueError, match=r"got \(2, 11\) and \(2, 12\)"):
-        OF_BOTH[name](torch.zeros(2, 11), torch.zeros(2, 12))
+        COMPARED[name](torch.zeros(2, 11), torch.zeros(2, 12))
 
 
 def test_cross_entropy_is_that_of_the_written_tokens(logits):
@@ -307,9 +317,9 @@ def test_a_name_is_one_term(logits):
 
 def test_terms_are_weighted_and_take_their_options(logits):
     terms = [
-        LossTerm(name="jensen_shannon", weight=2.0, beta=0.3),
-        LossTerm(name="lk_hybrid", decay=1.0),
-        LossTerm(name="cross_entropy", weight=0.5),
+        loss_term("jensen_shannon", weight=2.0, beta=0.3),
+        loss_term("lk_hybrid", decay=1.0),
+        loss_term("cross_entropy", weight=0.5),
     ]
     ids = torch.arange(7)
     expected = (
@@ -323,6 +333,6 @@ def test_terms_are_weighted_and_take_their_options(logits):
 def test_only_tokens_need_no_teacher(logits):
     objective = build_objective("cross_entropy", temperature=1.0)
     assert not objective.asks_teacher
-    assert build_objective([LossTerm(name="cross_entropy"), LossTerm(name="forward_kl")], temperature=1.0).asks_teacher
+    assert build_objective([loss_term("cross_entropy"), loss_term("forward_kl")], temperature=1.0).asks_teacher
     ids = torch.arange(7)
     torch.testing.assert_close(objective(logits[0], None, ids), cross_entropy(logits[0], ids))

@@ -5,16 +5,17 @@ Shape suffixes used in this file:
     O = K + 1 outcomes: the entries kept, and "any other token"; S = tokens drawn from the teacher
 
 Both losses are for temperature 1, at which the cache was written: what a temperature does to a distribution depends on
-the entries that were not kept. A cache of hidden states keeps them all (distill/losses/formulas.py serves it). Which
+the entries that were not kept. A cache of hidden states keeps them all (distill/formulas/dense.py serves it). Which
 tokens count was decided before, what the losses are divided by is decided after.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-LOWEST = torch.finfo(torch.float32).min  # as a logit: probability 0, but unlike -inf with a gradient that is no NaN
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def kept_forward_kl(student_logits_AV: Tensor, kept: Mapping[str, Tensor], *, temperature: float = 1.0) -> Tensor:
@@ -62,7 +63,7 @@ def top_k_kl(student_logits_AV: Tensor, ids_AK: Tensor, log_probs_AK: Tensor, lo
     """
     log_q_AO, log_p_AO = outcomes(student_logits_AV, ids_AK, log_probs_AK, log_tail_A)
     p_AO = log_p_AO.exp()
-    return torch.where(p_AO > 0, p_AO * (log_p_AO - log_q_AO), 0.0).sum(dim=-1)  # 0 log 0 = 0
+    return (p_AO * (log_p_AO - log_q_AO)).where(p_AO > 0, 0.0).sum(dim=-1)  # 0 log 0 = 0
 
 
 def sampled_cross_entropy(student_logits_AV: Tensor, ids_AS: Tensor) -> Tensor:
@@ -109,7 +110,7 @@ def alpha_bounds(
         ValueError: If the shapes do not belong together.
     """
     log_q_AO, log_p_AO = outcomes(student_logits_AV, ids_AK, log_probs_AK, log_tail_A)
-    overlap_AO = torch.minimum(log_q_AO, log_p_AO).exp()
+    overlap_AO = log_q_AO.minimum(log_p_AO).exp()
     return overlap_AO[:, :-1].sum(dim=-1), overlap_AO.sum(dim=-1)
 
 
@@ -122,6 +123,8 @@ def outcomes(
     which float32 would round to zero for a sure student. The teacher's K + 1 outcomes are normalised together, because
     a cache rounds them and their sum is 1 only up to that.
     """
+    import torch  # recipes, which name this loss, are read without it
+
     require_rows(student_logits_AV, ids_AK)
     if log_probs_AK.shape != ids_AK.shape or log_tail_A.shape != ids_AK.shape[:1]:
         raise ValueError(
@@ -130,7 +133,8 @@ def outcomes(
         )
     logits_AV = student_logits_AV.float()
     kept_AK = logits_AV.gather(-1, ids_AK)
-    rest_A = logits_AV.scatter(-1, ids_AK, LOWEST).logsumexp(dim=-1)
+    lowest = torch.finfo(torch.float32).min  # as a logit: probability 0, but unlike -inf with a gradient that is no NaN
+    rest_A = logits_AV.scatter(-1, ids_AK, lowest).logsumexp(dim=-1)
     student_AO = torch.cat([kept_AK, rest_A[:, None]], dim=-1)
     teacher_AO = torch.cat([log_probs_AK.float(), log_tail_A.float()[:, None]], dim=-1)
     return student_AO.log_softmax(dim=-1), teacher_AO.detach().log_softmax(dim=-1)

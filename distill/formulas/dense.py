@@ -13,13 +13,17 @@ Knowledge in a Neural Network", sec. 2, arXiv 1503.02531). The losses of accepta
 temperature.
 
 Which tokens count is decided before (distill/losses/answer_logits.py keeps only their rows); what the sum is divided by
-is decided after (distill/training/model.py).
+is decided after (distill/training/model.py). Options have no default here: distill/formulas/losses.py has it, and reads
+this file without torch.
 """
 
-from math import log
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from math import log
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def forward_kl(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -53,11 +57,11 @@ def reverse_kl(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperat
 
 
 def kl_mixture(
-    student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, forward_weight: float = 0.9
+    student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, forward_weight: float
 ) -> Tensor:
     """Forward KL with weight w plus reverse KL with 1 - w: what OSD's code calls "jsd", which it is not.
 
-    Source: code of Liu et al. 2023, "Online Speculative Decoding" (arXiv 2310.07177), with w = 0.9.
+    Source: code of Liu et al. 2023, "Online Speculative Decoding" (arXiv 2310.07177).
     Arguments, result and errors as of forward_kl; forward_weight w is in (0, 1).
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
@@ -67,7 +71,7 @@ def kl_mixture(
 
 
 def jensen_shannon(
-    student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, beta: float = 0.5
+    student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, beta: float
 ) -> Tensor:
     """Generalised Jensen-Shannon divergence: beta KL(p || m) + (1 - beta) KL(q || m), with m = beta p + (1 - beta) q.
 
@@ -82,7 +86,7 @@ def jensen_shannon(
 
 
 def skewed_forward_kl(
-    student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, skew: float = 0.1
+    student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, skew: float
 ) -> Tensor:
     """KL(p || skew p + (1 - skew) q): the forward KL with its large gradients bounded; at most -log(skew).
 
@@ -95,7 +99,7 @@ def skewed_forward_kl(
 
 
 def skewed_reverse_kl(
-    student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, skew: float = 0.1
+    student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, skew: float
 ) -> Tensor:
     """KL(q || skew q + (1 - skew) p): the reverse KL, at most -log(skew).
 
@@ -127,11 +131,11 @@ def negative_log_acceptance(
     Arguments and errors as of forward_kl; not scaled by the temperature.
     """
     student_logp_AV, teacher_logp_AV = log_probabilities(student_logits_AV, teacher_logits_AV, temperature)
-    return -torch.minimum(student_logp_AV, teacher_logp_AV).logsumexp(dim=-1)
+    return -student_logp_AV.minimum(teacher_logp_AV).logsumexp(dim=-1)
 
 
 def lk_hybrid(
-    student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, decay: float = 3.0
+    student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0, decay: float
 ) -> Tensor:
     """KL(teacher || student) while far, 1 - alpha when near: w KL + (1 - w)(1 - alpha), with w = exp(-decay alpha).
 
@@ -155,7 +159,7 @@ def cross_entropy(student_logits_AV: Tensor, token_ids_A: Tensor) -> Tensor:
     Returns:
         loss_A, float32.
     """
-    return torch.nn.functional.cross_entropy(student_logits_AV.float(), token_ids_A, reduction="none")
+    return -student_logits_AV.float().log_softmax(dim=-1).gather(-1, token_ids_A[:, None]).squeeze(-1)
 
 
 def log_probabilities(
@@ -181,4 +185,4 @@ def divergence(of_logp_AV: Tensor, from_logp_AV: Tensor) -> Tensor:
 
 def mixture(one_logp_AV: Tensor, other_logp_AV: Tensor, *, share: float) -> Tensor:
     """Log-probabilities of share * one + (1 - share) * other."""
-    return torch.logaddexp(one_logp_AV + log(share), other_logp_AV + log(1 - share))
+    return (one_logp_AV + log(share)).logaddexp(other_logp_AV + log(1 - share))
