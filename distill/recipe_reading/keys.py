@@ -1,16 +1,12 @@
-"""The keys a recipe may hold, read off its JSON Schema: which there are, which was meant, what a value must be."""
+"""The keys a recipe may hold, read off its JSON Schema: which there are, and which was meant."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
-from typing import Any, TypeAlias
 
+from architectures.settings.requirements import Schema, resolved
 from distill.recipe_reading.yaml_lines import KeyPath
 
-Schema: TypeAlias = Mapping[str, Any]
-
 NEAR = 0.7  # closeness from which a suggestion helps more than it misleads; `methd` and `method` have 0.91
-BOUNDS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
-PLAIN = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "null": "null"}
 
 
 def known_keys(schema: Schema) -> dict[str, Schema]:
@@ -42,53 +38,10 @@ def nearest_key(path: KeyPath, known: Iterable[str]) -> str | None:
     return _with_indexes(best, path) if best and closeness(best) >= NEAR else None
 
 
-def requirement(node: Schema, schema: Schema) -> str:
-    """What a value must be, as the rest of a sentence: "a number > 0", "fp32 or amp_bf16"."""
-    options = [resolved(option, schema) for option in node.get("anyOf", [node])]
-    return " or ".join(_one_requirement(option, schema) for option in options)
-
-
 def section_keys(node: Schema, schema: Schema) -> list[str]:
     """Names of the keys a section holds, [] for anything else."""
     options = [resolved(option, schema) for option in node.get("anyOf", [node])]
     return [name for option in options for name in option.get("properties", {})]
-
-
-def resolved(node: Schema, schema: Schema) -> Schema:
-    """The node itself, or the section it refers to."""
-    return schema["$defs"][node["$ref"].rsplit("/", 1)[-1]] if "$ref" in node else node
-
-
-def _one_requirement(node: Schema, schema: Schema) -> str:
-    kind = node.get("type")
-    if "enum" in node or "const" in node:
-        return " or ".join(map(str, node.get("enum", [node.get("const")])))
-    if kind in PLAIN:
-        bounds = " and ".join(f"{sign} {node[bound]}" for bound, sign in BOUNDS.items() if bound in node)
-        return f"{PLAIN[kind]} {bounds}".strip()
-    if kind == "array":
-        return _list_requirement(node, schema)
-    if kind == "string":
-        return _text_requirement(node)
-    keys = ", ".join(node.get("properties", {})) or "keys of your own"
-    return f"a section ({keys})"
-
-
-def _list_requirement(node: Schema, schema: Schema) -> str:
-    if "prefixItems" in node:
-        items = [requirement(item, schema) for item in node["prefixItems"]]
-        return f"a list of {len(items)}, each {items[0]}"
-    least = "a list of at least one" if node.get("minItems") else "a list"
-    return f"{least}, each {requirement(node['items'], schema)}"
-
-
-def _text_requirement(node: Schema) -> str:
-    if "pattern" in node:
-        *others, last = node["examples"]
-        examples = f"{', '.join(others)} or {last}" if others else last
-        most = f", at most {node['maxLength']} characters," if "maxLength" in node else ""
-        return f"{node['title']}{most} such as {examples}"
-    return "text that is not empty" if node.get("minLength") else "text"
 
 
 def _below(prefix: str, node: Schema, schema: Schema) -> Iterator[tuple[str, Schema]]:

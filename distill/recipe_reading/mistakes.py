@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from distill.recipe_reading.keys import Schema, known_keys, nearest_key, requirement, schema_at, section_keys
-from distill.recipe_reading.source import BROKEN, Source
-from distill.recipe_reading.text_rules import short, shown
+from architectures.settings.requirements import Schema, requirement, short, shown_value
+from distill.recipe_reading.keys import known_keys, nearest_key, schema_at, section_keys
+from distill.recipe_reading.source import BROKEN, Source, section_at
 from distill.recipe_reading.yaml_lines import MOST_MISTAKES, KeyPath, Mistake, dotted
 
 
@@ -71,15 +71,22 @@ def _place(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
 def _sentence(details: ErrorDetails, path: KeyPath, value: Any, source: Source, schema: Schema) -> str:
     node = schema_at(path, schema)
     if node is None:
-        return _unknown_key(path, schema)
+        return _renamed_key(path, source.model) or _unknown_key(path, schema)
     if details["type"] == "missing" and isinstance(value, dict) and path[-1] not in value:
         return f"must be given. {node['description']}"
     if details["type"] == "value_error" and "ctx" in details:
         return str(details["ctx"]["error"])
-    got = _shown(value)
+    got = shown_value(value)
     written = _at(path, source.written)
     origin = f" (from {written})" if isinstance(written, str) and "${" in written else ""
     return f"must be {requirement(node, schema)}, got {got}{origin}.{_remedy(details['type'], value, node)}"
+
+
+def _renamed_key(path: KeyPath, model: type[BaseModel]) -> str | None:
+    """What became of a key that had another name; None of any other."""
+    section = section_at(path[:-1], model)
+    new = section.renamed.get(str(path[-1])) if section is not None else None
+    return new and f"is called {dotted((*path[:-1], new.name))} now. {new.remark or 'Use that name.'}"
 
 
 def _unknown_key(path: KeyPath, schema: Schema) -> str:
@@ -121,8 +128,3 @@ def _at(path: KeyPath, values: Any) -> Any:
             break
         values = values[step]  # type: ignore[index]  # a str step belongs to a dict, an int step to a list
     return values
-
-
-def _shown(value: Any) -> str:
-    """A value in few words, as YAML writes it."""
-    return shown(value) if isinstance(value, str) else short(json.dumps(value, ensure_ascii=False, default=str))

@@ -43,7 +43,7 @@ def score_drafts(
     Args:
         target: Folder of the model that decides every token.
         drafts: Folders of its drafts by name. The last one is decoded live, and every other is compared with it.
-        prompts: What the target is asked; the first config.max_prompts of them are used.
+        prompts: What the target is asked; the first config.num_prompts of them are used.
         config: How to score.
         out: Folder for these files, and for the target's answers, which a rerun reads again.
         seed: Of sampled answers, resampling, and the order of what is timed.
@@ -56,9 +56,9 @@ def score_drafts(
     """
     for draft in drafts.values():
         require_same_tokenizer(target, draft)
-    taken, to_tune_on = prompts[: config.max_prompts], tuning_prompts(prompts, config)
+    taken, to_tune_on = prompts[: config.num_prompts], tuning_prompts(prompts, config)
     with torch_threads(config.num_threads) as num_threads:
-        answers = {t: record_answers(target, taken, config, out, temperature=t, seed=seed) for t in config.temperature}
+        answers = {t: record_answers(target, taken, config, out, temperature=t, seed=seed) for t in config.temperatures}
         tuning = record_tuning_answers(target, to_tune_on, config, out, seed=seed)
         for group, folder in ((answers, out), (tuning, out / TUNING_FOLDER)):
             require_fitting([target, *drafts.values()], group, folder)
@@ -77,7 +77,7 @@ def score_drafts(
             "drafts": [{"draft": name, **model_record(drafts[name], pair.drafts[name])} for name in drafts],
             "prompts": prompts_record(prompts, answers, config),
             "settings": {
-                **config.model_dump(mode="json"),
+                **config.recorded(),
                 "seed": seed,
                 "threads": num_threads,
                 "device": pair.device,
@@ -123,7 +123,7 @@ def model_record(folder: Path, model: PreTrainedModel) -> Record:
 
 def prompts_record(prompts: Sequence[Prompt], answers: Mapping[float, Answers], config: EvalConfig) -> Record:
     """Which prompts were asked, and how the target answered."""
-    num_taken = min(len(prompts), config.max_prompts)
+    num_taken = min(len(prompts), config.num_prompts)
     [first, *_] = answers.values()
     num_scored = len(set(first.prompt_numbers))
     return {

@@ -242,7 +242,7 @@ def test_the_page_of_few_groups_decides_nothing_and_says_how_many_do(groups, few
     record = record_of(0.0, groups=groups)
     record["settings"]["batch"] = 4
     page = speed_page(record)
-    remedy = "no interval: 5 are the least; --num-prompts 20 makes them at --batch 4."
+    remedy = "no interval: 5 are the least; --num-prompts 20 makes them at --batch-size 4."
     assert page.count(f"1.50x, the reading of the prompt included. Not decided, because {few} {remedy}") == 2
     assert not re.search(r"Faster|Slower|1\.50x \[1.50|compared together", page)
 
