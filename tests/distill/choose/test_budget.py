@@ -164,9 +164,8 @@ def test_words_that_do_not_go_together(here, capsys, words, said):
 
 @pytest.mark.parametrize("word", ["soon", "0", "-1", "inf", "nan"])
 def test_minutes_are_a_number(here, capsys, word):
-    with pytest.raises(SystemExit):
-        choose(f"--within={word}")
-    assert "argument --within" in capsys.readouterr().err
+    assert choose(f"--within={word}") == 2
+    assert f"--within must be a number > 0 and <= 1000000, got {word}." in capsys.readouterr().err
 
 
 def test_trainings_of_another_target_are_refused(here, capsys):

@@ -307,7 +307,7 @@ def test_caches_are_filled_with_the_prompts_that_are_named(target_folder, tmp_pa
         (("--contexts", -1), "--contexts must be a whole number >= 1 and <= 1000000, got -1"),
         (("--target-bits", 8, "--compile"), "--compile measures steps of plain weights"),
         (("--target-bits", 8, "--capture"), "--capture measures steps of plain weights"),
-        (("--target-bits", 4, "--shapes"), "--target-bits packs a target, and --shapes"),
+        (("--target-bits", 4, "--shapes"), "--target-bits packs a target beside its drafts"),
         (("--lookaheads", 0), "--lookaheads must be a whole number >= 1 and <= 1000000, got 0"),
         (("--repeats", 5), "--repeats must be at least 6, or no median has an interval at confidence 0.95; got 5"),
         (("--confidence", 1.5), "--confidence must be a number > 0 and < 1, got 1.5"),

