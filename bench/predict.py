@@ -26,7 +26,7 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from eval.acceptance.estimates import Resampling
 from eval.checks.loaded import LoadedPair, prompts_of
-from eval.commands.speed import NUM_RESAMPLES, measured, require_sensible, setup_of, speed_arguments
+from eval.commands.speed import NUM_RESAMPLES, SpeedSettings, measured, setup_of
 from eval.latency.machine import torch_threads
 from eval.models.loading import load_model, load_tokenizer
 from eval.pages.tables import table
@@ -109,7 +109,7 @@ def add_noise(target: Path, out: Path, *, size: float) -> None:
 
 def rows_at(batch: int, pairs: Mapping[str, LoadedPair], options: argparse.Namespace) -> list[Record]:
     """What is predicted and measured of every draft and lookahead at one batch."""
-    asked = speed_options(batch, options)
+    asked = speed_settings(batch, options)
     any_pair = next(iter(pairs.values()))
     prompts = [any_pair.rendered(prompt) for prompt in prompts_of([options.prompts], asked.num_prompts)]
     resampling = Resampling(asked.confidence, NUM_RESAMPLES, asked.seed)
@@ -117,16 +117,17 @@ def rows_at(batch: int, pairs: Mapping[str, LoadedPair], options: argparse.Names
     return [row_of(batch, way) for way in record.ways if way.way == DRAFT]
 
 
-def speed_options(batch: int, options: argparse.Namespace) -> argparse.Namespace:
+def speed_settings(batch: int, options: argparse.Namespace) -> SpeedSettings:
     """What `widedraft speed` would be asked."""
-    parser = argparse.ArgumentParser()
-    speed_arguments(parser)
-    words = ["--target", options.target, "--draft", "few", "noisy", "--batch", batch]
-    words += ["--num-prompts", batch * options.groups, "--max-new-tokens", options.max_new_tokens]
-    words += ["--repeats", options.repeats, "--lookahead", *options.lookahead]
-    asked = parser.parse_args(list(map(str, words)))
-    require_sensible(asked)
-    return asked
+    return SpeedSettings(
+        target=options.target,
+        drafts=("few", "noisy"),
+        batch_size=batch,
+        num_prompts=batch * options.groups,
+        max_new_tokens=options.max_new_tokens,
+        repeats=options.repeats,
+        lookaheads=tuple(options.lookahead),
+    )
 
 
 def row_of(batch: int, way: SpeedWay) -> Record:

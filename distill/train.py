@@ -41,11 +41,13 @@ restore_interrupts()  # which importing Composer has taken
 
 from architectures.errors import UserError
 from architectures.files.file_hashes import rehash_from_now
-from architectures.files.rehash import rehash_argument
+from architectures.files.section import Section
+from architectures.settings.flags import read_settings
+from architectures.settings.kinds import Rehash
 from architectures.small_head.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from architectures.targets.target import read_config, resolve_checkpoint
 from distill.checkpoints.files import chosen_checkpoint, find_checkpoints
-from distill.checkpoints.trust import trust_checkpoints, trust_option
+from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
 from distill.data.batches import AnswerDataset
 from distill.data.longest_texts import refuse_long_texts
 from distill.debug.files import begin_debug
@@ -55,6 +57,7 @@ from distill.process.exits import end_on_sigterm, report_user_errors
 from distill.process.freed_memory import keep_freed_memory
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.recipe.teacher import Cache, is_sharded
+from distill.recipe.words import Debug, Overrides, RecipeFile
 from distill.run.lineage import begin_training, masks_are_due, require_training_inputs
 from distill.run.run_folder import owned_run
 from distill.run.stage_folders import length_of
@@ -64,7 +67,18 @@ from distill.training.trainer import DIST_TIMEOUT_S, build_model, build_trainer,
 from eval.answers.token_ids import require_known_ids
 from eval.answers.traces import read_traces
 from eval.models.loading import require_same_tokenizer
-from eval.profiling.option import profile_option, require_profile_folder
+from eval.profiling.option import Profile, require_profile_folder
+
+
+class TrainSettings(Section):
+    """The recipe that is trained."""
+
+    recipe: RecipeFile
+    overrides: Overrides = ()
+    debug: Debug = False
+    rehash: Rehash = False
+    trust_checkpoints: TrustCheckpoints = False
+    profile: Profile = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,23 +89,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train_from_arguments(argv: Sequence[str] | None) -> None:
     """Read the recipe named on the command line and train."""
-    parser = argparse.ArgumentParser(prog="composer -n N -m distill.train", description="Distil a draft.")
-    parser.add_argument("recipe", type=Path, help="a recipe file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe values to change")
-    parser.add_argument("--debug", action="store_true", help="a tiny random target and few steps, in <run>-debug")
-    rehash_argument(parser)
-    trust_option(parser)
-    profile_option(parser, "a training step")
-    arguments = parser.parse_intermixed_args(argv)
-    if arguments.rehash:
+    parser = argparse.ArgumentParser(
+        prog="composer -n N -m distill.train", description="Distil a draft.", allow_abbrev=False
+    )
+    settings = read_settings(parser, TrainSettings, sys.argv[1:] if argv is None else argv)
+    if settings.rehash:
         rehash_from_now()
-    if arguments.trust_checkpoints:
+    if settings.trust_checkpoints:
         trust_checkpoints()
-    if arguments.debug:
-        arguments.recipe, arguments.overrides = debug_run(arguments.recipe, arguments.overrides), []
-    if arguments.profile is not None:
-        require_profile_folder(arguments.profile)
-    train(load_recipe(arguments.recipe, arguments.overrides), arguments.profile)
+    path, overrides = settings.recipe, settings.overrides
+    if settings.debug:
+        path, overrides = debug_run(path, overrides), ()
+    if settings.profile is not None:
+        require_profile_folder(settings.profile)
+    train(load_recipe(path, overrides), settings.profile)
 
 
 def debug_run(recipe_path: Path, overrides: Sequence[str]) -> Path:

@@ -24,7 +24,7 @@ def scored(monkeypatch):
     calls = []
 
     def score_drafts(target, drafts, prompts, config, out, *, seed):
-        calls.append((target, drafts, [prompt.source for prompt in prompts], config.max_prompts, out, seed))
+        calls.append((target, drafts, [prompt.source for prompt in prompts], config.num_prompts, out, seed))
         return {}
 
     monkeypatch.setattr(scorecard, "score_drafts", score_drafts)
@@ -35,7 +35,7 @@ def scored(monkeypatch):
 def test_eval_of_any_pair_on_any_prompts(prompts, tiny_target, tiny_draft, scored, capsys):
     Path("prompts.jsonl").write_text('{"prompt": "Hello"}\n', encoding="utf-8")
     pair = ["--target", str(tiny_target), "--draft", str(tiny_draft), "--prompts", "prompts.jsonl"]
-    assert widedraft.main(["eval", "eval.max_prompts=3", *pair, "seed=4"]) == 0
+    assert widedraft.main(["eval", "eval.num_prompts=3", *pair, "seed=4"]) == 0
     assert widedraft.main(["eval", *pair, "--out", "cards"]) == 0
     out = Path(f"eval-{tiny_draft.name}")
     drafts = {"draft": tiny_draft}
@@ -49,7 +49,7 @@ def test_eval_of_any_pair_on_any_prompts(prompts, tiny_target, tiny_draft, score
 def test_eval_takes_prompts_of_several_tasks_and_files_in_turn(prompts, tiny_target, tiny_draft, scored):
     Path("rows.jsonl").write_text('{"question": "2+2?"}\n{"question": "3+3?"}\n', encoding="utf-8")
     words = ["--target", str(tiny_target), "--draft", str(tiny_draft), "--prompts", "gsm8k=rows.jsonl"]
-    assert widedraft.main(["eval", *words, "--prompts", "prompts.jsonl", "eval.max_prompts=3"]) == 0
+    assert widedraft.main(["eval", *words, "--prompts", "prompts.jsonl", "eval.num_prompts=3"]) == 0
     [(_, _, sources, *_)] = scored
     assert sources[:5] == [
         *(f"{name}.jsonl:{row}" for row in (1, 2) for name in ("rows", "prompts")),

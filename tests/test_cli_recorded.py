@@ -21,7 +21,7 @@ GREEDY = DecodingSettings(
     dtype="float32",
 )
 PROMPTS = [Prompt(f"p:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "how many", "x"))]
-FAST = ["eval.num_threads=1", "eval.num_resamples=50", "eval.lookahead=[1,4]"]
+FAST = ["eval.num_threads=1", "eval.num_resamples=50", "eval.lookaheads=[1,2,3,4]"]
 BY_HAND = "[3]\n[5]\n[9]\n[10]\n[2]\n[4]\n[9]\n[1]\n[6]\n[7]\n"
 
 
@@ -88,11 +88,11 @@ def test_rounds_of_a_file_alone(capsys):
         (["--recorded", "none", "--draft", "x"], "none: is not there. Give a folder of traces, or a text file"),
         (["--recorded", "TRACES", "--draft", "x", "--debug"], "--debug shrinks a recipe"),
         (
-            ["--recorded", "TRACES", "--draft", "x", "eval.temperature=[1.0]", "eval.live_prompts=4"],
-            "eval.live_prompts, eval.temperature must be left out beside --recorded",
+            ["--recorded", "TRACES", "--draft", "x", "eval.temperatures=[1.0]", "eval.live_prompts=4"],
+            "eval.live_prompts, eval.temperatures must be left out beside --recorded",
         ),
         (
-            ["--recorded", "TRACES", "--draft", "x", "eval={batch_size: 4, max_prompts: 2}"],
+            ["--recorded", "TRACES", "--draft", "x", "eval={batch_size: 4, num_prompts: 2}"],
             "eval.batch_size must be left out beside --recorded",
         ),
         (["--recorded", "TRACES", "--draft", "x", "a.yaml"], "command line: a.yaml: a.yaml must be key=value"),
@@ -110,7 +110,7 @@ def test_eval_of_recorded_answers_says_what_it_needs(words, message, traces, tin
     ("words", "message"),
     [
         (["--recorded", "truth.txt"], "--lookahead must be given beside --recorded"),
-        (["--lookahead", "0"], "--lookahead must be at least 1, got 0."),
+        (["--lookahead", "0"], "--lookahead must be a whole number >= 1 and <= 1000000, got 0."),
         (["--lookahead", "3"], "r.txt:7: round 7 goes from [4] to [9], but a round matches 1 to lookahead + 1 = 4"),
     ],
 )
@@ -121,7 +121,7 @@ def test_rounds_say_what_they_need(words, message, capsys):
 
 
 def test_every_key_that_counts_may_be_set(traces, tiny_draft):
-    counted = ["eval.max_prompts=2", "eval.dtype=float32", "eval.confidence=0.9"]
+    counted = ["eval.num_prompts=2", "eval.dtype=float32", "eval.confidence=0.9"]
     assert widedraft.main(["eval", "--recorded", str(traces), "--draft", str(tiny_draft), *FAST, *counted]) == 0
     settings = json.loads(Path(f"eval-{tiny_draft.name}/scorecard.json").read_text())["settings"]
     assert (settings["max_prompts"], settings["confidence"]) == (2, 0.9)

@@ -1,27 +1,33 @@
-"""`widedraft convert`: its arguments, and what it prints. No torch until it runs."""
+"""`widedraft convert`: its settings, and what it prints. No torch until it runs."""
 
-import argparse
 from pathlib import Path
-from typing import get_args
+from typing import Annotated
+
+from pydantic import Field
 
 from architectures.conversion.forms import Form
+from architectures.files.section import Section
+from architectures.settings.flags import Flag
+from architectures.settings.kinds import Rehash
 
 
-def convert_arguments(parser: argparse.ArgumentParser) -> None:
-    """DRAFT --to DIR --form FORM."""
-    parser.add_argument("draft", type=Path, metavar="DRAFT", help="the folder of a draft with a small output head")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the Hugging Face folder to write")
-    parser.add_argument(
-        "--form",
-        choices=get_args(Form),
-        required=True,
-        help="whole: a head of all ids, for any engine, no faster; own-tokenizer: for vLLM's use_heterogeneous_vocab",
+class ConvertSettings(Section):
+    """Which draft is written in which form, and where."""
+
+    draft: Annotated[Path, Flag(metavar="DRAFT", is_word=True)] = Field(
+        description="The folder of a draft with a small output head."
     )
+    to: Annotated[Path, Flag(metavar="DIR")] = Field(description="The Hugging Face folder to write.")
+    form: Form = Field(
+        description="whole: a head of all ids, for any engine, no faster; own-tokenizer: for vLLM's "
+        "use_heterogeneous_vocab."
+    )
+    rehash: Rehash = False
 
 
-def convert(options: argparse.Namespace) -> None:
+def convert(settings: ConvertSettings) -> None:
     """Write a draft in the form that an engine loads."""
     from architectures.conversion.folders import convert_draft
 
-    convert_draft(options.draft, options.to, options.form)
-    print(f"{options.to}: form {options.form} of {options.draft}; README.md there says which engine takes it how.")
+    convert_draft(settings.draft, settings.to, settings.form)
+    print(f"{settings.to}: form {settings.form} of {settings.draft}; README.md there says which engine takes it how.")

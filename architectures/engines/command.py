@@ -1,11 +1,15 @@
-"""`widedraft preflight`: its arguments, and what it does with a folder (a recipe: distill/commands/preflight.py)."""
+"""`widedraft preflight` of a folder (of a recipe: distill/commands/preflight.py)."""
 
-import argparse
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, get_args
+
+from pydantic import Field
 
 from architectures.engines.pair.finding import EngineName
 from architectures.errors import UserError
-from architectures.shapes.serving import MAX_DEGREE
+from architectures.files.section import Renamed, Section
+from architectures.settings.flags import Flag
+from architectures.settings.kinds import Lookahead, Revision
+from architectures.shapes.serving import TensorParallel
 
 if TYPE_CHECKING:
     from architectures.engines.pair.facts import Model
@@ -13,42 +17,25 @@ if TYPE_CHECKING:
 NAMES: tuple[EngineName, ...] = get_args(EngineName)
 
 
-def preflight_arguments(parser: argparse.ArgumentParser) -> None:
-    """DRAFT --target T and more."""
-    parser.add_argument(
-        "draft", metavar="DRAFT|RECIPE", help="folder or hub id of the draft; or a recipe, of a shape before it is cut"
-    )
-    parser.add_argument(
-        "--target", metavar="T", help="folder, hub id or .gguf file of the model to draft for (a recipe names it)"
-    )
-    parser.add_argument("--revision", default="main", help="branch, tag or commit of a target on the hub")
-    parser.add_argument(
-        "--engine", action="append", choices=NAMES, help="may be given several times (default: all of them)"
-    )
-    parser.add_argument(
-        "--tensor-parallel", type=int, default=None, metavar="N", help="devices that share both models (default: 1)"
-    )
-    parser.add_argument(
-        "--lookahead",
-        type=int,
-        default=None,
-        metavar="K",
-        help="tokens proposed per round (default: what the draft's generation_config.json says, else 3)",
-    )
+class PreflightSettings(Section):
+    """What engines are asked of."""
 
-
-def require_sensible(options: argparse.Namespace) -> None:
-    """Raise UserError for numbers that nothing can be served with."""
-    for name, most in (("tensor_parallel", MAX_DEGREE), ("lookahead", None)):
-        value = getattr(options, name)
-        if value is not None and (value < 1 or (most is not None and value > most)):
-            allowed = "at least 1" if most is None else f"from 1 to {most}"
-            raise UserError(f"--{name.replace('_', '-')} must be {allowed}, got {value}. Choose another.")
-
-
-def engines_asked(options: argparse.Namespace) -> tuple[EngineName, ...]:
-    """The engines named, each once; all where none is."""
-    return tuple(dict.fromkeys(options.engine or NAMES))
+    draft: Annotated[str, Flag(metavar="DRAFT|RECIPE", is_word=True)] = Field(
+        description="Folder or hub id of the draft; or a recipe, of a shape before it is cut."
+    )
+    overrides: Annotated[tuple[str, ...], Flag(metavar="key=value", is_word=True)] = Field(
+        default=(), description="Replaces the recipe's value of a dotted key."
+    )
+    target: Annotated[str | None, Flag(metavar="T")] = Field(
+        default=None, description="Folder, hub id or .gguf file of the model to draft for (a recipe names it)."
+    )
+    revision: Revision = "main"
+    engines: Annotated[tuple[EngineName, ...], Flag(is_repeated=True, absent="all of them")] = Field(
+        default=(), description="Which engines are asked."
+    )
+    tensor_parallel: Annotated[TensorParallel | None, Flag(absent="1")] = None
+    lookahead: Annotated[Lookahead | None, Flag(absent="what the draft's generation_config.json says, else 3")] = None
+    renamed: ClassVar = {"engine": Renamed("engines")}
 
 
 def lookahead_of(draft: "Model") -> int:
@@ -58,23 +45,23 @@ def lookahead_of(draft: "Model") -> int:
     return (draft.settings or {}).get("num_assistant_tokens") or DEFAULT_LOOKAHEAD
 
 
-def preflight_folders(options: argparse.Namespace) -> None:
+def preflight_folders(settings: PreflightSettings) -> None:
     """Print what engines say of a draft and its target; exit code 1 if one of them does not serve it."""
     from architectures.engines.page import preflight_page
     from architectures.engines.pair.facts import Pair
     from architectures.engines.pair.read_facts import read_draft, read_model
 
-    if options.target is None:
+    if settings.target is None:
         raise UserError("widedraft preflight needs --target beside a draft's folder. Name the model it drafts for.")
-    draft = read_draft(options.draft)
+    draft = read_draft(settings.draft)
     pair = Pair(
         draft=draft,
-        target=read_model(options.target, options.revision),
-        revision=options.revision,
-        tensor_parallel=options.tensor_parallel or 1,
-        lookahead=options.lookahead or lookahead_of(draft),
+        target=read_model(settings.target, settings.revision),
+        revision=settings.revision,
+        tensor_parallel=settings.tensor_parallel or 1,
+        lookahead=settings.lookahead or lookahead_of(draft),
     )
-    page, served = preflight_page(engines_asked(options), pair)
+    page, served = preflight_page(tuple(dict.fromkeys(settings.engines or NAMES)), pair)
     print(page)
     if not served:
         raise SystemExit(1)

@@ -1,15 +1,22 @@
-"""The base that every recipe section shares. No torch."""
+"""The base that every recipe section and the settings of every command share. No torch."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 
-class Section(BaseModel):
-    """A group of recipe keys: unknown ones are refused, types are strict (1 may stand for 1.0), values never change.
+class Renamed(NamedTuple):
+    """What a setting is called now, and what else is different about it."""
 
-    Numbers are finite.
+    name: str
+    remark: str = ""
+
+
+class Section(BaseModel):
+    """A group of settings: unknown ones are refused, types are strict (1 may stand for 1.0), values never change.
+
+    Numbers are finite. An older name is refused too, and `renamed` says what it became.
     """
 
     model_config = ConfigDict(
@@ -20,6 +27,7 @@ class Section(BaseModel):
         allow_inf_nan=False,
         serialize_by_alias=True,  # of keys that are words of Python, as `from`
     )
+    renamed: ClassVar[Mapping[str, Renamed]] = {}
 
 
 def without_unsaid(values: Any, unsaid: Mapping[str, Any]) -> Any:

@@ -1,8 +1,13 @@
 """Whether engines can serve a shape, over how many devices, and in which quantised formats. Pure; no torch."""
 
+from typing import Annotated
+
+from pydantic import Field
+
 from architectures.shapes.shape import Shape
 
 MAX_DEGREE = 64
+TensorParallel = Annotated[int, Field(ge=1, le=MAX_DEGREE, description="Devices that share both models.")]
 Q4_0_BLOCK, K_QUANT_BLOCK = 32, 256  # llama.cpp, ggml-common.h: QK4_0 and QK_K
 
 

@@ -73,7 +73,7 @@ def scored_answers(setting: Setting) -> Scored:
                 temperature=temperature,
                 seed=SEED,
             )
-            for temperature in recipe.eval.temperature
+            for temperature in recipe.eval.temperatures
         }
         for name, prompts in sets.items()
     }

@@ -91,9 +91,9 @@ class Setting:
             "distill.save_num_checkpoints_to_keep": 1,
             "distill.progress_bar": "false",
             "distill.console_log_interval": "1000ba",
-            "eval.max_prompts": max(self.held_out, self.num_unseen),
-            "eval.lookahead": f"[{first}, {last}]",
-            "eval.temperature": "[0.0, 1.0]",
+            "eval.num_prompts": max(self.held_out, self.num_unseen),
+            "eval.lookaheads": list(range(first, last + 1)),
+            "eval.temperatures": "[0.0, 1.0]",
             "eval.latency_repeats": self.latency_repeats,
             "eval.num_threads": self.threads,
         }

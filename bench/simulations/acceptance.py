@@ -12,7 +12,7 @@ from eval.training_curve.score import behind_the_best
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 VALUE_ONLY = Resampling(confidence=0.95, num_resamples=1, seed=17)
-SIZES = (8, 12, 32, 64)  # 64 is eval.max_prompts
+SIZES = (8, 12, 32, 64)  # 64 is eval.num_prompts
 LOGIT, BETTER = -0.6, 0.25  # an alpha of 0.36 or so, and 0.05 more
 CHECKPOINTS = 4
 Make = Callable[[Population, Resampling], Estimate]

@@ -1,4 +1,4 @@
-"""The share of right answers that `widedraft quality --check` tells, with its interval."""
+"""The share of right answers that `widedraft quality --checks` tells, with its interval."""
 
 import re
 from collections.abc import Iterator

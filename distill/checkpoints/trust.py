@@ -5,8 +5,10 @@ before unpickling it (composer/utils/checkpoint.py, mosaicml 0.32.1). The variab
 starts, so one `--trust-checkpoints` holds for all of them; our own reads look at it too.
 """
 
-import argparse
 import os
+from typing import Annotated, Protocol
+
+from pydantic import Field
 
 from architectures.errors import UserError
 
@@ -16,13 +18,16 @@ TRUST = "distill.exporting.reading.is_trusted"
 OPTION = "--trust-checkpoints"
 
 
-def trust_option(parser: argparse.ArgumentParser) -> None:
-    """--trust-checkpoints."""
-    parser.add_argument(
-        OPTION,
-        action="store_true",
-        help="read checkpoints whatever is in them: code that somebody put there is run",
-    )
+TrustCheckpoints = Annotated[
+    bool, Field(description="Read checkpoints whatever is in them: code that somebody put there is run.")
+]
+
+
+class Trusting(Protocol):
+    """Settings with --trust-checkpoints."""
+
+    @property
+    def trust_checkpoints(self) -> bool: ...
 
 
 def trust_checkpoints() -> None:

@@ -1,6 +1,5 @@
 """`widedraft choose --budget FILE`: what tokens, readings and minutes make a draft pay here, by a law of trainings."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from distill.budget.law import Budget, fit
 from distill.budget.mixes import Laws, Mix, cheapest, doubled, fastest_within, valued
 from distill.budget.record import Trainings, read_trainings, shapes_of
 from distill.choose.candidates import Candidate
-from distill.choose.command import candidates_in, measured_steps
+from distill.choose.command import ChooseSettings, candidates_in, measured_steps
 from distill.choose.weighed import Basis, Weighed
 from distill.estimates.expected_work import expected_reading, expected_work, read_rows
 from distill.recipe.recipe import Recipe
@@ -21,12 +20,13 @@ from eval.predictions.ranking import prospect, step_times
 PAYS = 1.0  # the speed-up at which a draft breaks even
 
 
-def choose_by_budget(recipe: Recipe, options: argparse.Namespace) -> None:
+def choose_by_budget(recipe: Recipe, settings: ChooseSettings, path: Path) -> None:
     """Print what every candidate needs to pay, what the recipe's own budget buys, and what twice of it would.
 
     Args:
         recipe: Whose target, widths and answers are meant.
-        options: Those of `choose_arguments`, with --budget.
+        settings: With --budget.
+        path: That file.
 
     Raises:
         UserError: If the file is of another target, a candidate lies beyond its trainings, or no mix pays within
@@ -34,23 +34,23 @@ def choose_by_budget(recipe: Recipe, options: argparse.Namespace) -> None:
     """
     from distill.choose.budget_page import budget_page, within_sentence
 
-    if options.out is not None:
+    if settings.out is not None:
         raise UserError("--out: --budget ranks mixes of tokens and writes no recipe. Leave it out.")
-    found = read_trainings(options.budget)
+    found = read_trainings(path)
     target = begin_stage(recipe)
     if fingerprint_checkpoint(target) != found.target:
         raise UserError(
-            f"{options.budget}: its trainings are of another target than {recipe.target.path}. "
+            f"{path}: its trainings are of another target than {recipe.target.path}. "
             "Make them of this one: `python -m bench.budget RECIPE` in a checkout."
         )
-    candidates = within_reach(candidates_in(target, recipe, with_trained_shapes(options, found)), found, options.budget)
+    candidates = within_reach(candidates_in(target, recipe, with_trained_shapes(settings, found)), found, path)
     steps = step_times(measured_steps(recipe, target, candidates))
-    basis = Basis(options.budget, found, laws_of(found), costs_of(found), steps)
+    basis = Basis(path, found, laws_of(found), costs_of(found), steps)
     own = own_budget(recipe, found)
     weighed = [weigh(one, basis, own) for one in candidates]
     print(budget_page(basis, weighed, doubled_mixes(recipe, basis, weighed)))
-    if options.within is not None:
-        print("\n" + within_sentence(*best_within(options.within, basis, weighed)))
+    if settings.within is not None:
+        print("\n" + within_sentence(*best_within(settings.within, basis, weighed)))
 
 
 def laws_of(found: Trainings) -> Laws:
@@ -63,12 +63,12 @@ def laws_of(found: Trainings) -> Laws:
     )
 
 
-def with_trained_shapes(options: argparse.Namespace, found: Trainings) -> argparse.Namespace:
-    """The options, with the depths and heads that were trained where none are asked for."""
+def with_trained_shapes(settings: ChooseSettings, found: Trainings) -> ChooseSettings:
+    """The settings, with the depths and heads that were trained where none are asked for."""
     shapes = shapes_of(found.trainings)
-    layers = options.layers or sorted({layers for layers, _ in shapes})
-    vocabulary = options.vocabulary or sorted({ids for _, ids in shapes})
-    return argparse.Namespace(**{**vars(options), "layers": layers, "vocabulary": vocabulary})
+    layers = settings.layers or tuple(sorted({layers for layers, _ in shapes}))
+    vocabularies = settings.vocabularies or tuple(sorted({ids for _, ids in shapes}))
+    return settings.model_copy(update={"layers": layers, "vocabularies": vocabularies})
 
 
 def within_reach(candidates: Sequence[Candidate], found: Trainings, path: Path) -> list[Candidate]:

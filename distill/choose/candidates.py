@@ -79,8 +79,8 @@ def refuse_frozen_heads(recipe: Recipe, target: Shape, candidates: Sequence[Cand
     sizes = {one.shape.head_rows for one in candidates}
     if recipe.distill.freeze_input_embeddings and target.tied and (len(sizes) > 1 or target.vocab in sizes):
         raise UserError(
-            "--vocabulary: each depth is trained with its whole head here, which is its input embedding and frozen by "
-            "distill.freeze_input_embeddings. Add distill.freeze_input_embeddings=false, or ask for one size."
+            "--vocabularies: each depth is trained with its whole head here, which is its input embedding and frozen "
+            "by distill.freeze_input_embeddings. Add distill.freeze_input_embeddings=false, or ask for one size."
         )
 
 

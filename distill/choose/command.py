@@ -1,16 +1,22 @@
-"""`widedraft choose`: its arguments, and what it does. Imports torch only when it runs."""
+"""`widedraft choose`: its settings, and what it does. Imports torch only when it runs."""
 
-import argparse
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from architectures.errors import UserError
-from distill.choose.given_alphas import TakenAlpha, known_alpha
-from distill.choose.vocabularies import vocabulary_size
+from architectures.files.section import Renamed, Section
+from architectures.settings.flags import Flag, flag_of
+from architectures.settings.kinds import MOST, Rehash
+from distill.checkpoints.trust import TrustCheckpoints
+from distill.choose.given_alphas import GivenAlpha, TakenAlpha, known_alpha
+from distill.choose.vocabularies import VocabularySize, head_rows
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
+from distill.recipe.times import Duration
+from distill.recipe.words import Debug, Overrides, RecipeFile
 
 if TYPE_CHECKING:
     from distill.choose.candidates import Candidate
@@ -20,81 +26,78 @@ if TYPE_CHECKING:
     from eval.records.steps import ScoredLatency
 
 REPEATS = 20  # of the step times of untrained drafts
-DURATION = "100ba"
+ONE_OF = ("duration", "alphas", "untrained", "floors", "budget")
 AT_THE_END = ("distill.eval_interval=1dur", "distill.save_interval=1dur", "distill.eval_first=false")
 
 
-def choose_arguments(parser: argparse.ArgumentParser) -> None:
-    """What comes after RECIPE key=value ..."""
-    parser.add_argument(
-        "--layers", type=int, nargs="+", default=[], metavar="N", help="of the candidates (default: 1 2 3 4 6 8 12)"
+class ChooseSettings(Section):
+    """Which shapes are chosen from, and by what."""
+
+    recipe: RecipeFile
+    overrides: Overrides = ()
+    debug: Debug = False
+    rehash: Rehash = False
+    trust_checkpoints: TrustCheckpoints = False
+    layers: Annotated[tuple[Annotated[int, Field(ge=1, le=MOST)], ...], Flag(absent="1 2 3 4 6 8 12")] = Field(
+        default=(), description="Numbers of layers of the candidates."
     )
-    parser.add_argument(
-        "--vocabulary",
-        type=vocabulary_size,
-        nargs="+",
-        default=[],
-        metavar="N|all",
-        help="token ids that candidates can say, each with each number of layers (default: as the recipe has it)",
+    vocabularies: Annotated[tuple[VocabularySize, ...], Flag(metavar="N|all", absent="as the recipe has it")] = Field(
+        default=(), description="Token ids that candidates can say, each with each number of layers."
     )
-    parser.add_argument("--most-parameters", type=int, metavar="N", help="no candidate has more")
-    acceptance = parser.add_mutually_exclusive_group()
-    acceptance.add_argument(
-        "--duration",
-        default=DURATION,
-        metavar="T",
-        help=f"of each short training, as distill.max_duration (default: {DURATION})",
+    most_parameters: Annotated[int, Field(ge=1, le=10**13)] | None = Field(
+        default=None, description="No candidate has more."
     )
-    acceptance.add_argument(
-        "--alpha",
-        type=known_alpha,
-        nargs="+",
-        default=[],
-        metavar="N[xK]=A",
-        help="train nothing: N layers that say K ids have a token accepted with chance A, for every candidate",
+    duration: Annotated[Duration, Flag(metavar="T")] = Field(
+        default="100ba", description="Length of each short training, as distill.max_duration."
     )
-    acceptance.add_argument(
-        "--untrained", action="store_true", help="stop after step times: what each could do at most"
+    alphas: Annotated[
+        tuple[Annotated[GivenAlpha, BeforeValidator(known_alpha, json_schema_input_type=str)], ...],
+        Flag(metavar="N[xK]=A"),
+    ] = Field(
+        default=(),
+        description="Train nothing: N layers that say K ids have a token accepted with chance A, for every candidate.",
     )
-    acceptance.add_argument(
-        "--floors",
-        metavar="NAME|FILE",
-        help="time and train nothing: weigh shapes by the least that steps can take on this device, as --device of "
-        "`widedraft check` names it",
+    untrained: bool = Field(default=False, description="Stop after step times: what each could do at most.")
+    floors: Annotated[str | None, Flag(metavar="NAME|FILE")] = Field(
+        default=None,
+        description="Time and train nothing: weigh shapes by the least that steps can take on this device, as --device "
+        "of `widedraft check` names it.",
     )
-    acceptance.add_argument(
-        "--budget",
-        type=Path,
-        metavar="FILE",
-        help="train nothing: what answers, readings, text and minutes make each candidate pay, by the law of the "
-        "trainings in this file of `python -m bench.budget`",
+    budget: Annotated[Path | None, Flag(metavar="FILE")] = Field(
+        default=None,
+        description="Train nothing: what answers, readings, text and minutes make each candidate pay, by the law of "
+        "the trainings in this file of `python -m bench.budget`.",
     )
-    parser.add_argument(
-        "--within", type=minutes, metavar="MINUTES", help="with --budget: the fastest mix that takes no longer"
+    within: Annotated[Annotated[float, Field(gt=0, le=MOST)] | None, Flag(metavar="MINUTES")] = Field(
+        default=None, description="With --budget: the fastest mix that takes no longer."
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="the recipe of the winner (default: <run>/choose/recipe.yaml)"
+    out: Annotated[Path | None, Flag(metavar="FILE", absent="<run>/choose/recipe.yaml")] = Field(
+        default=None, description="The recipe of the winner."
     )
+    renamed: ClassVar = {"vocabulary": Renamed("vocabularies"), "alpha": Renamed("alphas")}
+
+    @property
+    def head_sizes(self) -> list[int]:
+        """How many ids candidates can say."""
+        return [head_rows(size) for size in self.vocabularies]
+
+    @model_validator(mode="after")
+    def _by_one_thing(self) -> "ChooseSettings":
+        given = [flag_of(name) for name in ONE_OF if name in self.model_fields_set]
+        if len(given) > 1:
+            raise UserError(f"{' and '.join(given)}: shapes are chosen by one of them. Leave the others out.")
+        if self.within is not None and self.budget is None:
+            raise UserError("--within: is a number of minutes for --budget FILE. Name both, or neither.")
+        return self
 
 
-def minutes(word: str) -> float:
-    """A number of minutes above none."""
-    try:
-        number = float(word)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of minutes") from None
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{word!r}: nothing can be made in so many minutes")
-    return number
-
-
-def choose(path: Path, overrides: Sequence[str], options: argparse.Namespace) -> None:
+def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings) -> None:
     """Print what was found, and write the recipe of the winner.
 
     Args:
         path: A recipe.
         overrides: Its key=value words.
-        options: Those of `choose_arguments`.
+        settings: Which shapes, and how they are ranked.
     """
     from distill.choose.given_alphas import alphas_of
     from distill.choose.page import prospects_page
@@ -102,26 +105,26 @@ def choose(path: Path, overrides: Sequence[str], options: argparse.Namespace) ->
     from distill.run.stage_folders import begin_stage
     from eval.predictions.ranking import prospect, step_times
 
-    require_file(options.out, path)
+    require_file(settings.out, path)
     recipe = load_recipe(path, overrides)
-    short = load_recipe(path, [*overrides, f"distill.max_duration={options.duration}", *AT_THE_END])
+    short = load_recipe(path, [*overrides, f"distill.max_duration={settings.duration}", *AT_THE_END])
     target = begin_stage(recipe)
-    candidates = candidates_in(target, short, options)
+    candidates = candidates_in(target, short, settings)
     said = said_for(recipe, candidates, target)
-    alphas = alphas_of(options.alpha, candidates, said) if options.alpha else {}
+    alphas = alphas_of(settings.alphas, candidates, said) if settings.alphas else {}
     latency = measured_steps(recipe, target, candidates)
     prospects = {name: prospect(steps) for name, steps in step_times(latency).items()}
     tell(prospects_page(candidates, prospects), vocabulary_page(candidates, prospects, said))
     hopeful = [one for one in candidates if prospects[one.name].least_alpha is not None]
-    if options.untrained or not hopeful:
+    if settings.untrained or not hopeful:
         return
     if alphas:
         ranked = ranked_as_given(recipe, hopeful, latency, alphas)
     else:
-        ranked = ranked_by_training(recipe, hopeful, options.duration)
+        ranked = ranked_by_training(recipe, hopeful, settings.duration)
         if said is None and (written := said_for(recipe, candidates, target)) is not None:
             tell(vocabulary_page(candidates, prospects, written))
-    out = options.out or Path(recipe.run_dir) / "choose" / "recipe.yaml"
+    out = settings.out or Path(recipe.run_dir) / "choose" / "recipe.yaml"
     save_recipe(chosen_recipe(recipe, hopeful, ranked), out)
     print(f"\n{out}: the recipe of {ranked[0].draft}. Next: widedraft run {out}")
 
@@ -163,7 +166,7 @@ def ranked_by_training(recipe: Recipe, candidates: Sequence["Candidate"], durati
     from distill.choose.trials import score_candidates, train_candidates
     from eval.predictions.ranking import ranking
 
-    temperature = recipe.eval.temperature[0]
+    temperature = recipe.eval.temperatures[0]
     drafts = train_candidates(recipe, candidates)
     card = score_candidates(recipe, drafts)
     ranked = ranking(card.rows_at(temperature), card.latency, card.settings.resampling)
@@ -192,7 +195,7 @@ def resampling_of(recipe: Recipe) -> "Resampling":
     return Resampling(recipe.eval.confidence, recipe.eval.num_resamples, recipe.seed)
 
 
-def candidates_in(target: Path, recipe: Recipe, options: argparse.Namespace) -> list["Candidate"]:
+def candidates_in(target: Path, recipe: Recipe, settings: ChooseSettings) -> list["Candidate"]:
     """The shapes that were asked for, to be cut out of the target in a folder, or out of the recipe's own source."""
     from architectures.shapes.shape import Shape
     from architectures.targets.target import read_config
@@ -201,10 +204,10 @@ def candidates_in(target: Path, recipe: Recipe, options: argparse.Namespace) -> 
 
     folders = (source_folder(recipe) or target, target)
     source, teacher = (Shape.from_config(read_config(each), where=str(each / "config.json")) for each in folders)
-    layers = options.layers or [each.layers for each in options.alpha]
-    named = dict.fromkeys(each.size for each in options.alpha if each.size is not None)
-    sizes = options.vocabulary or list(named)
-    return candidates_of(recipe, replace(source, vocab=teacher.vocab), layers, options.most_parameters, sizes)
+    layers = settings.layers or [each.layers for each in settings.alphas]
+    named = dict.fromkeys(each.size for each in settings.alphas if each.size is not None)
+    sizes = settings.head_sizes or list(named)
+    return candidates_of(recipe, replace(source, vocab=teacher.vocab), layers, settings.most_parameters, sizes)
 
 
 def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate"]) -> "ScoredLatency":
@@ -224,12 +227,11 @@ def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate
     with torch_threads(config.num_threads):
         model = load_model(target, dtype=config.dtype)
         drafts = dict(zip(names, untrained_models(model, [one.shape for one in candidates]), strict=True))
-        first, last = config.lookahead
         latency = measure_latency(
             model,
             drafts,
             Setting(repeated(text_ids, CONTEXT)),
-            lookaheads=range(first, last + 1),
+            lookaheads=config.lookaheads,
             repetitions=timing_ticks(REPEATS),
             resampling=resampling_of(recipe),
         )

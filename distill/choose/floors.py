@@ -1,12 +1,13 @@
 """`widedraft choose --floors DEVICE`: what shapes could do on a device that is not at hand. Nothing is timed."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
 from architectures.errors import UserError
+from architectures.settings.flags import flag_of
 from distill.checking.check import Cut, planned, timed_run
 from distill.choose.candidates import DEPTHS, Candidate, candidates_of
+from distill.choose.command import ChooseSettings
 from distill.choose.floors_page import Floored, floors_page
 from distill.estimates.expected_work import expected_work, read_rows
 from distill.estimates.memory import memory_parts, together, trainings
@@ -15,36 +16,37 @@ from distill.expected_time.floors import floor_times, ways_of
 from distill.expected_time.stages import stage_times
 from distill.recipe.recipe import Recipe
 
-UNUSED = {"out": "--out", "trust_checkpoints": "--trust-checkpoints", "rehash": "--rehash"}
+UNUSED = ("out", "trust_checkpoints", "rehash")
 
 
-def choose_by_floors(recipe: Recipe, options: argparse.Namespace) -> None:
+def choose_by_floors(recipe: Recipe, settings: ChooseSettings, device_name: str) -> None:
     """Print what every candidate costs and is worth on the device, by floors.
 
     Args:
         recipe: Whose depths and heads are weighed.
-        options: Those of `choose_arguments`, with --floors.
+        settings: With --floors.
+        device_name: What that names.
 
     Raises:
         UserError: If an option of theirs would do nothing here, or a floor is not known.
     """
-    refuse_unused(options)
-    device, cut = find_device(options.floors), planned(recipe)
-    print(floors_page(recipe, cut, device, floored(recipe, cut, device, floor_candidates(recipe, cut, options))))
+    refuse_unused(settings)
+    device, cut = find_device(device_name), planned(recipe)
+    print(floors_page(recipe, cut, device, floored(recipe, cut, device, floor_candidates(recipe, cut, settings))))
 
 
-def refuse_unused(options: argparse.Namespace) -> None:
+def refuse_unused(settings: ChooseSettings) -> None:
     """Raise UserError for an option of what is trained, written or fingerprinted."""
-    given = [word for name, word in UNUSED.items() if getattr(options, name)]
+    given = [flag_of(name) for name in UNUSED if getattr(settings, name)]
     if given:
         raise UserError(f"{given[0]}: --floors trains, reads and writes nothing that it goes with. Leave it out.")
 
 
-def floor_candidates(recipe: Recipe, cut: Cut, options: argparse.Namespace) -> list[Candidate]:
+def floor_candidates(recipe: Recipe, cut: Cut, settings: ChooseSettings) -> list[Candidate]:
     """The shapes that were asked for; of no depths the usual ones and the recipe's own."""
     source = replace(cut.source, vocab=cut.target.vocab)
     usual = [depth for depth in {*DEPTHS, cut.draft.layers} if depth < source.layers]
-    return candidates_of(recipe, source, options.layers or usual, options.most_parameters, options.vocabulary)
+    return candidates_of(recipe, source, settings.layers or usual, settings.most_parameters, settings.head_sizes)
 
 
 def floored(recipe: Recipe, cut: Cut, device: Device, candidates: Sequence[Candidate]) -> list[Floored]:

@@ -198,10 +198,10 @@ def head_parts(recipe: Recipe, cut: Cut, device: Device) -> list[str]:
 
 def beyond_parts(recipe: Recipe, own: StepTimes) -> list[str]:
     """The best lookaheads that the recipe's scorecard would not look at."""
-    first, last = recipe.eval.lookahead
+    first, last = min(recipe.eval.lookaheads), max(recipe.eval.lookaheads)
     beyond = {alpha: each for alpha, (each, _) in best_by_alpha(own).items() if not first <= each <= last}
     if not beyond:
         return []
     told = ", ".join(f"{lookahead} at α {alpha}" for alpha, lookahead in beyond.items())
-    wanted = f"eval.lookahead=[{first}, {max(beyond.values())}]"
-    return [f"Beyond eval.lookahead, which is {first} to {last}: {told}. Set {wanted}."]
+    wanted = f"eval.lookaheads={sorted({*recipe.eval.lookaheads, *beyond.values()})}"
+    return [f"Beyond eval.lookaheads, which are {first} to {last}: {told}. Set {wanted}."]

@@ -1,6 +1,6 @@
-"""Acceptance that is given for candidates in words of --alpha. No torch."""
+"""Acceptance that is given for candidates in words of --alphas. No torch."""
 
-import argparse
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
 from architectures.small_head.config import COUNTED
 from distill.choose.candidates import Candidate
-from distill.choose.vocabularies import WHOLE, size_word, vocabulary_size
+from distill.choose.vocabularies import WHOLE, head_rows, size_word
 from distill.estimates.coverage import Said
 from distill.vocabulary.choice import listed_ids
 
 
 class GivenAlpha(NamedTuple):
-    """A word of --alpha: layers, ids that can be said (WHOLE for all) where the word names them, and acceptance."""
+    """A word of --alphas: layers, ids that can be said (WHOLE for all) where the word names them, and acceptance."""
 
     layers: int
     size: int | None
@@ -41,15 +41,13 @@ class TakenAlpha(NamedTuple):
 
 def known_alpha(word: str) -> GivenAlpha:
     """Layers, ids and acceptance, of a word such as 4=0.35 or 4x4096=0.35."""
-    shape, _, alpha = word.partition("=")
-    layers, by, size = shape.partition("x")
-    try:
-        found = GivenAlpha(int(layers), vocabulary_size(size) if by else None, float(alpha))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{word!r} is not LAYERS=ALPHA, such as 4=0.35 or 4x4096=0.35") from None
-    if not 0 <= found.alpha <= 1:
-        raise argparse.ArgumentTypeError(f"{word!r}: an acceptance lies between 0 and 1")
-    return found
+    found = re.fullmatch(r"([1-9]\d{0,5})(?:x([1-9]\d{0,5}|all))?=(\d{1,6}(?:\.\d{1,18})?|\.\d{1,18})", word)
+    if found is None:
+        raise ValueError(f"must be LAYERS=ALPHA, such as 4=0.35 or 4x4096=0.35, got {word[:80]!r}.")
+    layers, size, alpha = found.groups()
+    if float(alpha) > 1:
+        raise ValueError(f"must have an acceptance between 0 and 1, got {word!r}.")
+    return GivenAlpha(int(layers), head_rows(size) if size else None, float(alpha))
 
 
 def require_ids(candidates: Sequence[Candidate], target: Path, tokens: Tokens) -> None:
@@ -71,7 +69,7 @@ def alphas_of(
     that cannot be said is lost, and the others are taken to be accepted as often as all were.
 
     Args:
-        given: Words of --alpha.
+        given: Words of --alphas.
         candidates: All.
         said: What answers say; None where none are at hand.
 
@@ -113,6 +111,6 @@ def refusal(given: Sequence[GivenAlpha], candidates: Sequence[Candidate], of_who
     names, words = ", ".join(one.name for one in candidates), ", ".join(each.word for each in given)
     answers = " What is given for the whole head counts for smaller ones only where <run>/data holds answers."
     return (
-        f"--alpha is given for {words}, and the candidates are {names}. Give each one once, as LAYERS=ALPHA, or as "
+        f"--alphas are given for {words}, and the candidates are {names}. Give each one once, as LAYERS=ALPHA, or as "
         f"LAYERSxSIZE=ALPHA where several sizes of the vocabulary have these layers.{answers if of_whole else ''}"
     )

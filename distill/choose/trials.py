@@ -103,5 +103,5 @@ def score_candidates(recipe: Recipe, drafts: Mapping[str, Path]) -> "Scorecard":
     from eval.scorecard import score_drafts
 
     folder = Path(recipe.run_dir) / "choose" / "eval"
-    config = recipe.eval.model_copy(update={"latency_batches": (), "policy_prompts": 0})  # ranked alone, at batch 1
+    config = recipe.eval.model_copy(update={"latency_batch_sizes": (), "policy_prompts": 0})  # ranked alone, at batch 1
     return score_drafts(begin_stage(recipe), drafts, eval_prompts(recipe), config, folder, seed=recipe.seed)

@@ -1,10 +1,13 @@
 """The output heads that may be chosen: how many ids a draft can say. No torch."""
 
-import argparse
 from collections import Counter
 from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from architectures.errors import UserError
+from architectures.settings.kinds import MOST
 from architectures.shapes.shape import Shape
 from architectures.small_head.config import VocabularyConfig
 from distill.recipe.recipe import Recipe
@@ -13,21 +16,16 @@ ALL = "all"  # the word for the whole head, which says WHOLE ids: as Shape.head_
 WHOLE = 0
 
 
-def vocabulary_size(word: str) -> int:
-    """A word of --vocabulary: how many ids, WHOLE for all."""
-    if word == ALL:
-        return WHOLE
-    try:
-        size = int(word)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of token ids, such as 4096, and not all") from None
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"{word!r}: a draft that can say no token drafts none")
-    return size
+VocabularySize = Annotated[int, Field(ge=1, le=MOST)] | Literal["all"]
+
+
+def head_rows(size: int | str) -> int:
+    """How many ids a value of --vocabularies says."""
+    return WHOLE if size == ALL else int(size)
 
 
 def size_word(size: int) -> str:
-    """As --vocabulary takes it."""
+    """As --vocabularies takes it."""
     return ALL if size == WHOLE else str(size)
 
 
@@ -53,13 +51,13 @@ def require_sizes(target: Shape, sizes: Sequence[int]) -> None:
     """Raise UserError unless every size is there once, and a head of so many ids can be cut."""
     for size, count in Counter(sizes).items():
         if count > 1:
-            raise UserError(f"--vocabulary {size_word(size)}: stands there {count} times. Give each size once.")
+            raise UserError(f"--vocabularies {size_word(size)}: stands there {count} times. Give each size once.")
         if target.head_vocab:
             raise UserError(
-                f"--vocabulary {size_word(size)}: what the draft is cut out of says {target.head_vocab} ids, and keeps "
-                "these. Leave it away, or cut the draft out of a model with its whole head."
+                f"--vocabularies {size_word(size)}: what the draft is cut out of says {target.head_vocab} ids, and "
+                "keeps these. Leave it away, or cut the draft out of a model with its whole head."
             )
         if size != WHOLE and size >= target.vocab:
             raise UserError(
-                f"--vocabulary {size}: the target has {target.vocab} token ids. Choose fewer, or the whole head."
+                f"--vocabularies {size}: the target has {target.vocab} token ids. Choose fewer, or the whole head."
             )

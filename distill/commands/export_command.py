@@ -3,89 +3,99 @@
 No torch until it runs.
 """
 
-import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Annotated
+
+from pydantic import Field, model_validator
 
 from architectures.errors import UserError
-from architectures.files.rehash import rehash_argument
+from architectures.files.number_types import Dtype
+from architectures.files.section import Section
 from architectures.gguf_export.names import GgufKind, file_name
-from architectures.shapes.shape import DTYPE_BYTES
-from distill.checkpoints.trust import trust_option
-from distill.commands.recipe_commands import debug_argument, own_run, trust_if_asked
+from architectures.settings.flags import Flag, flag_of
+from architectures.settings.kinds import Rehash, Revision
+from distill.checkpoints.trust import TrustCheckpoints
+from distill.commands.recipe_commands import of_words, own_run, trust_if_asked
+from distill.recipe.words import Debug, RecipeWords
 
 OF_A_CHECKPOINT = ("checkpoint", "init", "target", "to")
 
 
-def export_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE key=value ..., or a checkpoint and what it belongs to; and perhaps --gguf KIND."""
-    parser.usage = (
-        "widedraft export RECIPE [--gguf KIND ...] [key=value ...]\n"
-        "       widedraft export --checkpoint FILE --init DIR --target T --to DIR [--dtype TYPE] [--gguf KIND ...]"
+class ExportSettings(Section):
+    """What is exported: the draft of a recipe's run, or a checkpoint and what it belongs to."""
+
+    words: RecipeWords = Field(default=(), description="A recipe, unless --checkpoint is given.")
+    checkpoint: Annotated[Path | None, Flag(metavar="FILE")] = Field(
+        default=None, description="A .pt file of <run>/checkpoints."
     )
-    parser.add_argument("words", nargs="*", metavar="RECIPE | key=value", help="a recipe, unless --checkpoint is given")
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="a .pt file of <run>/checkpoints")
-    parser.add_argument("--init", type=Path, metavar="DIR", help="the folder its training started from: <run>/init")
-    parser.add_argument("--target", metavar="T", help="folder or hub id of the model it drafts for")
-    parser.add_argument("--revision", default="main", help="branch, tag or commit of a target on the hub")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="the draft folder to write")
-    parser.add_argument(
-        "--dtype", choices=DTYPE_BYTES, help="number type of its weights (default: bfloat16; a recipe has export.dtype)"
+    init: Annotated[Path | None, Flag(metavar="DIR")] = Field(
+        default=None, description="The folder its training started from: <run>/init."
     )
-    parser.add_argument(
-        "--gguf",
-        action="append",
-        choices=get_args(GgufKind),
-        default=[],
-        help="also write DIR/<name>-KIND.gguf, for llama.cpp; may be given several times",
+    target: Annotated[str | None, Flag(metavar="T")] = Field(
+        default=None, description="Folder or hub id of the model it drafts for."
     )
-    debug_argument(parser)
-    rehash_argument(parser)
-    trust_option(parser)
+    revision: Revision = "main"
+    to: Annotated[Path | None, Flag(metavar="DIR")] = Field(default=None, description="The draft folder to write.")
+    dtype: Annotated[Dtype | None, Flag(absent="bfloat16; a recipe has export.dtype")] = Field(
+        default=None, description="Number type of its weights."
+    )
+    gguf: Annotated[tuple[GgufKind, ...], Flag(is_repeated=True)] = Field(
+        default=(), description="Also write DIR/<name>-KIND.gguf, for llama.cpp."
+    )
+    debug: Debug = False
+    rehash: Rehash = False
+    trust_checkpoints: TrustCheckpoints = False
+
+    @property
+    def is_of_a_checkpoint(self) -> bool:
+        return any(getattr(self, name) is not None for name in OF_A_CHECKPOINT)
+
+    @model_validator(mode="after")
+    def _recipe_or_checkpoint(self) -> "ExportSettings":
+        missing = [flag_of(name) for name in OF_A_CHECKPOINT if getattr(self, name) is None]
+        if not self.is_of_a_checkpoint and (not self.words or self.dtype is not None):
+            raise UserError(
+                "widedraft export needs a RECIPE alone, whose export.dtype is its number type, or --checkpoint, "
+                "--init, --target and --to, then perhaps --dtype."
+            )
+        if self.is_of_a_checkpoint and missing:
+            raise UserError(f"{' and '.join(missing)} must be given too. A checkpoint holds weights and nothing else.")
+        if self.is_of_a_checkpoint and (self.words or self.debug):
+            given = "--debug" if self.debug else self.words[0]
+            raise UserError(f"{given}: is of a recipe, and --checkpoint is exported without one. Leave it out.")
+        return self
 
 
-def export(options: argparse.Namespace) -> None:
+def export(settings: ExportSettings) -> None:
     """Make a draft folder, and its GGUF files."""
-    trust_if_asked(options)
-    if any(getattr(options, name) is not None for name in OF_A_CHECKPOINT):
-        export_named(options)
-        write_gguf_files(options.to, options.to.resolve().name, options.gguf)
+    trust_if_asked(settings)
+    if settings.checkpoint and settings.init and settings.target and settings.to:
+        export_named(settings, settings.checkpoint, settings.init, settings.target, settings.to)
+        write_gguf_files(settings.to, settings.to.resolve().name, settings.gguf)
         return
-    if not options.words or options.dtype is not None:
-        raise UserError(
-            "widedraft export needs a RECIPE alone, whose export.dtype is its number type, or --checkpoint, --init, "
-            "--target and --to, then perhaps --dtype."
-        )
     from distill.stages.running import export_stage
 
-    options.recipe, *options.overrides = options.words
-    options.recipe = Path(options.recipe)
-    with own_run(options) as named:
+    with own_run(of_words(settings.words, debug=settings.debug)) as named:
         export_stage(named.recipe)
-        write_gguf_files(Path(named.recipe.run_dir) / "draft", named.recipe.run_name, options.gguf)
+        write_gguf_files(Path(named.recipe.run_dir) / "draft", named.recipe.run_name, settings.gguf)
 
 
-def export_named(options: argparse.Namespace) -> None:
+def export_named(settings: ExportSettings, checkpoint: Path, init: Path, target: str, to: Path) -> None:
     """Make a draft folder of one checkpoint.
 
     Raises:
-        UserError: If an option is missing, the checkpoint is damaged, or `export_checkpoint` refuses it.
+        UserError: If the checkpoint is damaged, or `export_any` refuses it.
     """
     from architectures.targets.target import resolve_checkpoint
     from distill.exporting.export import export_any
 
-    missing = [f"--{name}" for name in OF_A_CHECKPOINT if getattr(options, name) is None]
-    if missing:
-        raise UserError(f"{' and '.join(missing)} must be given too. A checkpoint holds weights and nothing else.")
-    if options.words or options.debug:
-        given = "--debug" if options.debug else options.words[0]
-        raise UserError(f"{given}: is of a recipe, and --checkpoint is exported without one. Leave it out.")
-    target = resolve_checkpoint(options.target, revision=options.revision)
-    export_any(options.checkpoint, options.init, options.to, target=target, dtype=options.dtype or "bfloat16")
-    print(f"   {options.to}: from {options.checkpoint}")
+    folder = resolve_checkpoint(target, revision=settings.revision)
+    export_any(checkpoint, init, to, target=folder, dtype=settings.dtype or "bfloat16")
+    print(f"   {to}: from {checkpoint}")
 
 
-def write_gguf_files(folder: Path, name: str, kinds: list[GgufKind]) -> None:
+def write_gguf_files(folder: Path, name: str, kinds: Sequence[GgufKind]) -> None:
     """Write a draft folder as GGUF files into itself, and say what each is."""
     if not kinds:
         return

@@ -1,54 +1,40 @@
 """`widedraft preflight` of a folder or of a recipe. No torch."""
 
-import argparse
 from pathlib import Path
 
-from architectures.engines.command import (
-    engines_asked,
-    preflight_arguments,
-    preflight_folders,
-    require_sensible,
-)
+from architectures.engines.command import NAMES, PreflightSettings, preflight_folders
 from architectures.errors import UserError
-from distill.commands.recipe_commands import override_argument
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
 
 
-def recipe_or_folder_arguments(parser: argparse.ArgumentParser) -> None:
-    """DRAFT --target T, or RECIPE key=value ..., and more."""
-    preflight_arguments(parser)
-    override_argument(parser)
-
-
-def preflight(options: argparse.Namespace) -> None:
+def preflight(settings: PreflightSettings) -> None:
     """Print what engines say of a draft, or of the shape of a recipe; exit code 1 if one of them does not serve it."""
-    require_sensible(options)
-    if Path(options.draft).suffix.lower() in RECIPE_SUFFIXES and not Path(options.draft).is_dir():
-        preflight_recipe(options)
+    if Path(settings.draft).suffix.lower() in RECIPE_SUFFIXES and not Path(settings.draft).is_dir():
+        preflight_recipe(settings)
         return
-    if options.overrides:
+    if settings.overrides:
         raise UserError(
-            f"{' '.join(options.overrides)}: only a recipe has values to change, and {options.draft} is a draft. Leave "
-            "them out, or name a recipe (.yaml)."
+            f"{' '.join(settings.overrides)}: only a recipe has values to change, and {settings.draft} is a draft. "
+            "Leave them out, or name a recipe (.yaml)."
         )
-    preflight_folders(options)
+    preflight_folders(settings)
 
 
-def preflight_recipe(options: argparse.Namespace) -> None:
+def preflight_recipe(settings: PreflightSettings) -> None:
     """The same of the draft that a recipe asks for, which need not be there."""
     from architectures.engines.page import preflight_page
     from distill.checking.check import planned
     from distill.checking.served_shape import planned_pair
     from distill.recipe.recipe import load_recipe
 
-    if options.target is not None or options.revision != "main":
-        raise UserError(f"{options.draft}: a recipe names its target. Leave --target and --revision out.")
-    recipe = load_recipe(options.draft, options.overrides)
+    if settings.target is not None or settings.revision != "main":
+        raise UserError(f"{settings.draft}: a recipe names its target. Leave --target and --revision out.")
+    recipe = load_recipe(settings.draft, settings.overrides)
     pair = planned_pair(
-        recipe, planned(recipe).draft, tensor_parallel=options.tensor_parallel, lookahead=options.lookahead
+        recipe, planned(recipe).draft, tensor_parallel=settings.tensor_parallel, lookahead=settings.lookahead
     )
-    engines = tuple(options.engine or recipe.export.engines) or engines_asked(options)
+    engines = settings.engines or recipe.export.engines or NAMES
     page, served = preflight_page(tuple(dict.fromkeys(engines)), pair)
     print(page)
     if not served:

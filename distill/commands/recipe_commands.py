@@ -1,16 +1,20 @@
 """Commands that take a recipe: RECIPE key=value ..., and perhaps --debug. Each imports what it runs when it runs."""
 
-import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from architectures.errors import UserError
-from architectures.files.rehash import rehash_argument
-from distill.checkpoints.trust import trust_checkpoints, trust_option
-from distill.choose.command import choose_arguments
-from eval.profiling.option import profile_option, require_profile_folder
+from pydantic import Field
+
+from architectures.files.section import Section
+from architectures.settings.flags import Flag
+from architectures.settings.kinds import Rehash
+from distill.checkpoints.trust import TrustCheckpoints, Trusting, trust_checkpoints
+from distill.choose.command import ChooseSettings
+from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile
+from distill.stages.scoring import EvalSettings, score_without_recipe
+from eval.profiling.option import Profile, require_profile_folder
 
 if TYPE_CHECKING:
     from distill.recipe.recipe import Recipe
@@ -24,96 +28,88 @@ class Named(NamedTuple):
     overrides: list[str]
 
 
-def recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE key=value ..."""
-    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="a YAML file, see recipes/")
-    override_argument(parser)
-    debug_argument(parser)
+class CheckSettings(Section):
+    """The recipe that is checked, and for which device."""
 
-
-def check_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE key=value ... and perhaps --device."""
-    recipe_arguments(parser)
-    parser.add_argument(
-        "--device",
-        metavar="NAME|FILE",
-        help="tell hours on this device: one that was measured, a GPU whose figures are published, or a file of "
-        "`python -m bench.gpu` (default: this machine's GPU, else its processor)",
+    recipe: RecipeFile
+    overrides: Overrides = ()
+    debug: Debug = False
+    device: Annotated[str | None, Flag(metavar="NAME|FILE", absent="this machine's GPU, else its processor")] = Field(
+        default=None,
+        description="Tell hours on this device: one that was measured, a GPU whose figures are published, or a file of "
+        "`python -m bench.gpu`.",
     )
 
 
-def stage_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE key=value ..., and perhaps --rehash."""
-    recipe_arguments(parser)
-    rehash_argument(parser)
+class StageSettings(Section):
+    """The recipe whose stage is made."""
+
+    recipe: RecipeFile
+    overrides: Overrides = ()
+    debug: Debug = False
+    rehash: Rehash = False
 
 
-def debug_argument(parser: argparse.ArgumentParser) -> None:
-    """--debug."""
-    parser.add_argument(
-        "--debug",
-        action="store_true",
-        help="the same with a tiny random target and few steps, in <run>-debug: minutes on two cores",
-    )
+class TrainingSettings(Section):
+    """The recipe whose training is begun, continued or read."""
+
+    recipe: RecipeFile
+    overrides: Overrides = ()
+    debug: Debug = False
+    rehash: Rehash = False
+    trust_checkpoints: TrustCheckpoints = False
 
 
-def training_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every stage takes, and --trust-checkpoints for what continues or reads a training."""
-    stage_arguments(parser)
-    trust_option(parser)
+class DistillSettings(Section):
+    """The recipe whose draft is trained."""
+
+    recipe: RecipeFile
+    overrides: Overrides = ()
+    debug: Debug = False
+    rehash: Rehash = False
+    trust_checkpoints: TrustCheckpoints = False
+    profile: Profile = None
 
 
-def distilling_arguments(parser: argparse.ArgumentParser) -> None:
-    """What trainings take, and --profile."""
-    training_arguments(parser)
-    profile_option(parser, "a training step")
+class CacheSettings(Section):
+    """The recipe whose teacher is cached."""
+
+    recipe: RecipeFile
+    overrides: Overrides = ()
+    debug: Debug = False
+    rehash: Rehash = False
+    verify: bool = Field(default=False, description="Compare the checksums of a finished cache; write nothing.")
 
 
-def trust_if_asked(options: argparse.Namespace) -> None:
+def of_words(words: Sequence[str], *, debug: bool) -> StageSettings:
+    """The recipe that is the first of some words, and its values."""
+    return StageSettings(recipe=Path(words[0]), overrides=tuple(words[1:]), debug=debug)
+
+
+def trust_if_asked(settings: Trusting) -> None:
     """Trust checkpoints from here on where the command line says so."""
-    if options.trust_checkpoints:
+    if settings.trust_checkpoints:
         trust_checkpoints()
 
 
-def cache_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE key=value ... and perhaps --verify."""
-    stage_arguments(parser)
-    parser.add_argument(
-        "--verify", action="store_true", help="compare the checksums of a finished cache; write nothing"
-    )
-
-
-def override_argument(parser: argparse.ArgumentParser) -> None:
-    """key=value ..."""
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="replaces the recipe's value of a dotted key"
-    )
-
-
-def choosing_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE key=value ..., --debug and what only this stage takes."""
-    training_arguments(parser)
-    choose_arguments(parser)
-
-
-def recipe_of(options: argparse.Namespace, *, weights: bool = True) -> "Recipe":
+def recipe_of(settings: NamesRecipe, *, weights: bool = True) -> "Recipe":
     """The recipe a command names, or that of its debug run; `weights` as in `begin_debug`."""
     from distill.recipe.recipe import load_recipe
 
-    return load_recipe(*recipe_words(options, weights=weights))
+    return load_recipe(*recipe_words(settings, weights=weights))
 
 
-def recipe_words(options: argparse.Namespace, *, weights: bool = True) -> tuple[Path, list[str]]:
+def recipe_words(settings: NamesRecipe, *, weights: bool = True) -> tuple[Path, list[str]]:
     """The recipe file and the key=value words a command names, or the written-out recipe of its debug run."""
-    if not options.debug:
-        return options.recipe, options.overrides
+    if not settings.debug:
+        return settings.recipe, list(settings.overrides)
     from distill.debug.files import begin_debug
 
-    return begin_debug(options.recipe, options.overrides, weights=weights), []
+    return begin_debug(settings.recipe, settings.overrides, weights=weights), []
 
 
 @contextmanager
-def own_run(options: argparse.Namespace) -> Iterator[Named]:
+def own_run(settings: NamesRecipe) -> Iterator[Named]:
     """The recipe a command names, in a run that no other command works in meanwhile.
 
     Raises:
@@ -122,101 +118,102 @@ def own_run(options: argparse.Namespace) -> Iterator[Named]:
     from distill.recipe.recipe import load_recipe
     from distill.run.run_folder import owned_run
 
-    path, overrides = recipe_words(options)
+    path, overrides = recipe_words(settings)
     recipe = load_recipe(path, overrides)
     with owned_run(recipe):
         yield Named(recipe, path, overrides)
 
 
-def check(options: argparse.Namespace) -> None:
+def check(settings: CheckSettings) -> None:
     """Print what the recipe would make and cost."""
     from distill.checking.check import check_recipe
 
-    print(check_recipe(recipe_of(options, weights=False), options.device))
+    print(check_recipe(recipe_of(settings, weights=False), settings.device))
 
 
-def choose(options: argparse.Namespace) -> None:
+def choose(settings: ChooseSettings) -> None:
     """Rank shapes by predicted speed; the winner becomes a recipe. Or weigh them by floors, in no run at all."""
     from distill.choose.command import choose as choose_shape
 
-    if options.within is not None and options.budget is None:
-        raise UserError("--within: is a number of minutes for --budget FILE. Name both, or neither.")
-    if options.floors is not None:
+    if settings.floors is not None:
         from distill.choose.floors import choose_by_floors
 
-        choose_by_floors(recipe_of(options, weights=False), options)
+        choose_by_floors(recipe_of(settings, weights=False), settings, settings.floors)
         return
-    trust_if_asked(options)
-    with own_run(options) as named:
-        if options.budget is not None:
+    trust_if_asked(settings)
+    with own_run(settings) as named:
+        if settings.budget is not None:
             from distill.choose.budget import choose_by_budget
 
-            choose_by_budget(named.recipe, options)
+            choose_by_budget(named.recipe, settings, settings.budget)
             return
-        choose_shape(named.path, named.overrides, options)
+        choose_shape(named.path, named.overrides, settings)
 
 
-def masks(options: argparse.Namespace) -> None:
+def masks(settings: TrainingSettings) -> None:
     """Train learned masks; the training processes load the recipe themselves."""
     from distill.stages.running import mask_stage
 
-    trust_if_asked(options)
-    with own_run(options) as named:
+    trust_if_asked(settings)
+    with own_run(settings) as named:
         mask_stage(named.path, named.overrides)
 
 
-def prune(options: argparse.Namespace) -> None:
+def prune(settings: StageSettings) -> None:
     """Cut the undistilled draft out of the target."""
     from distill.stages.running import prune_stage
 
-    with own_run(options) as named:
+    with own_run(settings) as named:
         prune_stage(named.recipe)
 
 
-def generate(options: argparse.Namespace) -> None:
+def generate(settings: StageSettings) -> None:
     """Let the target answer the prompts."""
     from distill.stages.running import generate_stage
 
-    with own_run(options) as named:
+    with own_run(settings) as named:
         generate_stage(named.recipe)
 
 
-def cache(options: argparse.Namespace) -> None:
+def cache(settings: CacheSettings) -> None:
     """Let the teacher read the answers, or verify what it left."""
     from distill.caching import stage
 
-    if options.verify:
-        stage.verify_cache_stage(recipe_of(options))
+    if settings.verify:
+        stage.verify_cache_stage(recipe_of(settings))
         return
-    with own_run(options) as named:
+    with own_run(settings) as named:
         stage.cache_stage(named.recipe)
 
 
-def distill(options: argparse.Namespace) -> None:
+def distill(settings: DistillSettings) -> None:
     """Train and export; the training processes load the recipe themselves."""
     from distill.stages.running import distill_stage
 
-    trust_if_asked(options)
-    profile_words = [] if options.profile is None else [f"--profile={options.profile}"]
-    if options.profile is not None:
-        require_profile_folder(options.profile)
-    with own_run(options) as named:
+    trust_if_asked(settings)
+    profile_words = [] if settings.profile is None else [f"--profile={settings.profile}"]
+    if settings.profile is not None:
+        require_profile_folder(settings.profile)
+    with own_run(settings) as named:
         distill_stage(named.path, named.overrides, *profile_words)
 
 
-def score(options: argparse.Namespace) -> None:
-    """Score the draft, and every checkpoint of its training where that is asked for."""
+def score(settings: EvalSettings) -> None:
+    """Score a recipe's draft, any draft against any target, or any draft on recorded answers."""
+    if settings.is_without_recipe:
+        score_without_recipe(settings)
+        return
     from distill.stages.running import checkpoints_stage, eval_stage
 
-    trust_if_asked(options)
-    with own_run(options) as named:
-        (checkpoints_stage if options.checkpoints else eval_stage)(named.recipe)
+    trust_if_asked(settings)
+    with own_run(of_words(settings.words, debug=settings.debug)) as named:
+        (checkpoints_stage if settings.checkpoints else eval_stage)(named.recipe)
 
 
-def run_everything(options: argparse.Namespace) -> None:
+def run_everything(settings: TrainingSettings) -> None:
     """All stages, skipping what is done."""
     from distill.stages.running import run_all
 
-    trust_if_asked(options)
-    with own_run(options) as named:
+    trust_if_asked(settings)
+    with own_run(settings) as named:
         run_all(named.path, named.overrides)

@@ -184,20 +184,19 @@ def debug_distill(values: Values, run: Path) -> Values:
 
 def debug_eval(values: Values, run: Path) -> Values:
     """A scorecard of few prompts, short answers and few repetitions."""
-    first, last = values["lookahead"]
     policy_prompts = at_most(values["policy_prompts"], 2)
     return {
         "tasks": built_in(values["tasks"], run),
-        "max_prompts": 4 - policy_prompts,
+        "num_prompts": 4 - policy_prompts,
         "policy_prompts": policy_prompts,
         "max_new_tokens": 8,
         "max_prompt_len": 112,
-        "lookahead": [at_most(first, 3), at_most(last, 3)],
+        "lookaheads": sorted({at_most(each, 3) for each in values["lookaheads"]}),
         "batch_size": at_most(values["batch_size"], 4),
         "num_resamples": 50,
         "num_threads": 1,  # two would wait for each other longer than they compute
         "latency_repeats": 2,
-        "latency_batches": values["latency_batches"][:2],
+        "latency_batch_sizes": values["latency_batch_sizes"][:2],
         "latency_contexts": [at_most(context, 64) for context in values["latency_contexts"][:1]],
         "live_prompts": 2,
     }

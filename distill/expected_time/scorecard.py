@@ -43,7 +43,7 @@ def scored_steps(run: Run, device: Device) -> Steps | None:
     config = run.recipe.eval
     context = scored_prompt(run) + written_answer(config.max_new_tokens) // 2
     steps: Steps = {}
-    for shape, batch in product((run.target, run.draft), sorted({1, config.batch_size, *config.latency_batches})):
+    for shape, batch in product((run.target, run.draft), sorted({1, config.batch_size, *config.latency_batch_sizes})):
         found = step_s(device, shape, config.dtype, batch=batch, context=context)
         if found is None:
             return None
@@ -68,10 +68,11 @@ def replay_flops(run: Run) -> int:
 def timing_s(run: Run, steps: Steps) -> float:
     """Seconds of taking step times: at batch 1, and less often at others, there both in turn and alone."""
     config = run.recipe.eval
-    first, last = config.lookahead
     repeats, seldom = config.latency_repeats + WARM_UPS, max(2, config.latency_repeats // 4) + WARM_UPS
-    total_s = repeats * ((2 + last - first) * steps[run.target, 1] + DRAFTS * DRAFT_STEPS * steps[run.draft, 1])
-    for batch in config.latency_batches:
+    total_s = repeats * (
+        (1 + len(config.lookaheads)) * steps[run.target, 1] + DRAFTS * DRAFT_STEPS * steps[run.draft, 1]
+    )
+    for batch in config.latency_batch_sizes:
         one_s = (1 + GRID_LOOKAHEADS) * steps[run.target, batch] + DRAFT_STEPS * steps[run.draft, batch]
         total_s += 2 * seldom * one_s
     return total_s
@@ -84,11 +85,11 @@ def scored_prompt(run: Run) -> int:
 
 def num_answers(recipe: Recipe) -> int:
     """Answers at all temperatures, those that policies are tuned on among them."""
-    return len(recipe.eval.temperature) * (scored_prompts(recipe) + recipe.eval.policy_prompts)
+    return len(recipe.eval.temperatures) * (scored_prompts(recipe) + recipe.eval.policy_prompts)
 
 
 def scored_prompts(recipe: Recipe) -> int:
     """Prompts of the scorecard, at most."""
     tasks = recipe.eval.tasks
     there = sum(task.num_prompts or inf for task in tasks) if tasks else recipe.data.num_eval_prompts
-    return int(min(recipe.eval.max_prompts, there))
+    return int(min(recipe.eval.num_prompts, there))

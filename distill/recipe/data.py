@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from architectures.files.section import Section
+from architectures.settings.kinds import BatchSize, MaxNewTokens, Temperature
 from eval.prompts.source import PromptSource
 
 
@@ -29,10 +30,10 @@ class DataConfig(Section):
         default=64, ge=1, description="Prompts held out of training, drawn with the seed, for metrics and scores."
     )
     max_seq_len: int = Field(default=1024, ge=2, description="Tokens of prompt and answer together at most.")
-    max_new_tokens: int = Field(default=256, ge=1, description="Tokens of an answer at most.")
-    temperature: float = Field(default=0.0, ge=0, description="Sampling temperature of the answers; 0 is greedy.")
+    max_new_tokens: MaxNewTokens = Field(default=256, description="Tokens of an answer at most.")
+    temperature: Temperature = Field(default=0.0, description="Sampling temperature of the answers; 0 is greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Probability mass sampled from; 1 keeps everything.")
-    batch_size: int = Field(default=48, ge=1, description="Prompts answered together.")
+    batch_size: BatchSize = Field(default=48, description="Prompts answered together.")
     shard_size: int = Field(default=96, ge=1, description="Prompts per answer file, the unit a rerun continues from.")
 
     @field_validator("answers")

@@ -16,6 +16,7 @@ from architectures.errors import UserError
 from architectures.files.atomic import write_text
 from architectures.files.reading import read_text
 from architectures.files.section import Section
+from architectures.settings.kinds import Seed
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
 from distill.recipe.data import DataConfig
 from distill.recipe.teacher import NoTeacher, refuse_uncaptured
@@ -25,7 +26,7 @@ from distill.recipe_reading.environment import from_environment
 from distill.recipe_reading.mistakes import mistakes_of, report
 from distill.recipe_reading.source import read_source
 from distill.recipe_reading.yaml_lines import KeyPath
-from eval.config import EvalConfig
+from eval.config import EvalConfig, from_recorded
 
 AnySection = TypeVar("AnySection", bound=Section)
 
@@ -50,7 +51,7 @@ class Recipe(Section):
         description="Name of the run; names its folder and its logs.",
     )
     run_dir: str = Field(default="runs/${run_name}", min_length=1, description="Folder of everything the run writes.")
-    seed: int = Field(default=17, ge=0, lt=2**32, description="Seed of every random choice.")
+    seed: Seed = 17
     variables: dict[str, Any] = Field(default={}, description="Free values to name in interpolations.")
     target: TargetConfig
     architecture: ArchitectureConfig
@@ -156,11 +157,11 @@ class Recipe(Section):
         data = info.data.get("data")
         if data is None or scoring.tasks or not scoring.policy_prompts:
             return scoring
-        needed = scoring.max_prompts + scoring.policy_prompts
+        needed = scoring.num_prompts + scoring.policy_prompts
         if data.num_eval_prompts < needed:
             raise ValueError(
-                f"must have max_prompts and policy_prompts of at most data.num_eval_prompts together, got "
-                f"{scoring.max_prompts} and {scoring.policy_prompts} of {data.num_eval_prompts}: policies are tuned on "
+                f"must have num_prompts and policy_prompts of at most data.num_eval_prompts together, got "
+                f"{scoring.num_prompts} and {scoring.policy_prompts} of {data.num_eval_prompts}: policies are tuned on "
                 "held-out prompts that are not scored."
             )
         return scoring
@@ -169,7 +170,7 @@ class Recipe(Section):
 class Scoring(Section):
     """What the command line may set where a target and a draft are scored without a recipe."""
 
-    seed: int = Field(default=17, ge=0, lt=2**32, description="Seed of every random choice.")
+    seed: Seed = 17
     eval: EvalConfig = EvalConfig()
 
 
@@ -203,7 +204,7 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
 
 def _load(text: str, name: str, overrides: Sequence[str], model: type[AnySection]) -> AnySection:
     try:
-        source = read_source(text, name, overrides, model)
+        source = read_source(text, name, overrides, model, from_older if text.startswith(RESOLVED) else None)
     except yaml.YAMLError as error:
         raise RecipeError(_syntax_mistake(error, name)) from error
     except UserError as error:
@@ -219,6 +220,12 @@ def _load(text: str, name: str, overrides: Sequence[str], model: type[AnySection
                 loaded.refer(from_environment(source.written))
             return loaded
     raise RecipeError(report(mistakes, source))
+
+
+def from_older(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a recipe that a stage wrote, maybe of an earlier widedraft, by today's names."""
+    scoring = values.get("eval")
+    return {**values, "eval": from_recorded(scoring)} if isinstance(scoring, dict) else values
 
 
 def _syntax_mistake(error: yaml.YAMLError, name: str) -> str:

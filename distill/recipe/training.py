@@ -8,7 +8,7 @@ from architectures.engines.pair.finding import EngineName
 from architectures.files.number_types import Dtype, PrecisionOrAuto
 from architectures.files.section import Section
 from architectures.gguf_export.names import GgufKind
-from architectures.shapes.serving import MAX_DEGREE
+from architectures.shapes.serving import TensorParallel
 from distill.formulas.losses import AnyLoss, Knowledge, Loss, loss_terms
 from distill.recipe.losses import TokenSelection
 from distill.recipe.monitoring import Loggers
@@ -299,6 +299,6 @@ class ExportConfig(Section):
         description="Engines that are to serve the draft: `widedraft check` refuses a shape that one of them does not "
         "serve. Nothing is made otherwise by it.",
     )
-    tensor_parallel: int = Field(
-        default=1, ge=1, le=MAX_DEGREE, description="Devices over which those engines divide target and draft."
+    tensor_parallel: TensorParallel = Field(
+        default=1, description="Devices over which those engines divide target and draft."
     )

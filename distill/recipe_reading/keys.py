@@ -1,21 +1,18 @@
-"""The keys a recipe may hold, read off its JSON Schema: which there are, which was meant, what a value must be."""
+"""The keys a recipe may hold, read off its JSON Schema: which there are, and which was meant."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import TaggedUnionSchema
 
+from architectures.settings.requirements import Schema, options
 from distill.recipe_reading.yaml_lines import KeyPath
 
-Schema: TypeAlias = Mapping[str, Any]
-
 NEAR = 0.7  # closeness from which a suggestion helps more than it misleads; `methd` and `method` have 0.91
-BOUNDS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
-PLAIN = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "null": "null"}
 
 
 class _AnyOf(GenerateJsonSchema):
@@ -67,17 +64,6 @@ def nearest_key(path: KeyPath, known: Iterable[str]) -> str | None:
     return _with_indexes(best, path) if best and closeness(best) >= NEAR else None
 
 
-def requirement(node: Schema, schema: Schema) -> str:
-    """What a value must be, as the rest of a sentence: "a number > 0", "fp32 or amp_bf16"."""
-    keys = ", ".join(section_keys(node, schema)) or "keys of your own"
-    return " or ".join(dict.fromkeys(_one_requirement(option, schema, keys) for option in options(node, schema)))
-
-
-def section_keys(node: Schema, schema: Schema) -> list[str]:
-    """Names of the keys a section holds, or any section of a union; [] for anything else."""
-    return list(dict.fromkeys(name for option in options(node, schema) for name in option.get("properties", {})))
-
-
 def meant(node: Schema, values: Mapping[str, Any], schema: Schema) -> list[Schema]:
     """The sections that values may be of: of a tagged union the one whose tags they have, or leave out."""
     given = {key: value for key, value in values.items() if value is not None}
@@ -87,13 +73,6 @@ def meant(node: Schema, values: Mapping[str, Any], schema: Schema) -> list[Schem
         if "properties" in option
         and all(given.get(key, child.get("default")) == child["const"] for key, child in _tags(option))
     ]
-
-
-def options(node: Schema, schema: Schema) -> list[Schema]:
-    """What a node may be, one by one, references resolved."""
-    if "$ref" in node:
-        node = schema["$defs"][node["$ref"].rsplit("/", 1)[-1]]
-    return [option for each in node["anyOf"] for option in options(each, schema)] if "anyOf" in node else [node]
 
 
 def tags(sections: Iterable[Schema]) -> str:
@@ -115,37 +94,6 @@ def _either(one: Schema, other: Schema) -> Schema:
     words, more = one["description"], other["description"]
     words = words if more in words else f"{words.removesuffix('.')}; {more}"
     return {**other, **one, "anyOf": [*one.get("anyOf", [one]), other], "description": words}
-
-
-def _one_requirement(node: Schema, schema: Schema, keys: str) -> str:
-    kind = node.get("type")
-    if "enum" in node or "const" in node:
-        return " or ".join(map(str, node.get("enum", [node.get("const")])))
-    if kind in PLAIN:
-        bounds = " and ".join(f"{sign} {node[bound]}" for bound, sign in BOUNDS.items() if bound in node)
-        return f"{PLAIN[kind]} {bounds}".strip()
-    if kind == "array":
-        return _list_requirement(node, schema)
-    if kind == "string":
-        return _text_requirement(node)
-    return f"a section ({keys})"
-
-
-def _list_requirement(node: Schema, schema: Schema) -> str:
-    if "prefixItems" in node:
-        items = [requirement(item, schema) for item in node["prefixItems"]]
-        return f"a list of {len(items)}, each {items[0]}"
-    least = "a list of at least one" if node.get("minItems") else "a list"
-    return f"{least}, each {requirement(node['items'], schema)}"
-
-
-def _text_requirement(node: Schema) -> str:
-    if "pattern" in node:
-        *others, last = node["examples"]
-        examples = f"{', '.join(others)} or {last}" if others else last
-        most = f", at most {node['maxLength']} characters," if "maxLength" in node else ""
-        return f"{node['title']}{most} such as {examples}"
-    return "text that is not empty" if node.get("minLength") else "text"
 
 
 def _below(prefix: str, node: Schema, schema: Schema) -> Iterator[tuple[str, Schema]]:

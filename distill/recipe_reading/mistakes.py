@@ -5,23 +5,12 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from distill.recipe_reading.keys import (
-    Schema,
-    known_keys,
-    meant,
-    nearest_key,
-    options,
-    requirement,
-    schema_at,
-    schema_of,
-    section_keys,
-    tags,
-)
-from distill.recipe_reading.source import BROKEN, Source
-from distill.recipe_reading.text_rules import short, shown
+from architectures.settings.requirements import Schema, options, requirement, section_keys, short, shown_value
+from distill.recipe_reading.keys import known_keys, meant, nearest_key, schema_at, schema_of, tags
+from distill.recipe_reading.source import BROKEN, Source, section_at
 from distill.recipe_reading.yaml_lines import MOST_MISTAKES, KeyPath, Mistake, dotted
 
 
@@ -85,17 +74,24 @@ def _place(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
 def _sentence(details: ErrorDetails, path: KeyPath, value: Any, source: Source, schema: Schema) -> str:
     node = schema_at(path, schema)
     if node is None:
-        return _unknown_key(path, schema)
+        return _renamed_key(path, source.model) or _unknown_key(path, schema)
     if details["type"] in ("missing", "union_tag_not_found") and isinstance(value, dict) and path[-1] not in value:
         return f"must be given. {node['description']}"
     if details["type"] == "extra_forbidden":
         return _key_of_others(path, value, _at(path[:-1], source.values), schema)
     if details["type"] == "value_error" and "ctx" in details:
         return str(details["ctx"]["error"])
-    got = _shown(value)
+    got = shown_value(value)
     written = _at(path, source.written)
     origin = f" (from {written})" if isinstance(written, str) and "${" in written else ""
     return f"must be {requirement(node, schema)}, got {got}{origin}.{_remedy(details['type'], value, node)}"
+
+
+def _renamed_key(path: KeyPath, model: type[BaseModel]) -> str | None:
+    """What became of a key that had another name; None of any other."""
+    section = section_at(path[:-1], model)
+    new = section.renamed.get(str(path[-1])) if section is not None else None
+    return new and f"is called {dotted((*path[:-1], new.name))} now. {new.remark or 'Use that name.'}"
 
 
 def _unknown_key(path: KeyPath, schema: Schema) -> str:
@@ -113,7 +109,7 @@ def _key_of_others(path: KeyPath, value: Any, beside: dict[str, Any], schema: Sc
     own, others = meant(union, beside, schema), [one for one in options(union, schema) if key in one["properties"]]
     keys = ", ".join(name for one in own for name in one["properties"])
     return (
-        f"must be left out when {tags(own)}, got {_shown(value)}. Keys are then {keys}; {key} is one when "
+        f"must be left out when {tags(own)}, got {shown_value(value)}. Keys are then {keys}; {key} is one when "
         f"{tags(others)}. Leave it out (null on the command line)."
     )
 
@@ -149,8 +145,3 @@ def _at(path: KeyPath, values: Any) -> Any:
             break
         values = values[step]  # type: ignore[index]  # a str step belongs to a dict, an int step to a list
     return values
-
-
-def _shown(value: Any) -> str:
-    """A value in few words, as YAML writes it."""
-    return shown(value) if isinstance(value, str) else short(json.dumps(value, ensure_ascii=False, default=str))

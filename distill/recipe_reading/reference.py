@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from architectures.files.atomic import write_text
-from distill.recipe_reading.keys import Schema, known_keys, options, required_keys, requirement, section_keys
+from architectures.settings.requirements import Schema, options, requirement, section_keys
+from distill.recipe_reading.keys import known_keys, required_keys
 
 REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "recipes.md"
 BEGIN, END = "<!-- keys: written by `python -m distill.commands.recipe_reference` -->\n", "<!-- end of keys -->\n"

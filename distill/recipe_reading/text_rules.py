@@ -5,7 +5,8 @@ import re
 from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError
 
-SHOWN_CHARACTERS = 80  # of a value, in a message
+from architectures.settings.requirements import shown
+
 MOST_CHARACTERS = 2000  # of a text with ${...}
 
 UNUSABLE = re.compile("[\0\ud800-\udfff]")  # no file can be named with it, nor written in UTF-8
@@ -23,16 +24,6 @@ def unusable_text(text: str) -> str | None:
     if UNUSABLE.search(text):
         return f"must be text of whole characters without NUL, got {shown(text)}. Leave out what is no character."
     return None
-
-
-def shown(text: str) -> str:
-    """A text in quotes, as much of it as a message holds."""
-    return short(repr(text[: 2 * SHOWN_CHARACTERS]))
-
-
-def short(text: str) -> str:
-    """A text, or as much of its beginning as a message holds."""
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def filling_problem(text: str) -> str | None:

@@ -6,7 +6,8 @@ from typing import TypeAlias
 
 import yaml
 
-from distill.recipe_reading.text_rules import filling_problem, shown, unusable_text
+from architectures.settings.requirements import shown
+from distill.recipe_reading.text_rules import filling_problem, unusable_text
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 

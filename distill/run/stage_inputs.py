@@ -267,7 +267,7 @@ def draft_inputs(recipe: Recipe, training: dict[str, str]) -> dict[str, str]:
 
 def eval_inputs(recipe: Recipe, target: Path) -> dict[str, str]:
     """What the scorecard is made from."""
-    run, settings = Path(recipe.run_dir), recipe.eval.model_dump(mode="json", exclude={"tasks": TASK})
+    run, settings = Path(recipe.run_dir), recipe.eval.recorded(exclude={"tasks": TASK})
     if not settings["policy_prompts"]:
         del settings["policy_prompts"]  # what was recorded before there was this key holds
     return {

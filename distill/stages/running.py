@@ -316,7 +316,7 @@ def eval_prompts(recipe: Recipe) -> list["Prompt"]:
     from eval.prompts.loading import load_in_turn
 
     if recipe.eval.tasks:
-        return load_in_turn(recipe.eval.tasks, most=recipe.eval.max_prompts + recipe.eval.policy_prompts)
+        return load_in_turn(recipe.eval.tasks, most=recipe.eval.num_prompts + recipe.eval.policy_prompts)
     held_out = read_traces(Path(recipe.run_dir) / "data", "eval")
     return [Prompt(trace.source, tuple(trace.messages), category=trace.category, task=trace.task) for trace in held_out]
 

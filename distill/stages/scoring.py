@@ -1,168 +1,189 @@
 """What `widedraft eval` scores where no recipe says it: a pair of models, or a draft on recorded answers. No torch."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from omegaconf import OmegaConf
+from pydantic import Field, model_validator
 
 from architectures.errors import UserError
+from architectures.files.section import Section
+from architectures.settings.flags import Flag, flag_of
+from architectures.settings.kinds import Lookahead, Rehash
 from architectures.targets.target import resolve_checkpoint
+from distill.checkpoints.trust import OPTION, TrustCheckpoints
 from distill.recipe.recipe import load_scoring
+from distill.recipe.words import Debug, RecipeWords
 from distill.run.run_folder import owned
-from eval.prompts.words import prompt_sources, prompts_argument
+from eval.prompts.words import PromptWords, prompt_sources
 
 if TYPE_CHECKING:
     from eval.recorded.answers import Recording
 
 
-def eval_arguments(parser: argparse.ArgumentParser) -> None:
-    """RECIPE, or a target, a draft and prompts, or recorded answers and a draft."""
-    parser.usage = (
-        "widedraft eval RECIPE [--checkpoints] [key=value ...]\n"
-        "       widedraft eval --target A --draft B --prompts FILE|TASK[=FILE] [--prompts ...] [--baseline C] "
-        "[--out DIR] [eval.key=value ...]\n"
-        "       widedraft eval --recorded PATH --draft B [--prompts FILE] [--out DIR] [eval.key=value ...]"
+class EvalSettings(Section):
+    """What is scored: a recipe's draft, a draft against a target on prompts, or a draft on recorded answers."""
+
+    words: RecipeWords = Field(default=(), description="A recipe first, unless --draft is given.")
+    target: Annotated[str | None, Flag(metavar="A")] = Field(
+        default=None, description="Folder or hub id of the model to draft for."
     )
-    parser.add_argument(
-        "words", nargs="*", metavar="RECIPE | key=value", help="a recipe first, unless --draft is given"
+    recorded: Annotated[Path | None, Flag(metavar="PATH")] = Field(
+        default=None, description="The target's answers in its place: traces, or text of tensors."
     )
-    parser.add_argument("--target", metavar="A", help="folder or hub id of the model to draft for")
-    parser.add_argument(
-        "--recorded", type=Path, metavar="PATH", help="the target's answers in its place: traces, or text of tensors"
+    draft: Annotated[str | None, Flag(metavar="B")] = Field(default=None, description="Folder or hub id of the draft.")
+    prompts: PromptWords = ()
+    baseline: Annotated[str | None, Flag(metavar="C")] = Field(
+        default=None, description="Folder or hub id of a draft to compare B with, prompt by prompt."
     )
-    parser.add_argument("--draft", metavar="B", help="folder or hub id of the draft")
-    prompts_argument(parser)
-    parser.add_argument(
-        "--baseline", metavar="C", help="folder or hub id of a draft to compare B with, prompt by prompt"
+    checkpoints: bool = Field(
+        default=False, description="Of a recipe: score every saved checkpoint too, for its tokens."
     )
-    parser.add_argument(
-        "--checkpoints", action="store_true", help="of a recipe: score every saved checkpoint too, for its tokens"
+    out: Annotated[Path | None, Flag(metavar="DIR", absent="eval-<draft's name>")] = Field(
+        default=None, description="Where the scorecard goes."
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where the scorecard goes (default: eval-<draft's name>)"
-    )
+    debug: Debug = False
+    rehash: Rehash = False
+    trust_checkpoints: TrustCheckpoints = False
+
+    @property
+    def is_without_recipe(self) -> bool:
+        return bool(self.prompts) or any(each is not None for each in (self.target, self.draft, self.recorded))
+
+    @model_validator(mode="after")
+    def _recipe_or_pair(self) -> "EvalSettings":
+        if self.is_without_recipe and self.checkpoints:
+            raise UserError("--checkpoints are those of a recipe's training. Give the RECIPE alone, or leave it out.")
+        if self.is_without_recipe and self.debug:
+            raise UserError("--debug shrinks a recipe, and a draft named by itself has none. Leave it out.")
+        if not self.is_without_recipe and (not self.words or self.out is not None or self.baseline is not None):
+            raise UserError(
+                "widedraft eval needs a RECIPE alone, or --target, --draft and --prompts, or --recorded and --draft, "
+                "then perhaps --baseline and --out."
+            )
+        if self.trust_checkpoints and not self.checkpoints:
+            raise UserError(f"{OPTION} goes with --checkpoints: nothing else here reads any. Leave it out.")
+        return self
 
 
-def export_recorded_arguments(parser: argparse.ArgumentParser) -> None:
-    """PATH --tokenizer B --to DIR."""
-    parser.add_argument("traces", type=Path, metavar="PATH", help="folder of traces: <run>/data, or answers/T0 of eval")
-    parser.add_argument(
-        "--tokenizer", required=True, metavar="B", help="folder or hub id of a model with their tokenizer"
+class ExportRecordedSettings(Section):
+    """Which recorded answers become text."""
+
+    traces: Annotated[Path, Flag(metavar="PATH", is_word=True)] = Field(
+        description="Folder of traces: <run>/data, or answers/T0 of eval."
     )
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to write")
-
-
-def rounds_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE, and perhaps --recorded PATH and --lookahead N."""
-    parser.add_argument(
-        "file",
-        type=Path,
-        metavar="FILE",
-        help="a trace: rounds.jsonl beside a scorecard, or what --rounds of verify and compare wrote; or a line "
-        "[total per row] after each round",
+    tokenizer: Annotated[str, Flag(metavar="B")] = Field(
+        description="Folder or hub id of a model with their tokenizer."
     )
-    parser.add_argument(
-        "--recorded", type=Path, metavar="PATH", help="of totals: the answers, which say where prompts end"
+    to: Annotated[Path, Flag(metavar="DIR")] = Field(description="The folder to write.")
+
+
+class RoundsSettings(Section):
+    """Whose rounds are counted."""
+
+    file: Annotated[Path, Flag(metavar="FILE", is_word=True)] = Field(
+        description="A trace: rounds.jsonl beside a scorecard, or what --rounds of verify and compare wrote; or a line "
+        "[total per row] after each round."
     )
-    parser.add_argument("--lookahead", type=int, metavar="N", help="of totals: draft tokens a round proposed")
+    recorded: Annotated[Path | None, Flag(metavar="PATH")] = Field(
+        default=None, description="Of totals: the answers, which say where prompts end."
+    )
+    lookahead: Lookahead | None = Field(default=None, description="Of totals: draft tokens a round proposed.")
 
 
-def score_without_recipe(options: argparse.Namespace) -> None:
+def score_without_recipe(settings: EvalSettings) -> None:
     """Score a draft against a target, or on recorded answers.
 
     Raises:
-        UserError: If the options are not those of either.
+        UserError: If something is missing, or is of the other.
     """
-    if options.debug:
-        raise UserError("--debug shrinks a recipe, and a draft named by itself has none. Leave it out.")
-    if options.recorded is not None:
-        score_recorded(options)
+    if settings.recorded is not None:
+        require_recorded_words(settings, settings.recorded)
+        score_recorded(settings, settings.recorded, str(settings.draft))
         return
-    pair = {"--target": options.target, "--draft": options.draft, "--prompts": options.prompts}
-    missing = [name for name, value in pair.items() if value is None]
-    if missing:
-        raise UserError(
-            f"{' and '.join(missing)} must be given too. A draft is scored against its target on prompts, or on "
-            "answers recorded from it (--recorded)."
-        )
-    score_pair(options)
+    if settings.target and settings.draft and settings.prompts:
+        score_pair(settings, settings.target, settings.draft)
+        return
+    missing = [flag_of(name) for name in ("target", "draft", "prompts") if not getattr(settings, name)]
+    raise UserError(
+        f"{' and '.join(missing)} must be given too. A draft is scored against its target on prompts, or on "
+        "answers recorded from it (--recorded)."
+    )
 
 
-def score_pair(options: argparse.Namespace) -> None:
+def score_pair(settings: EvalSettings, target: str, draft: str) -> None:
     """Score one draft against one target."""
     from eval.policies.policy_file import FILE_NAME
     from eval.prompts.loading import load_in_turn
     from eval.scorecard import headline, score_drafts
 
-    settings = load_scoring(options.words)
-    if settings.eval.tasks:
+    scoring = load_scoring(settings.words)
+    if scoring.eval.tasks:
         raise UserError("eval.tasks must be left out beside --prompts. Name the prompts once.")
-    out = output_folder(options)
-    most = settings.eval.max_prompts + settings.eval.policy_prompts
-    prompts = load_in_turn(prompt_sources(options.prompts), most=most)
-    named = {"baseline": options.baseline, "draft": options.draft}  # the last is the one the verdict is about
+    out = output_folder(settings.out, draft)
+    most = scoring.eval.num_prompts + scoring.eval.policy_prompts
+    prompts = load_in_turn(prompt_sources(settings.prompts), most=most)
+    named = {"baseline": settings.baseline, "draft": draft}  # the last is the one the verdict is about
     drafts = {name: resolve_checkpoint(folder) for name, folder in named.items() if folder is not None}
     with owned(out):
-        scorecard = score_drafts(
-            resolve_checkpoint(options.target), drafts, prompts, settings.eval, out, seed=settings.seed
-        )
+        scorecard = score_drafts(resolve_checkpoint(target), drafts, prompts, scoring.eval, out, seed=scoring.seed)
     policies = out / FILE_NAME
     told = f"policies:  {policies}, for --beside once it lies in the draft's folder\n" if policies.is_file() else ""
     print(f"scorecard: {out / 'scorecard.md'}\n{told}\n{headline(scorecard)}")
 
 
-def score_recorded(options: argparse.Namespace) -> None:
+def score_recorded(settings: EvalSettings, recorded: Path, name: str) -> None:
     """Score one draft on recorded answers of a target."""
     from eval.recorded.page import headline
     from eval.recorded.score import USED_KEYS, score_recording
 
-    require_recorded_words(options)
-    settings = load_scoring(options.words)
-    require_used(options.words, USED_KEYS)
-    draft, out = resolve_checkpoint(options.draft), output_folder(options)
+    scoring = load_scoring(settings.words)
+    require_used(settings.words, USED_KEYS)
+    draft, out = resolve_checkpoint(name), output_folder(settings.out, name)
     with owned(out):
-        scorecard = score_recording(read_recording(options, draft), draft, settings.eval, out, seed=settings.seed)
+        scorecard = score_recording(
+            read_recording(recorded, settings.prompts, draft), draft, scoring.eval, out, seed=scoring.seed
+        )
     print(f"scorecard: {out / 'scorecard.md'}\n\n{headline(scorecard)}")
 
 
-def read_recording(options: argparse.Namespace, draft: Path) -> "Recording":
+def read_recording(recorded: Path, prompts: Sequence[str], draft: Path) -> "Recording":
     """The answers in a folder of traces, or in a text file beside its prompts."""
     from eval.recorded.answers import read_recorded_text, read_recorded_traces
 
-    if options.recorded.is_dir():
-        return read_recorded_traces(options.recorded, draft)
-    return read_recorded_text(options.recorded, recorded_prompts(options), draft)
+    if recorded.is_dir():
+        return read_recorded_traces(recorded, draft)
+    return read_recorded_text(recorded, recorded_prompts(recorded, prompts), draft)
 
 
-def recorded_prompts(options: argparse.Namespace) -> str:
+def recorded_prompts(recorded: Path, prompts: Sequence[str]) -> str:
     """The one file of prompts that stands beside a text of answers."""
-    paths = [source.path for source in prompt_sources(options.prompts) if source.task is None]
-    if len(paths) != 1 or len(options.prompts) != 1:
+    paths = [source.path for source in prompt_sources(prompts) if source.task is None]
+    if len(paths) != 1 or len(prompts) != 1:
         raise UserError(
-            f"--prompts must name one file beside {options.recorded}, got {' and '.join(options.prompts)}. It holds a "
+            f"--prompts must name one file beside {recorded}, got {' and '.join(prompts)}. It holds a "
             "plain row for each answer, in their order."
         )
     return str(paths[0])
 
 
-def require_recorded_words(options: argparse.Namespace) -> None:
-    """Raise UserError unless the options are those of recorded answers."""
-    if options.target is not None:
+def require_recorded_words(settings: EvalSettings, recorded: Path) -> None:
+    """Raise UserError unless the settings are those of recorded answers."""
+    if settings.target is not None:
         raise UserError(
             "--target must be left out beside --recorded: its answers stand in its place. Give one of them."
         )
-    if options.baseline is not None:
+    if settings.baseline is not None:
         raise UserError("--baseline must be left out beside --recorded: one draft is scored at a time.")
-    if options.draft is None:
+    if settings.draft is None:
         raise UserError("--draft must be given too. Recorded answers score a draft.")
-    if not options.recorded.exists():
-        raise UserError(f"{options.recorded}: is not there. Give a folder of traces, or a text file of tensors.")
-    if options.recorded.is_dir() and options.prompts is not None:
-        raise UserError(f"--prompts must be left out: the traces in {options.recorded} hold theirs.")
-    if not options.recorded.is_dir() and options.prompts is None:
-        raise UserError(f"--prompts must be given too: {options.recorded} holds answers without their prompts.")
+    if not recorded.exists():
+        raise UserError(f"{recorded}: is not there. Give a folder of traces, or a text file of tensors.")
+    if recorded.is_dir() and settings.prompts:
+        raise UserError(f"--prompts must be left out: the traces in {recorded} hold theirs.")
+    if not recorded.is_dir() and not settings.prompts:
+        raise UserError(f"--prompts must be given too: {recorded} holds answers without their prompts.")
 
 
 def require_used(words: Sequence[str], used: set[str]) -> None:
@@ -176,65 +197,63 @@ def require_used(words: Sequence[str], used: set[str]) -> None:
         )
 
 
-def output_folder(options: argparse.Namespace) -> Path:
+def output_folder(out: Path | None, draft: str) -> Path:
     """Where a scorecard goes.
 
     Raises:
         UserError: If that is no folder.
     """
-    out = options.out or Path(f"eval-{Path(options.draft).name}")
+    out = out or Path(f"eval-{Path(draft).name}")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file, and a scorecard is a folder of files. Choose another place.")
     return out
 
 
-def export_recorded(options: argparse.Namespace) -> None:
+def export_recorded(settings: ExportRecordedSettings) -> None:
     """Write recorded answers as text."""
     from eval.recorded.export import export_recorded
 
-    count = export_recorded(options.traces, resolve_checkpoint(options.tokenizer), options.to)
-    print(f"{options.to}: {count} answers as ground_truth.txt and prompts.jsonl")
+    count = export_recorded(settings.traces, resolve_checkpoint(settings.tokenizer), settings.to)
+    print(f"{settings.to}: {count} answers as ground_truth.txt and prompts.jsonl")
 
 
-def rounds(options: argparse.Namespace) -> None:
+def rounds(settings: RoundsSettings) -> None:
     """Print the figures of the rounds in a file, of either form."""
     from architectures.files.reading import read_text
 
-    if read_text(options.file).lstrip().startswith("{"):
-        traced_rounds(options)
+    if read_text(settings.file).lstrip().startswith("{"):
+        traced_rounds(settings)
     else:
-        matched_rounds(options)
+        matched_rounds(settings)
 
 
-def traced_rounds(options: argparse.Namespace) -> None:
+def traced_rounds(settings: RoundsSettings) -> None:
     """Print the figures of a trace."""
-    given = [f"--{name}" for name in ("recorded", "lookahead") if getattr(options, name) is not None]
+    given = [f"--{name}" for name in ("recorded", "lookahead") if getattr(settings, name) is not None]
     if given:
         raise UserError(
-            f"{' and '.join(given)} must be left out: {options.file} is a trace, which says where texts end and what "
+            f"{' and '.join(given)} must be left out: {settings.file} is a trace, which says where texts end and what "
             "was proposed. They are for lines of totals."
         )
     from eval.report_inputs.round_figures import rounds_page
     from eval.rounds.round_trace import read_round_trace
 
-    print(rounds_page(read_round_trace(options.file)), end="")
+    print(rounds_page(read_round_trace(settings.file)), end="")
 
 
-def matched_rounds(options: argparse.Namespace) -> None:
+def matched_rounds(settings: RoundsSettings) -> None:
     """Print what rounds matched that a file tells by their totals."""
     from eval.recorded.rounds_file import match_by_totals, match_with_answers, matched_table, read_rounds
 
-    if options.lookahead is not None and options.lookahead < 1:
-        raise UserError(f"--lookahead must be at least 1, got {options.lookahead}.")
-    if options.recorded is None:
-        print(matched_table(match_by_totals(read_rounds(options.file), lookahead=options.lookahead)))
+    if settings.recorded is None:
+        print(matched_table(match_by_totals(read_rounds(settings.file), lookahead=settings.lookahead)))
         return
-    if options.lookahead is None:
+    if settings.lookahead is None:
         raise UserError(
             "--lookahead must be given beside --recorded: prompts end lookahead + 2 tokens before their answer."
         )
     from eval.recorded.answers import answer_lengths
 
-    lengths = answer_lengths(options.recorded)
-    matched = match_with_answers(read_rounds(options.file), lengths, lookahead=options.lookahead)
+    lengths = answer_lengths(settings.recorded)
+    matched = match_with_answers(read_rounds(settings.file), lengths, lookahead=settings.lookahead)
     print(matched_table(matched, num_answers=len(lengths)))

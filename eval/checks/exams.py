@@ -75,14 +75,14 @@ def open_exam(word: str, num_questions: int, *, seed: int) -> Exam:
     name, separator, path = word.partition("=")
     if name == "gsm8k":
         if separator and not path:
-            raise UserError(f"--check {word}: no file stands after the =. Name one, or leave the = out.")
+            raise UserError(f"--checks {word}: no file stands after the =. Name one, or leave the = out.")
         source = PromptSource(task="gsm8k", path=path or None, num_prompts=num_questions)
         return Exam(name, load_rows(source, gsm8k_question), 256, last_number)
     if word == "multiplication":
         return Exam(name, multiplication_questions(num_questions, seed=seed), 8, first_line_number)
     near = get_close_matches(name, ("gsm8k", "multiplication"), n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    raise UserError(f"--check {word}: must be gsm8k, gsm8k=FILE or multiplication.{hint}")
+    raise UserError(f"--checks {word}: must be gsm8k, gsm8k=FILE or multiplication.{hint}")
 
 
 def gsm8k_question(row: Any, where: str) -> Question:

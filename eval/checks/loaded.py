@@ -87,7 +87,7 @@ def prompts_of(words: Sequence[str] | None, count: int | None) -> list[Prompt]:
 
     With a count the first so many, one of each source after the other; without one all, source after source.
     """
-    if words is not None:
+    if words:
         sources = prompt_sources(words)
         return load_prompts(sources) if count is None else load_in_turn(sources, most=count)[:count]
     return [Prompt(f"built-in:{place}", (user_turn(text),)) for place, text in enumerate(PROMPTS[:count], start=1)]

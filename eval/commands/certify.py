@@ -1,16 +1,20 @@
-"""`widedraft certify`: its arguments, and what it prints. No torch until it runs."""
+"""`widedraft certify`: its settings, and what it prints. No torch until it runs."""
 
-import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
 
 from architectures.errors import UserError
-from architectures.files.rehash import rehash_argument
-from eval.prompts.words import prompts_argument
+from architectures.files.number_types import Dtype
+from architectures.files.section import Section
+from architectures.settings.flags import Flag, flag_of
+from architectures.settings.kinds import MOST, Lookahead, MaxScoredTokens, NumThreads, Rehash, Seed, Target
+from eval.prompts.words import PromptWords
 
 if TYPE_CHECKING:
     from eval.engine_runs.record import Certificate
@@ -31,7 +35,7 @@ class OwnForm:
     made_by: str
 
 
-ENGINES = ("transformers", "vllm", "llama.cpp", "openvino")
+Engine = Literal["transformers", "vllm", "llama.cpp", "openvino"]
 OWN_FORMS: Mapping[str, OwnForm] = MappingProxyType(
     {
         "llama.cpp": OwnForm("gguf", "", "`widedraft export --gguf` writes a draft's"),
@@ -42,64 +46,73 @@ OWN_FORMS: Mapping[str, OwnForm] = MappingProxyType(
 )
 
 
-def certify_arguments(parser: argparse.ArgumentParser) -> None:
-    """DRAFT --target T --engine E and more."""
-    parser.add_argument("draft", metavar="DRAFT", help="folder or hub id of a draft, in the form that the engine loads")
-    parser.add_argument("--target", required=True, metavar="T", help="folder or hub id of the model it drafts for")
-    parser.add_argument("--engine", required=True, choices=ENGINES, help="which engine decodes")
-    prompts_argument(parser)
-    parser.add_argument("--num-prompts", type=int, default=24, metavar="N", help="prompts, 24 at least (default: 24)")
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (default: 64)")
-    parser.add_argument("--lookahead", type=int, default=3, metavar="N", help="tokens proposed a round (default: 3)")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of both (default: float32)"
-    )
-    parser.add_argument(
-        "--python", type=Path, metavar="FILE", help="of the environment that has vLLM, xllamacpp or openvino-genai"
-    )
-    for role in ("target", "draft"):
-        parser.add_argument(f"--{role}-gguf", type=Path, metavar="FILE", help=f"what llama.cpp loads of the {role}")
-        parser.add_argument(f"--{role}-ir", type=Path, metavar="DIR", help=f"what OpenVINO loads of the {role}")
-    parser.add_argument(
-        "--num-threads", type=int, metavar="N", help="of the processor (default: OMP_NUM_THREADS, or all)"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where certificate.json goes (default: beside the draft)"
-    )
-    parser.add_argument("--seed", type=int, default=17, help="of the order of turns (default: 17)")
-    rehash_argument(parser)
+GgufFile = Annotated[Path | None, Flag(metavar="FILE")]
+IrFolder = Annotated[Path | None, Flag(metavar="DIR")]
 
 
-def certify(options: argparse.Namespace) -> None:
+class CertifySettings(Section):
+    """Which draft is certified in which engine, and on what."""
+
+    draft: Annotated[
+        str,
+        Field(min_length=1, description="Folder or hub id of a draft, in the form that the engine loads."),
+        Flag(metavar="DRAFT", is_word=True),
+    ]
+    target: Target
+    engine: Annotated[Engine, Field(description="Which engine decodes.")]
+    prompts: PromptWords = ()
+    num_prompts: Annotated[int, Field(ge=24, le=MOST, description="Prompts.")] = 24
+    max_new_tokens: MaxScoredTokens = 64
+    lookahead: Lookahead = 3
+    dtype: Annotated[Dtype, Field(description="Number type of target and draft.")] = "float32"
+    python: Annotated[Path | None, Flag(metavar="FILE")] = Field(
+        default=None, description="Of the environment that has vLLM, xllamacpp or openvino-genai."
+    )
+    target_gguf: GgufFile = Field(default=None, description="What llama.cpp loads of the target.")
+    draft_gguf: GgufFile = Field(default=None, description="What llama.cpp loads of the draft.")
+    target_ir: IrFolder = Field(default=None, description="What OpenVINO loads of the target.")
+    draft_ir: IrFolder = Field(default=None, description="What OpenVINO loads of the draft.")
+    num_threads: NumThreads = None
+    out: Annotated[Path | None, Flag(metavar="DIR", absent="beside the draft")] = Field(
+        default=None, description="Where certificate.json goes."
+    )
+    seed: Seed = Field(default=17, description="Seed of the order of turns.")
+    rehash: Rehash = False
+
+    @model_validator(mode="after")
+    def _files_are_there(self) -> "CertifySettings":
+        files_of(self)
+        return self
+
+
+def certify(settings: CertifySettings) -> None:
     """Print every finding and the speed; exit code 1 where a law does not hold."""
-    require_numbers(options)
-    files = files_of(options)
     from architectures.checkpoints.fingerprint import fingerprint_checkpoint
     from eval.certificate.certify import Asked, certify_pair
     from eval.engine_runs.record import write_certificate
     from eval.latency.machine import torch_threads
 
-    with torch_threads(options.num_threads) as threads:
+    with torch_threads(settings.num_threads) as threads:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # of the engine's own process
         asked = Asked(
-            draft=options.draft,
-            target=options.target,
-            engine=options.engine,
-            prompts=options.prompts,
-            num_prompts=options.num_prompts,
-            max_new_tokens=options.max_new_tokens,
-            lookahead=options.lookahead,
-            dtype=options.dtype,
-            python=options.python,
-            files=files,
+            draft=settings.draft,
+            target=settings.target,
+            engine=settings.engine,
+            prompts=settings.prompts,
+            num_prompts=settings.num_prompts,
+            max_new_tokens=settings.max_new_tokens,
+            lookahead=settings.lookahead,
+            dtype=settings.dtype,
+            python=settings.python,
+            files=files_of(settings),
             threads=threads,
-            seed=options.seed,
+            seed=settings.seed,
         )
         certificate, loaded = certify_pair(asked)
     prints = {"target": fingerprint_checkpoint(loaded.target), "draft": fingerprint_checkpoint(loaded.draft)}
-    path = write_certificate(options.out or loaded.draft, certificate, **prints)
+    path = write_certificate(settings.out or loaded.draft, certificate, **prints)
     print(certificate_page(certificate))
-    print(f"{path}: {options.engine} {'serves this draft as scored' if certificate.holds else 'FAILS'}")
+    print(f"{path}: {settings.engine} {'serves this draft as scored' if certificate.holds else 'FAILS'}")
     if not certificate.holds:
         raise SystemExit(1)
 
@@ -121,32 +134,24 @@ def certificate_page(certificate: "Certificate") -> str:
     return "\n".join(lines)
 
 
-def require_numbers(options: argparse.Namespace) -> None:
-    """Raise UserError for a number with which nothing can be certified."""
-    for name, least in (("num_prompts", 24), ("max_new_tokens", 2), ("lookahead", 1)):
-        value = getattr(options, name)
-        if value < least:
-            raise UserError(f"--{name.replace('_', '-')} must be {least} at least, got {value}. Ask for more.")
-
-
-def files_of(options: argparse.Namespace) -> tuple[Path, Path] | None:
+def files_of(settings: CertifySettings) -> tuple[Path, Path] | None:
     """What the engine loads of target and draft, in a form of its own; None of an engine that has none.
 
     Raises:
         UserError: If one is missing, or another engine's is named.
     """
     for engine, form in OWN_FORMS.items():
-        words, given = named_files(options, form)
-        if engine != options.engine and any(given):
-            raise UserError(f"{' and '.join(words)} are for {engine}, not {options.engine}. Leave them out.")
-    form = OWN_FORMS.get(options.engine)
-    return None if form is None else require_there(*named_files(options, form), form)
+        words, given = named_files(settings, form)
+        if engine != settings.engine and any(given):
+            raise UserError(f"{' and '.join(words)} are for {engine}, not {settings.engine}. Leave them out.")
+    form = OWN_FORMS.get(settings.engine)
+    return None if form is None else require_there(*named_files(settings, form), form)
 
 
-def named_files(options: argparse.Namespace, form: OwnForm) -> tuple[list[str], list[Path | None]]:
+def named_files(settings: CertifySettings, form: OwnForm) -> tuple[list[str], list[Path | None]]:
     """The two options of a form, and their values."""
-    roles = ("target", "draft")
-    return [f"--{role}-{form.suffix}" for role in roles], [getattr(options, f"{role}_{form.suffix}") for role in roles]
+    names = [f"{role}_{form.suffix}" for role in ("target", "draft")]
+    return [flag_of(name) for name in names], [getattr(settings, name) for name in names]
 
 
 def require_there(words: list[str], given: list[Path | None], form: OwnForm) -> tuple[Path, Path]:

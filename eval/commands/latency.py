@@ -1,18 +1,39 @@
-"""`widedraft latency`: its arguments, and what it does. Imports torch only when it runs."""
+"""`widedraft latency`: its settings, and what it does. Imports torch only when it runs."""
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from architectures.errors import UserError
-from architectures.files.number_types import dtype_here
-from architectures.files.rehash import rehash_argument
-from eval.commands.pair import DTYPES, how_asked, require_one_way, require_plot_name
-from eval.prompts.words import prompts_argument
+from architectures.files.section import Renamed, Section
+from architectures.settings.flags import Flag
+from architectures.settings.kinds import (
+    AUTO,
+    MOST,
+    BatchSizes,
+    Capture,
+    Compile,
+    Confidence,
+    Contexts,
+    Drafts,
+    Lookaheads,
+    NumberType,
+    NumThreads,
+    Once,
+    OutFile,
+    Plot,
+    Rehash,
+    Repeats,
+    Seed,
+    Target,
+)
+from eval.commands.steps import how_asked, one_way
+from eval.prompts.words import PromptWords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,70 +46,110 @@ NUM_RESAMPLES = 2000
 LEAST_DEPTHS = 3  # a line through fewer says nothing
 
 
-def latency_arguments(parser: argparse.ArgumentParser) -> None:
-    """--target A and perhaps --draft B and more."""
-    parser.add_argument("--target", required=True, metavar="A", help="folder or hub id of a model")
-    parser.add_argument("--draft", nargs="+", default=[], metavar="B", help="folders or hub ids of its drafts")
-    parser.add_argument(
-        "--shapes",
-        type=int,
-        nargs="*",
-        metavar="LAYERS",
-        help="measure untrained drafts of equal size in place of --draft, one for each number of layers "
-        "(default: 1 2 4 ...)",
-    )
-    parser.add_argument(
-        "--parameters",
-        type=parameter_count,
-        nargs="+",
-        default=[],
-        metavar="N",
-        help="sizes of --shapes, as 290M or 1.3B (default: a quarter and an eighth of the target's)",
-    )
-    parser.add_argument(
-        "--vocabulary", type=int, metavar="K", help="ids that the drafts of --shapes can say (default: all)"
-    )
-    prompts_argument(parser)  # they fill the caches
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], metavar="N", help="rows (default: 1 4)")
-    parser.add_argument(
-        "--context",
-        type=int,
-        nargs="+",
-        default=[128, 1024],
-        metavar="N",
-        help="tokens before it (default: 128 1024)",
-    )
-    parser.add_argument(
-        "--lookahead", type=int, nargs="+", default=[1, 4], metavar="N", help="draft tokens verified (default: 1 4)"
-    )
-    parser.add_argument("--repeats", type=int, default=30, metavar="N", help="of every step (default: 30)")
-    parser.add_argument(
-        "--target-bits", type=int, choices=(8, 4), help="pack the target's linear layers, as a server may do"
-    )
-    parser.add_argument("--compile", action="store_true", help="measure compiled steps too: half a minute a shape")
-    parser.add_argument("--capture", action="store_true", help="measure captured steps too: CUDA graphs, on a GPU")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
-    parser.add_argument(
-        "--num-threads", type=int, default=None, metavar="N", help="of the processor (default: OMP_NUM_THREADS, or all)"
-    )
-    parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of intervals (default: 0.95)")
-    parser.add_argument("--seed", type=int, default=17, help="of the order of steps (default: 17)")
-    rehash_argument(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write everything as JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the step times of --shapes")
-
-
 def parameter_count(text: str) -> int:
     """290M -> 290,000,000."""
     number = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([MB])", text)
     if number is None or float(number[1]) == 0:
-        raise argparse.ArgumentTypeError(f"must be a number above 0 of M or B, as 290M or 1.3B, got {text!r}")
+        raise ValueError(f"must be a number above 0 of M or B, as 290M or 1.3B, got {text[:80]!r}.")
     return round(float(number[1]) * {"M": 1e6, "B": 1e9}[number[2]])
 
 
-def latency(options: argparse.Namespace) -> None:
+Parameters = Annotated[
+    tuple[Annotated[int, BeforeValidator(parameter_count, json_schema_input_type=str)], ...],
+    Once,
+    Flag(metavar="N", absent="a quarter and an eighth of the target's"),
+]
+
+
+class LatencySettings(Section):
+    """Which steps are timed, and how often."""
+
+    target: Target
+    drafts: Drafts = ()
+    shapes: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=MOST)], ...] | None, Flag(metavar="LAYERS", absent="1 2 4 ...")
+    ] = Field(
+        default=None,
+        description="Measure untrained drafts of equal size in place of --drafts, one for each number of layers.",
+    )
+    parameters: Parameters = Field(default=(), description="Sizes of --shapes, as 290M or 1.3B.")
+    vocabulary: Annotated[
+        Annotated[int, Field(ge=1, le=MOST, description="Ids that the drafts of --shapes can say.")] | None,
+        Flag(absent="all"),
+    ] = None
+    prompts: PromptWords = ()  # they fill the caches
+    batch_sizes: BatchSizes = (1, 4)
+    contexts: Contexts = (128, 1024)
+    lookaheads: Lookaheads = Field(default=(1, 4), description="Numbers of draft tokens verified, each once.")
+    repeats: Repeats = Field(default=30, description="Repetitions of every step.")
+    target_bits: Literal["8", "4"] | None = Field(
+        default=None, description="Pack the target's linear layers, as a server may do."
+    )
+    compile: Compile = Field(default=False, description="Measure compiled steps too: half a minute a shape.")
+    capture: Capture = Field(default=False, description="Measure captured steps too: CUDA graphs, on a GPU.")
+    dtype: NumberType = AUTO
+    num_threads: NumThreads = None
+    confidence: Confidence = 0.95
+    seed: Seed = Field(default=17, description="Seed of the order of steps.")
+    rehash: Rehash = False
+    out: OutFile = None
+    plot: Plot = Field(default=None, description="Draw the step times of --shapes.")
+    renamed: ClassVar = {
+        "draft": Renamed("drafts"),
+        "batch": Renamed("batch_sizes"),
+        "context": Renamed("contexts"),
+        "lookahead": Renamed("lookaheads"),
+    }
+
+    _one_way = model_validator(mode="after")(one_way)
+
+    @model_validator(mode="after")
+    def _plain_weights(self) -> "LatencySettings":
+        """Packed ones are neither compiled nor captured."""
+        for name in ("compile", "capture"):
+            if getattr(self, name) and self.target_bits is not None:
+                raise UserError(f"--{name} measures steps of plain weights: leave --target-bits away, or --{name}.")
+        return self
+
+    @model_validator(mode="after")
+    def _enough_repeats(self) -> "LatencySettings":
+        from eval.acceptance.intervals import least_units
+
+        least = least_units(self.confidence)
+        if self.repeats < least:
+            raise UserError(
+                f"--repeats must be at least {least}, or no median has an interval at confidence "
+                f"{self.confidence:g}; got {self.repeats}."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shapes_say_something_of_depth(self) -> "LatencySettings":
+        if self.shapes is None:
+            self._refuse_without_shapes()
+        elif self.target_bits is not None:
+            raise UserError(
+                "--target-bits packs a target beside its drafts, --shapes are built as it is: leave one away."
+            )
+        elif self.drafts:
+            raise UserError("--shapes measures untrained drafts: leave --drafts away, or leave --shapes away.")
+        elif self.shapes and len(set(self.shapes)) < max(LEAST_DEPTHS, len(self.shapes)):
+            named = " ".join(map(str, self.shapes))
+            raise UserError(f"--shapes {named}: name at least {LEAST_DEPTHS} numbers of layers, each once.")
+        return self
+
+    def _refuse_without_shapes(self) -> None:
+        """Raise UserError for what only shapes have."""
+        if self.parameters:
+            raise UserError("--parameters are the sizes of --shapes: give --shapes too.")
+        if self.vocabulary is not None:
+            raise UserError("--vocabulary is of the drafts of --shapes: give --shapes too.")
+        if self.plot is not None:
+            raise UserError("--plot draws the step times of --shapes: give --shapes too.")
+
+
+def latency(settings: LatencySettings) -> None:
     """Measure, print and perhaps write."""
-    require_sensible(options)
     from architectures.files.atomic import write_bytes
     from eval.commands.latency_page import grid_page
     from eval.commands.shapes_plot import shapes_plot
@@ -97,43 +158,50 @@ def latency(options: argparse.Namespace) -> None:
     from eval.records.grid import TARGET, GridFile, GridModel
     from eval.records.origin import Provenance
 
-    models, text_ids = opened(options)
+    models, text_ids = opened(settings)
     described = {
         name: GridModel(**model_facts(Path(str(model.name_or_path)), model), device=str(model.device))
         for name, model in models.items()
     }
-    if options.target_bits is not None:
-        described[TARGET] = replace(described[TARGET], dtype=f"{options.target_bits} bits")
-        print(f"The target's linear layers are packed into {options.target_bits} bits a weight.\n")
-    if options.shapes is None:
-        record = measured(options, models, text_ids)
+    if settings.target_bits is not None:
+        described[TARGET] = replace(described[TARGET], dtype=f"{settings.target_bits} bits")
+        print(f"The target's linear layers are packed into {settings.target_bits} bits a weight.\n")
+    if settings.shapes is None:
+        record = measured(settings, models, text_ids)
     else:
-        record = measured_shapes(options, models[TARGET], text_ids)
+        record = measured_shapes(settings, models[TARGET], text_ids)
     print(grid_page(record))
-    if options.plot is not None:
-        write_bytes(shapes_plot(record), options.plot)
-    if options.out is not None:
-        write_record(GridFile(**vars(record), models=described, provenance=Provenance.of_this_process()), options.out)
-        print(f"\n{options.out}: the figures")
+    if settings.plot is not None:
+        write_bytes(shapes_plot(record), settings.plot)
+    if settings.out is not None:
+        write_record(GridFile(**vars(record), models=described, provenance=Provenance.of_this_process()), settings.out)
+        print(f"\n{settings.out}: the figures")
 
 
 def measured(
-    options: argparse.Namespace, models: Mapping[str, "PreTrainedModel"], text_ids: Sequence[int]
+    settings: LatencySettings, models: Mapping[str, "PreTrainedModel"], text_ids: Sequence[int]
 ) -> "GridFigures":
-    """The record of the grid."""
+    """The figures of the grid."""
     from eval.latency.grid import Grid, measure_grid
     from eval.latency.machine import torch_threads
     from eval.latency.memory import require_memory
 
-    for batch, context in product(options.batch, options.context):
+    for batch, context in product(settings.batch_sizes, settings.contexts):
         require_memory(models, batch=batch, context=context)
-    prefill = options.shapes is None  # of shapes a step is asked, and reading takes longer than all of its steps
-    grid = Grid(options.batch, options.context, options.lookahead, options.repeats, how_asked(options), prefill=prefill)
-    with torch_threads(options.num_threads):
-        return measure_grid(models, text_ids, grid, resampling_of(options))
+    prefill = settings.shapes is None  # of shapes a step is asked, and reading takes longer than all of its steps
+    grid = Grid(
+        settings.batch_sizes,
+        settings.contexts,
+        settings.lookaheads,
+        settings.repeats,
+        how_asked(settings),
+        prefill=prefill,
+    )
+    with torch_threads(settings.num_threads):
+        return measure_grid(models, text_ids, grid, resampling_of(settings))
 
 
-def measured_shapes(options: argparse.Namespace, target: "PreTrainedModel", text_ids: Sequence[int]) -> "GridFigures":
+def measured_shapes(settings: LatencySettings, target: "PreTrainedModel", text_ids: Sequence[int]) -> "GridFigures":
     """The record of the grid of a target and untrained drafts, with what it says of depth and width."""
     from architectures.shapes.equal_shapes import equal_shapes
     from eval.latency.depth_and_width import with_depth_and_width
@@ -141,10 +209,10 @@ def measured_shapes(options: argparse.Namespace, target: "PreTrainedModel", text
     from eval.records.grid import TARGET
 
     source = source_shape(target)
-    shapes = equal_shapes(with_head_of(source, options.vocabulary), options.shapes, options.parameters)
+    shapes = equal_shapes(with_head_of(source, settings.vocabulary), settings.shapes or (), settings.parameters)
     drafts = untrained_models(target, [one.shape for one in shapes])
     models = {TARGET: target, **{one.name: draft for one, draft in zip(shapes, drafts, strict=True)}}
-    return with_depth_and_width(measured(options, models, text_ids), shapes, source, resampling_of(options))
+    return with_depth_and_width(measured(settings, models, text_ids), shapes, source, resampling_of(settings))
 
 
 def with_head_of(source: "Shape", rows: int | None) -> "Shape":
@@ -162,13 +230,13 @@ def with_head_of(source: "Shape", rows: int | None) -> "Shape":
     return replace(source, head_vocab=rows, tied=False)
 
 
-def resampling_of(options: argparse.Namespace) -> "Resampling":
+def resampling_of(settings: LatencySettings) -> "Resampling":
     from eval.acceptance.estimates import Resampling
 
-    return Resampling(options.confidence, NUM_RESAMPLES, options.seed)
+    return Resampling(settings.confidence, NUM_RESAMPLES, settings.seed)
 
 
-def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
+def opened(settings: LatencySettings) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
     """The target and its drafts by name, and the text that fills their caches."""
     from architectures.targets.target import require_whole_head, resolve_checkpoint
     from eval.checks.loaded import prompts_of
@@ -176,62 +244,16 @@ def opened(options: argparse.Namespace) -> tuple[dict[str, "PreTrainedModel"], l
     from eval.prompts.rendering import render_prompt
     from eval.records.grid import TARGET
 
-    folder = resolve_checkpoint(options.target)
+    folder = resolve_checkpoint(settings.target)
     require_whole_head(folder)
-    drafts = [resolve_checkpoint(name) for name in options.draft]
+    drafts = [resolve_checkpoint(name) for name in settings.drafts]
     for draft in drafts:
         require_same_tokenizer(folder, draft)
-    tokenizer, dtype = load_tokenizer(folder), dtype_here(options.dtype)
+    tokenizer, dtype = load_tokenizer(folder), settings.dtype
     text_ids = [
-        token for prompt in prompts_of(options.prompts, None) for token in render_prompt(tokenizer, prompt.messages)
+        token for prompt in prompts_of(settings.prompts, None) for token in render_prompt(tokenizer, prompt.messages)
     ]
     names = ["draft"] if len(drafts) == 1 else [f"draft {number}" for number in range(1, len(drafts) + 1)]
     folders = {TARGET: folder, **dict(zip(names, drafts, strict=True))}
-    bits = {TARGET: options.target_bits}
+    bits = {} if settings.target_bits is None else {TARGET: int(settings.target_bits)}
     return {name: load_model(path, dtype=dtype, bits=bits.get(name)) for name, path in folders.items()}, text_ids
-
-
-def require_sensible(options: argparse.Namespace) -> None:
-    """Raise UserError for numbers nothing can be measured with."""
-    from eval.acceptance.intervals import least_units
-
-    for name in ("batch", "context", "lookahead"):
-        for value in getattr(options, name):
-            if value < 1:
-                raise UserError(f"--{name} must be above 0, got {value}.")
-    require_sensible_shapes(options)
-    require_one_way(options)
-    for name in ("compile", "capture"):
-        if getattr(options, name) and options.target_bits is not None:
-            raise UserError(f"--{name} measures steps of plain weights: leave --target-bits away, or --{name}.")
-    if not 0 < options.confidence < 1:
-        raise UserError(f"--confidence must be between 0 and 1, got {options.confidence:g}.")
-    if options.repeats < least_units(options.confidence):
-        raise UserError(
-            f"--repeats must be at least {least_units(options.confidence)}, or no median has an interval at confidence "
-            f"{options.confidence:g}; got {options.repeats}."
-        )
-    if options.num_threads is not None and options.num_threads < 1:
-        raise UserError(f"--num-threads must be above 0, got {options.num_threads}.")
-    if options.out is not None and options.out.is_dir():
-        raise UserError(f"--out {options.out}: is a folder. Name a file in it.")
-
-
-def require_sensible_shapes(options: argparse.Namespace) -> None:
-    """Raise UserError for shapes that say nothing of depth."""
-    if options.shapes is None and options.parameters:
-        raise UserError("--parameters are the sizes of --shapes: give --shapes too.")
-    if options.shapes is None and options.vocabulary is not None:
-        raise UserError("--vocabulary is of the drafts of --shapes: give --shapes too.")
-    if options.shapes is None and options.plot is not None:
-        raise UserError("--plot draws the step times of --shapes: give --shapes too.")
-    require_plot_name(options.plot)
-    if options.shapes is not None and options.target_bits is not None:
-        raise UserError("--target-bits packs a target beside its drafts, --shapes are built as it is: leave one away.")
-    if options.shapes is not None and options.draft:
-        raise UserError("--shapes measures untrained drafts: leave --draft away, or leave --shapes away.")
-    if options.shapes and len(set(options.shapes)) < max(LEAST_DEPTHS, len(options.shapes)):
-        named = " ".join(map(str, options.shapes))
-        raise UserError(f"--shapes {named}: name at least {LEAST_DEPTHS} numbers of layers, each once.")
-    if len(set(options.parameters)) < len(options.parameters):
-        raise UserError(f"--parameters {' '.join(map(str, options.parameters))}: name each size once.")

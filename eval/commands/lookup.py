@@ -1,14 +1,26 @@
-"""`widedraft lookup`: its arguments, and what it does. Imports torch only when it runs."""
+"""`widedraft lookup`: its settings, and what it does. Imports torch only when it runs."""
 
-import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from architectures.errors import UserError
-from architectures.files.number_types import dtype_here
-from architectures.files.rehash import rehash_argument
-from eval.commands.pair import DTYPES, require_positive
-from eval.prompts.words import prompts_argument
+from pydantic import AfterValidator, Field
+
+from architectures.files.section import Renamed, Section
+from architectures.settings.flags import Flag
+from architectures.settings.kinds import (
+    AUTO,
+    BatchSize,
+    Lookaheads,
+    MaxNewTokens,
+    NumberType,
+    NumPrompts,
+    NumThreads,
+    Rehash,
+    Seed,
+    Target,
+    Temperatures,
+)
+from eval.prompts.words import PromptWords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,58 +33,65 @@ BUILT_IN_FROM = 64  # `widedraft speed` takes the first of them
 STEP_REPEATS = 30
 
 
-def lookup_arguments(parser: argparse.ArgumentParser) -> None:
-    """--target A --draft B and more."""
-    parser.add_argument("--target", required=True, metavar="A", help="folder or hub id of the model to draft for")
-    parser.add_argument("--draft", required=True, type=Path, metavar="B", help="folder of the draft")
-    prompts_argument(parser)
-    parser.add_argument("--num-prompts", type=int, default=32, metavar="N", help="prompts used at most (default: 32)")
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="of a text (default: 128)")
-    parser.add_argument(
-        "--temperature", type=float, nargs="+", default=[0.0, 1.0], metavar="T", help="of the texts (default: 0 1)"
-    )
-    parser.add_argument(
-        "--lookahead", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6], metavar="N",
-        help="tokens either may propose per round (default: 1 2 3 4 5 6)",
-    )  # fmt: skip
-    parser.add_argument("--batch", type=int, default=16, metavar="N", help="prompts answered together (default: 16)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number type (default: auto)")
-    parser.add_argument(
-        "--num-threads", type=int, default=None, metavar="N", help="of the processor (default: OMP_NUM_THREADS, or all)"
-    )
-    parser.add_argument("--seed", type=int, default=17, help="of every random number (default: 17)")
-    rehash_argument(parser)
+def own_folder(path: Path) -> Path:
+    """The path of a draft, where a file can be written beside it."""
+    if not path.is_dir():
+        raise ValueError(f"{path}: is no folder. Download the draft into one; the file goes there.")
+    return path
 
 
-def lookup(options: argparse.Namespace) -> None:
+class LookupSettings(Section):
+    """What policies are tuned on, and how."""
+
+    target: Target
+    draft: Annotated[Path, Field(description="Folder of the draft."), AfterValidator(own_folder), Flag(metavar="B")]
+    prompts: PromptWords = ()
+    num_prompts: NumPrompts = 32
+    max_new_tokens: MaxNewTokens = 128
+    temperatures: Temperatures = (0.0, 1.0)
+    lookaheads: Lookaheads = Field(
+        default=(1, 2, 3, 4, 5, 6), description="Numbers of tokens either may propose per round, each once."
+    )
+    batch_size: BatchSize = 16
+    dtype: NumberType = AUTO
+    num_threads: NumThreads = None
+    seed: Seed = 17
+    rehash: Rehash = False
+    renamed: ClassVar = {
+        "lookahead": Renamed("lookaheads"),
+        "temperature": Renamed("temperatures"),
+        "batch": Renamed("batch_size"),
+    }
+
+
+def lookup(settings: LookupSettings) -> None:
     """Tune, write the file into the draft's folder, and say what it is worth."""
-    require_sensible(options)
     from eval.checks.loaded import load_pair
     from eval.commands.lookup_page import policies_page
     from eval.latency.machine import torch_threads
     from eval.policies.policy_file import write_policies
 
-    prompts = prompts_to_tune_on(options)
-    pair = load_pair(options.target, str(options.draft), dtype=dtype_here(options.dtype))
+    prompts = prompts_to_tune_on(settings)
+    pair = load_pair(settings.target, str(settings.draft), dtype=settings.dtype)
     rendered = [pair.rendered(prompt) for prompt in prompts]
-    pair.require_context(rendered, options.max_new_tokens)
-    with torch_threads(options.num_threads):
-        found = tuned_file(options, pair, rendered)
-    path = write_policies(found, options.draft)
+    pair.require_context(rendered, settings.max_new_tokens)
+    with torch_threads(settings.num_threads):
+        found = tuned_file(settings, pair, rendered)
+    path = write_policies(found, settings.draft)
     print(policies_page(found))
     print(f"\n{path}: for `widedraft speed --beside`, on prompts other than these")
 
 
-def prompts_to_tune_on(options: argparse.Namespace) -> "list[Prompt]":
+def prompts_to_tune_on(settings: LookupSettings) -> "list[Prompt]":
     """Those that are named; of the built-in ones others than `widedraft speed` takes."""
     from eval.checks.loaded import prompts_of
 
-    if options.prompts is not None:
-        return prompts_of(options.prompts, options.num_prompts)
-    return prompts_of(None, None)[BUILT_IN_FROM:][: options.num_prompts]
+    if settings.prompts:
+        return prompts_of(settings.prompts, settings.num_prompts)
+    return prompts_of(None, None)[BUILT_IN_FROM:][: settings.num_prompts]
 
 
-def tuned_file(options: argparse.Namespace, pair: "LoadedPair", prompts: "Sequence[Sequence[int]]") -> "PolicyFile":
+def tuned_file(settings: LookupSettings, pair: "LoadedPair", prompts: "Sequence[Sequence[int]]") -> "PolicyFile":
     """Answer, replay, time steps, and tune at every temperature."""
     import torch
 
@@ -86,14 +105,14 @@ def tuned_file(options: argparse.Namespace, pair: "LoadedPair", prompts: "Sequen
         temperature: recorded_answers(
             pair,
             prompts,
-            max_new_tokens=options.max_new_tokens,
+            max_new_tokens=settings.max_new_tokens,
             temperature=temperature,
-            batch=options.batch,
-            seed=options.seed,
+            batch=settings.batch_size,
+            seed=settings.seed,
         )
-        for temperature in options.temperature
+        for temperature in settings.temperatures
     }
-    steps = steps_of(pair, answers[options.temperature[0]], options.lookahead, STEP_REPEATS, seed=options.seed)
+    steps = steps_of(pair, answers[settings.temperatures[0]], settings.lookaheads, STEP_REPEATS, seed=settings.seed)
     tuned = {temperature: tune(group, steps) for temperature, group in answers.items()}
     return PolicyFile(
         schema=SCHEMA,
@@ -105,17 +124,3 @@ def tuned_file(options: argparse.Namespace, pair: "LoadedPair", prompts: "Sequen
         threads=torch.get_num_threads(),
         dtype=str(pair.target.dtype).removeprefix("torch."),
     )
-
-
-def require_sensible(options: argparse.Namespace) -> None:
-    """Raise UserError for numbers nothing can be tuned with, and for a draft that no file can be written beside."""
-    require_positive(options, "num_prompts", "max_new_tokens", "batch")
-    for name in ("lookahead", "temperature"):
-        values = getattr(options, name)
-        least = 1 if name == "lookahead" else 0
-        if min(values) < least or len(set(values)) < len(values):
-            raise UserError(f"--{name} {' '.join(f'{value:g}' for value in values)}: from {least} on, each once.")
-    if not options.draft.is_dir():
-        raise UserError(f"--draft {options.draft}: is no folder. Download the draft into one; the file goes there.")
-    if options.num_threads is not None and options.num_threads < 1:
-        raise UserError(f"--num-threads must be above 0, got {options.num_threads}.")

@@ -1,53 +1,52 @@
-"""`widedraft report`: what it is given, and what it prints. No torch until it runs."""
+"""`widedraft report`: its settings, and what it prints. No torch until it runs."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from architectures.errors import UserError
+from architectures.files.section import Section
+from architectures.settings.flags import Flag
 
 PAGE_NAME = "report.html"
 
 
-def report_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN [RUN ...] --latency FILE --out FILE."""
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="a run's folder, the folder of a scorecard, or a scorecard.json; each is compared with the first",
-    )
-    parser.add_argument(
-        "--latency",
-        type=Path,
-        metavar="FILE",
-        help="step times of the same models that `widedraft latency --out` wrote: predicts speed at other batches",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help=f"the page; plots go beside it (default: {PAGE_NAME} beside the scorecard, of several in this folder)",
-    )
+def page_name(path: Path | None) -> Path | None:
+    """The path, where a page can be written and nothing else is written over."""
+    if path is not None and (path.suffix != ".html" or path.is_dir()):
+        raise ValueError(f"{path}: must name a file that ends in .html. The plots go beside it.")
+    return path
 
 
-def report(options: argparse.Namespace) -> None:
+class ReportSettings(Section):
+    """What a report is made of, and where it goes."""
+
+    runs: Annotated[tuple[Path, ...], Flag(metavar="RUN", is_word=True)] = Field(
+        description="A run's folder, the folder of a scorecard, or a scorecard.json; each is compared with the first."
+    )
+    latency: Annotated[Path | None, Flag(metavar="FILE")] = Field(
+        default=None,
+        description="Step times of the same models that `widedraft latency --out` wrote: predicts speed at other "
+        "batches.",
+    )
+    out: Annotated[
+        Path | None,
+        AfterValidator(page_name),
+        Flag(metavar="FILE", absent=f"{PAGE_NAME} beside the scorecard, of several in this folder"),
+    ] = Field(default=None, description="The page; plots go beside it.")
+
+
+def report(settings: ReportSettings) -> None:
     """Write the page and its plots, and say where they are."""
-    require_page(options.out)
     from eval.report.page import write_report
 
-    out = options.out or default_page(options.runs)
+    out = settings.out or default_page(settings.runs)
     if out.is_dir():
         raise UserError(f"{out}: is a folder. Remove it, or name another page with --out.")
-    page, *plots = write_report(options.runs, out, latency=options.latency)
+    page, *plots = write_report(settings.runs, out, latency=settings.latency)
     print(f"{page}: open it in a browser; {len(plots)} plots beside it")
-
-
-def require_page(out: Path | None) -> None:
-    """Raise UserError where no page can be written, or something else would be written over."""
-    if out is not None and (out.suffix != ".html" or out.is_dir()):
-        raise UserError(f"--out {out}: must name a file that ends in .html. The plots go beside it.")
 
 
 def default_page(runs: Sequence[Path]) -> Path:

@@ -163,8 +163,8 @@ def require_rows(models: Mapping[str, PreTrainedModel], grid: Grid) -> None:
     for model in models.values():
         if largest > 1 and not takes_rows(model):
             raise UserError(
-                f"--batch {largest}: models of type {model.config.model_type} ({model.name_or_path}) are decoded one "
-                "text at a time here. Use --batch 1."
+                f"--batch-sizes {largest}: models of type {model.config.model_type} ({model.name_or_path}) are decoded "
+                "one text at a time here. Use --batch-sizes 1."
             )
 
 

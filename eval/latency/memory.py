@@ -23,7 +23,7 @@ def require_memory(models: Mapping[str, PreTrainedModel], *, batch: int, context
     """
     problem = lack_of_memory(models, batch=batch, context=context)
     if problem is not None:
-        raise UserError(f"--batch {batch} with --context {context}: {problem}")
+        raise UserError(f"--batch-sizes {batch} with --contexts {context}: {problem}")
 
 
 def lack_of_memory(models: Mapping[str, PreTrainedModel], *, batch: int, context: int) -> str | None:

@@ -76,7 +76,7 @@ class PolicyFile:
         known = ", ".join(f"{one.temperature:g}" for one in self.policies)
         raise UserError(
             f"{folder / FILE_NAME}: has policies for temperature {known}, none for {temperature:g}. Make one: "
-            f"widedraft lookup --temperature {temperature:g}."
+            f"widedraft lookup --temperatures {temperature:g}."
         )
 
 

@@ -109,14 +109,18 @@ class Rounds:
         """Over the target alone, by step times; a draft catches up on any number of tokens as on two.
 
         A step in which the draft doubts is a step all the same, and a round without a proposal one of the target alone.
+        A number of tokens whose verification was not timed costs what the next larger one does.
         """
-        verify_s = {0: steps.target_s, **steps.verify_s}
+
+        def verify_s(count: int) -> float:
+            return steps.verify_s[min(each for each in steps.verify_s if each >= count)] if count else steps.target_s
+
         drafting_s = sum(
-            rounds * (min(count + 1, lookahead) * steps.draft_s + verify_s[count])
+            rounds * (min(count + 1, lookahead) * steps.draft_s + verify_s(count))
             for count, rounds in self.drafted.items()
         )
         catching_up_s = self.caught_up * (steps.draft_two_s - steps.draft_s)
-        looking_up_s = sum(rounds * verify_s[count] for count, rounds in self.looked_up.items())
+        looking_up_s = sum(rounds * verify_s(count) for count, rounds in self.looked_up.items())
         return self.tokens * steps.target_s / (drafting_s + catching_up_s + looking_up_s)
 
 

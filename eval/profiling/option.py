@@ -1,22 +1,25 @@
 """`--profile DIR`: the option, which round it records, and the folder that profiles go to. No torch."""
 
-import argparse
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Annotated
+
+from pydantic import Field
 
 from architectures.errors import UserError
+from architectures.settings.flags import Flag
 
 PROFILED_ROUNDS = 5  # three to warm up, one in which the profiler does, and the one that is recorded
 
 
-def profile_option(parser: argparse.ArgumentParser, what: str) -> None:
-    """--profile DIR; `what` is what is recorded."""
-    parser.add_argument(
-        "--profile",
-        type=Path,
-        metavar="DIR",
-        help=f"record {what}: a trace for Perfetto or TensorBoard, memory over time, the slowest operations",
-    )
+Profile = Annotated[
+    Path | None,
+    Field(
+        description="Record a training step, or a decoding round after everything is measured: a trace for Perfetto or "
+        "TensorBoard, memory over time, the slowest operations."
+    ),
+    Flag(metavar="DIR"),
+]
 
 
 def require_profile_folder(folder: Path) -> None:

@@ -1,24 +1,26 @@
 """Prompts as the command line names them: a file, a task, or a task and a file of its rows. No torch."""
 
-import argparse
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from architectures.errors import UserError
+from architectures.settings.flags import Flag
 from eval.prompts.source import PromptSource
 from eval.prompts.table import TASKS
 
-
-def prompts_argument(parser: argparse.ArgumentParser) -> None:
-    """--prompts WORD, as often as there are sources."""
-    parser.add_argument(
-        "--prompts",
-        action="append",
-        metavar="FILE|TASK[=FILE]",
-        help="a JSON-lines file of prompts, a task that `widedraft tasks` lists, or a task and a file of its rows; "
-        "may be given several times",
-    )
+PromptWords = Annotated[
+    tuple[str, ...],
+    Field(
+        strict=False,
+        description="A JSON-lines file of prompts, a task that `widedraft tasks` lists, or a task and a file of its "
+        "rows.",
+    ),
+    Flag(metavar="FILE|TASK[=FILE]", is_repeated=True),
+]
 
 
 def prompt_sources(words: Sequence[str]) -> list[PromptSource]:

@@ -42,7 +42,7 @@ from eval.records.origin import DraftModel, Provenance, Settings
 from eval.records.scorecard import LeftOut, RecordedScorecard
 from eval.scorecard.acceptance_record import PromptCounts, mean, rounds_at
 
-USED_KEYS = {"max_prompts", "lookahead", "dtype", "confidence", "num_resamples", "num_threads"}
+USED_KEYS = {"num_prompts", "lookaheads", "dtype", "confidence", "num_resamples", "num_threads"}
 NEEDS_PROBABILITIES = {"tau of the rule rejection": "it needs the target's log-probability of every answer token"}
 NEEDS_TARGET = {
     "alpha as the sum of min(p, q)": (
@@ -107,9 +107,9 @@ def score_recording(
     Raises:
         UserError: If an answer is longer than the draft's positions.
     """
-    answers = recording.first(config.max_prompts)
+    answers = recording.first(config.num_prompts)
     require_positions(draft, max(len(each.prompt_ids) + len(each.answer_ids) for each in answers))
-    lookaheads = range(config.lookahead[0], config.lookahead[1] + 1)
+    lookaheads = config.lookaheads
     with torch_threads(config.num_threads) as num_threads:
         model = load_model(draft, dtype=config.dtype)
         scores = replay_recording(model, answers, lookaheads, temperature=recording.temperature)
@@ -120,7 +120,7 @@ def score_recording(
         drafts=(DraftModel(draft="draft", **model_facts(draft, model)),),
         recording=recording_record(recording, answers),
         settings=Settings(
-            **config.model_dump(mode="json", include=USED_KEYS),
+            **config.recorded(include=USED_KEYS),
             seed=seed,
             threads=num_threads,
             device=str(model.device),

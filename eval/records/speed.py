@@ -127,7 +127,7 @@ class LargestError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedSettings:
+class MeasuredWith:
     """How it was measured; `beside`: with n-gram lookup beside each draft too."""
 
     prompts: Count
@@ -171,6 +171,6 @@ class SpeedFile(SpeedFigures):
     schema: Literal["widedraft.speed/1"] = SCHEMA
     target: ModelIdentity
     drafts: dict[str, ModelIdentity]
-    settings: SpeedSettings
+    settings: MeasuredWith
     machine: Machine
     provenance: Provenance

@@ -70,7 +70,7 @@ def batches_blocks(drafts: Sequence[ScoredDraft], grids: Grids) -> list[Block]:
     if not grids:
         return [
             Absent(
-                "Other batches and contexts: no step times of them. Give eval.latency_batches, or name a file with "
+                "Other batches and contexts: no step times of them. Give eval.latency_batch_sizes, or name a file with "
                 "--latency."
             )
         ]

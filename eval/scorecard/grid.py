@@ -32,7 +32,7 @@ def measure_batches(
         The figures of the grid, None where nothing is to be timed; and what was left out, with the reason.
     """
     contexts = config.latency_contexts or (len(text_ids),)
-    problems = {batch: batch_problem(models, batch, contexts) for batch in config.latency_batches}
+    problems = {batch: batch_problem(models, batch, contexts) for batch in config.latency_batch_sizes}
     told = [
         f"Steps at batch {batch} were not timed: {problem}"
         for batch, problem in problems.items()
@@ -42,7 +42,7 @@ def measure_batches(
     if not batches:
         return None, told
     repeats = max(2, config.latency_repeats // 4)
-    grid = Grid(batches, contexts, spread_lookaheads(*config.lookahead), repeats, prefill=False)
+    grid = Grid(batches, contexts, spread_lookaheads(config.lookaheads), repeats, prefill=False)
     return measure_grid(models, text_ids, grid, resampling), told
 
 
@@ -54,10 +54,9 @@ def batch_problem(models: Mapping[str, PreTrainedModel], batch: int, contexts: S
     return next((problem for problem in problems if problem is not None), None)
 
 
-def spread_lookaheads(first: int, last: int) -> list[int]:
-    """Both ends and the powers of 2 between them: enough to see at which lookahead a batch is served best."""
-    powers = (2**k for k in range(last.bit_length()))
-    return sorted({first, last, *(power for power in powers if first <= power <= last)})
+def spread_lookaheads(lookaheads: Sequence[int]) -> list[int]:
+    """Both ends and the powers of 2 among them: enough to see at which lookahead a batch is served best."""
+    return sorted({min(lookaheads), max(lookaheads), *(each for each in lookaheads if each.bit_count() == 1)})
 
 
 def write_grid(grid: GridFigures | None, scorecard: Scorecard, out: Path) -> None:

@@ -78,8 +78,7 @@ def measure(
         config: How to score.
         resampling: How intervals are made.
     """
-    first, last = config.lookahead
-    lookaheads = range(first, last + 1)
+    lookaheads = config.lookaheads
     scored = [
         Scored(draft, draft.scores(lookaheads))
         for temperature in answers
@@ -129,12 +128,11 @@ def texts_of(answers: Answers) -> Texts:
 
 def timed(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, resampling: Resampling) -> Latency:
     """Steps of all models at batch 1, in the middle of a typical text."""
-    first, last = config.lookahead
     return measure_latency(
         pair.target,
         pair.drafts,
         Setting(context_of(answers)),
-        lookaheads=range(first, last + 1),
+        lookaheads=config.lookaheads,
         repetitions=timing_ticks(config.latency_repeats),
         resampling=resampling,
     )

@@ -30,7 +30,7 @@ def tuning_prompts(prompts: Sequence[Prompt], config: EvalConfig) -> Sequence[Pr
     Raises:
         UserError: If there are fewer than are asked for.
     """
-    first, count = config.max_prompts, config.policy_prompts
+    first, count = config.num_prompts, config.policy_prompts
     scored = prompts[:first]
     rows, asked = {row_of(one) for one in scored}, {fingerprint_value(one.messages) for one in scored}
     others = (
@@ -39,7 +39,7 @@ def tuning_prompts(prompts: Sequence[Prompt], config: EvalConfig) -> Sequence[Pr
     found = list(islice(others, count))
     if len(found) < count:
         raise UserError(
-            f"eval.policy_prompts={count}: policies are tuned on prompts behind the eval.max_prompts={first} scored "
+            f"eval.policy_prompts={count}: policies are tuned on prompts behind the eval.num_prompts={first} scored "
             f"ones that ask something else, and of {len(prompts)} in all {len(found)} are left. Give more prompts "
             "(data.num_eval_prompts, eval.tasks, --prompts), or lower either number."
         )
@@ -59,7 +59,7 @@ def record_tuning_answers(
         return {}
     return {
         temperature: record_answers(target, prompts, config, out / FOLDER, temperature=temperature, seed=seed)
-        for temperature in config.temperature
+        for temperature in config.temperatures
     }
 
 

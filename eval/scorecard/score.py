@@ -40,7 +40,7 @@ def score_drafts(
     Args:
         target: Folder of the model that decides every token.
         drafts: Folders of its drafts by name. The last one is decoded live, and every other is compared with it.
-        prompts: What the target is asked; the first config.max_prompts of them are used.
+        prompts: What the target is asked; the first config.num_prompts of them are used.
         config: How to score.
         out: Folder for these files, and for the target's answers, which a rerun reads again.
         seed: Of sampled answers, resampling, and the order of what is timed.
@@ -53,9 +53,9 @@ def score_drafts(
     """
     for draft in drafts.values():
         require_same_tokenizer(target, draft)
-    taken, to_tune_on = prompts[: config.max_prompts], tuning_prompts(prompts, config)
+    taken, to_tune_on = prompts[: config.num_prompts], tuning_prompts(prompts, config)
     with torch_threads(config.num_threads) as num_threads:
-        answers = {t: record_answers(target, taken, config, out, temperature=t, seed=seed) for t in config.temperature}
+        answers = {t: record_answers(target, taken, config, out, temperature=t, seed=seed) for t in config.temperatures}
         tuning = record_tuning_answers(target, to_tune_on, config, out, seed=seed)
         for group, folder in ((answers, out), (tuning, out / TUNING_FOLDER)):
             require_fitting([target, *drafts.values()], group, folder)
@@ -73,7 +73,7 @@ def score_drafts(
             drafts=tuple(DraftModel(draft=name, **model_facts(drafts[name], pair.drafts[name])) for name in drafts),
             prompts=prompts_section(prompts, answers, config),
             settings=ScoredSettings(
-                **config.model_dump(mode="json"),
+                **config.recorded(),
                 seed=seed,
                 threads=num_threads,
                 device=pair.device,
@@ -109,7 +109,7 @@ def require_fitting(models: Sequence[Path], answers: Mapping[float, Answers], fo
 
 def prompts_section(prompts: Sequence[Prompt], answers: Mapping[float, Answers], config: EvalConfig) -> Prompts:
     """Which prompts were asked, and how the target answered."""
-    num_taken = min(len(prompts), config.max_prompts)
+    num_taken = min(len(prompts), config.num_prompts)
     [first, *_] = answers.values()
     num_scored = len(set(first.prompt_numbers))
     return Prompts(

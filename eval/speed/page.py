@@ -85,7 +85,7 @@ def too_few_groups(record: SpeedFile) -> str:
     least = least_units(settings.confidence)
     return (
         f"{too_few_words(record.groups, 'group of prompts', 'groups of prompts', least)}; --num-prompts "
-        f"{least * settings.batch} makes them at --batch {settings.batch}"
+        f"{least * settings.batch} makes them at --batch-size {settings.batch}"
     )
 
 

@@ -57,7 +57,7 @@ def score_checkpoints(
         seed: Of the scorecard.
     """
     card = read_scorecard(folder / CARD_NAME)
-    taken, temperatures = prompts[: config.max_prompts], config.temperature
+    taken, temperatures = prompts[: config.num_prompts], config.temperatures
     with torch_threads(config.num_threads):
         answers = {t: record_answers(target, taken, config, folder, temperature=t, seed=seed) for t in temperatures}
         scores = replay_all(load_model(target, dtype=config.dtype), saved, answers, config)
@@ -79,15 +79,13 @@ def replay_all(
     target: PreTrainedModel, saved: Sequence[Saved], answers: Mapping[float, Answers], config: EvalConfig
 ) -> dict[float, list[DraftScore]]:
     """Scores of every checkpoint by temperature."""
-    first, last = config.lookahead
-    lookaheads = range(first, last + 1)
     found: dict[float, list[DraftScore]] = {temperature: [] for temperature in answers}
     for place, one in enumerate(saved, start=1):
         print(f"   {one.name}, {place} of {len(saved)}", flush=True)
         pair = Pair(target, {one.name: one.open()})
         for temperature, written in answers.items():
             [replayed] = replay_drafts(pair, written, temperature=temperature)
-            found[temperature].append(replayed.scores(lookaheads)[0])
+            found[temperature].append(replayed.scores(config.lookaheads)[0])
     return found
 
 

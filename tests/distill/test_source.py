@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from architectures.errors import UserError
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.checking.check import planned
-from distill.choose.command import candidates_in
+from distill.choose.command import ChooseSettings, candidates_in
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.progressive import earlier_stages
 from distill.run.stage_inputs import eval_inputs, generate_inputs, prune_inputs
@@ -118,9 +117,9 @@ def test_it_trains_on_ids_that_its_source_has_no_rows_for_and_is_exported_with_a
     require_dressed(run / "draft", target)
 
 
-def asked(*layers: int) -> Namespace:
+def asked(*layers: int) -> ChooseSettings:
     """What `widedraft choose --layers` says."""
-    return Namespace(layers=list(layers), vocabulary=None, alpha=[], most_parameters=None)
+    return ChooseSettings(recipe=Path("recipe.yaml"), layers=layers)
 
 
 def test_candidates_that_are_timed_have_the_targets_vocabulary(make_recipe, target):

@@ -27,9 +27,9 @@ TINY = (
     "distill.global_train_batch_size=4",
     "distill.progress_bar=false",
     "eval.max_new_tokens=12",
-    "eval.lookahead=[1,2]",
+    "eval.lookaheads=[1,2]",
     "eval.latency_repeats=2",
-    "eval.latency_batches=[1,2]",
+    "eval.latency_batch_sizes=[1,2]",
     "eval.live_prompts=2",
     "eval.num_resamples=50",
     "eval.batch_size=4",
@@ -84,7 +84,7 @@ def test_scorecard_compares_the_undistilled_draft(run):
 def test_a_policy_that_was_tuned_stands_beside_the_draft(run, capfd):
     arguments, out = run
     assert not (out / "draft" / FILE_NAME).exists()
-    assert widedraft.main(["eval", *arguments, "eval.max_prompts=2", "eval.policy_prompts=2"]) == 0
+    assert widedraft.main(["eval", *arguments, "eval.num_prompts=2", "eval.policy_prompts=2"]) == 0
     assert "lookup_policy.json: when the text proposes beside the draft" in capfd.readouterr().out
     scorecard = json.loads((out / "eval" / "scorecard.json").read_text())
     found = read_policies(Path(scorecard["target"]["path"]), out / "draft")
@@ -168,7 +168,7 @@ def test_a_second_run_skips_everything_and_says_so(run, capfd):
 def test_a_changed_eval_key_scores_again_and_nothing_else(run, capfd):
     arguments, out = run
     before = mtimes(out)
-    assert widedraft.main(["run", *arguments, "eval.max_prompts=3"]) == 0
+    assert widedraft.main(["run", *arguments, "eval.num_prompts=3"]) == 0
     after = mtimes(out)
     assert [name for name in before if before[name] != after[name]] == ["eval"]
     assert "changed: eval" in capfd.readouterr().out

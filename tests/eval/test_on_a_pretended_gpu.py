@@ -100,7 +100,7 @@ def test_a_pair_is_verified(small, tmp_path, gpu, sampled):
 
 
 def test_products_are_asked(small, gpu):
-    words = ["--target", str(small[0]), "--draft", str(small[1]), "--check", "multiplication", "--num-prompts", "2"]
+    words = ["--target", str(small[0]), "--draft", str(small[1]), "--checks", "multiplication", "--num-prompts", "2"]
     assert widedraft.main(["quality", *words, "--max-new-tokens", "4", "--dtype", "float32"]) == 0
 
 

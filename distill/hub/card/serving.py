@@ -128,7 +128,7 @@ def widedraft_serving(repo_id: str, target: str) -> Serving:
     line = "\n".join(
         (
             f"hf download {repo_id} --include '{SMALL_HEAD}/*' --local-dir {name}",
-            f"widedraft speed --target {target} --draft {name}/{SMALL_HEAD}",
+            f"widedraft speed --target {target} --drafts {name}/{SMALL_HEAD}",
         )
     )
     return Serving(

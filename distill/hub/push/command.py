@@ -1,78 +1,84 @@
-"""`widedraft push`: its arguments, and what it prints. No torch until it runs."""
+"""`widedraft push`: its settings, and what it prints. No torch until it runs."""
 
-import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
 
 from architectures.errors import UserError
-from architectures.files.rehash import rehash_argument
+from architectures.files.section import Renamed, Section
 from architectures.gguf_export.names import GgufKind
+from architectures.settings.flags import Flag
+from architectures.settings.kinds import Rehash
 
 if TYPE_CHECKING:
     from distill.hub.push.upload import Pushed
 
-ALLOWED = ("unscored", "stale", "misleading-name")
 
+class PushSettings(Section):
+    """Which run's draft is published where, and how."""
 
-def push_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN --repo-id ORG/NAME and more."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
-    parser.add_argument("--repo-id", required=True, metavar="ORG/NAME", help="the repository; made if it is not there")
-    parser.add_argument("--dry-run", type=Path, metavar="DIR", help="write exactly the files that would go, send none")
-    parser.add_argument("--public", action="store_true", help="let everybody see it (default: private)")
-    parser.add_argument("--pull-request", action="store_true", help="open a pull request in place of a commit")
-    parser.add_argument("--revision", metavar="BRANCH", help="push to this branch (default: main)")
-    parser.add_argument("--base-model", metavar="ORG/NAME", help="the target's hub id (default: target.path); or none")
-    parser.add_argument("--license", metavar="ID", help="the hub's identifier (default: what is known of the target)")
-    parser.add_argument(
-        "--allow",
-        action="append",
-        choices=ALLOWED,
-        default=[],
-        help="publish a draft without a scorecard, with one of another draft, or under a name that misleads vLLM",
+    run: Annotated[Path, Flag(metavar="RUN", is_word=True)] = Field(description="The folder of a finished run.")
+    repo_id: Annotated[str, Flag(metavar="ORG/NAME")] = Field(description="The repository; made if it is not there.")
+    dry_run: Annotated[Path | None, Flag(metavar="DIR")] = Field(
+        default=None, description="Write exactly the files that would go, send none."
     )
-    parser.add_argument(
-        "--certificate",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="DIR",
-        help="a folder with a certificate.json of one of its forms, beside that in RUN/draft",
+    public: Annotated[bool, Flag(absent="private")] = Field(default=False, description="Let everybody see it.")
+    pull_request: bool = Field(default=False, description="Open a pull request in place of a commit.")
+    revision: Annotated[str | None, Flag(metavar="BRANCH", absent="main")] = Field(
+        default=None, description="Push to this branch."
     )
-    parser.add_argument(
-        "--gguf",
-        action="append",
-        choices=get_args(GgufKind),
-        default=[],
-        help="also send NAME-KIND.gguf, for llama.cpp; may be given several times, the first is on the serve line",
+    base_model: Annotated[str | None, Flag(metavar="ORG/NAME", absent="target.path")] = Field(
+        default=None, description="The target's hub id; or none."
     )
-    rehash_argument(parser)
+    license: Annotated[str | None, Flag(metavar="ID", absent="what is known of the target")] = Field(
+        default=None, description="The hub's identifier."
+    )
+    allow: Annotated[tuple[Literal["unscored", "stale", "misleading-name"], ...], Flag(is_repeated=True)] = Field(
+        default=(),
+        description="Publish a draft without a scorecard, with one of another draft, or under a name that misleads "
+        "vLLM.",
+    )
+    certificates: Annotated[tuple[Path, ...], Flag(metavar="DIR", is_repeated=True)] = Field(
+        default=(), description="A folder with a certificate.json of one of its forms, beside that in RUN/draft."
+    )
+    gguf: Annotated[tuple[GgufKind, ...], Flag(is_repeated=True)] = Field(
+        default=(), description="Also send NAME-KIND.gguf, for llama.cpp; the first is on the serve line."
+    )
+    rehash: Rehash = False
+    renamed: ClassVar = {"certificate": Renamed("certificates")}
+
+    @model_validator(mode="after")
+    def _sends_or_not(self) -> "PushSettings":
+        if self.dry_run is not None and (self.pull_request or self.revision):
+            raise UserError(
+                "--dry-run sends nothing, so --revision and --pull-request are for nothing. Leave them out."
+            )
+        return self
 
 
-def push(options: argparse.Namespace) -> None:
+def push(settings: PushSettings) -> None:
     """Lay out what is published, and push it unless it is a dry run."""
-    if options.dry_run is not None and (options.pull_request or options.revision):
-        raise UserError("--dry-run sends nothing, so --revision and --pull-request are for nothing. Leave them out.")
     from distill.hub.push.publish import Wanted, dry_run, push_run
 
     wanted = Wanted(
-        repo_id=options.repo_id,
-        base_model=options.base_model,
-        licence=options.license,
-        public=options.public,
-        allowed=tuple(options.allow),
-        revision=options.revision,
-        pull_request=options.pull_request,
-        certificates=tuple(options.certificate),
-        gguf=tuple(options.gguf),
+        repo_id=settings.repo_id,
+        base_model=settings.base_model,
+        licence=settings.license,
+        public=settings.public,
+        allowed=settings.allow,
+        revision=settings.revision,
+        pull_request=settings.pull_request,
+        certificates=settings.certificates,
+        gguf=settings.gguf,
     )
-    if options.dry_run is not None:
-        files = dry_run(options.run, wanted, options.dry_run)
-        sizes = [(options.dry_run / name).stat().st_size for name in files]
+    if settings.dry_run is not None:
+        files = dry_run(settings.run, wanted, settings.dry_run)
+        sizes = [(settings.dry_run / name).stat().st_size for name in files]
         print("\n".join(f"{size / 1e6:10.2f} MB  {name}" for name, size in zip(files, sizes, strict=True)))
-        print(f"{options.dry_run}: {len(files)} files of {sum(sizes) / 1e6:.1f} MB; nothing was sent")
+        print(f"{settings.dry_run}: {len(files)} files of {sum(sizes) / 1e6:.1f} MB; nothing was sent")
         return
-    print(pushed_words(push_run(options.run, wanted)))
+    print(pushed_words(push_run(settings.run, wanted)))
 
 
 def pushed_words(pushed: "Pushed") -> str:

@@ -44,7 +44,7 @@ def test_a_pair_that_can_be_served_ends_with_0_and_its_lines(folders, capsys):
 
 def test_engines_are_those_asked_each_once(folders, capsys):
     draft, target = folders
-    words = ("--engine", "sglang", "--engine", "vllm", "--engine", "sglang")
+    words = ("--engines", "sglang", "--engines", "vllm", "--engines", "sglang")
     assert preflight(draft, "--target", target, *words) == 0
     assert capsys.readouterr().out.endswith("\ncan be served by: SGLang, vLLM\n")
 
@@ -52,7 +52,7 @@ def test_engines_are_those_asked_each_once(folders, capsys):
 def test_a_pair_that_an_engine_refuses_ends_with_1_and_the_reason(write, capsys):
     of = files()
     of["config.json"]["vocab_size"] = 304
-    words = (write("draft", of), "--target", write("target"), "--engine", "vllm", "--engine", "llama.cpp")
+    words = (write("draft", of), "--target", write("target"), "--engines", "vllm", "--engines", "llama.cpp")
     assert preflight(*words) == 1
     page = " ".join(capsys.readouterr().out.split())
     assert (
@@ -68,9 +68,18 @@ def test_a_pair_that_an_engine_refuses_ends_with_1_and_the_reason(write, capsys)
     ("words", "message"),
     [
         (["DRAFT"], "widedraft preflight needs --target beside a draft's folder."),
-        (["DRAFT", "--target", "TARGET", "--tensor-parallel", "0"], "--tensor-parallel must be from 1 to 64, got 0."),
-        (["DRAFT", "--target", "TARGET", "--tensor-parallel", "65"], "--tensor-parallel must be from 1 to 64, got 65."),
-        (["DRAFT", "--target", "TARGET", "--lookahead", "0"], "--lookahead must be at least 1, got 0."),
+        (
+            ["DRAFT", "--target", "TARGET", "--tensor-parallel", "0"],
+            "--tensor-parallel must be a whole number >= 1 and <= 64, got 0.",
+        ),
+        (
+            ["DRAFT", "--target", "TARGET", "--tensor-parallel", "65"],
+            "--tensor-parallel must be a whole number >= 1 and <= 64, got 65.",
+        ),
+        (
+            ["DRAFT", "--target", "TARGET", "--lookahead", "0"],
+            "--lookahead must be a whole number >= 1 and <= 1000000, got 0.",
+        ),
         (["DRAFT", "--target", "./none"], "./none: no such folder."),
         (["draft.gguf", "--target", "TARGET"], "draft.gguf: is a GGUF file"),
         (["DRAFT", "seed=1", "--target", "TARGET"], "seed=1: only a recipe has values to change, and "),

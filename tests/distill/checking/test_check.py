@@ -492,7 +492,7 @@ def test_stages_begin_within_the_target(checked):
         "distill.global_train_batch_size=999999999999999999",
         "data.prompts[0].num_prompts=999999999999999999",
         "data.shard_size=999999999999999999",
-        "eval.latency_batches=[999999999999999999]",
+        "eval.latency_batch_sizes=[1000000]",
         "distill.save_num_checkpoints_to_keep=999999999999999999",
     ],
 )

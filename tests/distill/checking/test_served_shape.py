@@ -88,12 +88,12 @@ def test_what_is_not_made_yet_is_not_called_fine(recipe):
 
 def test_preflight_of_a_recipe_is_of_its_shape_target_and_folder(recipe, tiny_target, capsys):
     recipe()
-    assert widedraft.main(["preflight", "demo.yaml", "--engine", "vllm"]) == 0
+    assert widedraft.main(["preflight", "demo.yaml", "--engines", "vllm"]) == 0
     page = capsys.readouterr().out
     assert page.startswith(f"vLLM 0.32.0 (run here): run/draft for {tiny_target}\n")
     assert "not checked: token texts" in page
     with pytest.raises(SystemExit) as ended:
-        widedraft.main(["preflight", "demo.yaml", "--engine", "vllm", "--tensor-parallel", "8"])
+        widedraft.main(["preflight", "demo.yaml", "--engines", "vllm", "--tensor-parallel", "8"])
     assert ended.value.code == 1
 
 

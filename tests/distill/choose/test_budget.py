@@ -93,7 +93,7 @@ def test_every_trained_shape_is_weighed_and_doubling_is_told(here, capsys):
     assert "| 1-layers-260-ids |" not in page
     assert "| 32,000 | 3 | " in own  # 32 answers of 1,000 tokens, read three times
     assert "## What doubling buys" not in own  # 260 ids are no candidate
-    assert choose("--vocabulary", 260) == 0
+    assert choose("--vocabularies", 260) == 0
     doubled = capsys.readouterr().out.split("## What doubling buys")[1]
     assert "| as the recipe has it | 32,000 | 3 | " in doubled
     assert "| twice the answers | 64,000 | 3 | " in doubled
@@ -144,7 +144,7 @@ def name_of(one) -> str:
 def test_what_the_law_says_nothing_of_is_refused(here, capsys):
     assert choose("--layers", 3) == 2
     assert "3-layers-259-ids: has 3 layers, and the trainings in trainings.json have 1 to 2" in capsys.readouterr().err
-    assert choose("--vocabulary", "all") == 2
+    assert choose("--vocabularies", "all") == 2
     assert "have 259 to 262; their law says nothing of others" in capsys.readouterr().err
 
 
@@ -164,9 +164,8 @@ def test_words_that_do_not_go_together(here, capsys, words, said):
 
 @pytest.mark.parametrize("word", ["soon", "0", "-1", "inf", "nan"])
 def test_minutes_are_a_number(here, capsys, word):
-    with pytest.raises(SystemExit):
-        choose(f"--within={word}")
-    assert "argument --within" in capsys.readouterr().err
+    assert choose(f"--within={word}") == 2
+    assert f"--within must be a number > 0 and <= 1000000, got {word}." in capsys.readouterr().err
 
 
 def test_trainings_of_another_target_are_refused(here, capsys):

@@ -131,9 +131,9 @@ def test_ids_are_ranked_as_the_recipe_ranks_them_else_by_what_is_trained_on(reci
 @pytest.mark.parametrize(
     ("overrides", "sizes", "message"),
     [
-        ((), [VOCAB], r"--vocabulary 264: the target has 264 token ids. Choose fewer"),
-        ((), [50, 0, 50], r"--vocabulary 50: stands there 2 times"),
-        ((), [0, 0], r"--vocabulary all: stands there 2 times"),
+        ((), [VOCAB], r"--vocabularies 264: the target has 264 token ids. Choose fewer"),
+        ((), [50, 0, 50], r"--vocabularies 50: stands there 2 times"),
+        ((), [0, 0], r"--vocabularies all: stands there 2 times"),
         (("architecture.vocabulary={size: 264}",), [], r"architecture.vocabulary.size must be below .* 264, got 264"),
         ((LISTED,), [50, 103], r"ids.json: holds 102 ids, and architecture.vocabulary.size is 103"),
         (("architecture.vocabulary={from: none.json}",), [], r"none.json"),
@@ -148,7 +148,7 @@ def test_sizes_that_cannot_be_chosen(recipe_file, source, overrides, sizes, mess
 def test_a_whole_head_that_would_be_frozen_is_refused_before_any_work(recipe_file, source, sizes):
     frozen = load_recipe(recipe_file, ["distill.freeze_input_embeddings=true", OWN])
     assert source.tied
-    with pytest.raises(UserError, match=r"--vocabulary: each depth .* Add distill\.freeze_input_embeddings=false"):
+    with pytest.raises(UserError, match=r"--vocabularies: each depth .* Add distill\.freeze_input_embeddings=false"):
         candidates_of(frozen, source, [1], None, sizes)
     untied = replace(source, tied=False)
     assert candidates_of(frozen, untied, [1], None, sizes)
@@ -240,7 +240,9 @@ def test_the_whole_heads_acceptance_stands_for_small_ones_times_what_they_cover(
 def test_ambiguous_acceptance_is_refused(candidates, words):
     for said in (None, SAID):
         if said is None or words[0] != EVERY[1]:
-            with pytest.raises(UserError, match=r"--alpha is given for .* Give each one once, as LAYERS=ALPHA, or as"):
+            with pytest.raises(
+                UserError, match=r"--alphas are given for .* Give each one once, as LAYERS=ALPHA, or as"
+            ):
                 alphas_of(given(*words), candidates, said)
 
 
@@ -296,9 +298,9 @@ def steps(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "size"),
     [
-        (("--alpha", "1x50=0.30", "1xall=0.31"), 50),
-        (("--alpha", "1x50=0.30", "1xall=0.40"), None),
-        (("--alpha", "1=0.30", "--vocabulary", 50), 50),
+        (("--alphas", "1x50=0.30", "1xall=0.31"), 50),
+        (("--alphas", "1x50=0.30", "1xall=0.40"), None),
+        (("--alphas", "1=0.30", "--vocabularies", 50), 50),
     ],
 )
 def test_the_winners_vocabulary_is_in_its_recipe(recipe_file, tmp_path, capsys, words, size):
@@ -314,14 +316,14 @@ def test_the_winners_vocabulary_is_in_its_recipe(recipe_file, tmp_path, capsys, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--vocabulary", VOCAB), "--vocabulary 264: the target has 264 token ids"),
-        (("--vocabulary", 50, 50), "--vocabulary 50: stands there 2 times"),
-        (("--vocabulary", "all", "all"), "--vocabulary all: stands there 2 times"),
-        ((LISTED, "--vocabulary", 1), "its first 1 ids lack 2, at which texts"),
-        (("--vocabulary", 258), "must be at least 259, got 258: 3 special tokens and 256 single bytes"),
+        (("--vocabularies", VOCAB), "--vocabularies 264: the target has 264 token ids"),
+        (("--vocabularies", 50, 50), "--vocabularies 50: stands there 2 times"),
+        (("--vocabularies", "all", "all"), "--vocabularies all: stands there 2 times"),
+        ((LISTED, "--vocabularies", 1), "its first 1 ids lack 2, at which texts"),
+        (("--vocabularies", 258), "must be at least 259, got 258: 3 special tokens and 256 single bytes"),
         (
-            (LISTED, "--alpha", "1x50=0.2", "2xall=0.3"),
-            "--alpha is given for 1x50=0.2, 2xall=0.3, and the candidates are",
+            (LISTED, "--alphas", "1x50=0.2", "2xall=0.3"),
+            "--alphas are given for 1x50=0.2, 2xall=0.3, and the candidates are",
         ),
     ],
 )
@@ -334,18 +336,16 @@ def test_mistakes_are_told_before_anything_is_measured(recipe_file, capsys, monk
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--vocabulary", 0), "'0': a draft that can say no token drafts none"),
-        (("--vocabulary", -4), "'-4': a draft that can say no token drafts none"),
-        (("--vocabulary", "4k"), "'4k' is no number of token ids, such as 4096, and not all"),
-        (("--vocabulary",), "expected at least one argument"),
-        (("--alpha", "1x=0.2"), "'' is no number of token ids"),
-        (("--alpha", "1x0=0.2"), "'0': a draft that can say no token"),
-        (("--alpha", "x50=0.2"), "'x50=0.2' is not LAYERS=ALPHA, such as 4=0.35 or 4x4096=0.35"),
+        (("--vocabularies", 0), "--vocabularies must be a whole number >= 1 and <= 1000000 or all, got 0."),
+        (("--vocabularies", -4), "--vocabularies must be a whole number >= 1 and <= 1000000 or all, got -4."),
+        (("--vocabularies", "4k"), "--vocabularies must be a whole number >= 1 and <= 1000000 or all, got 4k."),
+        (("--alphas", "1x=0.2"), "got '1x=0.2'."),
+        (("--alphas", "1x0=0.2"), "got '1x0=0.2'."),
+        (("--alphas", "x50=0.2"), "--alphas must be LAYERS=ALPHA, such as 4=0.35 or 4x4096=0.35, got 'x50=0.2'."),
     ],
 )
 def test_words_that_make_no_sense(recipe_file, capsys, words, message):
-    with pytest.raises(SystemExit, match="2"):
-        run_choose(recipe_file, *words)
+    assert run_choose(recipe_file, *words) == 2
     assert message in capsys.readouterr().err
 
 

@@ -200,7 +200,7 @@ def test_a_scorecard_is_answers_replay_timed_steps_and_live_decoding():
     found = times(run_of())["scorecard"]
     assert found.seconds == pytest.approx(answers_s + replay_s + timing_s + live_s)
     assert not found.measured
-    tuned = times(run_of(data={"num_eval_prompts": 20}, scoring={"max_prompts": 10, "policy_prompts": 10}))["scorecard"]
+    tuned = times(run_of(data={"num_eval_prompts": 20}, scoring={"num_prompts": 10, "policy_prompts": 10}))["scorecard"]
     assert tuned.seconds == pytest.approx(2 * answers_s + 2 * replay_s + timing_s + live_s * 4 / 3)
 
 

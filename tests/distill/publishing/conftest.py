@@ -19,13 +19,13 @@ from eval.scorecard import score_drafts
 SAID = tuple(id_ for id_ in range(264) if id_ % 7 or id_ == 0)
 SCORING = EvalConfig(
     max_new_tokens=16,
-    lookahead=(1, 3),
+    lookaheads=(1, 2, 3),
     batch_size=4,
     num_resamples=100,
     confidence=0.75,  # three prompts are enough for an interval
     num_threads=1,
     latency_repeats=3,
-    latency_batches=(1, 2),
+    latency_batch_sizes=(1, 2),
     live_prompts=3,
 )
 PROMPTS = [

@@ -125,9 +125,9 @@ def test_a_target_on_the_hub_at_a_pinned_revision_goes_the_whole_way(hub, publis
         },
         "eval": {
             "max_new_tokens": 8,
-            "lookahead": [1, 2],
+            "lookaheads": [1, 2],
             "latency_repeats": 2,
-            "latency_batches": [],
+            "latency_batch_sizes": [],
             "num_threads": 1,
         },
     }

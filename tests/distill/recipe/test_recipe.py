@@ -74,8 +74,8 @@ def test_interpolation_sees_file_command_line_and_defaults(write):
         "variables: {folder: /scratch, clip: {clipping_threshold: 0.5}}\nrun_dir: ${variables.folder}/${run_name}\n"
         "seed: ${data.batch_size}\ndistill: {gradient_clipping: '${variables.clip}'}\n"
     )
-    recipe = load_recipe(write(text), ["variables.folder=/fast", "eval.max_prompts=${seed}"])
-    assert (recipe.run_dir, recipe.seed, recipe.eval.max_prompts) == ("/fast/demo", 48, 48)
+    recipe = load_recipe(write(text), ["variables.folder=/fast", "eval.num_prompts=${seed}"])
+    assert (recipe.run_dir, recipe.seed, recipe.eval.num_prompts) == ("/fast/demo", 48, 48)
     assert recipe.distill.gradient_clipping is not None
     assert recipe.distill.gradient_clipping.clipping_threshold == 0.5
 
@@ -107,8 +107,8 @@ def test_a_loaded_recipe_never_changes(write):
 
 
 def test_scoring_settings_come_from_the_command_line_alone():
-    scoring = load_scoring(["eval.max_prompts=3", "seed=1"])
-    assert (scoring.eval.max_prompts, scoring.eval.batch_size, scoring.seed) == (3, 32, 1)
+    scoring = load_scoring(["eval.num_prompts=3", "seed=1"])
+    assert (scoring.eval.num_prompts, scoring.eval.batch_size, scoring.seed) == (3, 32, 1)
     with pytest.raises(
         RecipeError, match=r"^command line: data.top_p=1: data is not a key of a recipe. A recipe holds seed, eval"
     ):
@@ -162,7 +162,7 @@ def test_every_default_is_written_out(write, tmp_path):
     save_recipe(load_recipe(write(BASE)), tmp_path / "resolved.yaml")
     written = yaml.safe_load((tmp_path / "resolved.yaml").read_text(encoding="utf-8"))
     assert written["distill"]["optimizer"]["betas"] == [0.9, 0.95]
-    assert written["eval"]["max_prompts"] == 64
+    assert written["eval"]["num_prompts"] == 64
     jsonschema.validate(written, recipe_schema())
 
 

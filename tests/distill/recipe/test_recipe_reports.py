@@ -15,7 +15,7 @@ data: {self_written_prompts: 100}
 def test_all_mistakes_at_once_in_the_order_of_the_lines(mistakes):
     text = BASE.replace("demo", "de mo") + (
         "distill:\n  loss: mse\n  optimizer:\n    lr: -1\n    lr: fast\n  save_interval: ${nope}\n  evl_interval: 1ep\n"
-        "eval: {lookahead: [3, 2], tasks: [{path: 1}, {path: a, num_prompts: 0}]}\n"
+        "eval: {lookaheads: [3, 0], tasks: [{path: 1}, {path: a, num_prompts: 0}]}\n"
     )
     found = mistakes(text, "export.dtype=int4", "data.temperature=-1", "oops")
     assert [line.split(" ")[0] for line in found[:8]] == [f"r.yaml:{n}:" for n in (1, 6, 8, 9, 10, 11, 12, 12)]

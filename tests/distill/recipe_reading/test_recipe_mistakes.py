@@ -48,19 +48,19 @@ IN_FILE = {
         "r.yaml:5: seed must be a whole number >= 0 and < 4294967296, got '3'. Remove the quotes.",
     ),
     "fraction for a whole number": (
-        "eval: {max_prompts: 1.5}",
-        "r.yaml:5: eval.max_prompts must be a whole number >= 1, got 1.5.",
+        "eval: {num_prompts: 1.5}",
+        "r.yaml:5: eval.num_prompts must be a whole number >= 1 and <= 1000000, got 1.5.",
     ),
     "no held-out prompts to tune a policy on": (
-        "eval: {max_prompts: 60, policy_prompts: 5}",
+        "eval: {num_prompts: 60, policy_prompts: 5}",
         (
-            "r.yaml:5: eval must have max_prompts and policy_prompts of at most data.num_eval_prompts together, got 60 "
+            "r.yaml:5: eval must have num_prompts and policy_prompts of at most data.num_eval_prompts together, got 60 "
             "and 5 of 64: policies are tuned on held-out prompts that are not scored."
         ),
     ),
     "truth value for a number": (
-        "eval: {max_prompts: yes}",
-        "r.yaml:5: eval.max_prompts must be a whole number >= 1, got true.",
+        "eval: {num_prompts: yes}",
+        "r.yaml:5: eval.num_prompts must be a whole number >= 1 and <= 1000000, got true.",
     ),
     "number for text": ("run_dir: 7", "r.yaml:5: run_dir must be text that is not empty, got 7. Put it in quotes."),
     "number for a name": (
@@ -87,13 +87,13 @@ IN_FILE = {
         ),
     ),
     "section for a list": (
-        "eval: {temperature: 1.0}",
-        "r.yaml:5: eval.temperature must be a list of at least one, each a number >= 0, got 1.0.",
+        "eval: {temperatures: 1.0}",
+        "r.yaml:5: eval.temperatures must be a list of at least one, each a number >= 0 and <= 1000000, got 1.0.",
     ),
     "out of range": ("seed: -1", "r.yaml:5: seed must be a whole number >= 0 and < 4294967296, got -1."),
     "out of range, inside a list": (
-        "eval: {temperature: [0, -1]}",
-        "r.yaml:5: eval.temperature[1] must be a number >= 0, got -1.",
+        "eval: {temperatures: [0, -1]}",
+        "r.yaml:5: eval.temperatures[1] must be a number >= 0 and <= 1000000, got -1.",
     ),
     "not finite": ("distill: {temperature: .inf}", "r.yaml:5: distill.temperature must be a number > 0, got Infinity."),
     "list too short": (
@@ -167,13 +167,20 @@ IN_FILE = {
         "variables: &v {a: *v}",
         "r.yaml:5: variables.a must not hold itself, got an alias of a section around it. Write the values out.",
     ),
-    "lookahead upside down": (
-        "eval: {lookahead: [8, 1]}",
-        "r.yaml:5: eval.lookahead must be [first, last] with first <= last, got [8, 1]. Swap them.",
+    "renamed key of another meaning": (
+        "eval: {lookahead: [1, 8]}",
+        (
+            "r.yaml:5: eval.lookahead is called eval.lookaheads now. "
+            "It lists every number: [1, 2, 3, 4] where [1, 4] was first and last."
+        ),
+    ),
+    "renamed key": (
+        "eval: {max_prompts: 8}",
+        "r.yaml:5: eval.max_prompts is called eval.num_prompts now. Use that name.",
     ),
     "temperature twice": (
-        "eval: {temperature: [1, 1.0]}",
-        "r.yaml:5: eval.temperature must name each value once, got [1.0, 1.0].",
+        "eval: {temperatures: [1, 1.0]}",
+        "r.yaml:5: eval.temperatures must name each value once, got [1.0, 1.0].",
     ),
     "prompts from two places": (
         "eval: {tasks: [{path: a, name: b}]}",
@@ -300,9 +307,9 @@ ON_COMMAND_LINE = {
         "r.yaml:3: architecture must hold one of them, got shape=wide-796m and layers=2. Keep one.",
     ),
     "not YAML": (
-        "eval.temperature=[0",
+        "eval.temperatures=[0",
         (
-            "command line: eval.temperature=[0: eval.temperature must have a YAML value, got '[0': "
+            "command line: eval.temperatures=[0: eval.temperatures must have a YAML value, got '[0': "
             "expected ',' or ']', but got '<stream end>'. Quote it for the shell."
         ),
     ),

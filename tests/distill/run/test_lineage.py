@@ -1,6 +1,7 @@
 """When work is current, when it is refused, and what is launched: on a run folder with manifests, nothing trained."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from architectures.checkpoints.manifest import changed_inputs, read_manifest, wr
 from architectures.errors import UserError
 from architectures.shapes.section import ArchitectureConfig
 from distill.recipe.losses import TokenSelection
-from distill.recipe.recipe import save_recipe
+from distill.recipe.recipe import load_recipe, save_recipe
 from distill.recipe.training import DistillConfig, OptimizerConfig, PushConfig, SchedulerConfig
 from distill.run import stage_inputs
 from distill.run.lineage import begin_training, refuse_orphaned_training, require_training_inputs, write_draft_manifest
@@ -33,6 +34,7 @@ from distill.stages import running as stages
 from distill.stages.running import distill_stage, eval_prompts, export_stage
 from distill.train import train
 from eval.answers.traces import read_traces
+from eval.config import OLDER_NAMES, EvalConfig
 from eval.prompts.source import PromptSource
 from eval.prompts.table import TASKS
 
@@ -146,7 +148,7 @@ def test_a_training_does_not_continue_from_another_init_or_other_answers(make_ru
         (generate_inputs, "data.temperature", 0.5, ["data"]),
         (generate_inputs, "seed", 5, ["seed"]),
         (generate_inputs, "distill.temperature", 2.0, []),
-        (eval_inputs, "eval.max_prompts", 3, ["eval"]),
+        (eval_inputs, "eval.num_prompts", 3, ["eval"]),
         (eval_inputs, "eval.policy_prompts", 3, ["eval"]),
         (eval_inputs, "eval.tasks", (PromptSource(path="some.jsonl"),), ["eval", "prompts"]),
         (eval_inputs, "seed", 5, ["seed"]),
@@ -173,7 +175,7 @@ def test_a_source_without_a_task_is_what_it_was_before_there_were_tasks(make_run
     data = {**recipe.data.model_dump(mode="json", exclude={"answers_from"}), "prompts": [before]}
     assert generate_inputs(recipe, target)["data"] == fingerprint_value(data)
     shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
-    settings = {**recipe.eval.model_dump(mode="json", exclude={"policy_prompts"}), "tasks": [before]}
+    settings = {**recipe.eval.recorded(exclude={"policy_prompts"}), "tasks": [before]}
     assert eval_inputs(changed(recipe, "eval.tasks", (source,)), target)["eval"] == fingerprint_value(settings)
 
 
@@ -224,14 +226,14 @@ def test_a_scorecard_is_of_its_draft_its_init_and_its_target(make_run, make_chec
 def test_a_scorecard_without_a_policy_is_what_it_was_before_there_were_policies(make_run):
     recipe = make_run()
     shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
-    settings = recipe.eval.model_dump(mode="json", exclude={"policy_prompts"})
+    settings = recipe.eval.recorded(exclude={"policy_prompts"})
     assert eval_inputs(recipe, Path(recipe.target.path))["eval"] == fingerprint_value(settings)
 
 
 def test_as_many_rows_are_read_of_a_task_as_are_scored_and_tuned_on(make_run, monkeypatch):
     monkeypatch.setattr("eval.prompts.loading.load_in_turn", lambda sources, *, most: most)
     recipe = changed(make_run(), "eval.tasks", (PromptSource(task="gsm8k"),))
-    assert eval_prompts(changed(changed(recipe, "eval.max_prompts", 4), "eval.policy_prompts", 3)) == 7
+    assert eval_prompts(changed(changed(recipe, "eval.num_prompts", 4), "eval.policy_prompts", 3)) == 7
 
 
 def test_an_init_may_be_replaced_until_something_was_trained_from_it(make_run):
@@ -321,3 +323,43 @@ def test_a_stage_leaves_the_recipe_it_ran_with(make_run, tmp_path):
     target = stages.begin_stage(recipe)
     assert target == Path(recipe.target.path)
     assert stages.load_recipe(Path(recipe.run_dir) / "recipe.yaml", []) == recipe
+
+
+@pytest.mark.parametrize(
+    ("settings", "before"),
+    [
+        ({}, "856c17dac3e14161d05934800fb135f28df53c9e6f2dbae6b8abfc7354ebd77e"),
+        (
+            {"lookaheads": (1, 2, 3, 4), "temperatures": (0.0,), "latency_batch_sizes": (), "num_prompts": 32}
+            | {"policy_prompts": 16},
+            "ca2137f2b3e58b88b8002032971fc9f74e5b2aec7708bc2b035a281aff9b0bc2",
+        ),
+    ],
+)
+def test_a_scorecard_of_settings_by_their_older_names_is_current(make_run, settings, before):
+    """Fingerprints computed by commit ad1bf62: eval.lookahead was [1, 8] and [1, 4], prompts were max_prompts."""
+    recipe = changed(make_run(), "eval", EvalConfig(**settings))
+    shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
+    assert eval_inputs(recipe, Path(recipe.target.path))["eval"] == before
+
+
+def test_lookaheads_with_gaps_are_other_inputs_than_those_without():
+    whole, gaps = (fingerprint_value(EvalConfig(lookaheads=each).recorded()) for each in ((1, 2, 3, 4), (1, 4)))
+    assert whole != gaps
+
+
+def test_a_recipe_that_an_earlier_stage_wrote_is_read_and_one_that_a_person_wrote_is_refused(make_run, tmp_path):
+    recipe, path = make_run(), tmp_path / "r.yaml"
+    save_recipe(recipe, path)
+    text = path.read_text()
+    older = re.sub(r"  lookaheads:\n(  - \d\n)+", "  lookahead:\n  - 1\n  - 3\n", text)
+    for name, was in OLDER_NAMES.items():
+        older = older.replace(f"  {name}:", f"  {was}:", 1) if f"  {name}:" in older.partition("\neval:")[2] else older
+    path.write_text(older)
+    assert load_recipe(path).eval == recipe.eval.model_copy(update={"lookaheads": (1, 2, 3)})
+    assert load_recipe(path, ["eval.lookaheads=[2]"]).eval.lookaheads == (2,)
+    with pytest.raises(UserError, match=r"eval\.lookahead is called eval\.lookaheads now"):
+        load_recipe(path, ["eval.lookahead=[1,2]"])
+    path.write_text(older.partition("\n")[2])  # without the line that says who wrote it
+    with pytest.raises(UserError, match=r"eval\.lookahead is called eval\.lookaheads now"):
+        load_recipe(path)

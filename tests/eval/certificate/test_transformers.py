@@ -90,7 +90,10 @@ def test_the_command_writes_beside_the_draft_and_prints(target_folder, noisy_fol
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--engine", "transformers", "--num-prompts", "8"], "--num-prompts must be 24 at least, got 8."),
+        (
+            ["--engine", "transformers", "--num-prompts", "8"],
+            "--num-prompts must be a whole number >= 24 and <= 1000000, got 8.",
+        ),
         (["--engine", "vllm"], "--python must be given for this engine"),
         (["--engine", "vllm", "--target-gguf", "a.gguf"], "are for llama.cpp, not vllm."),
         (["--engine", "llama.cpp"], "--target-gguf: nothing is no file."),

@@ -1,12 +1,9 @@
 """Faults found in the command lines of other tools, each with a test that its name tells; docs/faults.md lists all."""
 
-import argparse
-
 import pytest
 
 import widedraft
 from eval.checks import loaded as opened
-from eval.commands import pair as commands
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models.loading import load_model
@@ -106,7 +103,7 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
     "quality": {
         "target": "NOISY",
         "draft": "TARGET",
-        "check": "EXAM",
+        "checks": "EXAM",
         "lookahead": 2,
         "seed": 4,
         "dtype": "bfloat16",
@@ -132,7 +129,7 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
 }
 USUAL = {
     "verify": ("--max-new-tokens", 8, "--num-prompts", 2, "--samples", 2),
-    "quality": ("--check", "multiplication", "--max-new-tokens", 8, "--num-prompts", 2),
+    "quality": ("--checks", "multiplication", "--max-new-tokens", 8, "--num-prompts", 2),
     "compare": ("--max-new-tokens", 8, "--temperature", 1, "--num-threads", 1),
 }
 
@@ -179,8 +176,6 @@ def test_no_option_is_accepted_and_ignored(
 
 @pytest.mark.parametrize("command", OPTIONS)
 def test_every_option_is_among_those_tried(command):
-    parser = argparse.ArgumentParser()
-    getattr(commands, f"{command}_arguments")(parser)
-    known = {action.option_strings[-1].removeprefix("--") for action in parser._actions} - {"help"}
+    known = {name.replace("_", "-") for name in widedraft.STAGES[command].settings.model_fields}
     elsewhere = {"beside"} if command == "verify" else set()  # tests/eval/beside/test_policy_file.py
     assert known == {*OPTIONS[command], *elsewhere, "rounds", "rehash"}  # what is written, and how files are known

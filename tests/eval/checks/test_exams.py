@@ -178,13 +178,13 @@ def test_an_exam_reads_a_file_and_as_many_rows_as_are_asked(tmp_path):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("gsm8", "--check gsm8: must be gsm8k, gsm8k=FILE or multiplication. Did you mean gsm8k?"),
-        ("sums", "--check sums: must be gsm8k, gsm8k=FILE or multiplication."),
+        ("gsm8", "--checks gsm8: must be gsm8k, gsm8k=FILE or multiplication. Did you mean gsm8k?"),
+        ("sums", "--checks sums: must be gsm8k, gsm8k=FILE or multiplication."),
         (
             "multiplication=3",
-            "--check multiplication=3: must be gsm8k, gsm8k=FILE or multiplication. Did you mean m",
+            "--checks multiplication=3: must be gsm8k, gsm8k=FILE or multiplication. Did you mean m",
         ),
-        ("gsm8k=", "--check gsm8k=: no file stands after the =. Name one, or leave the = out."),
+        ("gsm8k=", "--checks gsm8k=: no file stands after the =. Name one, or leave the = out."),
     ],
 )
 def test_a_word_that_is_no_exam(word, message):

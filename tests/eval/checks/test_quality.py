@@ -195,9 +195,9 @@ def command(target_folder, noisy_folder, tmp_path, monkeypatch):
 
 def test_both_exams_from_the_command_line(command, capsys, tmp_path):
     words = [
-        "--check",
+        "--checks",
         "gsm8k=rows.jsonl",
-        "--check",
+        "--checks",
         "multiplication",
         "--num-prompts",
         "4",
@@ -219,7 +219,7 @@ def test_both_exams_from_the_command_line(command, capsys, tmp_path):
 def test_a_changed_text_ends_in_exit_code_1(command, capsys, monkeypatch):
     keep_everything(monkeypatch.setattr)
     with pytest.raises(SystemExit) as stopped:
-        command("--check", "multiplication", "--num-prompts", "4")
+        command("--checks", "multiplication", "--num-prompts", "4")
     assert stopped.value.code == 1
     told = capsys.readouterr().out
     assert told.startswith("FAILS  multiplication: ")
@@ -230,19 +230,28 @@ def test_a_changed_text_ends_in_exit_code_1(command, capsys, monkeypatch):
     ("words", "message"),
     [
         (
-            ["--check", "gsm8k=rows.jsonl", "--seed", "3"],
+            ["--checks", "gsm8k=rows.jsonl", "--seed", "3"],
             "--seed must be left out: it draws the numbers of multiplicatio",
         ),
         (
-            ["--check", "gsm8k", "--check", "gsm8k=rows.jsonl"],
-            "--check must name each kind once, got gsm8k and gsm8k=r",
+            ["--checks", "gsm8k", "--checks", "gsm8k=rows.jsonl"],
+            "--checks must name each kind once, got gsm8k and gsm8k=r",
         ),
-        (["--check", "sums"], "--check sums: must be gsm8k"),
-        (["--check", "gsm8k=no.jsonl"], "no.jsonl: cannot be read"),
-        (["--check", "multiplication", "--num-prompts", "0"], "--num-prompts must be above 0, got 0."),
-        (["--check", "multiplication", "--batch-size", "0"], "--batch-size must be above 0, got 0."),
-        (["--check", "multiplication", "--max-new-tokens", "0"], "--max-new-tokens must be above 0, got 0."),
-        (["--check", "multiplication", "--rounds", "."], "--rounds .: is a folder."),
+        (["--checks", "sums"], "--checks sums: must be gsm8k"),
+        (["--checks", "gsm8k=no.jsonl"], "no.jsonl: cannot be read"),
+        (
+            ["--checks", "multiplication", "--num-prompts", "0"],
+            "--num-prompts must be a whole number >= 1 and <= 1000000, got 0.",
+        ),
+        (
+            ["--checks", "multiplication", "--batch-size", "0"],
+            "--batch-size must be a whole number >= 1 and <= 1000000, got 0.",
+        ),
+        (
+            ["--checks", "multiplication", "--max-new-tokens", "0"],
+            "--max-new-tokens must be a whole number >= 1 and <= 1000000, got 0.",
+        ),
+        (["--checks", "multiplication", "--rounds", "."], "--rounds .: is a folder."),
     ],
 )
 def test_what_quality_refuses(command, capsys, words, message):
@@ -251,5 +260,5 @@ def test_what_quality_refuses(command, capsys, words, message):
 
 
 def test_texts_that_leave_the_models_positions_are_refused(command, capsys):
-    assert command("--check", "multiplication", "--max-new-tokens", "2100") == 2
+    assert command("--checks", "multiplication", "--max-new-tokens", "2100") == 2
     assert re.search(r"max_position_embeddings is 2048, .* Lower max_new_tokens, or", capsys.readouterr().err)

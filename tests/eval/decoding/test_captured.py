@@ -84,8 +84,9 @@ def test_every_command_refuses_it_on_a_processor(command, target_folder, noisy_f
     """Before anything is decoded or measured."""
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"prompt": "why"}\n', encoding="utf-8")
-    asked = ["--check", "multiplication"] if command == "quality" else ["--prompts", str(questions)]
-    words = ["--target", str(target_folder), "--draft", str(noisy_folder), *asked]
+    asked = ["--checks", "multiplication"] if command == "quality" else ["--prompts", str(questions)]
+    flag = "--drafts" if command in {"speed", "latency"} else "--draft"
+    words = ["--target", str(target_folder), flag, str(noisy_folder), *asked]
     assert main([command, *words, "--capture"]) == 2
     printed = capsys.readouterr()
     assert "--capture needs a GPU" in printed.err

@@ -173,7 +173,7 @@ def by_flag(maker, kind, monkeypatch):
 def test_commands_make_steps_where_they_are_told_to(
     command, pair_words, maker, kind, by_flag, tmp_path, capsys, monkeypatch
 ):
-    asked = ["--check", "multiplication", "--num-prompts", "2"] if command == "quality" else pair_words[4:]
+    asked = ["--checks", "multiplication", "--num-prompts", "2"] if command == "quality" else pair_words[4:]
     words = [command, *pair_words[:4], *asked, "--max-new-tokens", "8", "--lookahead", "2", "--dtype", "float32"]
     assert main(words) == 0
     assert maker.fed == []
@@ -189,7 +189,8 @@ def test_commands_make_steps_where_they_are_told_to(
 
 @pytest.mark.parametrize("command", ["verify", "compare", "quality", "speed", "latency"])
 def test_steps_are_made_in_one_way(command, pair_words, capsys):
-    words = pair_words[:4] + (["--check", "multiplication"] if command == "quality" else [])
+    flag = "--drafts" if command in {"speed", "latency"} else "--draft"
+    words = [*pair_words[:2], flag, pair_words[3]] + (["--checks", "multiplication"] if command == "quality" else [])
     assert main([command, *words, "--compile", "--capture"]) == 2
     assert "Leave out --compile for steps that are made in milliseconds, or --capture" in capsys.readouterr().err
 

@@ -1,6 +1,5 @@
 """The grid has every cell that was asked for, its floor is what must be read, and its page says what it holds."""
 
-import argparse
 import json
 import re
 from dataclasses import replace
@@ -12,7 +11,7 @@ import torch
 import widedraft
 from architectures.errors import UserError
 from eval.acceptance.estimates import Resampling
-from eval.commands.latency import latency_arguments, opened
+from eval.commands.latency import LatencySettings, opened
 from eval.commands.latency_page import grid_page, percentiles_ms
 from eval.latency.floor import byte_ratio, shape_of, step_bytes, weight_bytes_read
 from eval.latency.grid import Grid, measure_grid, repeated
@@ -129,7 +128,9 @@ def test_a_model_of_one_text_at_a_time_is_measured_alone(make_checkpoint):
     models = {"target": load_model(folder, dtype="float32", device="cpu")}
     alone = Grid(batches=[1], contexts=[8], lookaheads=[1], repeats=2)
     assert len(measure_grid(models, TEXT, alone, RESAMPLING).cells) == 1
-    with pytest.raises(UserError, match=r"--batch 2: models of type opt .* one text at a time.*Use --batch 1"):
+    with pytest.raises(
+        UserError, match=r"--batch-sizes 2: models of type opt .* one text at a time.*Use --batch-sizes 1"
+    ):
         measure_grid(models, TEXT, Grid([1, 2], [8], [1], 2), RESAMPLING)
 
 
@@ -140,10 +141,12 @@ def test_a_text_is_said_again_until_it_is_long_enough():
 
 def test_what_does_not_fit_is_refused_before_it_is_measured(target, monkeypatch):
     require_memory({"target": target}, batch=1, context=100)
-    with pytest.raises(UserError, match=r"--context 99999: the target .* made for texts of \d+ tokens.*shorter"):
+    with pytest.raises(UserError, match=r"--contexts 99999: the target .* made for texts of \d+ tokens.*shorter"):
         require_memory({"target": target}, batch=1, context=99999)
     monkeypatch.setattr("eval.latency.memory.free_bytes", lambda _device: 10**6)
-    with pytest.raises(UserError, match=r"--batch 4096 with --context 100: the caches take .* GiB.*smaller batch"):
+    with pytest.raises(
+        UserError, match=r"--batch-sizes 4096 with --contexts 100: the caches take .* GiB.*smaller batch"
+    ):
         require_memory({"target": target}, batch=4096, context=100)
     monkeypatch.setattr("eval.latency.memory.bytes_to_pack", lambda _model: 3 * 2**29)
     with pytest.raises(UserError, match=r"the caches take 0\.0 GiB, packed copies of weights 1\.5 GiB, and cpu has"):
@@ -220,8 +223,21 @@ def run_latency(*words):
 def test_a_packed_target_reads_fewer_bytes_and_is_named(target_folder, noisy_folder, target, tmp_path, capsys, bits):
     pytest.importorskip("bitsandbytes", reason="packs the weights")
     out = tmp_path / "latency.json"
-    words = ("--batch", 2, "--context", 8, "--lookahead", 2, "--repeats", 6, "--dtype", "float32", "--num-threads", 1)
-    models = ("--target", target_folder, "--draft", noisy_folder)
+    words = (
+        "--batch-sizes",
+        2,
+        "--contexts",
+        8,
+        "--lookaheads",
+        2,
+        "--repeats",
+        6,
+        "--dtype",
+        "float32",
+        "--num-threads",
+        1,
+    )
+    models = ("--target", target_folder, "--drafts", noisy_folder)
     assert run_latency(*models, *words, "--target-bits", bits, "--out", out) == 0
     record = read_grid_file(out)
     assert f"The target's linear layers are packed into {bits} bits a weight." in capsys.readouterr().out
@@ -248,8 +264,21 @@ def test_without_what_packs_them_the_remedy_is_named(target_folder, monkeypatch,
 
 def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, capsys):
     out = tmp_path / "latency.json"
-    words = ("--batch", 1, "--context", 8, "--lookahead", 2, "--repeats", 6, "--dtype", "float32", "--num-threads", 1)
-    assert run_latency("--target", target_folder, "--draft", noisy_folder, *words, "--out", out) == 0
+    words = (
+        "--batch-sizes",
+        1,
+        "--contexts",
+        8,
+        "--lookaheads",
+        2,
+        "--repeats",
+        6,
+        "--dtype",
+        "float32",
+        "--num-threads",
+        1,
+    )
+    assert run_latency("--target", target_folder, "--drafts", noisy_folder, *words, "--out", out) == 0
     record = read_grid_file(out)
     printed = capsys.readouterr().out
     assert grid_page(record) in printed
@@ -261,7 +290,7 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
 
 
 def test_a_target_alone_has_its_own_time(target_folder, capsys):
-    assert run_latency("--target", target_folder, "--batch", 1, "--context", 8, "--repeats", 6) == 0
+    assert run_latency("--target", target_folder, "--batch-sizes", 1, "--contexts", 8, "--repeats", 6) == 0
     printed = capsys.readouterr().out
     assert "target, 1 token" in printed
     assert "draft" not in printed
@@ -270,24 +299,22 @@ def test_a_target_alone_has_its_own_time(target_folder, capsys):
 def test_caches_are_filled_with_the_prompts_that_are_named(target_folder, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "2+2?"}\n')
-    parser = argparse.ArgumentParser()
-    latency_arguments(parser)
-    _, text_ids = opened(parser.parse_args(["--target", str(target_folder), "--prompts", f"gsm8k={rows}"]))
+    _, text_ids = opened(LatencySettings(target=str(target_folder), prompts=(f"gsm8k={rows}",)))
     assert text_ids == render_prompt(load_tokenizer(target_folder), [user_turn("2+2?")])
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--batch", 0), "--batch must be above 0, got 0"),
-        (("--context", -1), "--context must be from 0 to 1,000,000, got -1"),
+        (("--batch-sizes", 0), "--batch-sizes must be a whole number >= 1 and <= 1000000, got 0"),
+        (("--contexts", -1), "--contexts must be a whole number >= 1 and <= 1000000, got -1"),
         (("--target-bits", 8, "--compile"), "--compile measures steps of plain weights"),
         (("--target-bits", 8, "--capture"), "--capture measures steps of plain weights"),
         (("--target-bits", 4, "--shapes"), "--target-bits packs a target beside its drafts"),
-        (("--lookahead", 0), "--lookahead must be above 0, got 0"),
+        (("--lookaheads", 0), "--lookaheads must be a whole number >= 1 and <= 1000000, got 0"),
         (("--repeats", 5), "--repeats must be at least 6, or no median has an interval at confidence 0.95; got 5"),
-        (("--confidence", 1.5), "--confidence must be between 0 and 1, got 1.5"),
-        (("--num-threads", 0), "--num-threads must be from 1 to 1,024, got 0"),
+        (("--confidence", 1.5), "--confidence must be a number > 0 and < 1, got 1.5"),
+        (("--num-threads", 0), "--num-threads must be a whole number >= 1 and <= 1024, got 0"),
         (("--out", "."), "--out .: is a folder"),
     ],
 )

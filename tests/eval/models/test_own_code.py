@@ -83,7 +83,8 @@ def test_an_architecture_that_transformers_knows_is_opened_with_its_own_code(pla
 
 @pytest.mark.parametrize("command", ["verify", "compare", "latency", "speed"])
 def test_commands_on_a_pair_refuse_it(own_model, tiny_draft, mark, capsys, command):
-    assert widedraft.main([command, "--target", str(own_model), "--draft", str(tiny_draft)]) == 2
+    flag = "--draft" if command in {"verify", "compare"} else "--drafts"
+    assert widedraft.main([command, "--target", str(own_model), flag, str(tiny_draft)]) == 2
     assert FACT in capsys.readouterr().err
     assert not mark.exists()
 

@@ -169,9 +169,9 @@ def test_an_encoder_decoder_with_a_small_head_is_refused(translators, small_head
 COMMANDS = {
     "verify": ("--draft", "D"),
     "compare": ("--draft", "D"),
-    "quality": ("--draft", "D", "--check", "multiplication"),
-    "speed": ("--draft", "D"),
-    "latency": ("--draft", "D"),
+    "quality": ("--draft", "D", "--checks", "multiplication"),
+    "speed": ("--drafts", "D"),
+    "latency": ("--drafts", "D"),
     "latency of shapes": ("--shapes", "1", "2", "3"),
     "eval": ("--draft", "D", "--out", "OUT"),
 }
@@ -197,7 +197,7 @@ def test_transformers_own_loop_is_not_measured_with_it(target_folder, small_head
     """It would take rows for tokens."""
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"prompt": "why"}\n' * 6, encoding="utf-8")
-    words = ["--target", str(target_folder), "--draft", str(small_head_folder), "--prompts", str(questions)]
+    words = ["--target", str(target_folder), "--drafts", str(small_head_folder), "--prompts", str(questions)]
     assert main(["speed", *words, "--assisted"]) == 2
     assert f"--assisted: {small_head_folder} says some ids alone" in capsys.readouterr().err
 
@@ -207,7 +207,7 @@ def test_commands_decode_with_it(command, target_folder, small_head_folder, tmp_
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"prompt": "why"}\n', encoding="utf-8")
     asked = (
-        ["--check", "multiplication", "--num-prompts", "2"] if command == "quality" else ["--prompts", str(questions)]
+        ["--checks", "multiplication", "--num-prompts", "2"] if command == "quality" else ["--prompts", str(questions)]
     )
     words = ["--target", str(target_folder), "--draft", str(small_head_folder), *asked, "--dtype", "float32"]
     assert main([command, *words, "--max-new-tokens", "12", "--lookahead", "2"]) == 0

@@ -73,7 +73,7 @@ def test_another_model_is_refused(folders, name):
 
 def test_another_temperature_is_refused(folders):
     with pytest.raises(
-        UserError, match=r"temperature 0, none for 0\.7\. Make one: widedraft lookup --temperature 0\.7"
+        UserError, match=r"temperature 0, none for 0\.7\. Make one: widedraft lookup --temperatures 0\.7"
     ):
         policies(*folders).at(0.7, folders[1])
 
@@ -109,15 +109,16 @@ def test_prompts_it_was_tuned_on_are_refused(folders):
 
 
 def words(name, target, draft, *more):
-    return [name, "--target", str(target), "--draft", str(draft), "--max-new-tokens", "12", *more]
+    flag = "--drafts" if name == "speed" else "--draft"
+    return [name, "--target", str(target), flag, str(draft), "--max-new-tokens", "12", *more]
 
 
 def test_lookup_tunes_and_speed_measures_beside(folders, tmp_path, capsys, monkeypatch):
     target, draft = folders
     for module in (lookup_command, speed_command):
         monkeypatch.setattr(module, "STEP_REPEATS", 6)  # times of models so small say nothing
-    few = ("--lookahead", "1", "2", "--num-prompts")
-    assert widedraft.main(words("lookup", target, draft, *few, "7", "--temperature", "0", "1")) == 0
+    few = ("--lookaheads", "1", "2", "--num-prompts")
+    assert widedraft.main(words("lookup", target, draft, *few, "7", "--temperatures", "0", "1")) == 0
     assert "Tuned on 7 answers" in capsys.readouterr().out
     found = read_policies(target, draft)
     assert [one.temperature for one in found.policies] == [0.0, 1.0]
@@ -151,9 +152,9 @@ def test_verify_looks_up_beside_at_both_temperatures(folders, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--lookahead", "0"], "--lookahead 0: from 1 on, each once"),
-        (["--lookahead", "2", "2"], "--lookahead 2 2: from 1 on, each once"),
-        (["--temperature", "1", "1"], "--temperature 1 1: from 0 on, each once"),
+        (["--lookaheads", "0"], "--lookaheads must be a whole number >= 1 and <= 1000000, got 0."),
+        (["--lookaheads", "2", "2"], "--lookaheads must name each value once, got [2, 2]."),
+        (["--temperatures", "1", "1"], "--temperatures must name each value once, got [1.0, 1.0]."),
         (["--num-prompts", "0"], "--num-prompts"),
     ],
 )

@@ -21,7 +21,7 @@ COUNTED = ("position", "possible", "reached", "accepted")
 
 
 def config(**changes):
-    return EvalConfig(**{"lookahead": (1, 5), "num_resamples": 100, "num_threads": 1, **changes})
+    return EvalConfig(**{"lookaheads": (1, 2, 3, 4, 5), "num_resamples": 100, "num_threads": 1, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +44,14 @@ def test_greedy_acceptance_is_that_of_the_scorecard_with_the_target(
     asked, greedy_score, target_folder, noisy_folder, tmp_path
 ):
     whole_config = EvalConfig(
-        lookahead=(1, 5),
+        lookaheads=(1, 2, 3, 4, 5),
         num_resamples=100,
         num_threads=1,
         max_new_tokens=24,
-        temperature=(0.0,),
+        temperatures=(0.0,),
         batch_size=3,
         latency_repeats=3,
-        latency_batches=(),
+        latency_batch_sizes=(),
         live_prompts=1,
     )
     whole = score_drafts(target_folder, {"draft": noisy_folder}, asked, whole_config, tmp_path, seed=17)
@@ -115,13 +115,13 @@ def test_the_file_is_what_was_returned_and_says_where_it_came_from(asked, greedy
 
 
 def test_the_first_prompts_alone_are_scored(greedy_traces, noisy_folder, tmp_path):
-    scorecard = score(greedy_traces, noisy_folder, tmp_path, max_prompts=2)
+    scorecard = score(greedy_traces, noisy_folder, tmp_path, num_prompts=2)
     assert (scorecard.recording.given, scorecard.recording.scored) == (6, 2)
     assert scorecard.acceptance[0].prompts == 2
 
 
 def test_one_prompt_has_no_interval_and_the_page_says_so(greedy_traces, noisy_folder, tmp_path):
-    scorecard = score(greedy_traces, noisy_folder, tmp_path, max_prompts=1)
+    scorecard = score(greedy_traces, noisy_folder, tmp_path, num_prompts=1)
     assert scorecard.acceptance[0].accept_rate.interval is None
     assert "nothing here has an interval" in (tmp_path / "scorecard.md").read_text()
 

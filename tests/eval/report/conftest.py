@@ -17,13 +17,13 @@ from eval.scorecard import score_drafts
 
 CONFIG = EvalConfig(
     max_new_tokens=24,
-    lookahead=(1, 3),
+    lookaheads=(1, 2, 3),
     batch_size=4,
     num_resamples=100,
     confidence=0.75,  # three prompts are enough for an interval
     num_threads=1,
     latency_repeats=3,
-    latency_batches=(),
+    latency_batch_sizes=(),
     live_prompts=4,
 )
 ASKED = (
@@ -35,7 +35,7 @@ ASKED = (
 )
 PROMPTS = [Prompt(source, ({"role": "user", "content": text},), category=category) for source, text, category in ASKED]
 TUNED_ON = [*PROMPTS, *(Prompt(f"r.jsonl:{n}", ({"role": "user", "content": n * "so "},)) for n in (1, 2))]
-WITH_POLICY = CONFIG.model_copy(update={"max_prompts": len(PROMPTS), "policy_prompts": 2})
+WITH_POLICY = CONFIG.model_copy(update={"num_prompts": len(PROMPTS), "policy_prompts": 2})
 
 
 @pytest.fixture(scope="session")

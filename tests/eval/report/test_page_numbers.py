@@ -215,7 +215,10 @@ def test_what_a_scorecard_lacks_is_named(runs, page_of, rewrite):
         "Measured speed at temperature 0",
         "Live decoding: temperature 0 was not scored, so no round was timed.",
         "Latency against depth: every draft has 2 layers.",
-        "Other batches and contexts: no step times of them. Give eval.latency_batches, or name a file with --latency.",
+        (
+            "Other batches and contexts: no step times of them. Give eval.latency_batch_sizes, or name a file with "
+            "--latency."
+        ),
         "does not hold the sums of every prompt.",
         "By category: the prompts have one category, or none.",
         "Checkpoints of shallow: `widedraft eval RECIPE --checkpoints` scores them.",

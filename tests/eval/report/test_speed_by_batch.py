@@ -198,8 +198,21 @@ def page_with(runs, read_back, tmp_path, monkeypatch):
 
 def test_what_the_command_wrote_is_read(target_folder, noisy_folder, page_with, tmp_path):
     out = tmp_path / "real.json"
-    words = ["--batch", "1", "2", "--context", "8", "--lookahead", "1", "3", "--repeats", "6", "--num-threads", "1"]
-    models = ["--target", str(target_folder), "--draft", str(noisy_folder), "--dtype", "float32"]
+    words = [
+        "--batch-sizes",
+        "1",
+        "2",
+        "--contexts",
+        "8",
+        "--lookaheads",
+        "1",
+        "3",
+        "--repeats",
+        "6",
+        "--num-threads",
+        "1",
+    ]
+    models = ["--target", str(target_folder), "--drafts", str(noisy_folder), "--dtype", "float32"]
     assert widedraft.main(["latency", *models, *words, "--out", str(out)]) == 0
     page = page_with(out)
     assert [(row["batch"], row["context"]) for row in page.cells(CAPTION)] == [("1", "8"), ("2", "8")] * 2

@@ -21,12 +21,12 @@ from eval.scorecard import score_drafts
 STOPS = frozenset(range(0, 264, 9))
 CONFIG = EvalConfig(
     max_new_tokens=12,
-    lookahead=(1, 3),
-    temperature=(0.0,),
+    lookaheads=(1, 2, 3),
+    temperatures=(0.0,),
     num_resamples=20,
     num_threads=1,
     latency_repeats=2,
-    latency_batches=(),
+    latency_batch_sizes=(),
 )
 
 
@@ -87,7 +87,7 @@ def test_pieces_are_the_target_s_own_text(scored, target_tokenizer):
 def test_without_live_decoding_no_texts_stay(scored, target_folder, noisy_folder):
     out, _ = scored
     asked = [Prompt("p:1", (user_turn("say"),))]
-    sampled = CONFIG.model_copy(update={"temperature": (1.0,)})
+    sampled = CONFIG.model_copy(update={"temperatures": (1.0,)})
     assert (out / "examples.json").is_file()
     score_drafts(target_folder, {"draft": noisy_folder}, asked, sampled, out, seed=1)
     assert not (out / "examples.json").exists()

@@ -168,9 +168,9 @@ def scored(target_folder, noisy_folder, tmp_path_factory):
     asked = [
         Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "x", "2+2?"))
     ]
-    keys = {"max_new_tokens": 16, "lookahead": (2, 3), "num_resamples": 50, "num_threads": 1, "latency_repeats": 2}
-    keys["latency_batches"] = ()
-    config = EvalConfig(**keys, live_prompts=2, temperature=(0.0,))
+    keys = {"max_new_tokens": 16, "lookaheads": (2, 3), "num_resamples": 50, "num_threads": 1, "latency_repeats": 2}
+    keys["latency_batch_sizes"] = ()
+    config = EvalConfig(**keys, live_prompts=2, temperatures=(0.0,))
     return out, asked, config, score_drafts(target_folder, {"draft": noisy_folder}, asked, config, out, seed=3)
 
 
@@ -207,7 +207,7 @@ def test_live_rounds_stand_under_the_name_of_their_prompt(scored, target, noisy_
 def test_without_live_decoding_no_older_rounds_stay(scored, target_folder, noisy_folder, tmp_path):
     _, asked, config, _ = scored
     (tmp_path / "rounds.jsonl").write_text("of an earlier scoring")
-    sampled = config.model_copy(update={"temperature": (1.0,)})
+    sampled = config.model_copy(update={"temperatures": (1.0,)})
     score_drafts(target_folder, {"draft": noisy_folder}, asked[:1], sampled, tmp_path, seed=3)
     assert not (tmp_path / "rounds.jsonl").exists()
 

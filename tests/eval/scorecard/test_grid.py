@@ -19,8 +19,14 @@ PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, t
 
 
 def config(**changes):
-    settings = {"max_new_tokens": 12, "lookahead": (1, 3), "num_resamples": 50, "num_threads": 1, "latency_repeats": 8}
-    return EvalConfig(**{**settings, "latency_batches": (1, 2), **changes})
+    settings = {
+        "max_new_tokens": 12,
+        "lookaheads": (1, 2, 3),
+        "num_resamples": 50,
+        "num_threads": 1,
+        "latency_repeats": 8,
+    }
+    return EvalConfig(**{**settings, "latency_batch_sizes": (1, 2), **changes})
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +62,9 @@ def test_its_report_says_which_batches_pay(scored):
 
 
 def test_contexts_that_are_named_take_the_place_of_the_texts_length(models):
-    grid, told = measure_batches(models, [1, 70, 80], config(latency_batches=(2,), latency_contexts=(5, 9)), RESAMPLING)
+    grid, told = measure_batches(
+        models, [1, 70, 80], config(latency_batch_sizes=(2,), latency_contexts=(5, 9)), RESAMPLING
+    )
     assert grid is not None
     assert [(cell.batch, cell.context_tokens) for cell in grid.cells] == [(2, 5), (2, 9)]
     assert told == []
@@ -66,7 +74,7 @@ def test_what_does_not_fit_is_left_out_and_told(models, monkeypatch):
     monkeypatch.setattr("eval.latency.memory.cache_bytes", lambda _model, *, batch, context: batch)
     monkeypatch.setattr("eval.latency.memory.bytes_to_pack", lambda _model: 0)  # of any processor
     monkeypatch.setattr("eval.latency.memory.free_bytes", lambda _device: 3)
-    grid, told = measure_batches(models, [1, 70, 80], config(latency_batches=(1, 4)), RESAMPLING)
+    grid, told = measure_batches(models, [1, 70, 80], config(latency_batch_sizes=(1, 4)), RESAMPLING)
     assert grid is not None
     assert [cell.batch for cell in grid.cells] == [1]
     [sentence] = told
@@ -75,7 +83,7 @@ def test_what_does_not_fit_is_left_out_and_told(models, monkeypatch):
 
 def test_models_of_one_text_at_a_time_are_timed_at_batch_1(models, monkeypatch):
     monkeypatch.setattr("eval.scorecard.grid.takes_rows", lambda _model: False)
-    grid, told = measure_batches(models, [1, 70, 80], config(latency_batches=(1, 4)), RESAMPLING)
+    grid, told = measure_batches(models, [1, 70, 80], config(latency_batch_sizes=(1, 4)), RESAMPLING)
     assert grid is not None
     assert [cell.batch for cell in grid.cells] == [1]
     assert told == ["Steps at batch 4 were not timed: models of this type are decoded one text at a time here."]
@@ -96,4 +104,5 @@ def test_no_batches_no_file_also_where_an_earlier_scoring_left_one(target_folder
     ("ends", "found"), [((1, 8), [1, 2, 4, 8]), ((3, 10), [3, 4, 8, 10]), ((5, 5), [5]), ((1, 1), [1])]
 )
 def test_lookaheads_are_both_ends_and_the_powers_of_two_between(ends, found):
-    assert spread_lookaheads(*ends) == found
+    assert spread_lookaheads(range(ends[0], ends[1] + 1)) == found
+    assert spread_lookaheads(found) == found

@@ -19,13 +19,13 @@ from tests.eval.records import changed
 PROMPTS = [Prompt(f"p.jsonl:{i}", ({"role": "user", "content": text},)) for i, text in enumerate(("why", "2+2?"), 1)]
 CONFIG = EvalConfig(
     max_new_tokens=12,
-    lookahead=(1, 3),
+    lookaheads=(1, 2, 3),
     batch_size=2,
     num_resamples=50,
     confidence=0.5,  # two prompts are enough for an interval
     num_threads=1,
     latency_repeats=3,
-    latency_batches=(),
+    latency_batch_sizes=(),
 )
 
 

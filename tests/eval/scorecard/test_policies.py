@@ -24,16 +24,16 @@ from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.policies import FOLDER, recorded_along, row_of, tuning_prompts
 
 CONFIG = EvalConfig(
-    max_prompts=4,
+    num_prompts=4,
     policy_prompts=2,
     max_new_tokens=24,
-    lookahead=(1, 3),
+    lookaheads=(1, 2, 3),
     batch_size=4,
     num_resamples=100,
     confidence=0.75,
     num_threads=1,
     latency_repeats=3,
-    latency_batches=(),
+    latency_batch_sizes=(),
     live_prompts=4,
     max_prompt_len=100,
 )
@@ -170,7 +170,7 @@ def test_too_few_prompts_are_refused():
     with pytest.raises(UserError) as refused:
         tuning_prompts(PROMPTS[:5], CONFIG)
     assert str(refused.value) == (
-        "eval.policy_prompts=2: policies are tuned on prompts behind the eval.max_prompts=4 scored ones that ask "
+        "eval.policy_prompts=2: policies are tuned on prompts behind the eval.num_prompts=4 scored ones that ask "
         "something else, and of 5 in all 1 are left. Give more prompts (data.num_eval_prompts, eval.tasks, --prompts), "
         "or lower either number."
     )

@@ -31,13 +31,13 @@ TIMED = ("latency", "speedup", "live", "verdict", "warnings", "provenance")
 def config(**changes):
     settings = {
         "max_new_tokens": 24,
-        "lookahead": (1, 4),
+        "lookaheads": (1, 2, 3, 4),
         "batch_size": 3,
         "num_resamples": 100,
         "confidence": 0.75,  # three prompts are enough for an interval
         "num_threads": 1,
         "latency_repeats": 3,
-        "latency_batches": (),
+        "latency_batch_sizes": (),
         "live_prompts": 4,
         "max_prompt_len": 100,
     }
@@ -163,7 +163,7 @@ def test_tasks_are_recorded_with_version_and_hash(scorecard):
 
 
 def test_every_lookahead_up_to_sixteen_comes_from_the_one_pass(target_folder, noisy_folder, tmp_path):
-    settings = config(lookahead=(1, 16), temperature=(0.0,), live_prompts=2)
+    settings = config(lookaheads=tuple(range(1, 17)), temperatures=(0.0,), live_prompts=2)
     scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS[:2], settings, tmp_path, seed=1)
     entries = acceptance(scorecard, "draft", 0.0).lookahead
     assert [entry.lookahead for entry in entries] == list(range(1, 17))
@@ -277,7 +277,7 @@ def test_answers_that_a_stop_token_ends(target_folder, noisy_folder, tmp_path):
     settings = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [2, *range(100, 264, 9)]}))
     scorecard = score_drafts(
-        folder, {"draft": noisy_folder}, PROMPTS, config(temperature=(0.0,)), tmp_path / "out", seed=1
+        folder, {"draft": noisy_folder}, PROMPTS, config(temperatures=(0.0,)), tmp_path / "out", seed=1
     )
     traces = read_traces(tmp_path / "out" / "answers" / "T0", "eval")
     [counted] = scorecard.prompts.answers
@@ -319,7 +319,7 @@ def test_the_headline_holds_what_a_run_ends_with(scorecard):
 def test_long_prompts_are_left_out_and_counted(target_folder, noisy_folder, tmp_path):
     prompts = [*PROMPTS[:2], ask("a" * 200), *PROMPTS[2:]]
     scorecard = score_drafts(
-        target_folder, {"draft": noisy_folder}, prompts, config(max_prompts=4, temperature=(0.0,)), tmp_path, seed=1
+        target_folder, {"draft": noisy_folder}, prompts, config(num_prompts=4, temperatures=(0.0,)), tmp_path, seed=1
     )
     counted = {key: getattr(scorecard.prompts, key) for key in ("given", "taken", "too_long", "scored")}
     assert counted == {"given": 6, "taken": 4, "too_long": 1, "scored": 3}
@@ -335,7 +335,7 @@ def test_no_prompt_short_enough_is_an_error_and_leaves_no_scorecard(target_folde
 
 def test_one_prompt_has_no_intervals_and_the_scorecard_says_so(target_folder, noisy_folder, tmp_path):
     scorecard = score_drafts(
-        target_folder, {"draft": noisy_folder}, PROMPTS[:1], config(temperature=(0.0,)), tmp_path, seed=1
+        target_folder, {"draft": noisy_folder}, PROMPTS[:1], config(temperatures=(0.0,)), tmp_path, seed=1
     )
     assert acceptance(scorecard, "draft", 0.0).alpha.interval is None
     assert scorecard.live.speedup.interval is None
@@ -345,7 +345,7 @@ def test_one_prompt_has_no_intervals_and_the_scorecard_says_so(target_folder, no
 
 def test_without_temperature_zero_nothing_is_decoded_live(target_folder, noisy_folder, tmp_path):
     scorecard = score_drafts(
-        target_folder, {"draft": noisy_folder}, PROMPTS[:2], config(temperature=(0.7,)), tmp_path, seed=1
+        target_folder, {"draft": noisy_folder}, PROMPTS[:2], config(temperatures=(0.7,)), tmp_path, seed=1
     )
     assert scorecard.live is None
     assert scorecard.verdict.startswith("Not measured: the live loop decodes greedily")
@@ -368,7 +368,7 @@ def test_turns_of_one_conversation_are_one_prompt(target_folder, noisy_folder, t
 
 def test_turns_stay_with_their_conversation_behind_a_prompt_that_is_too_long(target_folder, noisy_folder, tmp_path):
     prompts = [ask("a" * 400), ask("why", "and then", source="p.jsonl:2"), ask("how", source="p.jsonl:3")]
-    settings = config(max_prompt_len=300, temperature=(0.0,))
+    settings = config(max_prompt_len=300, temperatures=(0.0,))
     scorecard = score_drafts(target_folder, {"draft": noisy_folder}, prompts, settings, tmp_path, seed=1)
     row = acceptance(scorecard, "draft", 0.0)
     assert (row.prompts, row.answers) == (2, 3)
@@ -391,7 +391,7 @@ def test_an_answer_that_a_draft_has_no_rows_for_is_refused_by_line(make_checkpoi
 def test_texts_longer_than_a_draft_holds_are_refused(target_folder, make_checkpoint, tmp_path):
     draft = make_checkpoint(seed=1, max_position_embeddings=40, pad_token_id=2)
     with pytest.raises(UserError, match="max_position_embeddings is 40, but the longest text to score has") as caught:
-        score_drafts(target_folder, {"draft": draft}, PROMPTS, config(temperature=(0.0,)), tmp_path, seed=1)
+        score_drafts(target_folder, {"draft": draft}, PROMPTS, config(temperatures=(0.0,)), tmp_path, seed=1)
     traces = read_traces(tmp_path / "answers" / "T0", "eval")
     longest = max(len(trace.prompt_ids) + len(trace.answer_ids) for trace in traces)
     assert f"has {longest} tokens." in str(caught.value)
@@ -401,7 +401,7 @@ def test_prompts_without_room_for_an_answer_in_what_the_target_holds_are_refused
     target = make_checkpoint(seed=1, max_position_embeddings=40, pad_token_id=2)
     most = 40 - config().max_new_tokens
     with pytest.raises(UserError, match=rf"All \d+ prompts are longer than {most} tokens \("):
-        score_drafts(target, {"draft": target}, PROMPTS, config(temperature=(0.0,)), tmp_path, seed=1)
+        score_drafts(target, {"draft": target}, PROMPTS, config(temperatures=(0.0,)), tmp_path, seed=1)
 
 
 def test_half_precision_is_scored_and_differences_are_told(target_folder, noisy_folder, tmp_path):
@@ -419,7 +419,7 @@ def test_a_disagreement_in_float32_is_loud(monkeypatch, target_folder, noisy_fol
     honest = LiveAnswer.counts.fget
     monkeypatch.setattr(LiveAnswer, "counts", property(lambda self: replace(honest(self), rounds=1.0)))
     scorecard = score_drafts(
-        target_folder, {"draft": noisy_folder}, PROMPTS, config(temperature=(0.0,)), tmp_path, seed=1
+        target_folder, {"draft": noisy_folder}, PROMPTS, config(temperatures=(0.0,)), tmp_path, seed=1
     )
     assert scorecard.live.agreement.exact is False
     page = (tmp_path / "scorecard.md").read_text()

@@ -149,7 +149,7 @@ def run_speed(*words):
 FEW = ("--num-prompts", 2, "--max-new-tokens", 10, "--num-threads", 1)
 
 
-@pytest.mark.parametrize("more", [("--lookahead", 1), ("--lookahead", 1, 6, "--batch", 2, "--temperature", 1)])
+@pytest.mark.parametrize("more", [("--lookaheads", 1), ("--lookaheads", 1, 6, "--batch-size", 2, "--temperature", 1)])
 def test_the_command_profiles_the_first_lookahead_after_everything(
     target_folder, noisy_folder, tmp_path, capsys, more, monkeypatch
 ):
@@ -160,7 +160,7 @@ def test_the_command_profiles_the_first_lookahead_after_everything(
         monkeypatch.setattr(
             name, lambda *given, _name=function, _real=real, **more: (order.append(_name), _real(*given, **more))[1]
         )
-    words = ("--target", target_folder, "--draft", noisy_folder, *FEW, *more)
+    words = ("--target", target_folder, "--drafts", noisy_folder, *FEW, *more)
     assert run_speed(*words, "--profile", folder) == 0
     assert order == ["take_turns", "profile_round"]
     printed = capsys.readouterr().out
@@ -172,12 +172,12 @@ def test_the_command_profiles_the_first_lookahead_after_everything(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--lookahead", 2, 1), "--profile records round 5 at lookahead 2, and --max-new-tokens 10 may end before it"),
-        (("--lookahead", 1), "is a file. Name a folder."),
+        (("--lookaheads", 2, 1), "--profile records round 5 at lookahead 2, and --max-new-tokens 10 may end before it"),
+        (("--lookaheads", 1), "is a file. Name a folder."),
     ],
 )
 def test_what_cannot_be_profiled_is_refused_before_anything_is_read(tmp_path, capsys, words, message):
     (tmp_path / "x").write_text("")
-    given = ("--target", "nowhere", "--draft", "nowhere", *FEW, *words, "--profile", tmp_path / "x")
+    given = ("--target", "nowhere", "--drafts", "nowhere", *FEW, *words, "--profile", tmp_path / "x")
     assert run_speed(*given) == 2
     assert message in capsys.readouterr().err

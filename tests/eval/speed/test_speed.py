@@ -130,12 +130,12 @@ def run_speed(*words):
     return widedraft.main(["speed", *map(str, words)])
 
 
-@pytest.mark.parametrize("more", [("--assisted",), ("--batch", 2), ("--temperature", 0.8)])
+@pytest.mark.parametrize("more", [("--assisted",), ("--batch-size", 2), ("--temperature", 0.8)])
 def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, capsys, more):
     out = tmp_path / "speed.json"
-    few = ("--num-prompts", 3, "--max-new-tokens", 8, "--lookahead", 1, 3, "--repeats", 2, "--num-threads", 1)
+    few = ("--num-prompts", 3, "--max-new-tokens", 8, "--lookaheads", 1, 3, "--repeats", 2, "--num-threads", 1)
     files = ("--out", out, "--plot", tmp_path / "speed.png")
-    assert run_speed("--target", target_folder, "--draft", noisy_folder, *few, *more, *files) == 0
+    assert run_speed("--target", target_folder, "--drafts", noisy_folder, *few, *more, *files) == 0
     assert (tmp_path / "speed.png").read_bytes().startswith(PNG)
     record, printed = read_speed(out), capsys.readouterr().out
     assert speed_page(record) in printed
@@ -149,10 +149,10 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
 
 
 def test_too_few_groups_are_told_before_anything_is_measured(target_folder, noisy_folder, capsys):
-    few = ("--num-prompts", 3, "--max-new-tokens", 2, "--lookahead", 1, "--batch", 2)
-    assert run_speed("--target", target_folder, "--draft", noisy_folder, *few) == 0
+    few = ("--num-prompts", 3, "--max-new-tokens", 2, "--lookaheads", 1, "--batch-size", 2)
+    assert run_speed("--target", target_folder, "--drafts", noisy_folder, *few) == 0
     told = capsys.readouterr()
-    assert "Nothing will be decided: 3 prompts at --batch 2 are 2 groups, and 6 are the least" in told.err
+    assert "Nothing will be decided: 3 prompts at --batch-size 2 are 2 groups, and 6 are the least" in told.err
     assert "Take at least 12 prompts: --num-prompts, and --prompts where there are not so many." in told.err
     assert told.out.count("Not decided, because 2 groups of prompts give no interval: 6 are the least") == 2
 
@@ -167,16 +167,16 @@ def test_a_second_draft_of_another_tokenizer_is_refused(target_folder, noisy_fol
     other = Path(shutil.copytree(noisy_folder, tmp_path / "other"))
     config = json.loads((other / "tokenizer_config.json").read_text())
     (other / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": config["eos_token"]}))
-    few = ("--num-prompts", 1, "--max-new-tokens", 2, "--lookahead", 1, "--repeats", 1)
-    assert run_speed("--target", target_folder, "--draft", noisy_folder, other, *few) == 2
+    few = ("--num-prompts", 1, "--max-new-tokens", 2, "--lookaheads", 1, "--repeats", 1)
+    assert run_speed("--target", target_folder, "--drafts", noisy_folder, other, *few) == 2
     assert f"{other}: bos_token_id is" in capsys.readouterr().err
 
 
 def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path, capsys):
     out = tmp_path / "speed.json"
     drafts = [str(noisy_folder), str(target_folder)]
-    few = ("--num-prompts", 2, "--max-new-tokens", 8, "--lookahead", 1, 2, "--repeats", 1, "--num-threads", 1)
-    assert run_speed("--target", target_folder, "--draft", *drafts, *few, "--out", out) == 0
+    few = ("--num-prompts", 2, "--max-new-tokens", 8, "--lookaheads", 1, 2, "--repeats", 1, "--num-threads", 1)
+    assert run_speed("--target", target_folder, "--drafts", *drafts, *few, "--out", out) == 0
     record, printed = read_speed(out), capsys.readouterr().out
     assert speed_page(record) in printed
     assert list(record.drafts) == list(record.steps_ms.drafts) == [f"draft {draft}" for draft in drafts]
@@ -190,21 +190,21 @@ def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--lookahead", 0), "--lookahead 0: numbers above 0, each once"),
-        (("--lookahead", 2, 2), "--lookahead 2 2: numbers above 0, each once"),
-        (("--draft", "x", "y", "x"), "--draft x: is named twice. Name each draft once"),
-        (("--batch", 0), "--batch must be above 0, got 0"),
-        (("--repeats", 0), "--repeats must be above 0, got 0"),
-        (("--num-prompts", -1), "--num-prompts must be from 0 to 1,000,000, got -1"),
-        (("--temperature", -1), "--temperature must be from 0 to 1,000,000, got -1"),
-        (("--confidence", 1), "--confidence must be between 0 and 1, got 1"),
-        (("--num-threads", 0), "--num-threads must be from 1 to 1,024, got 0"),
-        (("--assisted", "--batch", 2), "--assisted: .* one prompt at a time. Use --batch 1"),
+        (("--lookaheads", 0), "--lookaheads must be a whole number >= 1 and <= 1000000, got 0"),
+        (("--lookaheads", 2, 2), r"--lookaheads must name each value once, got \[2, 2\]"),
+        (("--drafts", "x", "y", "x"), "--drafts must name each value once, got "),
+        (("--batch-size", 0), "--batch-size must be a whole number >= 1 and <= 1000000, got 0"),
+        (("--repeats", 0), "--repeats must be a whole number >= 1 and <= 1000000, got 0"),
+        (("--num-prompts", -1), "--num-prompts must be a whole number >= 1 and <= 1000000, got -1"),
+        (("--temperature", -1), "--temperature must be a number >= 0 and <= 1000000, got -1"),
+        (("--confidence", 1), "--confidence must be a number > 0 and < 1, got 1"),
+        (("--num-threads", 0), "--num-threads must be a whole number >= 1 and <= 1024, got 0"),
+        (("--assisted", "--batch-size", 2), "--assisted: .* one prompt at a time. Use --batch-size 1"),
         (("--out", "."), "--out .: is a folder"),
         (("--plot", "speed.svg"), "--plot speed.svg: must name a file that ends in .png"),
         (("--max-new-tokens", 99999), "max_position_embeddings is"),
     ],
 )
 def test_what_nothing_can_be_measured_with(target_folder, noisy_folder, capsys, words, message):
-    assert run_speed("--target", target_folder, "--draft", noisy_folder, *words) == 2
+    assert run_speed("--target", target_folder, "--drafts", noisy_folder, *words) == 2
     assert re.search(message, capsys.readouterr().err)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.speedup import StepTimes
 from eval.decoding.texts import Round
-from eval.records.speed import SpeedFile, SpeedSettings
+from eval.records.speed import MeasuredWith, SpeedFile
 from eval.speed.best import behind_the_fastest, best_of_each
 from eval.speed.page import error_sentence, fastest_sentence, speed_page
 from eval.speed.plot import draw
@@ -169,7 +169,7 @@ def record_of(rest_s, groups=6):
 
 
 def file_of(figures, *, prompts=6, batch=1):
-    settings = SpeedSettings(
+    settings = MeasuredWith(
         prompts=prompts,
         max_new_tokens=8,
         batch=batch,
@@ -246,7 +246,7 @@ def test_the_page_of_few_groups_decides_nothing_and_says_how_many_do(groups, few
     """0.57x [0.57, 0.57] Slower, the page once said of two groups; 1.50x is as sure here."""
     record = record_of(0.0, groups=groups)
     page = speed_page(replace(record, settings=replace(record.settings, batch=4)))
-    remedy = "no interval: 5 are the least; --num-prompts 20 makes them at --batch 4."
+    remedy = "no interval: 5 are the least; --num-prompts 20 makes them at --batch-size 4."
     assert page.count(f"1.50x, the reading of the prompt included. Not decided, because {few} {remedy}") == 2
     assert not re.search(r"Faster|Slower|1\.50x \[1.50|compared together", page)
 

@@ -1,0 +1,147 @@
+"""A command's settings as flags: a section becomes an argparse parser, and words become a section. No torch.
+
+Why not a library: pydantic-settings 2.16 adds 0.2 s to every start, takes several numbers as `--n 1 --n 2` alone, and
+answers a wrong one with a traceback and exit code 1; tyro 1.0 prints pydantic's own words in a frame. Neither tells of
+a renamed flag, nor says what a recipe says of the same mistake.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from architectures.errors import UserError
+from architectures.files.section import Section
+from architectures.settings.requirements import Schema, options, requirement, short
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+METAVARS = {"integer": "N", "number": "X", "string": "TEXT"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """How a setting stands on a command line, where its type does not say it.
+
+    Attributes:
+        metavar: What stands for its value.
+        is_word: Given by its place, without a flag; several values are all the words that are left.
+        is_repeated: One value behind each flag, which may be given several times; else all values behind one.
+        absent: What counts where the flag is left out and the default is no value, in words.
+    """
+
+    metavar: str | None = None
+    is_word: bool = False
+    is_repeated: bool = False
+    absent: str | None = None
+
+
+def read_settings(parser: argparse.ArgumentParser, model: type[AnySection], words: Sequence[str]) -> AnySection:
+    """The settings that some words give; argparse itself ends the process where they are not flags of the section.
+
+    Raises:
+        UserError: If a value is wrong, or a flag has another name now.
+    """
+    for word in words:
+        refuse_renamed(word.partition("=")[0], model)
+    add_flags(parser, model)
+    given = {name: value for name, value in vars(parser.parse_intermixed_args(words)).items() if value is not None}
+    try:
+        return model.model_validate(given, strict=False)
+    except ValidationError as error:
+        raise UserError("\n".join(sentences(error, given, model))) from error
+
+
+def refuse_renamed(flag: str, model: type[Section]) -> None:
+    """Raise UserError for a flag that has another name now."""
+    for old, new in model.renamed.items():
+        if flag == flag_of(old):
+            raise UserError(f"{flag} is called {flag_of(new.name)} now. {new.remark or 'Use that name.'}")
+
+
+def add_flags(parser: argparse.ArgumentParser, model: type[Section]) -> None:
+    """One flag, or word, for every field."""
+    schema = model.model_json_schema()
+    for name, field in model.model_fields.items():
+        node = schema["properties"][name]
+        options = {**spelling(field, node, schema), "help": help_of(field, options_of(node, schema))}
+        if flag_told(field).is_word:
+            parser.add_argument(name, **options)
+        else:
+            parser.add_argument(flag_of(name), default=None, required=field.is_required(), **options)
+
+
+def spelling(field: FieldInfo, node: Schema, schema: Schema) -> dict[str, Any]:
+    """What argparse is told of the values of a field; a list that may be no value at all may be given empty."""
+    told, [own, *others] = flag_told(field), options_of(node, schema)
+    if own.get("type") == "boolean":
+        return {"action": "store_true"}
+    if own.get("type") != "array":
+        is_free = told.is_word and not field.is_required()
+        return {"metavar": told.metavar or metavar([own, *others]), **({"nargs": "?"} if is_free else {})}
+    shape = {"metavar": told.metavar or metavar(options_of(own["items"], schema))}
+    if told.is_word:
+        return {**shape, "nargs": "+" if field.is_required() else "*"}
+    several = {"action": "extend", "nargs": "*" if "anyOf" in node else "+"}
+    return {**shape, **({"action": "append"} if told.is_repeated else several)}
+
+
+def options_of(node: Schema, schema: Schema) -> list[Schema]:
+    """The schemas of which a value that is given meets one."""
+    return [one for one in options(node, schema) if one.get("type") != "null"]
+
+
+def metavar(options: Sequence[Schema]) -> str:
+    """What stands for a value: its choices, or a letter for its type."""
+    choices = [str(each) for one in options for each in one.get("enum", [one["const"]] if "const" in one else [])]
+    return f"{{{','.join(choices)}}}" if choices else METAVARS[options[0]["type"]]
+
+
+def help_of(field: FieldInfo, options: Sequence[Schema]) -> str:
+    """What a setting is, and what counts where it is left out."""
+    told, text = flag_told(field), str(field.description or options[0].get("description", "")).removesuffix(".")
+    default, is_nothing = told.absent, field.default is None or field.default is False or field.default == ()
+    if default is None and not field.is_required() and not is_nothing:
+        values = field.default if isinstance(field.default, tuple) else [field.default]
+        default = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+    often = "; may be given several times" if told.is_repeated else ""
+    return f"{text}{often}{'' if default is None else f' (default: {default})'}".replace("%", "%%")
+
+
+def flag_told(field: FieldInfo) -> Flag:
+    """What the section says of how a field stands on a command line."""
+    return next((each for each in reversed(field.metadata) if isinstance(each, Flag)), Flag())
+
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def sentences(error: ValidationError, given: Mapping[str, Any], model: type[Section]) -> list[str]:
+    """Each mistake once; a list whose values are wrong is no mistake of its own."""
+    found = error.errors(include_url=False)
+    inner = {details["loc"][:-1] for details in found if details["loc"]}
+    return list(
+        dict.fromkeys(sentence(one, given, model) for one in found if not one["loc"] or one["loc"] not in inner)
+    )
+
+
+def sentence(details: ErrorDetails, given: Mapping[str, Any], model: type[Section]) -> str:
+    """One mistake, as a recipe says it of a key."""
+    problem, place = details.get("ctx", {}).get("error"), details["loc"]
+    if not place:
+        return str(problem)
+    name = str(place[0])
+    told, schema = flag_told(model.model_fields[name]), model.model_json_schema()
+    shown_name = str(told.metavar) if told.is_word else flag_of(name)
+    if details["type"] == "value_error":
+        return f"{shown_name} {problem}"
+    options, value = options_of(schema["properties"][name], schema), given[name]
+    if isinstance(value, list) and len(place) > 1:
+        options, value = options_of(options[0]["items"], schema), value[int(place[1])]
+    needed = requirement({"anyOf": options}, schema)
+    return f"{shown_name} must be {needed}, got {short(str(value)) or repr(value)}."

@@ -1,0 +1,102 @@
+"""Settings that several commands and recipe sections have: what each means and its range, declared once. No torch.
+
+A section takes a kind and says its own default (`lookahead: Lookahead = 4`). What holds several values is a plural.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, Field
+
+from architectures.files.number_types import DtypeOrAuto
+from architectures.settings.flags import Flag
+
+MOST = 10**6  # of what is counted or sampled: beyond what any machine does
+Value = TypeVar("Value")
+
+
+def no_folder(path: Path | None) -> Path | None:
+    """The path, where a file can be written."""
+    if path is not None and path.is_dir():
+        raise ValueError(f"{path}: is a folder. Name a file in it.")
+    return path
+
+
+def plot_name(path: Path | None) -> Path | None:
+    """The path, where it is that of a plot."""
+    if path is not None and (path.suffix != ".png" or path.is_dir()):
+        raise ValueError(f"{path}: must name a file that ends in .png.")
+    return path
+
+
+def each_once(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    """The values, where none stands there twice."""
+    if len(set(values)) < len(values):
+        raise ValueError(f"must name each value once, got {list(values)}.")
+    return values
+
+
+Once = AfterValidator(each_once)
+Several = Field(strict=False, min_length=1)  # lists stand for tuples in recipes; at least one value
+
+Target = Annotated[
+    str, Field(min_length=1, description="Folder or hub id of the model to draft for."), Flag(metavar="A")
+]
+Draft = Annotated[str, Field(min_length=1, description="Folder or hub id of the draft."), Flag(metavar="B")]
+Drafts = Annotated[
+    tuple[str, ...], Field(strict=False, description="Folders or hub ids of drafts."), Once, Flag(metavar="B")
+]
+Revision = Annotated[str, Field(description="Branch, tag or commit of a target on the hub."), Flag(metavar="R")]
+
+Lookahead = Annotated[int, Field(ge=1, le=MOST, description="Draft tokens per round.")]
+Lookaheads = Annotated[
+    tuple[Lookahead, ...], Several, Field(description="Numbers of draft tokens per round, each once."), Once
+]
+Temperature = Annotated[float, Field(ge=0, le=MOST, description="Sampling temperature; 0 is greedy.")]
+SampledTemperature = Annotated[float, Field(gt=0, le=MOST, description="Sampling temperature.")]
+Temperatures = Annotated[
+    tuple[Temperature, ...], Several, Field(description="Sampling temperatures, each once; 0 is greedy."), Once
+]
+BatchSize = Annotated[int, Field(ge=1, le=MOST, description="Rows decoded together.")]
+BatchSizes = Annotated[
+    tuple[BatchSize, ...], Field(strict=False, description="Rows decoded together, each once."), Once
+]
+Context = Annotated[int, Field(ge=1, le=MOST, description="Tokens before a step.")]
+Contexts = Annotated[tuple[Context, ...], Field(strict=False, description="Tokens before a step, each once."), Once]
+
+NumPrompts = Annotated[int, Field(ge=1, le=MOST, description="Prompts used at most.")]
+MaxNewTokens = Annotated[int, Field(ge=1, le=MOST, description="Tokens of a text at most.")]
+MaxScoredTokens = Annotated[int, Field(ge=2, le=MOST, description="Tokens of an answer at most.")]  # one has no round
+Repeats = Annotated[int, Field(ge=1, le=MOST, description="Repetitions.")]
+Confidence = Annotated[float, Field(gt=0, lt=1, description="Coverage of every interval, a fraction.")]
+NumThreads = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        le=1024,
+        description="Processor threads; by default as many as OMP_NUM_THREADS says, or every core it may.",
+    ),
+]
+Seed = Annotated[int, Field(ge=0, lt=2**32, description="Seed of every random choice.")]
+NumberType = Annotated[
+    DtypeOrAuto,
+    Field(
+        description="Number type of target and draft; auto is bfloat16 on a GPU and on processors that compute in it, "
+        "else float32."
+    ),
+]
+
+AUTO: Any = "auto"  # validation makes the number type of this machine of it
+
+Compile = Annotated[bool, Field(description="Compile the models' steps first: minutes, then faster steps.")]
+Capture = Annotated[bool, Field(description="Capture the models' steps in CUDA graphs first: a GPU, no minutes.")]
+Rehash = Annotated[
+    bool,
+    Field(
+        description="Read every byte of models and text again for their fingerprints, whatever is remembered of them."
+    ),
+]
+OutFile = Annotated[
+    Path | None, Field(description="Write everything as JSON."), AfterValidator(no_folder), Flag(metavar="FILE")
+]
+Plot = Annotated[Path | None, AfterValidator(plot_name), Flag(metavar="FILE.png")]
