@@ -214,3 +214,9 @@ def test_a_draft_that_never_knows_is_asked_everywhere():
     answer = RecordedAnswer([70], list(range(400)), np.full(400, 0.6), rng.random(400), 500)
     tuned = tune([answer], StepTimes(1.0, 0.05, 0.05, {1: 1.05, 2: 1.06}))
     assert tuned.policy.confidence == 0.0
+
+
+def test_a_verification_that_was_not_timed_costs_what_the_next_larger_one_does():
+    rounds = Rounds(tokens=10, drafted={0: 1.0, 2: 3.0}, caught_up=0.0, looked_up={3: 2.0})
+    every = StepTimes(1.0, 0.1, 0.2, {1: 1.5, 2: 1.5, 3: 1.5, 4: 1.5})
+    assert rounds.speedup(4, StepTimes(1.0, 0.1, 0.2, {1: 1.5, 4: 1.5})) == rounds.speedup(4, every)
