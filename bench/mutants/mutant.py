@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -47,5 +48,9 @@ def write_mutants(mutants: Iterable[Mutant], path: Path) -> None:
 
 def read_mutants(path: Path) -> list[Mutant]:
     """What write_mutants wrote."""
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [Mutant(**row | {"before": tuple(row["before"]), "after": tuple(row["after"])}) for row in rows]
+    return [mutant_of(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def mutant_of(row: dict[str, Any]) -> Mutant:
+    """From JSON."""
+    return Mutant(**row | {"before": tuple(row["before"]), "after": tuple(row["after"])})
