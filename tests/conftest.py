@@ -6,14 +6,19 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from tests.processes import Parent, warm
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+__all__ = ["warm"]
 
 CACHE = TemporaryDirectory(prefix="widedraft-tests-")  # the user's own remembers nothing of tests
 os.environ["WIDEDRAFT_CACHE"] = CACHE.name
@@ -36,6 +41,17 @@ TINY_SHAPE = {
     "tie_word_embeddings": True,
     "initializer_range": 0.2,  # wide enough that the random model's choices differ from position to position
 }
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: no collection of garbage looks through it again, and programs are forked with it."""
+    gc.collect()
+    gc.freeze()
+    Parent.start()
+
+
+def pytest_sessionfinish() -> None:
+    Parent.end()
 
 
 def build_tokenizer() -> Any:
@@ -112,8 +128,39 @@ def little_is_timed() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def the_machine_is_asked_once() -> Iterator[None]:
+    """Commit and versions of packages are in each manifest, and stay what they are while tests run."""
+    from architectures.checkpoints import manifest
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("git_commit", "package_version", "processor_name"):
+            patch.setattr(manifest, name, cache(getattr(manifest, name)))
+        yield
+
+
+@pytest.fixture(scope="session")
+def trainings_begin_at_once() -> Iterator[None]:
+    """Composer asks for the machine at every checkpoint, which takes longer than a tiny one; and little is multiplied.
+
+    Composer is imported by those who ask for this.
+    """
+    from composer.core import state
+    from composer.trainer import trainer
+
+    from distill.monitoring import processor_speed
+
+    with pytest.MonkeyPatch.context() as patch:
+        told = cache(state.get_composer_env_dict)
+        for module in (state, trainer):
+            patch.setattr(module, "get_composer_env_dict", lambda: dict(told()))
+        for name in ("PROBE_SIZE", "FIRST_SIZE"):
+            patch.setattr(processor_speed, name, 64)
+        yield
+
+
 @pytest.fixture
-def training_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def training_here(monkeypatch: pytest.MonkeyPatch, trainings_begin_at_once: None) -> None:
     """Commands train in this process: starting another costs more than a tiny training itself."""
     from distill import train
     from distill.stages import running as stages

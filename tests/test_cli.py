@@ -261,6 +261,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("noticed_by", "code"), [("connection", 1), ("launcher", 128 + signal.SIGTERM)])
 def test_a_lost_process_is_said_once_whoever_notices_it_first(noticed_by, code):
     """The launcher's SIGTERM comes on the way out of what the connection said, or a second time."""
@@ -290,8 +291,7 @@ def test_other_ranks_wait_for_the_first_and_speak_only_if_left_alone(monkeypatch
     assert len(slept) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("warm")
 def test_four_processes_say_it_once(recipe):
     words = ["-n", "4", "-m", "distill.train", recipe, "distill.optimizer.rl=1"]
     completed = subprocess.run(
@@ -307,6 +307,7 @@ def test_four_processes_say_it_once(recipe):
     assert completed.returncode == 2
 
 
+@pytest.mark.usefixtures("warm")
 def test_an_interrupt_ends_in_one_line(recipe, tmp_path):
     """A real signal to a real process, in the middle of a stage."""
     program = (

@@ -260,8 +260,7 @@ def test_learned_masks_run_at_debug_size(here, training_here):
     assert (read_manifest(run / "draft") or {})["finished"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("warm")
 def test_debug_by_two_processes_is_said_and_written_once(here):
     """Composer's launcher, and files that one of the processes writes for both."""
     completed = subprocess.run(

@@ -26,6 +26,11 @@ def random_answers(count: int, seed: int) -> list[Any]:
     return [Trace(i, f"test:{i}", (), tokens(20), tokens(25), "", "stop") for i in range(count)]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quick(trainings_begin_at_once: None) -> None:
+    """Hardly a test here trains nothing."""
+
+
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two processes that train; they start when they are first asked to."""

@@ -201,7 +201,7 @@ def test_a_pipe_is_no_checkpoint(tmp_path):
     assert find_checkpoints(tmp_path) == []
 
 
-@pytest.mark.slow  # imports Composer in a process of its own
+@pytest.mark.usefixtures("warm")
 def test_composer_asks_before_it_reads(trained, tmp_path):
     """Without the check of our own, as a Trainer that somebody else makes would."""
     mark = tmp_path / "mark"

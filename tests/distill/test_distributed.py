@@ -27,12 +27,11 @@ ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 0.0, "atol": 1e-5}  # of weights after a few steps at learning rate 1e-3: sums in another order
 MOMENT_RTOL = 1e-5  # of the norm of Adam's first moments, which keep the size of the gradients
 
-pytestmark = pytest.mark.slow  # a launch imports torch and Composer in two processes
-
 
 def launch(
     recipe, num_processes: int, *, cwd: Path = ROOT, program: tuple[str, ...] = ("-m", "distill.train"), **distill
 ) -> subprocess.CompletedProcess[str]:
+    """By Composer's launcher; where a test does not ask for `warm`, each process imports what it needs."""
     path = Path(recipe.run_dir) / "recipe.yaml"
     save_recipe(recipe, path)
     command = [sys.executable, "-m", "composer", "-n", str(num_processes), *program, str(path)]
@@ -161,6 +160,7 @@ def test_without_a_teacher_two_processes_learn_what_one_learns(pair, make_run, p
     assert_same_training(alone, together)
 
 
+@pytest.mark.usefixtures("warm")
 def test_fsdp2_in_one_process_equals_ddp(make_run, device):
     """float32; under gloo on the processor, under NCCL on a GPU."""
     plain, sharded = make_run("plain", max_duration="3ba"), make_run("sharded", parallelism="fsdp2", max_duration="3ba")
@@ -181,6 +181,7 @@ def test_a_planted_checkpoint_is_refused_by_all(pair, make_run, tmp_path, parall
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_processes_share_one_lock_and_others_are_refused(pair, make_run):
     recipe = make_run(max_duration="1ba")
     with owned(Path(recipe.run_dir)):
@@ -202,6 +203,7 @@ def test_a_user_error_is_said_once(make_run):
     assert "Traceback" not in completed.stdout + completed.stderr
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_full_disk_is_said_once(make_run, tmp_path):
     recipe = make_run(max_duration="1ba")
     (tmp_path / "sitecustomize.py").write_text(
@@ -249,6 +251,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_lost_process_ends_the_others_and_costs_no_checkpoint(make_run, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "losing.py").write_text(LOSING_RANK_1)
@@ -291,6 +294,7 @@ for dtype in ("float32", "bfloat16"):
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_sharded_teacher_says_what_a_whole_one_says(tiny_target, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "teachers.py").write_text(TWO_TEACHERS)

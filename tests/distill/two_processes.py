@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from distill.recipe.recipe import save_recipe
+from tests.processes import Warm
 
 ROOT = Path(__file__).parents[2]
 MOST_S = 280.0  # of one training; pytest ends a test after 300
@@ -83,7 +84,7 @@ def started(folder: Path) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "composer", "-n", "2", "-m", "tests.distill.two_processes", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     silent = subprocess.DEVNULL
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=silent, stdout=silent, stderr=silent)
+    return Warm(command, cwd=ROOT, env=environment, stdin=silent, stdout=silent, stderr=silent)
 
 
 def ask(job: Path, asked: dict[str, Any] | None) -> None:

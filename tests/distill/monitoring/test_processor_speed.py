@@ -23,6 +23,8 @@ def test_a_slow_processor_is_asked_for_less_and_found_as_fast_as_it_is(monkeypat
         asked.append(len(square))
         return 2 * len(square) ** 3 / flops
 
+    monkeypatch.setattr(processor_speed, "PROBE_SIZE", 1024)
+    monkeypatch.setattr(processor_speed, "FIRST_SIZE", 128)
     monkeypatch.setattr(processor_speed, "time_product", taken_s)
     assert measured_cpu_flops(torch.bfloat16) == pytest.approx(flops)
     assert max(asked) == size

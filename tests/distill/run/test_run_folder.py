@@ -20,6 +20,8 @@ from distill.checking.check import check_recipe
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.run_folder import LOCK_NAME, OWNED_VARIABLE, owned, owned_folders, owned_run, require_run_folder
 from distill.stages import running as stages
+from tests import processes
+from tests.processes import Warm
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
@@ -44,12 +46,12 @@ with owned(Path(sys.argv[1])):
 
 
 @pytest.fixture
-def hold() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def hold() -> Iterator[Callable[..., Warm]]:
     """hold(folder, code) -> a process that owns the folder; its whole group is killed after the test."""
     processes = []
 
-    def start(folder: Path, code: str = HOLD) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+    def start(folder: Path, code: str = HOLD) -> Warm:
+        process = Warm(
             [sys.executable, "-c", code, str(folder)],
             stdout=subprocess.PIPE,
             text=True,
@@ -139,7 +141,7 @@ def test_what_an_owner_starts_owns_the_run_as_well(tmp_path, monkeypatch):
             assert owned_folders() == [str(tmp_path)]
         code = HOLD.replace("time.sleep(60)", "pass")
         command = [sys.executable, "-c", code, str(tmp_path)]
-        assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "mine\n"
+        assert processes.run(command, cwd=ROOT, check=True).stdout == "mine\n"
         with owned(tmp_path / "stage-6"):
             assert owned_folders() == [str(tmp_path), str(tmp_path / "stage-6")]
     assert owned_folders() == []

@@ -122,7 +122,7 @@ for out, teacher in runs.items():  # a child each: importing torch twice would t
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_killed_capture_ends_in_the_same_bytes(write, tiny_target, examples, tmp_path):
     teachers = {"hidden": HIDDEN, "top_k": TOP_K, "samples": SAMPLES}
     rows = {name: [dataclasses.astuple(one) for one in some] for name, some in examples.items()}

@@ -156,7 +156,7 @@ torch.save(result, f"{sys.argv[4]}/result{tiny.dist.get_global_rank()}.pt")
 """
 
 
-@pytest.mark.slow  # two processes import torch and Composer
+@pytest.mark.usefixtures("warm")
 def test_two_processes_read_what_one_reads_and_agree_on_the_weights(trained, config, tiny_target, tmp_path):
     model, domains, loading, _ = trained("one", "4ba")
     (tmp_path / "two").mkdir()

@@ -214,7 +214,7 @@ for out, settings in runs.items():  # a child each: importing torch twice would 
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_killed_run_ends_in_the_same_bytes(chatty_target, tmp_path):
     prompts = [*PROMPTS, Prompt("talk.jsonl:1", ({"role": "user", "content": "first"},), ("second",))]
     runs = {"greedy": GREEDY, "sampled": SAMPLED}

@@ -118,7 +118,7 @@ def run(*words, stdin=""):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_verify_from_the_command_line(target_folder, noisy_folder):
     words = ("--target", target_folder, "--draft", noisy_folder, "--max-new-tokens", "8", "--num-prompts", "2")
     done = run("verify", *words)
@@ -139,7 +139,7 @@ def test_verify_exits_with_1_where_a_law_does_not_hold(monkeypatch, capsys, targ
     assert "FAILS" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_compare_reads_prompts_from_standard_input(target_folder, noisy_folder):
     words = ("--target", target_folder, "--draft", noisy_folder, "--max-new-tokens", "6", "--num-threads", "1")
     done = run("compare", *words, stdin="first\nsecond\n\nnever\n")

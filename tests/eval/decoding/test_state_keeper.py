@@ -140,7 +140,7 @@ for out, moment in runs.items():  # a child each: importing torch twice would ta
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_killed_run_ends_in_the_same_bytes(target, tmp_path):
     runs = {str(tmp_path / moment): moment for moment in ("among", "between")}
     rows = [[prompt.source, prompt.messages, prompt.later_turns] for prompt in PROMPTS]

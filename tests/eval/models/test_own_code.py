@@ -100,7 +100,7 @@ def test_a_recipes_target_is_refused(own_model, mark, capsys, tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.slow  # a process of its own, with a terminal's worth of yes
+@pytest.mark.usefixtures("warm")
 def test_nothing_is_asked(own_model, tiny_draft, mark):
     code = "import sys, widedraft; sys.exit(widedraft.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "verify", "--target", str(own_model), "--draft", str(tiny_draft)]

@@ -1,0 +1,1 @@
+"""Rules of the source broken one by one, drawn by a seed; each must turn a test red: `make mutants`."""

@@ -1,0 +1,47 @@
+"""What became of the mutants, as the tables of docs/mutants.md."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from bench.marked import between
+from bench.mutants.areas import AREAS
+from bench.mutants.verdicts import COUNTED, Tried, read_tried
+from eval.pages.tables import table
+
+BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
+
+
+def write_page(tried_file: Path, doc: Path) -> None:
+    """Fill the marked part of the page."""
+    text = doc.read_text(encoding="utf-8")
+    doc.write_text(between(text, BEGIN, END, page(read_tried(tried_file))), encoding="utf-8")
+
+
+def page(tried: Iterable[Tried]) -> str:
+    """Counts by area, then everything that no test noticed."""
+    rows = [one for one in tried if one.verdict in COUNTED]
+    counts = Counter((one.mutant.area, one.verdict) for one in rows)
+    areas = [area for area in AREAS if any(counts[area, verdict] for verdict in COUNTED)]
+    summary = [[area, str(sum(counts[area, each] for each in COUNTED)), *shown(counts, area)] for area in areas]
+    lived = [one for one in rows if one.verdict != "killed"]
+    return "\n\n".join(
+        [
+            table(("area", "mutants", *COUNTED), summary),
+            table(("no test noticed", "before", "after", "because"), list(map(cells, lived))),
+        ]
+    )
+
+
+def shown(counts: Counter[tuple[str, str]], area: str) -> list[str]:
+    return [str(counts[area, verdict]) for verdict in COUNTED]
+
+
+def cells(one: Tried) -> list[str]:
+    _, before, after = one.mutant.words
+    return [f"{one.mutant.file}:{one.mutant.line}", quoted(before), quoted(after), one.by or "not known yet"]
+
+
+def quoted(code: str) -> str:
+    """As code in a cell, whose columns end at a bar."""
+    return f"`{code}`".replace("|", "\\|")
