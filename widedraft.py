@@ -20,6 +20,7 @@ from architectures.conversion.command import convert, convert_arguments
 from architectures.errors import UserError
 from architectures.files.file_hashes import rehash_from_now
 from architectures.files.rehash import rehash_argument
+from architectures.pages.terminal import terminal
 from distill.checkpoints.trust import OPTION, trust_option
 from distill.commands import export_command, recipe_commands
 from distill.commands.preflight import preflight, recipe_or_folder_arguments
@@ -141,21 +142,21 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 def shapes(options: argparse.Namespace) -> None:
     """Print the named shapes, or what they would be if cut out of a target."""
     from architectures.shapes.shape import Shape
-    from architectures.shapes.shapes_table import shapes_table, target_table
+    from architectures.shapes.shapes_table import shapes_page, target_page
     from architectures.targets.target import read_remote_config
 
     if options.target is None:
-        print(shapes_table())
+        print(terminal(*shapes_page()))
     else:
         config = read_remote_config(options.target, options.revision)
-        print(target_table(Shape.from_config(config, where=options.target), options.target))
+        print(terminal(*target_page(Shape.from_config(config, where=options.target), options.target)))
 
 
 def tasks(_: argparse.Namespace) -> None:
     """Print the named tasks."""
     from eval.prompts.page import tasks_page
 
-    print(tasks_page())
+    print(terminal(*tasks_page()))
 
 
 def import_gguf(options: argparse.Namespace) -> None:

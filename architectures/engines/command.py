@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, get_args
 
 from architectures.engines.pair.finding import EngineName
 from architectures.errors import UserError
+from architectures.pages.terminal import terminal
 from architectures.shapes.serving import MAX_DEGREE
 
 if TYPE_CHECKING:
@@ -75,6 +76,6 @@ def preflight_folders(options: argparse.Namespace) -> None:
         lookahead=options.lookahead or lookahead_of(draft),
     )
     page, served = preflight_page(engines_asked(options), pair)
-    print(page)
+    print(terminal(*page))
     if not served:
         raise SystemExit(1)

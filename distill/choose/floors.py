@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from architectures.errors import UserError
+from architectures.pages.markdown import markdown
 from distill.checking.check import Cut, planned, timed_run
 from distill.choose.candidates import DEPTHS, Candidate, candidates_of
 from distill.choose.floors_page import Floored, floors_page
@@ -30,7 +31,8 @@ def choose_by_floors(recipe: Recipe, options: argparse.Namespace) -> None:
     """
     refuse_unused(options)
     device, cut = find_device(options.floors), planned(recipe)
-    print(floors_page(recipe, cut, device, floored(recipe, cut, device, floor_candidates(recipe, cut, options))))
+    found = floored(recipe, cut, device, floor_candidates(recipe, cut, options))
+    print(markdown(*floors_page(recipe, cut, device, found), level=2))
 
 
 def refuse_unused(options: argparse.Namespace) -> None:

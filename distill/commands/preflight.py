@@ -10,6 +10,7 @@ from architectures.engines.command import (
     require_sensible,
 )
 from architectures.errors import UserError
+from architectures.pages.terminal import terminal
 from distill.commands.recipe_commands import override_argument
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
@@ -50,6 +51,6 @@ def preflight_recipe(options: argparse.Namespace) -> None:
     )
     engines = tuple(options.engine or recipe.export.engines) or engines_asked(options)
     page, served = preflight_page(tuple(dict.fromkeys(engines)), pair)
-    print(page)
+    print(terminal(*page))
     if not served:
         raise SystemExit(1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from architectures.errors import UserError
 from architectures.files.rehash import rehash_argument
+from architectures.pages.terminal import terminal
 from distill.checkpoints.trust import trust_checkpoints, trust_option
 from distill.choose.command import choose_arguments
 from eval.profiling.option import profile_option, require_profile_folder
@@ -132,7 +133,7 @@ def check(options: argparse.Namespace) -> None:
     """Print what the recipe would make and cost."""
     from distill.checking.check import check_recipe
 
-    print(check_recipe(recipe_of(options, weights=False), options.device))
+    print(terminal(*check_recipe(recipe_of(options, weights=False), options.device)))
 
 
 def choose(options: argparse.Namespace) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from architectures.files.atomic import write_text
+from architectures.pages.blocks import Sentence, Table
+from architectures.pages.markdown import markdown
 from architectures.shapes.shape import Shape
 from distill.checking.check import planned, timed_run
 from distill.estimates.expected_work import unwritten_work
@@ -169,9 +171,8 @@ def with_floors(page: str, device: Device) -> str:
     before, rest = page.split(FLOORS_BEGIN)
     _, after = rest.split(FLOORS_END)
     rows = [[f"`{path.stem}`", *floor_cells(device, *pair_of(path))] for path in derived_recipes()]
-    lines = ["| " + " | ".join(row) + " |" for row in ([*TITLES], ["---"] * len(TITLES), *rows)]
     told = f"Unmeasured: floors of one {device.name}, by bandwidth and peak {basis(device)}."
-    return f"{before}{FLOORS_BEGIN}\n" + "\n".join([*lines, "", told]) + f"\n\n{FLOORS_END}{after}"
+    return f"{before}{FLOORS_BEGIN}\n{markdown(Table(TITLES, rows), Sentence(told))}\n\n{FLOORS_END}{after}"
 
 
 def write_headers() -> None:

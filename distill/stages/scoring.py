@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 
 from architectures.errors import UserError
+from architectures.pages.markdown import markdown
 from architectures.targets.target import resolve_checkpoint
 from distill.recipe.recipe import load_scoring
 from distill.run.run_folder import owned
@@ -217,7 +218,7 @@ def traced_rounds(options: argparse.Namespace) -> None:
     from eval.report_inputs.round_figures import rounds_page
     from eval.rounds.round_trace import read_round_trace
 
-    print(rounds_page(read_round_trace(options.file)), end="")
+    print(markdown(rounds_page(read_round_trace(options.file))))
 
 
 def matched_rounds(options: argparse.Namespace) -> None:

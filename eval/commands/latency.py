@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from architectures.errors import UserError
 from architectures.files.number_types import dtype_here
 from architectures.files.rehash import rehash_argument
+from architectures.pages.markdown import markdown
 from eval.commands.pair import DTYPES, how_asked, require_one_way, require_plot_name
 from eval.prompts.words import prompts_argument
 
@@ -109,7 +110,7 @@ def latency(options: argparse.Namespace) -> None:
         record = measured(options, models, text_ids)
     else:
         record = measured_shapes(options, models[TARGET], text_ids)
-    print(grid_page(record))
+    print(markdown(*grid_page(record), level=2))
     if options.plot is not None:
         write_bytes(shapes_plot(record), options.plot)
     if options.out is not None:

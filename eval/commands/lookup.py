@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from architectures.errors import UserError
 from architectures.files.number_types import dtype_here
 from architectures.files.rehash import rehash_argument
+from architectures.pages.markdown import markdown
 from eval.commands.pair import DTYPES, require_positive
 from eval.prompts.words import prompts_argument
 
@@ -59,7 +60,7 @@ def lookup(options: argparse.Namespace) -> None:
     with torch_threads(options.num_threads):
         found = tuned_file(options, pair, rendered)
     path = write_policies(found, options.draft)
-    print(policies_page(found))
+    print(markdown(*policies_page(found)))
     print(f"\n{path}: for `widedraft speed --beside`, on prompts other than these")
 
 

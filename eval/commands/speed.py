@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from architectures.errors import UserError
 from architectures.files.number_types import dtype_here
 from architectures.files.rehash import rehash_argument
+from architectures.pages.markdown import markdown
 from eval.commands.pair import (
     DTYPES,
     how_asked,
@@ -104,7 +105,7 @@ def speed(options: argparse.Namespace) -> None:
     setup = setup_of(options, pairs, policies_of(options, pairs, prompts))
     with torch_threads(options.num_threads):
         record = measured(options, setup, pairs, prompts, Resampling(options.confidence, NUM_RESAMPLES, options.seed))
-        print(speed_page(record))
+        print(markdown(speed_page(record), level=2))
         if options.profile is not None:
             profile_a_round(options, setup, prompts)
     if options.plot is not None:

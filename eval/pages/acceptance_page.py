@@ -1,9 +1,10 @@
-"""What scorecard.md says of acceptance. Pure text from the record."""
+"""What scorecard.md says of acceptance. Pure, from the record."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from eval.pages.tables import rate, table, with_coverage
+from architectures.pages.blocks import Block, Section, Sentence, Table
+from eval.pages.tables import rate, with_coverage
 from eval.pages.verdict import with_interval
 from eval.records.acceptance import AcceptanceRow, Bin, Rounds
 from eval.records.scorecard import Scorecard
@@ -33,24 +34,23 @@ class RoundsRow(Protocol):
     def lookahead(self) -> Sequence[Rounds]: ...
 
 
-def acceptance_section(scorecard: Scorecard) -> list[str]:
+def acceptance_section(scorecard: Scorecard) -> Section:
     """Acceptance of every draft: alpha, tau by lookahead, differences, positions, bins."""
-    parts = ["## Acceptance", alpha_table(scorecard)]
+    blocks: list[Block] = [alpha_table(scorecard)]
     for temperature in scorecard.temperatures:
         rows = scorecard.rows_at(temperature)
-        parts += [f"### Tokens per round (tau) at temperature {temperature:g}, rule {rows[0].rule}", tau_table(rows)]
-        parts += other_rules_part(rows)
+        blocks += [tau_section(rows, rows[0].rule), *other_rules_section(rows)]
     if scorecard.differences:
-        parts += ["### Paired differences, same prompts and answers", difference_table(scorecard), TESTS_NOTE]
+        told = [difference_table(scorecard), Sentence(TESTS_NOTE)]
+        blocks.append(Section("Paired differences, same prompts and answers", told))
     ours = [row for row in scorecard.acceptance if row.draft == scorecard.primary]
-    for row in ours:
-        parts += position_part(row)
+    blocks += map(position_section, ours)
     for by in BIN_TITLES:
-        parts += bins_part(scorecard, ours, by)
-    return parts
+        blocks += bins_section(scorecard, ours, by)
+    return Section("Acceptance", blocks)
 
 
-def alpha_table(scorecard: Scorecard) -> str:
+def alpha_table(scorecard: Scorecard) -> Table:
     """Alpha of every draft, temperature and rule, by three estimates."""
     scored = [(row, rule) for row in scorecard.acceptance for rule in (row, *row.other_rules)]
     cells = [
@@ -67,10 +67,14 @@ def alpha_table(scorecard: Scorecard) -> str:
         for row, rule in scored
     ]
     columns = ("draft", "temperature", "rule", "alpha", "of the text", "of rounds", "argmax agreement", "measured on")
-    return table(*with_coverage(columns, cells, [row.coverage for row, _ in scored]))
+    return with_coverage(Table(columns, cells), [row.coverage for row, _ in scored])
 
 
-def other_rules_part(rows: Sequence[AcceptanceRow]) -> list[str]:
+def tau_section(rows: Sequence[RoundsRow], rule: str) -> Section:
+    return Section(f"Tokens per round (tau) at temperature {rows[0].temperature:g}, rule {rule}", [tau_table(rows)])
+
+
+def other_rules_section(rows: Sequence[AcceptanceRow]) -> list[Section]:
     """Tau of the same passes where an engine decides by another rule."""
     scored = [(row.draft, other) for row in rows for other in row.other_rules]
     if not scored:
@@ -80,10 +84,10 @@ def other_rules_part(rows: Sequence[AcceptanceRow]) -> list[str]:
         for entries in zip(*(other.lookahead for _, other in scored), strict=True)
     ]
     columns = ("lookahead", *(f"tau, {draft}, {other.rule}" for draft, other in scored))
-    return [f"### Under other rules at temperature {rows[0].temperature:g}", table(columns, cells)]
+    return [Section(f"Under other rules at temperature {rows[0].temperature:g}", [Table(columns, cells)])]
 
 
-def tau_table(rows: Sequence[RoundsRow]) -> str:
+def tau_table(rows: Sequence[RoundsRow]) -> Table:
     """Tau by lookahead, one pair of columns per draft."""
     columns = ["lookahead"]
     for row in rows:
@@ -99,10 +103,10 @@ def tau_table(rows: Sequence[RoundsRow]) -> str:
                 f"{entry.rounds:.1f}",
             ]
         cells.append(line)
-    return table(columns, cells)
+    return Table(columns, cells)
 
 
-def difference_table(scorecard: Scorecard) -> str:
+def difference_table(scorecard: Scorecard) -> Table:
     """What the last draft gains over the others."""
     cells = []
     for row in scorecard.differences:
@@ -119,10 +123,10 @@ def difference_table(scorecard: Scorecard) -> str:
             )
         )
     columns = ("alpha", "tau", "argmax agreement", "p over tokens", "p over prompts")
-    return table(("difference", "temperature", *columns), cells)
+    return Table(("difference", "temperature", *columns), cells)
 
 
-def position_part(row: RoundsRow) -> list[str]:
+def position_section(row: RoundsRow) -> Section:
     """Acceptance by position in the round, at the largest lookahead."""
     entry = row.lookahead[-1]
     cells = [
@@ -134,19 +138,19 @@ def position_part(row: RoundsRow) -> list[str]:
         )
         for p in entry.positions
     ]
-    title = f"### By position: {row.draft}, temperature {row.temperature:g}, lookahead {entry.lookahead}"
+    title = f"By position: {row.draft}, temperature {row.temperature:g}, lookahead {entry.lookahead}"
     columns = ("position", "accepted / rounds", "accepted / rounds with room", "accepted / rounds that came so far")
-    return [title, table(columns, cells), histogram_table(entry)]
+    return Section(title, [Table(columns, cells), histogram_table(entry)])
 
 
-def histogram_table(entry: Rounds) -> str:
+def histogram_table(entry: Rounds) -> Table:
     """How many rounds kept how many tokens."""
     counts = [f"{rounds:.1f}" for rounds in entry.histogram]
     shares = [f"{share.value:.3f}" for share in entry.histogram_share]
-    return table(("tokens kept", *map(str, range(len(counts)))), [("rounds", *counts), ("share", *shares)])
+    return Table(("tokens kept", *map(str, range(len(counts)))), [("rounds", *counts), ("share", *shares)])
 
 
-def bins_part(scorecard: Scorecard, rows: Sequence[AcceptanceRow], by: str) -> list[str]:
+def bins_section(scorecard: Scorecard, rows: Sequence[AcceptanceRow], by: str) -> list[Section]:
     """Acceptance by bin at each temperature's best lookahead; nothing where one bin holds everything."""
     cells, shown = [], []
     for row in rows:
@@ -157,8 +161,8 @@ def bins_part(scorecard: Scorecard, rows: Sequence[AcceptanceRow], by: str) -> l
     if not cells:
         return []
     columns = ("bin", "measured on", "alpha", "argmax agreement", "tau of rounds that start there", "rounds")
-    title = f"### By {BIN_TITLES[by]}: {rows[0].draft}"
-    return [title, table(*with_coverage(("temperature", *columns), cells, [one.coverage for one in shown]))]
+    table = with_coverage(Table(("temperature", *columns), cells), [one.coverage for one in shown])
+    return [Section(f"By {BIN_TITLES[by]}: {rows[0].draft}", [table])]
 
 
 def bin_cells(one: Bin, lookahead: int) -> tuple[str, ...]:
