@@ -44,3 +44,10 @@ def in_markdown(block: Block, level: int) -> str:  # noqa: PLR0911  # one for ea
             return text
         case Figure() | Texts():
             return block.alt
+
+
+def between(page: str, begin: str, end: str, written: str) -> str:
+    """A page that holds what a program wrote between two marks, with other words there."""
+    before, rest = page.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n\n{written}\n\n{end}{after}"

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from architectures.pages.blocks import Table
-from architectures.pages.markdown import markdown
-from bench.marked import between
+from architectures.pages.markdown import between, markdown
 from distill.budget.law import LeftOut, fit, left_out
 from distill.budget.record import Training, Trainings
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from architectures.files.typed_file import read_typed
 from architectures.pages.blocks import Table
-from architectures.pages.markdown import markdown
-from bench.marked import between
+from architectures.pages.markdown import between, markdown
 from eval.certificate.laws import shown
 from eval.engine_runs.record import FORM, REMEDY, Certificate, pooled
 from eval.pages.verdict import figure_words

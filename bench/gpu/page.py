@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from architectures.pages.blocks import Table
-from architectures.pages.markdown import markdown
+from architectures.pages.markdown import between, markdown
 from bench.gpu.record import DEVICES
 from bench.gpu.stage import Row
 from bench.gpu.stages import STAGES
-from bench.marked import between
 
 DOC = Path(__file__).parents[2] / "docs" / "gpu.md"
 BEGIN, END = "<!-- devices: begin -->", "<!-- devices: end -->"

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from architectures.pages.blocks import Table
-from architectures.pages.markdown import markdown
-from bench.marked import between
+from architectures.pages.markdown import between, markdown
 from bench.minutes.cells import Configuration, Way
 from bench.minutes.merit import Shape, Worth, merit, shape_of, steps_by_shape
 from bench.minutes.page import marks_of

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from architectures.checkpoints.manifest import git_commit
 from architectures.pages.blocks import Table
-from architectures.pages.markdown import markdown
-from bench.marked import between
+from architectures.pages.markdown import between, markdown
 from bench.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
 from bench.simulations.exams import exam_rows
 from bench.simulations.latency import latency_rows, read_series

@@ -5,19 +5,16 @@ from pathlib import Path
 
 from architectures.files.atomic import write_text
 from architectures.pages.blocks import Section, Table
-from architectures.pages.markdown import markdown
+from architectures.pages.markdown import between, markdown
 from distill.recipe_reading.keys import Schema, known_keys, required_keys, requirement, resolved, section_keys
 
 REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "recipes.md"
-BEGIN, END = "<!-- keys: written by `python -m distill.commands.recipe_reference` -->\n", "<!-- end of keys -->\n"
+BEGIN, END = "<!-- keys: written by `python -m distill.commands.recipe_reference` -->", "<!-- end of keys -->"
 
 
 def write_reference(schema: Schema, path: Path = REFERENCE_PATH) -> None:
     """Put the tables of all keys between the marks of a page."""
-    page = path.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    write_text(f"{before}{BEGIN}\n{key_reference(schema)}\n\n{END}{after}", path)
+    write_text(between(path.read_text(encoding="utf-8"), BEGIN, END, key_reference(schema)), path)
 
 
 def key_reference(schema: Schema) -> str:

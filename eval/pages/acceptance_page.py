@@ -1,12 +1,11 @@
 """What scorecard.md says of acceptance. Pure, from the record."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from architectures.pages.blocks import Block, Section, Sentence, Table
 from eval.pages.tables import rate, with_coverage
 from eval.pages.verdict import with_interval
-from eval.records.acceptance import AcceptanceRow, Bin, Rounds
+from eval.records.acceptance import AcceptanceRow, Bin, RecordedRow, Rounds
 from eval.records.scorecard import Scorecard
 
 TESTS_NOTE = (
@@ -21,30 +20,17 @@ BIN_TITLES = {
 }
 
 
-class RoundsRow(Protocol):
-    """Rounds of a draft at one temperature, by lookahead."""
-
-    @property
-    def draft(self) -> str: ...
-
-    @property
-    def temperature(self) -> float: ...
-
-    @property
-    def lookahead(self) -> Sequence[Rounds]: ...
-
-
 def acceptance_section(scorecard: Scorecard) -> Section:
     """Acceptance of every draft: alpha, tau by lookahead, differences, positions, bins."""
     blocks: list[Block] = [alpha_table(scorecard)]
     for temperature in scorecard.temperatures:
         rows = scorecard.rows_at(temperature)
-        blocks += [tau_section(rows, rows[0].rule), *other_rules_section(rows)]
+        blocks += [tau_section(rows), *other_rules_section(rows)]
     if scorecard.differences:
         told = [difference_table(scorecard), Sentence(TESTS_NOTE)]
         blocks.append(Section("Paired differences, same prompts and answers", told))
     ours = [row for row in scorecard.acceptance if row.draft == scorecard.primary]
-    blocks += map(position_section, ours)
+    blocks += [position_section(row.draft, row.temperature, row.lookahead[-1]) for row in ours]
     for by in BIN_TITLES:
         blocks += bins_section(scorecard, ours, by)
     return Section("Acceptance", blocks)
@@ -70,8 +56,10 @@ def alpha_table(scorecard: Scorecard) -> Table:
     return with_coverage(Table(columns, cells), [row.coverage for row, _ in scored])
 
 
-def tau_section(rows: Sequence[RoundsRow], rule: str) -> Section:
-    return Section(f"Tokens per round (tau) at temperature {rows[0].temperature:g}, rule {rule}", [tau_table(rows)])
+def tau_section(rows: Sequence[AcceptanceRow] | Sequence[RecordedRow]) -> Section:
+    """Tau of every draft at one temperature, under one rule."""
+    title = f"Tokens per round (tau) at temperature {rows[0].temperature:g}, rule {rows[0].rule}"
+    return Section(title, [tau_table({row.draft: row.lookahead for row in rows})])
 
 
 def other_rules_section(rows: Sequence[AcceptanceRow]) -> list[Section]:
@@ -87,13 +75,13 @@ def other_rules_section(rows: Sequence[AcceptanceRow]) -> list[Section]:
     return [Section(f"Under other rules at temperature {rows[0].temperature:g}", [Table(columns, cells)])]
 
 
-def tau_table(rows: Sequence[RoundsRow]) -> Table:
-    """Tau by lookahead, one pair of columns per draft."""
+def tau_table(rounds: Mapping[str, Sequence[Rounds]]) -> Table:
+    """Tau by lookahead, some columns for each draft."""
     columns = ["lookahead"]
-    for row in rows:
-        columns += [f"tau, {row.draft}", "mean per prompt", "accepted / proposed", "rounds"]
+    for draft in rounds:
+        columns += [f"tau, {draft}", "mean per prompt", "accepted / proposed", "rounds"]
     cells = []
-    for entries in zip(*(row.lookahead for row in rows), strict=True):
+    for entries in zip(*rounds.values(), strict=True):
         line = [entries[0].lookahead]
         for entry in entries:
             line += [
@@ -126,9 +114,8 @@ def difference_table(scorecard: Scorecard) -> Table:
     return Table(("difference", "temperature", *columns), cells)
 
 
-def position_section(row: RoundsRow) -> Section:
-    """Acceptance by position in the round, at the largest lookahead."""
-    entry = row.lookahead[-1]
+def position_section(draft: str, temperature: float, entry: Rounds) -> Section:
+    """Acceptance by position in the round, at one lookahead."""
     cells = [
         (
             p.position,
@@ -138,7 +125,7 @@ def position_section(row: RoundsRow) -> Section:
         )
         for p in entry.positions
     ]
-    title = f"By position: {row.draft}, temperature {row.temperature:g}, lookahead {entry.lookahead}"
+    title = f"By position: {draft}, temperature {temperature:g}, lookahead {entry.lookahead}"
     columns = ("position", "accepted / rounds", "accepted / rounds with room", "accepted / rounds that came so far")
     return Section(title, [Table(columns, cells), histogram_table(entry)])
 

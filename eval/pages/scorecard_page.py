@@ -125,8 +125,8 @@ def live_section(scorecard: Scorecard) -> Section:
     """What decoding with the draft was measured to do."""
     live = scorecard.live
     if live is None:
-        lacking = Absent("Not run: the live loop decodes greedily and temperature 0 was not scored.")
-        return Section("Live decoding", [lacking])
+        told = "Not run: the live loop decodes greedily and temperature 0 was not scored."
+        return Section("Live decoding", [Absent(told)])
     spent = [("target alone", live.plain), (f"with {live.draft}", live.speculative)]
     spent += [(way_words(row), row.spent) for row in live.ways]
     cells = [

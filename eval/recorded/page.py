@@ -76,7 +76,7 @@ def acceptance_section(scorecard: RecordedScorecard) -> Section:
     columns = ("rule", "temperature", "accept rate", "measured on")
     blocks: list[Block] = [with_coverage(Table(columns, cells), [row.coverage for row in rows])]
     for row in rows:
-        blocks += [tau_section([row], row.rule), position_section(row)]
+        blocks += [tau_section([row]), position_section(row.draft, row.temperature, row.lookahead[-1])]
     return Section("Acceptance", blocks)
 
 

@@ -43,21 +43,16 @@ def texts_block(one: ScoredDraft) -> Block:
     if one.card.examples is None:
         return Absent(f"Texts of {one.label}: no examples.json beside {one.card.path}. Score again with this version.")
     caption = f"{one.label}, temperature {one.live.temperature:g}, lookahead {one.live.lookahead}"
-    legend = [marked(words, writer) for writer, words in LEGEND.items()]
+    legend = [(words.join(MARKS[writer]), writer) for writer, words in LEGEND.items()]
     return Texts(caption, legend, list(map(marked_text, one.card.examples)))
 
 
 def marked_text(example: Example) -> MarkedText:
     """An example in pieces as long as one writer wrote."""
     grouped = groupby(example.pieces, key=writer_of)
-    pieces = [marked("".join(text for text, _ in group), writer) for writer, group in grouped]
+    pieces = [("".join(text for text, _ in group).join(MARKS[writer]), writer) for writer, group in grouped]
     category = "" if example.category is None else f", {example.category}"
     return MarkedText(f"{example.source}{category}", example.prompt, pieces)
-
-
-def marked(text: str, writer: Writer) -> tuple[str, str]:
-    before, after = MARKS[writer]
-    return f"{before}{text}{after}", writer
 
 
 def writer_of(piece: tuple[str, Writer]) -> Writer:

@@ -66,15 +66,6 @@ class RunFigures:
     times: Times
 
 
-@dataclass(frozen=True)
-class ShownRun:
-    """Rounds under the names that tables give them."""
-
-    draft: str
-    temperature: float
-    lookahead: tuple[Rounds, ...]
-
-
 def run_figures(rounds: Sequence[TracedRound], resampling: Resampling = RESAMPLING) -> RunFigures:
     """Of all rounds of a run, at least one.
 
@@ -145,15 +136,15 @@ def run_section(run: RunSettings, rounds: Sequence[TracedRound]) -> Section:
     record = run_figures(rounds)
     [entry] = record.lookahead
     behind = record.drafted - entry.proposed
-    row = ShownRun(run.drafter, run.sampling.temperature, record.lookahead)
     how = f"Rule {record.rule}, {settings_words(run)}; {record.texts} texts of {record.prompts} prompts."
     rates = f"alpha of rounds {with_interval(entry.alpha_of_rounds)}, utilisation {with_interval(entry.utilisation)}"
     counts = Table(
         ("rounds", "drafted", "of them behind a text's end", "accepted", "emitted"),
         [(record.rounds, record.drafted, f"{behind:g}", record.accepted, record.emitted)],
     )
-    blocks = [Sentence(how), counts, tau_table([row]), Sentence(rates), position_section(row)]
-    return Section(run.label, [*blocks, Sentence(times_words(record.times))])
+    positions = position_section(run.drafter, run.sampling.temperature, entry)
+    tau, times = tau_table({run.drafter: record.lookahead}), Sentence(times_words(record.times))
+    return Section(run.label, [Sentence(how), counts, tau, Sentence(rates), positions, times])
 
 
 def settings_words(run: RunSettings) -> str:

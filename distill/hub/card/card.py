@@ -33,6 +33,7 @@ from eval.report_inputs.drafts import ScoredDraft, scored_drafts
 from eval.report_inputs.grid_file import Grids
 
 CARD_NAME = "README.md"
+ELSEWHERE = "A prediction for another machine: `widedraft latency` there, then `widedraft report --latency`."
 TAGS = ("speculative-decoding", "draft-model", "knowledge-distillation", "pruned", "widedraft")
 
 
@@ -160,16 +161,14 @@ def outcome(of: Publication) -> list[Block]:
 
 
 def serving_section(one: Serving) -> Section:
-    line = [Code(one.line)] if one.line else []
-    return Section(one.engine, [*line, Sentence(plain(one.note))])
+    return Section(one.engine, [*([Code(one.line)] if one.line else []), Sentence(plain(one.note))])
 
 
 def measured_sections(of: Publication) -> list[Section]:
     """Tokens a round and step times; nothing where nobody scored it."""
     if of.card is None:
         return []
-    [one] = scored_drafts([of.card])
-    record = of.card.record
+    [one], record = scored_drafts([of.card]), of.card.record
     settings, latency = record.settings, record.latency
     how = (
         f"{record.prompts.scored} prompts, answers of at most {settings.max_new_tokens} tokens, {settings.dtype}; "
@@ -179,16 +178,14 @@ def measured_sections(of: Publication) -> list[Section]:
         "With 1 = nothing accepted, and lookahead + 1 the most. Measured on the target's own answers by exact replay; "
         f"{plain(how)}."
     )
-    where = (
-        f"On {plain(record.machine)}, batch 1, {latency.context_tokens} tokens of context, median of {latency.repeats} "
-        "repetitions."
-    )
-    elsewhere = "A prediction for another machine: `widedraft latency` there, then `widedraft report --latency`."
-    worth = Sentence(f"{plain(break_even_words(one))} {elsewhere}")
-    return [
-        Section("Tokens per round (tau)", [Sentence(tau), plain_table(tau_columns(one), tau_rows(one))]),
-        Section("Step times", [Sentence(where), plain_table(("step", "ms"), step_rows(one)), worth]),
+    where = f"On {plain(record.machine)}, batch 1, {latency.context_tokens} tokens of context"
+    steps = [
+        Sentence(f"{where}, median of {latency.repeats} repetitions."),
+        plain_table(("step", "ms"), step_rows(one)),
+        Sentence(f"{plain(break_even_words(one))} {ELSEWHERE}"),
     ]
+    taus = [Sentence(tau), plain_table(tau_columns(one), tau_rows(one))]
+    return [Section("Tokens per round (tau)", taus), Section("Step times", steps)]
 
 
 def files_words(of: Publication) -> str:
