@@ -23,6 +23,7 @@ from architectures.engines.command import PreflightSettings
 from architectures.errors import UserError
 from architectures.files.file_hashes import rehash_from_now
 from architectures.files.section import Section
+from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag, read_settings
 from architectures.settings.kinds import Rehash, Revision
 from distill.choose.command import ChooseSettings
@@ -126,21 +127,21 @@ class ImportSettings(Section):
 def shapes(settings: ShapesSettings) -> None:
     """Print the named shapes, or what they would be if cut out of a target."""
     from architectures.shapes.shape import Shape
-    from architectures.shapes.shapes_table import shapes_table, target_table
+    from architectures.shapes.shapes_table import shapes_page, target_page
     from architectures.targets.target import read_remote_config
 
     if settings.target is None:
-        print(shapes_table())
+        print(terminal(*shapes_page()))
     else:
         config = read_remote_config(settings.target, settings.revision)
-        print(target_table(Shape.from_config(config, where=settings.target), settings.target))
+        print(terminal(*target_page(Shape.from_config(config, where=settings.target), settings.target)))
 
 
 def tasks(_: TasksSettings) -> None:
     """Print the named tasks."""
     from eval.prompts.page import tasks_page
 
-    print(tasks_page())
+    print(terminal(*tasks_page()))
 
 
 def import_gguf(settings: ImportSettings) -> None:

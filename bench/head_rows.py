@@ -35,6 +35,8 @@ from architectures.draft_vocabulary.head import cut_head
 from architectures.files.atomic import write_json
 from architectures.files.number_types import dtype_here
 from architectures.files.progress import track
+from architectures.pages.blocks import Table
+from architectures.pages.markdown import markdown
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.shapes.sizes import draft_shape
@@ -46,7 +48,6 @@ from eval.latency.grid import repeated
 from eval.latency.machine import machine_state, torch_threads
 from eval.latency.steps import Setting, hold_context, time_chain, time_step
 from eval.latency.timing import Step, Timed, time_together
-from eval.pages.tables import table
 
 RESULTS = Path(__file__).parent / "results" / "head_rows.json"
 AT_ONCE = 5  # tokens
@@ -99,7 +100,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "provenance": provenance(),
     }
     write_json(record, options.out)
-    print(table(COLUMNS, [cells(row) for row in rows]))
+    print(markdown(Table(COLUMNS, [cells(row) for row in rows])))
     print(f"\n{options.out}: the figures")
 
 

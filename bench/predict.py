@@ -19,6 +19,8 @@ import torch
 from architectures.checkpoints.manifest import provenance
 from architectures.files.atomic import write_json
 from architectures.files.number_types import dtype_here
+from architectures.pages.blocks import Table
+from architectures.pages.markdown import markdown
 from architectures.pruning.plan import plan_pruning
 from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes.section import ArchitectureConfig
@@ -29,7 +31,6 @@ from eval.checks.loaded import LoadedPair, prompts_of
 from eval.commands.speed import NUM_RESAMPLES, SpeedSettings, measured, setup_of
 from eval.latency.machine import torch_threads
 from eval.models.loading import load_model, load_tokenizer
-from eval.pages.tables import table
 from eval.pages.verdict import figure_words
 from eval.records.speed import SpeedWay
 from eval.speed.ways import DRAFT
@@ -54,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "provenance": provenance(),
     }
     write_json(record, options.out)
-    print(table(COLUMNS, [cells(row) for row in rows]))
+    print(markdown(Table(COLUMNS, [cells(row) for row in rows])))
     print(f"\nPredicted and measured differ by at most {abs(record['largest_error']):.1%}.\n{options.out}: the figures")
 
 

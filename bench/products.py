@@ -23,10 +23,11 @@ from transformers import PreTrainedModel
 
 from architectures.checkpoints.manifest import processor_name
 from architectures.files.progress import track
+from architectures.pages.blocks import Table
+from architectures.pages.markdown import markdown
 from eval.latency.machine import torch_threads
 from eval.models.loading import load_model
 from eval.models.products import Packed, onednn_product
-from eval.pages.tables import table
 from eval.steps.sequencer import Sequencer, open_sequencer
 
 CONTEXT, WARM_UPS = 128, 2
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{processor_name()} ({capability}), {options.threads} threads, torch {torch.__version__}; ms\n")
     columns = list(product(models, FORMS))
     cells = [[str(n), *(f"{ms[n, dtype, form]:.1f}" for dtype, form in columns)] for n in TOKENS]
-    print(table(("tokens", *(f"{dtype}, {form}" for dtype, form in columns)), cells))
+    print(markdown(Table(("tokens", *(f"{dtype}, {form}" for dtype, form in columns)), cells)))
 
 
 def step_ms(models: Mapping[str, PreTrainedModel], repeats: int) -> dict[Kind, float]:

@@ -13,6 +13,7 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
+from architectures.pages.terminal import terminal
 from distill.process import exits
 from distill.process.exits import report_user_errors
 from distill.stages import running as stages
@@ -198,7 +199,7 @@ def test_import_gguf_writes_where_it_is_told(tmp_path, monkeypatch, capsys):
 
 def test_tasks_prints_the_table(capsys):
     assert widedraft.main(["tasks"]) == 0
-    assert capsys.readouterr().out == f"{tasks_page()}\n"
+    assert capsys.readouterr().out == f"{terminal(*tasks_page())}\n"
 
 
 def raising(error: BaseException):

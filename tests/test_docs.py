@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from architectures.pages.terminal import terminal
 from eval.prompts.page import tasks_page
 
 ROOT = Path(__file__).parents[1]
@@ -18,4 +19,4 @@ def test_every_test_that_docs_name_is_there():
 
 
 def test_the_table_of_tasks_is_the_one_that_is_printed():
-    assert f"```\n{tasks_page()}\n```" in (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    assert f"```\n{terminal(*tasks_page())}\n```" in (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ from pydantic import Field
 from architectures.engines.pair.finding import EngineName
 from architectures.errors import UserError
 from architectures.files.section import Renamed, Section
+from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import Lookahead, Revision
 from architectures.shapes.serving import TensorParallel
@@ -62,6 +63,6 @@ def preflight_folders(settings: PreflightSettings) -> None:
         lookahead=settings.lookahead or lookahead_of(draft),
     )
     page, served = preflight_page(tuple(dict.fromkeys(settings.engines or NAMES)), pair)
-    print(page)
+    print(terminal(*page))
     if not served:
         raise SystemExit(1)

@@ -1,33 +1,30 @@
 """What `widedraft preflight` prints."""
 
 from collections.abc import Sequence
-from textwrap import fill, indent
 
 from architectures.engines.pair.facts import Pair
 from architectures.engines.pair.finding import EngineName, Finding, Severity
 from architectures.engines.table import ENGINES, findings, refusals, serve_line
+from architectures.pages.blocks import Block, Code, Section, Sentence
 
-WIDTH = 120
 
-
-def preflight_page(engines: Sequence[EngineName], pair: Pair) -> tuple[str, bool]:
+def preflight_page(engines: Sequence[EngineName], pair: Pair) -> tuple[list[Block], bool]:
     """Findings and serve lines of several engines, and whether all of them can serve the pair."""
     found: dict[EngineName, list[Finding]] = {engine: findings(engine, pair) for engine in engines}
-    blocks = [engine_block(engine, pair, found[engine]) for engine in engines]
-    return "\n\n".join([*blocks, closing(found)]), not any(map(refusals, found.values()))
+    sections = [engine_section(engine, pair, found[engine]) for engine in engines]
+    return [*sections, Sentence(closing(found))], not any(map(refusals, found.values()))
 
 
-def engine_block(engine: EngineName, pair: Pair, found: Sequence[Finding]) -> str:
+def engine_section(engine: EngineName, pair: Pair, found: Sequence[Finding]) -> Section:
     """One engine: what is wrong, what was not checked, what is fine, and how to serve it."""
     of = ENGINES[engine]
     run = "run here" if of.was_run else "read, not run"
     title = f"{of.label} {of.version} ({run}): {pair.draft.name} for {pair.target.name}"
     good = [finding.rule for finding in found if finding.severity is Severity.FINE]
-    lines = [*told_findings(found), paragraph(f"fine: {', '.join(good)}.") if good else ""]
+    told = [*told_findings(found), *([f"fine: {', '.join(good)}."] if good else [])]
     mending = refusals(found) or (pair.draft.planned and pair.draft.small_head)
-    served = "  serve it so, once that is mended:" if mending else "  serve it so:"
-    notes = [paragraph(note) for note in of.notes]
-    return "\n".join(filter(None, [title, *lines, served, indent(serve_line(engine, pair), "    "), *notes]))
+    served = "serve it so, once that is mended:" if mending else "serve it so:"
+    return Section(title, [*map(Sentence, [*told, served]), Code(serve_line(engine, pair)), *map(Sentence, of.notes)])
 
 
 def told_findings(found: Sequence[Finding]) -> list[str]:
@@ -36,7 +33,7 @@ def told_findings(found: Sequence[Finding]) -> list[str]:
     for finding in found:
         if finding.severity is not Severity.FINE:
             rules.setdefault(f"{finding.explanation} {finding.remedy}".rstrip(), []).append(finding)
-    return [paragraph(told(text, same)) for text, same in rules.items()]
+    return [told(text, same) for text, same in rules.items()]
 
 
 def told(text: str, same: Sequence[Finding]) -> str:
@@ -44,18 +41,6 @@ def told(text: str, same: Sequence[Finding]) -> str:
     sources = dict.fromkeys(finding.source for finding in same if finding.source != "not read")
     names = ", ".join(finding.rule for finding in same)
     return f"{same[0].severity}: {names}: {text}" + (f" [{', '.join(sources)}]" if sources else "")
-
-
-def paragraph(text: str) -> str:
-    """A text in lines of at most WIDTH, all but the first further in; no word is broken."""
-    return fill(
-        text,
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def closing(found: dict[EngineName, list[Finding]]) -> str:

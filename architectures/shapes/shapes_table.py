@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from architectures.errors import UserError
+from architectures.pages.blocks import Block, Section, Sentence, Table
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.serving import quantised_formats, tensor_parallel_degrees
 from architectures.shapes.shape import NAMED_SHAPES, NamedShape, Shape
@@ -28,32 +29,32 @@ NOTES = """\
 nominal is the published name; the true count is what the checkpoint holds (a tied head once), norms included.
 without embeddings leaves out the embedding and the output head. KV is in bfloat16, for one sequence.
 tensor parallel: over how many devices vLLM and SGLang can divide the shape; llama.cpp: the block formats its rows fit.
-"""
-NAMES_NOTE = "wide-829m is five layers of Llama-3.2-1B: its name counts the tied output head a second time (829.4M).\n"
+""".rstrip()
+NAMES_NOTE = "wide-829m is five layers of Llama-3.2-1B: its name counts the tied output head a second time (829.4M)."
 
 
-def shapes_table() -> str:
+def shapes_page() -> list[Block]:
     """Every named shape, its published name beside its true size."""
     rows = [row(name, named.nominal, named.shape) for name, named in NAMED_SHAPES.items()]
-    return f"{table([header(), *rows])}\n\n{NOTES}{NAMES_NOTE}"
+    return [shapes_table(rows), Sentence(f"{NOTES}\n{NAMES_NOTE}")]
 
 
-def target_table(target: Shape, name: str) -> str:
+def target_page(target: Shape, name: str) -> list[Block]:
     """A target, what each named shape would be if cut out of it, and why the others cannot.
 
     Args:
         target: Its shape.
         name: What the user calls it.
     """
-    rows, refused = [header(), row("target", "", target)], defaultdict[str, list[str]](list)
+    rows, refused = [row("target", "", target)], defaultdict[str, list[str]](list)
     for key, named in NAMED_SHAPES.items():
         try:
             rows.append(cut_row(key, named, target))
         except UserError as error:
             refused[str(error).removeprefix(f"architecture.shape={key} ")].append(key)
-    reasons = [f"  {', '.join(keys)}: it {reason}" for reason, keys in refused.items()]
-    cannot = "\n".join(["", "Not to be cut out of this target:", *reasons, ""]) if refused else ""
-    return f"{name}\n\n{table(rows)}\n{cannot}\n{NOTES}"
+    reasons = [Sentence(f"{', '.join(keys)}: it {reason}") for reason, keys in refused.items()]
+    cannot = [Section("Not to be cut out of this target:", reasons)] if refused else []
+    return [Sentence(name), shapes_table(rows), *cannot, Sentence(NOTES)]
 
 
 def cut_row(key: str, named: NamedShape, target: Shape) -> tuple[str, ...]:
@@ -61,27 +62,13 @@ def cut_row(key: str, named: NamedShape, target: Shape) -> tuple[str, ...]:
     return row(key, named.nominal, draft_shape(target, ArchitectureConfig(shape=key)))
 
 
-def header() -> tuple[str, ...]:
-    """The names of the columns."""
-    return ("name", "nominal", *COLUMNS)
+def shapes_table(rows: Sequence[Sequence[str]]) -> Table:
+    return Table(("name", "nominal", *COLUMNS), rows)
 
 
 def row(name: str, nominal: str, shape: Shape) -> tuple[str, ...]:
     """One line of the table."""
     return (name, nominal, *(text(shape) for text in COLUMNS.values()))
-
-
-def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows as text, the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ).rstrip()
-        for cells in rows
-    ]
-    return "\n".join(lines)
 
 
 def millions(count: int) -> str:

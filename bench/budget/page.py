@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from bench.marked import between
+from architectures.pages.blocks import Table
+from architectures.pages.markdown import between, markdown
 from distill.budget.law import LeftOut, fit, left_out
 from distill.budget.record import Training, Trainings
-from eval.pages.tables import table
 
 BEGIN, END = "<!-- budget law: begin -->", "<!-- budget law: end -->"
 NUMBERS = ("level", "growth", "deeper", "depth", "ids", "reuse", "text")
@@ -16,7 +16,7 @@ def law_page(found: Trainings) -> str:
     """All of it."""
     columns = ("lookahead", *NUMBERS, "mean miss", "worst miss", "of the best constant's")
     rows = [law_cells(found, lookahead) for lookahead in found.lookaheads]
-    return "\n\n".join([machine_sentence(found), table(columns, rows), trainings_table(found)])
+    return "\n\n".join([machine_sentence(found), markdown(Table(columns, rows)), trainings_table(found)])
 
 
 def machine_sentence(found: Trainings) -> str:
@@ -56,7 +56,7 @@ def trainings_table(found: Trainings) -> str:
     rows = [
         training_cells(one, {each: said_of(one, kept, missed[each], each) for each in shown}) for one in found.trainings
     ]
-    return table((*columns, *(f"tau at {each}, and foretold" for each in shown), "made"), rows)
+    return markdown(Table((*columns, *(f"tau at {each}, and foretold" for each in shown), "made"), rows))
 
 
 def said_of(one: Training, kept: Sequence[Training], missed: LeftOut, lookahead: int) -> float:

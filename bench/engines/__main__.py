@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from architectures.files.typed_file import read_typed
-from bench.marked import between
+from architectures.pages.blocks import Table
+from architectures.pages.markdown import between, markdown
 from eval.certificate.laws import shown
 from eval.engine_runs.record import FORM, REMEDY, Certificate, pooled
-from eval.pages.tables import table
 from eval.pages.verdict import figure_words
 
 COLUMNS = (
@@ -48,10 +48,10 @@ def main() -> None:
     if options.speed is not None:
         rows += own_rows(json.loads(options.speed.read_text(encoding="utf-8")))
     if options.doc is None:
-        print(table(COLUMNS, rows))
+        print(markdown(Table(COLUMNS, rows)))
     else:
         page = options.doc.read_text(encoding="utf-8")
-        options.doc.write_text(between(page, BEGIN, END, table(COLUMNS, rows)), encoding="utf-8")
+        options.doc.write_text(between(page, BEGIN, END, markdown(Table(COLUMNS, rows))), encoding="utf-8")
 
 
 def engine_rows(words: Sequence[str]) -> Iterator[Cells]:

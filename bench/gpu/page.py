@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from architectures.pages.blocks import Table
+from architectures.pages.markdown import between, markdown
 from bench.gpu.record import DEVICES
 from bench.gpu.stage import Row
 from bench.gpu.stages import STAGES
-from bench.marked import between
-from eval.pages.tables import table
 
 DOC = Path(__file__).parents[2] / "docs" / "gpu.md"
 BEGIN, END = "<!-- devices: begin -->", "<!-- devices: end -->"
@@ -61,7 +61,7 @@ def devices_text(records: Sequence[Record]) -> str:
     heads = ["stage", *by_name]
     rows = [[name, *(outcome(record, name) for record in by_name.values())] for name in STAGES]
     sections = [section(record) for record in records]
-    return "\n\n".join([table(heads, rows), *sections])
+    return "\n\n".join([markdown(Table(heads, rows)), *sections])
 
 
 def outcome(record: Record | None, name: str) -> str:
@@ -120,7 +120,9 @@ def rows_table(rows: Sequence[Row], wanted: Sequence[str] = ()) -> str:
     """Rows with the keys that any of them has, or those of them that are wanted; nested ones are left to the file."""
     every = wanted or dict.fromkeys(key for row in rows for key in row)
     keys = [key for key in every if any(flat(row.get(key)) for row in rows)]
-    return table([key.replace("_", " ") for key in keys], [[shown(row.get(key)) for key in keys] for row in rows])
+    return markdown(
+        Table([key.replace("_", " ") for key in keys], [[shown(row.get(key)) for key in keys] for row in rows])
+    )
 
 
 def flat(value: object) -> bool:
@@ -182,7 +184,7 @@ def pivot(rows: Sequence[Row], across: str, down: Sequence[str], cell: Callable[
     for row in rows:
         lines.setdefault(tuple(row[key] for key in down), {})[row[across]] = cell(row)
     body = [[*key, *(cells.get(column, "") for column in columns)] for key, cells in lines.items()]
-    return table([*down, *(f"{across} {column}" for column in columns)], body)
+    return markdown(Table([*down, *(f"{across} {column}" for column in columns)], body))
 
 
 def step_cell(row: Row) -> str:

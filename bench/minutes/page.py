@@ -5,11 +5,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from architectures.pages.blocks import Table
+from architectures.pages.markdown import markdown
 from bench.minutes.cells import Cell, Configuration, Stage
 from bench.minutes.merit import Worth, is_behind, merit, shape_of, steps_by_shape, worths
 from bench.minutes.record import INPUTS_NAME, Finished, read_finished
 from eval.acceptance.speedup import StepTimes
-from eval.pages.tables import table
 from eval.pages.verdict import figure_words
 
 Key = TypeVar("Key", bound=Hashable)
@@ -84,7 +85,7 @@ def budget_part(minutes: float, found: Sequence[Finished], steps: dict[tuple[int
     others = [each.name for each in order if marks[each] == MAY_BE]
     alone = "" if len(order) == 1 else ", and every other is behind it"
     doubt = f", which is not decided against {', '.join(others)}" if others else alone
-    return f"### {minutes:g} minutes\n\n{table(columns, rows)}\n\nBest: {order[0].name}{doubt}."
+    return f"### {minutes:g} minutes\n\n{markdown(Table(columns, rows))}\n\nBest: {order[0].name}{doubt}."
 
 
 def marks_of(merits: Mapping[Key, Worth]) -> dict[Key, str]:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.marked import between
+from architectures.pages.blocks import Table
+from architectures.pages.markdown import between, markdown
 from bench.minutes.cells import Configuration, Way
 from bench.minutes.merit import Shape, Worth, merit, shape_of, steps_by_shape
 from bench.minutes.page import marks_of
 from bench.minutes.record import Finished, read_finished
 from eval.acceptance.speedup import StepTimes
-from eval.pages.tables import table
 from eval.pages.verdict import figure_words
 
 BEGIN, END = "<!-- equal minutes of {}: begin -->", "<!-- equal minutes of {}: end -->"  # a folder of cells
@@ -33,7 +33,7 @@ def summary(found: Sequence[Finished]) -> str:
         groups.setdefault((one.cell.configuration, one.cell.minutes), []).append(one)
     merits = {key: merit(of_it, steps) for key, of_it in groups.items()}
     rows = [short_row(groups[key], merits[key], mark, steps) for key, mark in marks_of(merits).items()]
-    return table(list(COLUMNS), rows)
+    return markdown(Table(list(COLUMNS), rows))
 
 
 def short_row(cells: Sequence[Finished], worth: Worth, mark: str, steps: Mapping[Shape, StepTimes]) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bench.marked import between
+
 from bench.mutants.areas import AREAS
 from bench.mutants.verdicts import COUNTED, Tried, read_tried
 from eval.pages.tables import table

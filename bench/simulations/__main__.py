@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from architectures.checkpoints.manifest import git_commit
-from bench.marked import between
+from architectures.pages.blocks import Table
+from architectures.pages.markdown import between, markdown
 from bench.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
 from bench.simulations.exams import exam_rows
 from bench.simulations.latency import latency_rows, read_series
@@ -18,7 +19,6 @@ from bench.simulations.prediction import prediction_rows
 from bench.simulations.shares import Row
 from bench.simulations.speed import live_rows, speed_rows
 from bench.simulations.turns import read_recordings
-from eval.pages.tables import table
 
 RESULTS = Path(__file__).parents[1] / "results"
 COLUMNS = ("interval or decision", "made of", "should be", "is", "±")
@@ -59,7 +59,7 @@ def all_rows(options: argparse.Namespace) -> Iterator[Row]:
 
 def with_table(text: str, rows: Iterable[Row]) -> str:
     """A page with the table between its two marks."""
-    return between(text, BEGIN, END, table(COLUMNS, [cells_of(row) for row in rows]))
+    return between(text, BEGIN, END, markdown(Table(COLUMNS, [cells_of(row) for row in rows])))
 
 
 def cells_of(row: Row) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from architectures.draft_vocabulary.asked import with_asked_head
 from architectures.errors import UserError
 from architectures.files.disk import free_bytes, size
 from architectures.files.number_types import has_bfloat16, many_rows_gain
+from architectures.pages.blocks import Facts, Section
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
 from architectures.shapes.context_length import ContextLength, context_length
 from architectures.shapes.shape import NAMED_SHAPES, Shape
@@ -62,8 +63,8 @@ class Cut:
     unread: tuple[str, ...] = ()
 
 
-def check_recipe(recipe: Recipe, device: str | None = None) -> str:
-    """Shapes, parameters, layers kept, memory, disk, prompts, steps, tokens and hours, as text.
+def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
+    """Shapes, parameters, layers kept, memory, disk, prompts, steps, tokens and hours.
 
     Reads the target's config.json, the prompt files, and the manifest of <run>/data if there is one.
 
@@ -95,7 +96,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> str:
     work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
     if cut is None or work is None or place is None or said is None or served is None:
         raise UserError("\n".join(problems))
-    blocks = {
+    rows = {
         f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut),
         **said,
         **head_blocks(recipe, cut.source, cut.target, cut.draft),
@@ -105,7 +106,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> str:
         "work": [*work_rows(recipe, work), ("loss", loss_words(recipe.distill)), *slow_rows(recipe)],
         time_title(place): time_rows(timed_run(recipe, cut, work, prompts), place),
     }
-    return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in blocks.items())
+    return [Section(title, [Facts(pairs)]) for title, pairs in rows.items()]
 
 
 def timed_run(recipe: Recipe, cut: Cut, work: Work, prompts: Sequence[Sequence[Any] | None]) -> Run:
@@ -278,9 +279,3 @@ def slow_rows(recipe: Recipe) -> list[Row]:
 def sizes(parts: dict[str, int]) -> list[Row]:
     """Named sizes in bytes, and their sum."""
     return [(size(count), name) for name, count in {**parts, "together": sum(parts.values())}.items()]
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Two columns; the first is as wide as its widest entry."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:{width}}  {text}" for name, text in rows)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
+from architectures.pages.markdown import markdown
 from distill.budget.costs import costs_of
 from distill.budget.law import Budget, fit
 from distill.budget.mixes import Laws, Mix, cheapest, doubled, fastest_within, valued
@@ -48,7 +49,7 @@ def choose_by_budget(recipe: Recipe, settings: ChooseSettings, path: Path) -> No
     basis = Basis(path, found, laws_of(found), costs_of(found), steps)
     own = own_budget(recipe, found)
     weighed = [weigh(one, basis, own) for one in candidates]
-    print(budget_page(basis, weighed, doubled_mixes(recipe, basis, weighed)))
+    print(markdown(*budget_page(basis, weighed, doubled_mixes(recipe, basis, weighed)), level=2))
     if settings.within is not None:
         print("\n" + within_sentence(*best_within(settings.within, basis, weighed)))
 

@@ -1,28 +1,29 @@
-"""What a budget buys, as tables and sentences. Pure text."""
+"""What a budget buys, as tables and sentences. Pure."""
 
 from collections.abc import Sequence
 from statistics import fmean
 
+from architectures.pages.blocks import Section, Sentence, Table
 from distill.budget.law import left_out
 from distill.budget.mixes import Mix
 from distill.choose.weighed import Basis, Weighed
-from eval.pages.tables import table
 
 COLUMNS = ("candidate", "cost of a step", "α it needs", "answer tokens to break even", "readings", "text", "minutes")
 BEYOND = "*"
 
 
-def budget_page(basis: Basis, weighed: Sequence[Weighed], doubled: Sequence[tuple[str, Mix]]) -> str:
+def budget_page(basis: Basis, weighed: Sequence[Weighed], doubled: Sequence[tuple[str, Mix]]) -> list[Section]:
     """What every candidate needs to pay, what the recipe makes of it, and what twice of something would."""
     order = sorted(weighed, key=lambda one: float("inf") if one.break_even is None else one.break_even.seconds)
     rows = [break_even_cells(one, basis) for one in order]
-    parts = ["## What makes a draft pay here, greedily, at batch 1", law_sentence(basis), table(COLUMNS, rows)]
-    parts += [beyond_sentence(basis)] if any(BEYOND in cell for row in rows for cell in row) else []
+    beyond = [Sentence(beyond_sentence(basis))] if any(BEYOND in cell for row in rows for cell in row) else []
+    needed = [Sentence(law_sentence(basis)), Table(COLUMNS, rows), *beyond]
+    sections = [Section("What makes a draft pay here, greedily, at batch 1", needed)]
     if any(one.own for one in weighed):
-        parts += ["## What the recipe's own answers and readings make of them", own_table(weighed)]
+        sections.append(Section("What the recipe's own answers and readings make of them", [own_table(weighed)]))
     if doubled:
-        parts += ["## What doubling buys", doubled_table(doubled)]
-    return "\n\n".join(parts)
+        sections.append(Section("What doubling buys", [doubled_table(doubled)]))
+    return sections
 
 
 def law_sentence(basis: Basis) -> str:
@@ -62,11 +63,11 @@ def beyond_sentence(basis: Basis) -> str:
     return f"{BEYOND} beyond the {basis.laws.most_tokens:,.0f} answer tokens of any training: the law is drawn on."
 
 
-def own_table(weighed: Sequence[Weighed]) -> str:
+def own_table(weighed: Sequence[Weighed]) -> Table:
     """Every candidate with the recipe's own budget, the fastest first."""
     known = [(one.candidate.name, one.own) for one in weighed if one.own is not None]
     rows = [(name, *mix_cells(mix)) for name, mix in sorted(known, key=lambda each: -each[1].speedup)]
-    return table(("candidate", *MIX_COLUMNS), rows)
+    return Table(("candidate", *MIX_COLUMNS), rows)
 
 
 MIX_COLUMNS = ("answer tokens", "readings", "tau", "predicted speed", "minutes")
@@ -83,9 +84,9 @@ def mix_cells(mix: Mix) -> tuple[str, ...]:
     )
 
 
-def doubled_table(doubled: Sequence[tuple[str, Mix]]) -> str:
+def doubled_table(doubled: Sequence[tuple[str, Mix]]) -> Table:
     """The recipe's own shape, as it is and with twice of something."""
-    return table(("", *MIX_COLUMNS), [(name, *mix_cells(mix)) for name, mix in doubled])
+    return Table(("", *MIX_COLUMNS), [(name, *mix_cells(mix)) for name, mix in doubled])
 
 
 def within_sentence(name: str, mix: Mix, minutes: float) -> str:

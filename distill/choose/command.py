@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from architectures.errors import UserError
 from architectures.files.section import Renamed, Section
+from architectures.pages.blocks import Block
+from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag, flag_of
 from architectures.settings.kinds import MOST, Rehash
 from distill.checkpoints.trust import TrustCheckpoints
@@ -114,7 +116,7 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings) -> No
     alphas = alphas_of(settings.alphas, candidates, said) if settings.alphas else {}
     latency = measured_steps(recipe, target, candidates)
     prospects = {name: prospect(steps) for name, steps in step_times(latency).items()}
-    tell(prospects_page(candidates, prospects), vocabulary_page(candidates, prospects, said))
+    tell(prospects_page(candidates, prospects), *vocabulary_page(candidates, prospects, said))
     hopeful = [one for one in candidates if prospects[one.name].least_alpha is not None]
     if settings.untrained or not hopeful:
         return
@@ -123,7 +125,7 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings) -> No
     else:
         ranked = ranked_by_training(recipe, hopeful, settings.duration)
         if said is None and (written := said_for(recipe, candidates, target)) is not None:
-            tell(vocabulary_page(candidates, prospects, written))
+            tell(*vocabulary_page(candidates, prospects, written))
     out = settings.out or Path(recipe.run_dir) / "choose" / "recipe.yaml"
     save_recipe(chosen_recipe(recipe, hopeful, ranked), out)
     print(f"\n{out}: the recipe of {ranked[0].draft}. Next: widedraft run {out}")
@@ -155,9 +157,9 @@ def said_for(recipe: Recipe, candidates: Sequence["Candidate"], target: Path) ->
     return answers_said(recipe, tokens) if ranked_by_answers(candidates) else None
 
 
-def tell(*pages: str) -> None:
-    """Print those that say something."""
-    print("\n\n".join(filter(None, pages)), flush=True)
+def tell(*blocks: Block) -> None:
+    """Print a page, and wait for nothing."""
+    print(markdown(*blocks, level=2), flush=True)
 
 
 def ranked_by_training(recipe: Recipe, candidates: Sequence["Candidate"], duration: str) -> list["Ranked"]:
@@ -170,7 +172,7 @@ def ranked_by_training(recipe: Recipe, candidates: Sequence["Candidate"], durati
     drafts = train_candidates(recipe, candidates)
     card = score_candidates(recipe, drafts)
     ranked = ranking(card.rows_at(temperature), card.latency, card.settings.resampling)
-    print(ranking_page(ranked, after_training(duration, temperature)))
+    tell(ranking_page(ranked, after_training(duration, temperature)))
     return ranked
 
 
@@ -178,14 +180,14 @@ def ranked_as_given(
     recipe: Recipe, candidates: Sequence["Candidate"], latency: "ScoredLatency", alphas: Mapping[str, TakenAlpha]
 ) -> list["Ranked"]:
     """Print them with the acceptance that was given."""
-    from distill.choose.given_alphas import scaled_words
+    from distill.choose.given_alphas import scaled_sentences
     from distill.choose.page import GIVEN_ALPHAS, ranking_page
     from eval.predictions.ranking import ranking_of_alphas
 
     taken = {one.name: alphas[one.name] for one in candidates}
     by_name = {name: each.alpha for name, each in taken.items()}
     ranked = ranking_of_alphas(latency, by_name, resampling_of(recipe))
-    tell(ranking_page(ranked, GIVEN_ALPHAS), scaled_words(taken))
+    tell(ranking_page(ranked, GIVEN_ALPHAS), *scaled_sentences(taken))
     return ranked
 
 

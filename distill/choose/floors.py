@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from architectures.errors import UserError
+from architectures.pages.markdown import markdown
 from architectures.settings.flags import flag_of
 from distill.checking.check import Cut, planned, timed_run
 from distill.choose.candidates import DEPTHS, Candidate, candidates_of
@@ -32,7 +33,8 @@ def choose_by_floors(recipe: Recipe, settings: ChooseSettings, device_name: str)
     """
     refuse_unused(settings)
     device, cut = find_device(device_name), planned(recipe)
-    print(floors_page(recipe, cut, device, floored(recipe, cut, device, floor_candidates(recipe, cut, settings))))
+    found = floored(recipe, cut, device, floor_candidates(recipe, cut, settings))
+    print(markdown(*floors_page(recipe, cut, device, found), level=2))
 
 
 def refuse_unused(settings: ChooseSettings) -> None:

@@ -1,9 +1,10 @@
-"""What floors say of candidates and of a recipe's own shape, as tables and sentences. Pure text."""
+"""What floors say of candidates and of a recipe's own shape, as tables and sentences. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from architectures.files.disk import size
+from architectures.pages.blocks import Block, Section, Sentence, Table
 from architectures.shapes.shape import Shape
 from distill.checking.check import Cut
 from distill.choose.candidates import Candidate
@@ -26,7 +27,6 @@ from distill.expected_time.floors import (
 from distill.expected_time.rates import bandwidth_gb_s, peak_flops_per_s
 from distill.recipe.recipe import Recipe
 from eval.acceptance.speedup import StepTimes, break_even_alpha
-from eval.pages.tables import table
 
 SHOWN = (1, 2, 4, 8)  # lookaheads of the break-even table
 UNMEASURED = (
@@ -56,20 +56,20 @@ class Floored:
     memory_bytes: int
 
 
-def floors_page(recipe: Recipe, cut: Cut, device: Device, found: Sequence[Floored]) -> str:
+def floors_page(recipe: Recipe, cut: Cut, device: Device, found: Sequence[Floored]) -> list[Block]:
     """Costs, then worth for each way that kernels may run, then the recipe's own shape among its neighbours."""
-    worth = [part for way in ways_of(device) for part in worth_parts(recipe, cut, device, found, way)]
-    return "\n\n".join([*cost_parts(recipe, device, found), *worth, *head_parts(recipe, cut, device)])
+    worth = [worth_section(recipe, cut, device, found, way) for way in ways_of(device)]
+    return [cost_section(recipe, device, found), *worth, *head_sentences(recipe, cut, device)]
 
 
-def cost_parts(recipe: Recipe, device: Device, found: Sequence[Floored]) -> list[str]:
+def cost_section(recipe: Recipe, device: Device, found: Sequence[Floored]) -> Section:
     """What steps of the target and of candidates take at least, and what the run of each costs."""
     dtype, target = recipe.eval.dtype, found[0].steps[FLOOR]
     bandwidth, peak = bandwidth_gb_s(device), peak_flops_per_s(device, PEAK_OF[dtype])
     assert bandwidth is not None  # there are floors
     assert peak is not None
     last = max(target.verify_s)
-    title = f"## Least times of steps on {device.name}: {dtype}, batch 1, {CONTEXT} tokens of context"
+    title = f"Least times of steps on {device.name}: {dtype}, batch 1, {CONTEXT} tokens of context"
     steps = (
         f"A step of the target takes {1e3 * target.target_s:.2f} ms at least, a verification of {last + 1} tokens "
         f"{1e3 * target.verify_s[last]:.2f} ms ({bandwidth.words}, {peak.words}). Hours and memory are what "
@@ -77,7 +77,8 @@ def cost_parts(recipe: Recipe, device: Device, found: Sequence[Floored]) -> list
     )
     ratios = [f"cost ratio, {way.name}" for way in ways_of(device)]
     columns = ("candidate", "layers × hidden", "parameters", "hours", "memory", "least ms a step", *ratios)
-    return [title, UNMEASURED, steps, table(columns, [cost_cells(one) for one in found])]
+    costs = Table(columns, [cost_cells(one) for one in found])
+    return Section(title, [Sentence(UNMEASURED), Sentence(steps), costs])
 
 
 def cost_cells(one: Floored) -> tuple[str, ...]:
@@ -93,7 +94,7 @@ def cost_cells(one: Floored) -> tuple[str, ...]:
     )
 
 
-def worth_parts(recipe: Recipe, cut: Cut, device: Device, found: Sequence[Floored], way: Way) -> list[str]:
+def worth_section(recipe: Recipe, cut: Cut, device: Device, found: Sequence[Floored], way: Way) -> Section:
     """Which acceptance pays, at which lookahead, and what deeper, wider and smaller-headed drafts must bring."""
     steps = {one.candidate.name: one.steps[way] for one in found}
     own = floor_times(device, cut.target, cut.draft, recipe.eval.dtype, way)
@@ -101,25 +102,31 @@ def worth_parts(recipe: Recipe, cut: Cut, device: Device, found: Sequence[Floore
         name: floor_times(device, cut.target, shape, recipe.eval.dtype, way)
         for name, shape in neighbours(cut.draft, cut.source).items()
     }
-    return [
-        f"## With {TITLES[way]}",
-        "From which acceptance each pays at a lookahead, and the best lookahead if a token is kept with chance α:",
-        table(worth_columns(), [worth_cells(name, each) for name, each in steps.items()]),
-        *preferred_parts(steps, preferred(found, way)),
-        *covering_parts(found, way),
-        f"Beside the recipe's own {shape_words(cut.draft)}, its neighbours are as fast with:",
-        table(alpha_columns(), [needed_cells(name, each, own) for name, each in near.items()]),
-        *beyond_parts(recipe, own),
+    blocks = [
+        Table(
+            worth_columns(),
+            [worth_cells(name, each) for name, each in steps.items()],
+            "From which acceptance each pays at a lookahead, and the best lookahead if a token is kept with chance α:",
+        ),
+        *preferred_table(steps, preferred(found, way)),
+        *covering_table(found, way),
+        Table(
+            alpha_columns(),
+            [needed_cells(name, each, own) for name, each in near.items()],
+            f"Beside the recipe's own {shape_words(cut.draft)}, its neighbours are as fast with:",
+        ),
+        *beyond_sentences(recipe, own),
     ]
+    return Section(f"With {TITLES[way]}", blocks)
 
 
-def preferred_parts(steps: Mapping[str, StepTimes], first: str) -> list[str]:
+def preferred_table(steps: Mapping[str, StepTimes], first: str) -> list[Table]:
     """Which candidate is the fastest at equal acceptance, and what the others must have more; nothing of one alone."""
     others = [needed_cells(name, each, steps[first]) for name, each in steps.items() if name != first]
     if not others:
         return []
     told = f"At equal acceptance {first} is the fastest. To be as fast as it, the others need:"
-    return [told, table(alpha_columns(), others)]
+    return [Table(alpha_columns(), others, told)]
 
 
 def preferred(found: Sequence[Floored], way: Way) -> str:
@@ -159,7 +166,7 @@ def needed_words(alpha: float, needed: float | None) -> str:
     return f"{needed:.2f} ({more:+.2f})" if more else f"{needed:.2f}"
 
 
-def covering_parts(found: Sequence[Floored], way: Way) -> list[str]:
+def covering_table(found: Sequence[Floored], way: Way) -> list[Table]:
     """What the ids of small heads must cover, where candidates of a depth differ in theirs alone."""
     whole = {one.candidate.shape.layers: one.steps[way] for one in found if not one.candidate.shape.head_vocab}
     small = [one for one in found if one.candidate.shape.head_vocab and one.candidate.shape.layers in whole]
@@ -169,7 +176,7 @@ def covering_parts(found: Sequence[Floored], way: Way) -> list[str]:
         [one.candidate.name, *covering_cells(as_fast(one.steps[way], whole[one.candidate.shape.layers]))]
         for one in small
     ]
-    return ["A small head pays where its ids cover more of the target's text than:", table(alpha_columns(), rows)]
+    return [Table(alpha_columns(), rows, "A small head pays where its ids cover more of the target's text than:")]
 
 
 def covering_cells(needed: Mapping[float, float | None]) -> list[str]:
@@ -183,7 +190,7 @@ def shape_words(draft: Shape) -> str:
     return f"{draft.layers} × {draft.hidden}{head}"
 
 
-def head_parts(recipe: Recipe, cut: Cut, device: Device) -> list[str]:
+def head_sentences(recipe: Recipe, cut: Cut, device: Device) -> list[Sentence]:
     """That the recipe's whole head has rows which cost more than they bring, where floors decide."""
     rows = wanted_head(device, cut.target, cut.draft, recipe.eval.dtype)
     if rows is None or cut.source.head_vocab:
@@ -193,10 +200,10 @@ def head_parts(recipe: Recipe, cut: Cut, device: Device) -> list[str]:
         f"{PLAIN_SHARE:.0%} of the acceptance or less at each α: set architecture.vocabulary={{size: {rows}}} "
         "unless an engine needs the whole head (docs/engines.md)."
     )
-    return [told]
+    return [Sentence(told)]
 
 
-def beyond_parts(recipe: Recipe, own: StepTimes) -> list[str]:
+def beyond_sentences(recipe: Recipe, own: StepTimes) -> list[Sentence]:
     """The best lookaheads that the recipe's scorecard would not look at."""
     first, last = min(recipe.eval.lookaheads), max(recipe.eval.lookaheads)
     beyond = {alpha: each for alpha, (each, _) in best_by_alpha(own).items() if not first <= each <= last}
@@ -204,4 +211,4 @@ def beyond_parts(recipe: Recipe, own: StepTimes) -> list[str]:
         return []
     told = ", ".join(f"{lookahead} at α {alpha}" for alpha, lookahead in beyond.items())
     wanted = f"eval.lookaheads={sorted({*recipe.eval.lookaheads, *beyond.values()})}"
-    return [f"Beyond eval.lookaheads, which are {first} to {last}: {told}. Set {wanted}."]
+    return [Sentence(f"Beyond eval.lookaheads, which are {first} to {last}: {told}. Set {wanted}.")]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from architectures.draft_vocabulary.asked import ids_by_count
 from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
+from architectures.pages.blocks import Sentence
 from architectures.small_head.config import COUNTED
 from distill.choose.candidates import Candidate
 from distill.choose.vocabularies import WHOLE, head_rows, size_word
@@ -96,14 +97,15 @@ def times_covered(alpha: float, size: int, said: Said) -> TakenAlpha:
     return TakenAlpha(alpha * covered, covered)
 
 
-def scaled_words(taken: Mapping[str, TakenAlpha]) -> str:
-    """Which acceptance was not given itself; empty if none."""
+def scaled_sentences(taken: Mapping[str, TakenAlpha]) -> list[Sentence]:
+    """Which acceptance was not given itself; nothing if all was."""
     scaled = [
         f"{name} {each.alpha:.3f} ({each.covered:.1%} covered)"
         for name, each in taken.items()
         if each.covered is not None
     ]
-    return f"Acceptance of the whole head times what the ids cover: {', '.join(scaled)}." if scaled else ""
+    told = f"Acceptance of the whole head times what the ids cover: {', '.join(scaled)}."
+    return [Sentence(told)] if scaled else []
 
 
 def refusal(given: Sequence[GivenAlpha], candidates: Sequence[Candidate], of_whole: Mapping[int, GivenAlpha]) -> str:

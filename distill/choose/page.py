@@ -1,11 +1,11 @@
-"""What was found of candidates, as tables and sentences. Pure text; no torch."""
+"""What was found of candidates, as tables and sentences. Pure; no torch."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from architectures.pages.blocks import Section, Sentence, Table
 from distill.choose.candidates import Candidate
-from eval.pages.tables import table
 from eval.pages.verdict import figure_words
 from eval.predictions.ranking import Prospect, Ranked
 
@@ -14,12 +14,11 @@ RIVAL_SHARE = 0.025  # of the draws that name a rival: one of two equal drafts w
 RANKED_COLUMNS = ("candidate", "lookahead", "predicted speed", "tokens/s", "the fastest in")
 
 
-def prospects_page(candidates: Sequence[Candidate], prospects: Mapping[str, Prospect]) -> str:
+def prospects_page(candidates: Sequence[Candidate], prospects: Mapping[str, Prospect]) -> Section:
     """What each could do at most, by step times alone."""
     rows = [prospect_cells(one, prospects[one.name]) for one in candidates]
-    return "\n\n".join(
-        ["## Step times of untrained drafts", table(PROSPECT_COLUMNS, rows), prospects_verdict(prospects)]
-    )
+    blocks = [Table(PROSPECT_COLUMNS, rows), Sentence(prospects_verdict(prospects))]
+    return Section("Step times of untrained drafts", blocks)
 
 
 def prospect_cells(one: Candidate, found: Prospect) -> tuple[str, ...]:
@@ -56,7 +55,7 @@ class Basis:
 
 def after_training(duration: str, temperature: float) -> Basis:
     return Basis(
-        title=f"## Predicted speed after {duration} of training, temperature {temperature:g}, batch 1",
+        title=f"Predicted speed after {duration} of training, temperature {temperature:g}, batch 1",
         pays="It pays already.",
         undecided="Whether it pays already is not decided.",
         loses="After so short a training it does not pay yet; longer training raises what is accepted.",
@@ -64,17 +63,17 @@ def after_training(duration: str, temperature: float) -> Basis:
 
 
 GIVEN_ALPHAS = Basis(
-    title="## Predicted speed with the acceptance given, every token independently, batch 1",
+    title="Predicted speed with the acceptance given, every token independently, batch 1",
     pays="It pays.",
     undecided="Whether it pays is not decided.",
     loses="With so little accepted it does not pay.",
 )
 
 
-def ranking_page(ranked: Sequence[Ranked], basis: Basis) -> str:
+def ranking_page(ranked: Sequence[Ranked], basis: Basis) -> Section:
     """The candidates, the fastest first, and how sure that is."""
     rows = [ranked_cells(one) for one in ranked]
-    return "\n\n".join([basis.title, table(RANKED_COLUMNS, rows), ranking_verdict(ranked, basis)])
+    return Section(basis.title, [Table(RANKED_COLUMNS, rows), Sentence(ranking_verdict(ranked, basis))])
 
 
 def ranked_cells(one: Ranked) -> tuple[str, ...]:

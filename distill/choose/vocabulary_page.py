@@ -3,19 +3,21 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from architectures.pages.blocks import Section, Sentence, Table
 from distill.choose.candidates import Candidate
 from distill.choose.vocabularies import ALL, WHOLE
 from distill.estimates.coverage import Said
-from eval.pages.tables import table
 from eval.predictions.ranking import Prospect
 
-TITLE = "## Step time against coverage"
+TITLE = "Step time against coverage"
 NO_ANSWERS = "How much of the target's answers these ids cover is known once there are answers: `widedraft generate`."
 RANKED_OTHERWISE = "Ids are not ranked by answers here, so what they cover of them is not told."
 
 
-def vocabulary_page(candidates: Sequence[Candidate], prospects: Mapping[str, Prospect], said: Said | None) -> str:
-    """One row for each size of the head; empty where every candidate can say everything.
+def vocabulary_page(
+    candidates: Sequence[Candidate], prospects: Mapping[str, Prospect], said: Said | None
+) -> list[Section]:
+    """One row for each size of the head; nothing where every candidate can say everything.
 
     Args:
         candidates: Some of which may have small heads.
@@ -23,7 +25,7 @@ def vocabulary_page(candidates: Sequence[Candidate], prospects: Mapping[str, Pro
         said: What the answers say that rank the ids; None where there are none.
     """
     if not any(one.recipe.architecture.vocabulary for one in candidates):
-        return ""
+        return []
     domains = {} if said is None else domains_of(said)
     sizes = dict.fromkeys(one.shape.head_vocab for one in sorted(candidates, key=lambda one: one.shape.head_rows))
     columns = ["ids said", "cost of a step", *(f"{name} ({counts.total():,})" for name, counts in domains.items())]
@@ -31,7 +33,7 @@ def vocabulary_page(candidates: Sequence[Candidate], prospects: Mapping[str, Pro
     for size in sizes:
         covered = [coverage_words(size, said, counts) for counts in domains.values()]
         rows.append([ids_words(size), cost_of(size, candidates, prospects), *covered])
-    return "\n\n".join([TITLE, table(columns, rows), explanation(said, candidates)])
+    return [Section(TITLE, [Table(columns, rows), Sentence(explanation(said, candidates))])]
 
 
 def domains_of(said: Said) -> dict[str, Counter[int]]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from architectures.engines.command import NAMES, PreflightSettings, preflight_folders
 from architectures.errors import UserError
+from architectures.pages.terminal import terminal
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
 
@@ -36,6 +37,6 @@ def preflight_recipe(settings: PreflightSettings) -> None:
     )
     engines = settings.engines or recipe.export.engines or NAMES
     page, served = preflight_page(tuple(dict.fromkeys(engines)), pair)
-    print(page)
+    print(terminal(*page))
     if not served:
         raise SystemExit(1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from pydantic import Field
 
 from architectures.files.section import Section
+from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import Rehash
 from distill.checkpoints.trust import TrustCheckpoints, Trusting, trust_checkpoints
@@ -128,7 +129,7 @@ def check(settings: CheckSettings) -> None:
     """Print what the recipe would make and cost."""
     from distill.checking.check import check_recipe
 
-    print(check_recipe(recipe_of(settings, weights=False), settings.device))
+    print(terminal(*check_recipe(recipe_of(settings, weights=False), settings.device)))
 
 
 def choose(settings: ChooseSettings) -> None:

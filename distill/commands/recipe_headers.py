@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from architectures.files.atomic import write_text
+from architectures.pages.blocks import Sentence, Table
+from architectures.pages.markdown import between, markdown
 from architectures.shapes.shape import Shape
 from distill.checking.check import planned, timed_run
 from distill.estimates.expected_work import unwritten_work
@@ -26,10 +28,10 @@ RECIPES, DOC, FLOORS_DOC = ROOT / "recipes", ROOT / "docs" / "recipes.md", ROOT 
 WIDTH, INDENT = 118, 13  # of a header's lines, and of "# Estimated: "
 MARK = "Estimated"
 COLUMNS = ("hours on one H100", "ms a step")
-BEGIN, END = "<!-- hours: written by `python -m distill.commands.recipe_reference` -->\n", "<!-- end of hours -->\n"
+BEGIN, END = "<!-- hours: written by `python -m distill.commands.recipe_reference` -->", "<!-- end of hours -->"
 FLOORS_BEGIN, FLOORS_END = (
-    "<!-- floors: written by `python -m distill.commands.recipe_reference` -->\n",
-    "<!-- end of floors -->\n",
+    "<!-- floors: written by `python -m distill.commands.recipe_reference` -->",
+    "<!-- end of floors -->",
 )
 NOMINAL = PUBLISHED[0].name
 
@@ -133,12 +135,11 @@ def derived_recipes(folder: Path = RECIPES) -> list[Path]:
 
 def with_cells(page: str, device: Device) -> str:
     """The page with derived cells, and the line that says what they are derived from."""
-    before, rest = page.split(BEGIN)
-    inside, after = rest.split(END)
+    inside = page.split(BEGIN)[1].split(END)[0]
     cells = {path.stem: table_cells(*derived(path, device)) for path in derived_recipes()}
     lines = [with_row_cells(line, inside, cells) for line in inside.splitlines() if line.startswith("|")]
     told = f"Hours and steps of the large ones: on one {device.name}, {basis(device)}."
-    return f"{before}{BEGIN}\n" + "\n".join([*lines, "", told]) + f"\n\n{END}{after}"
+    return between(page, BEGIN, END, "\n".join([*lines, "", told]))
 
 
 def with_row_cells(line: str, table: str, cells: Mapping[str, tuple[str, str]]) -> str:
@@ -166,12 +167,9 @@ def with_floors(page: str, device: Device) -> str:
     from distill.expected_time.floor_words import COLUMNS as TITLES
     from distill.expected_time.floor_words import floor_cells
 
-    before, rest = page.split(FLOORS_BEGIN)
-    _, after = rest.split(FLOORS_END)
     rows = [[f"`{path.stem}`", *floor_cells(device, *pair_of(path))] for path in derived_recipes()]
-    lines = ["| " + " | ".join(row) + " |" for row in ([*TITLES], ["---"] * len(TITLES), *rows)]
     told = f"Unmeasured: floors of one {device.name}, by bandwidth and peak {basis(device)}."
-    return f"{before}{FLOORS_BEGIN}\n" + "\n".join([*lines, "", told]) + f"\n\n{FLOORS_END}{after}"
+    return between(page, FLOORS_BEGIN, FLOORS_END, markdown(Table(TITLES, rows), Sentence(told)))
 
 
 def write_headers() -> None:

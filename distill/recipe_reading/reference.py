@@ -4,35 +4,33 @@ import json
 from pathlib import Path
 
 from architectures.files.atomic import write_text
+from architectures.pages.blocks import Section, Table
+from architectures.pages.markdown import between, markdown
 from architectures.settings.requirements import Schema, options, requirement, section_keys
 from distill.recipe_reading.keys import known_keys, required_keys
 
 REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "recipes.md"
-BEGIN, END = "<!-- keys: written by `python -m distill.commands.recipe_reference` -->\n", "<!-- end of keys -->\n"
+BEGIN, END = "<!-- keys: written by `python -m distill.commands.recipe_reference` -->", "<!-- end of keys -->"
 
 
 def write_reference(schema: Schema, path: Path = REFERENCE_PATH) -> None:
     """Put the tables of all keys between the marks of a page."""
-    page = path.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    write_text(f"{before}{BEGIN}\n{key_reference(schema)}\n{END}{after}", path)
+    write_text(between(path.read_text(encoding="utf-8"), BEGIN, END, key_reference(schema)), path)
 
 
 def key_reference(schema: Schema) -> str:
     """Every key with what it must be, its default and its meaning, one Markdown table per section."""
     top = schema["properties"]
     sections = [name for name in top if section_keys(top[name], schema)]
-    tables = [table("Of the whole run", [name for name in top if name not in sections], schema)]
+    named = {"Of the whole run": [name for name in top if name not in sections]}
     for section in sections:
-        inside = [key for key in known_keys(schema) if key.startswith(f"{section}.")]
-        tables.append(table(f"`{section}`", inside, schema))
-    return "\n".join(tables)
+        named[f"`{section}`"] = [key for key in known_keys(schema) if key.startswith(f"{section}.")]
+    return markdown(*(keys_section(title, names, schema) for title, names in named.items()), level=3)
 
 
-def table(title: str, names: list[str], schema: Schema) -> str:
+def keys_section(title: str, names: list[str], schema: Schema) -> Section:
     """The keys of one section; a section inside it only if its default is more than the defaults of its keys."""
-    rows = [f"### {title}\n", "| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+    rows = []
     keys, required = known_keys(schema), required_keys(schema)
     for name in names:
         node = keys[name]
@@ -48,5 +46,5 @@ def table(title: str, names: list[str], schema: Schema) -> str:
             default,
             {**options(node, schema)[0], **node}.get("description", ""),
         )
-        rows.append(f"| {' | '.join(cell.replace('|', '&#124;').replace('<', '&lt;') for cell in cells)} |")
-    return "\n".join(rows) + "\n"
+        rows.append([cell.replace("<", "&lt;") for cell in cells])
+    return Section(title, [Table(("key", "value", "default", "meaning"), rows)])

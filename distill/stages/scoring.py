@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from architectures.errors import UserError
 from architectures.files.section import Section
+from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag, flag_of
 from architectures.settings.kinds import Lookahead, Rehash
 from architectures.targets.target import resolve_checkpoint
@@ -238,7 +239,7 @@ def traced_rounds(settings: RoundsSettings) -> None:
     from eval.report_inputs.round_figures import rounds_page
     from eval.rounds.round_trace import read_round_trace
 
-    print(rounds_page(read_round_trace(settings.file)), end="")
+    print(markdown(rounds_page(read_round_trace(settings.file))))
 
 
 def matched_rounds(settings: RoundsSettings) -> None:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from architectures.errors import UserError
 from architectures.files.section import Renamed, Section
+from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import (
     AUTO,
@@ -170,7 +171,7 @@ def latency(settings: LatencySettings) -> None:
         record = measured(settings, models, text_ids)
     else:
         record = measured_shapes(settings, models[TARGET], text_ids)
-    print(grid_page(record))
+    print(markdown(*grid_page(record), level=2))
     if settings.plot is not None:
         write_bytes(shapes_plot(record), settings.plot)
     if settings.out is not None:

@@ -1,16 +1,16 @@
-"""A grid of step times as tables a person reads. Pure text from the record."""
+"""A grid of step times as tables a person reads. Pure, from the record."""
 
 from collections.abc import Sequence
 
+from architectures.pages.blocks import Block, Section, Sentence, Table
 from eval.commands.shapes_page import depth_sentences, shapes_table
 from eval.pages.scorecard_page import with_interval_ms
-from eval.pages.tables import table
 from eval.records.grid import TARGET, Cell, GridFigures, GridStep
 
 COLUMNS = ("ms by itself", "least ms", "share reached")
 
 
-def grid_page(record: GridFigures) -> str:
+def grid_page(record: GridFigures) -> list[Block]:
     """Every cell with its steps, then what they mean for drafting."""
     bandwidth = record.bandwidth_gb_s
     head = (
@@ -19,18 +19,18 @@ def grid_page(record: GridFigures) -> str:
         f"{record.machine.after.load_average} after"
     )
     shapes = [] if record.shapes is None else [shapes_table(record.shapes)]
-    return "\n\n".join([head, *shapes, *(cell_part(cell) for cell in record.cells)])
+    return [Sentence(head), *shapes, *map(cell_section, record.cells)]
 
 
-def cell_part(cell: Cell) -> str:
+def cell_section(cell: Cell) -> Section:
     """The steps of one cell, and a line on each draft."""
-    title = f"## Batch {cell.batch}, {cell.context_tokens} tokens of context, {cell.how} steps"
+    title = f"Batch {cell.batch}, {cell.context_tokens} tokens of context, {cell.how} steps"
     both = zip(cell.together.steps, cell.alone.steps, strict=True)
     rows = [step_cells(step, alone, cell) for step, alone in both]
     columns = ("step", "ms in turn", *percentiles_ms(cell.together.steps[0]), *COLUMNS)
     unsettled = [] if cell.together.settled else ["Times had not settled: the machine was doing other work."]
     depth = [] if cell.depth_and_width is None else depth_sentences(cell.depth_and_width)
-    return "\n\n".join([title, table(columns, rows), *unsettled, *draft_sentences(cell), *depth])
+    return Section(title, [Table(columns, rows), *map(Sentence, [*unsettled, *draft_sentences(cell), *depth])])
 
 
 def step_cells(step: GridStep, alone: GridStep, cell: Cell) -> Sequence[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from architectures.files.section import Renamed, Section
+from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import (
     AUTO,
@@ -78,7 +79,7 @@ def lookup(settings: LookupSettings) -> None:
     with torch_threads(settings.num_threads):
         found = tuned_file(settings, pair, rendered)
     path = write_policies(found, settings.draft)
-    print(policies_page(found))
+    print(markdown(*policies_page(found)))
     print(f"\n{path}: for `widedraft speed --beside`, on prompts other than these")
 
 

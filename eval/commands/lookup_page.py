@@ -1,13 +1,13 @@
-"""What was tuned, as a table and a sentence. Pure text."""
+"""What was tuned, as a table and a sentence. Pure."""
 
-from eval.pages.tables import table
+from architectures.pages.blocks import Block, Sentence, Table
 from eval.policies.policy_file import PolicyFile
 from eval.policies.policy_words import POLICY_COLUMNS, policy_words
 
 COLUMNS = ("temperature", *POLICY_COLUMNS, "predicted", "draft alone")
 
 
-def policies_page(found: PolicyFile) -> str:
+def policies_page(found: PolicyFile) -> list[Block]:
     rows = [
         [
             f"{one.temperature:g}",
@@ -18,7 +18,8 @@ def policies_page(found: PolicyFile) -> str:
         for one in found.policies
     ]
     answers = found.policies[0].answers
-    return (
-        f"{table(COLUMNS, rows)}\n\nTuned on {answers} answers by exact replay and step times of this machine; what is "
-        "predicted is of these answers, and so somewhat too much: `widedraft speed --beside` measures it on others."
+    told = (
+        f"Tuned on {answers} answers by exact replay and step times of this machine; what is predicted is of these "
+        "answers, and so somewhat too much: `widedraft speed --beside` measures it on others."
     )
+    return [Table(COLUMNS, rows), Sentence(told)]

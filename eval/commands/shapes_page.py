@@ -1,19 +1,20 @@
-"""What shapes of equal size say of depth and width, in words and a table. Pure text from the record."""
+"""What shapes of equal size say of depth and width, in words and a table. Pure, from the record."""
 
 import math
 from collections.abc import Sequence
 
-from eval.pages.tables import table, with_ids_said
+from architectures.pages.blocks import Table
+from eval.pages.tables import with_ids_said
 from eval.pages.verdict import with_interval
 from eval.records.grid import DepthAndWidth, ShapeRow, SizeEnds
 
 COLUMNS = ("shape", "layers", "hidden", "intermediate", "heads", "kv_heads")
 
 
-def shapes_table(shapes: Sequence[ShapeRow]) -> str:
+def shapes_table(shapes: Sequence[ShapeRow]) -> Table:
     """The shapes, and which of them could not be cut out of the target."""
     said = [one.head_vocab or None for one in shapes]
-    return table(*with_ids_said((*COLUMNS, "larger than the target in"), [shape_cells(one) for one in shapes], said))
+    return with_ids_said(Table((*COLUMNS, "larger than the target in"), list(map(shape_cells, shapes))), said)
 
 
 def shape_cells(one: ShapeRow) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from eval.pages.blocks import Figure
+from architectures.pages.blocks import Figure
 from eval.records.grid import Cell, GridFigures
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from architectures.errors import UserError
 from architectures.files.section import Renamed, Section
+from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import (
     AUTO,
@@ -135,7 +136,7 @@ def speed(settings: SpeedSettings) -> None:
         record = measured(
             settings, setup, pairs, prompts, Resampling(settings.confidence, NUM_RESAMPLES, settings.seed)
         )
-        print(speed_page(record))
+        print(markdown(speed_page(record), level=2))
         if settings.profile is not None:
             profile_a_round(settings, setup, prompts, settings.profile)
     if settings.plot is not None:

@@ -1,1 +1,1 @@
-"""What scorecards say in words and tables, and the blocks that pages are made of."""
+"""What scorecards say in words, tables and plots."""

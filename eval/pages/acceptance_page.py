@@ -1,11 +1,11 @@
-"""What scorecard.md says of acceptance. Pure text from the record."""
+"""What scorecard.md says of acceptance. Pure, from the record."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
-from eval.pages.tables import rate, table, with_coverage
+from architectures.pages.blocks import Block, Section, Sentence, Table
+from eval.pages.tables import rate, with_coverage
 from eval.pages.verdict import with_interval
-from eval.records.acceptance import AcceptanceRow, Bin, Rounds
+from eval.records.acceptance import AcceptanceRow, Bin, RecordedRow, Rounds
 from eval.records.scorecard import Scorecard
 
 TESTS_NOTE = (
@@ -20,37 +20,23 @@ BIN_TITLES = {
 }
 
 
-class RoundsRow(Protocol):
-    """Rounds of a draft at one temperature, by lookahead."""
-
-    @property
-    def draft(self) -> str: ...
-
-    @property
-    def temperature(self) -> float: ...
-
-    @property
-    def lookahead(self) -> Sequence[Rounds]: ...
-
-
-def acceptance_section(scorecard: Scorecard) -> list[str]:
+def acceptance_section(scorecard: Scorecard) -> Section:
     """Acceptance of every draft: alpha, tau by lookahead, differences, positions, bins."""
-    parts = ["## Acceptance", alpha_table(scorecard)]
+    blocks: list[Block] = [alpha_table(scorecard)]
     for temperature in scorecard.temperatures:
         rows = scorecard.rows_at(temperature)
-        parts += [f"### Tokens per round (tau) at temperature {temperature:g}, rule {rows[0].rule}", tau_table(rows)]
-        parts += other_rules_part(rows)
+        blocks += [tau_section(rows), *other_rules_section(rows)]
     if scorecard.differences:
-        parts += ["### Paired differences, same prompts and answers", difference_table(scorecard), TESTS_NOTE]
+        told = [difference_table(scorecard), Sentence(TESTS_NOTE)]
+        blocks.append(Section("Paired differences, same prompts and answers", told))
     ours = [row for row in scorecard.acceptance if row.draft == scorecard.primary]
-    for row in ours:
-        parts += position_part(row)
+    blocks += [position_section(row.draft, row.temperature, row.lookahead[-1]) for row in ours]
     for by in BIN_TITLES:
-        parts += bins_part(scorecard, ours, by)
-    return parts
+        blocks += bins_section(scorecard, ours, by)
+    return Section("Acceptance", blocks)
 
 
-def alpha_table(scorecard: Scorecard) -> str:
+def alpha_table(scorecard: Scorecard) -> Table:
     """Alpha of every draft, temperature and rule, by three estimates."""
     scored = [(row, rule) for row in scorecard.acceptance for rule in (row, *row.other_rules)]
     cells = [
@@ -67,10 +53,16 @@ def alpha_table(scorecard: Scorecard) -> str:
         for row, rule in scored
     ]
     columns = ("draft", "temperature", "rule", "alpha", "of the text", "of rounds", "argmax agreement", "measured on")
-    return table(*with_coverage(columns, cells, [row.coverage for row, _ in scored]))
+    return with_coverage(Table(columns, cells), [row.coverage for row, _ in scored])
 
 
-def other_rules_part(rows: Sequence[AcceptanceRow]) -> list[str]:
+def tau_section(rows: Sequence[AcceptanceRow] | Sequence[RecordedRow]) -> Section:
+    """Tau of every draft at one temperature, under one rule."""
+    title = f"Tokens per round (tau) at temperature {rows[0].temperature:g}, rule {rows[0].rule}"
+    return Section(title, [tau_table({row.draft: row.lookahead for row in rows})])
+
+
+def other_rules_section(rows: Sequence[AcceptanceRow]) -> list[Section]:
     """Tau of the same passes where an engine decides by another rule."""
     scored = [(row.draft, other) for row in rows for other in row.other_rules]
     if not scored:
@@ -80,16 +72,16 @@ def other_rules_part(rows: Sequence[AcceptanceRow]) -> list[str]:
         for entries in zip(*(other.lookahead for _, other in scored), strict=True)
     ]
     columns = ("lookahead", *(f"tau, {draft}, {other.rule}" for draft, other in scored))
-    return [f"### Under other rules at temperature {rows[0].temperature:g}", table(columns, cells)]
+    return [Section(f"Under other rules at temperature {rows[0].temperature:g}", [Table(columns, cells)])]
 
 
-def tau_table(rows: Sequence[RoundsRow]) -> str:
-    """Tau by lookahead, one pair of columns per draft."""
+def tau_table(rounds: Mapping[str, Sequence[Rounds]]) -> Table:
+    """Tau by lookahead, some columns for each draft."""
     columns = ["lookahead"]
-    for row in rows:
-        columns += [f"tau, {row.draft}", "mean per prompt", "accepted / proposed", "rounds"]
+    for draft in rounds:
+        columns += [f"tau, {draft}", "mean per prompt", "accepted / proposed", "rounds"]
     cells = []
-    for entries in zip(*(row.lookahead for row in rows), strict=True):
+    for entries in zip(*rounds.values(), strict=True):
         line = [entries[0].lookahead]
         for entry in entries:
             line += [
@@ -99,10 +91,10 @@ def tau_table(rows: Sequence[RoundsRow]) -> str:
                 f"{entry.rounds:.1f}",
             ]
         cells.append(line)
-    return table(columns, cells)
+    return Table(columns, cells)
 
 
-def difference_table(scorecard: Scorecard) -> str:
+def difference_table(scorecard: Scorecard) -> Table:
     """What the last draft gains over the others."""
     cells = []
     for row in scorecard.differences:
@@ -119,12 +111,11 @@ def difference_table(scorecard: Scorecard) -> str:
             )
         )
     columns = ("alpha", "tau", "argmax agreement", "p over tokens", "p over prompts")
-    return table(("difference", "temperature", *columns), cells)
+    return Table(("difference", "temperature", *columns), cells)
 
 
-def position_part(row: RoundsRow) -> list[str]:
-    """Acceptance by position in the round, at the largest lookahead."""
-    entry = row.lookahead[-1]
+def position_section(draft: str, temperature: float, entry: Rounds) -> Section:
+    """Acceptance by position in the round, at one lookahead."""
     cells = [
         (
             p.position,
@@ -134,19 +125,19 @@ def position_part(row: RoundsRow) -> list[str]:
         )
         for p in entry.positions
     ]
-    title = f"### By position: {row.draft}, temperature {row.temperature:g}, lookahead {entry.lookahead}"
+    title = f"By position: {draft}, temperature {temperature:g}, lookahead {entry.lookahead}"
     columns = ("position", "accepted / rounds", "accepted / rounds with room", "accepted / rounds that came so far")
-    return [title, table(columns, cells), histogram_table(entry)]
+    return Section(title, [Table(columns, cells), histogram_table(entry)])
 
 
-def histogram_table(entry: Rounds) -> str:
+def histogram_table(entry: Rounds) -> Table:
     """How many rounds kept how many tokens."""
     counts = [f"{rounds:.1f}" for rounds in entry.histogram]
     shares = [f"{share.value:.3f}" for share in entry.histogram_share]
-    return table(("tokens kept", *map(str, range(len(counts)))), [("rounds", *counts), ("share", *shares)])
+    return Table(("tokens kept", *map(str, range(len(counts)))), [("rounds", *counts), ("share", *shares)])
 
 
-def bins_part(scorecard: Scorecard, rows: Sequence[AcceptanceRow], by: str) -> list[str]:
+def bins_section(scorecard: Scorecard, rows: Sequence[AcceptanceRow], by: str) -> list[Section]:
     """Acceptance by bin at each temperature's best lookahead; nothing where one bin holds everything."""
     cells, shown = [], []
     for row in rows:
@@ -157,8 +148,8 @@ def bins_part(scorecard: Scorecard, rows: Sequence[AcceptanceRow], by: str) -> l
     if not cells:
         return []
     columns = ("bin", "measured on", "alpha", "argmax agreement", "tau of rounds that start there", "rounds")
-    title = f"### By {BIN_TITLES[by]}: {rows[0].draft}"
-    return [title, table(*with_coverage(("temperature", *columns), cells, [one.coverage for one in shown]))]
+    table = with_coverage(Table(("temperature", *columns), cells), [one.coverage for one in shown])
+    return [Section(f"By {BIN_TITLES[by]}: {rows[0].draft}", [table])]
 
 
 def bin_cells(one: Bin, lookahead: int) -> tuple[str, ...]:

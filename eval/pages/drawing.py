@@ -14,8 +14,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from architectures.pages.blocks import MOST_LETTERS, Figure, folded
 from eval.acceptance.estimates import Estimate
-from eval.pages.blocks import MOST_LETTERS, Figure, folded
 
 INK, GRID, PAPER = "#1b1b1b", "#cdcdcd", "#fefefe"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")

@@ -1,7 +1,8 @@
-"""scorecard.md: the verdict first, then the tables behind it. Pure text from the record."""
+"""scorecard.md: the verdict first, then the tables behind it. Pure, from the record."""
 
+from architectures.pages.blocks import Absent, Caution, Facts, Section, Sentence, Table, Verdict
 from eval.pages.acceptance_page import acceptance_section
-from eval.pages.tables import table, with_ids_said
+from eval.pages.tables import with_ids_said
 from eval.pages.verdict import (
     agreement_sentence,
     alpha_words,
@@ -17,35 +18,37 @@ from eval.records.speeds import Live, PolicyRow, SpeedupRow, WayRow
 from eval.records.steps import StepTime
 from eval.records.values import HasInterval
 
+FIGURES = Sentence("What each figure means: docs/scoring.md of widedraft. All numbers: scorecard.json.")
 
-def scorecard_page(scorecard: Scorecard) -> str:
+
+def scorecard_page(scorecard: Scorecard) -> Section:
     """scorecard.md: the verdict first, then the tables behind it."""
-    parts = [
-        f"# Scorecard of {scorecard.drafts[-1].path}",
-        f"**{scorecard.verdict}**",
-        *(f"> **Warning:** {text}" for text in scorecard.warnings),
-        "What each figure means: docs/scoring.md of widedraft. All numbers: scorecard.json.",
-        *models_section(scorecard),
-        *acceptance_section(scorecard),
-        *speed_section(scorecard),
+    blocks = [
+        Verdict(scorecard.verdict),
+        *map(Caution, scorecard.warnings),
+        FIGURES,
+        models_section(scorecard),
+        acceptance_section(scorecard),
+        speed_section(scorecard),
         *policies_section(scorecard),
-        *live_section(scorecard),
-        *method_section(scorecard),
+        live_section(scorecard),
+        method_section(scorecard),
     ]
-    return "\n\n".join(parts) + "\n"
+    return Section(f"Scorecard of {scorecard.drafts[-1].path}", blocks)
 
 
-def models_section(scorecard: Scorecard) -> list[str]:
+def models_section(scorecard: Scorecard) -> Section:
     models = {"target": scorecard.target, **{one.draft: one for one in scorecard.drafts}}
     cells = [
         (name, one.path, one.layers, one.hidden, f"{one.parameters:,}", one.fingerprint[:12])
         for name, one in models.items()
     ]
     columns = ("model", "folder", "layers", "hidden", "parameters", "fingerprint")
-    return ["## Models", table(*with_ids_said(columns, cells, [one.head_vocab_size for one in models.values()]))]
+    table = with_ids_said(Table(columns, cells), [one.head_vocab_size for one in models.values()])
+    return Section("Models", [table])
 
 
-def speed_section(scorecard: Scorecard) -> list[str]:
+def speed_section(scorecard: Scorecard) -> Section:
     """Step times and what they promise."""
     latency = scorecard.latency
     steps = [("target, 1 token", latency.target)]
@@ -53,18 +56,16 @@ def speed_section(scorecard: Scorecard) -> list[str]:
     for row in latency.drafts:
         steps += [(f"{row.draft}, 1 token", row.one_token), (f"{row.draft}, 2 tokens", row.two_tokens)]
     cells = [(name, step_words(step), f"{step.p10_ms.value:.2f}", f"{step.p90_ms.value:.2f}") for name, step in steps]
-    title = f"## Step times at batch 1, {latency.context_tokens} tokens of context, {latency.repeats} repetitions"
-    parts = [title, table(("step", "median ms", "p10", "p90"), cells)]
-    for row in scorecard.speedup:
-        if row.draft == scorecard.primary:
-            parts += forecast_part(row, prediction(scorecard, row))
-    return parts
+    title = f"Step times at batch 1, {latency.context_tokens} tokens of context, {latency.repeats} repetitions"
+    ours = [row for row in scorecard.speedup if row.draft == scorecard.primary]
+    forecasts = [forecast_section(row, prediction(scorecard, row)) for row in ours]
+    return Section(title, [Table(("step", "median ms", "p10", "p90"), cells), *forecasts])
 
 
-def forecast_part(row: SpeedupRow, predicted: str) -> list[str]:
+def forecast_section(row: SpeedupRow, predicted: str) -> Section:
     """Predicted speed-up by lookahead at one temperature."""
     title = (
-        f"### Predicted speed-up of {row.draft} at temperature {row.temperature:g}: {predicted} at lookahead "
+        f"Predicted speed-up of {row.draft} at temperature {row.temperature:g}: {predicted} at lookahead "
         f"{row.best_lookahead}"
     )
     cells = [
@@ -86,10 +87,10 @@ def forecast_part(row: SpeedupRow, predicted: str) -> list[str]:
         "memory-bound",
         "break-even alpha",
     )
-    return [title, table(columns, cells)]
+    return Section(title, [Table(columns, cells)])
 
 
-def policies_section(scorecard: Scorecard) -> list[str]:
+def policies_section(scorecard: Scorecard) -> list[Section]:
     """When the text proposes beside the draft, and what is predicted of that; nothing where none was tuned."""
     rows = scorecard.policies
     if not rows:
@@ -99,15 +100,15 @@ def policies_section(scorecard: Scorecard) -> list[str]:
         for row in rows
     ]
     columns = ("temperature", *POLICY_COLUMNS, "predicted", "the draft alone", "n-gram lookup alone")
-    return [
-        f"## The text beside the draft, tuned on {rows[0].tuned_on} answers that nothing is scored on",
-        table(columns, cells),
-        *(
+    engines = [
+        Sentence(
             f"Nearest settings of engines at temperature {row.temperature:g}, which were not measured: "
             f"{engine_words(row.lookahead, row.policy)}."
-            for row in rows
-        ),
+        )
+        for row in rows
     ]
+    title = f"The text beside the draft, tuned on {rows[0].tuned_on} answers that nothing is scored on"
+    return [Section(title, [Table(columns, cells), *engines])]
 
 
 def promised_words(scorecard: Scorecard, row: PolicyRow) -> tuple[str, str, str]:
@@ -120,11 +121,12 @@ def promised_words(scorecard: Scorecard, row: PolicyRow) -> tuple[str, str, str]
     )
 
 
-def live_section(scorecard: Scorecard) -> list[str]:
+def live_section(scorecard: Scorecard) -> Section:
     """What decoding with the draft was measured to do."""
     live = scorecard.live
     if live is None:
-        return ["## Live decoding", "Not run: the live loop decodes greedily and temperature 0 was not scored."]
+        told = "Not run: the live loop decodes greedily and temperature 0 was not scored."
+        return Section("Live decoding", [Absent(told)])
     spent = [("target alone", live.plain), (f"with {live.draft}", live.speculative)]
     spent += [(way_words(row), row.spent) for row in live.ways]
     cells = [
@@ -132,9 +134,7 @@ def live_section(scorecard: Scorecard) -> list[str]:
         for name, one in spent
     ]
     whole, decoding = (with_interval(one, times=True) for one in (live.speedup, live.decoding_speedup))
-    return [
-        f"## Live decoding of {live.prompts} prompts at batch 1, temperature 0, lookahead {live.lookahead}",
-        table(("decoding", "tokens", "prefill s", "decode s", "decode ms per token"), cells),
+    told = [
         (
             f"Speed-up {whole} with the reading of the prompt, {decoding} without it; predicted without it: "
             f"{prediction(scorecard, scorecard.main_forecast)}."
@@ -144,6 +144,9 @@ def live_section(scorecard: Scorecard) -> list[str]:
         agreement_sentence(live),
         "Every round of the draft: rounds.jsonl, whose figures `widedraft rounds` prints.",
     ]
+    title = f"Live decoding of {live.prompts} prompts at batch 1, temperature 0, lookahead {live.lookahead}"
+    columns = ("decoding", "tokens", "prefill s", "decode s", "decode ms per token")
+    return Section(title, [Table(columns, cells), *map(Sentence, told)])
 
 
 def way_sentence(row: WayRow, prompts: int) -> str:
@@ -162,27 +165,33 @@ def over_lookup_sentences(live: Live) -> list[str]:
     return [f"Over n-gram lookup alone, in the same turns: {told}."] if rows else []
 
 
-def method_section(scorecard: Scorecard) -> list[str]:
+def method_section(scorecard: Scorecard) -> Section:
     """Where the numbers come from."""
     prompts, settings, origin = scorecard.prompts, scorecard.settings, scorecard.provenance
     facts = [
         (
-            f"Prompts: {prompts.given} given, {prompts.taken} taken, {prompts.too_long} of them longer than "
-            f"{settings.max_prompt_len} tokens and left out, {prompts.scored} scored."
+            "Prompts",
+            (
+                f"{prompts.given} given, {prompts.taken} taken, {prompts.too_long} of them longer than "
+                f"{settings.max_prompt_len} tokens and left out, {prompts.scored} scored."
+            ),
         ),
-        f"Tasks: {', '.join(map(task_words, prompts.tasks))}.",
+        ("Tasks", f"{', '.join(map(task_words, prompts.tasks))}."),
         (
-            f"Answers: at most {settings.max_new_tokens} tokens, written by the target in batches of "
-            f"{settings.batch_size}; seed {settings.seed}."
+            "Answers",
+            (
+                f"at most {settings.max_new_tokens} tokens, written by the target in batches of "
+                f"{settings.batch_size}; seed {settings.seed}."
+            ),
         ),
         (
-            f"Intervals: {100 * settings.confidence:g} % {settings.intervals} over prompts, "
-            f"{settings.num_resamples} resamples."
+            "Intervals",
+            f"{100 * settings.confidence:g} % {settings.intervals} over prompts, {settings.num_resamples} resamples.",
         ),
-        f"Machine: {scorecard.machine}; number type {settings.dtype}.",
-        f"Versions: {origin.words}.",
+        ("Machine", f"{scorecard.machine}; number type {settings.dtype}."),
+        ("Versions", f"{origin.words}."),
     ]
-    return ["## How it was measured", "\n".join(f"- {fact}" for fact in facts)]
+    return Section("How it was measured", [Facts(facts)])
 
 
 def task_words(task: TaskRow) -> str:

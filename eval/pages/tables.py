@@ -1,8 +1,9 @@
-"""Markdown tables of the scorecard, and the cells they share. Pure text."""
+"""Tables and cells that several pages of scorecards share. Pure."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
+from architectures.pages.blocks import Table
 from eval.pages.verdict import with_interval
 from eval.records.values import HasInterval
 
@@ -13,35 +14,32 @@ def rate(numerator: float, denominator: float, estimate: HasInterval) -> str:
     return f"{shown} ({numerator:.1f} / {denominator:.1f})"
 
 
-def with_coverage(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], coverages: Sequence[HasInterval | None]
-) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows with one of coverage behind, where a draft has a small head; "all" of one that says every id.
+def with_coverage(table: Table, coverages: Sequence[HasInterval | None]) -> Table:
+    """A table with a column of coverage behind, where a draft has a small head; "all" of one that says every id.
 
     Args:
-        columns: Of a table.
-        rows: Of it.
+        table: Of drafts.
         coverages: Of each row; None where the draft says every id.
     """
-    return with_column(columns, rows, "coverage", [None if one is None else with_interval(one) for one in coverages])
+    return with_column(table, "coverage", [None if one is None else with_interval(one) for one in coverages])
 
 
-def with_ids_said(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], counts: Sequence[int | None]
-) -> tuple[list[str], list[list[Any]]]:
+def with_ids_said(table: Table, counts: Sequence[int | None]) -> Table:
     """The same of models and how many ids each can say."""
-    return with_column(columns, rows, "ids it says", [None if one is None else f"{one:,}" for one in counts])
+    return with_column(table, "ids it says", [None if one is None else f"{one:,}" for one in counts])
 
 
-def with_column(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, cells: Sequence[str | None]
-) -> tuple[list[str], list[list[Any]]]:
+def with_column(table: Table, name: str, cells: Sequence[str | None]) -> Table:
     """A table with one column more unless all of its cells are None; "all" stands for None."""
     if all(cell is None for cell in cells):
-        return list(columns), [list(row) for row in rows]
-    return [*columns, name], [[*row, "all" if cell is None else cell] for row, cell in zip(rows, cells, strict=True)]
+        return table
+    rows = [(*row, "all" if cell is None else cell) for row, cell in zip(table.rows, cells, strict=True)]
+    return replace(table, columns=(*table.columns, name), rows=rows)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+def by_draft(table: Table) -> Table:
+    """A table whose first column names a draft; where it is always the same, its name moves into the caption."""
+    names = {row[0] for row in table.rows}
+    if len(names) > 1:
+        return table
+    return Table(table.columns[1:], [row[1:] for row in table.rows], f"{table.caption}: {names.pop()}")

@@ -15,8 +15,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from architectures.files.atomic import partial_beside, write_bytes, write_json, write_text
+from architectures.pages.blocks import Figure
 from eval.models.clock import clock_s
-from eval.pages.blocks import Figure
 from eval.profiling.figures import (
     Memory,
     Span,

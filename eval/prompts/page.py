@@ -1,5 +1,6 @@
-"""The table of tasks as `widedraft tasks` prints it."""
+"""The tasks that `widedraft tasks` prints."""
 
+from architectures.pages.blocks import Facts, Section
 from eval.prompts.table import TASKS, HubRows, Places, Task
 
 ASKED = {
@@ -10,20 +11,20 @@ ASKED = {
 }
 
 
-def tasks_page() -> str:
+def tasks_page() -> list[Section]:
     """Every task: name and version, what a prompt looks like, which fields it reads, its rows, licence and source."""
-    return "\n\n".join(task_block(task) for task in TASKS.values())
+    return list(map(task_section, TASKS.values()))
 
 
-def task_block(task: Task) -> str:
-    rows = {
-        "prompt": ASKED[task.form] + " ¶ ".join(paragraph.replace("\n", "\\n") for paragraph in task.template),
-        "fields": fields_words(task),
-        "rows": hub_words(task.hub),
-        "licence": task.licence,
-        "source": task.source,
-    }
-    return "\n".join([f"{task.name}, version {task.version}", *(f"  {name:8}{text}" for name, text in rows.items())])
+def task_section(task: Task) -> Section:
+    facts = [
+        ("prompt", ASKED[task.form] + " ¶ ".join(paragraph.replace("\n", "\\n") for paragraph in task.template)),
+        ("fields", fields_words(task)),
+        ("rows", hub_words(task.hub)),
+        ("licence", task.licence),
+        ("source", task.source),
+    ]
+    return Section(f"{task.name}, version {task.version}", [Facts(facts)])
 
 
 def fields_words(task: Task) -> str:

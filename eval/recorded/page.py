@@ -1,23 +1,24 @@
-"""What a scorecard without a target says in words: its page, its verdict, its headline. Pure text from the record."""
+"""What a scorecard without a target says in words: its page, its verdict, its headline. Pure, from the record."""
 
-from eval.pages.acceptance_page import position_part, tau_table
-from eval.pages.tables import table, with_coverage
+from architectures.pages.blocks import Block, Caution, Facts, Section, Table, Verdict
+from eval.pages.acceptance_page import position_section, tau_section
+from eval.pages.scorecard_page import FIGURES
+from eval.pages.tables import with_coverage
 from eval.pages.verdict import with_interval
 from eval.records.scorecard import RecordedScorecard
 
 
-def recorded_page(scorecard: RecordedScorecard) -> str:
+def recorded_page(scorecard: RecordedScorecard) -> Section:
     """scorecard.md: the verdict first, then what is not in it, then the tables."""
-    parts = [
-        f"# Scorecard of {scorecard.drafts[0].path} on recorded answers",
-        f"**{scorecard.verdict}**",
-        *(f"> **Warning:** {text}" for text in scorecard.warnings),
-        "What each figure means: docs/scoring.md of widedraft. All numbers: scorecard.json.",
-        *left_out_section(scorecard),
-        *acceptance_section(scorecard),
-        *method_section(scorecard),
+    blocks = [
+        Verdict(scorecard.verdict),
+        *map(Caution, scorecard.warnings),
+        FIGURES,
+        left_out_section(scorecard),
+        acceptance_section(scorecard),
+        method_section(scorecard),
     ]
-    return "\n\n".join(parts) + "\n"
+    return Section(f"Scorecard of {scorecard.drafts[0].path} on recorded answers", blocks)
 
 
 def verdict(scorecard: RecordedScorecard) -> str:
@@ -54,13 +55,13 @@ def find_warnings(scorecard: RecordedScorecard) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def left_out_section(scorecard: RecordedScorecard) -> list[str]:
+def left_out_section(scorecard: RecordedScorecard) -> Section:
     """What is missing, and why."""
     cells = [(entry.figure, entry.reason) for entry in scorecard.left_out]
-    return ["## Left out: the target is not here", table(("figure", "why"), cells)]
+    return Section("Left out: the target is not here", [Table(("figure", "why"), cells)])
 
 
-def acceptance_section(scorecard: RecordedScorecard) -> list[str]:
+def acceptance_section(scorecard: RecordedScorecard) -> Section:
     """Accept rate and tau under every rule the answers decide."""
     rows = scorecard.acceptance
     cells = [
@@ -73,32 +74,40 @@ def acceptance_section(scorecard: RecordedScorecard) -> list[str]:
         for row in rows
     ]
     columns = ("rule", "temperature", "accept rate", "measured on")
-    parts = ["## Acceptance", table(*with_coverage(columns, cells, [row.coverage for row in rows]))]
+    blocks: list[Block] = [with_coverage(Table(columns, cells), [row.coverage for row in rows])]
     for row in rows:
-        title = f"### Tokens per round (tau) at temperature {row.temperature:g}, rule {row.rule}"
-        parts += [title, tau_table([row]), *position_part(row)]
-    return parts
+        blocks += [tau_section([row]), position_section(row.draft, row.temperature, row.lookahead[-1])]
+    return Section("Acceptance", blocks)
 
 
-def method_section(scorecard: RecordedScorecard) -> list[str]:
+def method_section(scorecard: RecordedScorecard) -> Section:
     """Where the numbers come from."""
     recording, settings, origin = scorecard.recording, scorecard.settings, scorecard.provenance
     draft = scorecard.drafts[0]
     facts = [
         (
-            f"Draft: {draft.layers} layers, hidden {draft.hidden}, {draft.parameters:,} parameters, "
-            f"number type {draft.dtype}."
+            "Draft",
+            (
+                f"{draft.layers} layers, hidden {draft.hidden}, {draft.parameters:,} parameters, "
+                f"number type {draft.dtype}."
+            ),
         ),
         (
-            f"Answers: {recording.path} ({recording.form}), {recording.given} prompts given, "
-            f"{recording.scored} scored, {recording.tokens} tokens; target "
-            f"{recording.target_fingerprint or 'not named'}."
+            "Answers",
+            (
+                f"{recording.path} ({recording.form}), {recording.given} prompts given, "
+                f"{recording.scored} scored, {recording.tokens} tokens; target "
+                f"{recording.target_fingerprint or 'not named'}."
+            ),
         ),
         (
-            f"Intervals: {100 * settings.confidence:g} % {settings.intervals} over prompts, "
-            f"{settings.num_resamples} resamples, seed {settings.seed}."
+            "Intervals",
+            (
+                f"{100 * settings.confidence:g} % {settings.intervals} over prompts, "
+                f"{settings.num_resamples} resamples, seed {settings.seed}."
+            ),
         ),
-        f"Machine: {scorecard.machine}.",
-        f"Versions: {origin.words}.",
+        ("Machine", f"{scorecard.machine}."),
+        ("Versions", f"{origin.words}."),
     ]
-    return ["## How it was measured", "\n".join(f"- {fact}" for fact in facts)]
+    return Section("How it was measured", [Facts(facts)])

@@ -16,6 +16,7 @@ from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.draft_vocabulary.head import head_ids
 from architectures.files.atomic import write_text
 from architectures.files.progress import track
+from architectures.pages.markdown import markdown
 from eval.acceptance.counts import Array, Counts, pool
 from eval.acceptance.estimates import INTERVALS, Resampling
 from eval.acceptance.replay import (
@@ -132,7 +133,7 @@ def score_recording(
     scorecard = replace(scorecard, warnings=find_warnings(scorecard), verdict=verdict(scorecard))
     if recording.temperature == 0:
         write_greedy_rounds(scores[0].accept, lookaheads, out / "rounds")
-    write_text(recorded_page(scorecard), out / "scorecard.md")
+    write_text(f"{markdown(recorded_page(scorecard))}\n", out / "scorecard.md")
     write_record(scorecard, out / CARD_NAME)
     return scorecard
 

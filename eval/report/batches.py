@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval.pages.blocks import Absent, Block, Sentence, table_by_draft
+from architectures.pages.blocks import Absent, Block, Sentence, Table
+from eval.pages.tables import by_draft
 from eval.predictions.promise import promise
 from eval.records.grid import Cell, GridFile
 from eval.report_inputs.drafts import ScoredDraft, all_temperatures, scored_at
 from eval.report_inputs.grid_file import Grids
 
-COLUMNS = ("batch", "context", "steps", "temperature", "lookahead", "predicted speed")
+COLUMNS = ("draft", "batch", "context", "steps", "temperature", "lookahead", "predicted speed")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def batches_blocks(drafts: Sequence[ScoredDraft], grids: Grids) -> list[Block]:
         "target alone at the same batch."
     )
     absent = [Absent(f"Speed by batch of {label}: no steps of it at a lookahead that was scored.") for label in lacking]
-    return [table_by_draft("Speed by batch and context, predicted", COLUMNS, rows), note, *absent]
+    return [by_draft(Table(COLUMNS, rows, "Speed by batch and context, predicted")), note, *absent]
 
 
 def cells(one: ScoredDraft, temperature: float, promise: Promise) -> tuple[str, ...]:

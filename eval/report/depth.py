@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from eval.pages.blocks import Absent, Block, Figure, Section, Table
+from architectures.pages.blocks import Absent, Block, Figure, Section, Table
 from eval.pages.scorecard_page import step_words
 from eval.report.batches import batches_blocks
 from eval.report_inputs.cards import Card
@@ -18,7 +18,8 @@ def depth_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card], grids: G
     """Plot where depths differ, and every step; and what steps at other batches promise."""
     blocks: list[Block] = [depth_block(drafts)]
     blocks += [steps_table(card, [one for one in drafts if one.card is card]) for card in cards]
-    return Section("latency", "Step times, and latency against depth", [*blocks, *batches_blocks(drafts, grids)])
+    blocks += batches_blocks(drafts, grids)
+    return Section("Step times, and latency against depth", blocks, name="latency")
 
 
 def depth_block(drafts: Sequence[ScoredDraft]) -> Block:
@@ -81,4 +82,4 @@ def steps_table(card: Card, drafts: Sequence[ScoredDraft]) -> Table:
         f"Step times of {card.name} in milliseconds: batch 1, {latency.context_tokens} tokens of context, "
         f"{latency.repeats} repetitions"
     )
-    return Table(caption, ("step", "median", "10 %", "90 %", "of a target step"), rows)
+    return Table(("step", "median", "10 %", "90 %", "of a target step"), rows, caption)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from architectures.pages.blocks import Absent, Block, Sentence, Table
 from eval.acceptance.comparison import sign_flip_p
 from eval.acceptance.estimates import Estimate, Resampling, paired_ratio_difference
-from eval.pages.blocks import Absent, Block, Sentence, Table
 from eval.pages.verdict import with_interval
 from eval.records.acceptance import PromptSums
 from eval.report_inputs.cards import Card
@@ -38,7 +38,7 @@ def difference_blocks(cards: Sequence[Card]) -> Sequence[Block]:
         "Each difference is first minus second, resampled with the same prompts for both; an interval that holds 0 "
         "shows none. p flips the sign of whole prompts."
     )
-    return [Table("Paired differences on the same prompts and answers", COLUMNS, rows), note, *absent]
+    return [Table(COLUMNS, rows, "Paired differences on the same prompts and answers"), note, *absent]
 
 
 def within(cards: Sequence[Card]) -> Iterator[tuple[str, ...]]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from architectures.pages.blocks import Absent, Block, Section, Table
 from eval.acceptance.estimates import Estimate, Resampling, pooled_ratio
-from eval.pages.blocks import Absent, Block, Section, table_by_draft
-from eval.pages.tables import with_coverage
+from eval.pages.tables import by_draft, with_coverage
 from eval.pages.verdict import with_interval
 from eval.records.acceptance import Bin, PromptSums
 from eval.report_inputs.drafts import ScoredDraft, all_temperatures, primaries, scored_at
@@ -15,7 +15,7 @@ COLUMNS = ("temperature", "prompts", "tokens", "α", "τ", "at lookahead")
 def groups_section(drafts: Sequence[ScoredDraft]) -> Section:
     """A table by task and one by category, for the draft of every scorecard."""
     shown = primaries(drafts)
-    return Section("groups", "Tasks and categories", [tasks_block(shown), categories_block(shown)])
+    return Section("Tasks and categories", [tasks_block(shown), categories_block(shown)], name="groups")
 
 
 def tasks_block(drafts: Sequence[ScoredDraft]) -> Block:
@@ -30,7 +30,7 @@ def tasks_block(drafts: Sequence[ScoredDraft]) -> Block:
                 )
             rows += task_rows(one, sums, temperature)
             found += task_coverages(one, sums)
-    return table_by_draft("By task", *with_coverage(("task", *COLUMNS), rows, found))
+    return by_draft(with_coverage(Table(("draft", "task", *COLUMNS), rows, "By task"), found))
 
 
 def task_rows(one: ScoredDraft, sums: PromptSums, temperature: float) -> list[tuple[str, ...]]:
@@ -87,7 +87,8 @@ def categories_block(drafts: Sequence[ScoredDraft]) -> Block:
         return Absent(
             "By category: the prompts have one category, or none. Rows of a prompt file may have a `category`."
         )
-    return table_by_draft("By category, rounds that start in it", *with_coverage(("category", *COLUMNS), rows, found))
+    table = Table(("draft", "category", *COLUMNS), rows, "By category, rounds that start in it")
+    return by_draft(with_coverage(table, found))
 
 
 def category_rows(one: ScoredDraft, temperature: float) -> list[tuple[str, ...]]:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from architectures.pages.blocks import Absent, Block, Figure, Section, Sentence, Table
 from eval.acceptance.speedup import iid_tau
-from eval.pages.blocks import Absent, Block, Figure, Section, Sentence, Table, table_by_draft
+from eval.pages.tables import by_draft
 from eval.pages.verdict import alpha_words, speedup_words, with_interval
 from eval.records.acceptance import Rounds
 from eval.records.speeds import Forecast
@@ -31,7 +32,7 @@ def lookaheads_section(drafts: Sequence[ScoredDraft]) -> Section:
         blocks.append(lookahead_table(primaries(shown), temperature))
         if not any(is_measured(one, temperature) for one in shown):
             blocks.append(Absent(f"Measured speed at temperature {temperature:g}: the live loop decodes greedily."))
-    return Section("lookahead", "Tokens per round and speed against the lookahead", blocks)
+    return Section("Tokens per round and speed against the lookahead", blocks, name="lookahead")
 
 
 def is_measured(one: ScoredDraft, temperature: float) -> bool:
@@ -116,6 +117,7 @@ def lookahead_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
         for entry, forecast in zip(one.row(temperature).lookahead, one.forecast(temperature).lookahead, strict=True)
     ]
     columns = (
+        "draft",
         "lookahead",
         "τ",
         "τ, independent",
@@ -126,7 +128,7 @@ def lookahead_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
         "memory-bound",
         "break-even α",
     )
-    return table_by_draft(f"By lookahead, temperature {temperature:g}", columns, rows)
+    return by_draft(Table(columns, rows, f"By lookahead, temperature {temperature:g}"))
 
 
 def lookahead_cells(one: ScoredDraft, temperature: float, entry: Rounds, forecast: Forecast) -> tuple[str, ...]:

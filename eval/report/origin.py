@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from eval.pages.blocks import Block, Facts, Section, Sentence, Table
+from architectures.pages.blocks import Block, Facts, Section, Sentence, Table
 from eval.pages.tables import with_ids_said
 from eval.pages.verdict import agreement_sentence
 from eval.records.origin import ScoredModel
@@ -17,7 +17,7 @@ def origin_section(cards: Sequence[Card]) -> Section:
     blocks: list[Block] = [models_table(cards)]
     for card in cards:
         blocks += [Sentence(f"{card.name}: {card.path}"), Facts(facts(card))]
-    return Section("origin", "Where the numbers come from", blocks)
+    return Section("Where the numbers come from", blocks, name="origin")
 
 
 def models_table(cards: Sequence[Card]) -> Table:
@@ -39,7 +39,7 @@ def models_table(cards: Sequence[Card]) -> Table:
         for name, model in rows
     ]
     columns = ("model", "folder", "layers", "hidden", "parameters", "number type", "fingerprint")
-    return Table("Models", *with_ids_said(columns, cells, [model.head_vocab_size for _, model in rows]))
+    return with_ids_said(Table(columns, cells, "Models"), [model.head_vocab_size for _, model in rows])
 
 
 def facts(card: Card) -> list[tuple[str, str]]:

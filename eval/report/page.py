@@ -7,7 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from architectures.files.atomic import write_bytes, write_text
 from architectures.files.progress import track
-from eval.pages.blocks import Figure, Section
+from architectures.pages.blocks import Figure, Section
 from eval.pages.drawing import Drawing, render
 from eval.report.depth import depth_section
 from eval.report.groups import groups_section
@@ -16,7 +16,7 @@ from eval.report.origin import origin_section
 from eval.report.positions import positions_section
 from eval.report.round_time import round_time_section
 from eval.report.summary import report_verdict, report_warnings, summary_section
-from eval.report.texts import LEGEND, MARKS, runs, texts_section
+from eval.report.texts import texts_section
 from eval.report.training import training_section
 from eval.report_inputs.cards import Card, read_cards
 from eval.report_inputs.drafts import scored_drafts
@@ -73,6 +73,23 @@ def report_sections(cards: Sequence[Card], grids: Grids) -> list[Section]:
 
 
 def report_page(cards: Sequence[Card], sections: Sequence[Section], drawings: dict[str, Drawing], grids: Grids) -> str:
+    drafts = scored_drafts(cards)
+    return (
+        templates()
+        .get_template(TEMPLATE)
+        .render(
+            names=[card.name for card in cards],
+            target=cards[0].record.target.path,
+            verdict=report_verdict(drafts, grids),
+            warnings=report_warnings(cards),
+            sections=sections,
+            drawings=drawings,
+        )
+    )
+
+
+def templates() -> Environment:
+    """The page, and beside it the macro that shows a block."""
     environment = Environment(
         loader=PackageLoader("eval.report", "."),
         autoescape=True,
@@ -80,15 +97,5 @@ def report_page(cards: Sequence[Card], sections: Sequence[Section], drawings: di
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    drafts = scored_drafts(cards)
-    return environment.get_template(TEMPLATE).render(
-        names=[card.name for card in cards],
-        target=cards[0].record.target.path,
-        verdict=report_verdict(drafts, grids),
-        warnings=report_warnings(cards),
-        sections=sections,
-        drawings=drawings,
-        marks=MARKS,
-        legend=LEGEND,
-        runs=runs,
-    )
+    environment.filters["kind"] = lambda block: type(block).__name__
+    return environment

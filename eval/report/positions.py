@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from eval.pages.blocks import Block, Figure, Section, Sentence, Table, table_by_draft
+from architectures.pages.blocks import Block, Figure, Section, Sentence, Table
+from eval.pages.tables import by_draft
 from eval.pages.verdict import with_interval
 from eval.records.acceptance import Position
 from eval.report_inputs.drafts import ScoredDraft, all_temperatures, plotted, primaries, scored_at
@@ -23,7 +24,7 @@ def positions_section(drafts: Sequence[ScoredDraft]) -> Section:
     temperatures = all_temperatures(drafts)
     blocks += [positions_figure(scored_at(plotted(drafts), temperature), temperature) for temperature in temperatures]
     blocks += [positions_table(scored_at(primaries(drafts), temperature), temperature) for temperature in temperatures]
-    return Section("positions", "Acceptance by position in the round", blocks)
+    return Section("Acceptance by position in the round", blocks, name="positions")
 
 
 def positions_of(one: ScoredDraft, temperature: float) -> Sequence[Position]:
@@ -73,8 +74,8 @@ def positions_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
         for one in drafts
         for p in positions_of(one, temperature)
     ]
-    columns = ("position", "of all rounds", "rounds", "of those that came so far", "rounds")
-    return table_by_draft(f"Rounds that keep each position, temperature {temperature:g}", columns, rows)
+    columns = ("draft", "position", "of all rounds", "rounds", "of those that came so far", "rounds")
+    return by_draft(Table(columns, rows, f"Rounds that keep each position, temperature {temperature:g}"))
 
 
 def count_words(count: float, total: float) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from architectures.pages.blocks import Absent, Block, Figure, Section, Sentence, Table, folded
 from eval.acceptance.estimates import Estimate, Resampling, paired_ratio_difference
-from eval.pages.blocks import Absent, Block, Figure, Section, Sentence, Table, folded
 from eval.pages.verdict import with_interval
 from eval.report_inputs.drafts import ScoredDraft
 from eval.report_inputs.round_figures import texts_of
@@ -50,7 +50,8 @@ def round_time_section(drafts: Sequence[ScoredDraft]) -> Section:
     live = [one for one in drafts if one.live is not None]
     title = "Where a round's time goes"
     if not live:
-        return Section("round", title, [Absent("Live decoding: temperature 0 was not scored, so no round was timed.")])
+        lacking = Absent("Live decoding: temperature 0 was not scored, so no round was timed.")
+        return Section(title, [lacking], name="round")
     times = [time for one in live for time in (predicted_time(one), measured_time(one))]
     blocks: list[Block] = [
         Sentence(
@@ -61,7 +62,7 @@ def round_time_section(drafts: Sequence[ScoredDraft]) -> Section:
         round_figure(times),
         round_table(times),
     ]
-    return Section("round", title, [*blocks, *(told for one in live for told in catch_up_notes(one))])
+    return Section(title, [*blocks, *(told for one in live for told in catch_up_notes(one))], name="round")
 
 
 def predicted_time(one: ScoredDraft) -> RoundTime:
@@ -193,7 +194,7 @@ def round_table(times: Sequence[RoundTime]) -> Table:
     rows = [
         (time.label, *(part_cell(part, time.total_ms) for part in time.parts), f"{time.total_ms:.2f}") for time in times
     ]
-    return Table("Milliseconds of a round", ("round", *PARTS, "all"), rows)
+    return Table(("round", *PARTS, "all"), rows, "Milliseconds of a round")
 
 
 def part_cell(part_ms: float | None, total_ms: float) -> str:

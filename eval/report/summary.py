@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from architectures.pages.blocks import Block, Section, Sentence, Table
 from eval.acceptance.estimates import Estimate
-from eval.pages.blocks import Block, Section, Sentence, Table
 from eval.pages.tables import with_coverage
 from eval.pages.verdict import (
     decision,
@@ -123,7 +123,7 @@ def summary_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card]) -> Sec
                 "`widedraft speed` with several drafts measures them in the same turns."
             ),
         )
-    return Section("drafts", "The drafts", blocks)
+    return Section("The drafts", blocks, name="drafts")
 
 
 def drafts_table(drafts: Sequence[ScoredDraft]) -> Table:
@@ -131,10 +131,8 @@ def drafts_table(drafts: Sequence[ScoredDraft]) -> Table:
     columns = ("draft", "temperature", "measured speed", "predicted speed", "α", "τ", "at lookahead", "layers × hidden")
     shown = [(one, temperature) for temperature in all_temperatures(drafts) for one in scored_at(drafts, temperature)]
     rows = [draft_cells(one, temperature) for one, temperature in shown]
-    return Table(
-        "Acceptance and speed, 1x being the target alone",
-        *with_coverage(columns, rows, [one.row(temperature).coverage for one, temperature in shown]),
-    )
+    table = Table(columns, rows, "Acceptance and speed, 1x being the target alone")
+    return with_coverage(table, [one.row(temperature).coverage for one, temperature in shown])
 
 
 def draft_cells(one: ScoredDraft, temperature: float) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import get_args
 
-from eval.pages.blocks import Absent, Block, Section, Sentence, Texts
+from architectures.pages.blocks import Absent, Block, MarkedText, Section, Sentence, Texts
 from eval.report_inputs.drafts import ScoredDraft, primaries
 from eval.rounds.examples import Example
 from eval.rounds.race import Writer
@@ -33,7 +33,7 @@ def texts_section(drafts: Sequence[ScoredDraft]) -> Section:
         )
     ]
     blocks += [texts_block(one) for one in primaries(drafts)]
-    return Section("texts", "Who wrote which token", blocks)
+    return Section("Who wrote which token", blocks, name="texts")
 
 
 def texts_block(one: ScoredDraft) -> Block:
@@ -43,13 +43,16 @@ def texts_block(one: ScoredDraft) -> Block:
     if one.card.examples is None:
         return Absent(f"Texts of {one.label}: no examples.json beside {one.card.path}. Score again with this version.")
     caption = f"{one.label}, temperature {one.live.temperature:g}, lookahead {one.live.lookahead}"
-    return Texts(caption, one.card.examples)
+    legend = [(words.join(MARKS[writer]), writer) for writer, words in LEGEND.items()]
+    return Texts(caption, legend, list(map(marked_text, one.card.examples)))
 
 
-def runs(example: Example) -> list[tuple[str, Writer]]:
-    """The text of an example in pieces as long as one writer wrote."""
+def marked_text(example: Example) -> MarkedText:
+    """An example in pieces as long as one writer wrote."""
     grouped = groupby(example.pieces, key=writer_of)
-    return [("".join(text for text, _ in pieces), writer) for writer, pieces in grouped]
+    pieces = [("".join(text for text, _ in group).join(MARKS[writer]), writer) for writer, group in grouped]
+    category = "" if example.category is None else f", {example.category}"
+    return MarkedText(f"{example.source}{category}", example.prompt, pieces)
 
 
 def writer_of(piece: tuple[str, Writer]) -> Writer:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from eval.pages.blocks import Absent, Block, Figure, Section, Sentence, Table
+from architectures.pages.blocks import Absent, Block, Figure, Section, Sentence, Table
 from eval.pages.verdict import with_interval
 from eval.report_inputs.cards import Card
 from eval.training_curve.curves import Curve
@@ -25,11 +25,11 @@ def training_section(cards: Sequence[Card]) -> Section:
         blocks += [tau_figure(shown, temperature), speed_figure(shown, temperature)]
         for name, curve in shown:
             caption = f"{name}, temperature {temperature:g}, lookahead {curve.lookahead}"
-            blocks += [Table(caption, COLUMNS, point_rows(curve)), Sentence(best_sentence(curve))]
+            blocks += [Table(COLUMNS, point_rows(curve), caption), Sentence(best_sentence(curve))]
     if lacking:
         how = "`widedraft eval RECIPE --checkpoints` scores them."
         blocks.append(Absent(f"Checkpoints of {', '.join(lacking)}: {how}"))
-    return Section("training", "Checkpoints against tokens trained", blocks)
+    return Section("Checkpoints against tokens trained", blocks, name="training")
 
 
 def tau_figure(named: Sequence[Named], temperature: float) -> Figure:

@@ -7,11 +7,11 @@ eval/acceptance/counts.py counts. Texts that are decoded together share the seco
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from architectures.pages.blocks import Section, Sentence, Table
 from eval.acceptance.counts import Counts, count_proposals, pool, ratio
 from eval.acceptance.estimates import INTERVALS, Resampling
 from eval.config import EvalConfig
-from eval.pages.acceptance_page import position_part, tau_table
-from eval.pages.tables import table
+from eval.pages.acceptance_page import position_section, tau_table
 from eval.pages.verdict import with_interval
 from eval.records.acceptance import Rounds
 from eval.rounds.round_trace import RoundTrace, RunSettings, TracedRound
@@ -66,15 +66,6 @@ class RunFigures:
     times: Times
 
 
-@dataclass(frozen=True)
-class ShownRun:
-    """Rounds under the names that tables give them."""
-
-    draft: str
-    temperature: float
-    lookahead: tuple[Rounds, ...]
-
-
 def run_figures(rounds: Sequence[TracedRound], resampling: Resampling = RESAMPLING) -> RunFigures:
     """Of all rounds of a run, at least one.
 
@@ -124,43 +115,36 @@ def times_of(rounds: Sequence[TracedRound]) -> Times:
     )
 
 
-def rounds_page(trace: RoundTrace) -> str:
+def rounds_page(trace: RoundTrace) -> Section:
     """What a person reads of a trace: every run, its raw counts first."""
     header = trace.header
-    parts = [f"# Rounds of {header.draft.path} drafting for {header.target.path}"]
-    for run in header.runs:
-        parts += run_section(run, trace.rounds_of(run.label))
     origin = header.provenance
-    parts.append(
+    told = (
         f"Number types {header.draft.dtype} and {header.target.dtype}, on {header.device} with {header.threads} "
         f"threads; commit {origin.get('git_commit')}, {origin.get('created')}. Intervals: "
         f"{100 * RESAMPLING.confidence:g} % {INTERVALS} over prompts, {RESAMPLING.num_resamples} "
         f"resamples, seed {RESAMPLING.seed}."
     )
-    return "\n\n".join(parts) + "\n"
+    runs = [run_section(run, trace.rounds_of(run.label)) for run in header.runs]
+    return Section(f"Rounds of {header.draft.path} drafting for {header.target.path}", [*runs, Sentence(told)])
 
 
-def run_section(run: RunSettings, rounds: Sequence[TracedRound]) -> list[str]:
+def run_section(run: RunSettings, rounds: Sequence[TracedRound]) -> Section:
     """One run: counts, rates, positions, times."""
-    title = f"## {run.label}"
     if not rounds:
-        return [title, "No prompt was decoded, so there is no round."]
+        return Section(run.label, [Sentence("No prompt was decoded, so there is no round.")])
     record = run_figures(rounds)
     [entry] = record.lookahead
     behind = record.drafted - entry.proposed
-    row = ShownRun(run.drafter, run.sampling.temperature, record.lookahead)
-    return [
-        title,
-        f"Rule {record.rule}, {settings_words(run)}; {record.texts} texts of {record.prompts} prompts.",
-        table(
-            ("rounds", "drafted", "of them behind a text's end", "accepted", "emitted"),
-            [(record.rounds, record.drafted, f"{behind:g}", record.accepted, record.emitted)],
-        ),
-        tau_table([row]),
-        f"alpha of rounds {with_interval(entry.alpha_of_rounds)}, utilisation {with_interval(entry.utilisation)}",
-        *position_part(row),
-        times_words(record.times),
-    ]
+    how = f"Rule {record.rule}, {settings_words(run)}; {record.texts} texts of {record.prompts} prompts."
+    rates = f"alpha of rounds {with_interval(entry.alpha_of_rounds)}, utilisation {with_interval(entry.utilisation)}"
+    counts = Table(
+        ("rounds", "drafted", "of them behind a text's end", "accepted", "emitted"),
+        [(record.rounds, record.drafted, f"{behind:g}", record.accepted, record.emitted)],
+    )
+    positions = position_section(run.drafter, run.sampling.temperature, entry)
+    tau, times = tau_table({run.drafter: record.lookahead}), Sentence(times_words(record.times))
+    return Section(run.label, [Sentence(how), counts, tau, Sentence(rates), positions, times])
 
 
 def settings_words(run: RunSettings) -> str:

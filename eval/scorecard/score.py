@@ -9,6 +9,7 @@ from pathlib import Path
 
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.files.atomic import write_text
+from architectures.pages.markdown import markdown
 from eval.acceptance import paired_ratios
 from eval.acceptance.estimates import INTERVALS, Resampling
 from eval.config import EvalConfig
@@ -94,7 +95,7 @@ def score_drafts(
             models = {"target": scorecard.target, "draft": scorecard.drafts[-1]}
             write_policies(policy_file(measured.tuned, tuning, **models, num_threads=num_threads), out)
     scorecard = replace(scorecard, warnings=(*find_warnings(scorecard), *left_out), verdict=verdict(scorecard))
-    write_text(scorecard_page(scorecard), out / "scorecard.md")
+    write_text(f"{markdown(scorecard_page(scorecard))}\n", out / "scorecard.md")
     write_record(scorecard, out / CARD_NAME)
     return scorecard
 

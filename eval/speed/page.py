@@ -1,7 +1,7 @@
-"""Tokens per second as a table and sentences. Pure text from the record."""
+"""Tokens per second as a table and sentences. Pure, from the record."""
 
+from architectures.pages.blocks import Section, Sentence, Table
 from eval.acceptance.intervals import least_units
-from eval.pages.tables import table
 from eval.pages.verdict import decision, too_few_words, with_interval
 from eval.records.speed import AgainstLookup, BehindFastest, BestWay, SpeedFile, SpeedWay
 from eval.speed.ways import DRAFT, PLAIN
@@ -25,16 +25,16 @@ PARTS = {
 }
 
 
-def speed_page(record: SpeedFile) -> str:
+def speed_page(record: SpeedFile) -> Section:
     """The table, then what it says."""
     rows = [way_cells(row) for row in record.ways]
     settings = record.settings
     title = (
-        f"## Batch {settings.batch}, temperature {settings.temperature:g}, {settings.prompts} prompts, "
+        f"Batch {settings.batch}, temperature {settings.temperature:g}, {settings.prompts} prompts, "
         f"{settings.repeats} repetitions, {settings.how} steps"
     )
     told = [*best_sentences(record), *fastest_sentence(record), *lookup_sentence(record), error_sentence(record)]
-    return "\n\n".join([title, table(COLUMNS, rows), *told])
+    return Section(title, [Table(COLUMNS, rows), *map(Sentence, told)])
 
 
 def way_cells(row: SpeedWay) -> tuple[str, ...]:

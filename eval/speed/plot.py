@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from eval.pages.blocks import Figure
+from architectures.pages.blocks import Figure
 from eval.records.speed import SpeedFile, SpeedWay
 from eval.speed.page import label_of
 from eval.speed.ways import DRAFT

@@ -1,19 +1,20 @@
-"""Curves as tables and sentences. Pure text."""
+"""Curves as tables and sentences. Pure."""
 
-from eval.pages.tables import table
+from architectures.pages.blocks import Section, Sentence, Table
 from eval.pages.verdict import with_interval
 from eval.training_curve.curves import Curve, Curves, Point
 
 COLUMNS = ("checkpoint", "batches", "tokens", "α", "τ", "behind the best", "predicted speed")
 
 
-def curves_page(curves: Curves) -> str:
-    """A table for each temperature, and what it says."""
-    parts = ["# Saved checkpoints on the answers of this scorecard"]
-    for curve in curves.curves:
-        parts.append(f"## Temperature {curve.temperature:g}, lookahead {curve.lookahead}")
-        parts += [table(COLUMNS, point_rows(curve)), best_sentence(curve)]
-    return "\n\n".join(parts) + "\n"
+def curves_page(curves: Curves) -> Section:
+    return Section("Saved checkpoints on the answers of this scorecard", list(map(curve_section, curves.curves)))
+
+
+def curve_section(curve: Curve) -> Section:
+    """A table for one temperature, and what it says."""
+    title = f"Temperature {curve.temperature:g}, lookahead {curve.lookahead}"
+    return Section(title, [Table(COLUMNS, point_rows(curve)), Sentence(best_sentence(curve))])
 
 
 def point_rows(curve: Curve) -> list[tuple[str, ...]]:

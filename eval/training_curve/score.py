@@ -10,6 +10,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from architectures.files.atomic import write_text
+from architectures.pages.markdown import markdown
 from eval.acceptance.estimates import Columns, Estimate, Resampling, pooled_ratio
 from eval.acceptance.paired_ratios import paired_ratio_differences
 from eval.acceptance.speedup import StepTimes
@@ -70,7 +71,7 @@ def score_checkpoints(
         draft.fingerprint,
         tuple(curve(saved, scores[t], steps, resampling) for t in temperatures),
     )
-    write_text(curves_page(curves), folder / PAGE_NAME)
+    write_text(f"{markdown(curves_page(curves))}\n", folder / PAGE_NAME)
     write_curves(curves, folder / JSON_NAME)
     return curves
 

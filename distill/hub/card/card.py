@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from architectures.files.atomic import write_text
+from architectures.pages.blocks import Block, Caution, Code, Items, Section, Sentence, Table, Verdict
+from architectures.pages.markdown import markdown
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.shapes.shapes_table import millions
 from architectures.targets.target import read_config
@@ -31,7 +32,8 @@ from eval.report_inputs.cards import Card
 from eval.report_inputs.drafts import ScoredDraft, scored_drafts
 from eval.report_inputs.grid_file import Grids
 
-CARD_NAME, TEMPLATE = "README.md", "card.md.jinja"
+CARD_NAME = "README.md"
+ELSEWHERE = "A prediction for another machine: `widedraft latency` there, then `widedraft report --latency`."
 TAGS = ("speculative-decoding", "draft-model", "knowledge-distillation", "pruned", "widedraft")
 
 
@@ -71,7 +73,7 @@ class Publication:
 
 def write_card(of: Publication, folder: Path) -> None:
     """Write the card of a folder that is going to be published."""
-    write_text(f"---\n{card_data(of).to_yaml()}\n---\n\n{card_page(of, folder)}", folder / CARD_NAME)
+    write_text(f"---\n{card_data(of).to_yaml()}\n---\n\n{markdown(card_page(of, folder))}\n", folder / CARD_NAME)
 
 
 def card_data(of: Publication) -> ModelCardData:
@@ -117,63 +119,85 @@ def task_names(one: ScoredDraft) -> list[str]:
     return [str(task.task or "prompts of no named task") for task in one.card.record.prompts.tasks]
 
 
-def card_page(of: Publication, folder: Path) -> str:
-    """What stands below the front matter."""
-    environment = Environment(
-        loader=PackageLoader("distill.hub.card", "."),
-        autoescape=False,  # noqa: S701  # Markdown: every text goes through `plain`
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["plain"] = plain
+def card_page(of: Publication, folder: Path) -> Section:
+    """What stands below the front matter; every text that comes from a file is made plain."""
     link = "#" if of.base_model is None else f"https://huggingface.co/{of.base_model}"
-    return environment.get_template(TEMPLATE).render(
-        name=of.name,
-        target=of.target,
-        target_link=link,
-        shown_words=of.terms.demand.shown,
-        serving=of.serving,
-        facts=fact_rows(of, folder),
-        terms=terms_words(of.terms),
-        certified=of.certified,
-        limits=limits(of),
-        **({**NOTHING_SCORED} if of.card is None else scored(of.card, of.grids)),
+    what = (
+        f"A draft model for speculative decoding with [{plain(of.target)}]({link}): it proposes tokens, the target "
+        "keeps those that it agrees with, and the text stays the target's own."
     )
+    shown = of.terms.demand.shown
+    blocks: list[Block] = [
+        Sentence(what),
+        *([Verdict(shown)] if shown else []),
+        *outcome(of),
+        Section("Serve it", list(map(serving_section, of.serving))),
+        *measured_sections(of),
+        Section("What it is", [plain_table(("", ""), fact_rows(of, folder))]),
+        Section("Limits", [Items(list(map(plain, limits(of))))]),
+        Section("Licence", [Sentence(plain(terms_words(of.terms)))]),
+        Section("Files", [Sentence(files_words(of))]),
+    ]
+    return Section(plain(of.name), blocks)
 
 
-NOTHING_SCORED: Mapping[str, Any] = {
-    "verdict": "Not scored: nobody has measured whether decoding is faster with it.",
-    **dict.fromkeys(("warnings", "speeds", "speed_notes", "taus", "tau_columns", "steps"), ()),
-    **dict.fromkeys(("method", "hardware", "break_even"), ""),
-    **dict.fromkeys(("context_tokens", "repeats"), 0),
-    "plots": False,
-}
+def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return Table(list(map(plain, columns)), [list(map(plain, row)) for row in rows])
 
 
-def scored(card: Card, grids: Grids) -> dict[str, Any]:
-    """What a scorecard has to say."""
-    one, record = scored_drafts([card])[0], card.record
+def outcome(of: Publication) -> list[Block]:
+    """Whether it is faster, and what every way of live decoding did."""
+    if of.card is None:
+        return [Verdict("Not scored: nobody has measured whether decoding is faster with it.")]
+    [one] = scored_drafts([of.card])
+    rows, how = speed_rows(one), "greedy, batch 1, in the same turns"
+    columns = (how, "tokens a round", "speed with the prompt's reading", "decoding alone")
+    return [
+        Verdict(plain(report_verdict([one], of.grids))),
+        *(Caution(plain(text)) for text in of.card.record.warnings),
+        *([plain_table(columns, rows)] if rows else []),
+        *(Sentence(plain(text)) for text in speed_notes(one)),
+    ]
+
+
+def serving_section(one: Serving) -> Section:
+    return Section(one.engine, [*([Code(one.line)] if one.line else []), Sentence(plain(one.note))])
+
+
+def measured_sections(of: Publication) -> list[Section]:
+    """Tokens a round and step times; nothing where nobody scored it."""
+    if of.card is None:
+        return []
+    [one], record = scored_drafts([of.card]), of.card.record
     settings, latency = record.settings, record.latency
-    return {
-        "verdict": report_verdict([one], grids),
-        "warnings": record.warnings,
-        "speeds": speed_rows(one),
-        "speed_notes": speed_notes(one),
-        "tau_columns": tau_columns(one),
-        "taus": tau_rows(one),
-        "steps": step_rows(one),
-        "method": (
-            f"{record.prompts.scored} prompts, answers of at most {settings.max_new_tokens} tokens, "
-            f"{settings.dtype}; intervals of {100 * settings.confidence:g} % over prompts "
-            f"({settings.intervals})"
-        ),
-        "hardware": record.machine,
-        "context_tokens": latency.context_tokens,
-        "repeats": latency.repeats,
-        "break_even": break_even_words(one),
-        "plots": True,
-    }
+    how = (
+        f"{record.prompts.scored} prompts, answers of at most {settings.max_new_tokens} tokens, {settings.dtype}; "
+        f"intervals of {100 * settings.confidence:g} % over prompts ({settings.intervals})"
+    )
+    tau = (
+        "With 1 = nothing accepted, and lookahead + 1 the most. Measured on the target's own answers by exact replay; "
+        f"{plain(how)}."
+    )
+    where = f"On {plain(record.machine)}, batch 1, {latency.context_tokens} tokens of context"
+    steps = [
+        Sentence(f"{where}, median of {latency.repeats} repetitions."),
+        plain_table(("step", "ms"), step_rows(one)),
+        Sentence(f"{plain(break_even_words(one))} {ELSEWHERE}"),
+    ]
+    taus = [Sentence(tau), plain_table(tau_columns(one), tau_rows(one))]
+    return [Section("Tokens per round (tau)", taus), Section("Step times", steps)]
+
+
+def files_words(of: Publication) -> str:
+    """What lies beside the card."""
+    told = [
+        "`recipe.yaml` makes this draft again with widedraft",
+        "`provenance.json` says what every stage was made from, where and when",
+        *(["`acceptance.json` holds every count behind these figures"] if of.card else []),
+        *(["`certificate.json` says what engines counted"] if of.certified else []),
+        *(["`report.html` is the page with all plots"] if of.card else []),
+    ]
+    return f"{'; '.join(told)}."
 
 
 def fact_rows(of: Publication, folder: Path) -> list[tuple[str, str]]:

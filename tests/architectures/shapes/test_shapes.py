@@ -1,5 +1,6 @@
 """Shape against transformers' own models on the meta device, torch's flop counter, and the literature's table."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,8 +16,9 @@ from transformers import (
 )
 
 from architectures.errors import UserError
+from architectures.pages.terminal import terminal
 from architectures.shapes.shape import NAMED_SHAPES, Shape, checkpoint_tensors
-from architectures.shapes.shapes_table import shapes_table, target_table
+from architectures.shapes.shapes_table import shapes_page, target_page
 
 # As their config.json files on the hub say, entries that do not touch the shape left out.
 CONFIGS = {
@@ -257,7 +259,7 @@ def test_heads_must_divide():
 
 
 def test_table_shows_nominal_beside_true_size():
-    lines = shapes_table().splitlines()
+    lines = terminal(*shapes_page()).splitlines()
 
     assert lines[0].split()[:5] == ["name", "nominal", "layers", "hidden", "intermediate"]
     row = next(line for line in lines if line.startswith("wide-796m "))
@@ -268,13 +270,14 @@ def test_table_shows_nominal_beside_true_size():
 
 
 def test_a_targets_table_says_what_can_be_cut_and_why_the_rest_cannot():
-    lines = target_table(Shape.from_config({**CONFIGS["LLaMA-7B"], "vocab_size": 32016}), "a/b").splitlines()
+    target = Shape.from_config({**CONFIGS["LLaMA-7B"], "vocab_size": 32016})
+    lines = terminal(*target_page(target, "a/b")).splitlines()
 
     assert lines[0] == "a/b"
     rows = {line.split()[0]: line.split() for line in lines[3:] if line and not line.startswith(" ")}
     assert rows["target"][1:7] == ["32", "4096", "11008", "32", "32", "128"]
     assert rows["wide-796m"][8] == "1274.2M"  # 16 more rows of embedding and head
-    refused = [line for line in lines if line.startswith("  ")]
+    refused = [line for line in lines if re.match(r" {2}\S", line)]
     assert [line.split(":")[0].strip() for line in refused] == ["wide-829m", "llama-13b", "llama-65b"]
     assert "it has heads 64 wide, the target 128." in refused[0]
     assert "it exceeds the target in layers 40 (target 32), hidden 5120 (target 4096)" in refused[1]

@@ -10,6 +10,7 @@ from architectures.checkpoints import fingerprint
 from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
 from architectures.files.disk import free_bytes, size
+from architectures.pages.terminal import terminal
 from distill.checking.check import check_recipe, disk_rows, planned
 from distill.data.generate import generate_answers
 from distill.estimates.cache_sizes import cache_sizes
@@ -43,7 +44,7 @@ def checked(tmp_path, tiny_target, monkeypatch):
 
     def check(*overrides: str):
         recipe = load_recipe("demo.yaml", overrides)
-        return recipe, [line.strip() for line in check_recipe(recipe).splitlines()]
+        return recipe, [line.strip() for line in terminal(*check_recipe(recipe)).splitlines()]
 
     return check
 
@@ -505,7 +506,7 @@ DEVICE = {"schema": 1, "device": "Some GPU", "slug": "some-gpu", "size": "full",
 
 def test_hours_are_told_of_the_device_that_is_named(checked):
     recipe, _ = checked()
-    lines = check_recipe(recipe, "nvidia-h100-80gb-hbm3").split("\n\n")[-1].splitlines()
+    lines = terminal(*check_recipe(recipe, "nvidia-h100-80gb-hbm3")).split("\n\n")[-1].splitlines()
     assert lines[0].startswith("time on NVIDIA H100 80GB HBM3 (")
     assert [line.split()[0] for line in lines[1:]] == ["answers", "training", "scorecard", "together", "texts", "not"]
 
@@ -513,7 +514,7 @@ def test_hours_are_told_of_the_device_that_is_named(checked):
 def test_a_measured_device_is_told_with_its_file(checked):
     recipe, _ = checked()
     Path("some.json").write_text(json.dumps(DEVICE), encoding="utf-8")
-    lines = check_recipe(recipe, "some.json").split("\n\n")[-1].splitlines()
+    lines = terminal(*check_recipe(recipe, "some.json")).split("\n\n")[-1].splitlines()
     assert lines[0] == "time on Some GPU (measured 2026-12-01, some.json)"
     reason = "unknown: no answers or steps in bfloat16 were measured on Some GPU"
     assert lines[1].split(maxsplit=1) == ["answers", reason]

@@ -9,6 +9,7 @@ import widedraft
 from architectures.engines.pair.finding import Severity
 from architectures.engines.table import findings
 from architectures.errors import UserError
+from architectures.pages.terminal import terminal
 from distill.checking.check import check_recipe, planned
 from distill.checking.served_shape import planned_pair
 from distill.debug.recipe import debug_recipe, tiny_run
@@ -36,8 +37,8 @@ def recipe(tmp_path, tiny_target, monkeypatch):
 
 
 def test_check_has_a_row_for_each_engine_named_and_none_otherwise(recipe):
-    assert "engines" not in check_recipe(recipe())
-    lines = check_recipe(recipe(ENGINES, "export.dtype=float32")).splitlines()
+    assert "engines" not in terminal(*check_recipe(recipe()))
+    lines = terminal(*check_recipe(recipe(ENGINES, "export.dtype=float32"))).splitlines()
     place = lines.index("engines (tensor parallel 1), by rules read in their code")
     assert [line.split() for line in lines[place + 1 : place + 3]] == [
         ["vLLM", "2", "not", "checked,", "13", "fine"],

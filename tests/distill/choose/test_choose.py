@@ -7,6 +7,7 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
+from architectures.pages.markdown import markdown
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.targets.target import read_config
 from distill.choose import command
@@ -106,14 +107,14 @@ def test_prospects_are_measured_for_every_candidate(recipe, source, tiny_target)
 
 def test_the_page_says_what_cannot_pay(recipe, source):
     candidates = candidates_of(recipe, source, [1, 3], None)
-    some = prospects_page(candidates, {"1-layers": HOPEFUL, "3-layers": HOPELESS})
+    some = markdown(prospects_page(candidates, {"1-layers": HOPEFUL, "3-layers": HOPELESS}))
     assert "| 1-layers | 1 × 64 |" in some
     assert "| 0.200 of the target's | 2.50x | 0.30 at lookahead 4 |" in some
     assert "| 1.200 of the target's | 0.80x | none suffices |" in some
     assert "Left out, for no acceptance makes them pay here: 3-layers." in some
-    none = prospects_page(candidates, {"1-layers": HOPELESS, "3-layers": HOPELESS})
+    none = markdown(prospects_page(candidates, {"1-layers": HOPELESS, "3-layers": HOPELESS}))
     assert "No draft of these shapes can pay on this machine, whatever it learns" in none
-    assert "All can pay." in prospects_page(candidates, {"1-layers": HOPEFUL, "3-layers": HOPEFUL})
+    assert "All can pay." in markdown(prospects_page(candidates, {"1-layers": HOPEFUL, "3-layers": HOPEFUL}))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import widedraft
 from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
+from architectures.pages.markdown import markdown
 from architectures.pruning.plan import needed_scores
 from architectures.shapes.shape import Shape
 from architectures.shapes.sizes import draft_shape
@@ -254,22 +255,23 @@ def test_without_answers_the_whole_head_stands_for_itself(candidates):
 
 def test_the_page_holds_step_time_against_coverage(candidates):
     prospects = {one.name: replace(PROSPECT, cost_ratio=(place + 1) / 100) for place, one in enumerate(candidates)}
-    page = vocabulary_page(candidates, prospects, SAID)
+    page = markdown(*vocabulary_page(candidates, prospects, SAID), level=2)
     assert "| ids said | cost of a step | all (10) | code (8) | maths (2) |" in page
     assert "| 1 | 0.010 to 0.040 | 60.0% | 75.0% | 0.0% |" in page
     assert "| 2 | 0.020 to 0.050 | 70.0% | 75.0% | 50.0% |" in page
     assert "| all | 0.030 to 0.060 | 100.0% | 100.0% | 100.0% |" in page
     assert "10 tokens of training answers say most" in page
-    unknown = vocabulary_page(candidates, prospects, None)
+    unknown = markdown(*vocabulary_page(candidates, prospects, None), level=2)
     assert "| 1 | 0.010 to 0.040 |\n" in unknown
     assert "known once there are answers" in unknown
 
 
 def test_nothing_is_told_of_whole_heads_or_of_ids_ranked_otherwise(recipe_file, source):
     whole = candidates_of(load_recipe(recipe_file), source, [1], None)
-    assert vocabulary_page(whole, {"1-layers": PROSPECT}, None) == ""
+    assert vocabulary_page(whole, {"1-layers": PROSPECT}, None) == []
     listed = candidates_of(load_recipe(recipe_file, [LISTED]), source, [1], None)
-    assert "not ranked by answers here" in vocabulary_page(listed, {"1-layers-50-ids": PROSPECT}, None)
+    [section] = vocabulary_page(listed, {"1-layers-50-ids": PROSPECT}, None)
+    assert "not ranked by answers here" in markdown(section)
 
 
 def run_choose(recipe_file, *words):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from architectures.draft_vocabulary.tokens import Tokens
+from architectures.pages.terminal import terminal
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.targets.known_targets import LLAMA_3_1_8B
 from distill.checking.check import check_recipe
@@ -106,11 +107,12 @@ def test_less_than_is_always_kept_cannot_be_had():
 
 
 def test_a_check_holds_it_with_the_coverage_of_its_answers(recipe_file):
-    assert "output head" not in check_recipe(load_recipe(recipe_file))  # 264 ids are less than any size told of
+    few = check_recipe(load_recipe(recipe_file))  # 264 ids are less than any size told of
+    assert "output head" not in terminal(*few)
     recipe = load_recipe(recipe_file, [OWN])
-    assert re.search(r"  coverage +unknown before run/data holds finished answers\n", check_recipe(recipe))
+    assert re.search(r"  coverage +unknown before run/data holds finished answers\n", terminal(*check_recipe(recipe)))
     save_recipe(recipe, Path("run/recipe.yaml"))
     write_answers(recipe, [trace(0, range(3, 153))], [trace(0, [3, 4, 250, 251])])
-    [line] = [line for line in check_recipe(recipe).splitlines() if line.strip().startswith("100 ids")]
+    [line] = [line for line in terminal(*check_recipe(recipe)).splitlines() if line.strip().startswith("100 ids")]
     assert "; the ids said most cover 65.3% of training answers, 50.0% of held-out ones, as this recipe has it" in line
-    assert "unknown before" not in check_recipe(recipe)
+    assert "unknown before" not in terminal(*check_recipe(recipe))

@@ -11,6 +11,7 @@ import pytest
 import widedraft
 from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
+from architectures.pages.terminal import terminal
 from distill.checking.check import check_recipe, disk_rows, planned
 from distill.estimates import vocabulary_page as page
 from distill.estimates.expected_work import Work
@@ -25,8 +26,8 @@ def lines():
     """lines(recipe) -> title and rows of the block about the vocabulary."""
 
     def of(recipe) -> list[str]:
-        found = [block.splitlines() for block in check_recipe(recipe).split("\n\n") if block.startswith("vocabulary")]
-        return [" ".join(line.split()) for line in found[0]] if found else []
+        found = [section for section in check_recipe(recipe) if section.title.startswith("vocabulary")]
+        return [" ".join(line.split()) for line in terminal(*found).splitlines()]
 
     return of
 

@@ -10,6 +10,7 @@ import torch
 
 import widedraft
 from architectures.errors import UserError
+from architectures.pages.markdown import markdown
 from eval.acceptance.estimates import Resampling
 from eval.commands.latency import LatencySettings, opened
 from eval.commands.latency_page import grid_page, percentiles_ms
@@ -110,7 +111,7 @@ def test_cells_of_other_steps_follow_the_eager_ones(target, noisy_draft, monkeyp
     cells = [(cell.how, cell.batch, cell.context_tokens) for cell in record.cells]
     assert cells == [("eager", 1, 8), ("eager", 2, 8), (how, 1, 8), (how, 2, 8)]
     assert {(tokens, whole) for _, tokens, whole in maker.fed} == {(1, False), (2, False), (4, True)}
-    assert f"## Batch 2, 8 tokens of context, {how} steps" in grid_page(record)
+    assert f"## Batch 2, 8 tokens of context, {how} steps" in markdown(*grid_page(record), level=2)
 
 
 def test_what_cannot_be_captured_is_refused_before_anything_is_measured(target, monkeypatch):
@@ -180,13 +181,16 @@ def page_of(draft_ms, *, settled=True):
     floor = {"target": 10.0, "draft": None}
     cell = Cell(batch=2, context_tokens=9, compiled=True, together=way, alone=way, floor=floor)
     state = MachineState(load_average=0.5, processor_mhz=None, throttled_periods=None, gpu=None)
-    return grid_page(
-        GridFigures(
-            lookaheads=(4,),
-            bandwidth_gb_s=Bandwidth(copy=20.0, read=25.0),
-            machine=Machine(before=state, after=state, threads=1),
-            cells=(cell,),
-        )
+    return markdown(
+        *grid_page(
+            GridFigures(
+                lookaheads=(4,),
+                bandwidth_gb_s=Bandwidth(copy=20.0, read=25.0),
+                machine=Machine(before=state, after=state, threads=1),
+                cells=(cell,),
+            )
+        ),
+        level=2,
     )
 
 
@@ -281,7 +285,7 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
     assert run_latency("--target", target_folder, "--drafts", noisy_folder, *words, "--out", out) == 0
     record = read_grid_file(out)
     printed = capsys.readouterr().out
-    assert grid_page(record) in printed
+    assert markdown(*grid_page(record), level=2) in printed
     assert f"{out}: the figures" in printed
     assert record.models["draft"].path == str(noisy_folder)
     assert record.models["draft"].fingerprint != record.models["target"].fingerprint

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 import widedraft
 from architectures.errors import UserError
+from architectures.pages.markdown import markdown
 from architectures.shapes.equal_shapes import EqualShape, equal_shape, equal_shapes
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.commands.latency import with_head_of
@@ -158,7 +159,7 @@ def test_shapes_that_cannot_be_cut_are_marked(target):
     record = with_depth_and_width(figures(), [wide, EqualShape(1, source)], source, RESAMPLING)
     assert record.shapes[0].larger == ("hidden", "intermediate", "heads", "kv_heads")
     assert record.shapes[1].larger == ()
-    assert "| hidden, intermediate, heads, kv_heads |" in shapes_table(record.shapes)
+    assert "| hidden, intermediate, heads, kv_heads |" in markdown(shapes_table(record.shapes))
 
 
 def run_latency(*words):
@@ -172,7 +173,7 @@ def test_the_command_measures_every_shape(target_folder, target, tmp_path, capsy
     assert run_latency("--target", target_folder, *words, *asked, "--out", out, "--plot", tmp_path / "shapes.png") == 0
     assert (tmp_path / "shapes.png").read_bytes().startswith(b"\x89PNG")
     record, printed = read_grid_file(out), capsys.readouterr().out
-    assert grid_page(record) in printed
+    assert markdown(*grid_page(record), level=2) in printed
     assert [one.layers for one in record.shapes] == [1, 2, 3]
     assert list(record.models) == ["target"]
     [cell] = record.cells

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
+from architectures.pages.terminal import terminal
 from eval.models.loading import load_tokenizer
 from eval.prompts.forms import Prompt, raw_text
 from eval.prompts.loading import load_prompts
@@ -202,7 +203,7 @@ def test_a_task_that_is_none_has_the_nearest_one_named():
 
 
 def test_the_page_tells_of_every_task_what_there_is_to_know():
-    blocks = tasks_page().split("\n\n")
+    blocks = terminal(*tasks_page()).split("\n\n")
     assert len(blocks) == len(TASKS)
     for block, task in zip(blocks, TASKS.values(), strict=True):
         for told in (f"{task.name}, version {task.version}\n", task.licence, task.source, task.hub.split):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from architectures.pages.blocks import Figure
 from eval.config import EvalConfig
-from eval.pages.blocks import Figure
 from eval.pages.drawing import Drawing
 from eval.prompts.forms import Prompt
 from eval.report.page import report_page, report_sections

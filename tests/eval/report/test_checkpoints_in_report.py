@@ -3,8 +3,8 @@
 import pytest
 
 from architectures.errors import UserError
+from architectures.pages.blocks import Figure
 from eval.acceptance.estimates import Estimate
-from eval.pages.blocks import Figure
 from eval.pages.drawing import render
 from eval.report.training import training_section
 from eval.report_inputs.cards import read_cards

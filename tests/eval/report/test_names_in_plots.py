@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure as Canvas
 
+from architectures.pages.blocks import Figure
 from eval.acceptance.estimates import Estimate
-from eval.pages.blocks import Figure
 from eval.pages.drawing import draw_curve, draw_measured, draw_parts, draw_points, draw_predicted, render
 from eval.report.lookaheads import speed_figure, tau_figure
 from eval.report.positions import positions_figure

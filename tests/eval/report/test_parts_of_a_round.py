@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from architectures.pages.blocks import Absent, Sentence
 from eval.acceptance.estimates import Resampling
 from eval.report.round_time import catch_up, catch_up_notes, measured_time, predicted_time
 from eval.report_inputs.cards import read_card
@@ -107,10 +108,10 @@ def test_a_catch_up_that_noise_hides_is_not_told(one):
         told = with_rounds(one, tuple(hidden))
         assert measured_time(told).catch_up_ms is None
         [note] = catch_up_notes(told)
-        assert note.kind == "absent"
+        assert isinstance(note, Absent)
         assert "not decided; the catch-up is within draft" in note.text
     [note] = catch_up_notes(with_rounds(one, (*first, *second, *third)))
-    assert note.kind == "sentence"
+    assert isinstance(note, Sentence)
     assert note.text == (
         "draft: drafting took 3.000 [3.000, 3.000] ms more in 6 rounds after a wholly kept one than in 6 others."
     )

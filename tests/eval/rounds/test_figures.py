@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import widedraft
+from architectures.pages.markdown import markdown
 from eval.acceptance.counts import count_trace, pool, tau
 from eval.answers.traces import read_traces
 from eval.config import EvalConfig
@@ -133,7 +134,7 @@ def test_the_page_tells_counts_rates_and_times(tmp_path):
     )
     second = replace(first, rounds=(Round(0, 2, 1, 1, 2, 0.25, 0.5),), stopped=False)
     run = Run("warm", [0, 1], [first, second], 4, Speculation(2), Sampling(0.5), Seeds())
-    page = rounds_page(written(run, ["a", "b"], tmp_path / "r.jsonl"))
+    page = markdown(rounds_page(written(run, ["a", "b"], tmp_path / "r.jsonl")))
     assert page.startswith("# Rounds of folder drafting for folder\n\n## warm\n\n")
     for told in (
         "Rule rejection, temperature 0.5, lookahead 2; 2 texts of 2 prompts.",
@@ -155,10 +156,10 @@ def test_the_page_tells_counts_rates_and_times(tmp_path):
 def test_an_adaptive_run_and_one_without_texts_say_so(tmp_path):
     text = Decoded((1, 2), (Round(0, 1, 1, 1, 1, 0.0, 0.0),), 0, 0, "rejection")
     run = Run("short", [0], [text], 4, Speculation(1, adaptive=True), Sampling(0.5), Seeds())
-    page = rounds_page(written(run, ["a"], tmp_path / "r.jsonl"))
+    page = markdown(rounds_page(written(run, ["a"], tmp_path / "r.jsonl")))
     assert "lookahead 1 at first, adaptive; 1 texts of 1 prompts." in page
     assert "0.000 s, none of it the draft's; a round takes 0.00 ms" in page
-    empty = rounds_page(written(replace(run, places=[], decoded=[]), [], tmp_path / "r.jsonl"))
+    empty = markdown(rounds_page(written(replace(run, places=[], decoded=[]), [], tmp_path / "r.jsonl")))
     assert "## short\n\nNo prompt was decoded, so there is no round.\n" in empty
 
 
@@ -215,7 +216,7 @@ def test_without_live_decoding_no_older_rounds_stay(scored, target_folder, noisy
 def test_rounds_prints_a_trace_and_refuses_what_only_totals_need(scored, capsys):
     path = scored[0] / "rounds.jsonl"
     assert widedraft.main(["rounds", str(path)]) == 0
-    assert capsys.readouterr().out == rounds_page(read_round_trace(path))
+    assert capsys.readouterr().out == f"{markdown(rounds_page(read_round_trace(path)))}\n"
     for words, named in (
         (["--lookahead", "3"], "--lookahead"),
         (["--recorded", "x", "--lookahead", "3"], "--recorded and --lookahead"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import widedraft
+from architectures.pages.markdown import markdown
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import least_units
 from eval.checks.built_in import PROMPTS
@@ -138,7 +139,7 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
     assert run_speed("--target", target_folder, "--drafts", noisy_folder, *few, *more, *files) == 0
     assert (tmp_path / "speed.png").read_bytes().startswith(PNG)
     record, printed = read_speed(out), capsys.readouterr().out
-    assert speed_page(record) in printed
+    assert markdown(speed_page(record), level=2) in printed
     assert f"{out}: the figures" in printed
     kinds = {row.way for row in record.ways}
     assert kinds == {PLAIN, DRAFT, LOOKUP, *([TRANSFORMERS] if more == ("--assisted",) else [])}
@@ -178,7 +179,7 @@ def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path, 
     few = ("--num-prompts", 2, "--max-new-tokens", 8, "--lookaheads", 1, 2, "--repeats", 1, "--num-threads", 1)
     assert run_speed("--target", target_folder, "--drafts", *drafts, *few, "--out", out) == 0
     record, printed = read_speed(out), capsys.readouterr().out
-    assert speed_page(record) in printed
+    assert markdown(speed_page(record), level=2) in printed
     assert list(record.drafts) == list(record.steps_ms.drafts) == [f"draft {draft}" for draft in drafts]
     assert record.drafts[f"draft {target_folder}"].fingerprint == record.target.fingerprint
     taus = {(row.draft, row.lookahead): row.tau for row in record.ways if row.way == DRAFT}

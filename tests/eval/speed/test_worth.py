@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from architectures.pages.markdown import markdown
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.speedup import StepTimes
 from eval.decoding.texts import Round
@@ -226,7 +227,7 @@ def test_a_rounds_time_is_that_of_the_row_that_took_most_of_them():
 
 
 def test_the_page_has_every_way_and_says_what_is_faster():
-    page = speed_page(record_of(0.0))
+    page = markdown(speed_page(record_of(0.0)), level=2)
     assert "## Batch 1, temperature 0, 6 prompts, 1 repetitions, eager steps" in page
     assert "| target alone |  |  | 25.0 | 1.00x [1.00, 1.00] |  | 1.00x [1.00, 1.00] |  |" in page
     assert re.search(
@@ -245,7 +246,7 @@ def test_the_page_has_every_way_and_says_what_is_faster():
 def test_the_page_of_few_groups_decides_nothing_and_says_how_many_do(groups, few):
     """0.57x [0.57, 0.57] Slower, the page once said of two groups; 1.50x is as sure here."""
     record = record_of(0.0, groups=groups)
-    page = speed_page(replace(record, settings=replace(record.settings, batch=4)))
+    page = markdown(speed_page(replace(record, settings=replace(record.settings, batch=4))), level=2)
     remedy = "no interval: 5 are the least; --num-prompts 20 makes them at --batch-size 4."
     assert page.count(f"1.50x, the reading of the prompt included. Not decided, because {few} {remedy}") == 2
     assert not re.search(r"Faster|Slower|1\.50x \[1.50|compared together", page)
@@ -256,7 +257,7 @@ def page_of_lookups(*decode_s):
     times = all_ways(0.0)
     rounds = times[Way(LOOKUP, 4)][0][0].texts[0]
     times[Way(LOOKUP, 4)] = [{place: taken(10, each_s, rounds=rounds) for place, each_s in enumerate(decode_s)}]
-    return speed_page(file_of(speed_figures(times, Steps(), RESAMPLING)))
+    return markdown(speed_page(file_of(speed_figures(times, Steps(), RESAMPLING))), level=2)
 
 
 def test_what_is_said_of_a_way_is_what_its_interval_says():
@@ -296,12 +297,12 @@ def test_drafts_are_compared_in_the_same_turns():
     assert (a.draft, c.draft) == ("a", "c")
     assert [a.fastest.value, *a.fastest.interval] == pytest.approx([1.1] * 3)
     assert c.fastest.value == pytest.approx(1.2)
-    page = speed_page(record)
+    page = markdown(speed_page(record), level=2)
     told = "Each at its best, b is the fastest. In the same turns it is so many times as fast as the others: "
     assert f"{told}a 1.10x [1.10, 1.10], c 1.20x [" in page
     assert "Not decided against c." in page
     assert all(f"| {name} | 4 | 2.50 |" in page for name in "abc")
-    decided = speed_page(record_of_drafts(a=(0.2,) * 6, b=(0.1,) * 6))
+    decided = markdown(speed_page(record_of_drafts(a=(0.2,) * 6, b=(0.1,) * 6)), level=2)
     assert "a 2.00x [2.00, 2.00]. Decided against all of them." in decided
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from architectures.errors import UserError
+from architectures.pages.markdown import markdown
 from eval.acceptance.counts import Counts
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes
@@ -90,7 +91,7 @@ def test_a_file_is_read_as_it_was_written(curves, tmp_path):
 
 
 def test_the_page_has_every_checkpoint_with_its_tokens_and_marks_the_best(curves):
-    page = curves_page(curves)
+    page = markdown(curves_page(curves))
     assert "## Temperature 0, lookahead 1" in page
     assert "| start | 0 | 0 |" in page
     assert "| end (best) | 10 | 1,000 |" in page
