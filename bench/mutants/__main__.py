@@ -3,8 +3,8 @@
     make mutants
 
 Losses, decoding rules, caches, masks, resuming and scoring. `bench.mutants.draw` draws by a seed what is broken, and
-`bench.mutants.page` makes tables of it. Mutants that change nothing anybody could see are told in equivalents.jsonl, with
-the reason, and count as such.
+`bench.mutants.page` makes tables of what became of it. Mutants that change nothing anybody could see are told in
+equivalents.jsonl, with the reason, and count as such.
 """
 
 import argparse
