@@ -34,7 +34,15 @@ AREAS = {
             "tests/distill/test_training_faults.py",
         ),
     ),
-    "rules": Area(("eval/decoding",), ("tests/eval/decoding", "tests/eval/checks", "tests/eval/answers")),
+    "rules": Area(
+        ("eval/decoding",),
+        (
+            "tests/eval/decoding",
+            "tests/eval/checks/test_inflation.py",
+            "tests/eval/checks/test_near_ties.py",
+            "tests/eval/checks/test_verify.py",
+        ),
+    ),
     "caches": Area(
         ("distill/teacher_cache", "distill/teacher", "eval/steps"),
         ("tests/distill/teacher_cache", "tests/distill/teacher", "tests/eval/decoding"),
