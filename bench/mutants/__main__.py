@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.mutants.areas import AREAS, tests_of
+from bench.mutants.areas import AREAS, chosen_tests
 from bench.mutants.mutant import Mutant, read_mutants
 from bench.mutants.trying import Outcome, load_libraries, make_copy, run_tests, try_mutant
 from bench.mutants.verdicts import COUNTED, Tried, read_reasons, tried
@@ -69,7 +69,7 @@ def attempts(
     """Each mutant of the area in turn."""
     for mutant in mutants:
         if mutant.area == area:
-            tests = tests_of(area, mutant.file, whole.seconds)
+            tests = chosen_tests(area, mutant.file, whole.seconds)
             yield tried(mutant, try_mutant(mutant, tests, copy, most_s=MOST_S), reasons.get(mutant.words))
 
 

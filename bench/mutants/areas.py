@@ -84,7 +84,7 @@ def naming(module: str) -> frozenset[str]:
     return frozenset(file for file in test_files("tests") if named.search((ROOT / file).read_text(encoding="utf-8")))
 
 
-def tests_of(area: str, file: str, seconds: dict[str, float]) -> list[str]:
+def chosen_tests(area: str, file: str, seconds: dict[str, float]) -> list[str]:
     """Which files to run: those of its own room, then those that import what is broken, then those of its area.
 
     Args:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.mutants.areas import AREAS, naming, tests_of
+from bench.mutants.areas import AREAS, chosen_tests, naming
 from bench.mutants.mutant import Mutant, read_mutants, write_mutants
 from bench.mutants.page import page
 from bench.mutants.trying import Outcome
@@ -49,7 +49,7 @@ def test_every_area_has_modules_and_tests_that_are_there(area):
 
 
 def test_tests_of_the_room_come_first_and_then_those_that_import_the_file():
-    tests = tests_of("rules", "eval/decoding/rules.py", {"tests/eval/decoding/test_rules.py": 2.0})
+    tests = chosen_tests("rules", "eval/decoding/rules.py", {"tests/eval/decoding/test_rules.py": 2.0})
     importing = naming("eval.decoding.rules")
     assert "tests/eval/decoding/test_rules.py" in importing
     room = [test.startswith("tests/eval/decoding/") for test in tests]
