@@ -11,7 +11,7 @@ JOBS ?= 2
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart test test-engines check-code unit-tests simulations schema requirements clean
+.PHONY: quickstart test test-engines check-code unit-tests simulations mutants schema requirements clean
 
 quickstart: $(READY) $(MODEL)/config.json
 	$(BIN)/widedraft run recipes/quickstart.yaml
@@ -45,6 +45,18 @@ $(VENV)-llama-cpp/ready:
 simulations: $(READY) # about ten minutes of one core; the table of docs/scoring.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.simulations --out bench/results/simulations.json --doc docs/scoring.md
 
+# About an hour of two cores. The tool that breaks has an environment of its own; what it breaks is tried in this one.
+mutants: $(READY) $(VENV)-mutants/ready
+	$(VENV)-mutants/bin/python -m bench.mutants.draw --seed 21 --out $(VENV)-mutants/drawn.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.mutants --mutants $(VENV)-mutants/drawn.jsonl --jobs $(JOBS) \
+		--out bench/results/mutants.jsonl
+	$(BIN)/python -m bench.mutants.page bench/results/mutants.jsonl docs/mutants.md
+
+$(VENV)-mutants/ready:
+	$(PYTHON) -m venv $(VENV)-mutants
+	$(VENV)-mutants/bin/python -m pip install --quiet cosmic-ray==8.7.0
+	touch $@
+
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.txt
@@ -63,4 +75,4 @@ requirements: $(READY) # needs uv on PATH
 	uv pip compile pyproject.toml requirements.in --extra dev --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.txt
 
 clean:
-	rm -rf $(VENV) models runs dist build
+	rm -rf $(VENV) $(VENV)-mutants models runs dist build

@@ -16,6 +16,7 @@ from architectures.checkpoints.manifest import read_manifest
 from architectures.targets.known_targets import KNOWN_CONFIGS
 from distill.checking.check import check_recipe, planned
 from distill.commands.recipe_headers import nominal_device
+from distill.debug.recipe import debug_recipe, tiny_run
 from distill.estimates.memory import matrix_parameters
 from distill.expected_time.floors import best_by_alpha, floor_times, wanted_head
 from distill.recipe.recipe import load_recipe
@@ -28,6 +29,10 @@ ASKED_FOR = {
     "llama-7b-wide-1.3b", "llama-7b-wide-796m", "llama-7b-wide-543m", "llama-7b-wide-290m",
     "llama2-7b-wide-1.3b", "llama2-7b-wide-796m", "llama2-7b-wide-543m", "llama2-7b-wide-290m", "llama2-7b-deep-1.3b",
     "llama3.1-8b-wide-829m", "mistral-7b-wide", "qwen2.5-7b-wide", *LAPTOP,
+}  # fmt: skip
+RUN_IN_DEPTH = {  # one of those that differ by numbers alone
+    "llama-7b-wide-290m", "llama2-7b-wide-1.3b", "llama2-7b-wide-796m", "llama3.1-8b-wide-829m", "mistral-7b-wide",
+    "qwen2.5-7b-wide", *LAPTOP,
 }  # fmt: skip
 BASE = [path for path in PUBLISHED if path.stem.startswith("llama-7b-")]  # of LLaMA-7B, which is no chat model
 OF_THE_TARGET = ("run_name", "target", "architecture")  # keys that recipes of several targets do not share
@@ -227,7 +232,30 @@ def test_the_control_differs_by_its_shape_alone():
     assert sizes[0].layers * 2 == sizes[1].layers
 
 
-@every_recipe
+def kinds(values: Any) -> Any:
+    """Values with every number replaced by its kind."""
+    if isinstance(values, dict):
+        return {key: kinds(value) for key, value in values.items()}
+    return type(values) if isinstance(values, int | float) else values
+
+
+def debug_form(path: Path) -> dict[str, Any]:
+    """The recipe of a debug run, but for its name and the sizes of its cut."""
+    recipe = load_recipe(path)
+    cut = planned(recipe)
+    small = debug_recipe(recipe, tiny_run(recipe, cut.target, cut.source)).model_dump_json()
+    values = json.loads(small.replace(path.stem, "NAME"))
+    return values | {"architecture": kinds(values["architecture"])}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in RECIPES if path.stem not in RUN_IN_DEPTH], ids=lambda path: path.stem
+)
+def test_one_that_is_not_run_differs_by_sizes_alone_from_one_that_is(path):
+    assert debug_form(path) in [debug_form(path.with_stem(name)) for name in sorted(RUN_IN_DEPTH - {*LAPTOP})]
+
+
+@pytest.mark.parametrize("path", [path for path in RECIPES if path.stem in RUN_IN_DEPTH], ids=lambda path: path.stem)
 def test_it_runs_at_debug_size(path, here, training_here, capsys):
     needs_smollm2(path)
     assert widedraft.main(["run", f"recipes/{path.name}", "--debug"]) == 0

@@ -2,8 +2,9 @@
 
     make mutants
 
-Losses, decoding rules, caches, masks, resuming and scoring. `bench.mutants.draw` draws by a seed what is broken. Mutants
-that change nothing anybody could see are told in equivalents.jsonl, with the reason, and count as such.
+Losses, decoding rules, caches, masks, resuming and scoring. `bench.mutants.draw` draws by a seed what is broken, and
+`bench.mutants.page` makes tables of what became of it. Mutants that change nothing anybody could see are told in
+equivalents.jsonl, with the reason, and count as such.
 """
 
 import argparse
@@ -16,9 +17,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.mutants.areas import AREAS, tests_of
+from bench.mutants.areas import AREAS, chosen_tests
 from bench.mutants.mutant import Mutant, read_mutants
-from bench.mutants.page import write_page
 from bench.mutants.trying import Outcome, load_libraries, make_copy, run_tests, try_mutant
 from bench.mutants.verdicts import COUNTED, Tried, read_reasons, tried
 
@@ -26,14 +26,13 @@ MOST_S = 1800.0  # of tests that nothing is broken for
 
 
 def main() -> None:
-    """Try mutants of every area until enough could be run; write them, and the page."""
+    """Try mutants of every area until enough could be run, and write what became of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mutants", type=Path, required=True, help="what bench.mutants.draw wrote")
     parser.add_argument("--number", type=int, default=26, help="of each area")
     parser.add_argument("--areas", nargs="+", choices=AREAS, default=list(AREAS))
     parser.add_argument("--jobs", type=int, default=2, help="areas at a time")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--doc", type=Path, help="a page with marks, which is filled")
     options = parser.parse_args()
     load_libraries()
     mutants = read_mutants(options.mutants)
@@ -45,8 +44,6 @@ def main() -> None:
         ]
         counts = [one.result() for one in work]
     print(f"{sum(counts)} mutants: {options.out}")
-    if options.doc is not None:
-        write_page(options.out, options.doc)
 
 
 def try_area(area: str, mutants: list[Mutant], number: int, copy: Path, out: Path) -> int:
@@ -72,7 +69,7 @@ def attempts(
     """Each mutant of the area in turn."""
     for mutant in mutants:
         if mutant.area == area:
-            tests = tests_of(area, mutant.file, whole.seconds)
+            tests = chosen_tests(area, mutant.file, whole.seconds)
             yield tried(mutant, try_mutant(mutant, tests, copy, most_s=MOST_S), reasons.get(mutant.words))
 
 

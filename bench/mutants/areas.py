@@ -34,7 +34,15 @@ AREAS = {
             "tests/distill/test_training_faults.py",
         ),
     ),
-    "rules": Area(("eval/decoding",), ("tests/eval/decoding", "tests/eval/checks", "tests/eval/answers")),
+    "rules": Area(
+        ("eval/decoding",),
+        (
+            "tests/eval/decoding",
+            "tests/eval/checks/test_inflation.py",
+            "tests/eval/checks/test_near_ties.py",
+            "tests/eval/checks/test_verify.py",
+        ),
+    ),
     "caches": Area(
         ("distill/teacher_cache", "distill/teacher", "eval/steps"),
         ("tests/distill/teacher_cache", "tests/distill/teacher", "tests/eval/decoding"),
@@ -76,7 +84,7 @@ def naming(module: str) -> frozenset[str]:
     return frozenset(file for file in test_files("tests") if named.search((ROOT / file).read_text(encoding="utf-8")))
 
 
-def tests_of(area: str, file: str, seconds: dict[str, float]) -> list[str]:
+def chosen_tests(area: str, file: str, seconds: dict[str, float]) -> list[str]:
     """Which files to run: those of its own room, then those that import what is broken, then those of its area.
 
     Args:

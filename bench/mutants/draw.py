@@ -61,7 +61,7 @@ def breaches(file: Path) -> dict[tuple[int, int], list[Breach]]:
     for name, operator in operators().items():
         places = [(start, node) for node in nodes for start, _ in operator.mutation_positions(node)]
         for occurrence, (start, node) in enumerate(places):
-            if not is_annotation(node):
+            if not is_declaration(node):
                 found[start].append(Breach(name, occurrence))
     return dict(sorted(found.items()))
 
@@ -73,9 +73,14 @@ def operators() -> dict[str, Any]:
     return {name: get_operator(name)() for name in names}
 
 
-def is_annotation(node: Any) -> bool:
-    """Whether it stands in what a name or a function is declared to be, where nothing is computed."""
-    return any(below in annotation.children[1:2] for annotation, below in above(node) if annotation.type == "annassign")
+def is_declaration(node: Any) -> bool:
+    """Whether nothing is computed there: the type of a name, a decorator, the bare `*` of arguments given by name."""
+    return any(
+        parent.type in ("decorator", "tname")
+        or (parent.type == "annassign" and child is parent.children[1])
+        or (parent.type in ("parameters", "param") and child.type == "operator")
+        for parent, child in above(node)
+    )
 
 
 def above(node: Any) -> Iterator[tuple[Any, Any]]:

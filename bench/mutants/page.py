@@ -1,5 +1,9 @@
-"""What became of the mutants, as the tables of docs/mutants.md."""
+"""What became of the mutants, as the tables of docs/mutants.md.
 
+python -m bench.mutants.page bench/results/mutants.jsonl docs/mutants.md
+"""
+
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +17,7 @@ from eval.pages.tables import table
 BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
 
 
-def write_page(tried_file: Path, doc: Path) -> None:
+def main(tried_file: Path, doc: Path) -> None:
     """Fill the marked part of the page."""
     text = doc.read_text(encoding="utf-8")
     doc.write_text(between(text, BEGIN, END, page(read_tried(tried_file))), encoding="utf-8")
@@ -40,9 +44,8 @@ def shown(counts: Counter[tuple[str, str]], area: str) -> list[str]:
 
 def cells(one: Tried) -> list[str]:
     _, before, after = one.mutant.words
-    return [f"{one.mutant.file}:{one.mutant.line}", quoted(before), quoted(after), one.by or "not known yet"]
+    return [f"{one.mutant.file}:{one.mutant.line}", f"`{before}`", f"`{after}`", one.by or "not known yet"]
 
 
-def quoted(code: str) -> str:
-    """As code in a cell, whose columns end at a bar."""
-    return f"`{code}`".replace("|", "\\|")
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

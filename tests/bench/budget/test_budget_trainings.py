@@ -32,6 +32,7 @@ data: {prompts: [{path: PROMPTS}], num_eval_prompts: 5, max_seq_len: 96, max_new
 distill: {teacher: {source: cache}, precision: fp32, global_train_batch_size: 4, scheduler: {t_warmup: 0ba}}
 eval: {max_new_tokens: 8, dtype: float32}
 """
+pytestmark = pytest.mark.usefixtures("trainings_begin_at_once")
 IDS = 259  # all that the tiny tokenizer has
 SMALL = [
     given(tokens, epochs, layers, IDS)
@@ -153,7 +154,7 @@ def test_text_is_read_before_answers_and_by_the_same_ids(files, finished, tiny_t
     assert [len(head_ids(model)) for model in (text, answers, load_model(trained.draft, dtype="float32"))] == [IDS] * 3
 
 
-def test_the_recipes_own_run_is_one_more_training(files, finished, monkeypatch):
+def test_the_recipes_own_run_is_one_more_training(files, finished, monkeypatch, training_here):
     setting = Setting(
         recipe=files / "tiny.yaml",
         words=(),

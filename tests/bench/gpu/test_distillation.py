@@ -13,6 +13,7 @@ from bench.gpu.stage import Setting, SkippedError
 from bench.gpu.training import answers_of, flops_per_step, measure_training, recipe_of
 from distill.monitoring.step_times import PHASES
 
+pytestmark = pytest.mark.usefixtures("trainings_begin_at_once")
 SIZES = ("full", "laptop", "tiny")
 
 

@@ -14,6 +14,7 @@ from bench.gpu.stage import Setting, SkippedError
 from bench.gpu.trained_draft import TimedBatches, Trained, affordable, batches_within, recipe_of, steps_of
 from eval.answers.traces import read_traces
 
+pytestmark = pytest.mark.usefixtures("trainings_begin_at_once")
 PROMPTS = Path(__file__).parents[3] / "recipes" / "prompts" / "quickstart.jsonl"
 MANY = {"prompts": 10, "answers": 10, "answer_tokens": 100}
 FULL, TINY = SIZES["full"].training, SIZES["tiny"].training

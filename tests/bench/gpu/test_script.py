@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.gpu import __main__ as runner
-from bench.gpu import one
+from bench.gpu import losses, one
 from bench.gpu.stages import STAGES
+from bench.loss import Job, measure
 from distill.expected_time.figures import load_figures
 
 ROOT = Path(__file__).parents[3]
@@ -24,11 +26,18 @@ def run_here(words: list[str], _limit_s: float) -> int:
     return 0
 
 
+def measure_here(job: Job, *, device: str, repeats: int, threads: int) -> dict[str, Any]:
+    """A loss in this process; test_losses.py has one in a process of its own."""
+    return measure(job, device=device, repeats=repeats)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("trainings_begin_at_once")
 def test_every_stage_runs_on_a_processor(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(runner, "run_for", run_here)
+    monkeypatch.setattr(losses, "measure_in_a_process", measure_here)
     out = tmp_path / "out"
     assert runner.main(["--size", "tiny", "--out", str(out), "--keep", str(tmp_path / "keep")]) == 0
     [file] = out.glob("*.json")

@@ -22,6 +22,7 @@ from bench.minutes.summary import BEGIN, END, summary, with_summary
 from bench.minutes.training import Clock
 from eval.models.loading import load_model
 
+pytestmark = pytest.mark.usefixtures("trainings_begin_at_once")
 ROOT = Path(__file__).parents[3]
 CELLS = ROOT / "bench" / "results" / "minutes"
 TOKENS, CACHED = "none-cross_entropy-4layers-all", "cache-negative_log_acceptance-1layers-all"

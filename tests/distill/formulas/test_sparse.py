@@ -231,6 +231,8 @@ def test_rows_that_do_not_belong_together_are_refused(logits):
         top_k_kl(student_AV, ids_AK[:3], log_probs_AK[:3], log_tail_A[:3])
     with pytest.raises(ValueError, match=r"\[answer tokens, kept\], got \(7, 11\) and \(3, 4\)"):
         sampled_cross_entropy(student_AV, ids_AK[:3])
+    with pytest.raises(ValueError, match=r"\[answer tokens, kept\], got \(7, 11\) and \(7,\)"):
+        sampled_cross_entropy(student_AV, ids_AK[:, 0])
     with pytest.raises(ValueError, match=r"got \(7, 4\), \(7, 3\) and \(7,\)"):
         alpha_bounds(student_AV, ids_AK, log_probs_AK[:, :3], log_tail_A)
     with pytest.raises(ValueError, match=r"got \(7, 4\), \(7, 4\) and \(3,\)"):
