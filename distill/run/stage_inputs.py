@@ -327,8 +327,9 @@ def recipe_hash(recipe: Recipe) -> str:
 
 
 def recorded_values(recipe: Recipe) -> dict[str, Any]:
-    """The resolved recipe with every key that teachers and losses had at first, so that what was recorded holds."""
+    """The resolved recipe with the names and keys of sections at first, so that what was recorded holds."""
     values = recipe.model_dump(mode="json")
     values["distill"]["teacher"] = {**UNSAID, **values["distill"]["teacher"]}
     values["distill"]["loss"] = recorded_loss(recipe.distill.loss)
+    values["eval"] = recipe.eval.recorded()
     return values

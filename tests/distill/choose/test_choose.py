@@ -16,6 +16,7 @@ from distill.choose.page import GIVEN_ALPHAS, after_training, prospects_page, ra
 from distill.recipe.recipe import load_recipe, save_recipe
 from eval.predictions.ranking import Prospect, Ranked, prospect, step_times
 from tests.distill.run.test_progressive import TINY
+from tests.eval.records import latency
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 HOPEFUL, HOPELESS = Prospect(4, 0.3, 0.2, 2.5), Prospect(1, None, 1.2, 0.8)
@@ -141,16 +142,9 @@ def run_choose(recipe_file, *words):
 def prospects(monkeypatch):
     """Step times of models so small say nothing: here three layers take longer than the target."""
 
-    def step(milliseconds):
-        return {"median_ms": milliseconds, "interval_ms": [milliseconds - 0.5, milliseconds + 0.5]}
-
     def steps(_recipe, _target, candidates):
-        times = {one.name: {1: 4.0, 2: 6.0, 3: 60.0}[one.shape.layers] for one in candidates}
-        return {
-            "target": step(40.0),
-            "verify": [{"lookahead": lookahead, **step(40.0 + 2 * lookahead)} for lookahead in (1, 2, 3)],
-            "drafts": [{"draft": name, "one_token": step(ms), "two_tokens": step(ms)} for name, ms in times.items()],
-        }
+        times = {one.name: ({1: 4.0, 2: 6.0, 3: 60.0}[one.shape.layers],) * 2 for one in candidates}
+        return latency(40.0, {lookahead: 40.0 + 2 * lookahead for lookahead in (1, 2, 3)}, times, 0.5)
 
     monkeypatch.setattr(command, "measured_steps", steps)
 

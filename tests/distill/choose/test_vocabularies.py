@@ -26,6 +26,7 @@ from eval.latency.untrained import untrained_models
 from eval.models.loading import load_model
 from eval.predictions.ranking import Prospect
 from tests.distill.run.test_progressive import TINY
+from tests.eval.records import latency
 
 VOCAB = 264
 OWN = "architecture.vocabulary={size: 50}"
@@ -282,16 +283,9 @@ def run_choose(recipe_file, *words):
 def steps(monkeypatch):
     """A step takes 4 ms, and with 50 ids 2."""
 
-    def step(milliseconds):
-        return {"median_ms": milliseconds, "interval_ms": [milliseconds - 0.1, milliseconds + 0.1]}
-
     def measured(_recipe, _target, candidates):
-        times = {one.name: 2.0 if one.shape.head_vocab else 4.0 for one in candidates}
-        return {
-            "target": step(40.0),
-            "verify": [{"lookahead": 1, **step(42.0)}],
-            "drafts": [{"draft": name, "one_token": step(ms), "two_tokens": step(ms)} for name, ms in times.items()],
-        }
+        times = {one.name: (2.0 if one.shape.head_vocab else 4.0,) * 2 for one in candidates}
+        return latency(40.0, {1: 42.0}, times, 0.1)
 
     monkeypatch.setattr(command, "measured_steps", measured)
 

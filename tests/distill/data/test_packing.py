@@ -10,6 +10,7 @@ import torch
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
+from architectures.pages.terminal import terminal
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.checking.check import check_recipe
@@ -216,7 +217,8 @@ def recipe_of(tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_check_takes_every_family(make_checkpoint, recipe_of, family):
-    assert "2 layers" in check_recipe(recipe_of(make_checkpoint(model_type=family, **SETTINGS.get(family, {}))))
+    recipe = recipe_of(make_checkpoint(model_type=family, **SETTINGS.get(family, {})))
+    assert "2 layers" in terminal(*check_recipe(recipe))
 
 
 def test_attention_that_looks_at_positions_in_one_row_only_is_refused(tiny_draft):

@@ -74,6 +74,12 @@ LOSSES = {
     "[{name: jensen_shannon, weight: 2, beta: null, skew: null, decay: null, forward_weight: null}]": "404325de320f2080",  # noqa: E501
     "[{name: lk_hybrid, decay: 2, weight: 0.5}, {name: cross_entropy}]": "cc9dd6c75de2265c",
 }
+RESOLVED = {  # whole recipes
+    "seed=17": "09554271d928dc52",
+    "distill.teacher={source: cache, contents: top_k}": "b5a884fad4b0ab26",
+    "distill.loss=[{name: lk_hybrid, decay: 2}]": "d73d322a3b5f6919",
+    "eval.lookaheads=[1,2,3,4]": "40bc707874b5c042",
+}
 
 
 @pytest.fixture
@@ -115,6 +121,11 @@ def test_a_saved_recipe_records_what_it_was_saved_from(load, tmp_path, word):
     again = load_recipe(tmp_path / "saved.yaml")
     assert again == recipe
     assert (of_training(again), of_cache(again)) == (of_training(recipe), of_cache(recipe))
+
+
+@pytest.mark.parametrize("word", RESOLVED)
+def test_a_resolved_recipe_has_the_hash_it_had(load, word):
+    assert stage_inputs.recipe_hash(load(word))[:16] == RESOLVED[word]
 
 
 def test_a_resolved_recipe_is_hashed_with_the_keys_it_had_at_first(load):
