@@ -13,6 +13,7 @@ import yaml
 
 import widedraft
 from architectures.checkpoints.manifest import read_manifest
+from architectures.pages.terminal import terminal
 from architectures.targets.known_targets import KNOWN_CONFIGS
 from distill.checking.check import check_recipe, planned
 from distill.commands.recipe_headers import nominal_device
@@ -151,7 +152,7 @@ def test_names_agree_with_the_file(path):
 def test_it_passes_check_without_a_network(path, here):
     needs_smollm2(path)
     write_prompts(Path("data"))
-    report = check_recipe(load_recipe(path))
+    report = terminal(*check_recipe(load_recipe(path)))
     assert "memory of one" in report
     assert ("not checked" in report) == (path in PUBLISHED)
 

@@ -15,6 +15,7 @@ import numpy as np
 from architectures.errors import UserError
 from bench.gpu.attempt import attempt_rows
 from bench.gpu.stage import Row, Setting, Size, SkippedError, lack_of_time, number_type
+from bench.gpu.steps import listed
 from bench.gpu.trained_draft import Trained, Training, trained_draft
 from eval.acceptance.estimates import Resampling
 from eval.checks.loaded import LoadedPair, load_pair
@@ -225,11 +226,11 @@ def figures(way: SpeedWay) -> Row:
         "lookahead": way.lookahead,
         "tokens_per_s": way.whole.tokens_per_s,
         "speedup": way.whole.speedup.value,
-        "interval": way.whole.speedup.interval,
+        "interval": listed(way.whole.speedup),
         "tau": way.tau,
         "decode_tokens_per_s": way.decode and way.decode.tokens_per_s,
         "decode_speedup": way.decode and way.decode.speedup.value,
-        "decode_interval": way.decode and way.decode.speedup.interval,
+        "decode_interval": way.decode and listed(way.decode.speedup),
         "predicted": way.predicted and way.predicted.value,
     }
 

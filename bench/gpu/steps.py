@@ -20,7 +20,7 @@ from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, lack_of_memory, lack_of_time
 from bench.gpu.step_models import equal_models, makers
 from bench.gpu.step_sizes import AIM_CELL, AIM_SHAPE, MOST_WARM_UPS, SIZES, Cell, Sizes
-from eval.acceptance.estimates import Resampling
+from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.intervals import percentile_interval
 from eval.latency.depth_and_width import depth_and_width
 from eval.latency.floor import dtype_name, shape_of, step_bytes
@@ -165,7 +165,12 @@ def steps_of(bench: Bench, cell: Cell, name: str) -> Mapping[Kind, Step]:
 def in_ms(seconds: Sequence[float]) -> Row:
     """The median with its interval."""
     time = summarise(seconds, RESAMPLING.confidence)
-    return {"median_ms": time.median_ms, "interval_ms": time.p50_ms.interval}
+    return {"median_ms": time.median_ms, "interval_ms": listed(time.p50_ms)}
+
+
+def listed(found: Estimate) -> list[float] | None:
+    """Its interval, as a file has it."""
+    return None if found.interval is None else list(found.interval)
 
 
 def summaries(bench: Bench, cell: Cell) -> Iterator[Row]:
@@ -229,10 +234,10 @@ def told_of_depth(told: DepthAndWidth) -> Row:
         "deep": size.deepest,
         "wide": size.shallowest,
         "deep_over_wide": ratio.value,
-        "interval": ratio.interval,
+        "interval": listed(ratio),
         "layer_ms": fit.layer_ms.value,
-        "layer_interval_ms": fit.layer_ms.interval,
+        "layer_interval_ms": listed(fit.layer_ms),
         "hundred_channels_ms": fit.hundred_channels_ms.value,
-        "hundred_channels_interval_ms": fit.hundred_channels_ms.interval,
+        "hundred_channels_interval_ms": listed(fit.hundred_channels_ms),
         "largest_residual": fit.largest_residual,
     }

@@ -45,7 +45,7 @@ class KeptRow:
 def kept_row(row: Kept) -> KeptRow:
     """As ranking takes it."""
     rounds = tuple(
-        KeptRounds(one["lookahead"], estimate_of(one["tau"]), one["fully_accepted"] / one["rounds"])
+        KeptRounds(one["lookahead"], Estimate(one["tau"]["value"], None), one["fully_accepted"] / one["rounds"])
         for one in row["lookahead"]
     )
     counts = {one["lookahead"]: one["counts"] for one in row["by_prompt"]["rounds"]}
@@ -61,11 +61,6 @@ def kept_times(latency: Kept) -> StepTimes:
         draft_two_s=draft["two_tokens"]["median_ms"] / 1000,
         verify_s={step["lookahead"]: step["median_ms"] / 1000 for step in latency["verify"]},
     )
-
-
-def estimate_of(kept: Kept) -> Estimate:
-    interval = kept["interval"]
-    return Estimate(kept["value"], None if interval is None else (interval[0], interval[1]))
 
 
 def acceptance_kept(row: AcceptanceRow) -> Kept:

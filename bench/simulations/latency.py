@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from architectures.shapes.equal_shapes import EqualShape
 from architectures.shapes.shape import Shape
 from bench.simulations.shares import Row, is_inside, share_of
-from eval.acceptance.estimates import Resampling
+from eval.acceptance.estimates import Estimate, Resampling
 from eval.acceptance.intervals import percentile_bounds, percentile_interval
 from eval.acceptance.speedup import predicted_speedup
 from eval.latency.depth_and_width import depth_and_width
@@ -98,7 +98,7 @@ def latency_rows(series: Series, runs: int, *, seed: int) -> Iterator[Row]:
             return (low is None or low <= truth) and (high is None or truth <= high)
 
         yield from rows_of(f"latency: p{percentile} of a step", holds, series, repeats, runs=runs, seed=seed)
-    predicted, ratio = predicted_value(series), ratio_record(series)["value"]
+    predicted, ratio = predicted_value(series), ratio_of(series).value
     yield from rows_of(
         "speed: predicted speed-up, by step times",
         lambda taken: is_inside(predicted, predicted_interval_of(taken)),
@@ -109,7 +109,7 @@ def latency_rows(series: Series, runs: int, *, seed: int) -> Iterator[Row]:
     )
     yield from rows_of(
         "latency --shapes: deepest over shallowest",
-        lambda taken: is_inside(ratio, ratio_record(taken)["interval"]),
+        lambda taken: is_inside(ratio, ratio_of(taken).interval),
         series,
         30,
         runs=runs,
@@ -140,11 +140,7 @@ def predicted_interval_of(series: Series) -> tuple[float, float]:
     return percentile_interval(values, RESAMPLING.confidence)
 
 
-def ratio_record(series: Series) -> dict[str, object]:
+def ratio_of(series: Series) -> Estimate:
     """How many times as long a step of the deepest shape takes as one of the shallowest."""
-    steps = [
-        {"model": kind.model, "tokens": kind.tokens, "each_ms": (1000 * seconds).tolist()}
-        for kind, seconds in series.seconds.items()
-    ]
-    found = depth_and_width({"together": {"steps": steps}}, series.shapes, RESAMPLING)
-    return found["sizes"][0]["deepest_over_shallowest"]
+    times_RS = 1000 * np.array([series.seconds[Kind(one.name, 1)] for one in series.shapes]).T
+    return depth_and_width(series.shapes, times_RS, RESAMPLING).sizes[0].deepest_over_shallowest

@@ -54,19 +54,19 @@ def one_is_called(times: Times) -> bool:
 
 def any_best_is_called(times: Times) -> bool:
     """A sentence of a draft, or of looking up, at its best."""
-    return any(is_called(one["speedup"]["interval"]) for one in best_of_each(times, RESAMPLING))
+    return any(is_called(one.speedup.interval) for one in best_of_each(times, RESAMPLING))
 
 
 def draft_is_faster(times: Times) -> bool:
     """The draft's sentence at its best says faster."""
-    interval = best_of_each(times, RESAMPLING)[0]["speedup"]["interval"]
+    interval = best_of_each(times, RESAMPLING)[0].speedup.interval
     return interval is not None and interval[0] > 1
 
 
 def a_draft_is_ahead(times: Times) -> bool:
     """The fastest draft is said to be faster than another."""
     behind = behind_the_fastest(best_of_each(times, RESAMPLING), times, RESAMPLING)
-    return any(one["fastest"]["interval"] is not None and one["fastest"]["interval"][0] > 1 for one in behind)
+    return any(one.fastest.interval is not None and one.fastest.interval[0] > 1 for one in behind)
 
 
 def three_drafts(*speedups: float) -> dict[Way, float]:

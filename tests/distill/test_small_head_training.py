@@ -12,6 +12,7 @@ import distill.training.trainer
 from architectures.checkpoints.manifest import read_manifest, write_manifest
 from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
+from architectures.pages.terminal import terminal
 from architectures.small_head.record import DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from architectures.targets.target import read_config
 from distill.caching.stage import cache_stage
@@ -385,7 +386,7 @@ def test_a_check_counts_what_the_draft_says(make_run, small_init, k):
         with pytest.raises(UserError, match="k must be at most the number of ids the draft says, got 121 and 120"):
             check_recipe(recipe)
         return
-    said = check_recipe(recipe)
+    said = terminal(*check_recipe(recipe))
     assert "rows of the teacher's head" not in said  # a cache of entries has no logits
     assert "120 entries x 28 bytes" in said
 

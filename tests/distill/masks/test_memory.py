@@ -9,6 +9,7 @@ import distill.masks.train
 import distill.train
 from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
+from architectures.pages.terminal import terminal
 from architectures.shapes.shape import NAMED_SHAPES
 from distill.checking.check import check_recipe
 from distill.estimates.mask_memory import refuse_masks_beyond, refuse_sharded_masks
@@ -44,7 +45,7 @@ def recipe_of(tmp_path, monkeypatch):
 
 
 def test_check_refuses_shards_of_what_is_trained_whole(recipe_of):
-    assert "184.7 GiB" in check_recipe(recipe_of())
+    assert "184.7 GiB" in terminal(*check_recipe(recipe_of()))
     with pytest.raises(UserError) as refused:
         check_recipe(recipe_of(parallelism="fsdp2"))
     assert str(refused.value) == (
@@ -73,7 +74,7 @@ def test_other_methods_share_the_draft_as_ever(recipe_of, method):
     wanted = recipe_of(parallelism="fsdp2").model_dump(mode="json")
     wanted["architecture"] = {"shape": "wide-1.3b", "method": method}
     del wanted["text"]
-    assert "by FSDP2" in check_recipe(Recipe.model_validate(wanted))
+    assert "by FSDP2" in terminal(*check_recipe(Recipe.model_validate(wanted)))
 
 
 def test_a_process_holds_weights_gradients_moments_and_teacher(recipe_of):
