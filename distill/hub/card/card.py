@@ -149,7 +149,7 @@ def outcome(of: Publication) -> list[Block]:
     """Whether it is faster, and what every way of live decoding did."""
     if of.card is None:
         return [Verdict("Not scored: nobody has measured whether decoding is faster with it.")]
-    [one] = scored_drafts([of.card])
+    [one, *_] = scored_drafts([of.card])
     rows, how = speed_rows(one), "greedy, batch 1, in the same turns"
     columns = (how, "tokens a round", "speed with the prompt's reading", "decoding alone")
     return [
@@ -168,7 +168,7 @@ def measured_sections(of: Publication) -> list[Section]:
     """Tokens a round and step times; nothing where nobody scored it."""
     if of.card is None:
         return []
-    [one], record = scored_drafts([of.card]), of.card.record
+    [one, *_], record = scored_drafts([of.card]), of.card.record
     settings, latency = record.settings, record.latency
     how = (
         f"{record.prompts.scored} prompts, answers of at most {settings.max_new_tokens} tokens, {settings.dtype}; "
