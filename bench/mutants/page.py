@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.marked import between
-
+from architectures.pages.blocks import Table
+from architectures.pages.markdown import between, markdown
 from bench.mutants.areas import AREAS
 from bench.mutants.verdicts import COUNTED, Tried, read_tried
-from eval.pages.tables import table
 
 BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
 
@@ -30,11 +29,9 @@ def page(tried: Iterable[Tried]) -> str:
     areas = [area for area in AREAS if any(counts[area, verdict] for verdict in COUNTED)]
     summary = [[area, str(sum(counts[area, each] for each in COUNTED)), *shown(counts, area)] for area in areas]
     lived = [one for one in rows if one.verdict != "killed"]
-    return "\n\n".join(
-        [
-            table(("area", "mutants", *COUNTED), summary),
-            table(("no test noticed", "before", "after", "because"), list(map(cells, lived))),
-        ]
+    return markdown(
+        Table(("area", "mutants", *COUNTED), summary),
+        Table(("no test noticed", "before", "after", "because"), list(map(cells, lived))),
     )
 
 
