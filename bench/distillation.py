@@ -11,7 +11,6 @@ counts, with intervals by bootstrap over prompts, and the paired difference to f
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +24,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from architectures.checkpoints.manifest import git_commit, hardware
-from distill.caching.stage import cache_stage
 from distill.data.batches import AnswerDataset
 from distill.monitoring.metrics import tau_terms
 from distill.recipe.recipe import Recipe
-from distill.stages.running import generate_stage, prune_stage
+from distill.run.progressive import share_answers
+from distill.run.run import Run
+from distill.stages.running import cache_stage, generate_stage, prune_stage
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
 from distill.train import restore_signals
@@ -154,22 +154,20 @@ def recipe_of(options: argparse.Namespace, data: str, teacher: dict[str, Any], *
 def answers_of(options: argparse.Namespace, data: str, teacher: dict[str, Any]) -> dict[str, CachedAnswers]:
     """The target's answers of one kind with what is kept of the teacher, made where they are not there yet."""
     recipe, base = recipe_of(options, data, teacher), recipe_of(options, data, HIDDEN)
-    generate_stage(base)
-    run, answers = Path(recipe.run_dir), Path(base.run_dir) / "data"
-    run.mkdir(parents=True, exist_ok=True)
-    if not (run / "data").exists():
-        (run / "data").symlink_to(os.path.relpath(answers, run))
-    cache_stage(recipe)
+    run, answers = Run.of(recipe), Run.of(base).data.path
+    generate_stage(Run.of(base))
+    share_answers(Run.of(base), run)
+    cache_stage(run)
     sets = {name: AnswerDataset(read_traces(answers, name), max_seq_len=512) for name in ("train", "eval")}
-    return {name: CachedAnswers(found, TeacherCache(run / "teacher_cache", name)) for name, found in sets.items()}
+    return {name: CachedAnswers(found, TeacherCache(run.teacher_cache.path, name)) for name, found in sets.items()}
 
 
 def cut_draft(options: argparse.Namespace, layers: int) -> Path:
     """The draft every cell of so many layers begins from."""
     recipe = recipe_of(options, "greedy", HIDDEN, layers=layers)
     recipe = recipe.model_copy(update={"run_dir": str(options.work / f"{layers}-layers")})
-    prune_stage(recipe)
-    return Path(recipe.run_dir) / "init"
+    prune_stage(Run.of(recipe))
+    return Run.of(recipe).init.path
 
 
 def train_and_score(options: argparse.Namespace, *, layers: int, data: str, variant: str, seed: int) -> Line:
@@ -183,8 +181,8 @@ def train_and_score(options: argparse.Namespace, *, layers: int, data: str, vari
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "init").symlink_to(cut_draft(options, layers).resolve())
         recipe = recipe.model_copy(update={"run_dir": folder, "distill": distill})
-        model = build_model(recipe, target=options.target, eval_tasks=sets["eval"].answers.tasks)
-        trainer = build_trainer(recipe, model, train_set=sets["train"], eval_set=sets["eval"], checkpoint=None)
+        model = build_model(Run.of(recipe), eval_tasks=sets["eval"].answers.tasks)
+        trainer = build_trainer(Run.of(recipe), model, train_set=sets["train"], eval_set=sets["eval"], checkpoint=None)
         start_s = time.perf_counter()
         trainer.fit()
         train_s = time.perf_counter() - start_s

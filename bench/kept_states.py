@@ -29,12 +29,12 @@ import torch
 from torch import Tensor
 
 from architectures.checkpoints.manifest import provenance
-from architectures.targets.target import resolve_checkpoint
 from distill.caching.capture import CaptureSettings, Split
 from distill.caching.reading import TargetReading
 from distill.losses.chunked import Head
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.run.stage_inputs import teacher_dtype
+from distill.recipe.teacher import teacher_dtype
+from distill.run.run import Run
 from distill.teacher_cache.contents import load_head
 from distill.teacher_cache.reader import TeacherCache
 from distill.train import read_answers
@@ -102,15 +102,15 @@ def run(options: argparse.Namespace, kind: str, repeat: int) -> dict[str, Any]:
 
 def answers_of(recipe: Recipe) -> bytes:
     """All files of answers, one after the other."""
-    return b"".join(path.read_bytes() for path in sorted((Path(recipe.run_dir) / "data").glob("*-*.jsonl")))
+    return b"".join(path.read_bytes() for path in sorted(Run.of(recipe).data.path.glob("*-*.jsonl")))
 
 
 @torch.inference_mode()
 def differences(recipes: dict[str, Recipe]) -> dict[str, Any]:
     """Of kept states from read ones, of states read in smaller batches from the same, and of all from float32."""
     recipe = recipes["reading"]
-    target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=Path(recipe.run_dir))
-    dtype, size = teacher_dtype(recipe, recipe.distill.precision), recipe.data.batch_size
+    target = Run.of(recipe).target
+    dtype, size = teacher_dtype(recipe.target.dtype, recipe.distill.precision), recipe.data.batch_size
     head = load_head(target, dtype=dtype, device="cpu")
     read, kept = (Said(cached_states(recipes[kind]), head) for kind in KINDS)
     smaller = Said(read_states(recipe, target, dtype, batch_size=max(1, size // 4)), head)
@@ -137,7 +137,7 @@ class Said:
 
 def cached_states(recipe: Recipe) -> Tensor:
     """hidden_AH of both splits."""
-    caches = [TeacherCache(Path(recipe.run_dir) / "teacher_cache", name) for name in ("train", "eval")]
+    caches = [TeacherCache(Run.of(recipe).teacher_cache.path, name) for name in ("train", "eval")]
     return torch.cat([cache.rows(answer)["hidden"] for cache in caches for answer in range(len(cache))])
 
 
@@ -145,7 +145,7 @@ def read_states(recipe: Recipe, target: Path, dtype: str, *, batch_size: int) ->
     """The same, read anew."""
     source = TargetReading(target, CaptureSettings(recipe.distill.teacher, dtype=dtype, seed=0, batch_size=batch_size))
     found = []
-    for name, answers in zip(("train", "eval"), read_answers(recipe, target), strict=True):
+    for name, answers in zip(("train", "eval"), read_answers(Run.of(recipe)), strict=True):
         split = Split(name, answers.examples, recipe.distill.teacher, 0, [])
         states = dict(source.states(split, range(len(answers))))
         found += [states[answer] for answer in range(len(answers))]

@@ -46,6 +46,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from architectures.checkpoints.manifest import git_commit, hardware
 from distill.data.batches import Example
 from distill.recipe.teacher import LiveTeacher, default_loss
+from distill.run.run import Run
 from distill.teacher_cache.answers import CachedAnswers
 from distill.training.trainer import build_model, build_trainer
 from eval.acceptance.estimates import paired_ratio_difference
@@ -147,7 +148,7 @@ def outcome(options: argparse.Namespace, name: str, steps: int) -> dict[str, Any
         home = trained.student.parent  # build_model reads <run>/init
         held_out = {kind: answers_of(options, kind, HIDDEN)["eval"] for kind in TEMPERATURES}
         tasks = held_out["greedy"].answers.tasks
-        model = build_model(recipe.model_copy(update={"run_dir": str(home)}), target=options.target, eval_tasks=tasks)
+        model = build_model(Run.of(recipe.model_copy(update={"run_dir": str(home)})), eval_tasks=tasks)
         scores = {kind: score(model, held_out[kind], temperature) for kind, temperature in TEMPERATURES.items()}
     return {"steps": steps, "seconds": round(trained.step_s * steps, 1), "scores": scores}
 
@@ -160,11 +161,11 @@ def ours(options: argparse.Namespace, steps: int, folder: Path, *, loss: str, ca
     distill = recipe.distill.model_copy(update={"loss": loss, "teacher": teacher, "max_duration": f"{steps}ba"})
     (folder / "init").symlink_to(cut_draft(options, options.layers).resolve())
     recipe = recipe.model_copy(update={"run_dir": str(folder), "distill": distill, "seed": options.seed})
-    model = build_model(recipe, target=options.target, eval_tasks=sets["eval"].answers.tasks)
+    model = build_model(Run.of(recipe), eval_tasks=sets["eval"].answers.tasks)
     train_set = sets["train"] if cached else sets["train"].answers
     one = first_of(sets["eval"])
     eval_set = one if cached else one.answers
-    trainer = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=None)
+    trainer = build_trainer(Run.of(recipe), model, train_set=train_set, eval_set=eval_set, checkpoint=None)
     trainer.state.callbacks.append(ends := StepEnds())
     trainer.fit()
     trainer.engine.close()

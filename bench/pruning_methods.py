@@ -33,9 +33,10 @@ from distill.data.batches import AnswerDataset, Example, collate
 from distill.formulas.dense import forward_kl
 from distill.losses.answer_logits import AnswerLogits, logits_of
 from distill.recipe.recipe import Recipe, save_recipe
-from distill.run.lineage import masks_are_due
+from distill.run.run import Run
+from distill.run.training import masks_are_due
+from distill.stages.processes import training_command, training_environment
 from distill.stages.pruning import weights_and_plan
-from distill.stages.running import training_command, training_environment
 from eval.acceptance.estimates import Resampling, pooled_ratio
 from eval.acceptance.replay import as_array, replay_counts
 from eval.answers.traces import Trace, read_traces
@@ -130,7 +131,7 @@ def cell(
         recipe = train_masks(options, shape)
     else:
         recipe = recipe_of(options, {**SHAPES[shape], **METHODS[method]}, seed)
-    source, plan, _ = weights_and_plan(recipe, options.target)
+    source, plan, _ = weights_and_plan(Run.of(recipe))
     with tempfile.TemporaryDirectory() as folder:
         prune_checkpoint(source, plan, Path(folder) / "draft", dtype="float32")
         student = load_model(Path(folder) / "draft", dtype="float32")
@@ -184,7 +185,7 @@ def train_masks(options: argparse.Namespace, shape: str) -> Recipe:
         "mixture": {"rule": "fixed"},
     }
     recipe = Recipe.model_validate({**settings, "run_dir": str(run)})
-    if masks_are_due(recipe):
+    if masks_are_due(Run.of(recipe)):
         save_recipe(recipe, run / "recipe.yaml")
         subprocess.run(training_command(run / "recipe.yaml", []), env=training_environment(), check=True)
     return recipe

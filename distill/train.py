@@ -45,11 +45,10 @@ from architectures.files.section import Section
 from architectures.settings.flags import read_settings
 from architectures.settings.kinds import Rehash
 from architectures.small_head.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
-from architectures.targets.target import read_config, resolve_checkpoint
+from architectures.targets.target import read_config
 from distill.checkpoints.files import chosen_checkpoint, find_checkpoints
 from distill.checkpoints.trust import TrustCheckpoints, trust_checkpoints
 from distill.data.batches import AnswerDataset
-from distill.data.longest_texts import refuse_long_texts
 from distill.debug.files import begin_debug
 from distill.exporting.export import export_draft, vocab_size_of
 from distill.masks.train import train_masks
@@ -57,10 +56,11 @@ from distill.process.exits import end_on_sigterm, report_user_errors
 from distill.process.freed_memory import keep_freed_memory
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.recipe.teacher import Cache, is_sharded
+from distill.recipe.training import DistillConfig
 from distill.recipe.words import Debug, Overrides, RecipeFile
-from distill.run.lineage import begin_training, masks_are_due, require_training_inputs
+from distill.run.run import Run
 from distill.run.run_folder import owned_run
-from distill.run.stage_folders import length_of
+from distill.run.training import begin_training, masks_are_due, require_training_inputs
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
 from distill.training.trainer import DIST_TIMEOUT_S, build_model, build_trainer, newest_for_all, training_device
@@ -126,53 +126,53 @@ def train(recipe: Recipe, profile: Path | None = None) -> None:
         UserError: If init, data or a cached teacher are missing or made from something else, the recipe does not fit
             this machine, the draft can say nothing of the answers, or another process works in the run.
     """
-    with owned_run(recipe) if dist.get_global_rank() == 0 else nullcontext():
-        train_owned(recipe, profile)
+    run = Run.of(recipe)
+    with owned_run(run) if dist.get_global_rank() == 0 else nullcontext():
+        train_owned(run, profile)
 
 
-def train_owned(recipe: Recipe, profile: Path | None) -> None:
+def train_owned(run: Run, profile: Path | None) -> None:
     """The steps of a training, in a run that no other command works in."""
-    run = Path(recipe.run_dir)
+    config = run.recipe.distill
     share_cores()
     if not torch.cuda.is_available():
         keep_freed_memory()
-    if masks_are_due(recipe):
-        join_other_processes(recipe)
-        train_masks(recipe, profile)
+    if masks_are_due(run):
+        join_other_processes(config)
+        train_masks(run, profile)
         return
-    require_training_inputs(recipe)
-    target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
-    others = [run / "init"]
-    if recipe.distill.token_selection is not None:
-        others.append(Path(recipe.distill.token_selection.reference))
-    for folder in others:
-        require_same_tokenizer(target, folder)
-    refuse_long_texts(
-        recipe, {recipe.target.path: length_of(target)}, {str(folder): length_of(folder) for folder in others}
-    )
-    join_other_processes(recipe)
-    checkpoint = find_resume_point(recipe)
-    if recipe.distill.train_on == "text":
-        train_set, eval_set = None, read_split(recipe, "eval", target)
+    require_training_inputs(run)
+    require_fitting_readers(run)
+    join_other_processes(config)
+    checkpoint = find_resume_point(run)
+    if config.train_on == "text":
+        train_set, eval_set = None, read_split(run, "eval")
     else:
-        train_set, eval_set = read_answers(recipe, target)
+        train_set, eval_set = read_answers(run)
     if train_set is not None:
-        require_said(train_set, run / "init")
+        require_learnable(train_set, run.init.path)
     tasks = eval_set.tasks
-    if train_set is not None and isinstance(recipe.distill.teacher, Cache):
+    if train_set is not None and isinstance(config.teacher, Cache):
         train_set, eval_set = (
-            CachedAnswers(answers, TeacherCache(run / "teacher_cache", name))
+            CachedAnswers(answers, TeacherCache(run.teacher_cache.path, name))
             for name, answers in (("train", train_set), ("eval", eval_set))
         )
-    model = build_model(recipe, target=target, eval_tasks=tasks)
-    trainer = build_trainer(
-        recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=checkpoint, profile=profile
-    )
+    model = build_model(run, eval_tasks=tasks)
+    trainer = build_trainer(run, model, train_set=train_set, eval_set=eval_set, checkpoint=checkpoint, profile=profile)
     try:
-        fit(recipe, trainer)
+        fit(run, trainer)
     finally:
         trainer.engine.close()  # leaves logs whole and the terminal usable, also after an error
-    export(recipe, target)
+    export(run)
+
+
+def require_fitting_readers(run: Run) -> None:
+    """Refuse a draft or a reference with another tokenizer than the target's, or too short for the recipe's texts."""
+    selection = run.recipe.distill.token_selection
+    readers = [run.init.path, *([] if selection is None else [Path(selection.reference)])]
+    for folder in readers:
+        require_same_tokenizer(run.target, folder)
+    run.refuse_long_texts(*readers)
 
 
 def restore_signals() -> None:
@@ -196,20 +196,20 @@ def share_cores() -> None:
         torch.set_num_threads(max(1, cores // dist.get_local_world_size()))
 
 
-def join_other_processes(recipe: Recipe) -> None:
+def join_other_processes(config: DistillConfig) -> None:
     """Meet the other ranks, if there are any."""
-    if dist.get_world_size() > 1 or recipe.distill.parallelism == "fsdp2" or is_sharded(recipe.distill.teacher):
+    if dist.get_world_size() > 1 or config.parallelism == "fsdp2" or is_sharded(config.teacher):
         dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
 
 
-def find_resume_point(recipe: Recipe) -> Path | None:
+def find_resume_point(run: Run) -> Path | None:
     """The newest intact checkpoint, chosen by rank 0 for all; None to start from the beginning.
 
     Raises:
         UserError: If there are checkpoints and the recipe says not to resume.
     """
-    folder = Path(recipe.run_dir) / "checkpoints"
-    if not recipe.distill.autoresume:
+    folder = run.checkpoints.path
+    if not run.recipe.distill.autoresume:
         if find_checkpoints(folder):
             raise UserError(
                 f"{folder}: holds checkpoints of an earlier training, and distill.autoresume is false. "
@@ -219,7 +219,7 @@ def find_resume_point(recipe: Recipe) -> Path | None:
     return newest_for_all(folder)
 
 
-def read_answers(recipe: Recipe, target: Path) -> tuple[AnswerDataset, AnswerDataset]:
+def read_answers(run: Run) -> tuple[AnswerDataset, AnswerDataset]:
     """The answers to train on and to evaluate on.
 
     Conversations that came with the data are trained on whole, and evaluated on answer by answer.
@@ -227,25 +227,24 @@ def read_answers(recipe: Recipe, target: Path) -> tuple[AnswerDataset, AnswerDat
     Raises:
         UserError: If no answer is left of either, or a model that reads them has no row for one of their tokens.
     """
-    joined = recipe.data.answers == "given"
-    return read_split(recipe, "train", target, joined=joined), read_split(recipe, "eval", target)
+    joined = run.recipe.data.answers == "given"
+    return read_split(run, "train", joined=joined), read_split(run, "eval")
 
 
-def read_split(recipe: Recipe, name: str, target: Path, *, joined: bool = False) -> AnswerDataset:
+def read_split(run: Run, name: str, *, joined: bool = False) -> AnswerDataset:
     """The answers of one name; says what the limit on length did to them.
 
     Args:
-        recipe: Whose run holds them.
+        run: That holds them.
         name: "train" or "eval".
-        target: Folder of the model that teaches.
         joined: Whether the answers of a conversation are one sequence.
 
     Raises:
         UserError: If no answer is left, or a model that reads them has no row for one of their tokens.
     """
-    folder, max_seq_len = Path(recipe.run_dir) / "data", recipe.data.max_seq_len
+    folder, max_seq_len = run.data.path, run.recipe.data.max_seq_len
     traces = read_traces(folder, name)
-    require_known_ids((trace.token_ids for trace in traces), folder, name, vocab_sizes(recipe, target))
+    require_known_ids((trace.token_ids for trace in traces), folder, name, vocab_sizes(run))
     learned = AnswerDataset.of_conversations if joined else AnswerDataset
     dataset = learned(traces, max_seq_len=max_seq_len)
     counts = dataset.counts
@@ -264,39 +263,39 @@ def read_split(recipe: Recipe, name: str, target: Path, *, joined: bool = False)
     return dataset
 
 
-def require_said(train_set: AnswerDataset, init: Path) -> None:
-    """Raise UserError if the draft's head says none of the tokens that are to be learned."""
+def require_learnable(train_set: AnswerDataset, init: Path) -> None:
+    """Raise UserError if the draft's head has a row for none of the tokens that are to be learned."""
     if CONFIG_KEY not in read_config(init):
         return
-    said = set(read_draft_vocabulary(init).ids)
-    if not any(token in said for example in train_set.examples for token in example.answer_ids):
+    output_ids = set(read_draft_vocabulary(init).ids)
+    if not any(token in output_ids for example in train_set.examples for token in example.answer_ids):
         raise UserError(
-            f"{init / DRAFT_VOCABULARY_NAME}: none of its {len(said)} ids is said in the training answers, so that "
-            "there is nothing to learn. Count the ids in these answers (architecture.vocabulary), or take others."
+            f"{init / DRAFT_VOCABULARY_NAME}: none of its {len(output_ids)} ids is said in the training answers, so "
+            "that there is nothing to learn. Count the ids in these answers (architecture.vocabulary), or take others."
         )
 
 
-def vocab_sizes(recipe: Recipe, target: Path) -> dict[Path, int]:
+def vocab_sizes(run: Run) -> dict[Path, int]:
     """Rows of the embeddings of every model that reads the answers, by its folder; init where it is made already."""
-    init, selection = Path(recipe.run_dir) / "init", recipe.distill.token_selection
-    readers = [target, *([init] if init.is_dir() else []), *([Path(selection.reference)] if selection else [])]
+    init, selection = run.init.path, run.recipe.distill.token_selection
+    readers = [run.target, *([init] if init.is_dir() else []), *([Path(selection.reference)] if selection else [])]
     return {folder: vocab_size_of(folder) for folder in readers}
 
 
-def fit(recipe: Recipe, trainer: Trainer) -> None:
+def fit(run: Run, trainer: Trainer) -> None:
     """Train to the end of max_duration, with an evaluation before the first batch if the recipe wants it."""
-    state = trainer.state
+    state, config = trainer.state, run.recipe.distill
     assert state.max_duration is not None
     if state.timestamp.get(state.max_duration.unit) >= state.max_duration:
         if dist.get_global_rank() == 0:
             print(
-                f"{recipe.run_dir}: already trained for distill.max_duration={recipe.distill.max_duration}.",
+                f"{run.folder}: already trained for distill.max_duration={config.max_duration}.",
                 file=sys.stderr,
             )
         return
     if dist.get_global_rank() == 0:
-        begin_training(recipe)
-    if recipe.distill.eval_first and state.timestamp.batch == 0:
+        begin_training(run)
+    if config.eval_first and state.timestamp.batch == 0:
         trainer.eval()
     with warnings.catch_warnings():
         # said when a session resumes after the last batch of an epoch; that there are batches has been checked
@@ -306,15 +305,14 @@ def fit(recipe: Recipe, trainer: Trainer) -> None:
         trainer.fit()
 
 
-def export(recipe: Recipe, target: Path) -> None:
+def export(run: Run) -> None:
     """Make <run>/draft from the checkpoint the recipe wants, on rank 0."""
     if dist.get_global_rank() != 0:
         return
-    run = Path(recipe.run_dir)
-    chosen = chosen_checkpoint(run / "checkpoints", recipe.export.checkpoint)
+    chosen = chosen_checkpoint(run.checkpoints.path, run.recipe.export.checkpoint)
     assert chosen is not None, "the end of training is always saved"
-    export_draft(recipe, chosen, target=target, finished=True)
-    print(f"{run / 'draft'}: made from {chosen}", file=sys.stderr)
+    export_draft(run, chosen, finished=True)
+    print(f"{run.draft.path}: made from {chosen}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from architectures.errors import UserError
 from architectures.pages.terminal import terminal
 from distill.process import exits
 from distill.process.exits import report_user_errors
+from distill.stages import processes
 from distill.stages import running as stages
 from eval.prompts.page import tasks_page
 
@@ -124,17 +125,17 @@ def test_rehash_is_of_the_commands_that_fingerprint(stage, capsys):
 
 def test_rehash_reaches_the_processes_of_a_training(recipe, monkeypatch):
     monkeypatch.setenv("WIDEDRAFT_REHASH_FROM", "0")
-    monkeypatch.setattr(stages, "distill_stage", lambda *arguments: None)
+    monkeypatch.setattr(processes, "distill_stage", lambda *arguments: None)
     before_ns = time.time_ns()
     assert widedraft.main(["distill", recipe]) == 0
-    assert stages.training_environment()["WIDEDRAFT_REHASH_FROM"] == "0"
+    assert processes.training_environment()["WIDEDRAFT_REHASH_FROM"] == "0"
     assert widedraft.main(["distill", recipe, "--rehash"]) == 0
-    assert before_ns <= int(stages.training_environment()["WIDEDRAFT_REHASH_FROM"]) <= time.time_ns()
+    assert before_ns <= int(processes.training_environment()["WIDEDRAFT_REHASH_FROM"]) <= time.time_ns()
 
 
 def test_profile_reaches_the_processes_of_a_training(recipe, tmp_path, monkeypatch, capsys):
     seen, folder = [], tmp_path / "made" / "p"
-    monkeypatch.setattr(stages, "distill_stage", lambda *arguments: seen.append(arguments))
+    monkeypatch.setattr(processes, "distill_stage", lambda *arguments: seen.append(arguments))
     assert widedraft.main(["distill", recipe, "seed=5", "--profile", str(folder)]) == 0
     assert seen == [(Path(recipe), ["seed=5"], f"--profile={folder}")]
     assert folder.is_dir()
@@ -166,23 +167,23 @@ def test_a_stage_gets_the_recipe_with_the_words_of_the_command_line(stage, recip
     seen = []
     monkeypatch.setattr(stages, f"{stage}_stage", seen.append)
     assert widedraft.main([stage, recipe, "seed=5"]) == 0
-    assert [(loaded.run_name, loaded.seed) for loaded in seen] == [("demo", 5)]
+    assert [(run.recipe.run_name, run.recipe.seed) for run in seen] == [("demo", 5)]
 
 
 @pytest.mark.parametrize(("words", "function"), [([], "cache_stage"), (["--verify"], "verify_cache_stage")])
 def test_cache_writes_or_verifies(words, function, recipe, monkeypatch):
-    from distill.caching import stage
-
     seen = []
-    monkeypatch.setattr(stage, function, seen.append)
+    monkeypatch.setattr(stages, function, seen.append)
     assert widedraft.main(["cache", recipe, *words, "seed=5"]) == 0
-    assert [(loaded.run_name, loaded.seed) for loaded in seen] == [("demo", 5)]
+    assert [(run.recipe.run_name, run.recipe.seed) for run in seen] == [("demo", 5)]
 
 
-@pytest.mark.parametrize(("word", "function"), [("distill", "distill_stage"), ("run", "run_all")])
-def test_stages_of_several_processes_get_file_and_words(word, function, recipe, monkeypatch):
+@pytest.mark.parametrize(
+    ("word", "module", "function"), [("distill", processes, "distill_stage"), ("run", stages, "run_all")]
+)
+def test_stages_of_several_processes_get_file_and_words(word, module, function, recipe, monkeypatch):
     seen = []
-    monkeypatch.setattr(stages, function, lambda *arguments: seen.append(arguments))
+    monkeypatch.setattr(module, function, lambda *arguments: seen.append(arguments))
     assert widedraft.main([word, recipe, "seed=5", "run_name=x"]) == 0
     assert seen == [(Path(recipe), ["seed=5", "run_name=x"])]
 
@@ -314,7 +315,7 @@ def test_an_interrupt_ends_in_one_line(recipe, tmp_path):
     program = (
         f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); import widedraft\n"
         "from distill.stages import running as stages\n"
-        "def prune_stage(recipe):\n    print('working', flush=True)\n    time.sleep(60)\n"
+        "def prune_stage(run):\n    print('working', flush=True)\n    time.sleep(60)\n"
         "stages.prune_stage = prune_stage\n"
         "sys.exit(widedraft.main(sys.argv[1:]))\n"
     )

@@ -10,21 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
-from architectures.checkpoints.manifest import git_commit, package_version, processor_name, read_manifest
+from architectures.checkpoints.manifest import git_commit, package_version, processor_name
 from architectures.errors import UserError
 from architectures.files.typed_file import read_typed
-from architectures.targets.target import resolve_checkpoint
 from bench.budget.own_run import own_budget
 from bench.budget.plan import CONFIRMED, FITTED
 from bench.budget.setting import Setting
 from bench.minutes.fill import in_its_own_process
 from distill.budget.law import Budget, fit
 from distill.budget.record import FILE, REMEDY, SCHEMA, Training, Trainings, write_trainings
-from distill.caching.stage import cache_stage
 from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import Cache, LiveTeacher
-from distill.run.stage_inputs import recorded_values
-from distill.stages.running import generate_stage
+from distill.run.recorded import recorded_values
+from distill.run.run import Run
+from distill.stages.running import cache_stage, generate_stage
 from distill.train import restore_signals
 
 RATE_PROMPTS = 96  # answered anew to know how fast the target writes
@@ -93,10 +92,10 @@ def shared(setting: Setting) -> dict[str, Any]:
     from bench.budget.training import scored_answers
 
     recipe = setting.shared_recipe()
-    generate_stage(recipe)
+    generate_stage(Run.of(recipe))
     require_enough(recipe, FITTED + CONFIRMED)
     if isinstance(recipe.distill.teacher, Cache):
-        cache_stage(recipe)
+        cache_stage(Run.of(recipe))
     target = target_of(recipe)
     return {
         "target": fingerprint_checkpoint(target),
@@ -116,14 +115,14 @@ def require_enough(recipe: Recipe, budgets: Sequence[Budget]) -> None:
     needed, there = max(one.answer_tokens for one in budgets), train_counts(recipe)["answer_tokens"]
     if needed > there:
         raise UserError(
-            f"{recipe.run_dir}/data: has {there:,} answer tokens to train on, and the largest training reads "
+            f"{Run.of(recipe).data.path}: has {there:,} answer tokens to train on, and the largest training reads "
             f"{needed:,.0f}. Give the recipe more prompts (data.prompts)."
         )
 
 
 def train_counts(recipe: Recipe) -> dict[str, int]:
     """Of the answers to train on."""
-    return (read_manifest(Path(recipe.run_dir) / "data") or {})["counts"]["train"]
+    return (Run.of(recipe).data.manifest or {})["counts"]["train"]
 
 
 def tokens_per_answer(recipe: Recipe) -> float:
@@ -134,17 +133,17 @@ def tokens_per_answer(recipe: Recipe) -> float:
 
 def target_of(recipe: Recipe) -> Path:
     """Its folder."""
-    return resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=Path(recipe.run_dir))
+    return Run.of(recipe).target
 
 
 def inputs_of(recipe: Recipe, setting: Setting) -> str:
     """Of the answers, the text and all that the recipe says of training."""
-    data = read_manifest(Path(recipe.run_dir) / "data") or {}
+    data = Run.of(recipe).data.inputs
     words = {name: value for name, value in recorded_values(recipe).items() if name not in NOT_DECISIVE}
     for name in ("layers", "scores"):
         words["architecture"].pop(name)
     words["distill"].pop("max_duration")
-    return fingerprint_value([words, data.get("inputs"), [dict(one) for one in setting.text]])
+    return fingerprint_value([words, data, [dict(one) for one in setting.text]])
 
 
 def answers_per_s(recipe: Recipe, work: Path) -> float:
@@ -155,7 +154,8 @@ def answers_per_s(recipe: Recipe, work: Path) -> float:
     data = recipe.data.model_copy(update={"prompts": sources, "num_eval_prompts": 1})
     distill = recipe.distill.model_copy(update={"teacher": LiveTeacher()})  # no states are kept
     start_s = time.perf_counter()
-    generate_stage(recipe.model_copy(update={"run_dir": str(work), "data": data, "distill": distill}))
+    run = Run.of(recipe.model_copy(update={"run_dir": str(work), "data": data, "distill": distill}))
+    generate_stage(run)
     seconds = time.perf_counter() - start_s
-    counts = (read_manifest(work / "data") or {})["counts"]
+    counts = (run.data.manifest or {})["counts"]
     return (counts["train"]["answer_tokens"] + counts["eval"]["answer_tokens"]) / seconds

@@ -1,14 +1,13 @@
 """The recipe's own run as one more training of the law: the longest there is, and made already. No torch."""
 
-from pathlib import Path
-
-from architectures.checkpoints.manifest import changed_inputs, read_manifest
+from architectures.checkpoints.manifest import changed_inputs
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.budget.law import Budget
 from distill.estimates.expected_work import expected_reading
 from distill.recipe.recipe import Recipe
-from distill.run.stage_inputs import draft_inputs, training_inputs
+from distill.run.run import Run
+from distill.run.stage_inputs import draft_inputs
 
 
 def own_budget(recipe: Recipe) -> Budget | None:
@@ -18,13 +17,13 @@ def own_budget(recipe: Recipe) -> Budget | None:
     """
     if recipe.architecture.source is not None or recipe.architecture.stages is not None:
         return None
-    draft, answers = Path(recipe.run_dir) / "draft", read_manifest(Path(recipe.run_dir) / "data")
-    made = read_manifest(draft)
+    run = Run.of(recipe)
+    made, answers = run.draft.manifest, run.data.manifest
     if made is None or answers is None or not made.get("finished") or recipe.distill.train_on != "answers":
         return None
-    if changed_inputs(made, draft_inputs(recipe, training_inputs(recipe))):
+    if changed_inputs(made, draft_inputs(run)):
         return None
-    counts, shape = answers["counts"]["train"], Shape.from_config(read_config(draft))
+    counts, shape = answers["counts"]["train"], Shape.from_config(read_config(run.draft.path))
     reading = expected_reading(recipe.distill, counts["answers"])
     if reading is None or reading.epochs is None:
         return None

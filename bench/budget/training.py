@@ -21,7 +21,9 @@ from distill.data.batches import AnswerDataset
 from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import Cache
 from distill.run.progressive import share_answers
-from distill.stages.running import eval_prompts, prune_stage
+from distill.run.run import Run
+from distill.stages.running import prune_stage
+from distill.stages.table import eval_prompts
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
 from distill.train import export, read_answers, read_split
@@ -76,7 +78,7 @@ class Trained:
 
 def make_training(setting: Setting, target: Path, asked: Budget, foretold: tuple[float, ...]) -> Training:
     """Train and score one budget; what the recipe's own run made of it is scored alone."""
-    trained = own_run(setting, asked) or train(setting, target, asked)
+    trained = own_run(setting, asked) or train(setting, asked)
     score = scored(setting, target, trained.draft)
     match = sum(int(answer.matches.sum()) for answer in score.answers) / sum(len(a.matches) for a in score.answers)
     return Training(
@@ -93,10 +95,10 @@ def make_training(setting: Setting, target: Path, asked: Budget, foretold: tuple
 def own_run(setting: Setting, asked: Budget) -> Trained | None:
     """The draft of the recipe's own run, if that is what is asked for; its training was not timed."""
     recipe = setting.shared_recipe()
-    return Trained(Path(recipe.run_dir) / "draft", asked, 0.0, 0.0) if asked == own_budget(recipe) else None
+    return Trained(Run.of(recipe).draft.path, asked, 0.0, 0.0) if asked == own_budget(recipe) else None
 
 
-def train(setting: Setting, target: Path, asked: Budget) -> Trained:
+def train(setting: Setting, asked: Budget) -> Trained:
     """Cut a draft and train it on text, where the budget has some, and then on answers."""
     folder, text_s, text_tokens = setting.work / "training", 0.0, 0
     shutil.rmtree(folder, ignore_errors=True)
@@ -105,48 +107,49 @@ def train(setting: Setting, target: Path, asked: Budget) -> Trained:
         steps = ceil(asked.text_tokens / TEXT_STEP)
         recipe = setting.text_recipe(asked, folder / "text", source, steps)
         cut(setting, recipe)
-        text_s = fitted(recipe, target, None, held_out(recipe, target))
+        text_s = fitted(recipe, None, held_out(recipe))
         source, text_tokens = folder / "text" / "draft", steps * TEXT_STEP
-    answers_s, answer_tokens = train_on_answers(setting, target, asked, source, folder / "answers")
+    answers_s, answer_tokens = train_on_answers(setting, asked, source, folder / "answers")
     read = replace(asked, answer_tokens=answer_tokens, text_tokens=text_tokens)
     return Trained(folder / "answers" / "draft", read, answers_s, text_s)
 
 
-def train_on_answers(setting: Setting, target: Path, asked: Budget, source: Path, run: Path) -> tuple[float, int]:
+def train_on_answers(setting: Setting, asked: Budget, source: Path, run: Path) -> tuple[float, int]:
     """Train the source on the budget's answers into <run>/draft; seconds, and distinct answer tokens."""
     recipe = setting.answers_recipe(asked, run, source, steps=1)
     cut(setting, recipe)
-    some, eval_set, answer_tokens = some_answers(setting, recipe, target, asked.answer_tokens)
+    some, eval_set, answer_tokens = some_answers(setting, recipe, asked.answer_tokens)
     steps = max(1, round(asked.epochs * len(some) / recipe.distill.global_train_batch_size))
     recipe = setting.answers_recipe(asked, run, source, steps)
-    return fitted(recipe, target, cast("Set", some), eval_set), answer_tokens
+    return fitted(recipe, cast("Set", some), eval_set), answer_tokens
 
 
 def cut(setting: Setting, recipe: Recipe) -> Path:
     """Cut <run>/init, beside the answers that all trainings share."""
-    share_answers(setting.shared_recipe(), recipe)
-    prune_stage(recipe)
-    return Path(recipe.run_dir) / "init"
+    share_answers(Run.of(setting.shared_recipe()), Run.of(recipe))
+    prune_stage(Run.of(recipe))
+    return Run.of(recipe).init.path
 
 
-def fitted(recipe: Recipe, target: Path, train_set: Set | None, eval_set: Set) -> float:
+def fitted(recipe: Recipe, train_set: Set | None, eval_set: Set) -> float:
     """Train <run>/init into <run>/draft; seconds of its steps."""
-    model = build_model(recipe, target=target, eval_tasks=answers_in(eval_set).tasks)
-    trainer = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=None)
+    run = Run.of(recipe)
+    model = build_model(run, eval_tasks=answers_in(eval_set).tasks)
+    trainer = build_trainer(run, model, train_set=train_set, eval_set=eval_set, checkpoint=None)
     seconds = seconds_of_fit(recipe, trainer)
-    export(recipe, target)
-    shutil.rmtree(Path(recipe.run_dir) / "checkpoints")
+    export(run)
+    shutil.rmtree(run.checkpoints.path)
     return seconds
 
 
-def held_out(recipe: Recipe, target: Path) -> AnswerDataset:
+def held_out(recipe: Recipe) -> AnswerDataset:
     """One held-out answer: every training is evaluated at its end, and says nothing there that is not scored after."""
-    eval_set = read_split(recipe, "eval", target)
+    eval_set = read_split(Run.of(recipe), "eval")
     eval_set.examples = eval_set.examples[:1]
     return eval_set
 
 
-def some_answers(setting: Setting, recipe: Recipe, target: Path, tokens: float) -> tuple[Some, Set, int]:
+def some_answers(setting: Setting, recipe: Recipe, tokens: float) -> tuple[Some, Set, int]:
     """Answers that have so many tokens together, drawn from all, with what the teacher said of them; one held-out one.
 
     Fewer of them are always among more of them, in every training.
@@ -157,14 +160,14 @@ def some_answers(setting: Setting, recipe: Recipe, target: Path, tokens: float) 
     Raises:
         ValueError: If all answers have fewer.
     """
-    answers, eval_set = read_answers(recipe, target)
+    answers, eval_set = read_answers(Run.of(recipe))
     order = list(range(len(answers)))
     random.Random(recipe.seed).shuffle(order)
     lengths = [answers.examples[place].num_kept for place in order]
     num_kept = num_answers(lengths, tokens)
     found: list[Set] = [answers, eval_set]
     if isinstance(recipe.distill.teacher, Cache):
-        caches = Path(setting.shared_recipe().run_dir) / "teacher_cache"
+        caches = Run.of(setting.shared_recipe()).teacher_cache.path
         named = zip(("train", "eval"), (answers, eval_set), strict=True)
         found = [CachedAnswers(each, TeacherCache(caches, name)) for name, each in named]
     eval_set.examples = eval_set.examples[:1]
@@ -192,5 +195,5 @@ def scored(setting: Setting, target: Path, draft: Path) -> DraftScore:
 def scored_answers(setting: Setting, target: Path) -> Answers:
     """The target's greedy answers to the held-out prompts, which no training sees; written where missing."""
     recipe = setting.shared_recipe()
-    prompts = eval_prompts(recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"tasks": ()})}))
+    prompts = eval_prompts(Run.of(recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"tasks": ()})})))
     return record_answers(target, prompts, recipe.eval, setting.work / "scored", temperature=GREEDY, seed=recipe.seed)

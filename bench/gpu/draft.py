@@ -8,7 +8,6 @@ Speeds count the reading of the prompts, which transformers does not tell apart.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from eval.latency.grid import repeated
 from eval.latency.measure import Latency, measure_latency
 from eval.latency.steps import Setting as StepSetting
 from eval.models.execution import How
-from eval.records.speed import SpeedWay
+from eval.records.speed import SpeedWay, StepsMs
 from eval.speed.measure import Prompts, Times, groups_of, take_turns, warm_up
 from eval.speed.record import speed_figures
 from eval.speed.ways import DRAFT, PLAIN, TRANSFORMERS, Run, Setup, Way, ways_to_decode
@@ -235,7 +234,7 @@ def figures(way: SpeedWay) -> Row:
     }
 
 
-def step_figures(way: dict[str, Any], steps_ms: dict[str, Any]) -> Row:
+def step_figures(way: SpeedWay, steps_ms: StepsMs) -> Row:
     """Milliseconds of a step of who writes or proposes, and of a verification, timed between the turns of our loop."""
     if way.way == PLAIN:
         return {"step_ms": steps_ms.target, "verify_ms": None}

@@ -18,6 +18,7 @@ from bench.gpu.training import leave_out_checkpoints_and_evaluations
 from distill.data.batches import AnswerDataset
 from distill.monitoring.step_profile import WARM_STEPS, StepProfile
 from distill.recipe.recipe import Recipe, load_recipe
+from distill.run.run import Run
 from distill.training.trainer import build_model, build_trainer
 from eval.answers.traces import Trace
 from eval.decoding.texts import Limits
@@ -141,10 +142,12 @@ class Pair:
     def step(self) -> Profile:
         """The fourth step of a training as `distill` makes it, without evaluation and checkpoints."""
         recipe = self.recipe()
-        self.draft.save_pretrained(Path(recipe.run_dir) / "init")
-        model = build_model(recipe, target=self.setting.target, eval_tasks=())
+        self.draft.save_pretrained(Run.of(recipe).init.path)
+        model = build_model(Run.of(recipe), eval_tasks=())
         answers, folder = self.answers(), self.setting.out / "profile-step"
-        trainer = build_trainer(recipe, model, train_set=answers, eval_set=answers, checkpoint=None, profile=folder)
+        trainer = build_trainer(
+            Run.of(recipe), model, train_set=answers, eval_set=answers, checkpoint=None, profile=folder
+        )
         leave_out_checkpoints_and_evaluations(trainer)
         try:
             trainer.fit()

@@ -23,6 +23,7 @@ from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, SkippedError, number_type
 from distill.data.self_written import NAME as SELF_WRITTEN
 from distill.recipe.recipe import Recipe, load_recipe
+from distill.run.run import Run
 from distill.run.run_folder import owned_run
 from distill.stages.running import generate_stage, prune_stage
 from distill.train import read_answers, train
@@ -138,13 +139,13 @@ def train_now(setting: Setting, training: Training) -> Row:
     """Prune, generate, distil; the row of it."""
     start_s = time.monotonic()
     recipe = recipe_of(setting, training, self_written=affordable(setting, training))
-    with owned_run(recipe):
-        prune_stage(recipe)
+    with owned_run(Run.of(recipe)):
+        prune_stage(Run.of(recipe))
         pruned_s = time.monotonic()
-        generate_stage(recipe)
+        generate_stage(Run.of(recipe))
         free_memory()
         generated_s = time.monotonic()
-        timed = time_batches(recipe, setting.target, training.timed_batches)
+        timed = time_batches(recipe, training.timed_batches)
         free_memory()
         batches = batches_within(training.seconds - (time.monotonic() - start_s), timed)
         train(with_duration(recipe, batches))
@@ -266,16 +267,17 @@ class BatchEnds(Callback):
         self.ends_s.append(clock_s(next(state.model.parameters()).device))
 
 
-def time_batches(recipe: Recipe, target: Path, count: int) -> TimedBatches:
+def time_batches(recipe: Recipe, count: int) -> TimedBatches:
     """Train so many batches in a folder of their own, as distill.train does."""
     start_s = time.monotonic()
-    train_set, eval_set = read_answers(recipe, target)
+    train_set, eval_set = read_answers(Run.of(recipe))
     with TemporaryDirectory(dir=Path(recipe.run_dir).parent) as folder:
-        (Path(folder) / "init").symlink_to((Path(recipe.run_dir) / "init").resolve())
+        init, own = Run.of(recipe).init.path, Run.of(recipe.model_copy(update={"run_dir": folder})).init.path
+        own.symlink_to(init.resolve())
         unwarmed = recipe.distill.scheduler.model_copy(update={"t_warmup": "1ba"})
         short = with_distill(with_duration(recipe, count), scheduler=unwarmed).model_copy(update={"run_dir": folder})
-        model = build_model(short, target=target, eval_tasks=eval_set.tasks)
-        trainer = build_trainer(short, model, train_set=train_set, eval_set=eval_set, checkpoint=None)
+        model = build_model(Run.of(short), eval_tasks=eval_set.tasks)
+        trainer = build_trainer(Run.of(short), model, train_set=train_set, eval_set=eval_set, checkpoint=None)
         trainer.state.callbacks.append(ends := BatchEnds())
         try:
             trainer.fit()

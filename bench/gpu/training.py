@@ -31,8 +31,8 @@ from distill.monitoring.callbacks import CheckpointWriter
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.monitoring.step_times import PHASES
 from distill.recipe.recipe import Recipe, load_recipe
-from distill.recipe.teacher import HiddenCache
-from distill.run.stage_inputs import teacher_dtype
+from distill.recipe.teacher import HiddenCache, teacher_dtype
+from distill.run.run import Run
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import Teacher
 from distill.teacher_cache.answers import CachedAnswers
@@ -155,7 +155,7 @@ def measure_training(pair: Pair, cell: Cell, recipe: Recipe, device: torch.devic
     reset_peak(place)
     with trained_model(pair, cell, recipe, device) as model:
         train_set = with_cache(pair, cell, recipe, answers) if cell.source == "cached" else answers
-        trainer = build_trainer(recipe, model, train_set=train_set, eval_set=answers, checkpoint=None)
+        trainer = build_trainer(Run.of(recipe), model, train_set=train_set, eval_set=answers, checkpoint=None)
         leave_out_checkpoints_and_evaluations(trainer)
         try:
             trainer.fit()
@@ -175,7 +175,7 @@ def measure_training(pair: Pair, cell: Cell, recipe: Recipe, device: torch.devic
 @contextmanager
 def trained_model(pair: Pair, cell: Cell, recipe: Recipe, device: torch.device) -> Iterator[DistillModel]:
     """Both models on the device; their memory is free again afterwards, whoever still refers to them."""
-    dtype = getattr(torch, teacher_dtype(recipe, recipe.distill.precision))
+    dtype = getattr(torch, teacher_dtype(recipe.target.dtype, recipe.distill.precision))
     student = random_model(pair.student, device, torch.float32).train()
     held = list(student.parameters())
     if cell.source == "live":
@@ -186,7 +186,7 @@ def trained_model(pair: Pair, cell: Cell, recipe: Recipe, device: torch.device) 
         weight_VH = torch.randn(pair.teacher.vocab, pair.teacher.hidden, device=device, dtype=dtype) * 0.02
         teacher = CachedTeacher(Head(weight_VH, None, None, len(weight_VH)))
     try:
-        yield distill_model(recipe, student, teacher)
+        yield distill_model(recipe.distill, recipe.data, student, teacher)
     finally:
         for parameter in held:
             parameter.grad = None
@@ -195,7 +195,7 @@ def trained_model(pair: Pair, cell: Cell, recipe: Recipe, device: torch.device) 
 
 def with_cache(pair: Pair, cell: Cell, recipe: Recipe, answers: AnswerDataset) -> CachedAnswers:
     """The answers beside a cache of random hidden states, as `widedraft cache` lays it out."""
-    folder = Path(recipe.run_dir) / "teacher_cache"
+    folder = Run.of(recipe).teacher_cache.path
     write_cache(
         folder,
         fingerprint_examples(answers.examples),
@@ -204,7 +204,7 @@ def with_cache(pair: Pair, cell: Cell, recipe: Recipe, answers: AnswerDataset) -
         answer_tokens=cell.seq_len // ANSWER_SHARE,
         hidden=pair.teacher.hidden,
         vocab=pair.teacher.vocab,
-        dtype=teacher_dtype(recipe, recipe.distill.precision),
+        dtype=teacher_dtype(recipe.target.dtype, recipe.distill.precision),
     )
     return CachedAnswers(answers, TeacherCache(folder, "train"))
 

@@ -9,9 +9,10 @@ from architectures.checkpoints.fingerprint import fingerprint_checkpoint, finger
 from architectures.checkpoints.manifest import read_manifest
 from architectures.targets.target import resolve_checkpoint
 from bench.minutes.setting import SEED, Setting
-from distill.caching.stage import cache_stage
-from distill.run.stage_inputs import recorded_values
-from distill.stages.running import eval_prompts, generate_stage
+from distill.run.recorded import recorded_values
+from distill.run.run import Run
+from distill.stages.running import cache_stage, generate_stage
+from distill.stages.table import eval_prompts
 from eval.prompts.forms import Prompt
 from eval.prompts.loading import load_prompts
 from eval.prompts.source import PromptSource
@@ -25,8 +26,8 @@ def make_inputs(setting: Setting) -> dict[str, Any]:
     """Make what is missing; what it is, by which cells of other inputs are told apart, and how long it took here."""
     recipe = setting.shared_recipe()
     seconds = {
-        "answers": seconds_of(lambda: generate_stage(recipe)),
-        "cache": seconds_of(lambda: cache_stage(recipe)),
+        "answers": seconds_of(lambda: generate_stage(Run.of(recipe))),
+        "cache": seconds_of(lambda: cache_stage(Run.of(recipe))),
         "scored answers": seconds_of(lambda: scored_answers(setting)),
     }
     return {"inputs": inputs_of(setting), "seconds": seconds}
@@ -62,7 +63,7 @@ def inputs_of(setting: Setting) -> dict[str, str]:
 def scored_answers(setting: Setting) -> Scored:
     """The target's answers, greedy and drawn, to the held-out prompts and to unseen ones; written where missing."""
     recipe = setting.shared_recipe()
-    sets = {OWN: eval_prompts(recipe), UNSEEN: unseen_prompts(setting)}
+    sets = {OWN: eval_prompts(Run.of(recipe)), UNSEEN: unseen_prompts(setting)}
     return {
         name: {
             temperature: record_answers(

@@ -14,6 +14,7 @@ from bench.minutes.record import Finished, read_finished, write_finished
 from bench.minutes.scoring import measured_latency, pair_of
 from bench.minutes.setting import Setting
 from distill.run.progressive import share_answers
+from distill.run.run import Run
 from distill.stages.running import prune_stage
 from eval.latency.machine import torch_threads
 
@@ -37,8 +38,8 @@ def latency_of(setting: Setting, cell: Cell) -> dict[str, Any]:
     run = setting.work / "cell" / "times"
     shutil.rmtree(run, ignore_errors=True)
     recipe = setting.cell_recipe(cell.configuration, cell.configuration.phases[0], run, None)
-    share_answers(setting.shared_recipe(), recipe)
-    prune_stage(recipe)
+    share_answers(Run.of(setting.shared_recipe()), Run.of(recipe))
+    prune_stage(Run.of(recipe))
     with torch_threads(setting.threads):
         pair = pair_of(setting, cell, run / "init")
         return {**measured_latency(setting, pair, scored_answers(setting)), "commit": git_commit()}

@@ -18,6 +18,7 @@ from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import Cache
 from distill.recipe.training import ExportConfig, SchedulerConfig
 from distill.run.progressive import share_answers
+from distill.run.run import Run
 from distill.stages.running import prune_stage
 from distill.teacher_cache.answers import CachedAnswers
 from distill.teacher_cache.reader import TeacherCache
@@ -80,8 +81,8 @@ def train_cell(setting: Setting, cell: Cell) -> Trained:
         run = setting.work / "cell" / f"phase-{place}"
         shutil.rmtree(run, ignore_errors=True)
         recipe = setting.cell_recipe(configuration, way, run, draft)
-        share_answers(setting.shared_recipe(), recipe)
-        prune_stage(recipe)
+        share_answers(Run.of(setting.shared_recipe()), Run.of(recipe))
+        prune_stage(Run.of(recipe))
         exported = export_of(recipe, last=place == len(configuration.phases) - 1)
         recipe = recipe.model_copy(update={"seed": cell.seed, "export": exported})
         share_s = 60 * cell.minutes / len(configuration.phases)
@@ -119,11 +120,11 @@ def train_phase(setting: Setting, recipe: Recipe, budget_s: float, *, most_epoch
         trainings += 1
         steps = int(min(max(1, round(budget_s / step_s)), most_steps))
         timed = lasting(recipe, steps)
-        seconds, expected_step_s = fit_from_the_start(setting, timed, sets), step_s
+        seconds, expected_step_s = fit_from_the_start(timed, sets), step_s
         step_s = seconds / steps
         if trainings == MOST_TRAININGS or steps == most_steps or abs(seconds / budget_s - 1) <= MOST_MISSED:
             break
-    export(recipe, setting.target)
+    export(Run.of(recipe))
     reading = expected_reading(timed.distill, len(answers))
     assert reading is not None, "steps are known"
     return Phase(
@@ -143,11 +144,12 @@ def lasting(recipe: Recipe, steps: int) -> Recipe:
     return recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"max_duration": f"{steps}ba"})})
 
 
-def fit_from_the_start(setting: Setting, recipe: Recipe, sets: Sets) -> float:
+def fit_from_the_start(recipe: Recipe, sets: Sets) -> float:
     """Train <run>/init into a checkpoint, whatever was trained there before; seconds of its steps."""
-    for name in ("checkpoints", "logs"):
-        shutil.rmtree(Path(recipe.run_dir) / name, ignore_errors=True)
-    return seconds_of_fit(recipe, trainer_of(setting, recipe, sets))
+    run = Run.of(recipe)
+    for folder in (run.checkpoints.path, run.logs):
+        shutil.rmtree(folder, ignore_errors=True)
+    return seconds_of_fit(recipe, trainer_of(recipe, sets))
 
 
 def seconds_of_fit(recipe: Recipe, trainer: Trainer) -> float:
@@ -155,7 +157,7 @@ def seconds_of_fit(recipe: Recipe, trainer: Trainer) -> float:
     clock = Clock()
     trainer.state.callbacks.append(clock)
     try:
-        fit(recipe, trainer)
+        fit(Run.of(recipe), trainer)
     finally:
         trainer.engine.close()
         forget_moments(trainer)
@@ -169,7 +171,7 @@ def sets_of(setting: Setting, recipe: Recipe) -> Sets:
     """
     found: list[AnswerDataset | CachedAnswers] = []
     cached = isinstance(recipe.distill.teacher, Cache)
-    for name, answers in zip(("train", "eval"), read_answers(recipe, setting.target), strict=True):
+    for name, answers in zip(("train", "eval"), read_answers(Run.of(recipe)), strict=True):
         cache = TeacherCache(setting.shared_run / "teacher_cache", name) if cached else None
         found.append(answers if cache is None else CachedAnswers(answers, cache))
     train_set, eval_set = found
@@ -192,7 +194,7 @@ def warm_seconds_per_token(setting: Setting, recipe: Recipe, sets: Sets) -> floa
             "distill": recipe.distill.model_copy(update={"scheduler": constant}),
         }
     )
-    trainer = trainer_of(setting, lasting(timed, setting.warm_up_steps), sets, init=recipe)
+    trainer = trainer_of(lasting(timed, setting.warm_up_steps), sets, init=recipe)
     leave_out_checkpoints_and_evaluations(trainer)
     clock = Clock()
     trainer.state.callbacks.append(clock)
@@ -204,8 +206,8 @@ def warm_seconds_per_token(setting: Setting, recipe: Recipe, sets: Sets) -> floa
     return clock.seconds_per_token
 
 
-def trainer_of(setting: Setting, recipe: Recipe, sets: Sets, *, init: Recipe | None = None) -> Trainer:
+def trainer_of(recipe: Recipe, sets: Sets, *, init: Recipe | None = None) -> Trainer:
     """A trainer at its start; of the student in another recipe's run, if one is given."""
-    model = build_model(init or recipe, target=setting.target, eval_tasks=answers_in(sets[1]).tasks)
+    model = build_model(Run.of(init or recipe), eval_tasks=answers_in(sets[1]).tasks)
     train_set, eval_set = sets
-    return build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=None)
+    return build_trainer(Run.of(recipe), model, train_set=train_set, eval_set=eval_set, checkpoint=None)

@@ -10,7 +10,7 @@ continues at its first missing shard and ends in the same bytes as one that was 
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
 from architectures.files.disk import free_bytes, size
 from architectures.files.progress import track
@@ -96,7 +95,7 @@ def capture_teacher(
     *,
     source: "StateSource",
     inputs: Mapping[str, str],
-    details: Mapping[str, Any],
+    finish: Callable[..., None],
 ) -> None:
     """Write what the teacher says of every answer token into a cache folder; continue one that was interrupted.
 
@@ -107,7 +106,7 @@ def capture_teacher(
         settings: How the teacher is read.
         source: Of its states.
         inputs: Named fingerprints of everything the rows depend on.
-        details: Further entries of the manifest.
+        finish: Called with what the manifest says of the cache; writes it.
 
     Raises:
         UserError: If the disk has too little room, top_k asks for more entries than there are, or out holds a cache
@@ -122,14 +121,10 @@ def capture_teacher(
     for split in splits:
         write_shards(split, capturer, journal)
         journal.add(index_file(split.name), write_index(out, split.name, split.num_kept, split.shards))
-    write_manifest(
-        out,
-        stage="cache",
-        inputs=inputs,
+    finish(
         format=FORMAT,
         splits={split.name: describe(split, settings) for split in splits},
         files={name: vars(journal.files[name]) for name in sorted(journal.files)},
-        **details,
     )
     (out / JOURNAL_NAME).unlink()
 

@@ -13,6 +13,7 @@ from architectures.files.number_types import has_bfloat16, many_rows_gain
 from architectures.pages.blocks import Facts, Section
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
 from architectures.shapes.context_length import ContextLength, context_length
+from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.shapes.sizes import WIDTHS, draft_shape, masked_shape
 from architectures.small_head.record import CONFIG_KEY, refuse_small_head
@@ -30,10 +31,11 @@ from distill.estimates.vocabulary_sizes import head_blocks
 from distill.expected_time.devices import find_device
 from distill.expected_time.lengths import mean_lengths
 from distill.expected_time.page import time_rows, time_title
-from distill.expected_time.stage_time import Run
+from distill.expected_time.stage_time import PlannedRun
 from distill.hub.files.asked import refuse_unpublishable, refuse_without_gguf
 from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import refuse_k_beyond
+from distill.run.run import Run
 from distill.run.run_folder import require_run_folder
 
 Value = TypeVar("Value")
@@ -77,7 +79,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
     """
     problems: list[str] = []
     place = attempt(lambda: find_device(device), problems)
-    attempt(lambda: require_run_folder(recipe), problems)
+    attempt(lambda: require_run_folder(Run.of(recipe)), problems)
     attempt(lambda: refuse_unpublishable(recipe), problems)
     cut = attempt(lambda: planned(recipe), problems)
     prompts = [attempt(partial(read_rows, source, recipe.data), problems) for source in recipe.data.prompts]
@@ -86,7 +88,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
     if cut is not None:
         attempt(lambda: refuse_k_beyond(recipe.distill.teacher, **entries_of(cut)), problems)
         attempt(lambda: refuse_texts_beyond(recipe, cut), problems)
-        attempt(lambda: refuse_without_gguf(recipe, cut.draft), problems)
+        attempt(lambda: refuse_without_gguf(recipe.distill.push_to_hub, Run.of(recipe).draft.path, cut.draft), problems)
         if recipe.distill.freeze_input_embeddings:
             attempt(lambda: refuse_tied(tied=cut.draft.tied), problems)
         if recipe.architecture.method == "learned_masks":
@@ -109,9 +111,9 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
     return [Section(title, [Facts(pairs)]) for title, pairs in rows.items()]
 
 
-def timed_run(recipe: Recipe, cut: Cut, work: Work, prompts: Sequence[Sequence[Any] | None]) -> Run:
+def timed_run(recipe: Recipe, cut: Cut, work: Work, prompts: Sequence[Sequence[Any] | None]) -> PlannedRun:
     """What hours are derived from."""
-    return Run(recipe, cut.target, cut.draft, cut.source, work, mean_lengths(recipe.data, work, prompts))
+    return PlannedRun(recipe, cut.target, cut.draft, cut.source, work, mean_lengths(recipe.data, work, prompts))
 
 
 def attempt(step: Callable[[], Value], problems: list[str]) -> Value | None:
@@ -133,7 +135,7 @@ def planned(recipe: Recipe) -> Cut:
         revision = recipe.architecture.source_revision
         source, source_length, read = shape_at_hand("architecture.source", path, revision)
         unread += () if read else (path,)
-    draft, origin = draft_and_origin(recipe, source)
+    draft, origin = draft_and_origin(recipe.architecture, source, recipe.seed)
     draft = with_asked_head(replace(draft, vocab=target.vocab), recipe.architecture.vocabulary)
     return Cut(target, draft, origin, source, (length, source_length), unread)
 
@@ -157,9 +159,8 @@ def refuse_texts_beyond(recipe: Recipe, cut: Cut) -> None:
         refuse_long_calibration(recipe, source, of_source)
 
 
-def draft_and_origin(recipe: Recipe, source: Shape) -> tuple[Shape, str]:
+def draft_and_origin(wanted: ArchitectureConfig, source: Shape, seed: int) -> tuple[Shape, str]:
     """The draft's shape, and how it is cut out of its source, in words."""
-    wanted = recipe.architecture
     if wanted.plan is not None:
         plan = load_plan(Path(wanted.plan), source, target=None)
         return plan.draft, f"cut by {wanted.plan}, {keeping(plan.source_layers, source)}"
@@ -178,7 +179,7 @@ def draft_and_origin(recipe: Recipe, source: Shape) -> tuple[Shape, str]:
     if needed_scores(source, wanted):
         text = f"{wanted.calibration.tokens} tokens of {wanted.calibration.text or 'the prompts'}"
         return draft, f"cut by {methods}, from scores on {text}"
-    plan = plan_pruning(source, wanted, seed=recipe.seed)
+    plan = plan_pruning(source, wanted, seed=seed)
     return draft, f"cut by {methods}, {keeping(plan.source_layers, source)}"
 
 

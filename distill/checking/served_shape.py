@@ -1,7 +1,6 @@
 """Whether engines can serve the draft that a recipe asks for, told before anything is cut. No torch."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from architectures.engines.page import summary
 from architectures.engines.pair.facts import DEFAULT_LOOKAHEAD, Pair
@@ -12,6 +11,7 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.shapes.shape import Shape
 from distill.recipe.recipe import Recipe
+from distill.run.run import Run
 
 KEY = "export.engines"
 NOT_MADE = "it is written when the draft is exported"
@@ -33,7 +33,7 @@ def planned_pair(
     """
     target, wanted = read_model(recipe.target.path, recipe.target.revision), recipe.architecture
     source = target if wanted.source is None else read_model(wanted.source, wanted.source_revision)
-    folder = Path(recipe.run_dir) / "draft"
+    folder = Run.of(recipe).draft.path
     planned = replace(
         source,
         name=str(folder),

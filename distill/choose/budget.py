@@ -15,7 +15,8 @@ from distill.choose.command import ChooseSettings, candidates_in, measured_steps
 from distill.choose.weighed import Basis, Weighed
 from distill.estimates.expected_work import expected_reading, expected_work, read_rows
 from distill.recipe.recipe import Recipe
-from distill.run.stage_folders import begin_stage
+from distill.run.run import Run
+from distill.run.stage import begin
 from eval.predictions.ranking import prospect, step_times
 
 PAYS = 1.0  # the speed-up at which a draft breaks even
@@ -38,7 +39,9 @@ def choose_by_budget(recipe: Recipe, settings: ChooseSettings, path: Path) -> No
     if settings.out is not None:
         raise UserError("--out: --budget ranks mixes of tokens and writes no recipe. Leave it out.")
     found = read_trainings(path)
-    target = begin_stage(recipe)
+    run = Run.of(recipe)
+    begin(run)
+    target = run.target
     if fingerprint_checkpoint(target) != found.target:
         raise UserError(
             f"{path}: its trainings are of another target than {recipe.target.path}. "

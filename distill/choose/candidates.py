@@ -13,6 +13,7 @@ from architectures.shapes.sizes import draft_shape
 from architectures.small_head.config import VocabularyConfig
 from distill.choose.vocabularies import vocabularies_of
 from distill.recipe.recipe import Recipe
+from distill.run.run import Run
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12)
 REPLACED = ("shape", "layers", "hidden", "intermediate", "heads", "kv_heads", "stages", "plan")
@@ -93,11 +94,16 @@ def candidate(recipe: Recipe, target: Shape, layers: int, vocabulary: Vocabulary
     trial = recipe.model_copy(
         update={
             "run_name": f"{recipe.run_name}-{name}",
-            "run_dir": str(Path(recipe.run_dir) / "choose" / name),
+            "run_dir": str(trials_folder(Run.of(recipe)) / name),
             "architecture": wanted.model_copy(update={"vocabulary": vocabulary}),
         }
     )
     return Candidate(name, shape, trial)
+
+
+def trials_folder(run: Run) -> Path:
+    """The folder of everything that a choice makes in a run."""
+    return run.folder / "choose"
 
 
 def depth_name(layers: int) -> str:

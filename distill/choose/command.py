@@ -23,6 +23,7 @@ from distill.recipe.words import Debug, Overrides, RecipeFile
 if TYPE_CHECKING:
     from distill.choose.candidates import Candidate
     from distill.estimates.coverage import Said
+    from distill.run.run import Run
     from eval.acceptance.estimates import Resampling
     from eval.predictions.ranking import Ranked
     from eval.records.steps import ScoredLatency
@@ -101,16 +102,20 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings) -> No
         overrides: Its key=value words.
         settings: Which shapes, and how they are ranked.
     """
+    from distill.choose.candidates import trials_folder
     from distill.choose.given_alphas import alphas_of
     from distill.choose.page import prospects_page
     from distill.choose.vocabulary_page import vocabulary_page
-    from distill.run.stage_folders import begin_stage
+    from distill.run.run import RECIPE_NAME, Run
+    from distill.run.stage import begin
     from eval.predictions.ranking import prospect, step_times
 
     require_file(settings.out, path)
     recipe = load_recipe(path, overrides)
     short = load_recipe(path, [*overrides, f"distill.max_duration={settings.duration}", *AT_THE_END])
-    target = begin_stage(recipe)
+    run = Run.of(recipe)
+    begin(run)
+    target = run.target
     candidates = candidates_in(target, short, settings)
     said = said_for(recipe, candidates, target)
     alphas = alphas_of(settings.alphas, candidates, said) if settings.alphas else {}
@@ -123,10 +128,10 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings) -> No
     if alphas:
         ranked = ranked_as_given(recipe, hopeful, latency, alphas)
     else:
-        ranked = ranked_by_training(recipe, hopeful, settings.duration)
+        ranked = ranked_by_training(run, hopeful, settings.duration)
         if said is None and (written := said_for(recipe, candidates, target)) is not None:
             tell(*vocabulary_page(candidates, prospects, written))
-    out = settings.out or Path(recipe.run_dir) / "choose" / "recipe.yaml"
+    out = settings.out or trials_folder(run) / RECIPE_NAME
     save_recipe(chosen_recipe(recipe, hopeful, ranked), out)
     print(f"\n{out}: the recipe of {ranked[0].draft}. Next: widedraft run {out}")
 
@@ -162,15 +167,15 @@ def tell(*blocks: Block) -> None:
     print(markdown(*blocks, level=2), flush=True)
 
 
-def ranked_by_training(recipe: Recipe, candidates: Sequence["Candidate"], duration: str) -> list["Ranked"]:
+def ranked_by_training(run: "Run", candidates: Sequence["Candidate"], duration: str) -> list["Ranked"]:
     """Train, score and print them."""
     from distill.choose.page import after_training, ranking_page
     from distill.choose.trials import score_candidates, train_candidates
     from eval.predictions.ranking import ranking
 
-    temperature = recipe.eval.temperatures[0]
-    drafts = train_candidates(recipe, candidates)
-    card = score_candidates(recipe, drafts)
+    temperature = run.recipe.eval.temperatures[0]
+    drafts = train_candidates(run, candidates)
+    card = score_candidates(run, drafts)
     ranked = ranking(card.rows_at(temperature), card.latency, card.settings.resampling)
     tell(ranking_page(ranked, after_training(duration, temperature)))
     return ranked
@@ -202,7 +207,7 @@ def candidates_in(target: Path, recipe: Recipe, settings: ChooseSettings) -> lis
     from architectures.shapes.shape import Shape
     from architectures.targets.target import read_config
     from distill.choose.candidates import candidates_of
-    from distill.run.stage_inputs import source_folder
+    from distill.run.progressive import source_folder
 
     folders = (source_folder(recipe) or target, target)
     source, teacher = (Shape.from_config(read_config(each), where=str(each / "config.json")) for each in folders)

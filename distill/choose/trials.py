@@ -7,43 +7,46 @@ has what was measured. The recipe that is chosen trains its small head from the 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from architectures.shapes.section import ArchitectureConfig
-from architectures.targets.target import is_gguf
-from distill.choose.candidates import Candidate, depth_name
+from distill.choose.candidates import Candidate, depth_name, trials_folder
 from distill.recipe.recipe import Recipe
-from distill.run.progressive import share_answers
+from distill.run.progressive import share_answers, with_imported_target
+from distill.run.run import Run
 from distill.run.run_folder import owned_run
-from distill.run.stage_folders import begin_stage
-from distill.stages.running import cache_if_asked, distill_stage, eval_prompts, generate_stage, prune_stage, timed
+from distill.run.stage import begin
+from distill.stages.processes import distill_stage
+from distill.stages.running import cache_if_asked, generate_stage, prune_stage, timed
+from distill.stages.table import eval_prompts
 
 if TYPE_CHECKING:
     from eval.records.scorecard import Scorecard
 
 
-def train_candidates(recipe: Recipe, candidates: Sequence[Candidate]) -> dict[str, Path]:
+def train_candidates(run: Run, candidates: Sequence[Candidate]) -> dict[str, Path]:
     """Train what the candidates need, and cut small heads where sizes are compared; what is finished is left as it is.
 
     Args:
-        recipe: Of the run they belong to.
+        run: That they belong to.
         candidates: Each in a folder of its own.
 
     Returns:
         The folder of each one's weights, by name.
     """
-    timed("generate", lambda: generate_stage(recipe))
-    cache_if_asked(recipe)
+    timed("generate", lambda: generate_stage(run))
+    cache_if_asked(run)
     trials = trials_of(candidates)
-    for place, trial in enumerate(trials.values(), start=1):
-        print(f"== {name_of(trial)}, {place} of {len(trials)}", flush=True)
-        run = beside(recipe, trial)
-        with owned_run(run):
-            share_answers(recipe, run)
-            timed("prune", lambda run=run: prune_stage(run))
-            timed("distill", lambda run=run: distill_stage(Path(run.run_dir) / "recipe.yaml", []))
-    return {one.name: weights_of(recipe, one, trials[one.shape.layers]) for one in candidates}
+    for number, recipe in enumerate(trials.values(), start=1):
+        print(f"== {name_of(recipe)}, {number} of {len(trials)}", flush=True)
+        trial = trial_run(run, recipe)
+        with owned_run(trial):
+            share_answers(run, trial)
+            timed("prune", partial(prune_stage, trial))
+            timed("distill", partial(distill_stage, trial.recipe_file, []))
+    return {each.name: weights_of(run, each, trials[each.shape.layers]) for each in candidates}
 
 
 def trials_of(candidates: Sequence[Candidate]) -> dict[int, Recipe]:
@@ -68,17 +71,17 @@ def name_of(trial: Recipe) -> str:
     return Path(trial.run_dir).name
 
 
-def weights_of(recipe: Recipe, one: Candidate, trial: Recipe) -> Path:
-    """Where a candidate's weights are: the draft that was trained, or cut out of it now."""
-    draft = Path(trial.run_dir) / "draft"
+def weights_of(run: Run, one: Candidate, trial: Recipe) -> Path:
+    """The folder of a candidate's weights: the draft that was trained, or what is cut out of it now."""
+    draft = Run.of(trial).draft.path
     if trial == one.recipe:
         return draft
     print(f"== {one.name}, cut out of {name_of(trial)}", flush=True)
-    cut = beside(recipe, cut_recipe(one, draft))
+    cut = trial_run(run, cut_recipe(one, draft))
     with owned_run(cut):
-        share_answers(recipe, cut)
-        timed("prune", lambda: prune_stage(cut))
-    return Path(cut.run_dir) / "init"
+        share_answers(run, cut)
+        timed("prune", partial(prune_stage, cut))
+    return cut.init.path
 
 
 def cut_recipe(one: Candidate, draft: Path) -> Recipe:
@@ -88,20 +91,17 @@ def cut_recipe(one: Candidate, draft: Path) -> Recipe:
     return one.recipe.model_copy(update={"architecture": wanted})
 
 
-def beside(recipe: Recipe, trial: Recipe) -> Recipe:
-    """A trial's recipe, with the imported target and the scores of the run it belongs to."""
-    run, target = Path(recipe.run_dir), recipe.target
-    if is_gguf(target.path):
-        target = target.model_copy(update={"path": str(run / "target")})
-    scores = recipe.architecture.scores or str(run / "scores")
-    architecture = trial.architecture.model_copy(update={"scores": scores})
-    return trial.model_copy(update={"target": target, "architecture": architecture})
+def trial_run(run: Run, trial: Recipe) -> Run:
+    """The run of a trial, with the imported target and the scores of the run it belongs to."""
+    architecture = trial.architecture.model_copy(update={"scores": str(run.scores.path)})
+    return Run.of(with_imported_target(trial.model_copy(update={"architecture": architecture}), run))
 
 
-def score_candidates(recipe: Recipe, drafts: Mapping[str, Path]) -> "Scorecard":
+def score_candidates(run: Run, drafts: Mapping[str, Path]) -> "Scorecard":
     """One scorecard of all drafts, in <run>/choose/eval: the same prompts, step times taken in turns."""
     from eval.scorecard import score_drafts
 
-    folder = Path(recipe.run_dir) / "choose" / "eval"
+    folder, recipe = trials_folder(run) / "eval", run.recipe
     config = recipe.eval.model_copy(update={"latency_batch_sizes": (), "policy_prompts": 0})  # ranked alone, at batch 1
-    return score_drafts(begin_stage(recipe), drafts, eval_prompts(recipe), config, folder, seed=recipe.seed)
+    begin(run)
+    return score_drafts(run.target, drafts, eval_prompts(run), config, folder, seed=recipe.seed)

@@ -77,8 +77,8 @@ def export(settings: ExportSettings) -> None:
     from distill.stages.running import export_stage
 
     with own_run(of_words(settings.words, debug=settings.debug)) as named:
-        export_stage(named.recipe)
-        write_gguf_files(Path(named.recipe.run_dir) / "draft", named.recipe.run_name, settings.gguf)
+        export_stage(named.run)
+        write_gguf_files(named.run.draft.path, named.run.recipe.run_name, settings.gguf)
 
 
 def export_named(settings: ExportSettings, checkpoint: Path, init: Path, target: str, to: Path) -> None:

@@ -19,12 +19,13 @@ from eval.profiling.option import Profile, require_profile_folder
 
 if TYPE_CHECKING:
     from distill.recipe.recipe import Recipe
+    from distill.run.run import Run
 
 
 class Named(NamedTuple):
-    """The recipe a command names, and the file and words it is made from, which training processes read again."""
+    """The run of the recipe a command names, and the file and words of that, which training processes read again."""
 
-    recipe: "Recipe"
+    run: "Run"
     path: Path
     overrides: list[str]
 
@@ -117,12 +118,13 @@ def own_run(settings: NamesRecipe) -> Iterator[Named]:
         UserError: If the recipe is wrong, its folder may not be a run's, or another process works in it.
     """
     from distill.recipe.recipe import load_recipe
+    from distill.run.run import Run
     from distill.run.run_folder import owned_run
 
     path, overrides = recipe_words(settings)
-    recipe = load_recipe(path, overrides)
-    with owned_run(recipe):
-        yield Named(recipe, path, overrides)
+    run = Run.of(load_recipe(path, overrides))
+    with owned_run(run):
+        yield Named(run, path, overrides)
 
 
 def check(settings: CheckSettings) -> None:
@@ -146,14 +148,14 @@ def choose(settings: ChooseSettings) -> None:
         if settings.budget is not None:
             from distill.choose.budget import choose_by_budget
 
-            choose_by_budget(named.recipe, settings, settings.budget)
+            choose_by_budget(named.run.recipe, settings, settings.budget)
             return
         choose_shape(named.path, named.overrides, settings)
 
 
 def masks(settings: TrainingSettings) -> None:
     """Train learned masks; the training processes load the recipe themselves."""
-    from distill.stages.running import mask_stage
+    from distill.stages.processes import mask_stage
 
     trust_if_asked(settings)
     with own_run(settings) as named:
@@ -165,7 +167,7 @@ def prune(settings: StageSettings) -> None:
     from distill.stages.running import prune_stage
 
     with own_run(settings) as named:
-        prune_stage(named.recipe)
+        prune_stage(named.run)
 
 
 def generate(settings: StageSettings) -> None:
@@ -173,23 +175,24 @@ def generate(settings: StageSettings) -> None:
     from distill.stages.running import generate_stage
 
     with own_run(settings) as named:
-        generate_stage(named.recipe)
+        generate_stage(named.run)
 
 
 def cache(settings: CacheSettings) -> None:
     """Let the teacher read the answers, or verify what it left."""
-    from distill.caching import stage
+    from distill.run.run import Run
+    from distill.stages.running import cache_stage, verify_cache_stage
 
     if settings.verify:
-        stage.verify_cache_stage(recipe_of(settings))
+        verify_cache_stage(Run.of(recipe_of(settings)))
         return
     with own_run(settings) as named:
-        stage.cache_stage(named.recipe)
+        cache_stage(named.run)
 
 
 def distill(settings: DistillSettings) -> None:
     """Train and export; the training processes load the recipe themselves."""
-    from distill.stages.running import distill_stage
+    from distill.stages.processes import distill_stage
 
     trust_if_asked(settings)
     profile_words = [] if settings.profile is None else [f"--profile={settings.profile}"]
@@ -208,7 +211,7 @@ def score(settings: EvalSettings) -> None:
 
     trust_if_asked(settings)
     with own_run(of_words(settings.words, debug=settings.debug)) as named:
-        (checkpoints_stage if settings.checkpoints else eval_stage)(named.recipe)
+        (checkpoints_stage if settings.checkpoints else eval_stage)(named.run)
 
 
 def run_everything(settings: TrainingSettings) -> None:

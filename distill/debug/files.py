@@ -31,6 +31,7 @@ from distill.debug.recipe import (
 )
 from distill.process.exits import say_once
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
+from distill.run.run import Run
 from distill.run.run_folder import owned_run
 
 SEED = 17
@@ -63,16 +64,17 @@ def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = 
     )
     small = debug_recipe(recipe, tiny)
     announce(recipe, small)
-    with owned_run(small):
-        write_debug(small, tiny, config, source_config, weights=weights)
-    return Path(small.run_dir) / "recipe.yaml"
+    run = Run.of(small)
+    with owned_run(run):
+        write_debug(run, tiny, config, source_config, weights=weights)
+    return run.recipe_file
 
 
 def write_debug(
-    small: Recipe, tiny: TinyRun, config: Mapping[str, Any], source_config: Mapping[str, Any], *, weights: bool
+    debug: Run, tiny: TinyRun, config: Mapping[str, Any], source_config: Mapping[str, Any], *, weights: bool
 ) -> None:
     """Everything a debug run reads, and its recipe."""
-    run = Path(small.run_dir)
+    small, run = debug.recipe, debug.folder
     rows = [
         {"prompt": prompt, "answer": f"{prompt} Think of it.", **dict.fromkeys(text_fields(small), prompt)}
         for prompt in prompts()
@@ -85,7 +87,7 @@ def write_debug(
     write_tiny(run / TARGET, tiny_config(config, tiny.target), weights=weights)
     if small.architecture.source is not None:
         write_tiny(run / SOURCE, tiny_config(source_config, tiny.source), weights=weights)
-    save_recipe(small, run / "recipe.yaml")
+    save_recipe(small, debug.recipe_file)
 
 
 def debug_configs(recipe: Recipe) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -54,7 +54,7 @@ def tiny_run(recipe: Recipe, target: Shape, source: Shape) -> TinyRun:
     Raises:
         UserError: If the draft cannot be cut out of its source.
     """
-    draft, _ = draft_and_origin(recipe, source)
+    draft, _ = draft_and_origin(recipe.architecture, source, recipe.seed)
     stages = recipe.architecture.stages
     earlier = [Shape(**{**vars(source), "layers": layers}) for layers in (stages or [])[:-1]]
     tiny_source, tiny_draft, *tiny_stages = tiny_shapes(source, [draft, *earlier])

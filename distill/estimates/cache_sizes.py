@@ -2,9 +2,9 @@
 
 from architectures.shapes.shape import DTYPE_BYTES
 from distill.estimates.expected_work import Work
+from distill.recipe.data import DataConfig
 from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import Cache, bytes_per_token, keeps_states
-from distill.run.stage_inputs import teacher_dtype
+from distill.recipe.teacher import Cache, bytes_per_token, keeps_states, teacher_dtype
 
 
 def cache_sizes(recipe: Recipe, work: Work, *, hidden: int, rows: int) -> dict[str, int]:
@@ -16,10 +16,10 @@ def cache_sizes(recipe: Recipe, work: Work, *, hidden: int, rows: int) -> dict[s
         hidden: Width of the teacher's last hidden state.
         rows: Ids that kept entries are of.
     """
-    teacher, tokens = recipe.distill.teacher, answer_tokens(recipe, work)
+    teacher, tokens = recipe.distill.teacher, answer_tokens(recipe.data, work)
     if not isinstance(teacher, Cache):
         return {}
-    dtype = teacher_dtype(recipe, recipe.distill.precision)
+    dtype = teacher_dtype(recipe.target.dtype, recipe.distill.precision)
     widths = {"hidden": hidden, "rows": rows, "dtype": dtype}
     kept = sum(count * bytes_per_token(teacher, name, **widths) for name, count in tokens.items())
     cache = {f"teacher cache, {teacher.contents}": kept}
@@ -28,7 +28,7 @@ def cache_sizes(recipe: Recipe, work: Work, *, hidden: int, rows: int) -> dict[s
     return {"hidden states beside the answers": sum(tokens.values()) * hidden * DTYPE_BYTES[dtype], **cache}
 
 
-def answer_tokens(recipe: Recipe, work: Work) -> dict[str, int]:
+def answer_tokens(data: DataConfig, work: Work) -> dict[str, int]:
     """Tokens of the answers to train on and of those to evaluate on."""
-    train = (work.answers or 0) * recipe.data.longest_answer if work.answer_tokens is None else work.answer_tokens
-    return {"train": train, "eval": recipe.data.num_eval_prompts * recipe.data.max_new_tokens}
+    train = (work.answers or 0) * data.longest_answer if work.answer_tokens is None else work.answer_tokens
+    return {"train": train, "eval": data.num_eval_prompts * data.max_new_tokens}

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from architectures.draft_vocabulary.asked import ids_by_count
 from architectures.draft_vocabulary.tokens import Tokens
 from architectures.small_head.counting import coverage
 from distill.estimates.expected_work import finished_counts
 from distill.recipe.recipe import Recipe
+from distill.run.run import Run
 from distill.vocabulary.answers import Counts, pooled, said_in
 
 
@@ -58,6 +58,6 @@ def answers_said(recipe: Recipe, tokens: Tokens, *, most_tokens: int | None = No
     counts = finished_counts(recipe)
     if counts is None or not counts["train"]["answers"]:
         return None
-    data = Path(recipe.run_dir) / "data"
+    data = Run.of(recipe).data.path
     train, held_out = (said_in(data, name, most_tokens=most_tokens) for name in ("train", "eval"))
     return Said(pooled(train), held_out, tokens)

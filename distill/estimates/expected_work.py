@@ -6,7 +6,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from architectures.checkpoints.manifest import changed_inputs, read_manifest
+from architectures.checkpoints.manifest import changed_inputs
 from architectures.errors import UserError
 from architectures.shapes.section import MasksConfig
 from distill.data.conversations import Conversation, load_conversations
@@ -14,7 +14,9 @@ from distill.recipe.data import DataConfig
 from distill.recipe.recipe import Recipe
 from distill.recipe.times import split_time
 from distill.recipe.training import DistillConfig
-from distill.run.stage_inputs import asked_inputs, target_record
+from distill.run.recorded import target_record
+from distill.run.run import Run
+from distill.run.stage_inputs import asked_inputs
 from eval.answers.earlier_answers import num_answered
 from eval.prompts.forms import Prompt
 from eval.prompts.loading import load_prompts
@@ -90,8 +92,8 @@ def unwritten_work(recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversat
 
 def finished_counts(recipe: Recipe) -> dict[str, Any] | None:
     """What a finished <run>/data that this recipe made holds; the files of the target are not compared."""
-    manifest = read_manifest(Path(recipe.run_dir) / "data")
-    if manifest is None or manifest["target"] != target_record(recipe):
+    manifest = Run.of(recipe).data.manifest
+    if manifest is None or manifest["target"] != target_record(recipe.target):
         return None
     changed = changed_inputs(manifest, asked_inputs(recipe))
     return manifest["counts"] if set(changed) <= {"target"} else None
@@ -123,7 +125,7 @@ def work_rows(recipe: Recipe, work: Work) -> list[tuple[str, str]]:
         *rows,
         ("steps", f"{bound if unit == 'ep' else ''}{reading.steps:,} of {batch} answers each ({duration})"),
         *epoch_rows(reading, work, is_exact=unit == "ep"),
-        ("answer tokens", tokens(reading.answers, recipe, work)),
+        ("answer tokens", tokens(reading.answers, work, Run.of(recipe).data.path, longest=recipe.data.longest_answer)),
     ]
 
 
@@ -201,8 +203,8 @@ def loss_words(distill: DistillConfig) -> str:
     return " + ".join(terms) + (f", at temperature {distill.temperature:g}" if distill.temperature != 1 else "")
 
 
-def tokens(answers: int, recipe: Recipe, work: Work) -> str:
+def tokens(answers: int, work: Work, folder: Path, *, longest: int) -> str:
     """The answer tokens of so many answers: their mean length times their number, or an upper bound."""
     if work.answers and work.answer_tokens is not None:
-        return f"{round(answers * work.answer_tokens / work.answers):,}, counted in {Path(recipe.run_dir) / 'data'}"
-    return f"at most {answers * recipe.data.longest_answer:,}; known once {Path(recipe.run_dir) / 'data'} exists"
+        return f"{round(answers * work.answer_tokens / work.answers):,}, counted in {folder}"
+    return f"at most {answers * longest:,}; known once {folder} exists"

@@ -6,7 +6,8 @@ from architectures.errors import UserError
 from architectures.shapes.shape import Shape
 from distill.estimates.memory import Training, held_bytes, mask_training, memory_parts, process_counts, together
 from distill.recipe.recipe import Recipe
-from distill.run.lineage import masks_are_due
+from distill.run.run import Run
+from distill.run.training import masks_are_due
 
 REMEDY = "a smaller target, or another architecture.method, such as greedy"
 
@@ -19,7 +20,7 @@ def refuse_sharded_masks(recipe: Recipe, target: Shape) -> None:
     Raises:
         UserError: With what each process would hold.
     """
-    if recipe.distill.parallelism != "fsdp2" or not masks_are_due(recipe):
+    if recipe.distill.parallelism != "fsdp2" or not masks_are_due(Run.of(recipe)):
         return
     training = mask_training(recipe, target)
     each = [f"{gib(together(memory_parts(training, count)))} on each of {count}" for count in process_counts(training)]

@@ -107,11 +107,12 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
     """The trainings of a recipe: of learned masks, where it has them, and of the draft."""
     config = recipe.distill
     seq_len, loss_tokens = learned_tokens(recipe)
+    dtype = teacher_dtype(recipe.target.dtype, config.precision)
     distillation = Training(
         title="distillation",
         student=draft,
         teacher=None if isinstance(config.teacher, NoTeacher) else target,
-        teacher_dtype=teacher_dtype(recipe, config.precision),
+        teacher_dtype=dtype,
         precision=config.precision,
         batch=config.global_train_batch_size,
         microbatch=None if config.device_train_microbatch_size == "auto" else config.device_train_microbatch_size,
@@ -119,7 +120,7 @@ def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
         loss_tokens=loss_tokens,
         sharded=config.parallelism == "fsdp2",
         packing=config.packing,
-        cached_bytes=cached_bytes(config.teacher, target, teacher_dtype(recipe, config.precision)),
+        cached_bytes=cached_bytes(config.teacher, target, dtype),
         teacher_sharded=is_sharded(config.teacher),
         logits_of_teacher=asks_logits(config),
         frozen_embeddings=config.freeze_input_embeddings,
@@ -151,7 +152,7 @@ def mask_training(recipe: Recipe, target: Shape) -> Training:
         title="mask training",
         student=target,
         teacher=target if masks.kl_weight else None,
-        teacher_dtype=teacher_dtype(recipe, masks.precision),
+        teacher_dtype=teacher_dtype(recipe.target.dtype, masks.precision),
         precision=masks.precision,
         batch=masks.global_train_batch_size,
         microbatch=None if masks.device_train_microbatch_size == "auto" else masks.device_train_microbatch_size,

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 
-from architectures.checkpoints.manifest import read_manifest
 from architectures.draft_vocabulary.asked import ids_by_count
 from architectures.draft_vocabulary.tokens import TOKENIZER, Tokens, read_tokens
 from architectures.shapes.shape import Shape
@@ -18,6 +17,7 @@ from architectures.small_head.record import DRAFT_VOCABULARY_NAME, read_draft_vo
 from architectures.targets.target import cached_config, is_gguf, local_path
 from distill.estimates.expected_work import finished_counts
 from distill.recipe.recipe import Recipe
+from distill.run.run import Run
 from distill.vocabulary.answers import Counts, pooled, said_in
 from distill.vocabulary.choice import listed_ids
 
@@ -40,54 +40,52 @@ def vocabulary_block(recipe: Recipe, target: Shape, draft: Shape) -> dict[str, l
     wanted = recipe.architecture.vocabulary
     if wanted is None:
         return {}
-    rows = list(coverage_rows(recipe, wanted, target.vocab))
+    rows = list(coverage_rows(Run.of(recipe), wanted, target.vocab))
     return {f"vocabulary ({draft.head_vocab:,} of {target.vocab:,} ids, from {wanted.origin}; share covered)": rows}
 
 
-def coverage_rows(recipe: Recipe, wanted: VocabularyConfig, vocab_size: int) -> Iterator[Row]:
+def coverage_rows(run: Run, wanted: VocabularyConfig, vocab_size: int) -> Iterator[Row]:
     """Shares by kind of answer, or why they are unknown."""
-    folder = target_at_hand(recipe)
+    folder = target_at_hand(run)
     if folder is None:
         yield UNKNOWN, f"the target, or its {TOKENIZER}, is not on this machine"
         return
     tokens = read_tokens(folder, vocab_size)
     known = None if wanted.origin in COUNTED else listed_ids(wanted, tokens, folder)
-    data = Path(recipe.run_dir) / "data"
-    if finished_counts(recipe) is None:
+    data = run.data.path
+    if finished_counts(run.recipe) is None:
         yield UNKNOWN, f"{data} holds no answers of this recipe yet; `widedraft generate` writes them"
         return
     read = partial(said_in, data, most_tokens=MOST_TOKENS)
-    trained = read("train") if recipe.distill.train_on == "answers" else {}
-    ids = counted_ids(recipe, wanted, trained, tokens) if known is None else known
+    trained = read("train") if run.recipe.distill.train_on == "answers" else {}
+    ids = counted_ids(run.init.path, wanted, trained, tokens) if known is None else known
     if ids is None:
         yield UNKNOWN, "`widedraft prune` counts the text, and leaves its ids in <run>/init"
         return
     yield from shares("training answers", trained, ids)
     yield from shares("held-out answers", read("eval"), ids)
-    yield from never_seen_rows(recipe, ids)
+    yield from never_seen_rows(run, ids)
 
 
-def counted_ids(recipe: Recipe, wanted: VocabularyConfig, trained: Counts, tokens: Tokens) -> Collection[int] | None:
+def counted_ids(init: Path, wanted: VocabularyConfig, trained: Counts, tokens: Tokens) -> Collection[int] | None:
     """The ids that counts give; those of text, which takes longer than a check may, as an earlier cut left them."""
     assert wanted.size is not None  # of counts the recipe says it
     if wanted.origin == "answers":
         return ids_by_count(pooled(trained), tokens, wanted.size)
-    init = Path(recipe.run_dir) / "init"
     if not (init / DRAFT_VOCABULARY_NAME).is_file():
         return None
     left = read_draft_vocabulary(init)
     return left.ids if (left.origin.get("from"), len(left.ids)) == ("text", wanted.size) else None
 
 
-def never_seen_rows(recipe: Recipe, ids: Collection[int]) -> Iterator[Row]:
+def never_seen_rows(run: Run, ids: Collection[int]) -> Iterator[Row]:
     """Of prompts that are scored on and not of the data: what the target answered to them, where it has."""
-    folder = Path(recipe.run_dir) / "eval"
-    if not recipe.eval.tasks:
+    if not run.recipe.eval.tasks:
         yield UNKNOWN, "other prompts than the data's: eval.tasks names none"
-    elif read_manifest(folder) is None:
+    elif not run.eval.is_finished:
         yield UNKNOWN, "answers to eval.tasks, which training never sees, until `widedraft eval` has scored on them"
     else:
-        for answers in sorted((folder / "answers").iterdir()):
+        for answers in sorted((run.eval.path / "answers").iterdir()):
             kind = f"answers never trained on, temperature {answers.name.removeprefix('T')}"
             yield from shares(kind, said_in(answers, "eval", most_tokens=MOST_TOKENS), ids)
 
@@ -99,9 +97,9 @@ def shares(kind: str, counts: Counts, ids: Collection[int]) -> Iterator[Row]:
         yield f"{coverage(ids, count):.4f}", f"{kind}, {domain}: of {first} tokens"
 
 
-def target_at_hand(recipe: Recipe) -> Path | None:
+def target_at_hand(run: Run) -> Path | None:
     """The folder with the target's tokenizer, where it can be read without fetching or importing anything."""
-    path, revision = recipe.target.path, recipe.target.revision
-    folder = Path(recipe.run_dir) / "target" if is_gguf(path) else local_path(path, revision)
+    path, revision = run.recipe.target.path, run.recipe.target.revision
+    folder = run.imported_target if is_gguf(path) else local_path(path, revision)
     folder = folder or cached_config(path, revision)
     return folder if folder is not None and (folder / TOKENIZER).is_file() else None

@@ -1,15 +1,17 @@
 """The block of `widedraft check` that weighs sizes of the output head: bytes of a step against coverage. No torch."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from architectures.draft_vocabulary.asked import asked_size
 from architectures.draft_vocabulary.tokens import Tokens, read_tokens
+from architectures.files.number_types import Dtype
 from architectures.shapes.shape import DTYPE_BYTES, Shape
+from architectures.small_head.config import VocabularyConfig
 from distill.estimates.coverage import Said, answers_said
 from distill.estimates.memory import matrix_parameters
 from distill.estimates.vocabulary_page import MOST_TOKENS, target_at_hand
 from distill.recipe.recipe import Recipe
+from distill.run.run import Run
 
 Row = tuple[str, str]
 
@@ -26,30 +28,32 @@ def head_blocks(recipe: Recipe, source: Shape, target: Shape, draft: Shape) -> d
         target: Its step is what a draft's is held against.
         draft: With whatever head.
     """
-    folder = target_at_hand(recipe)
+    folder = target_at_hand(Run.of(recipe))
     tokens = None if folder is None else read_tokens(folder, target.vocab)
-    asked = sizes_of(recipe, target.vocab, tokens)
+    own = own_size(recipe.architecture.vocabulary, target.vocab)
+    asked = sizes_told(own, target.vocab, tokens)
     if source.head_vocab or not asked or head_share(draft) < LEAST_SHARE:
         return {}
     said = None if tokens is None else answers_said(recipe, tokens, most_tokens=MOST_TOKENS)
-    rows = [size_row(size, target, draft, recipe, said) for size in (*asked, target.vocab)]
-    unsaid = f"unknown before {Path(recipe.run_dir) / 'data'} holds finished answers"
+    rows = [
+        size_row(size, target, draft, said, dtype=recipe.eval.dtype, is_own=size == own)
+        for size in (*asked, target.vocab)
+    ]
+    unsaid = f"unknown before {Run.of(recipe).data.path} holds finished answers"
     title = (
         f"output head, by the ids it can say: weights that a step of the draft reads, {recipe.eval.dtype}, estimated"
     )
     return {title: rows if said else [*rows, ("coverage", unsaid)]}
 
 
-def sizes_of(recipe: Recipe, vocab: int, tokens: Tokens | None = None) -> list[int]:
+def sizes_told(own: int, vocab: int, tokens: Tokens | None = None) -> list[int]:
     """Those that are told of, from small to large: less than all, and no less than is always kept."""
-    own = own_size(recipe, vocab)
     least, most = (0, vocab - 1) if tokens is None else (len(tokens.always), min(len(tokens.ids), vocab - 1))
     return sorted({size for size in SIZES if least <= size <= most} | ({own} if own < vocab else set()))
 
 
-def own_size(recipe: Recipe, vocab: int) -> int:
-    """How many ids the recipe's draft says."""
-    wanted = recipe.architecture.vocabulary
+def own_size(wanted: VocabularyConfig | None, vocab: int) -> int:
+    """How many output ids the recipe's draft has."""
     return vocab if wanted is None else asked_size(wanted, vocab)
 
 
@@ -59,11 +63,11 @@ def head_share(draft: Shape) -> float:
     return whole.vocab * whole.hidden / matrix_parameters(whole)
 
 
-def size_row(size: int, target: Shape, draft: Shape, recipe: Recipe, said: Said | None) -> Row:
+def size_row(size: int, target: Shape, draft: Shape, said: Said | None, *, dtype: Dtype, is_own: bool) -> Row:
     """What a head of so many ids costs, and what it covers."""
     read, whole = (matrix_parameters(replace(draft, head_vocab=rows)) for rows in (size, 0))
-    mebibytes = read * DTYPE_BYTES[recipe.eval.dtype] / 2**20
-    own = ", as this recipe has it" if size == own_size(recipe, target.vocab) else ""
+    mebibytes = read * DTYPE_BYTES[dtype] / 2**20
+    own = ", as this recipe has it" if is_own else ""
     cost = (
         f"{mebibytes:7.1f} MiB, {read / whole:4.0%} of the whole head's, "
         f"{read / matrix_parameters(target):.3f} of the target's step"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from distill.expected_time.devices import Device, slug_of
-from distill.expected_time.stage_time import Run, StageTime, duration
+from distill.expected_time.stage_time import PlannedRun, StageTime, duration
 from distill.expected_time.stages import stage_times
 
 Row = tuple[str, str]
@@ -23,7 +23,7 @@ def time_title(device: Device) -> str:
     return f"time on {device.name} (unknown: it has not been measured)"
 
 
-def time_rows(run: Run, device: Device) -> list[Row]:
+def time_rows(run: PlannedRun, device: Device) -> list[Row]:
     """Each stage, and all of them where each is known."""
     if device.figures is None and device.published is None:
         example = slug_of("NVIDIA H100 80GB HBM3")

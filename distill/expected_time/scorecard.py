@@ -7,7 +7,7 @@ from architectures.shapes.shape import Shape
 from distill.expected_time.devices import Device
 from distill.expected_time.lengths import written_answer
 from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
-from distill.expected_time.stage_time import Run, StageTime, unknown
+from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
 from distill.monitoring.flops import forward_flops
 from distill.recipe.recipe import Recipe
 
@@ -20,7 +20,7 @@ DRAFT_STEPS = 9  # a chain of eight, and one of two tokens
 GRID_LOOKAHEADS = 4  # whose verification is timed at other batches
 
 
-def scorecard_time(run: Run, device: Device) -> StageTime:
+def scorecard_time(run: PlannedRun, device: Device) -> StageTime:
     """Answers, their replay, step times, and live decoding; never taken as measured, since much is left out."""
     config = run.recipe.eval
     steps = scored_steps(run, device)
@@ -38,7 +38,7 @@ def scorecard_time(run: Run, device: Device) -> StageTime:
     return StageTime("scorecard", seconds, measured=False, words=words)
 
 
-def scored_steps(run: Run, device: Device) -> Steps | None:
+def scored_steps(run: PlannedRun, device: Device) -> Steps | None:
     """Seconds of a step of target and draft at each batch; None where one is not known."""
     config = run.recipe.eval
     context = scored_prompt(run) + written_answer(config.max_new_tokens) // 2
@@ -51,21 +51,21 @@ def scored_steps(run: Run, device: Device) -> Steps | None:
     return steps
 
 
-def written_s(run: Run, device: Device, steps: Steps) -> float:
+def written_s(run: PlannedRun, device: Device, steps: Steps) -> float:
     """Seconds in which the target writes the answers of all temperatures."""
     config = run.recipe.eval
     count = steps_of_answers(device, num_answers(run.recipe), config.batch_size, config.max_new_tokens)
     return count * steps[run.target, config.batch_size]
 
 
-def replay_flops(run: Run) -> int:
+def replay_flops(run: PlannedRun) -> int:
     """FLOPs of target and drafts along all answers."""
     written = written_answer(run.recipe.eval.max_new_tokens)
     answers = [(scored_prompt(run) + written, written)] * num_answers(run.recipe)
     return forward_flops(run.target, answers) + DRAFTS * forward_flops(run.draft, answers)
 
 
-def timing_s(run: Run, steps: Steps) -> float:
+def timing_s(run: PlannedRun, steps: Steps) -> float:
     """Seconds of taking step times: at batch 1, and less often at others, there both in turn and alone."""
     config = run.recipe.eval
     repeats, seldom = config.latency_repeats + WARM_UPS, max(2, config.latency_repeats // 4) + WARM_UPS
@@ -78,7 +78,7 @@ def timing_s(run: Run, steps: Steps) -> float:
     return total_s
 
 
-def scored_prompt(run: Run) -> int:
+def scored_prompt(run: PlannedRun) -> int:
     """Tokens of a prompt; those of tasks are taken to be as long as those of the data."""
     return min(run.lengths.prompt, run.recipe.eval.max_prompt_len)
 

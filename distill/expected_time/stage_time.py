@@ -9,7 +9,7 @@ from distill.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """What times are derived from.
 
     Attributes:

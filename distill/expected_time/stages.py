@@ -7,7 +7,7 @@ from distill.expected_time.devices import Device
 from distill.expected_time.lengths import written_answer
 from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
 from distill.expected_time.scorecard import scorecard_time
-from distill.expected_time.stage_time import Run, StageTime, unknown
+from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
 from distill.expected_time.training import masks_time, trained_drafts, training_time
 from distill.monitoring.flops import forward_flops, head_flops
 from distill.recipe.teacher import AnyTeacher, Cache, SparseCache, keeps_states
@@ -15,7 +15,7 @@ from distill.recipe.teacher import AnyTeacher, Cache, SparseCache, keeps_states
 UNOPENED = "how many prompts there are is known once `widedraft generate` opens the data set"
 
 
-def stage_times(run: Run, device: Device) -> list[StageTime]:
+def stage_times(run: PlannedRun, device: Device) -> list[StageTime]:
     """Every stage that takes long, in the order of a run."""
     recipe = run.recipe
     times = [masks_time(run, device)] if recipe.architecture.method == "learned_masks" else []
@@ -26,7 +26,7 @@ def stage_times(run: Run, device: Device) -> list[StageTime]:
     return [*times, scorecard_time(run, device)]
 
 
-def answers_time(run: Run, device: Device) -> StageTime:
+def answers_time(run: PlannedRun, device: Device) -> StageTime:
     """The target's answers to the prompts that need one."""
     recipe, data, count = run.recipe, run.recipe.data, prompts_answered(run)
     if count is None:
@@ -47,7 +47,7 @@ def answers_time(run: Run, device: Device) -> StageTime:
     return StageTime("answers", seconds, measured, f"{words}; {step.words}; prompts read at the speed of training")
 
 
-def prompts_answered(run: Run) -> int | None:
+def prompts_answered(run: PlannedRun) -> int | None:
     """How many answers the target writes, beside those that are there; None where that is not known."""
     held_out = run.recipe.data.num_eval_prompts
     if run.recipe.data.answers == "given" or run.recipe.distill.train_on == "text":
@@ -60,7 +60,7 @@ def passes_for_cache(teacher: AnyTeacher) -> bool:
     return isinstance(teacher, SparseCache) or (isinstance(teacher, Cache) and not keeps_states(teacher))
 
 
-def cache_time(run: Run, device: Device) -> StageTime:
+def cache_time(run: PlannedRun, device: Device) -> StageTime:
     """The teacher reads every answer once, held out or not; or of states that it kept, entries are made."""
     teacher = run.recipe.distill.teacher
     rate = training_flops_per_s(device, "live", run.recipe.distill.precision, run.draft)

@@ -14,7 +14,7 @@ from distill.estimates.expected_work import expected_reading
 from distill.estimates.memory import learned_tokens, process_counts, trainings
 from distill.expected_time.devices import Device
 from distill.expected_time.rates import training_flops_per_s
-from distill.expected_time.stage_time import Run, StageTime, unknown
+from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
 from distill.formulas.losses import Knowledge
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.recipe.teacher import HiddenCache, LiveTeacher, NoTeacher
@@ -23,7 +23,7 @@ from distill.recipe.times import split_time
 Sequence = tuple[int, int]  # tokens, and positions that the output head runs at
 
 
-def trained_drafts(run: Run) -> Iterator[tuple[str, Shape]]:
+def trained_drafts(run: PlannedRun) -> Iterator[tuple[str, Shape]]:
     """The drafts of the stages before the last, which share its answers, and the draft."""
     for layers in (run.recipe.architecture.stages or [])[:-1]:
         head = {"vocab": run.target.vocab, "head_vocab": run.draft.head_vocab, "tied": run.draft.tied}
@@ -31,7 +31,7 @@ def trained_drafts(run: Run) -> Iterator[tuple[str, Shape]]:
     yield "training", run.draft
 
 
-def training_time(run: Run, device: Device, draft: Shape, name: str) -> StageTime:
+def training_time(run: PlannedRun, device: Device, draft: Shape, name: str) -> StageTime:
     """Steps and evaluations of one draft."""
     sequence, source = learned_sequence(run), teacher_source(run)
     count = trained_sequences(run, sequence[0])
@@ -52,7 +52,7 @@ def training_time(run: Run, device: Device, draft: Shape, name: str) -> StageTim
     return StageTime(name, flops / rate.value, rate.measured, words, processes=most)
 
 
-def masks_time(run: Run, device: Device) -> StageTime:
+def masks_time(run: PlannedRun, device: Device) -> StageTime:
     """The training of learned masks: all of the target learns, beside its frozen self. Never taken as measured."""
     masks, text = run.recipe.architecture.masks, run.recipe.text
     assert text is not None  # a recipe with learned masks has text
@@ -68,7 +68,7 @@ def masks_time(run: Run, device: Device) -> StageTime:
     return StageTime("mask training", flops / rate.value, measured=False, words=words, processes=most)
 
 
-def most_processes(run: Run, device: Device, title: str) -> int:
+def most_processes(run: PlannedRun, device: Device, title: str) -> int:
     """Devices of one machine that can share a training; those of a processor share its cores."""
     if device.is_processor:
         return 1
@@ -76,14 +76,14 @@ def most_processes(run: Run, device: Device, title: str) -> int:
     return process_counts(training)[-1]
 
 
-def learned_sequence(run: Run) -> Sequence:
+def learned_sequence(run: PlannedRun) -> Sequence:
     """A sequence of the draft's training, as long as they are on average."""
     if run.recipe.distill.train_on == "answers":
         return run.lengths.whole, run.lengths.answer
     return learned_tokens(run.recipe)
 
 
-def trained_sequences(run: Run, seq_tokens: int) -> int | None:
+def trained_sequences(run: PlannedRun, seq_tokens: int) -> int | None:
     """Sequences of the whole training, each as often as it is read; None where that is not known."""
     value, unit = split_time(run.recipe.distill.max_duration)
     if unit == "tok":
@@ -92,7 +92,7 @@ def trained_sequences(run: Run, seq_tokens: int) -> int | None:
     return None if reading is None else reading.answers
 
 
-def teacher_source(run: Run) -> str:
+def teacher_source(run: PlannedRun) -> str:
     """What the teacher is while the student trains: "live", "cached" or "none"."""
     config = run.recipe.distill
     if config.token_selection is None and all(term.needs() is Knowledge.TOKENS for term in config.terms):
@@ -100,7 +100,7 @@ def teacher_source(run: Run) -> str:
     return "live" if isinstance(config.teacher, LiveTeacher) else "cached"
 
 
-def teacher_flops(run: Run, draft: Shape, sequence: Sequence, source: str) -> int:
+def teacher_flops(run: PlannedRun, draft: Shape, sequence: Sequence, source: str) -> int:
     """FLOPs of what the student is compared with: the teacher, and a reference, taken to be as large as the draft.
 
     Both with the rows of their heads that the draft has.
@@ -113,14 +113,14 @@ def teacher_flops(run: Run, draft: Shape, sequence: Sequence, source: str) -> in
     return reference + (sequence[1] * head_flops(teacher.head_rows, teacher.hidden) if of_states else 0)
 
 
-def evaluation_flops(run: Run, draft: Shape) -> int:
+def evaluation_flops(run: PlannedRun, draft: Shape) -> int:
     """FLOPs of one evaluation: both models read every held-out answer; the draft alone where no teacher is asked."""
     held_out = [(run.lengths.whole, run.lengths.answer)] * run.recipe.data.num_eval_prompts
     teacher = 0 if isinstance(run.recipe.distill.teacher, NoTeacher) else forward_flops(run.target, held_out)
     return teacher + forward_flops(draft, held_out)
 
 
-def num_evaluations(run: Run, sequences: int) -> int:
+def num_evaluations(run: PlannedRun, sequences: int) -> int:
     """Evaluations: before the first step if wanted, those that come due, and one at the end."""
     config = run.recipe.distill
     value, unit = split_time(config.eval_interval)

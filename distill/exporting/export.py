@@ -37,27 +37,26 @@ from distill.checkpoints.files import damage
 from distill.data.unknown_inputs import UnknownInputs
 from distill.exporting.reading import algorithms_of, read_state
 from distill.exporting.reloaded import compare_reloaded
-from distill.recipe.recipe import Recipe
-from distill.run.lineage import write_draft_manifest
+from distill.run.run import Run
+from distill.run.stage_inputs import draft_inputs
 
 STUDENT_PREFIX = "student.lm."  # where DistillModel keeps the language model
 MAX_NAMES_SHOWN = 5
 
 
-def export_draft(recipe: Recipe, checkpoint: Path, *, target: Path, finished: bool) -> None:
-    """Make <run>/draft of a recipe's run from one of its checkpoints, and say whether its training has finished."""
-    run = Path(recipe.run_dir)
+def export_draft(run: Run, checkpoint: Path, *, finished: bool) -> None:
+    """Make <run>/draft from a checkpoint of its training, and say whether that has finished."""
 
     def finish(folder: Path) -> None:
-        write_draft_manifest(recipe, folder, checkpoint=checkpoint.name, finished=finished)
+        run.record(run.draft, draft_inputs(run), folder, finished=finished, checkpoint=checkpoint.name)
 
     export_checkpoint(
         checkpoint,
-        run / "init",
-        run / "draft",
-        target=target,
-        dtype=recipe.export.dtype,
-        unknown_inputs=recipe.distill.unknown_inputs > 0,
+        run.init.path,
+        run.draft.path,
+        target=run.target,
+        dtype=run.recipe.export.dtype,
+        unknown_inputs=run.recipe.distill.unknown_inputs > 0,
         finish=finish,
     )
 

@@ -1,6 +1,7 @@
 """Checkpoints of a training as models that can be scored, without writing a folder for each."""
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,25 +12,27 @@ from architectures.errors import UserError
 from distill.checkpoints.files import damage, find_checkpoints
 from distill.exporting.export import STUDENT_PREFIX
 from distill.exporting.reading import read_state
-from distill.recipe.recipe import Recipe
+from distill.run.run import Run
 from eval.models.loading import load_model
 from eval.training_curve.score import Saved
 
 UNTRAINED = "undistilled"
 
 
-def saved_models(recipe: Recipe) -> list[Saved]:
-    """What the training of a recipe started from, and every intact checkpoint of it, oldest first.
+def saved_models(run: Run) -> list[Saved]:
+    """What the training of a run started from, and every intact checkpoint of it, oldest first.
 
     Raises:
         UserError: If there is no checkpoint.
     """
-    run = Path(recipe.run_dir)
-    paths = [path for path in find_checkpoints(run / "checkpoints") if is_whole(path)]
+    folder, init = run.checkpoints.path, run.init.path
+    paths = [path for path in find_checkpoints(folder) if is_whole(path)]
     if not paths:
-        raise UserError(f"{run / 'checkpoints'}: no checkpoint to score. Run `widedraft distill` first.")
-    start = Saved(UNTRAINED, 0, 0, partial(load_model, run / "init", dtype=recipe.eval.dtype))
-    return [start, *(saved_model(path, recipe) for path in paths)]
+        raise UserError(f"{folder}: no checkpoint to score. Run `widedraft distill` first.")
+    dtype, rounded = run.recipe.eval.dtype, run.recipe.export.dtype
+    start = Saved(UNTRAINED, 0, 0, partial(load_model, init, dtype=dtype))
+    load = partial(load_checkpoint, init, dtype=dtype, rounded=rounded)
+    return [start, *(saved_model(path, partial(load, path)) for path in paths)]
 
 
 def is_whole(path: Path) -> bool:
@@ -40,24 +43,27 @@ def is_whole(path: Path) -> bool:
     return problem is None
 
 
-def saved_model(path: Path, recipe: Recipe) -> Saved:
+def saved_model(path: Path, load: Callable[[], PreTrainedModel]) -> Saved:
     """One checkpoint, not yet in memory."""
     timestamp = read_state(path)["timestamp"]["Timestamp"]
     name = path.name.removesuffix("-rank0.pt")
-    return Saved(name, timestamp["batch"], timestamp["token"], partial(open_checkpoint, path, recipe))
+    return Saved(name, timestamp["batch"], timestamp["token"], load)
 
 
-def open_checkpoint(path: Path, recipe: Recipe) -> PreTrainedModel:
+def load_checkpoint(init: Path, path: Path, *, dtype: str, rounded: str) -> PreTrainedModel:
     """The student of a checkpoint, its weights rounded as an export rounds them.
 
+    Args:
+        init: What its training started from.
+        path: The checkpoint.
+        dtype: Number type of the model.
+        rounded: That an export would round its weights to.
+
     Raises:
-        UserError: If it was not trained from <run>/init.
+        UserError: If it was not trained from init.
     """
-    init = Path(recipe.run_dir) / "init"
-    model, rounded = load_model(init, dtype=recipe.eval.dtype), getattr(torch, recipe.export.dtype)
-    weights = {
-        name.removeprefix(STUDENT_PREFIX): tensor.to(rounded) for name, tensor in read_state(path)["model"].items()
-    }
+    model, kept = load_model(init, dtype=dtype), getattr(torch, rounded)
+    weights = {name.removeprefix(STUDENT_PREFIX): tensor.to(kept) for name, tensor in read_state(path)["model"].items()}
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -20,16 +20,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.checkpoints.manifest import read_manifest, write_manifest
 from architectures.masks.masking import masked
 from architectures.masks.masks import Masks, plan_from_masks
 from architectures.shapes.section import MasksConfig
 from architectures.shapes.shape import Shape
 from architectures.shapes.sizes import masked_shape
-from architectures.targets.target import read_config, require_whole_head, resolve_checkpoint
+from architectures.targets.target import read_config, require_whole_head
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
 from distill.checkpoints.trust import guard_composer
-from distill.data.longest_texts import refuse_long_texts
 from distill.estimates.mask_memory import refuse_masks_beyond, refuse_sharded_masks
 from distill.estimates.memory import mask_training
 from distill.losses.answer_logits import head_of
@@ -39,11 +37,11 @@ from distill.monitoring.callbacks import CheckpointWriter
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.monitoring.loggers import ConsoleReport, MetricsFile
 from distill.monitoring.step_profile import profiled_steps
-from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import teacher_dtype
 from distill.recipe.times import split_time
 from distill.run.older_runs import adopt_older_run
-from distill.run.stage_folders import length_of, refuse_changed
-from distill.run.stage_inputs import mask_inputs, recipe_hash, target_record, teacher_dtype
+from distill.run.run import Run
+from distill.run.stage_inputs import mask_inputs
 from distill.teacher.live import load_teacher
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
 from distill.text.mixture import text_eval_loaders, text_loader
@@ -57,72 +55,72 @@ RATES = "architecture.masks.weight_lr or architecture.masks.mask_lr"
 ENOUGH_OPEN = 0.9  # of an axis's kept gates; below, what is kept was a toss-up
 
 
-def train_masks(recipe: Recipe, profile: Path | None = None) -> None:
+def train_masks(run: Run, profile: Path | None = None) -> None:
     """Train masks into <run>/masks, from the start or from where an earlier session stopped.
 
     Args:
-        recipe: Says how.
+        run: Whose recipe says how.
         profile: Folder that takes a profile of a step, by rank 0; none is made if left out.
 
     Raises:
         UserError: If the target is a draft that says some ids alone, the shape cannot be cut out of it, it has no row
             for one of its tokens, the text cannot be read, or an earlier session of this run began with another recipe.
     """
-    run = Path(recipe.run_dir)
-    target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
+    target, config = run.target, run.recipe.architecture.masks
     require_whole_head(target)
-    refuse_long_texts(recipe, {recipe.target.path: length_of(target)}, {})
-    refuse_too_large(recipe, target)
+    run.refuse_long_texts()
+    refuse_too_large(run)
     require_rows(target, last_id=max(load_tokenizer(target).get_vocab().values()))
-    adopt_older_run(recipe, target)
-    begin_masks(recipe, target)
-    model = build_mask_model(recipe, target)
-    trainer = build_mask_trainer(recipe, model, target, profile)
+    adopt_older_run(run)
+    begin_masks(run)
+    model = build_mask_model(run)
+    trainer = build_mask_trainer(run, model, profile)
     try:
-        if trainer.state.timestamp.batch < in_batches(
-            "1dur", recipe.architecture.masks
-        ):  # else only the folder is missing
+        if trainer.state.timestamp.batch < in_batches("1dur", config):  # else only the folder is missing
             trainer.fit()
     finally:
         trainer.engine.close()
     if dist.get_global_rank() == 0:
-        write_masks(recipe, model, target)
+        write_masks(run, model)
 
 
-def refuse_too_large(recipe: Recipe, target: Path) -> None:
+def refuse_too_large(run: Run) -> None:
     """Raise UserError, before anything is loaded, if this process cannot hold the training or was told to share it."""
-    source = Shape.from_config(read_config(target), where=str(target / "config.json"))
-    refuse_sharded_masks(recipe, source)
+    source = target_shape(run)
+    refuse_sharded_masks(run.recipe, source)
     device, sharers = torch.device("cpu"), dist.get_local_world_size()
     if torch.cuda.is_available():
         device, sharers = torch.device(f"cuda:{dist.get_local_rank()}"), 1
     free = free_bytes(device)
     refuse_masks_beyond(
-        mask_training(recipe, source),
+        mask_training(run.recipe, source),
         processes=dist.get_world_size(),
         free_bytes=None if free is None else free // sharers,
         device=str(device),
     )
 
 
-def begin_masks(recipe: Recipe, target: Path) -> None:
+def target_shape(run: Run) -> Shape:
+    return Shape.from_config(read_config(run.target), where=str(run.target / "config.json"))
+
+
+def begin_masks(run: Run) -> None:
     """Record on rank 0 what this training starts from, or check that an earlier session started from the same."""
-    folder = Path(recipe.run_dir) / "mask_checkpoints"
-    inputs = mask_inputs(recipe, target)
-    if read_manifest(folder) is not None:
-        refuse_changed(folder, inputs)
+    begun, inputs = run.mask_checkpoints, mask_inputs(run)
+    if begun.is_finished:
+        begun.refuse_changed(inputs)
     elif dist.get_global_rank() == 0:
-        write_manifest(folder, stage="masks", inputs=inputs, recipe=recipe_hash(recipe), seed=recipe.seed)
+        run.record(begun, inputs)
 
 
-def build_mask_model(recipe: Recipe, target: Path) -> MaskModel:
+def build_mask_model(run: Run) -> MaskModel:
     """The target's weights in float32 and fresh masks, beside the frozen target on this process's device."""
-    config, on_gpu = recipe.architecture.masks, torch.cuda.is_available()
-    source = Shape.from_config(read_config(target), where=str(target / "config.json"))
+    recipe, target, on_gpu = run.recipe, run.target, torch.cuda.is_available()
+    config, source = recipe.architecture.masks, target_shape(run)
     masks = Masks(source, masked_shape(source, recipe.architecture), seed=recipe.seed)
     full_precision = config.precision == "fp32"
     device = f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"
-    dtype = teacher_dtype(recipe, config.precision)
+    dtype = teacher_dtype(recipe.target.dtype, config.precision)
     return MaskModel(
         load_model(target, dtype="float32", device=device),
         masks,
@@ -145,11 +143,11 @@ def without_dur(time: str, config: MasksConfig) -> str:
     return f"{in_batches(time, config)}ba" if split_time(time)[1] == "dur" else time
 
 
-def build_mask_trainer(recipe: Recipe, model: MaskModel, target: Path, profile: Path | None = None) -> Trainer:
+def build_mask_trainer(run: Run, model: MaskModel, profile: Path | None = None) -> Trainer:
     """A trainer that stands at the newest checkpoint, or at the start where there is none."""
-    config, folder = recipe.architecture.masks, Path(recipe.run_dir) / "mask_checkpoints"
-    checkpoint = newest_for_all(folder)
-    data, mixture = build_text(recipe, model, target)
+    recipe, folder = run.recipe, run.mask_checkpoints.path
+    config, checkpoint = recipe.architecture.masks, newest_for_all(folder)
+    data, mixture = build_text(run, model)
     guard_composer()
     return Trainer(
         model=model,
@@ -171,7 +169,7 @@ def build_mask_trainer(recipe: Recipe, model: MaskModel, target: Path, profile: 
             ),
             SpeedMonitor(window_size=10),
         ],
-        loggers=build_mask_loggers(recipe),
+        loggers=build_mask_loggers(run),
         progress_bar=False,  # ours is among the loggers
         run_name=recipe.run_name,
         seed=recipe.seed,
@@ -180,12 +178,12 @@ def build_mask_trainer(recipe: Recipe, model: MaskModel, target: Path, profile: 
     )
 
 
-def build_text(recipe: Recipe, model: MaskModel, target: Path) -> tuple[DataSpec, DynamicLoading]:
+def build_text(run: Run, model: MaskModel) -> tuple[DataSpec, DynamicLoading]:
     """Batches of text, and what moves the share of each domain by the masked model's held-out losses.
 
     Call before a checkpoint is loaded: a reference that the recipe leaves out is the target's own loss.
     """
-    text, tokenizer = recipe.text, load_tokenizer(target)
+    recipe, text, tokenizer = run.recipe, run.recipe.text, load_tokenizer(run.target)
     assert text is not None  # a recipe with learned masks has text
     size = device_batch_size(recipe.architecture.masks)
     loader, domains = text_loader(text, tokenizer, batch_size=size, seed=recipe.seed)
@@ -275,29 +273,22 @@ class MaskReport(ConsoleReport):
         return f"batch {state.timestamp.batch.value}: {', '.join(losses)} nats/token, {', '.join(sizes)}"
 
 
-def build_mask_loggers(recipe: Recipe) -> list[LoggerDestination]:
+def build_mask_loggers(run: Run) -> list[LoggerDestination]:
     """The console and a file; where distillation reports to is for distillation."""
-    report = MaskReport(show_bar=recipe.distill.progress_bar, log_interval=recipe.distill.console_log_interval)
-    return [report, MetricsFile(str(Path(recipe.run_dir) / "logs" / "masks.jsonl"))]
+    config = run.recipe.distill
+    report = MaskReport(show_bar=config.progress_bar, log_interval=config.console_log_interval)
+    return [report, MetricsFile(str(run.logs / "masks.jsonl"))]
 
 
-def write_masks(recipe: Recipe, model: MaskModel, target: Path) -> None:
+def write_masks(run: Run, model: MaskModel) -> None:
     """Make <run>/masks from the trained model, and say what comes next."""
-    out, masks = Path(recipe.run_dir) / "masks", model.masks
+    out, masks, target = run.masks.path, model.masks, run.target
     plan = plan_from_masks(masks, masks.source, masks.draft, target=fingerprint_checkpoint(target))
 
     def finish(folder: Path) -> None:
-        write_manifest(
-            folder,
-            stage="masks",
-            inputs=mask_inputs(recipe, target),
-            metrics=mask_metrics(model),
-            target=target_record(recipe),
-            recipe=recipe_hash(recipe),
-            seed=recipe.seed,
-        )
+        run.record(run.masks, mask_inputs(run), folder, metrics=mask_metrics(model))
 
-    export_masks(model.student, masks, plan, target, out, dtype=recipe.target.dtype, finish=finish)
+    export_masks(model.student, masks, plan, target, out, dtype=run.recipe.target.dtype, finish=finish)
     for name in masks.axes:
         if (share := open_kept_fraction(masks, name)) < ENOUGH_OPEN:
             print(

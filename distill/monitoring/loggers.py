@@ -17,29 +17,33 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from architectures.errors import UserError
 from distill.monitoring.metrics import estimates
 from distill.monitoring.step_times import PhaseShares
-from distill.recipe.recipe import Recipe
+from distill.recipe.training import DistillConfig
 from eval.acceptance.estimates import Estimate
 
 TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": MLFlowLogger}  # name = its package
 
 
-def build_loggers(recipe: Recipe) -> list[LoggerDestination]:
+def build_loggers(config: DistillConfig, log_folder: Path, run_name: str) -> list[LoggerDestination]:
     """The console, and every logger the recipe names.
+
+    Args:
+        config: Section distill.
+        log_folder: Of what is written to files.
+        run_name: What trackers call the training, unless the recipe says otherwise.
 
     Raises:
         UserError: If a tracker's package is not installed.
     """
-    log_folder = Path(recipe.run_dir) / "logs"
     defaults = {
         "file": {"filename": str(log_folder / "metrics.jsonl")},
         "tensorboard": {"log_dir": str(log_folder / "tensorboard")},
-        "wandb": {"name": recipe.run_name},
-        "mlflow": {"run_name": recipe.run_name},
+        "wandb": {"name": run_name},
+        "mlflow": {"run_name": run_name},
     }
     loggers: list[LoggerDestination] = [
-        ConsoleReport(show_bar=recipe.distill.progress_bar, log_interval=recipe.distill.console_log_interval)
+        ConsoleReport(show_bar=config.progress_bar, log_interval=config.console_log_interval)
     ]
-    for name, arguments in recipe.distill.loggers.items():
+    for name, arguments in config.loggers.items():
         assert isinstance(arguments, Mapping)
         loggers.append(build_logger(name, {**defaults[name], **arguments}))
     return loggers

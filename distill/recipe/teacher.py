@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from architectures.errors import UserError
+from architectures.files.number_types import Dtype
 from architectures.files.section import Section, without_unsaid
 from architectures.shapes.shape import DTYPE_BYTES
 from distill.formulas.losses import LOSSES, PREFERRED, AnyLoss, Knowledge
@@ -228,3 +229,8 @@ def bytes_per_token(cache: AnyCache, split: str, *, hidden: int, rows: int, dtyp
 def id_bytes(vocab: int) -> int:
     """Bytes of the smallest integer type that holds every id: 1, 2 or 4."""
     return next(width for width in (1, 2, 4) if vocab <= 256**width)
+
+
+def teacher_dtype(dtype: Dtype, precision: str) -> Dtype:
+    """Number type of the teacher while it teaches: the target's, and float32 where training is."""
+    return "float32" if precision == "fp32" else dtype

@@ -6,30 +6,27 @@ known, which is when a draft was cut: <run>/init says them, or the init of the f
 whose head all later ones keep.
 """
 
-from pathlib import Path
-
-from architectures.checkpoints.manifest import read_manifest
 from architectures.small_head.record import CONFIG_KEY, read_draft_vocabulary
 from architectures.targets.target import read_config
-from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import SparseCache
-from distill.run.stage_folders import require_finished
+from distill.run.progressive import first_init
+from distill.run.run import Run
 
 
-def entry_ids(recipe: Recipe, init: Path) -> tuple[int, ...] | None:
-    """The ids that kept entries of a recipe's cache are of, ascending; None where that is every id, or none are kept.
+def entry_ids(run: Run) -> tuple[int, ...] | None:
+    """The ids that kept entries of a run's cache are of, ascending; None where that is every id, or none are kept.
 
     Args:
-        recipe: With a cached teacher.
-        init: The draft that says them.
+        run: With a cached teacher.
 
     Raises:
         UserError: If the recipe asks for a small vocabulary and no draft was cut yet.
     """
-    if not isinstance(recipe.distill.teacher, SparseCache):
+    if not isinstance(run.recipe.distill.teacher, SparseCache):
         return None
-    if recipe.architecture.vocabulary is not None:
-        require_finished(init, "prune")
-    elif read_manifest(init) is None:
+    init = first_init(run)
+    if run.recipe.architecture.vocabulary is not None:
+        init.require_finished()
+    elif not init.is_finished:
         return None
-    return read_draft_vocabulary(init).ids if CONFIG_KEY in read_config(init) else None
+    return read_draft_vocabulary(init.path).ids if CONFIG_KEY in read_config(init.path) else None

@@ -10,36 +10,34 @@ from pathlib import Path
 from architectures.checkpoints.manifest import MANIFEST_NAME, adopt_inputs, is_of_older_kind, read_manifest
 from architectures.checkpoints.older_fingerprint import say_adopted, today_by_older
 from architectures.files.atomic import write_text
-from architectures.targets.target import resolve_checkpoint
-from distill.recipe.recipe import Recipe
+from distill.run.artifact import ARTIFACTS
+from distill.run.progressive import source_folder, stage_run
+from distill.run.run import Run
 from distill.teacher_cache.record import adopt_journal, is_journal_of_older_kind
 from eval.answers.older_answers import adopt_claims
 
-STAGES = ("masks", "mask_checkpoints", "scores", "init", "data", "teacher_cache", "checkpoints", "draft", "eval")
 RECORDS = ("*.json", "*.jsonl", "*.md")  # of eval, which name models by their fingerprints
 
 
-def adopt_older_run(recipe: Recipe, target: Path) -> None:
-    """Give every stage of a run that is equal by an older kind of fingerprint those of today, and say so."""
-    run = Path(recipe.run_dir)
-    older = [folder for folder in stage_folders(recipe) if is_older(folder)]
+def adopt_older_run(run: Run) -> None:
+    """Give every artifact of a run that is equal by an older kind of fingerprint those of today, and say so."""
+    older = [folder for folder in artifacts_of(run) if is_older(folder)]
     if not older:
         return
     same: dict[str, str] = {}
-    for folder in checkpoints_of(recipe, target):
+    for folder in checkpoints_of(run):
         same |= today_by_older(folder)
     for folder in older:
-        if folder == run / "eval":
+        if folder == run.eval.path:
             rename_models(folder, same)
         adoptions = [adopt(folder, same) for adopt in (adopt_claims, adopt_journal, adopt_inputs)]  # the manifest last
         if any(adoptions):
             say_adopted(folder)
 
 
-def stage_folders(recipe: Recipe) -> list[Path]:
+def artifacts_of(run: Run) -> list[Path]:
     """Where stages of this run may have left something."""
-    run, scores = Path(recipe.run_dir), recipe.architecture.scores
-    return [Path(scores) if name == "scores" and scores is not None else run / name for name in STAGES]
+    return [run.scores.path if name == "scores" else run.artifact(name).path for name in ARTIFACTS]
 
 
 def is_older(folder: Path) -> bool:
@@ -48,14 +46,15 @@ def is_older(folder: Path) -> bool:
     return is_journal_of_older_kind(folder) if manifest is None else is_of_older_kind(manifest)
 
 
-def checkpoints_of(recipe: Recipe, target: Path) -> list[Path]:
+def checkpoints_of(run: Run) -> list[Path]:
     """The checkpoints whose fingerprints a stage of this run may have recorded, as far as they are there."""
-    run, architecture, selection = Path(recipe.run_dir), recipe.architecture, recipe.distill.token_selection
-    named = [target, run / "init", run / "draft"]
-    if architecture.source is not None:
-        named.append(resolve_checkpoint(architecture.source, revision=architecture.source_revision))
+    architecture, selection = run.recipe.architecture, run.recipe.distill.token_selection
+    named = [run.target, run.init.path, run.draft.path]
+    source = source_folder(run.recipe)
+    if source is not None:
+        named.append(source)
     if architecture.stages is not None:
-        named.append(run / f"stage-{architecture.stages[-2]}" / "draft")
+        named.append(stage_run(run, architecture.stages[-2]).draft.path)
     if selection is not None:
         named.append(Path(selection.reference))
     return [folder for folder in named if folder.is_dir()]

@@ -21,7 +21,8 @@ from typing import BinaryIO
 from architectures.checkpoints.manifest import command
 from architectures.errors import UserError
 from architectures.files.atomic import remove_partials
-from distill.recipe.recipe import RESOLVED, Recipe
+from distill.recipe.recipe import RESOLVED
+from distill.run.run import RECIPE_NAME, Run
 
 LOCK_NAME = "run.lock"
 OWNED_VARIABLE = "WIDEDRAFT_OWNED_RUNS"  # folders that this process, or the one that started it, owns
@@ -32,14 +33,14 @@ held: dict[str, int] = {}  # file descriptors of this process's locks, by folder
 
 
 @contextmanager
-def owned_run(recipe: Recipe) -> Iterator[None]:
-    """Own the run of a recipe for as long as the block lasts.
+def owned_run(run: Run) -> Iterator[None]:
+    """Own a run for as long as the block lasts.
 
     Raises:
         UserError: If its folder may not be a run's, or another process owns it.
     """
-    require_run_folder(recipe)
-    with owned(Path(recipe.run_dir)):
+    require_run_folder(run)
+    with owned(run.folder):
         yield
 
 
@@ -52,21 +53,21 @@ def owned(folder: Path) -> Iterator[None]:
     Raises:
         UserError: If another process owns it.
     """
-    place = str(folder.resolve())
-    if place in owned_folders():
+    name = str(folder.resolve())
+    if name in owned_folders():
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
     with open_lock(folder) as file:
         take_lock(file, folder)
         remove_partials(folder, mark=LOCK_NAME)
-        held[place] = file.fileno()
-        os.environ[OWNED_VARIABLE] = os.pathsep.join([*owned_folders(), place])
+        held[name] = file.fileno()
+        os.environ[OWNED_VARIABLE] = os.pathsep.join([*owned_folders(), name])
         try:
             yield
         finally:
-            del held[place]
-            os.environ[OWNED_VARIABLE] = os.pathsep.join(other for other in owned_folders() if other != place)
+            del held[name]
+            os.environ[OWNED_VARIABLE] = os.pathsep.join(other for other in owned_folders() if other != name)
             file.truncate(0)
 
 
@@ -116,19 +117,18 @@ def describe_owner(written: bytes) -> str:
         return "another process"
 
 
-def require_run_folder(recipe: Recipe) -> None:
-    """Raise UserError unless the folder a recipe names is a run's, or empty, or not there."""
-    run = Path(recipe.run_dir)
-    where, place = f"run_dir={recipe.run_dir}", run.resolve()
-    if run.exists() and not run.is_dir():
+def require_run_folder(run: Run) -> None:
+    """Raise UserError unless the folder is a run's, or empty, or not there."""
+    recipe, where, folder = run.recipe, f"run_dir={run.recipe.run_dir}", run.folder.resolve()
+    if run.folder.exists() and not run.folder.is_dir():
         raise UserError(f"{where}: is a file, not a folder. {REMEDY}")
     home = Path(os.path.expanduser("~")).resolve()  # noqa: PTH111  # Path.home() fails where there is none
-    if place in (place.parent, home):
-        raise UserError(f"{where}: is {place}, which no run may fill. {REMEDY}")
+    if folder in (folder.parent, home):
+        raise UserError(f"{where}: is {folder}, which no run may fill. {REMEDY}")
     for key, path in (("target.path", recipe.target.path), ("architecture.source", recipe.architecture.source)):
-        if path is not None and place.is_relative_to(Path(path).expanduser().resolve()):
+        if path is not None and folder.is_relative_to(Path(path).expanduser().resolve()):
             raise UserError(f"{where}: is or lies inside {key}={path}, which is only read. {REMEDY}")
-    if place.is_dir() and any(place.iterdir()) and not is_run(place):
+    if folder.is_dir() and any(folder.iterdir()) and not is_run(folder):
         raise UserError(
             f"{where}: exists, is not empty, and no run of widedraft began there (it holds no recipe.yaml that a stage "
             f"wrote). {REMEDY}"
@@ -137,7 +137,7 @@ def require_run_folder(recipe: Recipe) -> None:
 
 def is_run(folder: Path) -> bool:
     """Whether a stage has written here before."""
-    recipe = folder / "recipe.yaml"
+    recipe = folder / RECIPE_NAME
     if (folder / LOCK_NAME).is_file():
         return True
     return recipe.is_file() and recipe.read_bytes()[: len(RESOLVED)] == RESOLVED.encode()

@@ -1,4 +1,4 @@
-"""From a recipe to a PruningPlan: finds or computes the scores that its methods need.
+"""From a run to a PruningPlan: finds or computes the scores that its methods need.
 
 Scores belong to a target and a calibration text. They are computed once, saved in architecture.scores, and serve every
 shape; a method that needs others later adds them to the same file.
@@ -9,25 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.checkpoints.manifest import changed_inputs, read_manifest, write_manifest
+from architectures.checkpoints.manifest import changed_inputs
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
 from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
 from architectures.pruning.scores import Scores
 from architectures.shapes.shape import Shape
+from architectures.small_head.config import VocabularyConfig
 from architectures.targets.target import read_config
 from distill.data.longest_texts import refuse_long_calibration
-from distill.recipe.recipe import Recipe
-from distill.run.stage_folders import length_of
-from distill.run.stage_inputs import cut_from, scores_inputs, source_record, target_record
-from distill.vocabulary.choice import chosen
+from distill.run.progressive import cut_from
+from distill.run.run import Run, length_of
+from distill.run.stage_inputs import scores_inputs
+from distill.vocabulary.choice import Choice, chosen
 from distill.vocabulary.head import with_choice
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def weights_and_plan(recipe: Recipe, target: Path) -> tuple[Path, PruningPlan, dict[str, Any]]:
-    """The folder to cut the draft out of, how, and where the ids of its head come from, for who opens the draft.
+def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
+    """The folder to cut the draft out of, how, and where the ids of its head come from, for who loads the draft.
 
     What the recipe names and its plan, or what masks left of both, with the output head that the recipe asks for.
 
@@ -35,17 +36,24 @@ def weights_and_plan(recipe: Recipe, target: Path) -> tuple[Path, PruningPlan, d
         UserError: As `recipe_plan`, `chosen` and `with_choice`, or if the recipe cuts it out of a model with another
             tokenizer than the target's.
     """
-    vocab, wanted = shape_of(target).vocab, recipe.architecture
-    choice = None if wanted.vocabulary is None else chosen(recipe, wanted.vocabulary, target, vocab)
+    target, wanted = run.target, run.recipe.architecture
+    vocab = shape_of(target).vocab
+    choice = None if wanted.vocabulary is None else chosen_ids(run, wanted.vocabulary, vocab)
     if wanted.method == "learned_masks":
-        masks = Path(recipe.run_dir) / "masks"
+        masks = run.masks.path
         plan = load_plan(masks / PLAN_NAME, shape_of(target), target=target)
         return masks, *with_choice(plan, choice, masks, None)
-    source = cut_from(recipe, target)
+    source = cut_from(run)
     if source != target:
         require_shared_tokens(target, source)
-    plan = recipe_plan(recipe, source, target).with_vocab(vocab)
+    plan = recipe_plan(run, source).with_vocab(vocab)
     return source, *with_choice(plan, choice, source, wanted.plan)
+
+
+def chosen_ids(run: Run, wanted: VocabularyConfig, vocab_size: int) -> Choice:
+    """The output ids that a recipe asks for; errors as for `chosen`."""
+    recipe = run.recipe
+    return chosen(wanted, run.target, vocab_size, answers=run.data.path, text=recipe.text, seed=recipe.seed)
 
 
 def shape_of(folder: Path) -> Shape:
@@ -62,47 +70,43 @@ def require_shared_tokens(target: Path, source: Path) -> None:
     )
 
 
-def recipe_plan(recipe: Recipe, source: Path, target: Path) -> PruningPlan:
+def recipe_plan(run: Run, source: Path) -> PruningPlan:
     """The plan of a recipe: read from architecture.plan, or made from shapes and scores.
 
     Args:
-        recipe: Says what is wanted.
+        run: Whose recipe says what is wanted; its target has the prompts and the chat template for scores.
         source: The folder the draft is cut out of.
-        target: Of the model it drafts for, which has the prompts and chat template that scores are computed on.
 
     Raises:
         UserError: If the shape cannot be cut out of the source, or the plan was made for another one.
     """
-    shape, wanted = shape_of(source), recipe.architecture
+    shape, wanted = shape_of(source), run.recipe.architecture
     if wanted.plan is not None:
         return load_plan(Path(wanted.plan), shape, target=source)
     needed = needed_scores(shape, wanted)
-    scores = recipe_scores(recipe, source, target, needed) if needed else Scores()
-    return plan_pruning(shape, wanted, scores, seed=recipe.seed, target=fingerprint_checkpoint(source))
+    scores = scores_of(run, source, needed) if needed else Scores()
+    return plan_pruning(shape, wanted, scores, seed=run.recipe.seed, target=fingerprint_checkpoint(source))
 
 
-def recipe_scores(recipe: Recipe, source: Path, target: Path, needed: set[str]) -> Scores:
+def scores_of(run: Run, source: Path, needed: set[str]) -> Scores:
     """The scores a plan needs: those of the scores folder, and those missing there, computed and added."""
     from architectures.pruning.score_files import SCORES_NAME, load_scores, save_scores
 
-    folder = Path(recipe.architecture.scores or Path(recipe.run_dir) / "scores")
-    inputs = scores_inputs(recipe, source, target)
-    manifest, file = read_manifest(folder), folder / SCORES_NAME
-    known = Scores()
+    inputs, manifest = scores_inputs(run, source), run.scores.manifest
+    file, known = run.scores.path / SCORES_NAME, Scores()
     if manifest is not None and file.is_file() and not changed_inputs(manifest, inputs):
         known = load_scores(file)
     missing = needed - known.arrays.keys()
     if missing:
-        refuse_long_calibration(recipe, str(source), length_of(source))
-        found = {**known.arrays, **compute_scores(recipe, source, target, missing)}
-        save_scores(file, found)
-        write_manifest(folder, stage="scores", inputs=inputs, target=target_record(recipe), **source_record(recipe))
+        refuse_long_calibration(run.recipe, str(source), length_of(source))
+        save_scores(file, {**known.arrays, **compute_scores(run, source, missing)})
+        run.record(run.scores, inputs)
         known = load_scores(file)
     print(f"   {file}: {'computed' if missing else 'up to date'} ({', '.join(sorted(needed))})", flush=True)
     return known
 
 
-def compute_scores(recipe: Recipe, source: Path, target: Path, missing: set[str]) -> dict[str, Any]:
+def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
     """The missing scores, and all others that the same pass over the text gives."""
     import numpy as np
 
@@ -110,15 +114,15 @@ def compute_scores(recipe: Recipe, source: Path, target: Path, missing: set[str]
     from architectures.importance.scoring import activation_scores
     from eval.models.loading import load_model
 
-    ids_ST = calibration_ids(recipe, target)
-    model = load_model(source, dtype=recipe.target.dtype)
+    ids_ST = calibration_ids(run)
+    model = load_model(source, dtype=run.recipe.target.dtype)
     ids_ST = ids_ST.to(model.device)
     searches = {"removal_order": removal_order, "merge_order": merge_order}
-    found = {name: np.array(search(model, ids_ST)) for name, search in searches.items() if name in missing}
-    return found if missing <= searches.keys() else {**found, **activation_scores(model, ids_ST)}
+    scores = {name: np.array(search(model, ids_ST)) for name, search in searches.items() if name in missing}
+    return scores if missing <= searches.keys() else {**scores, **activation_scores(model, ids_ST)}
 
 
-def calibration_ids(recipe: Recipe, target: Path) -> "Tensor":
+def calibration_ids(run: Run) -> "Tensor":
     """ids_ST of the calibration text.
 
     Raises:
@@ -127,17 +131,17 @@ def calibration_ids(recipe: Recipe, target: Path) -> "Tensor":
     from architectures.importance.calibration import calibration_sequences
     from eval.models.loading import load_tokenizer
 
-    calibration = recipe.architecture.calibration
-    tokenizer = load_tokenizer(target)
+    calibration = run.recipe.architecture.calibration
+    tokenizer = load_tokenizer(run.target)
     return calibration_sequences(
-        calibration_texts(recipe, target, tokenizer),
+        calibration_texts(run, tokenizer),
         tokenizer,
         tokens=calibration.tokens,
         sequence_len=calibration.sequence_len,
     )
 
 
-def calibration_texts(recipe: Recipe, target: Path, tokenizer: Any) -> Iterator[str]:
+def calibration_texts(run: Run, tokenizer: Any) -> Iterator[str]:
     """A text file's text, or prompts as the target reads them: of a file, of the data, or written by itself."""
     from architectures.importance.calibration import read_text
     from distill.data.generate import write_own_prompts_if_asked
@@ -145,13 +149,14 @@ def calibration_texts(recipe: Recipe, target: Path, tokenizer: Any) -> Iterator[
     from eval.prompts.rendering import render_prompt
     from eval.prompts.source import PromptSource
 
-    text = recipe.architecture.calibration.text
+    recipe, text = run.recipe, run.recipe.architecture.calibration.text
     if text is not None and not text.endswith(".jsonl"):
         yield from read_text(Path(text))
         return
     prompts = load_prompts(recipe.data.prompts if text is None else [PromptSource(path=text)])
     if not prompts:  # the stage that answers them finds them there
-        data = Path(recipe.run_dir) / "data"
-        prompts = write_own_prompts_if_asked(target, recipe.data, data, seed=recipe.seed, dtype=recipe.target.dtype)
+        prompts = write_own_prompts_if_asked(
+            run.target, recipe.data, run.data.path, seed=recipe.seed, dtype=recipe.target.dtype
+        )
     for prompt in prompts:
         yield tokenizer.decode(render_prompt(tokenizer, prompt.messages))

@@ -13,7 +13,6 @@ document ends: what comes next says nothing about it. A document ends with the t
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil, isinf
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -25,8 +24,9 @@ from architectures.errors import UserError
 from distill.formulas.dense import cross_entropy
 from distill.losses.chunked import Head, map_rows
 from distill.losses.kept_rows import learned
-from distill.recipe.recipe import Recipe
+from distill.recipe.text import TextConfig
 from distill.recipe.times import split_time
+from distill.run.run import Run
 from distill.teacher.absent import AbsentTeacher
 from distill.teacher.live import TeacherRows
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_loss, reference_losses
@@ -39,14 +39,14 @@ RATES = "distill.optimizer.lr"
 
 
 def text_training(
-    recipe: Recipe, model: DistillModel, *, batch_size: int, device: torch.device
+    run: Run, model: DistillModel, *, batch_size: int, device: torch.device
 ) -> tuple[DataSpec, list[Callback]]:
     """This process's batches of the recipe's text, and what continues them and moves the share of each domain.
 
     Call before a checkpoint is loaded. A reference loss that the recipe leaves out is the teacher's own.
 
     Args:
-        recipe: With a section text; the tokenizer is that of <run>/init.
+        run: Whose recipe has a section text; the tokenizer is that of <run>/init.
         model: The student is measured, and the teacher where references are left out.
         batch_size: Sequences per batch of this process.
         device: The student trains on.
@@ -54,14 +54,14 @@ def text_training(
     Raises:
         UserError: If a text cannot be read, or is too short.
     """
-    text, tokenizer = recipe.text, load_tokenizer(Path(recipe.run_dir) / "init")
+    config, text, tokenizer = run.recipe.distill, run.recipe.text, load_tokenizer(run.init.path)
     assert text is not None  # whoever trains on text has some
-    end_id = cast("int", tokenizer.eos_token_id) if recipe.distill.isolate_documents else None
+    end_id = cast("int", tokenizer.eos_token_id) if config.isolate_documents else None
     collate = partial(collate_text, end_id=end_id)
-    loader, domains = text_loader(text, tokenizer, batch_size=batch_size, seed=recipe.seed, collate=collate)
-    held_out = text_eval_loaders(text, tokenizer, batch_size=recipe.distill.device_eval_batch_size, collate=collate)
+    loader, domains = text_loader(text, tokenizer, batch_size=batch_size, seed=run.recipe.seed, collate=collate)
+    held_out = text_eval_loaders(text, tokenizer, batch_size=config.device_eval_batch_size, collate=collate)
 
-    mixture = build_mixture(recipe, model, domains, held_out, device=device)
+    mixture = build_mixture(text, model, domains, held_out, max_duration=config.max_duration, device=device)
     data = DataSpec(
         loader,
         split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # as in distill/data/batches.py
@@ -72,16 +72,15 @@ def text_training(
 
 
 def build_mixture(
-    recipe: Recipe,
+    text: TextConfig,
     model: DistillModel,
     domains: MixedDomains,
     held_out: Mapping[str, DataLoader[Any]],
     *,
+    max_duration: str,
     device: torch.device,
 ) -> DynamicLoading:
     """What moves the share of each domain by the student's held-out losses."""
-    text = recipe.text
-    assert text is not None  # whoever trains on text has some
 
     def measure(losses_of: Callable[[DistillModel, Batch], Sequence[Tensor]]) -> dict[str, float]:
         losses = {
@@ -97,7 +96,7 @@ def build_mixture(
         model.train()
         return losses
 
-    interval = without_dur(text.mixture.update_interval, recipe.distill.max_duration)
+    interval = without_dur(text.mixture.update_interval, max_duration)
     return DynamicLoading(
         domains,
         measure_student,

@@ -41,11 +41,19 @@ from distill.monitoring.metrics import Known
 from distill.monitoring.processor_speed import ProcessorSpeed
 from distill.monitoring.step_profile import profiled_steps
 from distill.monitoring.step_times import StepTimes
-from distill.recipe.recipe import Recipe
-from distill.recipe.teacher import AnyTeacher, LiveTeacher, NoTeacher, TopKCache, is_sharded, refuse_cut_entries
+from distill.recipe.data import DataConfig
+from distill.recipe.teacher import (
+    AnyTeacher,
+    LiveTeacher,
+    NoTeacher,
+    TopKCache,
+    is_sharded,
+    refuse_cut_entries,
+    teacher_dtype,
+)
 from distill.recipe.times import split_time
 from distill.recipe.training import DistillConfig, OptimizerConfig, SchedulerConfig
-from distill.run.stage_inputs import teacher_dtype
+from distill.run.run import Run
 from distill.teacher.absent import AbsentTeacher
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import Teacher, load_teacher
@@ -95,14 +103,13 @@ def newest_or_problem(folder: Path) -> tuple[Path | None, str | None]:
     return checkpoint, None
 
 
-def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) -> DistillModel:
+def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
     """The student at <run>/init in float32 beside its teacher on this process's device.
 
     Of a teacher that is cached only the output head is loaded, and nothing where none is asked.
 
     Args:
-        recipe: Says which.
-        target: The teacher's folder.
+        run: Whose target teaches.
         eval_tasks: The tasks of the held-out prompts.
 
     Raises:
@@ -110,19 +117,20 @@ def build_model(recipe: Recipe, *, target: Path, eval_tasks: tuple[str, ...]) ->
             reference of a selection cannot say what the student says, distill.packing is true and one of the models
             cannot be packed, or embeddings are to be frozen that are the head as well.
     """
-    on_gpu, config = torch.cuda.is_available(), recipe.distill
-    dtype = teacher_dtype(recipe, config.precision)
-    place = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
-    load_frozen, selection = partial(load_teacher, **place, packing=config.packing), config.token_selection
-    student = load_model(Path(recipe.run_dir) / "init", dtype="float32", device="cpu")
+    recipe, config, init, on_gpu = run.recipe, run.recipe.distill, run.init.path, torch.cuda.is_available()
+    dtype = teacher_dtype(recipe.target.dtype, config.precision)
+    placed = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
+    load_frozen, selection = partial(load_teacher, **placed, packing=config.packing), config.token_selection
+    student = load_model(init, dtype="float32", device="cpu")
     if config.unknown_inputs:
-        begin_unknown(student, Path(recipe.run_dir) / "init")
+        begin_unknown(student, init)
     if config.freeze_input_embeddings:
         freeze_input_embeddings(student)
     return distill_model(
-        recipe,
+        config,
+        recipe.data,
         student,
-        teacher_of(config.teacher, target, **place, packing=config.packing),
+        teacher_of(config.teacher, run.target, **placed, packing=config.packing),
         selection=None if selection is None else Selection(load_frozen(Path(selection.reference)), selection.fraction),
         eval_tasks=eval_tasks,
     )
@@ -143,7 +151,8 @@ def teacher_of(
 
 
 def distill_model(
-    recipe: Recipe,
+    config: DistillConfig,
+    answers: DataConfig,
     student: PreTrainedModel,
     teacher: Teacher | CachedTeacher | AbsentTeacher,
     *,
@@ -155,7 +164,6 @@ def distill_model(
     Raises:
         UserError: As build_model.
     """
-    config = recipe.distill
     if selection is not None and config.token_selection is not None:
         refuse_other_ids(selection.reference.model.lm, student, where=config.token_selection.reference)
     model = DistillModel(
@@ -163,7 +171,7 @@ def distill_model(
         teacher,
         objective=build_objective(config.terms, temperature=config.temperature),
         selection=selection,
-        held_out=HeldOut(eval_tasks, recipe.data.temperature, recipe.data.top_p),
+        held_out=HeldOut(eval_tasks, answers.temperature, answers.top_p),
         cpu_bfloat16=not torch.cuda.is_available() and config.precision != "fp32",
     )
     if model.ids_K is None:  # else a cache's entries are of ids that the student says
@@ -172,7 +180,7 @@ def distill_model(
 
 
 def build_trainer(
-    recipe: Recipe,
+    run: Run,
     model: DistillModel,
     *,
     train_set: AnswerDataset | CachedAnswers | None,
@@ -183,7 +191,7 @@ def build_trainer(
     """A trainer that stands at the checkpoint, or at the start where there is none.
 
     Args:
-        recipe: Says how.
+        run: Whose recipe says how.
         model: That is trained.
         train_set: The answers to train on; None where the recipe trains on text.
         eval_set: Held-out answers.
@@ -193,9 +201,9 @@ def build_trainer(
     Raises:
         UserError: If the processes cannot share the batch, or the text cannot be read.
     """
-    config, checkpoints = recipe.distill, Path(recipe.run_dir) / "checkpoints"
+    recipe, config, checkpoints = run.recipe, run.recipe.distill, run.checkpoints.path
     clipping, monitor = config.gradient_clipping, SpeedMonitor(window_size=10)
-    train_data, stream_callbacks = training_data(recipe, model, train_set)
+    train_data, stream_callbacks = training_data(run, model, train_set)
     eval_data = build_dataspec(
         eval_set, device_batch_size=config.device_eval_batch_size, shuffle=False, seed=recipe.seed
     )
@@ -208,7 +216,7 @@ def build_trainer(
         optimizers=build_optimizer(config.optimizer, model),
         schedulers=build_scheduler(config.scheduler),
         algorithms=[
-            *unknown_inputs(recipe),
+            *unknown_inputs(run),
             GradientNorm(checkpoints, None if clipping is None else clipping.clipping_threshold),
         ],
         device=training_device(),
@@ -233,7 +241,7 @@ def build_trainer(
             monitor,
             LRMonitor(),
         ],
-        loggers=build_loggers(recipe),
+        loggers=build_loggers(config, run.logs, recipe.run_name),
         progress_bar=False,  # ours is among the loggers
         run_name=recipe.run_name,
         seed=recipe.seed,
@@ -243,14 +251,14 @@ def build_trainer(
 
 
 def training_data(
-    recipe: Recipe, model: DistillModel, train_set: AnswerDataset | CachedAnswers | None
+    run: Run, model: DistillModel, train_set: AnswerDataset | CachedAnswers | None
 ) -> tuple[DataSpec, list[Callback]]:
     """This process's batches of answers, or of text where there are none, and what keeps a stream of text going."""
-    size = device_batch_size(recipe.distill)
+    recipe, size = run.recipe, device_batch_size(run.recipe.distill)
     if train_set is not None:
         return build_dataspec(train_set, device_batch_size=size, shuffle=True, seed=recipe.seed), []
-    place = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
-    return text_training(recipe, model, batch_size=size, device=torch.device(place))
+    device = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
+    return text_training(run, model, batch_size=size, device=torch.device(device))
 
 
 def alpha_bounds(config: DistillConfig, model: DistillModel) -> list[Callback]:
@@ -259,12 +267,12 @@ def alpha_bounds(config: DistillConfig, model: DistillModel) -> list[Callback]:
     return [AlphaBounds(model, interval=config.console_log_interval)] if of_entries else []
 
 
-def unknown_inputs(recipe: Recipe) -> list[Algorithm]:
+def unknown_inputs(run: Run) -> list[Algorithm]:
     """What shows the student unknown ids, where the recipe wants it."""
-    share = recipe.distill.unknown_inputs
+    share = run.recipe.distill.unknown_inputs
     if not share:
         return []
-    return [UnknownInputs(with_unknown(Path(recipe.run_dir) / "init"), share=share, seed=recipe.seed)]
+    return [UnknownInputs(with_unknown(run.init.path), share=share, seed=run.recipe.seed)]
 
 
 def interval(time: str, config: DistillConfig) -> str:

@@ -13,7 +13,7 @@ from architectures.errors import UserError
 from architectures.small_head.config import COUNTED, VocabularyConfig
 from architectures.small_head.counting import coverage
 from architectures.small_head.record import NEVER_SAID
-from distill.recipe.recipe import Recipe
+from distill.recipe.text import TextConfig
 from distill.vocabulary.answers import Counts, pooled, said_in
 from distill.vocabulary.text import said_in_text
 
@@ -32,14 +32,18 @@ class Choice:
     origin: dict[str, Any]
 
 
-def chosen(recipe: Recipe, wanted: VocabularyConfig, target: Path, vocab_size: int) -> Choice:
-    """What the draft of a recipe says.
+def chosen(
+    wanted: VocabularyConfig, target: Path, vocab_size: int, *, answers: Path, text: TextConfig | None, seed: int
+) -> Choice:
+    """The output ids of a draft.
 
     Args:
-        recipe: Whose run holds the answers, or whose text is counted.
-        wanted: Its architecture.vocabulary.
-        target: Its folder.
+        wanted: Section architecture.vocabulary.
+        target: The target's folder.
         vocab_size: Of the target.
+        answers: The folder of answers to count in, <run>/data.
+        text: The text to count in; None where the recipe has none.
+        seed: Of the text's order.
 
     Raises:
         UserError: If the list is none of this target's, or the size cannot be had.
@@ -47,13 +51,16 @@ def chosen(recipe: Recipe, wanted: VocabularyConfig, target: Path, vocab_size: i
     size, tokens = asked_size(wanted, vocab_size), tokens_in(target, vocab_size)
     if wanted.origin not in COUNTED:
         return Choice(listed_ids(wanted, tokens, target), {"from": wanted.origin})
-    data = Path(recipe.run_dir) / "data"
-    counts = said_in(data, "train") if wanted.origin == "answers" else said_in_text(recipe, target)
+    if wanted.origin == "answers":
+        counts = said_in(answers, "train")
+    else:
+        assert text is not None  # the recipe's own check
+        counts = said_in_text(text, target, seed=seed)
     total = pooled(counts)
     ids = ids_by_count(total, tokens, size)
     covered = {"counted": shares(ids, counts)}
     if wanted.origin == "answers":
-        covered["held out"] = shares(ids, said_in(data, "eval"))
+        covered["held out"] = shares(ids, said_in(answers, "eval"))
     never_said = [id_ for id_ in ids if not total[id_]]
     origin = {"from": wanted.origin, "tokens": total.total(), "coverage": covered, NEVER_SAID: never_said}
     return Choice(ids, origin)

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distill.recipe.recipe import Recipe
+    from distill.recipe.text import TextConfig
     from distill.vocabulary.answers import Counts
 
 TEXT_TOKENS = 1_000_000  # counted: a token said once in 100 thousand is then seen ten times
 
 
-def said_in_text(recipe: "Recipe", target: Path) -> "Counts":
+def said_in_text(text: "TextConfig", target: Path, *, seed: int) -> "Counts":
     """The counts of the first TEXT_TOKENS that a training on section text reads, in the mixture it begins with.
 
     The same sequences in the same order, held-out ones left out; fewer where every domain was read once before that.
 
     Args:
-        recipe: With a section text.
+        text: What is read.
         target: Folder of the tokenizer.
+        seed: Of the order.
 
     Raises:
         UserError: If a text cannot be read, or is too short.
@@ -29,12 +30,11 @@ def said_in_text(recipe: "Recipe", target: Path) -> "Counts":
     from distill.text.mixture import text_loader
     from eval.models.loading import load_tokenizer
 
-    assert recipe.text is not None  # the recipe's own check
-    _, sequences = text_loader(recipe.text, load_tokenizer(target), batch_size=1, seed=recipe.seed)
+    _, sequences = text_loader(text, load_tokenizer(target), batch_size=1, seed=seed)
     counts: Counts = {name: Counter() for name in sequences.names}
     for number, sample in enumerate(sequences, start=1):
         counts[sequences.names[int(sample["domain"])]].update(cast("Tensor", sample["input_ids"]).tolist())
         read_once = all(stream.epoch for stream in sequences.streams.values())
-        if read_once or number == ceil(TEXT_TOKENS / recipe.text.max_seq_len):
+        if read_once or number == ceil(TEXT_TOKENS / text.max_seq_len):
             break
     return {name: count for name, count in counts.items() if count}

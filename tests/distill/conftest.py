@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from distill.run.run import Run
+
 NUM_TRAIN, NUM_EVAL = 10, 5
 MAX_SEQ_LEN = 30
 
@@ -116,12 +118,12 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
         run = Path(recipe.run_dir)
         save_recipe(recipe, run / "recipe.yaml")
         shutil.copytree(init, run / "init")
-        write_manifest(run / "init", stage="prune", inputs=prune_inputs(recipe, tiny_target))
+        write_manifest(run / "init", stage="prune", inputs=prune_inputs(Run.of(recipe)))
         splits = {"eval": num_eval} if recipe.distill.train_on == "text" else {"train": NUM_TRAIN, "eval": num_eval}
         for split, count in splits.items():
             (path,) = claim_shards(run / "data", split, {}, num_shards=1)
             write_shard(path, [asdict(trace) for trace in random_answers(count, seed=count)])
-        write_manifest(run / "data", stage="generate", inputs=generate_inputs(recipe, tiny_target))
+        write_manifest(run / "data", stage="generate", inputs=generate_inputs(Run.of(recipe)))
         return recipe
 
     return make

@@ -22,6 +22,7 @@ from distill.checkpoints.files import damage, find_checkpoints
 from distill.checkpoints.trust import OPTION, REFUSE_CODE, TRUST, VALIDATION_VARIABLE
 from distill.exporting.reading import is_free_of_code, read_checkpoint
 from distill.exporting.saved_models import saved_models
+from distill.run.run import Run
 from distill.train import main, train
 from tests.distill.after_training import assert_equal, in_a_pickle, last_state, plant
 
@@ -72,7 +73,7 @@ def test_a_planted_checkpoint_is_neither_continued_nor_exported(trained, tmp_pat
         assert command() == 2
         assert f"{path}: {PLANTED[what]}" in capsys.readouterr().err
     with pytest.raises(UserError, match=f"{path}: {PLANTED[what]}"):
-        saved_models(trained)
+        saved_models(Run.of(trained))
     assert not mark.exists()
 
 

@@ -13,11 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from distill.caching.stage import cache_stage
 from distill.checkpoints.files import find_checkpoints
 from distill.recipe.recipe import save_recipe
 from distill.recipe.teacher import LiveTeacher, is_sharded
+from distill.run.run import Run
 from distill.run.run_folder import OWNED_VARIABLE, owned
+from distill.stages.running import cache_stage
 from distill.train import train
 from tests.distill.after_training import in_a_pickle, last_state, plant
 from tests.distill.small_heads import cut_draft
@@ -117,7 +118,7 @@ def test_two_processes_read_what_one_reads_from_a_cache(pair, make_run, contents
     settings["teacher"] = {"source": "cache", "contents": contents}
     alone, together = make_run("alone", **settings), make_run("together", **settings)
     for recipe in (alone, together):
-        cache_stage(recipe)
+        cache_stage(Run.of(recipe))
     train_by(pair, together)
     train(alone)
     assert_same_training(alone, together)
@@ -145,7 +146,7 @@ def test_a_small_head_learns_in_two_processes_what_it_learns_in_one(
     alone, together = make_run("alone", **settings), make_run("together", parallelism=parallelism, **settings)
     if "source" in teacher:
         for recipe in (alone, together):
-            cache_stage(recipe)
+            cache_stage(Run.of(recipe))
     train_by(pair, together)
     train(changed(alone, teacher=LiveTeacher()) if is_sharded(alone.distill.teacher) else alone)
     assert_same_training(alone, together)

@@ -1,12 +1,11 @@
 """Several readings of the answers: each in an order of its own, the same for all sources, under one schedule."""
 
-from pathlib import Path
-
 import pytest
 from composer.loggers import LoggerDestination
 
 import distill.training.trainer
-from distill.caching.stage import cache_stage
+from distill.run.run import Run
+from distill.stages.running import cache_stage
 from distill.train import read_answers, train
 from tests.distill.after_training import metrics
 from tests.distill.conftest import NUM_TRAIN
@@ -32,7 +31,7 @@ def batches_of(monkeypatch):
     def trained(recipe):
         noted, build = Noted(), distill.training.trainer.build_loggers
         with monkeypatch.context() as patch:
-            patch.setattr(distill.training.trainer, "build_loggers", lambda recipe: [*build(recipe), noted])
+            patch.setattr(distill.training.trainer, "build_loggers", lambda *given: [*build(*given), noted])
             train(recipe)
         return noted.batches
 
@@ -43,7 +42,7 @@ def batches_of(monkeypatch):
 def test_each_epoch_reads_every_answer_once_in_an_order_of_its_own(make_run, batches_of, duration):
     recipe = make_run(max_duration=duration, eval_interval="1dur", teacher={"source": "none"})
     batches = batches_of(recipe)
-    train_set, _ = read_answers(recipe, Path(recipe.target.path))
+    train_set, _ = read_answers(Run.of(recipe))
     answers = sorted(example.input_ids for example in train_set.examples)
     assert len(answers) == NUM_TRAIN
     orders = [[row for batch in batches[first : first + STEPS] for row in batch] for first in range(0, 9, STEPS)]
@@ -59,7 +58,7 @@ def test_the_orders_are_the_same_whatever_the_teacher(make_run, batches_of):
     for source in ("live", "cache", "none"):
         recipe = make_run(source, max_duration="2ep", eval_interval="1dur", teacher={"source": source})
         if source == "cache":
-            cache_stage(recipe)
+            cache_stage(Run.of(recipe))
         found.append(batches_of(recipe))
     assert len(found[0]) == 2 * STEPS
     assert found[0] == found[1] == found[2]

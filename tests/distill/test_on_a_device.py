@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 
 import distill.training.model
 import distill.training.trainer
-from distill.caching.stage import cache_stage
 from distill.recipe.recipe import save_recipe
+from distill.run.run import Run
+from distill.stages.running import cache_stage
 from distill.train import train
 from tests.distill.after_training import (
     BFLOAT16_RTOL,
@@ -104,10 +105,10 @@ def test_a_cached_teacher_teaches_what_it_teaches_on_the_processor(make_run, dev
     """float32; the cache is written where the training runs. Samples are drawn again, from another device's logits."""
     teacher = {"source": "cache", "contents": contents}
     here, expected = (make_run(name, teacher=teacher, **ONE_STEP) for name in ("here", "expected"))
-    cache_stage(here)
+    cache_stage(Run.of(here))
     train(here)
     with processor_only():
-        cache_stage(expected)
+        cache_stage(Run.of(expected))
         train(expected)
     assert_same_update(here, expected, 1e-3)  # log-probabilities of entries are kept in float16
 

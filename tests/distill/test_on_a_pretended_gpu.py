@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from architectures.masks.masks import plan_from_masks
-from distill.caching.stage import cache_stage
 from distill.formulas.losses import LOSSES, loss_term
 from distill.masks.train import build_mask_model, build_text, mask_metrics, write_masks
 from distill.monitoring.gradient_norm import total_norm
 from distill.monitoring.metrics import eval_metrics
 from distill.recipe.recipe import Recipe
-from distill.stages.running import generate_stage, prune_stage
+from distill.run.run import Run
+from distill.stages.running import cache_stage, generate_stage, prune_stage
 from distill.teacher.live import load_teacher
 from distill.teacher.selection import Selection
 from distill.teacher_cache.answers import CachedAnswers
@@ -44,7 +44,7 @@ def moved(batch, device):
 
 
 def model_of(recipe, **more):
-    model = build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
+    model = build_model(Run.of(recipe), eval_tasks=())
     model.held_out = HeldOut(("a", "b"), **more)
     return model
 
@@ -56,7 +56,7 @@ def on_gpu(model, recipe, device, *, packing=False):
 
 
 def batch_of(recipe, count=4):
-    answers, _ = read_answers(recipe, Path(recipe.target.path))
+    answers, _ = read_answers(Run.of(recipe))
     return answers.collate([answers[place] for place in range(count)])
 
 
@@ -123,8 +123,8 @@ def test_a_selection_weighs_tokens(make_run, tiny_draft, gpu):
 @pytest.mark.parametrize("contents", ["hidden", "top_k", "samples"])
 def test_a_cache_is_written_and_learned_from(make_run, gpu, contents):
     recipe = make_run(teacher={"source": "cache", "contents": contents})
-    cache_stage(recipe)
-    answers, _ = read_answers(recipe, Path(recipe.target.path))
+    cache_stage(Run.of(recipe))
+    answers, _ = read_answers(Run.of(recipe))
     cached = CachedAnswers(answers, TeacherCache(Path(recipe.run_dir) / "teacher_cache", "train"))
     batch = cached.collate([cached[place] for place in range(3)])
     expected = step(model_of(recipe), batch)
@@ -151,8 +151,8 @@ def test_states_kept_while_answering_are_on_the_processor_and_entries_made_of_th
         recipe = Recipe.model_validate(
             {**values, "target": target, "distill": {"teacher": teacher, "precision": "fp32"}}
         )
-        generate_stage(recipe)
-        cache_stage(recipe)
+        generate_stage(Run.of(recipe))
+        cache_stage(Run.of(recipe))
         cache = TeacherCache(tmp_path / name / "teacher_cache", "train")
         found.append([cache.rows(answer) for answer in range(len(cache))])
     for ours, theirs in zip(*found, strict=True):
@@ -173,19 +173,19 @@ def test_text_is_learned_and_measured(make_run, gpu):
 def test_masks_are_trained_and_written(make_masks, gpu):
     recipe = make_masks()
     target, ids = Path(recipe.target.path), torch.randint(3, 250, (3, 20))
-    found, models = [], [build_mask_model(recipe, target) for _ in range(2)]
+    found, models = [], [build_mask_model(Run.of(recipe)) for _ in range(2)]
     models[1].teacher = load_teacher(target, dtype="float32", device="cuda")
     for model, place in ((models[0], "cpu"), (models[1].to(gpu), gpu)):
         model.step, batch = 3, {"input_ids": ids.to(place)}
         losses = model.loss(model(batch), batch)
         losses["total"].backward()
         model.masks.limit()
-        _, mixture = build_text(recipe, model, target)
+        _, mixture = build_text(Run.of(recipe), model)
         found.append([losses["total"].item(), *mask_metrics(model).values(), *mixture.measure(None).values()])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     plans = [plan_from_masks(each.masks, each.masks.source, each.masks.draft, target="") for each in models]
     assert plans[0] == plans[1]
-    write_masks(recipe, models[1], target)
+    write_masks(Run.of(recipe), models[1])
 
 
 @pytest.mark.parametrize("method", ["block_influence", "greedy", "merge"])
@@ -204,6 +204,6 @@ def test_a_target_is_cut_and_answers(make_run, tmp_path, gpu, method):
             "data": data,
         }
     )
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     if method == "greedy":
-        generate_stage(recipe)
+        generate_stage(Run.of(recipe))

@@ -17,6 +17,7 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.checking.check import check_recipe
 from distill.recipe.recipe import Recipe
+from distill.run.run import Run
 from distill.stages.running import prune_stage
 
 SIZES = {  # four layers of heads 16 wide, 64 channels, as every tiny checkpoint
@@ -112,7 +113,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 def pruned(recipe: Recipe) -> tuple[Path, PruningPlan]:
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     init = Path(recipe.run_dir) / "init"
     return init, PruningPlan.from_json((init / PLAN_NAME).read_text())
 
@@ -126,7 +127,7 @@ def test_an_option_works_or_is_refused(targets, recipe_of, option, family):
         with pytest.raises((UserError, ValidationError), match=why):
             check_recipe(recipe_of(target, **architecture))
         with pytest.raises((UserError, ValidationError), match=why):
-            prune_stage(recipe_of(target, **architecture))
+            prune_stage(Run.of(recipe_of(target, **architecture)))
         return
     recipe = recipe_of(target, **architecture)
     check_recipe(recipe)
@@ -174,4 +175,4 @@ def test_stages_are_a_cut_of_the_stage_before(targets, recipe_of, family):
     recipe = recipe_of(targets(family), stages=[3, 2], method="first_last", rescale=True)
     assert "cut to 3, 2 layers in turn, each by first_last" in terminal(*check_recipe(recipe))
     with pytest.raises(UserError, match=r"stage-3/draft: not finished\. `widedraft run RECIPE` makes one stage after"):
-        prune_stage(recipe)
+        prune_stage(Run.of(recipe))

@@ -19,6 +19,7 @@ from architectures.small_head.record import read_draft_vocabulary
 from architectures.targets.target import read_config
 from distill.exporting.export import export_checkpoint
 from distill.recipe.recipe import RecipeError, load_recipe
+from distill.run.run import Run
 from distill.run.stage_inputs import RESUMABLE_KEYS, training_inputs
 from eval.models.loading import load_model
 
@@ -169,7 +170,7 @@ def test_a_training_without_a_new_key_is_what_it_was_before_there_was_one(make_r
     plain, shown = make_run("plain"), make_run("shown")
     settings = plain.distill.model_dump(mode="json", exclude={*RESUMABLE_KEYS, *NEW_SINCE_THE_FIRST_RUNS})
     settings["teacher"] = {"source": "live", "contents": None, "k": None, "num_samples": None}
-    assert training_inputs(plain)["distill"] == fingerprint_value(settings)
+    assert training_inputs(Run.of(plain))["distill"] == fingerprint_value(settings)
     value = NEW_SINCE_THE_FIRST_RUNS[key]
     changed = shown.model_copy(update={"distill": shown.distill.model_copy(update={key: value})})
-    assert training_inputs(changed)["distill"] != training_inputs(plain)["distill"]
+    assert training_inputs(Run.of(changed))["distill"] != training_inputs(Run.of(plain))["distill"]

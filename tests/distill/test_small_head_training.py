@@ -15,7 +15,6 @@ from architectures.errors import UserError
 from architectures.pages.terminal import terminal
 from architectures.small_head.record import DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from architectures.targets.target import read_config
-from distill.caching.stage import cache_stage
 from distill.checking.check import check_recipe
 from distill.checkpoints.files import find_checkpoints
 from distill.exporting.export import export_checkpoint
@@ -23,8 +22,10 @@ from distill.masks.train import train_masks
 from distill.monitoring.metrics import expected_acceptance
 from distill.recipe.recipe import save_recipe
 from distill.recipe.teacher import HiddenCache
+from distill.run.run import Run
 from distill.run.stage_inputs import prune_inputs
-from distill.stages.running import generate_stage, mask_stage, prune_stage
+from distill.stages.processes import mask_stage
+from distill.stages.running import cache_stage, generate_stage, prune_stage
 from distill.train import main, train
 from eval.answers.traces import read_traces
 from eval.config import EvalConfig
@@ -60,7 +61,7 @@ def small_run(make_run, small_init):
     def make(name="run", *, init=small_init, **distill):
         recipe = make_run(name, init=init, **distill)
         if "source" in distill.get("teacher", {}):
-            cache_stage(recipe)
+            cache_stage(Run.of(recipe))
         return recipe
 
     return make
@@ -225,12 +226,13 @@ def small_target(recipe, folder):
 def test_a_draft_with_a_small_head_is_no_target(make_run, make_masks, small_init, tiny_draft, tmp_path):
     message = rf"{small_init}/config\.json: head_vocab_size is 120: a draft .* Name the model that it was made for"
     recipe = small_target(make_run(), small_init)
-    for stage in (train, prune_stage, generate_stage):
+    run = Run.of(recipe)
+    for stage in (lambda: train(recipe), lambda: prune_stage(run), lambda: generate_stage(run)):
         with pytest.raises(UserError, match=message):
-            stage(recipe)
+            stage()
     masks = small_target(make_masks("masks"), small_init)
     with pytest.raises(UserError, match=message):
-        train_masks(masks)
+        train_masks(Run.of(masks))
     save_recipe(masks, tmp_path / "masks.yaml")
     with pytest.raises(UserError, match=message):
         mask_stage(tmp_path / "masks.yaml", [])
@@ -293,7 +295,7 @@ def recut(recipe, tiny_target, ids):
     init = Path(recipe.run_dir) / "init"
     shutil.rmtree(init)
     cut_draft(tiny_target, init, ids)
-    write_manifest(init, stage="prune", inputs=prune_inputs(recipe, tiny_target))
+    write_manifest(init, stage="prune", inputs=prune_inputs(Run.of(recipe)))
 
 
 def cache_inputs_of(recipe) -> dict[str, str]:
@@ -307,11 +309,11 @@ def test_entries_made_for_other_rows_are_refused(small_run, tiny_target, teacher
     as_many = tuple(sorted({*IDS[1:], next(id_ for id_ in range(264) if id_ not in IDS)}))
     for ids in (IDS[1:], as_many, None):
         recut(recipe, tiny_target, ids)
-        for stage in (train, cache_stage):
+        for stage in (lambda: train(recipe), lambda: cache_stage(Run.of(recipe))):
             with pytest.raises(UserError, match=message):
-                stage(recipe)
+                stage()
     recut(recipe, tiny_target, IDS)
-    cache_stage(recipe)
+    cache_stage(Run.of(recipe))
 
 
 def test_entries_of_every_id_are_refused_by_a_draft_that_says_some(small_run, tiny_draft, tiny_target):
@@ -336,7 +338,7 @@ def test_hidden_states_serve_every_head(small_run, tiny_draft, tiny_target):
     recipe = small_run(init=tiny_draft, teacher=HIDDEN, **SHORT)
     before = cache_inputs_of(recipe)
     recut(recipe, tiny_target, IDS)
-    cache_stage(recipe)
+    cache_stage(Run.of(recipe))
     train(recipe)
     assert cache_inputs_of(recipe) == before
     assert "architecture.vocabulary" not in before
@@ -367,9 +369,9 @@ def test_entries_wait_for_the_cut_where_the_recipe_wants_a_small_head(make_run, 
     recipe = recipe.model_copy(update={"architecture": wanted})
     shutil.rmtree(Path(recipe.run_dir) / "init")
     with pytest.raises(UserError, match=r"init: not there yet\. Run `widedraft prune RECIPE` first"):
-        cache_stage(recipe)
+        cache_stage(Run.of(recipe))
     hidden = recipe.distill.model_copy(update={"teacher": HiddenCache(**HIDDEN)})
-    cache_stage(recipe.model_copy(update={"distill": hidden}))
+    cache_stage(Run.of(recipe.model_copy(update={"distill": hidden})))
 
 
 @pytest.mark.parametrize("k", [120, 121])

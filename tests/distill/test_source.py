@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-import distill.stages.running
+import distill.stages.table
 import eval.scorecard
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, read_generation_settings
@@ -22,6 +22,7 @@ from distill.checking.check import planned
 from distill.choose.command import ChooseSettings, candidates_in
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.progressive import earlier_stages
+from distill.run.run import Run
 from distill.run.stage_inputs import eval_inputs, generate_inputs, prune_inputs
 from distill.stages.running import eval_stage, export_stage, prune_stage
 from distill.train import main, train
@@ -82,7 +83,7 @@ def write_answers(recipe: Recipe, *last_ids: int, name: str = "train") -> None:
     (path,) = claim_shards(folder, name, {}, num_shards=1)
     traces = [Trace(i, f"t:{i}", (), (1, 70, 80), (90, last), "", "stop") for i, last in enumerate(last_ids)]
     write_shard(path, [asdict(trace) for trace in traces])
-    write_manifest(folder, stage="generate", inputs=generate_inputs(recipe, Path(recipe.target.path)))
+    write_manifest(folder, stage="generate", inputs=generate_inputs(Run.of(recipe)))
 
 
 def require_dressed(draft: Path, target: Path) -> None:
@@ -98,7 +99,7 @@ def test_it_trains_on_ids_that_its_source_has_no_rows_for_and_is_exported_with_a
 ):
     recipe = make_recipe()
     run = Path(recipe.run_dir)
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     require_dressed(run / "init", target)
     manifest = read_manifest(run / "init")
     assert manifest is not None
@@ -113,7 +114,7 @@ def test_it_trains_on_ids_that_its_source_has_no_rows_for_and_is_exported_with_a
     require_dressed(run / "draft", target)
 
     shutil.copyfile(source / "chat_template.jinja", run / "init" / "chat_template.jinja")  # as an earlier version left
-    export_stage(recipe)
+    export_stage(Run.of(recipe))
     require_dressed(run / "draft", target)
 
 
@@ -142,7 +143,7 @@ def test_an_id_without_a_row_ends_with_one_message_before_training(
     recipe = make_recipe()
     run = Path(recipe.run_dir)
     shutil.copytree(make_checkpoint(seed=2, num_hidden_layers=2, vocab_size=vocab_size), run / "init")
-    write_manifest(run / "init", stage="prune", inputs=prune_inputs(recipe, target))
+    write_manifest(run / "init", stage="prune", inputs=prune_inputs(Run.of(recipe)))
     for split in ("train", "eval"):
         write_answers(recipe, *(last_ids if split == name else (90,)), name=split)
     save_recipe(recipe, run / "recipe.yaml")
@@ -160,24 +161,24 @@ def test_a_source_with_another_tokenizer_is_refused(make_recipe, source):
     file = source / "tokenizer.json"
     file.write_text(file.read_text().replace('"<|im_start|>"', '"<|im_begin|>"'))
     with pytest.raises(UserError, match=r"its tokenizer is not that of the target .*<\|im_.*name a source that was"):
-        prune_stage(make_recipe())
+        prune_stage(Run.of(make_recipe()))
 
 
 def test_a_source_without_rows_for_its_tokens_is_refused(make_recipe, make_checkpoint):
     small = make_checkpoint(vocab_size=258)
     with pytest.raises(UserError, match=rf"^{small}: vocab_size is 258 but its tokenizer has tokens up to id 258"):
-        prune_stage(make_recipe(source=str(small)))
+        prune_stage(Run.of(make_recipe(source=str(small))))
 
 
 def test_rows_of_tokens_are_not_cut(make_recipe, target):
     (target / "config.json").write_text(json.dumps(read_config(target) | {"vocab_size": 258}))
     with pytest.raises(UserError, match=rf"^{target}: vocab_size is 258 but its tokenizer has tokens up to id 258"):
-        prune_stage(make_recipe())
+        prune_stage(Run.of(make_recipe()))
 
 
 def test_padding_that_the_target_does_not_have_is_cut(make_recipe, make_checkpoint, target):
     recipe = make_recipe(source=str(make_checkpoint(seed=2, num_hidden_layers=3, vocab_size=300)))
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     require_dressed(Path(recipe.run_dir) / "init", target)
 
 
@@ -197,7 +198,7 @@ def hub(monkeypatch, source) -> list[tuple[str, str]]:
 def test_a_source_on_the_hub_is_taken_at_its_revision_everywhere(make_recipe, target, hub):
     recipe = make_recipe(source="owner/small", source_revision="v2")
     planned(recipe)
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     candidates_in(target, recipe, asked(1))
     assert set(hub) == {("owner/small", "v2")}
     manifest = read_manifest(Path(recipe.run_dir) / "init")
@@ -208,22 +209,22 @@ def test_a_source_on_the_hub_is_taken_at_its_revision_everywhere(make_recipe, ta
 
 def test_another_revision_is_another_input_and_a_local_source_has_none(make_recipe, target, hub):
     first, second = (
-        prune_inputs(make_recipe(source="owner/small", source_revision=revision), target) for revision in ("v2", "v3")
+        prune_inputs(Run.of(make_recipe(source="owner/small", source_revision=revision))) for revision in ("v2", "v3")
     )
     assert {name for name in first if first[name] != second[name]} == {"architecture.source_revision"}
-    local = prune_inputs(make_recipe(), target)
+    local = prune_inputs(Run.of(make_recipe()))
     assert "architecture.source_revision" not in local
     assert first.keys() - local.keys() == {"architecture.source_revision"}
 
 
 def test_a_revision_of_a_local_source_is_refused(make_recipe, source):
     with pytest.raises(UserError, match=rf"^{source}: is local, and revision v2 is for a hub id\."):
-        prune_stage(make_recipe(source_revision="v2"))
+        prune_stage(Run.of(make_recipe(source_revision="v2")))
 
 
 def test_a_revision_is_of_the_recipes_own_source_and_not_of_the_stage_before(make_recipe, hub):
     recipe = make_recipe(source="owner/small", source_revision="v2", layers=None, stages=[3, 2, 1])
-    stages = [stage.architecture for stage in earlier_stages(recipe)]
+    stages = [stage.recipe.architecture for stage in earlier_stages(Run.of(recipe))]
     assert [(stage.source, stage.source_revision) for stage in stages] == [
         ("owner/small", "v2"),
         (str(Path(recipe.run_dir) / "stage-3" / "draft"), "main"),
@@ -248,7 +249,7 @@ def test_the_scored_lookahead_is_written_into_the_draft_and_makes_nothing_stale(
 ):
     recipe = make_recipe()
     run = Path(recipe.run_dir)
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     shutil.copytree(run / "init", run / "draft")
     write_answers(recipe, 90, name="eval")
     calls = []
@@ -257,9 +258,9 @@ def test_the_scored_lookahead_is_written_into_the_draft_and_makes_nothing_stale(
         calls.append(out)
 
     monkeypatch.setattr(eval.scorecard, "score_drafts", score)
-    monkeypatch.setattr(distill.stages.running, "read_scorecard", lambda _: scored(3))
-    before = eval_inputs(recipe, target), fingerprint_checkpoint(run / "draft")
-    eval_stage(recipe)
+    monkeypatch.setattr(distill.stages.table, "read_scorecard", lambda _: scored(3))
+    before = eval_inputs(Run.of(recipe)), fingerprint_checkpoint(run / "draft")
+    eval_stage(Run.of(recipe))
 
     assert "num_assistant_tokens 3, the best lookahead scored" in capsys.readouterr().out
     wanted = SETTINGS | {
@@ -268,10 +269,10 @@ def test_the_scored_lookahead_is_written_into_the_draft_and_makes_nothing_stale(
         "assistant_confidence_threshold": 0.0,
     }
     assert read_generation_settings(run / "draft") == wanted
-    assert (eval_inputs(recipe, target), fingerprint_checkpoint(run / "draft")) == before
+    assert (eval_inputs(Run.of(recipe)), fingerprint_checkpoint(run / "draft")) == before
     assert (run / "init" / SETTINGS_NAME).read_bytes() == (target / SETTINGS_NAME).read_bytes()
 
     shutil.copyfile(target / SETTINGS_NAME, run / "draft" / SETTINGS_NAME)  # as another export of the same draft does
-    eval_stage(recipe)
+    eval_stage(Run.of(recipe))
     assert len(calls) == 1
     assert read_generation_settings(run / "draft") == wanted

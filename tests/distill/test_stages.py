@@ -10,6 +10,7 @@ import torch
 import widedraft
 from architectures.checkpoints.manifest import read_manifest
 from distill.checkpoints.files import find_checkpoints
+from distill.run.run import Run
 from eval.answers.traces import read_traces
 from eval.policies.policy_file import FILE_NAME, read_policies
 
@@ -212,7 +213,7 @@ def test_stages_ask_for_the_one_before(run, tmp_path, capfd):
 def test_held_out_prompts_keep_their_categories_and_tasks(tmp_path):
     from types import SimpleNamespace
 
-    from distill.stages.running import eval_prompts
+    from distill.stages.table import eval_prompts
     from eval.answers.shards import claim_shards, write_shard
 
     labels = ({"category": "math", "task": "gsm8k/1"}, {})  # the second as written before there were any
@@ -224,5 +225,5 @@ def test_held_out_prompts_keep_their_categories_and_tasks(tmp_path):
     [path] = claim_shards(tmp_path / "data", "eval", {}, num_shards=1)
     write_shard(path, rows)
     recipe = SimpleNamespace(eval=SimpleNamespace(tasks=()), run_dir=str(tmp_path))
-    assert [prompt.category for prompt in eval_prompts(recipe)] == ["math", None]
-    assert [prompt.task for prompt in eval_prompts(recipe)] == ["gsm8k/1", None]
+    assert [prompt.category for prompt in eval_prompts(Run.of(recipe))] == ["math", None]
+    assert [prompt.task for prompt in eval_prompts(Run.of(recipe))] == ["gsm8k/1", None]

@@ -18,6 +18,7 @@ from architectures.errors import UserError
 from distill.checkpoints.files import find_checkpoints
 from distill.process.exits import end_on_sigterm
 from distill.recipe.training import OptimizerConfig
+from distill.run.run import Run
 from distill.run.stage_inputs import generate_inputs, prune_inputs, training_inputs
 from distill.train import main, read_answers, share_cores, train
 from distill.training.trainer import build_model, build_optimizer, build_trainer, device_batch_size, microbatch_size
@@ -47,7 +48,7 @@ def test_learns_and_leaves_a_draft(make_run):
     manifest = read_manifest(run / "draft")
     assert manifest["finished"] is True
     assert manifest["checkpoint"] == "ep11-ba36-rank0.pt"
-    assert read_manifest(run / "checkpoints")["inputs"] == training_inputs(recipe)
+    assert read_manifest(run / "checkpoints")["inputs"] == training_inputs(Run.of(recipe))
 
 
 def test_same_recipe_same_weights_bit_for_bit(make_run):
@@ -168,7 +169,7 @@ def test_bfloat16_on_a_processor_keeps_float32_weights(make_run):
 def test_the_teacher_runs_in_the_targets_dtype_unless_all_is_float32(make_run, precision, dtype, expected):
     recipe = make_run(precision=precision, temperature=3.0)
     recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"dtype": dtype})})
-    model = build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
+    model = build_model(Run.of(recipe), eval_tasks=())
     assert {parameter.dtype for parameter in model.teacher.model.parameters()} == {expected}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model.cpu_bfloat16 == (precision == "amp_bf16")
@@ -242,9 +243,7 @@ def test_answers_that_do_not_fit_are_counted(make_run, capsys):
 def test_no_answer_left_is_an_error(make_run):
     recipe = make_run()
     short = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_seq_len": 1})})
-    write_manifest(
-        Path(recipe.run_dir) / "data", stage="generate", inputs=generate_inputs(short, Path(recipe.target.path))
-    )
+    write_manifest(Path(recipe.run_dir) / "data", stage="generate", inputs=generate_inputs(Run.of(short)))
     with pytest.raises(UserError, match=r"no train answer fits data\.max_seq_len=1\. Raise it"):
         train(short)
 
@@ -256,7 +255,7 @@ def test_a_student_with_another_tokenizer_is_refused(make_run):
     tokenizer["model"]["vocab"] = {token[::-1]: index for token, index in tokenizer["model"]["vocab"].items()}
     tokenizer["added_tokens"] = []
     (init / "tokenizer.json").write_text(json.dumps(tokenizer))
-    write_manifest(init, stage="prune", inputs=prune_inputs(recipe, Path(recipe.target.path)))
+    write_manifest(init, stage="prune", inputs=prune_inputs(Run.of(recipe)))
     with pytest.raises(UserError, match="its tokenizer is not that of the target"):
         train(recipe)
 
@@ -296,9 +295,9 @@ def test_fused_and_plain_steps_end_in_the_same_weights(other):
 
 def test_training_answers_are_shuffled_with_the_recipes_seed_and_held_out_ones_are_not(make_run):
     recipe = make_run(global_train_batch_size=4, device_eval_batch_size=3).model_copy(update={"seed": 5})
-    train_set, eval_set = read_answers(recipe, Path(recipe.target.path))
-    model = build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
-    trainer = build_trainer(recipe, model, train_set=train_set, eval_set=eval_set, checkpoint=None)
+    train_set, eval_set = read_answers(Run.of(recipe))
+    model = build_model(Run.of(recipe), eval_tasks=())
+    trainer = build_trainer(Run.of(recipe), model, train_set=train_set, eval_set=eval_set, checkpoint=None)
     loaders = trainer.state.train_dataloader, trainer.state.evaluators[0].dataloader.dataloader
     trainer.close()
     train_loader, eval_loader = loaders

@@ -13,6 +13,7 @@ from architectures.small_head.record import read_draft_vocabulary
 from distill.checkpoints.files import find_checkpoints
 from distill.data.unknown_inputs import STUDENT_IDS
 from distill.exporting.export import export_checkpoint
+from distill.run.run import Run
 from distill.train import train
 from distill.training.trainer import build_model, unknown_inputs
 from eval.answers.traces import read_traces
@@ -45,7 +46,7 @@ def shown_run(make_run, small_init):
 @pytest.fixture
 def model(make_run):
     recipe = make_run()
-    return build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
+    return build_model(Run.of(recipe), eval_tasks=())
 
 
 def batch(**more):
@@ -73,7 +74,7 @@ def test_a_training_without_them_has_nothing_that_shows_any(make_run):
 def test_the_row_begins_as_the_mean_where_it_will_be_shown(shown_run, small_init, share):
     recipe = shown_run(share=share)
     before_VH = load_model(small_init, dtype="float32", device="cpu").get_input_embeddings().weight
-    began_VH = build_model(recipe, target=Path(recipe.target.path), eval_tasks=()).student.lm.get_input_embeddings()
+    began_VH = build_model(Run.of(recipe), eval_tasks=()).student.lm.get_input_embeddings()
     mean_H = mean_of_dropped(before_VH, IDS) if share else before_VH[UNKNOWN]
     torch.testing.assert_close(began_VH.weight[UNKNOWN], mean_H)
 

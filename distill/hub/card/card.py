@@ -13,6 +13,7 @@ from architectures.pages.markdown import markdown
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.shapes.shapes_table import millions
 from architectures.targets.target import read_config
+from distill.formulas.losses import AnyLoss
 from distill.hub.card.figures import (
     break_even_words,
     speed_notes,
@@ -220,7 +221,7 @@ def fact_rows(of: Publication, folder: Path) -> list[tuple[str, str]]:
         *said,
         ("made by", f"cutting the target ({of.recipe.architecture.method}), then distilling its own answers"),
         ("trained on", training_words(of)),
-        ("loss", f"{loss_words(of.recipe)}, {of.recipe.distill.max_duration}"),
+        ("loss", f"{loss_words(of.recipe.distill.loss)}, {of.recipe.distill.max_duration}"),
     ]
 
 
@@ -232,8 +233,7 @@ def training_words(of: Publication) -> str:
     return "answers, of which nobody kept count" if tokens is None else f"{tokens:,} tokens of {answers:,} answers"
 
 
-def loss_words(recipe: Recipe) -> str:
-    loss = recipe.distill.loss
+def loss_words(loss: str | Sequence[AnyLoss]) -> str:
     return loss if isinstance(loss, str) else ", ".join(f"{term.weight:g} x {term.name}" for term in loss)
 
 

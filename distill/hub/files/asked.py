@@ -5,10 +5,12 @@ from pathlib import Path
 from architectures.engines.pair.misleading import refuse_misleading_name
 from architectures.errors import UserError
 from architectures.gguf_export.supported import refuse_other_shapes
+from architectures.shapes.section import TargetConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import local_path
 from distill.hub.files.terms import PUBLISHED
 from distill.recipe.recipe import Recipe
+from distill.recipe.training import PushConfig
 
 
 def repository_name(repo_id: str) -> str:
@@ -16,11 +18,11 @@ def repository_name(repo_id: str) -> str:
     return repo_id.rpartition("/")[2]
 
 
-def base_model_of(recipe: Recipe, given: str | None) -> str | None:
+def base_model_of(target: TargetConfig, given: str | None) -> str | None:
     """The hub id of the target; None where the user says that it has none.
 
     Args:
-        recipe: Of the run.
+        target: As the recipe names it.
         given: The id, "none", or None for target.path.
 
     Raises:
@@ -28,10 +30,10 @@ def base_model_of(recipe: Recipe, given: str | None) -> str | None:
     """
     if given is not None:
         return None if given == "none" else given
-    if local_path(recipe.target.path, recipe.target.revision) is None:
-        return recipe.target.path
+    if local_path(target.path, target.revision) is None:
+        return target.path
     raise UserError(
-        f"target.path is {recipe.target.path}, a local folder, and a card names the target's hub id. Say which it is "
+        f"target.path is {target.path}, a local folder, and a card names the target's hub id. Say which it is "
         "with --base-model ORG/NAME (distill.push_to_hub.base_model in a recipe), or none."
     )
 
@@ -45,7 +47,7 @@ def refuse_unpublishable(recipe: Recipe) -> None:
     if wanted is None:
         return
     refuse_misleading_name(wanted.repo_id)
-    base_model = base_model_of(recipe, wanted.base_model)
+    base_model = base_model_of(recipe.target, wanted.base_model)
     known = wanted.license is not None or any((base_model or "").startswith(begin) for begin in PUBLISHED)
     if wanted.public and base_model is None and not known:
         raise UserError(
@@ -54,12 +56,11 @@ def refuse_unpublishable(recipe: Recipe) -> None:
         )
 
 
-def refuse_without_gguf(recipe: Recipe, draft: Shape) -> None:
+def refuse_without_gguf(wanted: PushConfig | None, folder: Path, draft: Shape) -> None:
     """Raise UserError for a distill.push_to_hub.gguf of a shape that llama.cpp would compute otherwise."""
-    wanted = recipe.distill.push_to_hub
     if wanted is None or not wanted.gguf:
         return
     try:
-        refuse_other_shapes(Path(recipe.run_dir) / "draft", draft)
+        refuse_other_shapes(folder, draft)
     except UserError as error:
         raise UserError(f"distill.push_to_hub.gguf: {error} Or leave gguf out.") from error

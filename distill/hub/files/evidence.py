@@ -6,17 +6,19 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from architectures.checkpoints.manifest import package_version, read_manifest
+from architectures.checkpoints.manifest import package_version
 from architectures.files.atomic import write_json, write_text
 from distill.hub.files.public import published
-from distill.recipe.recipe import RESOLVED, Recipe
+from distill.recipe.recipe import RESOLVED
+from distill.run.artifact import ARTIFACTS
+from distill.run.run import Run
 from eval.records.files import plain, scorecard_from, write_record
 from eval.report_inputs.cards import Card
 from eval.report_inputs.grid_file import Grids, grids_of
 from eval.scorecard.grid import GRID_NAME
 
 ACCEPTANCE_NAME, PROVENANCE_NAME, RECIPE_NAME = "acceptance.json", "provenance.json", "recipe.yaml"
-STAGES = ("masks", "init", "data", "teacher_cache", "checkpoints", "draft", "eval")
+NOT_TOLD = ("mask_checkpoints", "scores")  # what they led to is
 
 
 def published_card(card: Card, names: dict[str, str], *, name: str) -> Card:
@@ -37,21 +39,21 @@ def published_grids(card: Card) -> Grids:
     return {} if grid is None else {Path(ACCEPTANCE_NAME): replace(grid, path=Path(GRID_NAME))}
 
 
-def write_evidence(recipe: Recipe, card: Card | None, folder: Path, names: dict[str, str]) -> None:
+def write_evidence(run: Run, card: Card | None, folder: Path, names: dict[str, str]) -> None:
     """Write the three files into a folder that is going to be published.
 
     Args:
-        recipe: Of the run.
+        run: That is published.
         card: Its scorecard as everybody may read it; None where it is published without one.
         folder: The folder.
         names: What the target is called by everybody, by its folder here.
     """
     if card is not None:
         write_record(card.record, folder / ACCEPTANCE_NAME)
-    write_json(provenance_of(Path(recipe.run_dir)), folder / PROVENANCE_NAME)
+    write_json(provenance_of(run), folder / PROVENANCE_NAME)
     header = f"{RESOLVED}: of this draft, without secrets and without folders of the machine it was run on.\n"
-    values = published(recipe.to_save())
-    values["target"]["path"] = names.get(recipe.target.path, values["target"]["path"])
+    values = published(run.recipe.to_save())
+    values["target"]["path"] = names.get(run.recipe.target.path, values["target"]["path"])
     write_text(header + OmegaConf.to_yaml(OmegaConf.create(values)), folder / RECIPE_NAME)
 
 
@@ -68,8 +70,8 @@ def acceptance_of(record: dict[str, Any], names: dict[str, str]) -> dict[str, An
     return {"schema": record["schema"], "target": target, "drafts": drafts, **kept}
 
 
-def provenance_of(run: Path) -> dict[str, Any]:
+def provenance_of(run: Run) -> dict[str, Any]:
     """The manifest of every stage of a run: what each was made from, by which code, where and when."""
-    manifests = {name: read_manifest(run / name) for name in STAGES}
-    found = {name: published(manifest) for name, manifest in manifests.items() if manifest is not None}
-    return {"schema": "widedraft.provenance/1", "widedraft": package_version("widedraft"), "stages": found}
+    manifests = {name: run.artifact(name).manifest for name in ARTIFACTS if name not in NOT_TOLD}
+    stages = {name: published(manifest) for name, manifest in manifests.items() if manifest is not None}
+    return {"schema": "widedraft.provenance/1", "widedraft": package_version("widedraft"), "stages": stages}

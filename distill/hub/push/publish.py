@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.checkpoints.manifest import read_manifest
 from architectures.engines.pair.misleading import refuse_misleading_name
 from architectures.errors import UserError
 from architectures.files.atomic import staged_folder, write_text
 from architectures.gguf_export.names import GgufKind
-from architectures.targets.target import resolve_checkpoint
 from distill.hub.card.card import Publication, write_card
 from distill.hub.card.serving import place_certificates, servings_of
 from distill.hub.files.asked import base_model_of, repository_name
@@ -21,7 +19,8 @@ from distill.hub.files.contents import lay_out_forms, lay_out_gguf
 from distill.hub.files.evidence import published_card, published_grids, write_evidence
 from distill.hub.files.terms import Terms, refuse_unlicensed, terms_of
 from distill.hub.push.upload import Pushed, push_folder
-from distill.recipe.recipe import Recipe, load_recipe
+from distill.recipe.recipe import load_recipe
+from distill.run.run import RECIPE_NAME, Run
 from eval.engine_runs.record import FILE_NAME as CERTIFICATE_NAME
 from eval.report.page import write_page
 from eval.report_inputs.cards import CARD_NAME, Card, read_card
@@ -94,16 +93,16 @@ def dry_run(run: Path, wanted: Wanted, out: Path) -> list[Path]:
     return sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
 
 
-def lay_out(run: Path, wanted: Wanted, out: Path) -> None:
-    """Write everything that is published of a run into a folder.
+def lay_out(folder: Path, wanted: Wanted, out: Path) -> None:
+    """Write everything that is published of the run in a folder into another.
 
     Raises:
         UserError: If the run has no finished draft, no scorecard of it, or what must not be published.
     """
-    recipe, draft = recipe_of(run), run / "draft"
-    target = resolve_checkpoint(recipe.target.path, revision=recipe.target.revision, cache=run / "target")
-    card = scorecard_of(run, target, wanted.allowed)
-    base_model = base_model_of(recipe, wanted.base_model)
+    run = finished_run(folder)
+    recipe, draft, target = run.recipe, run.draft.path, run.target
+    card = scorecard_of(run, wanted.allowed)
+    base_model = base_model_of(recipe.target, wanted.base_model)
     terms = terms_of(target, base_model, wanted.licence)
     refuse_unlicensed(terms, wanted.name, public=wanted.public)
     if "misleading-name" not in wanted.allowed:
@@ -117,7 +116,7 @@ def lay_out(run: Path, wanted: Wanted, out: Path) -> None:
     names = {recipe.target.path: base_model or target.name, str(target): base_model or target.name}
     shown = None if card is None else published_card(card, names | {str(draft): wanted.repo_id}, name=wanted.name)
     grids = {} if card is None else published_grids(card)
-    write_evidence(recipe, shown, out, names)
+    write_evidence(run, shown, out, names)
     write_terms(terms, out)
     if shown is not None:
         write_page([shown], grids, out / "report.html")
@@ -128,7 +127,7 @@ def lay_out(run: Path, wanted: Wanted, out: Path) -> None:
         recipe=recipe,
         card=shown,
         grids=grids,
-        counts=(read_manifest(run / "data") or {}).get("counts", {}),
+        counts=(run.data.manifest or {}).get("counts", {}),
         terms=terms,
         serving=servings_of(out, target, forms, repo_id=wanted.repo_id, base_model=base_model, lookahead=lookahead),
         certified=certified,
@@ -136,41 +135,42 @@ def lay_out(run: Path, wanted: Wanted, out: Path) -> None:
     write_card(of, out)
 
 
-def recipe_of(run: Path) -> Recipe:
-    """The recipe of a run whose training has finished.
+def finished_run(folder: Path) -> Run:
+    """The run in a folder, whose training has finished.
 
     Raises:
         UserError: If there is no such run, or its draft is not finished.
     """
-    if not (run / "recipe.yaml").is_file():
-        raise UserError(f"{run}: holds no recipe.yaml. Name the folder of a run, as `widedraft run` prints it.")
-    recipe, manifest = load_recipe(run / "recipe.yaml"), read_manifest(run / "draft")
+    if not (folder / RECIPE_NAME).is_file():
+        raise UserError(f"{folder}: holds no recipe.yaml. Name the folder of a run, as `widedraft run` prints it.")
+    run = Run(load_recipe(folder / RECIPE_NAME), folder)
+    manifest = run.draft.manifest
     if manifest is None:
-        raise UserError(f"{run / 'draft'}: not there yet. Run `widedraft run RECIPE` first.")
+        raise UserError(f"{run.draft.path}: not there yet. Run `widedraft run RECIPE` first.")
     if not manifest.get("finished"):
         raise UserError(
-            f"{run / 'draft'}: was exported before its training had finished. Let `widedraft run RECIPE` go on."
+            f"{run.draft.path}: was exported before its training had finished. Let `widedraft run RECIPE` go on."
         )
-    return recipe
+    return run
 
 
-def scorecard_of(run: Path, target: Path, allowed: Collection[Allowed]) -> Card | None:
+def scorecard_of(run: Run, allowed: Collection[Allowed]) -> Card | None:
     """The scorecard of the run's draft as it is now.
 
     Raises:
         UserError: If there is none, or it is of another draft or target, unless that is allowed.
     """
-    path = run / "eval" / CARD_NAME
+    path = run.eval.path / CARD_NAME
     if not path.is_file():
         if "unscored" in allowed:
             return None
         raise UserError(
-            f"{run}: has no scorecard, and nobody knows whether its draft makes anything faster. Run `widedraft eval "
-            "RECIPE` first, or say --allow unscored."
+            f"{run.folder}: has no scorecard, and nobody knows whether its draft makes anything faster. "
+            "Run `widedraft eval RECIPE` first, or say --allow unscored."
         )
     card = read_card(path)
     scored = {"draft": card.record.drafts[-1].fingerprint, "target": card.record.target.fingerprint}
-    today = {"draft": fingerprint_checkpoint(run / "draft"), "target": fingerprint_checkpoint(target)}
+    today = {"draft": fingerprint_checkpoint(run.draft.path), "target": fingerprint_checkpoint(run.target)}
     changed = [name for name, fingerprint in scored.items() if fingerprint != today[name]]
     if changed and "stale" not in allowed:
         raise UserError(

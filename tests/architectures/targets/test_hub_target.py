@@ -14,7 +14,7 @@ from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
 from architectures.targets.target import config_at_hand, read_remote_config, resolve_checkpoint
-from distill.run.stage_folders import refuse_changed
+from distill.run.artifact import ARTIFACTS, Artifact
 from tests.hub.clients import READER, STRANGER, WRITER, log_in, served
 from tests.hub.faults import Fault
 from tests.hub.server import HubStandIn
@@ -73,12 +73,12 @@ def test_a_pinned_commit_that_was_fetched_needs_no_hub(hub, model):
 
 
 def test_a_branch_that_moved_between_two_stages_is_refused(hub, model, tmp_path):
-    init = tmp_path / "init"
-    write_manifest(init, stage="prune", inputs={"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
-    refuse_changed(init, {"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
+    init = Artifact(tmp_path / "init", ARTIFACTS["init"])
+    write_manifest(init.path, stage="prune", inputs={"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
+    init.refuse_changed({"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
     model.move(model__safetensors=b"other weights")
     with pytest.raises(UserError, match=r"another target than the recipe now asks for.* target\.revision pins a"):
-        refuse_changed(init, {"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
+        init.refuse_changed({"target": fingerprint_checkpoint(resolve_checkpoint("org/model"))})
 
 
 def test_a_branch_that_moves_while_it_is_fetched_is_fetched_as_it_was(hub, model):

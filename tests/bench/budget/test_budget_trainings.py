@@ -131,9 +131,7 @@ def test_a_recipe_of_too_few_answers_is_refused_before_anything_is_trained(files
 def test_fewer_answers_are_among_more_and_not_the_first_of_the_file(files, finished, tiny_target):
     setting = Setting(recipe=files / "tiny.yaml", words=(), text=(), work=files / "w", out=files / "x.json", threads=1)
     recipe = setting.shared_recipe()
-    (few, _, few_tokens), (more, held_out, more_tokens) = (
-        some_answers(setting, recipe, tiny_target, tokens) for tokens in (30, 90)
-    )
+    (few, _, few_tokens), (more, held_out, more_tokens) = (some_answers(setting, recipe, tokens) for tokens in (30, 90))
     assert 30 <= few_tokens < 40 <= 90 <= more_tokens < 100
     assert list(more.places)[: len(few)] == list(few.places) != list(range(len(few)))
     assert [few[place][0] for place in range(len(few))] == [few.of[place][0] for place in few.places]

@@ -18,7 +18,9 @@ from distill.estimates.expected_work import Work
 from distill.estimates.memory import trainings
 from distill.expected_time import devices
 from distill.recipe.recipe import load_recipe, save_recipe
-from distill.run.stage_inputs import generate_inputs, target_record
+from distill.run.recorded import target_record
+from distill.run.run import Run
+from distill.run.stage_inputs import generate_inputs
 from eval.prompts.source import PromptSource
 
 RECIPE = """\
@@ -314,15 +316,19 @@ def test_steps_of_a_duration_in_tokens_are_at_least(checked):
 def test_finished_answers_are_counted_and_others_are_not(checked, tiny_target):
     recipe, _ = checked()
     counts = {"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}}
-    inputs = generate_inputs(recipe, tiny_target)
+    inputs = generate_inputs(Run.of(recipe))
     save_recipe(recipe, Path("run/recipe.yaml"))
-    write_manifest(Path("run/data"), stage="generate", inputs=inputs, counts=counts, target=target_record(recipe))
+    write_manifest(
+        Path("run/data"), stage="generate", inputs=inputs, counts=counts, target=target_record(recipe.target)
+    )
     _, lines = checked()
     assert row(lines, "answer tokens ") == "180, counted in run/data"
     assert row(lines, "steps ") == "3 of 4 answers each (1ep)"
     assert row(checked("distill.max_duration=2ep")[1], "answer tokens ") == "360, counted in run/data"
     elsewhere = {**inputs, "target": "another folder"}  # the same target: its path and revision are recorded
-    write_manifest(Path("run/data"), stage="generate", inputs=elsewhere, counts=counts, target=target_record(recipe))
+    write_manifest(
+        Path("run/data"), stage="generate", inputs=elsewhere, counts=counts, target=target_record(recipe.target)
+    )
     assert row(checked()[1], "answer tokens ") == "180, counted in run/data"
     shutil.copytree(tiny_target, "other")
     for change in ("data.temperature=1", "seed=3", "target.path=other"):
@@ -338,7 +344,7 @@ def test_answers_that_an_earlier_run_wrote_are_counted_and_change_nothing(checke
     generate_answers(tiny_target, small.model_copy(update={"num_eval_prompts": 1}), Path("a"), seed=3, dtype="float32")
     taking, lines = checked("data.answers_from=[a]")
     assert row(lines, "answers there ") == "5, taken from a"
-    assert generate_inputs(taking, tiny_target) == generate_inputs(recipe, tiny_target)
+    assert generate_inputs(Run.of(taking)) == generate_inputs(Run.of(recipe))
 
 
 hash_of = fingerprint.sha256_of_file
@@ -347,8 +353,10 @@ hash_of = fingerprint.sha256_of_file
 def test_no_weights_are_read_for_finished_answers(checked, tiny_target, monkeypatch):
     recipe, _ = checked()
     counts = {"prompts": 12, "train": {"answers": 9, "answer_tokens": 180}}
-    inputs = generate_inputs(recipe, tiny_target)
-    write_manifest(Path("run/data"), stage="generate", inputs=inputs, counts=counts, target=target_record(recipe))
+    inputs = generate_inputs(Run.of(recipe))
+    write_manifest(
+        Path("run/data"), stage="generate", inputs=inputs, counts=counts, target=target_record(recipe.target)
+    )
     save_recipe(recipe, Path("run/recipe.yaml"))
     read = []
     monkeypatch.setattr(fingerprint, "sha256_of_files", lambda paths, **_: read.append(paths))
@@ -372,9 +380,11 @@ def test_given_conversations_are_counted_whole(checked, tiny_target):
     assert row(cached, "teacher cache, hidden, at most") == size((8 * 99 + 2 * 50) * 128).strip()
     train = {"prompts": 8, "answers": 20, "answer_tokens": 90, "sequences": 9, "split": 1}
     counts = {"prompts": 10, "train": train}
-    inputs = generate_inputs(recipe, tiny_target)
+    inputs = generate_inputs(Run.of(recipe))
     save_recipe(recipe, Path("run/recipe.yaml"))
-    write_manifest(Path("run/data"), stage="generate", inputs=inputs, counts=counts, target=target_record(recipe))
+    write_manifest(
+        Path("run/data"), stage="generate", inputs=inputs, counts=counts, target=target_record(recipe.target)
+    )
     lines = checked(*GIVEN)[1]
     assert row(lines, "steps") == "3 of 4 answers each (1ep)"
     assert row(lines, "answer tokens") == "90, counted in run/data"

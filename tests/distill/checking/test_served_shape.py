@@ -14,6 +14,7 @@ from distill.checking.check import check_recipe, planned
 from distill.checking.served_shape import planned_pair
 from distill.debug.recipe import debug_recipe, tiny_run
 from distill.recipe.recipe import load_recipe
+from distill.run.run import Run
 from distill.run.stage_inputs import draft_inputs
 
 RECIPE = """\
@@ -121,8 +122,8 @@ def test_preflight_of_a_recipe_takes_values_to_change(recipe, capsys):
 
 def test_naming_engines_makes_no_draft_stale(recipe):
     named = recipe(ENGINES, "export.tensor_parallel=2")
-    assert draft_inputs(named, {}) == draft_inputs(recipe(), {})
-    assert draft_inputs(recipe("export.dtype=float32"), {}) != draft_inputs(recipe(), {})
+    assert draft_inputs(Run.of(named)) == draft_inputs(Run.of(recipe()))
+    assert draft_inputs(Run.of(recipe("export.dtype=float32"))) != draft_inputs(Run.of(recipe()))
 
 
 def test_a_debug_run_is_for_no_engine(recipe):

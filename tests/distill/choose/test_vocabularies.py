@@ -21,6 +21,7 @@ from distill.choose.given_alphas import GivenAlpha, alphas_of, known_alpha, requ
 from distill.choose.vocabulary_page import vocabulary_page
 from distill.estimates.coverage import Said
 from distill.recipe.recipe import load_recipe, save_recipe
+from distill.run.run import Run
 from distill.vocabulary.choice import tokens_in
 from eval.latency.untrained import untrained_models
 from eval.models.loading import load_model
@@ -351,8 +352,8 @@ def stages(monkeypatch):
     asked = []
 
     def stage(name):
-        def run(recipe, *_):
-            recipe = load_recipe(recipe) if isinstance(recipe, Path) else recipe
+        def run(given, *_):
+            recipe = load_recipe(given) if isinstance(given, Path) else given.recipe
             wanted = recipe.architecture
             size = wanted.vocabulary and wanted.vocabulary.size
             source = wanted.source and str(Path(wanted.source).relative_to(Path(recipe.run_dir).parent))
@@ -369,7 +370,7 @@ def stages(monkeypatch):
 
 def test_of_several_sizes_each_depth_is_trained_once_and_cut(recipe_file, source, stages, tmp_path):
     recipe = load_recipe(recipe_file)
-    found = trials.train_candidates(recipe, candidates_of(recipe, source, [1, 2], None, [50, 100]))
+    found = trials.train_candidates(Run.of(recipe), candidates_of(recipe, source, [1, 2], None, [50, 100]))
     assert stages[1:] == [
         ("prune", "1-layers", 1, None, None),
         ("distill", "1-layers", 1, None, None),
@@ -389,7 +390,7 @@ def test_of_several_sizes_each_depth_is_trained_once_and_cut(recipe_file, source
 def test_the_whole_head_among_them_is_what_was_trained(recipe_file, source, stages, tmp_path):
     recipe = load_recipe(recipe_file)
     candidates = candidates_of(recipe, source, [1], None, [0, 50])
-    found = trials.train_candidates(recipe, candidates)
+    found = trials.train_candidates(Run.of(recipe), candidates)
     assert [each[:2] for each in stages[1:]] == [
         ("prune", "1-layers"),
         ("distill", "1-layers"),
@@ -403,7 +404,7 @@ def test_the_whole_head_among_them_is_what_was_trained(recipe_file, source, stag
 @pytest.mark.parametrize(("size", "name"), [(50, "2-layers-50-ids"), (0, "2-layers")])
 def test_one_size_is_trained_itself(recipe_file, source, stages, tmp_path, size, name):
     recipe = load_recipe(recipe_file)
-    found = trials.train_candidates(recipe, candidates_of(recipe, source, [2], None, [size]))
+    found = trials.train_candidates(Run.of(recipe), candidates_of(recipe, source, [2], None, [size]))
     assert stages[1:] == [(stage, name, 2, None, size or None) for stage in ("prune", "distill")]
     assert found == {name: tmp_path / "out" / "choose" / name / "draft"}
 

@@ -11,13 +11,13 @@ from transformers import GenerationConfig
 
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from distill.caching.stage import cache_stage
 from distill.data.conversations import Conversation, load_conversations
 from distill.data.generate import decoding_settings
 from distill.data.given import collect_given
 from distill.recipe.data import DataConfig
 from distill.recipe.recipe import Recipe
-from distill.stages.running import generate_stage
+from distill.run.run import Run
+from distill.stages.running import cache_stage, generate_stage
 from distill.train import read_answers, train
 from eval.answers.traces import Trace, read_traces
 from eval.decoding.answering import write_traces
@@ -310,7 +310,7 @@ def given(make_run, row_file):
         recipe = make_run(name, **distill)
         recipe = recipe.model_copy(update={"data": config(row_file(*rows()), num_eval_prompts=3)})
         shutil.rmtree(Path(recipe.run_dir) / "data")
-        generate_stage(recipe)
+        generate_stage(Run.of(recipe))
         return recipe
 
     return make
@@ -322,7 +322,7 @@ def test_conversations_are_trained_on_whole_and_held_out_answers_are_apart(given
     assert manifest is not None
     assert manifest["answers"] == "given"
     counts = manifest["counts"]
-    train_set, eval_set = read_answers(recipe, Path(recipe.target.path))
+    train_set, eval_set = read_answers(Run.of(recipe))
     assert [len(train_set), len(eval_set)] == [counts["train"]["sequences"], counts["eval"]["answers"]]
     assert {len(example.spans) for example in train_set.examples} == {1, 2, 3}
     assert {len(example.spans) for example in eval_set.examples} == {1}
@@ -336,7 +336,7 @@ def test_a_cached_teacher_teaches_conversations_as_the_live_one_does(given):
     for name, teacher in (("live", {}), ("cached", {"source": "cache"})):
         recipe = given(name, teacher=teacher, max_duration="3ba")
         if teacher:
-            cache_stage(recipe)
+            cache_stage(Run.of(recipe))
         train(recipe)
         log = (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines()
         losses.append([line["loss/train/total"] for line in map(json.loads, log) if "loss/train/total" in line])

@@ -12,7 +12,8 @@ from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
 from distill.estimates.coverage import Said, answers_said
 from distill.recipe.recipe import load_recipe
-from distill.run.stage_inputs import asked_inputs, target_record
+from distill.run.recorded import target_record
+from distill.run.stage_inputs import asked_inputs
 from eval.answers.shards import claim_shards, write_shard
 from eval.answers.traces import Trace
 
@@ -37,7 +38,9 @@ def write_answers(recipe, train, held_out):
         for name, traces in (("train", train), ("eval", held_out))
     }
     counts["prompts"] = len(train) + len(held_out)
-    write_manifest(folder, stage="generate", inputs=asked_inputs(recipe), counts=counts, target=target_record(recipe))
+    write_manifest(
+        folder, stage="generate", inputs=asked_inputs(recipe), counts=counts, target=target_record(recipe.target)
+    )
 
 
 @pytest.fixture

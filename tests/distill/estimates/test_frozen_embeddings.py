@@ -14,6 +14,7 @@ from distill.checkpoints.files import find_checkpoints
 from distill.estimates.frozen_embeddings import freeze_input_embeddings, trained_parameters
 from distill.estimates.memory import memory_parts, trainings
 from distill.recipe.recipe import Recipe, save_recipe
+from distill.run.run import Run
 from distill.run.stage_inputs import training_inputs
 from distill.train import main, train
 from eval.models.loading import load_model
@@ -124,7 +125,7 @@ def test_an_unknown_row_is_learned_and_so_not_frozen():
 
 
 def test_what_was_recorded_before_there_was_the_key_holds(make_run, frozen_run):
-    inputs = [training_inputs(recipe)["distill"] for recipe in (make_run("a"), make_run("b"), frozen_run("c"))]
+    inputs = [training_inputs(Run.of(recipe))["distill"] for recipe in (make_run("a"), make_run("b"), frozen_run("c"))]
     assert inputs[0] == inputs[1] != inputs[2]
 
 

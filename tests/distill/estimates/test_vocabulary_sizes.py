@@ -13,7 +13,7 @@ from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.targets.known_targets import LLAMA_3_1_8B
 from distill.checking.check import check_recipe
 from distill.estimates.memory import matrix_parameters
-from distill.estimates.vocabulary_sizes import LEAST_SHARE, SIZES, head_blocks, head_share, sizes_of
+from distill.estimates.vocabulary_sizes import LEAST_SHARE, SIZES, head_blocks, head_share, own_size, sizes_told
 from distill.recipe.recipe import load_recipe, save_recipe
 from eval.latency.floor import weight_bytes_read
 from eval.latency.untrained import untrained_model
@@ -78,11 +78,15 @@ def test_the_bytes_are_those_of_a_model_but_for_its_norms(tiny_target, head):
     assert weight_bytes_read(untrained_model(target, shape)) == 4 * (matrix_parameters(shape) + norms)
 
 
+def told(recipe, vocab, tokens=None):
+    return sizes_told(own_size(recipe.architecture.vocabulary, vocab), vocab, tokens)
+
+
 def test_the_recipes_own_size_is_among_them(recipe_file):
     recipe = load_recipe(recipe_file, [OWN])
-    assert sizes_of(recipe, 49152) == [100, *SIZES]
-    assert sizes_of(recipe, 4096) == [100, 2048]
-    assert sizes_of(load_recipe(recipe_file, ["architecture.vocabulary={size: 4096}"]), 49152) == list(SIZES)
+    assert told(recipe, 49152) == [100, *SIZES]
+    assert told(recipe, 4096) == [100, 2048]
+    assert told(load_recipe(recipe_file, ["architecture.vocabulary={size: 4096}"]), 49152) == list(SIZES)
     rows = dict(rows_of(recipe, draft=WIDE.with_head_of(100)))
     assert [name for name, words in rows.items() if "as this recipe has it" in words] == ["    100 ids"]
     assert "100% of the whole head's" in rows["128,256 ids"]
@@ -101,9 +105,9 @@ def test_nothing_is_said_where_the_head_is_little_or_cut_before(recipe_file):
 @pytest.mark.usefixtures("recipe_file")
 def test_less_than_is_always_kept_cannot_be_had():
     many = replace(TOKENS, special=frozenset(range(5000)))
-    assert sizes_of(load_recipe("recipe.yaml"), LLAMA.vocab, many) == [8192, 16384]
+    assert told(load_recipe("recipe.yaml"), LLAMA.vocab, many) == [8192, 16384]
     few = replace(TOKENS, ids=frozenset(range(9000)))
-    assert sizes_of(load_recipe("recipe.yaml"), LLAMA.vocab, few) == [2048, 4096, 8192]
+    assert told(load_recipe("recipe.yaml"), LLAMA.vocab, few) == [2048, 4096, 8192]
 
 
 def test_a_check_holds_it_with_the_coverage_of_its_answers(recipe_file):

@@ -10,7 +10,7 @@ from distill.estimates.expected_work import Work
 from distill.expected_time.devices import Device, Published, find_device
 from distill.expected_time.lengths import Lengths, mean_lengths
 from distill.expected_time.page import spent, spent_together
-from distill.expected_time.stage_time import Run, StageTime, duration, unknown
+from distill.expected_time.stage_time import PlannedRun, StageTime, duration, unknown
 from distill.expected_time.stages import stage_times
 from distill.monitoring.flops import forward_flops, head_flops, training_flops
 from distill.recipe.recipe import Recipe
@@ -24,7 +24,7 @@ EACH = [(1000, 300)]
 TEXT = {"domains": [{"name": "wiki", "path": "absent.txt"}], "max_seq_len": 1025}
 
 
-def run_of(work: Work | None = None, *, architecture=None, text=None, data=None, scoring=None, **distill) -> Run:
+def run_of(work: Work | None = None, *, architecture=None, text=None, data=None, scoring=None, **distill) -> PlannedRun:
     recipe = Recipe.model_validate(
         {
             "run_name": "demo",
@@ -36,14 +36,14 @@ def run_of(work: Work | None = None, *, architecture=None, text=None, data=None,
             "eval": scoring or {},
         }
     )
-    return Run(recipe, TARGET, DRAFT, TARGET, work or Work(1010, 1000), LENGTHS)
+    return PlannedRun(recipe, TARGET, DRAFT, TARGET, work or Work(1010, 1000), LENGTHS)
 
 
-def times(run: Run, device: Device = FAST) -> dict[str, StageTime]:
+def times(run: PlannedRun, device: Device = FAST) -> dict[str, StageTime]:
     return {time.name: time for time in stage_times(run, device)}
 
 
-def training(run: Run) -> float:
+def training(run: PlannedRun) -> float:
     found = times(run)["training"].seconds
     assert found is not None
     return found

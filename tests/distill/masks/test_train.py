@@ -20,7 +20,8 @@ from distill.checkpoints.files import find_checkpoints
 from distill.masks.train import build_mask_model, build_mask_optimizer, in_batches, weights
 from distill.monitoring.gradient_norm import GradientNorm
 from distill.recipe.recipe import Recipe, save_recipe
-from distill.run.lineage import masks_are_due
+from distill.run.run import Run
+from distill.run.training import masks_are_due
 from distill.train import train
 from tests.distill.after_training import (
     DEVICE_RTOL,
@@ -42,9 +43,9 @@ CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # as in test_prune_families
 
 def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys):
     recipe = make_masks()
-    assert masks_are_due(recipe)
+    assert masks_are_due(Run.of(recipe))
     train(recipe)
-    assert not masks_are_due(recipe)
+    assert not masks_are_due(Run.of(recipe))
     folder = Path(recipe.run_dir) / "masks"
     plan, manifest = PruningPlan.from_json((folder / "plan.json").read_text()), read_manifest(folder)
     assert (plan.draft.layers, plan.draft.intermediate, plan.draft.hidden) == (2, 64, 32)
@@ -55,7 +56,7 @@ def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys
     assert message.startswith(f"{folder}: layers ")
     assert message.endswith("Run `widedraft prune` next.")
 
-    model = build_mask_model(recipe, Path(recipe.target.path))
+    model = build_mask_model(Run.of(recipe))
     model.load_state_dict(last_state(recipe, "mask_checkpoints")["model"])
     ids = torch.arange(3, 35)[None]
     with torch.inference_mode():
@@ -63,7 +64,7 @@ def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys
             expected = model.student(ids).logits
         found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()(ids).logits
     torch.testing.assert_close(found, expected, **CLOSE)
-    assert not torch.equal(found, build_mask_model(recipe, Path(recipe.target.path)).student(ids).logits)
+    assert not torch.equal(found, build_mask_model(Run.of(recipe)).student(ids).logits)
 
 
 def test_prune_slices_the_trained_weights_by_their_plan(make_masks, tmp_path):
@@ -173,7 +174,7 @@ def test_the_teacher_is_in_neither_checkpoint_nor_optimizer(make_masks, tiny_tar
     train(recipe)
     state = last_state(recipe, "mask_checkpoints")
     assert {name.split(".")[0] for name in state["model"]} == {"student", "masks"}
-    model = build_mask_model(recipe, tiny_target)
+    model = build_mask_model(Run.of(recipe))
     assert model.teacher is not None
     optimizer = build_mask_optimizer(recipe.architecture.masks, model)
     inside = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -193,7 +194,7 @@ def test_multipliers_rise_where_too_much_is_open(make_masks):
 def test_log_alphas_stay_within_their_limits(make_masks):
     recipe = make_masks(max_duration="5ba", target_warmup="1ba", mask_lr=30.0)
     train(recipe)
-    masks = build_mask_model(recipe, Path(recipe.target.path)).masks
+    masks = build_mask_model(Run.of(recipe)).masks
     for name, axis in masks.axes.items():
         found, (low, high) = last_state(recipe, "mask_checkpoints")["model"][f"masks.log_alpha.{name}"], axis.limits
         assert low - 1e-5 <= float(found.min()) <= low + 1e-5
@@ -201,7 +202,7 @@ def test_log_alphas_stay_within_their_limits(make_masks):
 
 
 def test_the_gradients_of_weights_alone_are_clipped(make_masks, tiny_target, tmp_path):
-    model = build_mask_model(make_masks(), tiny_target)
+    model = build_mask_model(Run.of(make_masks()))
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     log: Any = SimpleNamespace(log_metrics=lambda _: None)

@@ -45,7 +45,7 @@ def standing(max_duration: str = "100ba", *, wct_s: float = 0.0, **counts: int) 
 
 def test_every_metric_of_every_batch_is_in_the_file(make_run, monkeypatch):
     recipe, memory = make_run(max_duration="2ep", eval_interval="2ba"), InMemoryLogger()
-    monkeypatch.setattr(distill.training.trainer, "build_loggers", lambda recipe: [*build_loggers(recipe), memory])
+    monkeypatch.setattr(distill.training.trainer, "build_loggers", lambda *given: [*build_loggers(*given), memory])
     train(recipe)
     logged = {(name, at.batch.value) for name, values in memory.data.items() for at, _ in values}
     assert {(name, record["batch"]) for record in records(recipe) for name in record if name != "batch"} == logged
@@ -217,7 +217,7 @@ def test_an_error_leaves_the_terminal_usable(make_run, monkeypatch, capsys):
 
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(distill.training.trainer, "build_loggers", lambda recipe: [*build_loggers(recipe), Failing()])
+    monkeypatch.setattr(distill.training.trainer, "build_loggers", lambda *given: [*build_loggers(*given), Failing()])
     with pytest.raises(ZeroDivisionError) as raised:
         train(make_run(max_duration="1ba"))
     assert "\x1b[?25h" in capsys.readouterr().err  # the cursor is back
@@ -254,9 +254,13 @@ def test_a_tracker_that_is_not_installed_is_an_error_with_the_command(name, monk
         build_logger(name, {})
 
 
+def loggers_of(recipe):
+    return build_loggers(recipe.distill, Path(recipe.run_dir) / "logs", recipe.run_name)
+
+
 def test_arguments_reach_the_tracker(make_run, tmp_path):
     recipe = make_run(loggers={"tensorboard": {"log_dir": str(tmp_path / "board"), "flush_interval": 3}})
-    (board,) = [logger for logger in build_loggers(recipe) if isinstance(logger, TensorboardLogger)]
+    (board,) = [logger for logger in loggers_of(recipe) if isinstance(logger, TensorboardLogger)]
     assert (board.log_dir, board.flush_interval) == (str(tmp_path / "board"), 3)
 
 
@@ -264,5 +268,5 @@ def test_arguments_reach_the_tracker(make_run, tmp_path):
 def test_a_tracker_calls_the_run_by_its_name_unless_told_otherwise(make_run, monkeypatch, name, key):
     monkeypatch.setitem(distill.monitoring.loggers.TRACKERS, name, dict)
     monkeypatch.setattr(distill.monitoring.loggers, "find_spec", lambda _name: True)
-    assert build_loggers(make_run("one", loggers={name: {}}))[1:] == [{key: "one"}]
-    assert build_loggers(make_run("two", loggers={name: {key: "mine"}}))[1:] == [{key: "mine"}]
+    assert loggers_of(make_run("one", loggers={name: {}}))[1:] == [{key: "one"}]
+    assert loggers_of(make_run("two", loggers={name: {key: "mine"}}))[1:] == [{key: "mine"}]

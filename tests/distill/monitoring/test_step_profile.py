@@ -10,12 +10,13 @@ import torch
 from torch.profiler import record_function
 
 import distill.training.trainer
-from distill.caching.stage import cache_stage
 from distill.monitoring import step_profile
 from distill.monitoring.phase_clock import PhaseClock
 from distill.monitoring.step_profile import PARTS, WARM_STEPS, StepProfile, profiled_steps
 from distill.recipe.recipe import Recipe, save_recipe
-from distill.stages import running as stages
+from distill.run.run import Run
+from distill.stages import processes
+from distill.stages.running import cache_stage
 from distill.train import main, train
 from eval.profiling.figures import named_spans, recorded_span
 from tests.distill.after_training import assert_equal, last_state, metrics
@@ -55,7 +56,7 @@ def make(make_run, tmp_path):
             )
         recipe = make_run(name, **({"teacher": {"source": "cache"}} if what == "cached" else {}), **settings)
         if what == "cached":
-            cache_stage(recipe)
+            cache_stage(Run.of(recipe))
         return recipe
 
     return build
@@ -222,14 +223,14 @@ def test_the_stage_hands_the_option_on_or_says_that_nothing_is_trained(make_run,
     recipe, words = make_run(max_duration="4ba"), []
     path = Path(recipe.run_dir) / "recipe.yaml"
     save_recipe(recipe, path)
-    monkeypatch.setattr(stages, "run_training", lambda *given: words.append(given))
-    stages.distill_stage(path, ["distill.max_duration=4ba"], "--profile=p")
+    monkeypatch.setattr(processes, "run_training", lambda *given: words.append(given))
+    processes.distill_stage(path, ["distill.max_duration=4ba"], "--profile=p")
     assert words == [(path, ["distill.max_duration=4ba", "--profile=p"])]
     train(recipe)
     capsys.readouterr()
-    stages.distill_stage(path, [], "--profile=p")
+    processes.distill_stage(path, [], "--profile=p")
     assert capsys.readouterr().out.endswith("draft: up to date, so there is no step to profile\n")
-    stages.distill_stage(path, [])
+    processes.distill_stage(path, [])
     assert capsys.readouterr().out.endswith("draft: up to date\n")
     assert len(words) == 1
 

@@ -24,7 +24,6 @@ from distill.hub.files.asked import refuse_without_gguf
 from distill.hub.files.contents import Forms, fit_context, lay_out_small_head
 from distill.hub.files.terms import terms_of
 from distill.hub.push.publish import Wanted, dry_run, write_terms
-from distill.recipe.recipe import load_recipe
 from distill.recipe.training import PushConfig
 from eval.records.files import plain
 from eval.report_inputs.cards import read_card
@@ -288,15 +287,12 @@ def test_a_draft_that_llama_cpp_would_compute_otherwise_is_refused_by_its_own_na
 
 
 def test_a_recipe_that_asks_for_a_file_nobody_can_write_is_refused_before_training(finished):
-    recipe = load_recipe(finished["whole"] / "recipe.yaml")
-    shape = Shape.from_config(read_config(finished["whole"] / "draft"))
-    asked = recipe.model_copy(
-        update={"distill": recipe.distill.model_copy(update={"push_to_hub": PushConfig(repo_id="o/d", gguf=["f16"])})}
-    )
-    refuse_without_gguf(asked, shape)
-    refuse_without_gguf(recipe, replace(shape, family="opt"))  # it asks for none
+    shape, asked = Shape.from_config(read_config(finished["whole"] / "draft")), PushConfig(repo_id="o/d", gguf=["f16"])
+    draft = finished["whole"] / "draft"
+    refuse_without_gguf(asked, draft, shape)
+    refuse_without_gguf(None, draft, replace(shape, family="opt"))  # nothing is asked for
     with pytest.raises(UserError, match=r"push_to_hub\.gguf: .* model_type opt does not become a GGUF file"):
-        refuse_without_gguf(asked, replace(shape, family="opt"))
+        refuse_without_gguf(asked, draft, replace(shape, family="opt"))
 
 
 def test_a_scorecard_of_another_target_is_stale(run, tmp_path, capsys):

@@ -15,6 +15,7 @@ from distill.checking.check import check_recipe
 from distill.hub.files.asked import refuse_unpublishable
 from distill.hub.push.publish import Wanted, dry_run
 from distill.recipe.recipe import load_recipe, save_recipe
+from distill.run.run import Run
 from distill.stages.running import push_stage, run_all
 from tests.hub.clients import HUBS_OWN_WARNING, WRITER, served
 
@@ -82,7 +83,7 @@ def with_push(run, **keys):
 
 
 def test_a_recipe_publishes_what_it_scored(hub, run):
-    push_stage(with_push(run, base_model=BASE))
+    push_stage(Run.of(with_push(run, base_model=BASE)))
     assert "README.md" in hub.store.repositories["org/draft"].files_at("main")
 
 

@@ -22,7 +22,7 @@ from distill.recipe.times import split_time
 from distill.recipe.training import DistillConfig
 from distill.recipe_reading.keys import schema_of
 from distill.recipe_reading.reference import REFERENCE_PATH, write_reference
-from distill.run.stage_inputs import recipe_hash
+from distill.run.recorded import recipe_hash
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))

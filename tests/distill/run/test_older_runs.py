@@ -15,8 +15,8 @@ from architectures.files.reading import MIB
 from distill.recipe.losses import TokenSelection
 from distill.recipe.recipe import Recipe
 from distill.run import stage_inputs
-from distill.run.lineage import begin_training, require_training_inputs
 from distill.run.older_runs import adopt_older_run, checkpoints_of
+from distill.run.run import Run
 from distill.run.stage_inputs import (
     cache_inputs,
     draft_inputs,
@@ -26,6 +26,7 @@ from distill.run.stage_inputs import (
     scores_inputs,
     training_inputs,
 )
+from distill.run.training import begin_training, require_training_inputs
 from distill.stages.running import generate_stage
 from distill.teacher_cache.record import JOURNAL_NAME, Journal
 from eval.answers.older_answers import adopt_older_answers
@@ -50,13 +51,13 @@ def test_a_weight_between_the_samples_makes_answers_stale(make_checkpoint, tmp_p
             "data": data,
         }
     )
-    generate_stage(recipe)
+    generate_stage(Run.of(recipe))
     before, weights = sampled_fingerprint(target), load_file(target / "model.safetensors")
     weights["model.layers.1.mlp.down_proj.weight"] *= -30
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     assert sampled_fingerprint(target) == before
     with pytest.raises(UserError, match="answers were made with other settings: target was"):
-        generate_stage(recipe)
+        generate_stage(Run.of(recipe))
     assert "data: changed: target" in capsys.readouterr().out
 
 
@@ -83,16 +84,16 @@ def older_run(make_run, target, monkeypatch):
     run = Path(recipe.run_dir)
     with monkeypatch.context() as patch:
         patch.setattr(stage_inputs, "fingerprint_checkpoint", sampled_fingerprint)
-        write_manifest(run / "init", stage="prune", inputs=prune_inputs(recipe, target))
-        write_manifest(run / "data", stage="generate", inputs=generate_inputs(recipe, target))
-        write_manifest(run / "scores", stage="scores", inputs=scores_inputs(recipe, target, target))
-        write_manifest(run / "teacher_cache", stage="cache", inputs=cache_inputs(recipe, target))
-        begin_training(recipe)
+        write_manifest(run / "init", stage="prune", inputs=prune_inputs(Run.of(recipe)))
+        write_manifest(run / "data", stage="generate", inputs=generate_inputs(Run.of(recipe)))
+        write_manifest(run / "scores", stage="scores", inputs=scores_inputs(Run.of(recipe), target))
+        write_manifest(run / "teacher_cache", stage="cache", inputs=cache_inputs(Run.of(recipe)))
+        begin_training(Run.of(recipe))
         shutil.copytree(run / "init", run / "draft")
         (run / "draft" / "config.json").write_text((run / "draft" / "config.json").read_text() + " ")  # another model
-        training = draft_inputs(recipe, training_inputs(recipe))
+        training = draft_inputs(Run.of(recipe))
         write_manifest(run / "draft", stage="export", inputs=training, finished=True)
-        write_manifest(run / "eval", stage="eval", inputs=eval_inputs(recipe, target))
+        write_manifest(run / "eval", stage="eval", inputs=eval_inputs(Run.of(recipe)))
     for folder in stages_of(recipe):
         path = folder / "manifest.json"
         manifest = json.loads(path.read_text())
@@ -106,15 +107,15 @@ def stages_of(recipe):
 
 def inputs_of(recipe, target):
     """What each stage is compared with today."""
-    training = training_inputs(recipe)
+    training = training_inputs(Run.of(recipe))
     return {
-        "init": prune_inputs(recipe, target),
-        "data": generate_inputs(recipe, target),
-        "scores": scores_inputs(recipe, target, target),
-        "teacher_cache": cache_inputs(recipe, target),
+        "init": prune_inputs(Run.of(recipe)),
+        "data": generate_inputs(Run.of(recipe)),
+        "scores": scores_inputs(Run.of(recipe), target),
+        "teacher_cache": cache_inputs(Run.of(recipe)),
         "checkpoints": training,
-        "draft": draft_inputs(recipe, training),
-        "eval": eval_inputs(recipe, target),
+        "draft": draft_inputs(Run.of(recipe)),
+        "eval": eval_inputs(Run.of(recipe)),
     }
 
 
@@ -128,28 +129,28 @@ def changed_stages(recipe, target):
 
 def test_every_stage_that_is_equal_is_adopted_and_says_so_once(older_run, target, capsys):
     assert set(changed_stages(older_run, target)) == {folder.name for folder in stages_of(older_run)}
-    require_training_inputs(older_run)
+    require_training_inputs(Run.of(older_run))
     said = capsys.readouterr().out.splitlines()
     assert sorted(said) == sorted(f"   {folder}: {ADOPTED}" for folder in stages_of(older_run))
-    require_training_inputs(older_run)
+    require_training_inputs(Run.of(older_run))
     assert capsys.readouterr().out == ""
     assert changed_stages(older_run, target) == {}
 
 
 def test_what_was_adopted_is_stale_at_the_next_byte(older_run, target):
-    adopt_older_run(older_run, target)
+    adopt_older_run(Run.of(older_run))
     change(target)
-    adopt_older_run(older_run, target)
+    adopt_older_run(Run.of(older_run))
     stale = ["data", "eval", "init", "scores", "teacher_cache"]
     assert changed_stages(older_run, target) == {name: ["target"] for name in stale}
     with pytest.raises(UserError, match="init was made from another target than"):
-        require_training_inputs(older_run)
+        require_training_inputs(Run.of(older_run))
 
 
 def test_what_is_not_equal_by_the_older_kind_counts_as_changed(older_run, target, capsys):
     (target / "config.json").write_text((target / "config.json").read_text() + " ")
     with pytest.raises(UserError, match="init was made from another target than"):
-        require_training_inputs(older_run)
+        require_training_inputs(Run.of(older_run))
     said = capsys.readouterr().out  # init and draft themselves did not change
     assert [name for name in ("checkpoints", "draft", "eval", "data", "init:") if name in said] == [
         "checkpoints",
@@ -167,16 +168,14 @@ def test_every_checkpoint_that_a_stage_may_name_is_asked_for(make_run, tiny_targ
     named = [tiny_target, run / "init", run / "draft", tiny_draft]
     for keys, also in (({"source": str(tiny_draft)}, tiny_draft), ({"stages": (3, 2)}, run / "stage-3" / "draft")):
         architecture = recipe.architecture.model_copy(update=keys)
-        found = checkpoints_of(
-            recipe.model_copy(update={"architecture": architecture, "distill": distill}), tiny_target
-        )
+        found = checkpoints_of(Run.of(recipe.model_copy(update={"architecture": architecture, "distill": distill})))
         assert sorted(found) == sorted([*named, also])
 
 
 def test_a_run_of_today_is_adopted_by_nothing(make_run, tiny_target, monkeypatch):
     recipe = make_run()
     monkeypatch.setattr("distill.run.older_runs.today_by_older", None)  # nobody may ask
-    adopt_older_run(recipe, tiny_target)
+    adopt_older_run(Run.of(recipe))
 
 
 def test_records_of_a_scorecard_name_models_as_those_of_today_do(older_run, target):
@@ -185,7 +184,7 @@ def test_records_of_a_scorecard_name_models_as_those_of_today_do(older_run, targ
     for name, text in records.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(f'"{text}"')
-    adopt_older_run(older_run, target)
+    adopt_older_run(Run.of(older_run))
     today = fingerprint_checkpoint(target)
     found = [(folder / name).read_text() for name in records]
     assert found == [f'"{today}"'] * 3 + [f'"{today[:12]}"']
@@ -200,12 +199,12 @@ def test_a_capture_that_was_interrupted_continues(older_run, target, capsys):
     lines = journal.path.read_text().splitlines()
     head = {key: value for key, value in json.loads(lines[0]).items() if key not in KIND_KEYS}
     (cache / JOURNAL_NAME).write_text(json.dumps(head) + '\n{"name": "a", "num_bytes": 1, "sha256": "b"}\n{"na')
-    adopt_older_run(older_run, target)
+    adopt_older_run(Run.of(older_run))
     assert f"   {cache}: {ADOPTED}\n" in capsys.readouterr().out
-    assert set(Journal(cache, cache_inputs(older_run, target)).files) == {"a"}
+    assert set(Journal(cache, cache_inputs(Run.of(older_run))).files) == {"a"}
     change(target)
     with pytest.raises(UserError, match="was begun from another target than"):
-        Journal(cache, cache_inputs(older_run, target))
+        Journal(cache, cache_inputs(Run.of(older_run)))
 
 
 def test_answers_that_were_interrupted_continue(tmp_path, target, capsys):
@@ -224,18 +223,19 @@ def test_answers_are_not_adopted_later_than_their_run(older_run, target):
     """A finished run's claims are not asked for: left as they are, they would vouch for a target changed since."""
     data = Path(older_run.run_dir) / "data"
     claim_shards(data, "more", {**SETTINGS, "target": sampled_fingerprint(target)}, num_shards=1)
-    adopt_older_run(older_run, target)
+    adopt_older_run(Run.of(older_run))
     assert read_claims(data)["more"]["settings"]["target"] == fingerprint_checkpoint(target)
 
 
 def test_masks_keep_their_fingerprint_when_they_are_adopted(make_run, target, monkeypatch):
     masks = Path(make_run().run_dir) / "masks"
-    monkeypatch.setattr(stage_inputs, "mask_inputs", lambda recipe, target: {"target": fingerprint_checkpoint(target)})
+    monkeypatch.setattr(stage_inputs, "mask_inputs", lambda run: {"target": fingerprint_checkpoint(run.target)})
     recipe = make_run(name="other")
-    recipe = recipe.model_copy(update={"run_dir": str(masks.parent)})
+    at_target = recipe.target.model_copy(update={"path": str(target)})
+    recipe = recipe.model_copy(update={"run_dir": str(masks.parent), "target": at_target})
     manifest = {"stage": "masks", "inputs": {"target": sampled_fingerprint(target)}}
     masks.mkdir()
     (masks / "manifest.json").write_text(json.dumps(manifest))
-    adopt_older_run(recipe, target)
+    adopt_older_run(Run.of(recipe))
     assert (read_manifest(masks) or {})["adopted"] == {"target": fingerprint_checkpoint(target)}
-    assert stage_inputs.masks_as_input(recipe, target)["masks"] == stage_inputs.fingerprint_value(manifest)
+    assert stage_inputs.masks_as_input(Run.of(recipe))["masks"] == stage_inputs.fingerprint_value(manifest)

@@ -9,8 +9,8 @@ from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
-from distill.run.progressive import earlier_stages, share_answers
-from distill.run.stage_inputs import cut_from
+from distill.run.progressive import cut_from, earlier_stages, share_answers
+from distill.run.run import Run
 
 TINY = (
     "data.max_new_tokens=8",
@@ -50,11 +50,11 @@ def recipe(recipe_file) -> Recipe:
 
 
 def test_every_earlier_stage_is_a_complete_recipe_of_depth_alone(recipe, tmp_path):
-    stages = list(earlier_stages(recipe))
+    stages = list(earlier_stages(Run.of(recipe)))
 
-    assert [stage.architecture.layers for stage in stages] == [3, 2]
-    assert [stage.architecture.source for stage in stages] == [None, str(tmp_path / "out" / "stage-3" / "draft")]
-    for stage in stages:
+    assert [stage.recipe.architecture.layers for stage in stages] == [3, 2]
+    assert [stage.recipe.architecture.source for stage in stages] == [None, str(tmp_path / "out" / "stage-3" / "draft")]
+    for stage in [each.recipe for each in stages]:
         assert stage.run_dir == str(tmp_path / "out" / f"stage-{stage.architecture.layers}")
         assert (stage.architecture.intermediate, stage.architecture.stages) == (None, None)
         assert (stage.data, stage.distill, stage.target, stage.seed) == (
@@ -66,35 +66,35 @@ def test_every_earlier_stage_is_a_complete_recipe_of_depth_alone(recipe, tmp_pat
 
 def test_the_first_stage_starts_from_the_recipes_own_source(recipe):
     architecture = recipe.architecture.model_copy(update={"source": "an/earlier-draft"})
-    stages = list(earlier_stages(recipe.model_copy(update={"architecture": architecture})))
-    assert stages[0].architecture.source == "an/earlier-draft"
+    stages = list(earlier_stages(Run.of(recipe.model_copy(update={"architecture": architecture}))))
+    assert stages[0].recipe.architecture.source == "an/earlier-draft"
 
 
 def test_a_gguf_target_is_imported_once(recipe, tmp_path):
     target = recipe.target.model_copy(update={"path": "model.gguf"})
-    stages = earlier_stages(recipe.model_copy(update={"target": target}))
-    assert {stage.target.path for stage in stages} == {str(tmp_path / "out" / "target")}
+    stages = earlier_stages(Run.of(recipe.model_copy(update={"target": target})))
+    assert {stage.recipe.target.path for stage in stages} == {str(tmp_path / "out" / "target")}
 
 
 def test_without_stages_there_is_one_run(recipe):
     architecture = recipe.architecture.model_copy(update={"stages": None, "layers": 1})
-    assert list(earlier_stages(recipe.model_copy(update={"architecture": architecture}))) == []
+    assert list(earlier_stages(Run.of(recipe.model_copy(update={"architecture": architecture})))) == []
 
 
 def test_the_answers_are_shared_by_a_link_that_moves_with_the_run(recipe, tmp_path):
     (tmp_path / "out" / "data").mkdir(parents=True)
-    stage = next(iter(earlier_stages(recipe)))
-    share_answers(recipe, stage)
-    share_answers(recipe, stage)
+    stage = next(iter(earlier_stages(Run.of(recipe))))
+    share_answers(Run.of(recipe), stage)
+    share_answers(Run.of(recipe), stage)
     (tmp_path / "out").rename(tmp_path / "moved")
     link = tmp_path / "moved" / "stage-3" / "data"
     assert link.is_symlink()
     assert link.resolve() == tmp_path / "moved" / "data"
 
 
-def test_the_last_stage_waits_for_the_one_before(recipe, tiny_target):
+def test_the_last_stage_waits_for_the_one_before(recipe):
     with pytest.raises(UserError, match=r"stage-2/draft: not finished\. `widedraft run RECIPE` makes one stage after"):
-        cut_from(recipe, tiny_target)
+        cut_from(Run.of(recipe))
 
 
 @pytest.mark.slow

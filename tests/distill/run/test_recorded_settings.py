@@ -4,12 +4,12 @@ The values were computed at commit ad1bf62, where a teacher was one section of s
 options: whoever changes one of them tells everybody to train again.
 """
 
-from pathlib import Path
-
 import pytest
 
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run import stage_inputs
+from distill.run.recorded import recipe_hash, recorded_values
+from distill.run.run import Run
 
 RECIPE = """
 run_name: r
@@ -85,8 +85,8 @@ RESOLVED = {  # whole recipes
 @pytest.fixture
 def load(tmp_path, monkeypatch):
     """The recipe of a word of the command line, of which nothing is on the disk."""
-    for name in ("fingerprint_checkpoint", "read_manifest"):
-        monkeypatch.setattr(stage_inputs, name, lambda _: None)
+    monkeypatch.setattr(stage_inputs, "fingerprint_checkpoint", lambda _: None)
+    monkeypatch.setattr(Run, "target", tmp_path)
     monkeypatch.setattr(stage_inputs, "entry_ids", lambda *_: None)
     monkeypatch.setattr(stage_inputs, "fingerprint_tokenizer", lambda _: {})
     (tmp_path / "r.yaml").write_text(RECIPE)
@@ -94,11 +94,11 @@ def load(tmp_path, monkeypatch):
 
 
 def of_training(recipe):
-    return stage_inputs.training_inputs(recipe)["distill"]
+    return stage_inputs.training_inputs(Run.of(recipe))["distill"]
 
 
 def of_cache(recipe):
-    return stage_inputs.cache_inputs(recipe, Path("target"))["distill.teacher"]
+    return stage_inputs.cache_inputs(Run.of(recipe))["distill.teacher"]
 
 
 @pytest.mark.parametrize("words", TEACHERS)
@@ -125,11 +125,11 @@ def test_a_saved_recipe_records_what_it_was_saved_from(load, tmp_path, word):
 
 @pytest.mark.parametrize("word", RESOLVED)
 def test_a_resolved_recipe_has_the_hash_it_had(load, word):
-    assert stage_inputs.recipe_hash(load(word))[:16] == RESOLVED[word]
+    assert recipe_hash(load(word))[:16] == RESOLVED[word]
 
 
 def test_a_resolved_recipe_is_hashed_with_the_keys_it_had_at_first(load):
-    of_teacher = stage_inputs.recorded_values(load("distill.teacher={source: cache, contents: top_k}"))
+    of_teacher = recorded_values(load("distill.teacher={source: cache, contents: top_k}"))
     assert of_teacher["distill"]["teacher"] == {
         "source": "cache",
         "contents": "top_k",
@@ -138,7 +138,7 @@ def test_a_resolved_recipe_is_hashed_with_the_keys_it_had_at_first(load):
         "captured_while": "reading",
         "parallelism": "replicated",
     }
-    of_loss = stage_inputs.recorded_values(load("distill.loss=[{name: lk_hybrid}, {name: jensen_shannon, beta: 0.5}]"))
+    of_loss = recorded_values(load("distill.loss=[{name: lk_hybrid}, {name: jensen_shannon, beta: 0.5}]"))
     first = {"weight": 1.0, "skew": None, "decay": None, "forward_weight": None}
     assert of_loss["distill"]["loss"] == [
         {**first, "name": "lk_hybrid", "beta": None},

@@ -18,6 +18,7 @@ from architectures.errors import UserError
 from architectures.files.atomic import partial_beside
 from distill.checking.check import check_recipe
 from distill.recipe.recipe import Recipe, save_recipe
+from distill.run.run import Run
 from distill.run.run_folder import LOCK_NAME, OWNED_VARIABLE, owned, owned_folders, owned_run, require_run_folder
 from distill.stages import running as stages
 from tests import processes
@@ -179,7 +180,7 @@ def test_an_owner_who_has_not_said_who_it_is(tmp_path, hold, written):
 
 def no_run(recipe: Recipe) -> str:
     """The refusal, by the check of a recipe, by owning its run, and by every command through that."""
-    with pytest.raises(UserError) as caught, owned_run(recipe):
+    with pytest.raises(UserError) as caught, owned_run(Run.of(recipe)):
         pass
     with pytest.raises(UserError) as checked:
         check_recipe(recipe)
@@ -218,24 +219,24 @@ def test_a_run_does_not_begin_among_somebodys_files(tmp_path):
 
 def test_a_run_of_ours_goes_on(tmp_path, tiny_target):
     recipe = make_recipe(tmp_path, tiny_target)
-    require_run_folder(recipe)  # empty
+    require_run_folder(Run.of(recipe))  # empty
     save_recipe(recipe, tmp_path / "recipe.yaml")
-    require_run_folder(recipe)  # as every version left it
+    require_run_folder(Run.of(recipe))  # as every version left it
     (tmp_path / "recipe.yaml").unlink()
     (tmp_path / "mask_checkpoints").mkdir()
     (tmp_path / LOCK_NAME).touch()
-    require_run_folder(recipe)  # a training began without a stage before it
+    require_run_folder(Run.of(recipe))  # a training began without a stage before it
 
 
 def test_a_run_may_hold_its_target(tmp_path, tiny_target):
     """As debug runs do, and runs with a GGUF target."""
     save_recipe(make_recipe(tmp_path), tmp_path / "recipe.yaml")
     (tmp_path / "target").symlink_to(tiny_target)
-    require_run_folder(make_recipe(tmp_path, tmp_path / "target"))
+    require_run_folder(Run.of(make_recipe(tmp_path, tmp_path / "target")))
 
 
 def test_a_stage_of_a_run_that_is_held_goes_on_within_it(make_run):
     recipe = make_run()
-    with owned_run(recipe):
+    with owned_run(Run.of(recipe)):
         assert widedraft.main(["prune", f"{recipe.run_dir}/recipe.yaml"]) == 0
     assert stages.held == {}

@@ -16,6 +16,7 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.data.self_written import SelfWriting
 from distill.recipe.recipe import Recipe
+from distill.run.run import Run
 from distill.run.stage_inputs import prune_inputs
 from distill.stages.pruning import recipe_plan
 from distill.stages.running import generate_stage, prune_stage
@@ -58,7 +59,7 @@ def scores_file(tmp_path) -> Path:
 @pytest.mark.parametrize("method", ["block_influence", "greedy", "merge"])
 def test_every_scored_method_makes_a_draft(make_recipe, tmp_path, method):
     recipe = make_recipe(layers=2, intermediate=96, heads=2, hidden=48, method=method)
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
 
     plan = json.loads((tmp_path / "run" / "init" / PLAN_NAME).read_text())
     shape = Shape.from_config(read_config(tmp_path / "run" / "init"))
@@ -72,9 +73,9 @@ def test_a_target_shows_where_it_runs_what_it_shows_on_the_processor(make_recipe
     """float32: the same layers, heads and channels are kept, and the draft's logits are the processor's within 1e-4."""
     recipe = make_recipe(layers=2, intermediate=96, heads=2, hidden=48, method=method)
     expected = recipe.model_copy(update={"run_dir": f"{recipe.run_dir}-expected"})
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     with processor_only():
-        prune_stage(expected)
+        prune_stage(Run.of(expected))
     plans = [(Path(each.run_dir) / "init" / PLAN_NAME).read_text() for each in (recipe, expected)]
     assert plans[0] == plans[1]
     ids = torch.arange(3, 40)[None]
@@ -84,25 +85,23 @@ def test_a_target_shows_where_it_runs_what_it_shows_on_the_processor(make_recipe
 
 def test_pure_methods_look_at_no_text(make_recipe, tiny_target, scores_file):
     recipe = make_recipe(layers=2, calibration={"text": "/nowhere.txt"})
-    assert recipe_plan(recipe, tiny_target, tiny_target).source_layers == (0, 3)
+    assert recipe_plan(Run.of(recipe), tiny_target).source_layers == (0, 3)
     assert not scores_file.exists()
 
 
 def test_scores_are_computed_once_for_every_shape(make_recipe, tiny_target, scores_file, capsys):
-    recipe_plan(make_recipe(layers=2, method="block_influence"), tiny_target, tiny_target)
+    recipe_plan(Run.of(make_recipe(layers=2, method="block_influence")), tiny_target)
     written = scores_file.stat().st_mtime_ns
-    recipe_plan(
-        make_recipe(layers=3, intermediate=64, method="block_influence", rescale=True), tiny_target, tiny_target
-    )
+    recipe_plan(Run.of(make_recipe(layers=3, intermediate=64, method="block_influence", rescale=True)), tiny_target)
 
     assert scores_file.stat().st_mtime_ns == written
     assert "computed (block_influence_L)" in capsys.readouterr().out
 
 
 def test_a_method_that_needs_more_adds_to_the_file(make_recipe, tiny_target, scores_file):
-    recipe_plan(make_recipe(layers=2, method="greedy"), tiny_target, tiny_target)
+    recipe_plan(Run.of(make_recipe(layers=2, method="greedy")), tiny_target)
     before = load_scores(scores_file).arrays
-    recipe_plan(make_recipe(layers=2, method="merge"), tiny_target, tiny_target)
+    recipe_plan(Run.of(make_recipe(layers=2, method="merge")), tiny_target)
     after = load_scores(scores_file).arrays
 
     assert set(before) == {"removal_order"}
@@ -112,16 +111,16 @@ def test_a_method_that_needs_more_adds_to_the_file(make_recipe, tiny_target, sco
 
 @pytest.mark.parametrize("change", [{"tokens": 96}, {"sequence_len": 16}])
 def test_other_text_makes_other_scores(make_recipe, tiny_target, scores_file, change):
-    recipe_plan(make_recipe(layers=2, method="block_influence"), tiny_target, tiny_target)
+    recipe_plan(Run.of(make_recipe(layers=2, method="block_influence")), tiny_target)
     before = load_scores(scores_file).arrays["block_influence_L"]
-    recipe_plan(make_recipe(layers=2, method="block_influence", calibration=change), tiny_target, tiny_target)
+    recipe_plan(Run.of(make_recipe(layers=2, method="block_influence", calibration=change)), tiny_target)
 
     assert not np.array_equal(before, load_scores(scores_file).arrays["block_influence_L"])
 
 
 def test_runs_may_share_a_folder_of_scores(make_recipe, tiny_target, tmp_path):
     recipe = make_recipe(layers=2, method="block_influence", scores=str(tmp_path / "shared"))
-    recipe_plan(recipe, tiny_target, tiny_target)
+    recipe_plan(Run.of(recipe), tiny_target)
     assert (tmp_path / "shared" / SCORES_NAME).is_file()
     assert not (tmp_path / "run").exists()
 
@@ -129,7 +128,7 @@ def test_runs_may_share_a_folder_of_scores(make_recipe, tiny_target, tmp_path):
 def test_text_shorter_than_asked_is_refused_with_both_counts(make_recipe, tiny_target, scores_file):
     recipe = make_recipe(layers=2, method="block_influence", calibration={"tokens": 5000})
     with pytest.raises(UserError, match=r"has \d+ tokens, 4992 are asked for .*architecture\.calibration\.text"):
-        recipe_plan(recipe, tiny_target, tiny_target)
+        recipe_plan(Run.of(recipe), tiny_target)
     assert not scores_file.exists()
 
 
@@ -140,59 +139,59 @@ def test_a_text_file_and_a_file_of_prompts_can_calibrate(make_recipe, tiny_targe
     found = []
     for file in (text, prompts):
         recipe_plan(
-            make_recipe(layers=2, method="block_influence", calibration={"text": str(file)}), tiny_target, tiny_target
+            Run.of(make_recipe(layers=2, method="block_influence", calibration={"text": str(file)})), tiny_target
         )
         found.append(load_scores(scores_file).arrays["block_influence_L"])
     assert not np.array_equal(*found)
 
 
 def test_what_the_recipe_does_not_look_at_does_not_count(make_recipe, tiny_target, tmp_path):
-    plain = prune_inputs(make_recipe(layers=2), tiny_target)
-    assert plain == prune_inputs(make_recipe(layers=2, scores="elsewhere", calibration={"tokens": 80}), tiny_target)
-    scored = prune_inputs(make_recipe(layers=2, method="greedy"), tiny_target)
+    plain = prune_inputs(Run.of(make_recipe(layers=2)))
+    assert plain == prune_inputs(Run.of(make_recipe(layers=2, scores="elsewhere", calibration={"tokens": 80})))
+    scored = prune_inputs(Run.of(make_recipe(layers=2, method="greedy")))
     assert scored.keys() - plain.keys() == {"architecture.calibration"}
-    other = prune_inputs(make_recipe(layers=2, method="greedy", calibration={"tokens": 80}), tiny_target)
+    other = prune_inputs(Run.of(make_recipe(layers=2, method="greedy", calibration={"tokens": 80})))
     assert other["architecture.calibration"] != scored["architecture.calibration"]
-    assert prune_inputs(make_recipe(layers=2, method="random"), tiny_target)["seed"] == "17"
+    assert prune_inputs(Run.of(make_recipe(layers=2, method="random")))["seed"] == "17"
 
 
 def test_another_number_type_makes_other_scores(make_recipe, tiny_target, capsys):
     recipe = make_recipe(layers=2, method="block_influence")
-    recipe_plan(recipe, tiny_target, tiny_target)
+    recipe_plan(Run.of(recipe), tiny_target)
     target = recipe.target.model_copy(update={"dtype": "bfloat16"})
-    recipe_plan(recipe.model_copy(update={"target": target}), tiny_target, tiny_target)
+    recipe_plan(Run.of(recipe.model_copy(update={"target": target})), tiny_target)
     assert capsys.readouterr().out.count("computed") == 2
 
 
 def test_another_plan_in_the_same_place_is_noticed(make_recipe, tiny_target, tmp_path):
     inputs = []
     for layers in (2, 3):
-        plan = recipe_plan(make_recipe(layers=layers), tiny_target, tiny_target)
+        plan = recipe_plan(Run.of(make_recipe(layers=layers)), tiny_target)
         (tmp_path / "plan.json").write_text(plan.to_json())
-        inputs.append(prune_inputs(make_recipe(plan=str(tmp_path / "plan.json")), tiny_target))
+        inputs.append(prune_inputs(Run.of(make_recipe(plan=str(tmp_path / "plan.json")))))
     assert inputs[0] != inputs[1]
 
 
 def test_a_plan_is_taken_as_it_is_for_its_own_target_only(make_recipe, make_checkpoint, tmp_path, capsys):
     recipe = make_recipe(layers=2, intermediate=96, width_method="random")
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     plan_file = tmp_path / "run" / "init" / PLAN_NAME
 
     again = make_recipe(plan=str(plan_file)).model_copy(update={"run_dir": str(tmp_path / "again")})
-    prune_stage(again)
+    prune_stage(Run.of(again))
     first, second = (tmp_path / run / "init" / "model.safetensors" for run in ("run", "again"))
     assert first.read_bytes() == second.read_bytes()
 
     other = recipe.target.model_copy(update={"path": str(make_checkpoint(seed=9))})
     with pytest.raises(UserError, match="made for another target"):
-        prune_stage(again.model_copy(update={"target": other, "run_dir": str(tmp_path / "third")}))
+        prune_stage(Run.of(again.model_copy(update={"target": other, "run_dir": str(tmp_path / "third")})))
 
 
 def test_an_earlier_draft_can_be_cut_again(make_recipe, tmp_path):
-    prune_stage(make_recipe(layers=3))
+    prune_stage(Run.of(make_recipe(layers=3)))
     source = tmp_path / "run" / "init"
     recipe = make_recipe(layers=2, source=str(source)).model_copy(update={"run_dir": str(tmp_path / "again")})
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
 
     plan = plan_pruning(Shape.from_config(read_config(source)), ArchitectureConfig(layers=2, **FIRST_LAST))
     assert json.loads((tmp_path / "again" / "init" / PLAN_NAME).read_text())["source_layers"] == [0, 2]
@@ -216,8 +215,8 @@ def test_without_prompts_the_targets_own_are_calibrated_on_where_the_answers_wil
     of_source = {"source": str(make_checkpoint(seed=9))} if with_source else {}
     recipe = make_recipe(layers=2, method="block_influence", **of_source)
     recipe = Recipe.model_validate({**recipe.model_dump(mode="json"), "data": data})
-    prune_stage(recipe)
-    generate_stage(recipe)
+    prune_stage(Run.of(recipe))
+    generate_stage(Run.of(recipe))
     assert asked[0] == asked[1]
     assert asked[0][:3] == (tiny_target, 20, tmp_path / "run" / "data")
-    assert prune_inputs(recipe, tiny_target) != prune_inputs(recipe.model_copy(update={"seed": 18}), tiny_target)
+    assert prune_inputs(Run.of(recipe)) != prune_inputs(Run.of(recipe.model_copy(update={"seed": 18})))

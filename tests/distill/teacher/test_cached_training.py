@@ -12,12 +12,13 @@ import torch
 import distill.train
 import distill.training.trainer
 from architectures.errors import UserError
-from distill.caching.stage import cache_stage
 from distill.formulas.dense import forward_kl
 from distill.formulas.sparse import alpha_bounds, sampled_cross_entropy, top_k_kl
 from distill.monitoring.flops import forward_flops, head_flops
 from distill.monitoring.metrics import expected_acceptance
 from distill.recipe.teacher import TopKCache
+from distill.run.run import Run
+from distill.stages.running import cache_stage
 from distill.teacher_cache.answers import CachedAnswers, rows_in
 from distill.teacher_cache.contents import join_rows
 from distill.teacher_cache.reader import TeacherCache
@@ -42,7 +43,7 @@ def cached(make_run):
 
     def make(name, teacher, **more):
         recipe = make_run(name, teacher=teacher, **more)
-        cache_stage(recipe)
+        cache_stage(Run.of(recipe))
         return recipe
 
     return make
@@ -63,12 +64,12 @@ def greatest_difference(one, other) -> float:
 
 
 def answers_of(recipe, name="train") -> CachedAnswers:
-    answers = dict(zip(("train", "eval"), read_answers(recipe, Path(recipe.target.path)), strict=True))[name]
+    answers = dict(zip(("train", "eval"), read_answers(Run.of(recipe)), strict=True))[name]
     return CachedAnswers(answers, TeacherCache(Path(recipe.run_dir) / "teacher_cache", name))
 
 
 def model_of(recipe):
-    return build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
+    return build_model(Run.of(recipe), eval_tasks=())
 
 
 def batch_of(recipe, *answers: int):

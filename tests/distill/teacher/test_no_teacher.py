@@ -8,7 +8,6 @@ import torch
 import distill.training.trainer
 from architectures.checkpoints.manifest import write_manifest
 from architectures.errors import UserError
-from distill.caching.stage import cache_stage
 from distill.checkpoints.files import BEST_NAME
 from distill.debug.recipe import debug_recipe, tiny_run
 from distill.losses.answer_logits import logits_of
@@ -18,7 +17,9 @@ from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import LiveTeacher, NoTeacher
 from distill.recipe.text import TextConfig
 from distill.recipe.training import DistillConfig
+from distill.run.run import Run
 from distill.run.stage_inputs import generate_inputs, training_inputs
+from distill.stages.running import cache_stage
 from distill.teacher.absent import AbsentTeacher
 from distill.teacher.cached import CachedTeacher
 from distill.train import read_answers, train
@@ -131,7 +132,7 @@ def sampled(recipe: Recipe, temperature: float, top_p: float = 1.0) -> Recipe:
     """The same answers, said to be drawn at a temperature."""
     data = recipe.data.model_copy(update={"temperature": temperature, "top_p": top_p})
     changed = recipe.model_copy(update={"data": data})
-    inputs = generate_inputs(changed, Path(recipe.target.path))
+    inputs = generate_inputs(Run.of(changed))
     write_manifest(Path(recipe.run_dir) / "data", stage="generate", inputs=inputs)
     return changed
 
@@ -183,11 +184,11 @@ def test_metrics_are_those_that_can_be_known(teacher, temperature, names):
 
 
 def model_of(recipe):
-    return build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
+    return build_model(Run.of(recipe), eval_tasks=())
 
 
 def some_batch(recipe):
-    dataset, _ = read_answers(recipe, Path(recipe.target.path))
+    dataset, _ = read_answers(Run.of(recipe))
     return dataset.collate([dataset[place] for place in (0, 3, 5)])
 
 
@@ -281,12 +282,12 @@ def test_text_is_learned_alone_too(make_run, tmp_path):
 
 def test_there_is_nothing_to_cache(make_run):
     with pytest.raises(UserError, match=r"distill\.teacher\.source is none: there is nothing to cache"):
-        cache_stage(make_run(teacher=NONE))
+        cache_stage(Run.of(make_run(teacher=NONE)))
 
 
 def test_another_source_does_not_continue_this_training(make_run):
     alone, beside = make_run("alone", teacher=NONE), make_run("beside", loss="cross_entropy")
-    assert training_inputs(alone)["distill"] != training_inputs(beside)["distill"]
+    assert training_inputs(Run.of(alone))["distill"] != training_inputs(Run.of(beside))["distill"]
 
 
 def test_a_debug_run_has_none_either(make_run):

@@ -10,7 +10,7 @@ from distill.caching.reading import TargetReading
 from distill.data.batches import AnswerDataset
 from distill.recipe.teacher import AnyCache
 from distill.teacher_cache import index
-from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, answers, settings_for, with_two_answers
+from tests.distill.teacher_cache.made import INPUTS, MAX_SEQ_LEN, answers, finish_into, settings_for, with_two_answers
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,8 @@ def write(tiny_target, examples, tmp_path, monkeypatch):
 
     def write(teacher: AnyCache, name: str = "cache", *, target: Path = tiny_target, **changes: Any) -> Path:
         settings = settings_for(teacher, **changes)
-        source, details = TargetReading(target, settings), {"seed": settings.seed}
-        capture_teacher(target, examples, tmp_path / name, settings, source=source, inputs=INPUTS, details=details)
+        source, finish = TargetReading(target, settings), finish_into(tmp_path / name, seed=settings.seed)
+        capture_teacher(target, examples, tmp_path / name, settings, source=source, inputs=INPUTS, finish=finish)
         return tmp_path / name
 
     return write

@@ -1,10 +1,14 @@
 """What the tests of teacher caches are made of: settings, answers, three contents."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from architectures.checkpoints.manifest import write_manifest
 from distill.caching.capture import CaptureSettings
 from distill.data.batches import Example
 from distill.recipe.teacher import AnyCache, HiddenCache, SampleCache, TopKCache
@@ -40,3 +44,8 @@ def with_two_answers(example: Example) -> Example:
 
 def read_all(cache: TeacherCache) -> list[dict[str, torch.Tensor]]:
     return [cache.rows(answer) for answer in range(len(cache))]
+
+
+def finish_into(folder: Path, **more: Any) -> Callable[..., None]:
+    """What ends a capture: the manifest of a cache, as its stage writes it."""
+    return partial(write_manifest, folder, stage="cache", inputs=INPUTS, **more)

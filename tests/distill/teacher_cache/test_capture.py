@@ -117,7 +117,7 @@ for out, teacher in runs.items():  # a child each: importing torch twice would t
         cache = TypeAdapter(TeacherKey).validate_python(teacher)
         settings = capture.CaptureSettings(cache, dtype="float32", seed=3, batch_size=3)
         source = reading.TargetReading(Path(target), settings)
-        capture.capture_teacher(Path(target), examples, Path(out), settings, source=source, inputs=inputs, details={})
+        capture.capture_teacher(Path(target), examples, Path(out), settings, source=source, inputs=inputs, finish=None)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
 """
 

@@ -28,7 +28,7 @@ from distill.teacher_cache.contents import (
     uniform_numbers,
 )
 from distill.teacher_cache.reader import TeacherCache
-from tests.distill.teacher_cache.made import HIDDEN, INPUTS, SAMPLES, TOP_K, read_all, settings_for
+from tests.distill.teacher_cache.made import HIDDEN, INPUTS, SAMPLES, TOP_K, finish_into, read_all, settings_for
 
 OTHER_BATCH = {"rtol": 1e-5, "atol": 5e-5}  # float32: a product of more rows may sum in another order
 
@@ -171,7 +171,15 @@ def test_two_answers_alike_have_draws_of_their_own(tiny_target, examples, tmp_pa
     twins = {"train": [longest, longest]}
     settings = settings_for(SAMPLES)
     source = TargetReading(tiny_target, settings)
-    capture_teacher(tiny_target, twins, tmp_path / "twins", settings, source=source, inputs=INPUTS, details={})
+    capture_teacher(
+        tiny_target,
+        twins,
+        tmp_path / "twins",
+        settings,
+        source=source,
+        inputs=INPUTS,
+        finish=finish_into(tmp_path / "twins"),
+    )
     first, second = read_all(TeacherCache(tmp_path / "twins", "train"))
     assert not torch.equal(first["ids"], second["ids"])
 

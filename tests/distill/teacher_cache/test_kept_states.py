@@ -17,14 +17,14 @@ from architectures.errors import UserError
 from distill.caching import capture, kept_states, reading
 from distill.caching.capture import Split
 from distill.caching.kept_states import KeptStates
-from distill.caching.stage import cache_stage, verify_cache_stage
 from distill.data.batches import AnswerDataset
 from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import recorded
-from distill.run.lineage import require_training_inputs
 from distill.run.progressive import share_answers, stage_recipe
+from distill.run.run import Run
 from distill.run.stage_inputs import cache_inputs, generate_inputs, training_inputs
-from distill.stages.running import generate_stage, prune_stage
+from distill.run.training import require_training_inputs
+from distill.stages.running import cache_stage, generate_stage, prune_stage, verify_cache_stage
 from distill.teacher_cache.reader import TeacherCache
 from distill.train import read_answers, train
 from eval.answers.shards import hidden_path
@@ -105,7 +105,7 @@ def answered(recipe_of, written, tmp_path_factory):
         recipe = recipe_of(name, teacher, **more)
         folder, key = Path(recipe.run_dir) / "data", repr((recipe.target, recipe.data))
         if key not in written:
-            generate_stage(recipe_of(name, **more))
+            generate_stage(Run.of(recipe_of(name, **more)))
             written[key] = shutil.copytree(folder, tmp_path_factory.mktemp("answers") / "data")
         elif not folder.exists():
             shutil.copytree(written[key], folder)
@@ -115,7 +115,7 @@ def answered(recipe_of, written, tmp_path_factory):
 
 
 def cached(recipe: Recipe) -> Recipe:
-    cache_stage(recipe)
+    cache_stage(Run.of(recipe))
     return recipe
 
 
@@ -149,18 +149,18 @@ def refuse_to_load(*_, **__):
 @CONTENTS
 def test_a_cache_of_kept_states_says_what_reading_says(answered, monkeypatch, teacher):
     kept, read = answered("kept", teacher), answered("read", {**teacher, "captured_while": "reading"})
-    cache_stage(read)
+    cache_stage(Run.of(read))
     monkeypatch.setattr(reading, "load_model", refuse_to_load)
     if not teacher:
         monkeypatch.setattr(kept_states, "load_head", refuse_to_load)
-    cache_stage(kept)
+    cache_stage(Run.of(kept))
     require_alike(kept, read)
     manifests = [read_manifest(run_of(recipe) / "teacher_cache") or {} for recipe in (kept, read)]
     assert [manifest["captured_while"] for manifest in manifests] == ["answering", "reading"]
     assert manifests[0]["files"].keys() == manifests[1]["files"].keys()
     for key in ("format", "splits", "dtype", "max_seq_len"):
         assert manifests[0][key] == manifests[1][key]
-    verify_cache_stage(kept)
+    verify_cache_stage(Run.of(kept))
 
 
 def test_a_run_of_several_turns_and_shards_was_looked_at(answered):
@@ -176,7 +176,7 @@ def test_answers_that_the_limit_on_length_cuts_have_the_states_of_what_is_left(a
     data = {"max_seq_len": 60}  # of which a template takes 39
     kept = answered("kept", teacher, data=data)
     read = answered("read", {**teacher, "captured_while": "reading"}, data=data)
-    train_set, _ = read_answers(kept, Path(kept.target.path))
+    train_set, _ = read_answers(Run.of(kept))
     assert train_set.counts.cut
     require_alike(cached(kept), cached(read))
 
@@ -208,8 +208,8 @@ def test_entries_of_a_small_vocabulary_are_of_its_ids(answered, make_checkpoint)
         for name in ("answering", "reading")
     ]
     for recipe in recipes:
-        prune_stage(recipe)
-        cache_stage(recipe)
+        prune_stage(Run.of(recipe))
+        cache_stage(Run.of(recipe))
     require_alike(*recipes)
     assert (read_manifest(run_of(recipes[0]) / "teacher_cache") or {})["splits"]["train"]["rows"] == 261
 
@@ -219,8 +219,8 @@ def test_a_draft_learns_from_kept_states_what_it_learns_from_read_ones(answered,
     recipes = [answered(name, {"captured_while": name}, loss=loss) for name in ("answering", "reading")]
     losses = []
     for recipe in recipes:
-        prune_stage(recipe)
-        cache_stage(recipe)
+        prune_stage(Run.of(recipe))
+        cache_stage(Run.of(recipe))
         train(recipe)
         losses.append([line["loss/train/total"] for line in metrics(recipe).values() if "loss/train/total" in line])
     assert len(losses[0]) == 6
@@ -240,7 +240,7 @@ def test_a_capture_that_was_interrupted_ends_in_the_same_bytes(answered, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(capture, "write_tensors", stop)
         with pytest.raises(Stopped):
-            cache_stage(recipe)
+            cache_stage(Run.of(recipe))
     assert read_manifest(run_of(recipe) / "teacher_cache") is None
     assert files(run_of(cached(recipe)) / "teacher_cache") == files(run_of(cached(whole)) / "teacher_cache")
 
@@ -251,14 +251,14 @@ def test_lost_states_are_named_by_the_cache_and_made_again_by_generate(answered,
     lost = run_of(recipe) / "data" / "train-00001.hidden.safetensors"
     lost.unlink()
     with pytest.raises(UserError, match=rf"{lost}: not there\. {AGAIN}"):
-        cache_stage(recipe)
+        cache_stage(Run.of(recipe))
     assert not (run_of(recipe) / "teacher_cache").exists()
     capsys.readouterr()
-    generate_stage(recipe)
+    generate_stage(Run.of(recipe))
     assert "data: 1 shards without hidden states, the first is train-00001.jsonl" in capsys.readouterr().out
     assert files(run_of(recipe) / "data") == before
     monkeypatch.setattr(answering, "load_model", refuse_to_load)
-    generate_stage(recipe)
+    generate_stage(Run.of(recipe))
     assert "data: up to date" in capsys.readouterr().out
 
 
@@ -290,12 +290,12 @@ def test_damaged_states_are_named_with_a_remedy_that_works(answered, damage, pro
     before, file = files(data), hidden_path(shard)
     damage(file)
     with pytest.raises(UserError, match=rf"{file}: {problem}: {AGAIN}"):
-        cache_stage(recipe)
+        cache_stage(Run.of(recipe))
     for lost in [file, shard] if "both" in problem else [file]:
         lost.unlink()
-    generate_stage(recipe)
+    generate_stage(Run.of(recipe))
     assert files(data) == before
-    cache_stage(recipe)
+    cache_stage(Run.of(recipe))
 
 
 def test_states_are_needed_until_the_cache_is_made(answered, capsys, monkeypatch):
@@ -307,27 +307,27 @@ def test_states_are_needed_until_the_cache_is_made(answered, capsys, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(answering, "load_model", refuse_to_load)
         capsys.readouterr()
-        generate_stage(recipe)
-        cache_stage(recipe)
+        generate_stage(Run.of(recipe))
+        cache_stage(Run.of(recipe))
     assert capsys.readouterr().out.count("up to date") == 2
     (cache / "train-00000.safetensors").unlink()
     with pytest.raises(UserError, match=rf"hidden\.safetensors: not there\. {AGAIN}"):
-        cache_stage(recipe)
-    generate_stage(recipe)
-    cache_stage(recipe)
+        cache_stage(Run.of(recipe))
+    generate_stage(Run.of(recipe))
+    cache_stage(Run.of(recipe))
     assert files(cache) == before
 
 
 def test_answers_that_were_written_without_states_are_refused_by_generate_and_by_the_cache(recipe_of):
     read, kept = recipe_of(teacher={"captured_while": "reading"}), recipe_of()
-    generate_stage(read)
+    generate_stage(Run.of(read))
     before = files(run_of(read) / "data")
     message = r"data: its (eval|train) answers were written without their hidden states, which distill\.teacher\.captur"
     for stage in (generate_stage, cache_stage):
         with pytest.raises(UserError, match=message):
             stage(kept)
     assert files(run_of(read) / "data") == before
-    cache_stage(read)
+    cache_stage(Run.of(read))
 
 
 def test_answers_with_states_serve_a_teacher_that_reads_them_or_runs(answered, capsys, monkeypatch):
@@ -335,28 +335,28 @@ def test_answers_with_states_serve_a_teacher_that_reads_them_or_runs(answered, c
     monkeypatch.setattr(answering, "load_model", refuse_to_load)
     for teacher in ({"captured_while": "reading"}, {"source": "live", "captured_while": None}):
         other = answered(teacher=teacher)
-        assert generate_inputs(other, Path(other.target.path)) == generate_inputs(recipe, Path(recipe.target.path))
-        generate_stage(other)
+        assert generate_inputs(Run.of(other)) == generate_inputs(Run.of(recipe))
+        generate_stage(Run.of(other))
         assert "data: up to date" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("names", [("reading", "answering"), ("answering", "reading")])
 def test_a_cache_of_the_other_kind_is_refused_by_name(answered, names):
     first, second = (answered(teacher={"captured_while": name}) for name in names)
-    cache_stage(first)
+    cache_stage(Run.of(first))
     with pytest.raises(UserError, match=r"teacher_cache was made from another distill\.teacher than the recipe now"):
-        cache_stage(second)
+        cache_stage(Run.of(second))
 
 
 def test_cuts_in_stages_share_answers_and_cache(answered):
     architecture = {"stages": [3, 2], "method": "first_last"}
     recipe = answered(architecture=architecture)
-    earlier = stage_recipe(recipe, 3, None)
-    share_answers(recipe, earlier)
-    prune_stage(earlier)
-    cache_stage(recipe)
-    cache_stage(earlier)
-    require_training_inputs(earlier)
+    earlier = stage_recipe(Run.of(recipe), 3, None)
+    share_answers(Run.of(recipe), Run.of(earlier))
+    prune_stage(Run.of(earlier))
+    cache_stage(Run.of(recipe))
+    cache_stage(Run.of(earlier))
+    require_training_inputs(Run.of(earlier))
 
 
 def test_what_was_recorded_before_there_was_the_key_holds(recipe_of, make_run):
@@ -364,10 +364,12 @@ def test_what_was_recorded_before_there_was_the_key_holds(recipe_of, make_run):
     recipe, kept = make_run("read", teacher=READING), make_run("kept", teacher=recipe_of().distill.teacher)
     before = {"source": "cache", "contents": "hidden", "k": None, "num_samples": None}
     assert recorded(recipe.distill.teacher) == before
-    target = Path(recipe.target.path)
-    found = [cache_inputs(each, target)["distill.teacher"] for each in (recipe, kept)]
+    found = [cache_inputs(Run.of(each))["distill.teacher"] for each in (recipe, kept)]
     assert found[0] == fingerprint_value(before) != found[1]
     live = make_run("live")
-    names = [training_inputs(each)["distill"] for each in (live, recipe, kept)]
+    names = [training_inputs(Run.of(each))["distill"] for each in (live, recipe, kept)]
     assert len(set(names)) == 3
-    assert names[1] == training_inputs(make_run("again", teacher={**READING, "captured_while": "reading"}))["distill"]
+    assert (
+        names[1]
+        == training_inputs(Run.of(make_run("again", teacher={**READING, "captured_while": "reading"})))["distill"]
+    )

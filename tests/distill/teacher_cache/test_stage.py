@@ -11,12 +11,12 @@ from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.files import file_hashes
 from distill.caching import reading, stage
-from distill.caching.stage import cache_stage, verify_cache_stage
 from distill.recipe.recipe import Recipe
-from distill.run.lineage import require_training_inputs
-from distill.run.progressive import share_answers, stage_recipe
-from distill.run.stage_inputs import first_init
+from distill.run.progressive import first_init, share_answers, stage_recipe
+from distill.run.run import Run
+from distill.run.training import require_training_inputs
 from distill.stages import running as stages
+from distill.stages.running import cache_stage, verify_cache_stage
 from distill.teacher_cache.reader import TeacherCache
 from distill.train import read_answers
 
@@ -38,8 +38,8 @@ def cache_of(recipe: Recipe) -> Path:
 
 
 def test_the_cache_holds_the_answers_that_training_reads(recipe, capsys):
-    cache_stage(recipe)
-    train_set, eval_set = read_answers(recipe, Path(recipe.target.path))
+    cache_stage(Run.of(recipe))
+    train_set, eval_set = read_answers(Run.of(recipe))
     for name, dataset in (("train", train_set), ("eval", eval_set)):
         cache = TeacherCache(cache_of(recipe), name)
         cache.require_examples(dataset.examples)
@@ -55,16 +55,16 @@ def test_the_cache_holds_the_answers_that_training_reads(recipe, capsys):
 
 
 def test_a_current_cache_is_skipped_and_a_lost_shard_written_again(recipe, capsys, monkeypatch):
-    cache_stage(recipe)
+    cache_stage(Run.of(recipe))
     capsys.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr(reading, "load_model", None)
-        cache_stage(recipe)
+        cache_stage(Run.of(recipe))
     assert f"{cache_of(recipe)}: up to date" in capsys.readouterr().out
     shard = cache_of(recipe) / "train-00000.safetensors"
     before = shard.read_bytes()
     shard.unlink()
-    cache_stage(recipe)
+    cache_stage(Run.of(recipe))
     assert shard.read_bytes() == before
 
 
@@ -77,18 +77,18 @@ def test_a_current_cache_is_skipped_and_a_lost_shard_written_again(recipe, capsy
     ],
 )
 def test_a_cache_of_another_teacher_is_refused_by_name(recipe, section, values, named):
-    cache_stage(recipe)
+    cache_stage(Run.of(recipe))
     other = changed(recipe, section, **values)
     if named is None:
-        cache_stage(other)
+        cache_stage(Run.of(other))
         return
     expected = (
         rf"teacher_cache was made from another {named} than the recipe now asks for\. Choose another run_name, or"
     )
     with pytest.raises(UserError, match=expected):
-        cache_stage(other)
+        cache_stage(Run.of(other))
     with pytest.raises(UserError, match=expected):
-        require_training_inputs(other)
+        require_training_inputs(Run.of(other))
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def own_target(make_run, tiny_target, tmp_path) -> Recipe:
     folder = tmp_path / "target"
     shutil.copytree(tiny_target, folder)
     recipe = changed(make_run(teacher=TOP_K), "target", path=str(folder))
-    cache_stage(recipe)
+    cache_stage(Run.of(recipe))
     return recipe
 
 
@@ -116,7 +116,7 @@ def test_each_part_of_a_target_is_named_when_it_changes(own_target, monkeypatch,
     path.write_text(text.replace(old, new) if old in text else f"{text} ")
     monkeypatch.setattr(stage, "refuse_changed", allow_data(stage.refuse_changed))
     with pytest.raises(UserError, match=rf"teacher_cache was made from another {', '.join(named)} than"):
-        cache_stage(own_target)
+        cache_stage(Run.of(own_target))
 
 
 def allow_data(refuse_changed):
@@ -128,7 +128,7 @@ def test_answers_of_another_target_are_refused_first(own_target):
     path = Path(own_target.target.path) / "config.json"
     path.write_text(f"{path.read_text()} ")
     with pytest.raises(UserError, match="data was made from another target than"):
-        cache_stage(own_target)
+        cache_stage(Run.of(own_target))
 
 
 def test_a_template_inside_the_tokenizers_settings_counts_as_a_template(tmp_path):
@@ -150,48 +150,48 @@ def test_a_template_inside_the_tokenizers_settings_counts_as_a_template(tmp_path
 
 def test_verification_reads_whatever_is_remembered(recipe, monkeypatch):
     """A disk that errs leaves a file's times as they were."""
-    cache_stage(recipe)
+    cache_stage(Run.of(recipe))
     monkeypatch.setattr(file_hashes, "recall", None)  # nobody may ask
-    verify_cache_stage(recipe)
+    verify_cache_stage(Run.of(recipe))
 
 
 def test_verification_is_of_a_finished_cache(recipe, capsys):
     with pytest.raises(
         UserError, match=r"teacher_cache: holds no finished teacher cache\. Run `widedraft cache RECIPE`"
     ):
-        verify_cache_stage(recipe)
-    cache_stage(recipe)
-    verify_cache_stage(recipe)
+        verify_cache_stage(Run.of(recipe))
+    cache_stage(Run.of(recipe))
+    verify_cache_stage(Run.of(recipe))
     assert f"{cache_of(recipe)}: 4 files are as they were written" in capsys.readouterr().out
     shard = cache_of(recipe) / "eval-00000.safetensors"
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
     with pytest.raises(UserError, match=r"not as they were written: eval-00000\.safetensors\. Delete these files"):
-        verify_cache_stage(recipe)
+        verify_cache_stage(Run.of(recipe))
     shard.unlink()
-    cache_stage(recipe)
-    verify_cache_stage(recipe)
+    cache_stage(Run.of(recipe))
+    verify_cache_stage(Run.of(recipe))
 
 
 def test_a_live_teacher_has_nothing_to_cache(make_run):
     for command in (cache_stage, verify_cache_stage):
         with pytest.raises(UserError, match=r"distill\.teacher\.source is live: there is nothing to cache"):
-            command(make_run(command.__name__))
+            command(Run.of(make_run(command.__name__)))
 
 
 def test_training_asks_for_the_cache(recipe):
     with pytest.raises(UserError, match=r"teacher_cache: not there yet\. Run `widedraft cache RECIPE` first"):
-        require_training_inputs(recipe)
-    cache_stage(recipe)
-    require_training_inputs(recipe)
+        require_training_inputs(Run.of(recipe))
+    cache_stage(Run.of(recipe))
+    require_training_inputs(Run.of(recipe))
 
 
 def test_a_run_caches_between_answers_and_training_where_the_recipe_wants_it(recipe, make_run, monkeypatch):
     seen = []
     for name in ("prune_stage", "generate_stage", "distill_stage", "eval_stage", "report_stage", "print_outcome"):
         monkeypatch.setattr(stages, name, lambda *_, name=name: seen.append(name))
-    monkeypatch.setattr(stage, "cache_stage", lambda _: seen.append("cache_stage"))
+    monkeypatch.setattr(stages, "cache_stage", lambda _: seen.append("cache_stage"))
     for wanted in (recipe, make_run("live")):
         monkeypatch.setattr(stages, "load_recipe", lambda *_, wanted=wanted: wanted)
         stages.run_all(Path("recipe.yaml"), [])
@@ -204,7 +204,7 @@ def test_a_run_in_stages_caches_behind_its_first_cut(recipe, monkeypatch):
     seen = []
     for name in ("prune_stage", "generate_stage", "distill_stage", "eval_stage", "report_stage", "print_outcome"):
         monkeypatch.setattr(stages, name, lambda given, *_, name=name: seen.append((name, run_of(given))))
-    monkeypatch.setattr(stage, "cache_stage", lambda given: seen.append(("cache_stage", run_of(given))))
+    monkeypatch.setattr(stages, "cache_stage", lambda given: seen.append(("cache_stage", run_of(given))))
     in_two = changed(recipe, "architecture", layers=None, stages=[3, 2])
     monkeypatch.setattr(stages, "load_recipe", lambda *_: in_two)
     stages.run_all(Path("recipe.yaml"), [])
@@ -212,27 +212,27 @@ def test_a_run_in_stages_caches_behind_its_first_cut(recipe, monkeypatch):
     before = [("generate_stage", own), ("prune_stage", first), ("cache_stage", own), ("distill_stage", first)]
     assert seen[:4] == before
     assert ("cache_stage", own) in seen[4:]
-    assert first_init(in_two) == Path(recipe.run_dir) / first / "init"
-    assert first_init(recipe) == Path(recipe.run_dir) / "init"
+    assert first_init(Run.of(in_two)).path == Path(recipe.run_dir) / first / "init"
+    assert first_init(Run.of(recipe)).path == Path(recipe.run_dir) / "init"
 
 
 def run_of(given) -> str:
     """The run that a stage works in, by its folder's name."""
-    return Path(given.run_dir).name if isinstance(given, Recipe) else given.parent.name
+    return given.folder.name if isinstance(given, Run) else given.parent.name
 
 
 def test_earlier_cuts_of_a_run_share_its_cache(recipe):
-    cache_stage(recipe)
-    earlier = stage_recipe(changed(recipe, "architecture", layers=None, stages=[3, 2]), 3, None)
-    share_answers(recipe, earlier)
-    cache_stage(earlier)  # current: its inputs are the same
+    cache_stage(Run.of(recipe))
+    earlier = stage_recipe(Run.of(changed(recipe, "architecture", layers=None, stages=[3, 2])), 3, None)
+    share_answers(Run.of(recipe), Run.of(earlier))
+    cache_stage(Run.of(earlier))  # current: its inputs are the same
     assert cache_of(earlier).is_symlink()
     assert cache_of(earlier).resolve() == cache_of(recipe).resolve()
 
 
 def test_a_cache_may_be_shared_before_it_is_made(recipe):
-    earlier = stage_recipe(changed(recipe, "architecture", layers=None, stages=[3, 2]), 3, None)
-    share_answers(recipe, earlier)
-    share_answers(recipe, earlier)  # a run that was interrupted in between
-    cache_stage(recipe)
+    earlier = stage_recipe(Run.of(changed(recipe, "architecture", layers=None, stages=[3, 2])), 3, None)
+    share_answers(Run.of(recipe), Run.of(earlier))
+    share_answers(Run.of(recipe), Run.of(earlier))  # a run that was interrupted in between
+    cache_stage(Run.of(recipe))
     assert read_manifest(cache_of(earlier)) == read_manifest(cache_of(recipe))

@@ -15,7 +15,8 @@ import distill.training.trainer
 from architectures.errors import UserError
 from distill.checkpoints.files import find_checkpoints
 from distill.losses.chunked import Head
-from distill.run.lineage import require_training_inputs
+from distill.run.run import Run
+from distill.run.training import require_training_inputs
 from distill.stages.running import generate_stage
 from distill.text.mixture import text_eval_loaders
 from distill.train import train
@@ -67,13 +68,13 @@ def make_text_run(make_run, tmp_path):
 
 
 def model_of(recipe):
-    return build_model(recipe, target=Path(recipe.target.path), eval_tasks=())
+    return build_model(Run.of(recipe), eval_tasks=())
 
 
 def text_of(recipe, *, batch_size: int = 4):
     """The batches, the held-out losses' callback, and the model."""
     model = model_of(recipe)
-    data, (mixture, _) = text_training(recipe, model, batch_size=batch_size, device=CPU)
+    data, (mixture, _) = text_training(Run.of(recipe), model, batch_size=batch_size, device=CPU)
     return data, mixture, model
 
 
@@ -324,9 +325,9 @@ def test_answers_to_train_on_are_written_only_where_they_are(make_run, make_text
     monkeypatch.setattr(distill.data.generate, "generate_answers", lambda *_, **settings: asked.append(settings) or {})
     recipe = make_text_run() if train_on == "text" else make_run()
     shutil.rmtree(Path(recipe.run_dir) / "data")
-    generate_stage(recipe)
+    generate_stage(Run.of(recipe))
     assert [settings["to_train_on"] for settings in asked] == [train_on == "answers"]
-    require_training_inputs(recipe)
+    require_training_inputs(Run.of(recipe))
 
 
 # Refusals

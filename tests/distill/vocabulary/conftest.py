@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from distill.run.run import Run
+
 VOCAB = 320  # 3 special tokens, 256 bytes, 40 words, 21 rows of padding
 COUNTED = {"size": 261, "from": "answers"}
 SAID = {
@@ -70,7 +72,8 @@ def answered(make_recipe: Callable[..., Any], wordy_target: Path) -> Callable[..
     """answered(vocabulary, architecture={...}, **sections) -> the same recipe, its run with answers to two files."""
     from architectures.checkpoints.manifest import write_manifest
     from distill.recipe.recipe import save_recipe
-    from distill.run.stage_inputs import generate_inputs, target_record
+    from distill.run.recorded import target_record
+    from distill.run.stage_inputs import generate_inputs
 
     def make(vocabulary: Mapping[str, Any] | None = COUNTED, *arguments: Any, **sections: Any) -> Any:
         recipe = make_recipe(vocabulary, *arguments, **sections)
@@ -82,9 +85,9 @@ def answered(make_recipe: Callable[..., Any], wordy_target: Path) -> Callable[..
         write_manifest(
             data,
             stage="generate",
-            inputs=generate_inputs(recipe, wordy_target),
+            inputs=generate_inputs(Run.of(recipe)),
             counts={"prompts": 20, **sizes},
-            target=target_record(recipe),
+            target=target_record(recipe.target),
         )
         return recipe
 

@@ -15,6 +15,7 @@ from distill.debug.files import begin_debug
 from distill.debug.recipe import debug_recipe, tiny_run
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
 from distill.run.progressive import earlier_stages, share_answers
+from distill.run.run import Run
 from distill.stages.running import prune_stage
 from eval.models.loading import load_model
 
@@ -184,7 +185,7 @@ def test_a_debug_run_cuts_a_small_head(debug, tmp_path, named):
     text = {"domains": [{"name": "wiki", "dataset": "owner/wiki"}]} if named == "text" else None
     wanted = {"size": 260, "from": "text"} if named == "text" else {"from": "ids.json"}
     recipe = debug({"vocabulary": wanted}, text=text)
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     init = Path(recipe.run_dir) / "init"
     assert read_draft_vocabulary(init).ids == tuple(range(259))
     assert Shape.from_config(read_config(init)) == planned(recipe).draft
@@ -194,19 +195,19 @@ def test_a_debug_run_cuts_a_small_head(debug, tmp_path, named):
 def test_a_source_with_a_small_head_becomes_a_tiny_one_with_a_small_head(debug, tmp_path):
     (tmp_path / "ids.json").write_text("[2, 5, 9]")
     first = debug({"layers": 3, "vocabulary": {"from": "ids.json"}})
-    prune_stage(first)
+    prune_stage(Run.of(first))
     source = {"source": str(Path(first.run_dir) / "init")}
     for wanted in (None, {"from": str(Path(first.run_dir) / "init")}):
         again = debug({**source, "vocabulary": wanted}, run_name="again")
         tiny = Path(again.run_dir) / "tiny-source"
         assert len(head_ids(load_model(tiny, dtype="float32", device="cpu"))) == 259
-        prune_stage(again)
+        prune_stage(Run.of(again))
         assert read_draft_vocabulary(Path(again.run_dir) / "init").ids == tuple(range(259))
 
 
 def test_every_stage_of_a_run_asks_for_the_same_vocabulary(debug, tmp_path):
     (tmp_path / "ids.json").write_text("[2, 5, 9]")
     recipe = debug({"layers": None, "stages": [3, 2], "vocabulary": {"from": "ids.json"}})
-    (first,) = earlier_stages(recipe)
-    share_answers(recipe, first)
-    assert first.architecture.vocabulary == recipe.architecture.vocabulary
+    (first,) = earlier_stages(Run.of(recipe))
+    share_answers(Run.of(recipe), first)
+    assert first.recipe.architecture.vocabulary == recipe.architecture.vocabulary

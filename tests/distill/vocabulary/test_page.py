@@ -16,6 +16,7 @@ from distill.checking.check import check_recipe, disk_rows, planned
 from distill.estimates import vocabulary_page as page
 from distill.estimates.expected_work import Work
 from distill.recipe.recipe import save_recipe
+from distill.run.run import Run
 from distill.stages.running import prune_stage
 
 COUNTED = {"size": 261, "from": "answers"}
@@ -45,7 +46,7 @@ def test_shares_are_told_by_domain(answered, lines):
 def test_check_tells_what_the_cut_then_does(answered, lines):
     recipe = answered()
     told = lines(recipe)
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     origin = json.loads((Path(recipe.run_dir) / "init" / "draft_vocabulary.json").read_text())["origin"]["coverage"]
     shares = [*origin["counted"].values(), *origin["held out"].values()]
     assert [float(line.split()[0]) for line in told[1:-1]] == [round(share, 4) for share in shares]
@@ -92,7 +93,7 @@ def test_ids_of_text_are_known_once_they_were_counted(answered, lines, tmp_path)
     text = {"domains": [{"name": "a", "path": str(tmp_path / "t.txt")}], "max_seq_len": 8, "num_eval_sequences": 1}
     recipe = answered({"size": 260, "from": "text"}, text=text)
     assert lines(recipe)[1:] == ["unknown `widedraft prune` counts the text, and leaves its ids in <run>/init"]
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     assert [line.split()[0] for line in lines(recipe)[1:4]] == ["0.1667", "0.5000", "0.0000"]
     assert lines(answered({"size": 262, "from": "text"}, text=text))[1].startswith("unknown")
 
@@ -129,10 +130,10 @@ def test_sizes_count_the_small_head(make_recipe):
 def test_the_target_of_a_gguf_file_is_read_where_it_was_imported(make_recipe, wordy_target, lines, tmp_path):
     recipe = make_recipe(COUNTED)
     gguf = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(tmp_path / "m.gguf")})})
-    assert page.target_at_hand(gguf) is None
+    assert page.target_at_hand(Run.of(gguf)) is None
     shutil.copytree(wordy_target, tmp_path / "run" / "target")
-    assert page.target_at_hand(gguf) == tmp_path / "run" / "target"
-    assert page.target_at_hand(recipe) == wordy_target
+    assert page.target_at_hand(Run.of(gguf)) == tmp_path / "run" / "target"
+    assert page.target_at_hand(Run.of(recipe)) == wordy_target
 
 
 def test_check_loads_no_torch(answered, tmp_path):

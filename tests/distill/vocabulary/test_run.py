@@ -16,9 +16,10 @@ from architectures.small_head.record import DRAFT_VOCABULARY_NAME, DraftVocabula
 from architectures.targets.target import read_config
 from distill.checking.check import planned
 from distill.recipe.recipe import save_recipe
-from distill.run.lineage import begin_training, require_training_inputs
 from distill.run.progressive import earlier_stages, share_answers
+from distill.run.run import Run
 from distill.run.stage_inputs import mask_inputs, prune_inputs
+from distill.run.training import begin_training, require_training_inputs
 from distill.stages import running as stages
 from distill.stages.running import prune_stage, run_all
 from eval.models.loading import load_model
@@ -57,7 +58,7 @@ def list_of(tmp_path):
 def test_ids_are_counted_in_training_answers_alone(answered, size, words):
     """Not in prompts, which say 298, nor in held-out answers, which say 290; unsaid ids are taken from 259 on."""
     recipe = answered({"size": size, "from": "answers"})
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     assert ids_of(recipe) == words
     assert len(read_draft_vocabulary(init_of(recipe)).ids) == size
     assert Shape.from_config(read_config(init_of(recipe))) == planned(recipe).draft
@@ -65,7 +66,7 @@ def test_ids_are_counted_in_training_answers_alone(answered, size, words):
 
 def test_the_draft_says_where_its_ids_come_from(answered, capsys):
     recipe = answered()
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     found = read_draft_vocabulary(init_of(recipe))
     assert set(found.never_said) == set(found.ids) - {2, 280, 270}
     assert {**found.origin, "never_said": []} == {
@@ -79,9 +80,9 @@ def test_the_draft_says_where_its_ids_come_from(answered, capsys):
 
 def test_no_size_keeps_padding(answered):
     with pytest.raises(UserError, match="at most 299, the tokens that the target's tokenizer has, got 300"):
-        prune_stage(answered({"size": 300}))
+        prune_stage(Run.of(answered({"size": 300})))
     recipe = answered({"size": 299})
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     assert max(ids_of(recipe)) == 298
 
 
@@ -91,17 +92,17 @@ def test_no_size_keeps_padding(answered):
 def test_sizes_that_cannot_be_had_are_refused_before_anything_is_cut(answered, size, words):
     recipe = answered({"size": size})
     with pytest.raises(UserError, match=words):
-        prune_stage(recipe)
+        prune_stage(Run.of(recipe))
     assert not init_of(recipe).exists()
 
 
 def test_a_cut_that_counts_answers_waits_for_them(make_recipe, answered):
     recipe = make_recipe(COUNTED)
     with pytest.raises(UserError, match=r"data: not there yet\. Run `widedraft generate RECIPE` first"):
-        prune_stage(recipe)
+        prune_stage(Run.of(recipe))
     answered(data={**recipe.data.model_dump(mode="json"), "temperature": 0.5})
     with pytest.raises(UserError, match="data was made from another data than"):
-        prune_stage(recipe)
+        prune_stage(Run.of(recipe))
 
 
 @pytest.mark.parametrize(
@@ -122,13 +123,13 @@ def test_a_run_writes_answers_before_it_cuts_by_them(make_recipe, list_of, monke
 
 def test_a_cut_is_current_until_what_its_ids_come_from_changes(answered, list_of, tmp_path, wordy_target):
     recipe = answered()
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     manifest = read_manifest(init_of(recipe))
     assert manifest is not None
-    assert changed_inputs(manifest, prune_inputs(recipe, wordy_target)) == []
+    assert changed_inputs(manifest, prune_inputs(Run.of(recipe))) == []
 
     def named(vocabulary, **sections) -> list[str]:
-        return changed_inputs(manifest, prune_inputs(answered(vocabulary, **sections), wordy_target))
+        return changed_inputs(manifest, prune_inputs(Run.of(answered(vocabulary, **sections))))
 
     assert named({"size": 262}) == ["architecture.vocabulary"]
     assert named(None) == ["architecture.vocabulary"]
@@ -142,35 +143,35 @@ def test_a_cut_is_current_until_what_its_ids_come_from_changes(answered, list_of
 def test_another_list_in_the_same_place_is_noticed_and_the_same_one_elsewhere_is_not(
     make_recipe, list_of, wordy_target
 ):
-    first = prune_inputs(make_recipe(list_of(range(260))), wordy_target)
-    assert prune_inputs(make_recipe(list_of(range(260), "other.json")), wordy_target) == first
-    assert prune_inputs(make_recipe(list_of(range(261))), wordy_target) != first
+    first = prune_inputs(Run.of(make_recipe(list_of(range(260)))))
+    assert prune_inputs(Run.of(make_recipe(list_of(range(260), "other.json")))) == first
+    assert prune_inputs(Run.of(make_recipe(list_of(range(261))))) != first
 
 
 def test_what_was_made_before_there_were_vocabularies_stays_valid(make_recipe, wordy_target):
     """Fingerprints as the commit before this key wrote them."""
     plain, masks = make_recipe(None), make_recipe(None, MASKS, text=TEXT)
-    assert prune_inputs(plain, wordy_target).keys() == {"target", "target.dtype", "architecture"}
-    assert prune_inputs(plain, wordy_target)["architecture"].startswith("55a9dc14b0890398")
-    assert mask_inputs(masks, wordy_target)["architecture"].startswith("4ce6ed311b4419e9")
+    assert prune_inputs(Run.of(plain)).keys() == {"target", "target.dtype", "architecture"}
+    assert prune_inputs(Run.of(plain))["architecture"].startswith("55a9dc14b0890398")
+    assert mask_inputs(Run.of(masks))["architecture"].startswith("4ce6ed311b4419e9")
 
 
 def test_a_changed_size_orphans_no_training(answered):
     recipe = answered()
-    prune_stage(recipe)
-    require_training_inputs(recipe)
-    begin_training(recipe)
+    prune_stage(Run.of(recipe))
+    require_training_inputs(Run.of(recipe))
+    begin_training(Run.of(recipe))
     other = answered({"size": 262})
     with pytest.raises(UserError, match=r"init was made from another architecture\.vocabulary than"):
-        require_training_inputs(other)
+        require_training_inputs(Run.of(other))
     with pytest.raises(UserError, match=r"init would change, but .*checkpoints was trained from it"):
-        prune_stage(other)
-    require_training_inputs(recipe)
+        prune_stage(Run.of(other))
+    require_training_inputs(Run.of(recipe))
 
 
 def test_a_list_is_what_the_draft_says(make_recipe, list_of):
     recipe = make_recipe({**list_of([298, 2, 7, 260, 1]), "size": 4})
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     found = read_draft_vocabulary(init_of(recipe))
     assert (found.ids, found.origin) == ((2, 7, 260, 298), {"from": str(recipe.architecture.vocabulary.origin)})
     model = load_model(init_of(recipe), dtype="float32", device="cpu")
@@ -183,29 +184,29 @@ def test_a_list_is_what_the_draft_says(make_recipe, list_of):
 def test_a_list_that_is_none_of_this_targets_is_refused_before_anything_is_cut(make_recipe, list_of, ids, words):
     recipe = make_recipe(list_of(ids))
     with pytest.raises(UserError, match=words):
-        prune_stage(recipe)
+        prune_stage(Run.of(recipe))
     assert not init_of(recipe).exists()
 
 
 def test_masks_do_not_see_the_vocabulary_and_are_cut_by_it(answered, wordy_target):
     recipe, plain = answered(architecture=MASKS, text=TEXT), answered(None, architecture=MASKS, text=TEXT)
-    inputs = mask_inputs(recipe, wordy_target)
-    assert inputs == mask_inputs(plain, wordy_target)
+    inputs = mask_inputs(Run.of(recipe))
+    assert inputs == mask_inputs(Run.of(plain))
     masks = Path(shutil.copytree(wordy_target, Path(recipe.run_dir) / "masks"))
     shape = Shape.from_config(read_config(wordy_target))
-    fingerprint = prune_inputs(answered(None), wordy_target)["target"]
+    fingerprint = prune_inputs(Run.of(answered(None)))["target"]
     plan = PruningPlan(
         source_layers=(1, 2), source=shape, draft=replace(shape, layers=2), method="learned_masks", target=fingerprint
     )
     (masks / PLAN_NAME).write_text(plan.to_json())
     write_manifest(masks, stage="masks", inputs=inputs)
 
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     assert ids_of(recipe) == {280, 270}
     manifest = read_manifest(init_of(recipe))
     assert manifest is not None
     assert manifest["inputs"].keys() == {"masks", "target.dtype", "architecture.vocabulary"}
-    assert changed_inputs(manifest, prune_inputs(plain, wordy_target)) == ["architecture.vocabulary"]
+    assert changed_inputs(manifest, prune_inputs(Run.of(plain))) == ["architecture.vocabulary"]
 
 
 def as_draft(recipe) -> Path:
@@ -217,13 +218,13 @@ def as_draft(recipe) -> Path:
 
 def test_the_first_stage_cuts_the_head_and_later_ones_keep_it(answered):
     recipe = answered(architecture={"method": "block_influence", "stages": [3, 2], "calibration": CALIBRATION})
-    (first,) = earlier_stages(recipe)
-    share_answers(recipe, first)
+    (first,) = earlier_stages(Run.of(recipe))
+    share_answers(Run.of(recipe), first)
     prune_stage(first)
-    as_draft(first)
-    prune_stage(recipe)
-    assert ids_of(first) == ids_of(recipe) == {280, 270}
-    plans = [json.loads((init_of(one) / PLAN_NAME).read_text()) for one in (first, recipe)]
+    as_draft(first.recipe)
+    prune_stage(Run.of(recipe))
+    assert ids_of(first.recipe) == ids_of(recipe) == {280, 270}
+    plans = [json.loads((init_of(one) / PLAN_NAME).read_text()) for one in (first.recipe, recipe)]
     assert [plan["vocabulary"] is None for plan in plans] == [False, True]
     assert Shape.from_config(read_config(init_of(recipe))) == planned(recipe).draft
 
@@ -234,14 +235,14 @@ def small_source(make_recipe, list_of, tmp_path):
     recipe = make_recipe(list_of(range(270)), {**FIRST_LAST, "layers": 3}).model_copy(
         update={"run_dir": str(tmp_path / "source")}
     )
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     return init_of(recipe)
 
 
 def test_a_source_with_a_small_head_keeps_its_ids(make_recipe, list_of, small_source):
     for wanted in (None, list_of(reversed(range(270))), {"from": str(small_source)}):
         recipe = make_recipe(wanted, {**FIRST_LAST, "source": str(small_source)})
-        prune_stage(recipe)
+        prune_stage(Run.of(recipe))
         assert read_draft_vocabulary(init_of(recipe)).ids == tuple(range(270))
         assert Shape.from_config(read_config(init_of(recipe))) == planned(recipe).draft
         shutil.rmtree(recipe.run_dir)
@@ -252,17 +253,17 @@ def test_a_source_with_a_small_head_says_no_other_ids(make_recipe, list_of, smal
     with pytest.raises(
         UserError, match=r"init: says 270 ids, and architecture\.vocabulary asks for 270, of which it lacks 1"
     ):
-        prune_stage(recipe)
+        prune_stage(Run.of(recipe))
     fewer = make_recipe(list_of(range(260)), {**FIRST_LAST, "source": str(small_source)})
     with pytest.raises(UserError, match="asks for 260, of which it lacks 0"):
-        prune_stage(fewer)
+        prune_stage(Run.of(fewer))
     with pytest.raises(UserError, match="asks for 260 ids, and what the draft is cut out of says 270"):
         planned(fewer)
 
 
 def test_a_source_with_a_whole_head_and_other_padding(answered, wordy_source):
     recipe = answered(architecture={**FIRST_LAST, "source": str(wordy_source)})
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     assert ids_of(recipe) == {280, 270}
     assert read_draft_vocabulary(init_of(recipe)).vocab_size == 320
 
@@ -271,34 +272,34 @@ def test_a_source_with_a_whole_head_and_other_padding(answered, wordy_source):
 def plan_file(make_recipe, list_of, tmp_path) -> str:
     """The plan.json of a draft that says 0 to 269."""
     recipe = make_recipe(list_of(range(270))).model_copy(update={"run_dir": str(tmp_path / "planned")})
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     return str(init_of(recipe) / PLAN_NAME)
 
 
 def test_a_plan_with_a_vocabulary_is_taken_as_it_is(make_recipe, list_of, plan_file):
     for wanted, origin in ((None, plan_file), (list_of(range(270)), list_of(range(270))["from"])):
         recipe = make_recipe(wanted, {"plan": plan_file})
-        prune_stage(recipe)
+        prune_stage(Run.of(recipe))
         found = read_draft_vocabulary(init_of(recipe))
         assert found == DraftVocabulary(ids=tuple(range(270)), vocab_size=320, origin={"from": origin})
         assert Shape.from_config(read_config(init_of(recipe))) == planned(recipe).draft
         shutil.rmtree(recipe.run_dir)
     with pytest.raises(UserError, match=r"plan\.json: says 270 ids, .* of which it lacks 1"):
-        prune_stage(make_recipe(list_of([*range(269), 280]), {"plan": plan_file}))
+        prune_stage(Run.of(make_recipe(list_of([*range(269), 280]), {"plan": plan_file})))
 
 
 def test_a_plan_without_a_vocabulary_takes_the_recipes(answered, make_recipe, tmp_path):
     whole = make_recipe(None).model_copy(update={"run_dir": str(tmp_path / "whole")})
-    prune_stage(whole)
+    prune_stage(Run.of(whole))
     assert not (init_of(whole) / DRAFT_VOCABULARY_NAME).exists()
     recipe = answered(architecture={"plan": str(init_of(whole) / PLAN_NAME)})
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     assert ids_of(recipe) == {280, 270}
 
 
 def test_a_draft_of_some_ids_is_no_target(make_recipe, small_source):
     recipe = make_recipe(None)
     recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(small_source)})})
-    for step in (prune_stage, planned):
+    for step in (lambda: prune_stage(Run.of(recipe)), lambda: planned(recipe)):
         with pytest.raises(UserError, match="head_vocab_size is 270: a draft whose output head says so many ids alone"):
-            step(recipe)
+            step()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from architectures.small_head.record import read_draft_vocabulary
+from distill.run.run import Run
 from distill.stages.running import prune_stage
 from distill.vocabulary import text as text_module
 from distill.vocabulary.text import said_in_text
@@ -35,9 +36,13 @@ def words(number: int, count: int) -> str:
     return f"word{number:02}" * count
 
 
+def counted(recipe, target):
+    return said_in_text(recipe.text, target, seed=recipe.seed)
+
+
 def test_a_text_is_counted_once_without_what_is_held_out(on_text, wordy_target):
     whole = words(3, 16) + words(5, 40) + words(7, 20) + words(9, 3)
-    counts = said_in_text(on_text({"a": (whole, 1.0)}), wordy_target)
+    counts = counted(on_text({"a": (whole, 1.0)}), wordy_target)
     ids = load_tokenizer(wordy_target)(f"{whole}\n", add_special_tokens=False)["input_ids"]
     assert len(ids) == 80
     read = Counter(ids[HELD_OUT * LENGTH :])
@@ -51,7 +56,7 @@ def test_a_text_is_counted_once_without_what_is_held_out(on_text, wordy_target):
 def test_domains_are_mixed_as_they_are_trained_on(on_text, wordy_target, monkeypatch):
     monkeypatch.setattr(text_module, "TEXT_TOKENS", 400 * LENGTH)
     domains = {"a": (words(3, 40_000), 3.0), "b": (words(5, 40_000), 1.0)}
-    counts = said_in_text(on_text(domains), wordy_target)
+    counts = counted(on_text(domains), wordy_target)
     assert sum(count.total() for count in counts.values()) == 400 * LENGTH
     share = counts["a"].total() / (400 * LENGTH)
     assert abs(share - 0.75) < 4 * (0.75 * 0.25 / 400) ** 0.5
@@ -60,7 +65,7 @@ def test_domains_are_mixed_as_they_are_trained_on(on_text, wordy_target, monkeyp
 
 def test_the_ids_of_a_draft_are_those_the_text_says(on_text, capsys):
     recipe = on_text({"a": (words(3, 16) + words(30, 40) + words(20, 24), 1.0)}, size=262)
-    prune_stage(recipe)
+    prune_stage(Run.of(recipe))
     found = read_draft_vocabulary(Path(recipe.run_dir) / "init")
     assert set(found.ids) - set(range(259)) == {289, 279, 259}  # words 30 and 20, and the lowest of those unsaid
     assert found.origin["from"] == "text"

@@ -21,17 +21,14 @@ from distill.recipe.losses import TokenSelection
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.recipe.training import DistillConfig, OptimizerConfig, PushConfig, SchedulerConfig
 from distill.run import stage_inputs
-from distill.run.lineage import begin_training, refuse_orphaned_training, require_training_inputs, write_draft_manifest
-from distill.run.stage_inputs import (
-    eval_inputs,
-    fingerprint_sources,
-    fingerprint_text,
-    generate_inputs,
-    prune_inputs,
-    training_inputs,
-)
-from distill.stages import running as stages
-from distill.stages.running import distill_stage, eval_prompts, export_stage
+from distill.run.content import fingerprint_sources, fingerprint_text
+from distill.run.run import Run
+from distill.run.stage import begin
+from distill.run.stage_inputs import draft_inputs, eval_inputs, generate_inputs, prune_inputs, training_inputs
+from distill.run.training import begin_training, refuse_orphaned_training, require_training_inputs
+from distill.stages.processes import distill_stage
+from distill.stages.running import export_stage
+from distill.stages.table import eval_prompts
 from distill.train import train
 from eval.answers.traces import read_traces
 from eval.config import OLDER_NAMES, EvalConfig
@@ -77,26 +74,26 @@ def changed(recipe, key: str, value: Any):
 
 def test_a_training_continues_under_keys_that_leave_its_weights_alone(make_run):
     recipe = make_run()
-    begin_training(recipe)
+    begin_training(Run.of(recipe))
     for key, value in LEAVES_THEM.items():
         assert getattr(recipe.distill, key) != value, key
-        require_training_inputs(changed(recipe, f"distill.{key}", value))
+        require_training_inputs(Run.of(changed(recipe, f"distill.{key}", value)))
 
 
 def test_a_training_continues_with_its_teacher_in_shards(make_run):
     recipe = make_run()
-    begin_training(recipe)
+    begin_training(Run.of(recipe))
     sharded = recipe.distill.teacher.model_copy(update={"parallelism": "fsdp2"})
-    require_training_inputs(changed(recipe, "distill.teacher", sharded))
+    require_training_inputs(Run.of(changed(recipe, "distill.teacher", sharded)))
 
 
 def test_a_training_does_not_continue_under_any_other_key(make_run):
     recipe = make_run()
-    begin_training(recipe)
+    begin_training(Run.of(recipe))
     selection = TokenSelection(reference=str(Path(recipe.run_dir) / "init"))
     for key, value in {**CHANGES_WEIGHTS, "token_selection": selection}.items():
         with pytest.raises(UserError, match="checkpoints was made from another distill"):
-            require_training_inputs(changed(recipe, f"distill.{key}", value))
+            require_training_inputs(Run.of(changed(recipe, f"distill.{key}", value)))
     # a cached teacher is asked for its cache first, and text for answers that are held out alone; unknown_inputs needs
     # a small head (tests/distill/test_unknown_training.py)
     others = {"token_selection", "teacher", "train_on", "unknown_inputs"}
@@ -105,7 +102,10 @@ def test_a_training_does_not_continue_under_any_other_key(make_run):
 
 def test_unknown_inputs_are_among_what_a_training_is_made_from(make_run):
     recipe = make_run()
-    hashes = [training_inputs(changed(recipe, "distill.unknown_inputs", share))["distill"] for share in (0.0, 0.2, 0.3)]
+    hashes = [
+        training_inputs(Run.of(changed(recipe, "distill.unknown_inputs", share)))["distill"]
+        for share in (0.0, 0.2, 0.3)
+    ]
     assert len(set(hashes)) == 3
 
 
@@ -116,26 +116,26 @@ def test_unknown_inputs_are_among_what_a_training_is_made_from(make_run):
 def test_a_training_does_not_start_from_what_another_recipe_made(make_run, key, value, folder):
     recipe = changed(make_run(), key, value)
     with pytest.raises(UserError, match=f"{folder} was made from another {key.split('.')[0]} than"):
-        require_training_inputs(recipe)
+        require_training_inputs(Run.of(recipe))
 
 
 def test_answers_of_held_out_prompts_alone_are_not_answers_to_train_on(make_run):
     recipe = changed(make_run(), "distill.train_on", "text")
     with pytest.raises(UserError, match=r"data was made from another distill\.train_on than"):
-        require_training_inputs(recipe)
+        require_training_inputs(Run.of(recipe))
 
 
 def test_a_training_does_not_continue_from_another_init_or_other_answers(make_run, make_checkpoint):
     recipe = make_run()
-    begin_training(recipe)
-    run, target = Path(recipe.run_dir), Path(recipe.target.path)
+    begin_training(Run.of(recipe))
+    run = Path(recipe.run_dir)
     warmer = changed(recipe, "data.temperature", 0.5)
-    write_manifest(run / "data", stage="generate", inputs=generate_inputs(warmer, target))
+    write_manifest(run / "data", stage="generate", inputs=generate_inputs(Run.of(warmer)))
     with pytest.raises(UserError, match="checkpoints was made from another data than"):
-        require_training_inputs(warmer)
+        require_training_inputs(Run.of(warmer))
     shutil.copyfile(make_checkpoint(seed=9) / "model.safetensors", run / "init" / "model.safetensors")
     with pytest.raises(UserError, match="checkpoints was made from another data, init than"):
-        require_training_inputs(warmer)
+        require_training_inputs(Run.of(warmer))
 
 
 @pytest.mark.parametrize(
@@ -171,12 +171,11 @@ def test_a_source_without_a_task_is_what_it_was_before_there_were_tasks(make_run
     source = PromptSource(path=str(path), num_prompts=5)
     assert fingerprint_sources([source]) == fingerprint_value([[before, fingerprint_file(path)]])
     recipe = changed(make_run(), "data.prompts", (source,))
-    target = Path(recipe.target.path)
     data = {**recipe.data.model_dump(mode="json", exclude={"answers_from"}), "prompts": [before]}
-    assert generate_inputs(recipe, target)["data"] == fingerprint_value(data)
+    assert generate_inputs(Run.of(recipe))["data"] == fingerprint_value(data)
     shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
     settings = {**recipe.eval.recorded(exclude={"policy_prompts"}), "tasks": [before]}
-    assert eval_inputs(changed(recipe, "eval.tasks", (source,)), target)["eval"] == fingerprint_value(settings)
+    assert eval_inputs(Run.of(changed(recipe, "eval.tasks", (source,))))["eval"] == fingerprint_value(settings)
 
 
 @pytest.mark.parametrize(("name", "has_other_reader"), [("rows.jsonl", True), ("text.txt", False)])
@@ -213,45 +212,44 @@ def test_a_task_and_its_version_are_part_of_what_something_is_made_from(tmp_path
 
 def test_a_scorecard_is_of_its_draft_its_init_and_its_target(make_run, make_checkpoint):
     recipe = make_run()
-    run, target, other = Path(recipe.run_dir), Path(recipe.target.path), make_checkpoint(seed=9)
+    run, other = Path(recipe.run_dir), make_checkpoint(seed=9)
     shutil.copytree(run / "init", run / "draft")
-    manifest = {"inputs": eval_inputs(recipe, target)}
-    assert changed_inputs(manifest, eval_inputs(recipe, other)) == ["target"]
+    manifest = {"inputs": eval_inputs(Run.of(recipe))}
+    assert changed_inputs(manifest, eval_inputs(Run.of(recipe))) == ["target"]
     shutil.copyfile(other / "model.safetensors", run / "draft" / "model.safetensors")
-    assert changed_inputs(manifest, eval_inputs(recipe, target)) == ["draft"]
+    assert changed_inputs(manifest, eval_inputs(Run.of(recipe))) == ["draft"]
     shutil.copyfile(other / "model.safetensors", run / "init" / "model.safetensors")
-    assert changed_inputs(manifest, eval_inputs(recipe, target)) == ["draft", "undistilled"]
+    assert changed_inputs(manifest, eval_inputs(Run.of(recipe))) == ["draft", "undistilled"]
 
 
 def test_a_scorecard_without_a_policy_is_what_it_was_before_there_were_policies(make_run):
     recipe = make_run()
     shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
     settings = recipe.eval.recorded(exclude={"policy_prompts"})
-    assert eval_inputs(recipe, Path(recipe.target.path))["eval"] == fingerprint_value(settings)
+    assert eval_inputs(Run.of(recipe))["eval"] == fingerprint_value(settings)
 
 
 def test_as_many_rows_are_read_of_a_task_as_are_scored_and_tuned_on(make_run, monkeypatch):
     monkeypatch.setattr("eval.prompts.loading.load_in_turn", lambda sources, *, most: most)
     recipe = changed(make_run(), "eval.tasks", (PromptSource(task="gsm8k"),))
-    assert eval_prompts(changed(changed(recipe, "eval.num_prompts", 4), "eval.policy_prompts", 3)) == 7
+    assert eval_prompts(Run.of(changed(changed(recipe, "eval.num_prompts", 4), "eval.policy_prompts", 3))) == 7
 
 
 def test_an_init_may_be_replaced_until_something_was_trained_from_it(make_run):
     recipe = make_run()
-    init = Path(recipe.run_dir) / "init"
-    refuse_orphaned_training(recipe, init)
-    begin_training(recipe)
+    refuse_orphaned_training(Run.of(recipe))
+    begin_training(Run.of(recipe))
     with pytest.raises(UserError, match="checkpoints was trained from it"):
-        refuse_orphaned_training(recipe, init)
+        refuse_orphaned_training(Run.of(recipe))
 
 
 def test_prompts_to_score_on_are_the_tasks_or_those_held_out(make_run, tmp_path):
     recipe = make_run()
     held_out = [trace.source for trace in read_traces(Path(recipe.run_dir) / "data", "eval")]
-    assert [prompt.source for prompt in eval_prompts(recipe)] == held_out
+    assert [prompt.source for prompt in eval_prompts(Run.of(recipe))] == held_out
     task = tmp_path / "task.jsonl"
     task.write_text(json.dumps({"prompt": "Hello"}) + "\n")
-    asked = eval_prompts(changed(recipe, "eval.tasks", (PromptSource(path=str(task)),)))
+    asked = eval_prompts(Run.of(changed(recipe, "eval.tasks", (PromptSource(path=str(task)),))))
     assert [prompt.source for prompt in asked] == [f"{task}:1"]
 
 
@@ -279,10 +277,11 @@ def launch(monkeypatch):
 
 def test_a_finished_draft_is_trained_again_only_for_other_inputs(make_run, launch):
     recipe = make_run()
-    begin_training(recipe)
+    begin_training(Run.of(recipe))
     draft = Path(recipe.run_dir) / "draft"
     draft.mkdir()
-    write_draft_manifest(recipe, draft, checkpoint="ep0-ba1-rank0.pt", finished=True)
+    run = Run.of(recipe)
+    run.record(run.draft, draft_inputs(run), checkpoint="ep0-ba1-rank0.pt", finished=True)
     assert launch(recipe) == []
     assert len(launch(changed(recipe, "distill.max_duration", "3ep"))) == 1
     assert len(launch(changed(recipe, "export.dtype", "float32"))) == 1
@@ -292,7 +291,7 @@ def test_a_draft_exported_meanwhile_is_not_a_finished_one(make_run, launch):
     recipe = make_run(max_duration="1ba")
     train(recipe)
     assert launch(recipe) == []
-    export_stage(recipe)
+    export_stage(Run.of(recipe))
     manifest = read_manifest(Path(recipe.run_dir) / "draft")
     assert manifest is not None
     assert manifest["finished"] is False
@@ -320,9 +319,8 @@ def test_a_failed_training_ends_the_command_with_its_exit_code(make_run, launch)
 
 def test_a_stage_leaves_the_recipe_it_ran_with(make_run, tmp_path):
     recipe = make_run()
-    target = stages.begin_stage(recipe)
-    assert target == Path(recipe.target.path)
-    assert stages.load_recipe(Path(recipe.run_dir) / "recipe.yaml", []) == recipe
+    begin(Run.of(recipe))
+    assert load_recipe(Path(recipe.run_dir) / "recipe.yaml") == recipe
 
 
 @pytest.mark.parametrize(
@@ -340,7 +338,7 @@ def test_a_scorecard_of_settings_by_their_older_names_is_current(make_run, setti
     """Fingerprints computed by commit ad1bf62: eval.lookahead was [1, 8] and [1, 4], prompts were max_prompts."""
     recipe = changed(make_run(), "eval", EvalConfig(**settings))
     shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
-    assert eval_inputs(recipe, Path(recipe.target.path))["eval"] == before
+    assert eval_inputs(Run.of(recipe))["eval"] == before
 
 
 def test_lookaheads_with_gaps_are_other_inputs_than_those_without():

@@ -1,0 +1,42 @@
+"""Prompt files, texts and data sets as fingerprints: what they hold, not where they are. No torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from architectures.checkpoints.fingerprint import fingerprint_file, fingerprint_folder, fingerprint_value
+from distill.recipe.text import TextConfig, is_plain_text
+from eval.prompts.source import PromptSource
+from eval.prompts.table import TASKS
+
+JSON_READ_BY_LINE = "lines/2"  # the reader before told places in such files otherwise: none is continued with this one
+
+
+def fingerprint_sources(sources: Sequence[PromptSource]) -> str:
+    """Content of prompt files and local data sets, and names of those of the hub, as one fingerprint."""
+    parts: list[Any] = []
+    for source in sources:
+        task = [] if source.task is None else [TASKS[source.task].label]
+        parts.append(
+            [source.model_dump(mode="json", exclude={"task"}), content_of(source.path, source.name), *task],
+        )
+    return fingerprint_value(parts)
+
+
+def fingerprint_text(text: TextConfig | None) -> str:
+    """Section text, and the content of its files and local data sets, as one fingerprint."""
+    assert text is not None  # whoever trains on text has some
+    domains = text.domains
+    contents = [content_of(domain.path, domain.dataset) for domain in domains]
+    by_line = any(domain.path is not None and not is_plain_text(domain.path) for domain in domains)
+    reader = [JSON_READ_BY_LINE] if by_line else []
+    return fingerprint_value([text.model_dump(mode="json"), contents, *reader])
+
+
+def content_of(path: str | None, dataset: str | None) -> str | None:
+    """What a file holds, or all files of a data set in a local folder; None of a hub id, which is known by its name."""
+    if path is not None and Path(path).is_file():
+        return fingerprint_file(Path(path))
+    if dataset is not None and Path(dataset).is_dir():
+        return fingerprint_folder(Path(dataset))
+    return None

@@ -1,0 +1,45 @@
+"""What manifests say of a recipe: its target, what the draft is cut out of, its hash, its seed. No torch."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from architectures.checkpoints.fingerprint import fingerprint_value
+from architectures.shapes.section import ArchitectureConfig, TargetConfig
+from distill.formulas.losses import recorded_loss
+from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import UNSAID
+
+
+def carried(recipe: Recipe, names: Iterable[str]) -> dict[str, Any]:
+    """What a manifest says of a recipe under these names; "source" is left out where that is the target."""
+    of_recipe = {
+        "target": target_record(recipe.target),
+        "recipe": recipe_hash(recipe),
+        "seed": recipe.seed,
+        **source_record(recipe.architecture),
+    }
+    return {name: of_recipe[name] for name in names if name in of_recipe}
+
+
+def target_record(target: TargetConfig) -> dict[str, str]:
+    """The target as a manifest names it."""
+    return {"path": target.path, "revision": target.revision}
+
+
+def source_record(wanted: ArchitectureConfig) -> dict[str, dict[str, str]]:
+    """What the draft is cut out of, as a manifest names it, under "source"; nothing where that is the target."""
+    return {} if wanted.source is None else {"source": {"path": wanted.source, "revision": wanted.source_revision}}
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """sha256 of the resolved recipe."""
+    return fingerprint_value(recorded_values(recipe))
+
+
+def recorded_values(recipe: Recipe) -> dict[str, Any]:
+    """The resolved recipe with the names and keys of sections at first, so that what was recorded holds."""
+    values = recipe.model_dump(mode="json")
+    values["distill"]["teacher"] = {**UNSAID, **values["distill"]["teacher"]}
+    values["distill"]["loss"] = recorded_loss(recipe.distill.loss)
+    values["eval"] = recipe.eval.recorded()
+    return values

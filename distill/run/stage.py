@@ -1,0 +1,95 @@
+"""A stage of a run, and the one place that decides whether it is skipped, refused or carried out. No torch.
+
+A stage is finished when its folder holds a manifest; it is current when that manifest records the inputs that the
+recipe asks for today.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from distill.run.artifact import Artifact
+from distill.run.older_runs import adopt_older_run
+from distill.run.run import Run
+
+
+class Finish(Protocol):
+    """Writes the manifest of what a stage made, with what it says of it."""
+
+    def __call__(self, folder: Path | None = None, /, **details: Any) -> None: ...
+
+
+def nothing(_: Run) -> None:
+    """Nothing is required, or left to do."""
+
+
+def never(_: Run) -> bool:
+    """Of an artifact that is whole once it is finished."""
+    return False
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a run does at once, and may leave undone if it was done before.
+
+    Attributes:
+        artifact: What it makes, of a run.
+        inputs: Fingerprints of what it makes that from.
+        make: Makes it and finishes it; what there is to say of it, or None where its processes have said so.
+        require: Refuses to begin.
+        is_incomplete: Whether something is missing in what is finished, and is to be made without the rest.
+        changed: What becomes of a finished artifact of other inputs: "remake" over it, "replace" the folder, or
+            "refuse" where that would throw away hours.
+        afterwards: What is done each time, also where the artifact was up to date.
+    """
+
+    artifact: Callable[[Run], Artifact]
+    inputs: Callable[[Run], Mapping[str, str]]
+    make: Callable[[Run, Finish], str | None]
+    require: Callable[[Run], None] = nothing
+    is_incomplete: Callable[[Run], bool] = never
+    changed: Literal["remake", "replace", "refuse"] = "remake"
+    afterwards: Callable[[Run], None] = nothing
+
+
+def begin(run: Run) -> None:
+    """Save the recipe, check its target, and adopt what an earlier widedraft recorded.
+
+    Raises:
+        UserError: As `Run.begin`.
+    """
+    run.begin()
+    adopt_older_run(run)
+
+
+def carry_out(stage: Stage, run: Run) -> None:
+    """Make what a stage makes unless it is there.
+
+    Raises:
+        UserError: If the stage may not begin, or what is there is of other inputs and is not replaced.
+    """
+    begin(run)
+    stage.require(run)
+    artifact, inputs = stage.artifact(run), stage.inputs(run)
+    if not is_up_to_date(stage, run, artifact, inputs):
+        outcome = stage.make(run, partial(run.record, artifact, inputs))
+        if outcome is not None:
+            print(f"   {artifact.path}: {outcome}", flush=True)
+    stage.afterwards(run)
+
+
+def is_up_to_date(stage: Stage, run: Run, artifact: Artifact, inputs: Mapping[str, str]) -> bool:
+    """Whether there is nothing to make; says so, and makes way for what is to be replaced."""
+    if not artifact.is_finished:
+        return False
+    if stage.changed == "refuse":
+        artifact.refuse_changed(inputs)
+    if stage.is_incomplete(run):
+        return False
+    is_current = artifact.is_current(inputs)
+    if not is_current and stage.changed == "replace":
+        shutil.rmtree(artifact.path)
+    return is_current

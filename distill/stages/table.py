@@ -1,0 +1,140 @@
+"""The stages of a run that leave an artifact: what each makes, from what, and when it is refused.
+
+Training is a stage too, in processes of its own: distill/stages/training.py. Heavy imports happen inside the stages:
+`widedraft check` and `--help` never pay for them.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
+from distill.caching.stage import require_own_answers, states_are_due, write_cache
+from distill.recipe.teacher import keeps_states
+from distill.run.run import Run
+from distill.run.stage import Finish, Stage
+from distill.run.stage_inputs import cache_inputs, eval_inputs, generate_inputs, prune_inputs
+from distill.run.training import refuse_orphaned_training
+from distill.teacher_cache.record import is_whole
+
+if TYPE_CHECKING:
+    from eval.prompts.forms import Prompt
+    from eval.records.scorecard import Scorecard
+
+
+def cut_draft(run: Run, finish: Finish) -> str:
+    """Cut <run>/init out of the target."""
+    from architectures.pruning.prune import prune_checkpoint
+    from distill.stages.pruning import weights_and_plan
+
+    refuse_orphaned_training(run)
+    weights, plan, origin = weights_and_plan(run)
+    prune_checkpoint(
+        weights,
+        plan,
+        run.init.path,
+        target=run.target,
+        dtype=run.recipe.target.dtype,
+        origin=origin,
+        finish=finish,
+    )
+    return plan.summary()
+
+
+def write_answers(run: Run, finish: Finish) -> str:
+    """Let the target answer the prompts, or lay out the answers they come with, into <run>/data."""
+    counts = make_answers(run)
+    finish(answers=run.recipe.data.answers, counts=counts)
+    return str(counts)
+
+
+def make_answers(run: Run) -> dict[str, Any]:
+    """Answers by the target, or those that come with the prompts; their counts."""
+    from distill.data.generate import generate_answers
+    from distill.data.given import collect_given
+    from eval.decoding.state_keeper import StateKeeper
+
+    recipe = run.recipe
+    answered = collect_given if recipe.data.answers == "given" else generate_answers
+    if keeps_states(recipe.distill.teacher):
+        answered = partial(generate_answers, answered_by=StateKeeper)
+    return answered(
+        run.target,
+        recipe.data,
+        run.data.path,
+        seed=recipe.seed,
+        dtype=recipe.target.dtype,
+        to_train_on=recipe.distill.train_on == "answers",
+    )
+
+
+def require_drafts(run: Run) -> None:
+    """Refuse to score before there is a draft, trained and untrained."""
+    run.init.require_finished()
+    run.draft.require_finished()
+
+
+def score_draft(run: Run, finish: Finish) -> None:
+    """Score <run>/draft and the undistilled <run>/init against the target, into <run>/eval."""
+    from eval.scorecard import score_drafts
+
+    drafts = {"undistilled": run.init.path, "draft": run.draft.path}
+    score_drafts(run.target, drafts, eval_prompts(run), run.recipe.eval, run.eval.path, seed=run.recipe.seed)
+    finish()
+    take_policies(run)
+
+
+def take_policies(run: Run) -> None:
+    """Put the policies that were tuned for this scorecard beside the draft, where `--beside` looks for them."""
+    from eval.policies.policy_file import FILE_NAME
+
+    tuned, sidecar = run.eval.path / FILE_NAME, run.draft.path / FILE_NAME
+    if tuned.is_file():
+        sidecar.write_bytes(tuned.read_bytes())
+        print(f"   {sidecar}: when the text proposes beside the draft, for --beside")
+
+
+def use_best_lookahead(run: Run) -> None:
+    """Have transformers use the draft as its scorecard found best: what an export cannot know yet."""
+    lookahead = read_scorecard(run).main_forecast.best_lookahead
+    if write_assistant_settings(run.draft.path, lookahead=lookahead):
+        print(f"   {run.draft.path / SETTINGS_NAME}: num_assistant_tokens {lookahead}, the best lookahead scored")
+
+
+def read_scorecard(run: Run) -> "Scorecard":
+    """What <run>/eval/scorecard.json holds."""
+    from eval.report_inputs.cards import CARD_NAME, read_card
+
+    return read_card(run.eval.path / CARD_NAME).record
+
+
+def eval_prompts(run: Run) -> list["Prompt"]:
+    """The prompts the recipe scores on: its tasks, or the held-out prompts of its data."""
+    from eval.answers.traces import read_traces
+    from eval.prompts.forms import Prompt
+    from eval.prompts.loading import load_in_turn
+
+    scoring = run.recipe.eval
+    if scoring.tasks:
+        return load_in_turn(scoring.tasks, most=scoring.num_prompts + scoring.policy_prompts)
+    held_out = read_traces(run.data.path, "eval")
+    return [Prompt(trace.source, tuple(trace.messages), category=trace.category, task=trace.task) for trace in held_out]
+
+
+PRUNE = Stage(lambda run: run.init, prune_inputs, cut_draft)
+GENERATE = Stage(lambda run: run.data, generate_inputs, write_answers, is_incomplete=states_are_due)
+CACHE = Stage(
+    lambda run: run.teacher_cache,
+    cache_inputs,
+    write_cache,
+    require=require_own_answers,
+    is_incomplete=lambda run: not is_whole(run.teacher_cache.path),
+    changed="refuse",
+)
+SCORE = Stage(
+    lambda run: run.eval,
+    eval_inputs,
+    score_draft,
+    require=require_drafts,
+    changed="replace",  # scoring costs minutes, not hours
+    afterwards=use_best_lookahead,
+)
