@@ -163,12 +163,12 @@ def trainings_begin_at_once() -> Iterator[None]:
 def training_here(monkeypatch: pytest.MonkeyPatch, trainings_begin_at_once: None) -> None:
     """Commands train in this process: starting another costs more than a tiny training itself."""
     from distill import train
-    from distill.stages import running as stages
+    from distill.stages import processes
 
     def run_training(recipe_path: Path, overrides: list[str]) -> None:
         assert train.main([str(recipe_path), *overrides]) == 0
 
-    monkeypatch.setattr(stages, "run_training", run_training)
+    monkeypatch.setattr(processes, "run_training", run_training)
     monkeypatch.setattr(train, "restore_signals", lambda: None)
 
 

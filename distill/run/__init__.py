@@ -1,1 +1,1 @@
-"""The folder of a run: who owns it, which stages are current, what each was made from."""
+"""One run: its folder, its target, what its stages make and of what, and when a stage is skipped or refused."""

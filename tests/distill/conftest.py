@@ -68,7 +68,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def stop(module: Any, builder: str, batch: int) -> Iterator[None]:
         build = getattr(module, builder)
         with monkeypatch.context() as patch:
-            patch.setattr(module, builder, lambda recipe: [*build(recipe), InterruptAt(batch)])
+            patch.setattr(module, builder, lambda *given: [*build(*given), InterruptAt(batch)])
             with pytest.raises(Interruption):
                 yield
 

@@ -19,8 +19,7 @@ from architectures.files.atomic import partial_beside
 from distill.checking.check import check_recipe
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.run import Run
-from distill.run.run_folder import LOCK_NAME, OWNED_VARIABLE, owned, owned_folders, owned_run, require_run_folder
-from distill.stages import running as stages
+from distill.run.run_folder import LOCK_NAME, OWNED_VARIABLE, held, owned, owned_folders, owned_run, require_run_folder
 from tests import processes
 from tests.processes import Warm
 
@@ -37,12 +36,12 @@ with owned(Path(sys.argv[1])):
 HOLD_BY_A_CHILD = """
 import subprocess, sys
 from pathlib import Path
-from distill.stages import running as stages
+from distill.stages import processes
 from distill.run.run_folder import owned
 wait = "import time; print('mine', flush=True); time.sleep(60)"
-stages.training_command = lambda path, overrides: [sys.executable, "-c", wait]
+processes.training_command = lambda path, overrides: [sys.executable, "-c", wait]
 with owned(Path(sys.argv[1])):
-    stages.run_training(Path("recipe.yaml"), [])
+    processes.run_training(Path("recipe.yaml"), [])
 """
 
 
@@ -239,4 +238,4 @@ def test_a_stage_of_a_run_that_is_held_goes_on_within_it(make_run):
     recipe = make_run()
     with owned_run(Run.of(recipe)):
         assert widedraft.main(["prune", f"{recipe.run_dir}/recipe.yaml"]) == 0
-    assert stages.held == {}
+    assert held == {}

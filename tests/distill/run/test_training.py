@@ -20,7 +20,7 @@ from architectures.shapes.section import ArchitectureConfig
 from distill.recipe.losses import TokenSelection
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.recipe.training import DistillConfig, OptimizerConfig, PushConfig, SchedulerConfig
-from distill.run import stage_inputs
+from distill.run import content
 from distill.run.content import fingerprint_sources, fingerprint_text
 from distill.run.run import Run
 from distill.run.stage import begin
@@ -157,10 +157,10 @@ def test_a_training_does_not_continue_from_another_init_or_other_answers(make_ru
 )
 def test_what_a_changed_key_makes_again(make_run, inputs_of, key, value, named):
     recipe = make_run()
-    run, target = Path(recipe.run_dir), Path(recipe.target.path)
-    shutil.copytree(run / "init", run / "draft")
-    manifest = {"inputs": inputs_of(recipe, target)}
-    assert changed_inputs(manifest, inputs_of(changed(recipe, key, value), target)) == named
+    run = Run.of(recipe)
+    shutil.copytree(run.init.path, run.draft.path)
+    manifest = {"inputs": inputs_of(run)}
+    assert changed_inputs(manifest, inputs_of(Run.of(changed(recipe, key, value)))) == named
 
 
 def test_a_source_without_a_task_is_what_it_was_before_there_were_tasks(make_run, tmp_path):
@@ -185,7 +185,7 @@ def test_text_that_another_reader_read_is_another_text(make_run, tmp_path, name,
     domain = {"name": "d", "path": str(tmp_path / name)}
     recipe = make_run(train_on="text", text={"domains": [domain]}, max_duration="6ba", eval_interval="3ba")
     before = fingerprint_value([recipe.text.model_dump(mode="json"), [fingerprint_file(tmp_path / name)]])
-    assert (fingerprint_text(recipe) != before) is has_other_reader
+    assert (fingerprint_text(recipe.text) != before) is has_other_reader
 
 
 @pytest.mark.parametrize("keys", [{"name": "rows"}, {"task": "gsm8k", "name": "rows"}])
@@ -193,8 +193,8 @@ def test_a_data_set_in_a_folder_is_what_its_files_hold(tmp_path, monkeypatch, ke
     monkeypatch.chdir(tmp_path)
     found = {fingerprint_sources([PromptSource(**keys)])}  # of the hub, known by its name
     Path("rows").mkdir()
-    for content in ('{"question": "a"}', '{"question": "b"}'):
-        Path("rows/train.jsonl").write_text(content)
+    for text in ('{"question": "a"}', '{"question": "b"}'):
+        Path("rows/train.jsonl").write_text(text)
         found.add(fingerprint_sources([PromptSource(**keys)]))
     assert len(found) == 3
 
@@ -205,7 +205,7 @@ def test_a_task_and_its_version_are_part_of_what_something_is_made_from(tmp_path
     plain, named = PromptSource(path=str(path)), PromptSource(task="gsm8k", path=str(path))
     found = {fingerprint_sources([source]) for source in (plain, named, PromptSource(task="gsm8k"))}
     raised = replace(TASKS["gsm8k"], version=2)
-    monkeypatch.setattr(stage_inputs, "TASKS", {"gsm8k": raised})
+    monkeypatch.setattr(content, "TASKS", {"gsm8k": raised})
     assert len({*found, *(fingerprint_sources([source]) for source in (named, PromptSource(task="gsm8k")))}) == 5
     assert fingerprint_sources([plain]) in found
 
@@ -215,7 +215,8 @@ def test_a_scorecard_is_of_its_draft_its_init_and_its_target(make_run, make_chec
     run, other = Path(recipe.run_dir), make_checkpoint(seed=9)
     shutil.copytree(run / "init", run / "draft")
     manifest = {"inputs": eval_inputs(Run.of(recipe))}
-    assert changed_inputs(manifest, eval_inputs(Run.of(recipe))) == ["target"]
+    elsewhere = recipe.target.model_copy(update={"path": str(other)})
+    assert changed_inputs(manifest, eval_inputs(Run.of(changed(recipe, "target", elsewhere)))) == ["target"]
     shutil.copyfile(other / "model.safetensors", run / "draft" / "model.safetensors")
     assert changed_inputs(manifest, eval_inputs(Run.of(recipe))) == ["draft"]
     shutil.copyfile(other / "model.safetensors", run / "init" / "model.safetensors")

@@ -325,7 +325,7 @@ def test_answers_that_were_written_without_states_are_refused_by_generate_and_by
     message = r"data: its (eval|train) answers were written without their hidden states, which distill\.teacher\.captur"
     for stage in (generate_stage, cache_stage):
         with pytest.raises(UserError, match=message):
-            stage(kept)
+            stage(Run.of(kept))
     assert files(run_of(read) / "data") == before
     cache_stage(Run.of(read))
 

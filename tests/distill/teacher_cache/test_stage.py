@@ -10,8 +10,9 @@ from architectures.checkpoints.fingerprint import fingerprint_tokenizer
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.files import file_hashes
-from distill.caching import reading, stage
+from distill.caching import reading
 from distill.recipe.recipe import Recipe
+from distill.run.artifact import Artifact
 from distill.run.progressive import first_init, share_answers, stage_recipe
 from distill.run.run import Run
 from distill.run.training import require_training_inputs
@@ -114,14 +115,14 @@ def test_each_part_of_a_target_is_named_when_it_changes(own_target, monkeypatch,
     path = Path(own_target.target.path) / file
     text = path.read_text()
     path.write_text(text.replace(old, new) if old in text else f"{text} ")
-    monkeypatch.setattr(stage, "refuse_changed", allow_data(stage.refuse_changed))
+    monkeypatch.setattr(Artifact, "refuse_changed", allow_data(Artifact.refuse_changed))
     with pytest.raises(UserError, match=rf"teacher_cache was made from another {', '.join(named)} than"):
         cache_stage(Run.of(own_target))
 
 
 def allow_data(refuse_changed):
-    """refuse_changed for all folders but the answers', which are made from the target too."""
-    return lambda folder, inputs: None if folder.name == "data" else refuse_changed(folder, inputs)
+    """refuse_changed for all artifacts but the answers, which are made from the target too."""
+    return lambda artifact, inputs: None if artifact.path.name == "data" else refuse_changed(artifact, inputs)
 
 
 def test_answers_of_another_target_are_refused_first(own_target):

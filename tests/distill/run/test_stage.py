@@ -1,0 +1,120 @@
+"""One place decides whether a stage is skipped, refused, made or made anew, and no other names the folders of a run."""
+
+import ast
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from architectures.checkpoints.manifest import read_manifest
+from architectures.errors import UserError
+from distill.run.artifact import ARTIFACTS
+from distill.run.recorded import recipe_hash
+from distill.run.run import Run
+from distill.run.stage import Stage, carry_out
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def run(make_run) -> Run:
+    return Run.of(make_run())
+
+
+@pytest.fixture
+def made(run) -> list[str]:
+    """What stages did, in their order."""
+    return []
+
+
+@pytest.fixture
+def stage(made) -> Callable[..., Stage]:
+    """stage(input, **attributes) -> a stage that makes a scorecard of one input."""
+
+    def make(fingerprint: str, **attributes) -> Stage:
+        def write(run: Run, finish) -> str:
+            made.append(fingerprint)
+            run.eval.path.mkdir(exist_ok=True)
+            (run.eval.path / fingerprint).touch()
+            finish(figures=3)
+            return "made"
+
+        return Stage(lambda run: run.eval, lambda _: {"prompts": fingerprint}, write, **attributes)
+
+    return make
+
+
+def test_what_is_current_is_left_and_what_changed_is_made_again(run, stage, made, capsys):
+    for fingerprint in ("a", "a", "b"):
+        carry_out(stage(fingerprint), run)
+    assert made == ["a", "b"]
+    printed = capsys.readouterr().out
+    assert (printed.count("up to date"), printed.count("changed: prompts")) == (1, 1)
+    assert {path.name for path in run.eval.path.iterdir()} == {"a", "b", "manifest.json"}
+
+
+def test_what_is_replaced_leaves_nothing_behind(run, stage):
+    for fingerprint in ("a", "b"):
+        carry_out(stage(fingerprint, changed="replace"), run)
+    assert {path.name for path in run.eval.path.iterdir()} == {"b", "manifest.json"}
+
+
+def test_what_may_not_be_made_again_is_refused_by_the_input_that_changed(run, stage, made):
+    carry_out(stage("a", changed="refuse"), run)
+    carry_out(stage("a", changed="refuse"), run)
+    with pytest.raises(UserError, match="eval was made from another prompts than the recipe now asks for"):
+        carry_out(stage("b", changed="refuse"), run)
+    assert made == ["a"]
+
+
+def test_what_is_incomplete_is_made_though_its_inputs_are_the_same_but_not_from_others(run, stage, made):
+    carry_out(stage("a"), run)
+    carry_out(stage("a", is_incomplete=lambda _: True), run)
+    with pytest.raises(UserError):
+        carry_out(stage("b", is_incomplete=lambda _: True, changed="refuse"), run)
+    assert made == ["a", "a"]
+
+
+def test_what_a_stage_requires_comes_before_and_what_follows_comes_each_time(run, stage, made):
+    each_time = stage("a", afterwards=lambda _: made.append("afterwards"))
+    carry_out(each_time, run)
+    carry_out(each_time, run)
+    assert made == ["a", "afterwards", "afterwards"]
+    with pytest.raises(UserError, match=r"draft: not there yet\. Run `widedraft distill RECIPE` first"):
+        carry_out(replace(each_time, require=lambda run: run.draft.require_finished()), run)
+    assert len(made) == 3
+
+
+def test_a_manifest_says_what_its_kind_carries_behind_what_its_stage_says(run, stage):
+    carry_out(stage("a"), run)
+    manifest = read_manifest(run.eval.path)
+    assert manifest is not None
+    assert list(manifest) == ["stage", "inputs", "fingerprint", "figures", "recipe", "provenance"]
+    assert (manifest["figures"], manifest["recipe"]) == (3, recipe_hash(run.recipe))
+    run.record(run.draft, {}, finished=True)
+    assert list(read_manifest(run.draft.path) or {})[3:-1] == ["finished", "target", "recipe", "seed"]
+
+
+def test_a_run_may_lie_elsewhere_than_its_recipe_says_and_share_its_scores(run, tmp_path):
+    moved = Run(run.recipe, tmp_path / "moved")
+    assert moved.draft.path == tmp_path / "moved" / "draft"
+    architecture = run.recipe.architecture.model_copy(update={"scores": str(tmp_path / "shared")})
+    assert Run.of(run.recipe.model_copy(update={"architecture": architecture})).scores.path == tmp_path / "shared"
+
+
+def folders_named(source: str) -> set[str]:
+    """The folders of a run that a source joins to a path by their literal names."""
+    joined = [node.right for node in ast.walk(ast.parse(source)) if isinstance(node, ast.BinOp)]
+    names = {node.value for node in joined if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return names & {*ARTIFACTS, "target"}
+
+
+def test_no_other_place_names_the_folders_of_a_run():
+    assert folders_named("run / 'draft' / 'config.json'; x = folder / f'{name}'; 3 / 4") == {"draft"}
+    sources = [path for path in (ROOT / "distill").rglob("*.py") if path.parent != ROOT / "distill" / "run"]
+    assert len(sources) > 150
+    named = {str(path.relative_to(ROOT)): folders_named(path.read_text()) for path in sources}
+    assert {path: names for path, names in named.items() if names} == {
+        "distill/choose/trials.py": {"eval"}  # of the trials together, which are no run
+    }
