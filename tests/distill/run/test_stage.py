@@ -96,6 +96,12 @@ def test_a_manifest_says_what_its_kind_carries_behind_what_its_stage_says(run, s
     assert list(read_manifest(run.draft.path) or {})[3:-1] == ["finished", "target", "recipe", "seed"]
 
 
+def test_a_manifest_goes_to_the_folder_in_which_something_is_made(run, tmp_path):
+    run.record(run.draft, {"init": "a"}, tmp_path / "staged")
+    assert not run.draft.is_finished
+    assert read_manifest(tmp_path / "staged") is not None
+
+
 def test_a_run_may_lie_elsewhere_than_its_recipe_says_and_share_its_scores(run, tmp_path):
     moved = Run(run.recipe, tmp_path / "moved")
     assert moved.draft.path == tmp_path / "moved" / "draft"
