@@ -11,22 +11,19 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from architectures.checkpoints.fingerprint import FINGERPRINT_KIND
-from architectures.errors import UserError
+from architectures.checkpoints.manifest_record import Details, Hardware, Manifest, Provenance, StageName, manifest_of
 from architectures.files.atomic import write_json
-from architectures.files.entry_kinds import Kind
 from architectures.files.masked_words import masked
-from architectures.files.reading import read_json_object
 
 MANIFEST_NAME = "manifest.json"
 KIND_KEYS = ("fingerprint", "adopted")  # say what kind its fingerprints are, and nothing of what was made
-INPUTS = Kind("an object with a fingerprint for each input", dict[str, str])
 PACKAGES = ("widedraft", "torch", "transformers", "mosaicml", "datasets", "tokenizers", "safetensors", "numpy")
 
 
-def write_manifest(folder: Path, *, stage: str, inputs: Mapping[str, str], **details: Any) -> None:
+def write_manifest(folder: Path, *, stage: StageName, inputs: Mapping[str, str], **details: Unpack[Details]) -> None:
     """Write folder/manifest.json: stage, named input fingerprints, provenance and any further details.
 
     Write it last: a folder without a manifest is an unfinished one.
@@ -35,20 +32,14 @@ def write_manifest(folder: Path, *, stage: str, inputs: Mapping[str, str], **det
     write_json({**record, "provenance": provenance()}, folder / MANIFEST_NAME)
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a finished folder, or None where there is none.
 
     Raises:
-        UserError: If the file is no JSON object, or does not name what the folder was made from.
+        UserError: If the file is no JSON object, lacks a field or has one of another type; the message names it.
     """
-    path, remedy = folder / MANIFEST_NAME, f"Delete {folder} and run its stage again."
-    if not path.exists():
-        return None
-    manifest = read_json_object(path, remedy)
-    inputs = manifest.get("inputs")
-    if not INPUTS.fits(inputs):
-        raise UserError(f"{path}: inputs {INPUTS.mistake(inputs)}. {remedy}")
-    return manifest
+    path = folder / MANIFEST_NAME
+    return manifest_of(path, f"Delete {folder} and run its stage again.") if path.exists() else None
 
 
 def adopt_inputs(folder: Path, same: Mapping[str, str]) -> bool:
@@ -60,8 +51,10 @@ def adopt_inputs(folder: Path, same: Mapping[str, str]) -> bool:
         folder: A finished one.
         same: Today's fingerprint by the older one.
     """
-    manifest = read_manifest(folder) or {}
-    found = {name: same[value] for name, value in manifest.get("inputs", {}).items() if value in same}
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return False
+    found = {name: same[value] for name, value in manifest["inputs"].items() if value in same}
     if found:
         write_json({**manifest, "fingerprint": FINGERPRINT_KIND, "adopted": found}, folder / MANIFEST_NAME)
     return bool(found)
@@ -83,7 +76,7 @@ def changed_inputs(manifest: Mapping[str, Any], inputs: Mapping[str, str]) -> li
     return sorted(name for name in recorded.keys() | inputs.keys() if recorded.get(name) != inputs.get(name))
 
 
-def provenance() -> dict[str, Any]:
+def provenance() -> Provenance:
     """Command, code, versions and machine, as every manifest and scorecard carries them."""
     return {
         "argv": command(),
@@ -131,7 +124,7 @@ def run_git(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def hardware() -> dict[str, Any]:
+def hardware() -> Hardware:
     """Processor, usable cores, memory, and the accelerators if torch is already loaded."""
     torch = sys.modules.get("torch")
     return {

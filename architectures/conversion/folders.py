@@ -20,7 +20,7 @@ from architectures.conversion.rows import embedding_with_unknown, grown_head, he
 from architectures.conversion.small_draft import SmallDraft, read_small_draft
 from architectures.conversion.tokenizer_cut import cut_ids, cut_settings, cut_tokenizer
 from architectures.draft_vocabulary.card import CARD_NAME, own_tokenizer_card, whole_head_card
-from architectures.engines.pair.limits import WITHOUT_VLLM, engines_without_head
+from architectures.engines.pair.limits import engines_without_head, without_vllm
 from architectures.engines.pair.misleading import refuse_misleading_name
 from architectures.errors import UserError
 from architectures.files.atomic import staged_folder, write_json, write_text
@@ -71,11 +71,9 @@ def write_whole(draft: SmallDraft, folder: Path) -> None:
 
 def write_own_tokenizer(draft: SmallDraft, folder: Path) -> None:
     """The form for vLLM's use_heterogeneous_vocab."""
-    model_type = draft.shape.family
-    if model_type in WITHOUT_VLLM:
-        raise UserError(
-            f"{draft.folder}: {WITHOUT_VLLM[model_type]}, and no other engine takes this form. Use --form whole."
-        )
+    reason = without_vllm(draft.shape.family)
+    if reason is not None:
+        raise UserError(f"{draft.folder}: {reason}, and no other engine takes this form. Use --form whole.")
     vocabulary, family = draft.vocabulary, draft.family
     ids_K, pushed_K = ids_and_pushed(draft)
 

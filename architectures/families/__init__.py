@@ -1,7 +1,9 @@
 """Where each Hugging Face family keeps its tensors, and what its config leaves unsaid. Data only, no torch.
 
 A module has a role (`query`, `ffn_up`, ...). A family says under which name a checkpoint stores it and along which
-axes; `architectures.shapes.shape` says how long an axis is. To teach the project a family, add one entry to FAMILIES.
+axes; `architectures.shapes.shape` says how long an axis is. To teach the project a family, add one entry to FAMILIES:
+how its rows are batched, which engines load it and as which GGUF file it goes are fields of it too, and no other file
+of ours names a family.
 """
 
 from collections.abc import Mapping

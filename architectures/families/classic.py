@@ -1,12 +1,14 @@
 """Families before LLaMA: learned or relative positions, layer norms with biases. Layers can be cut, widths cannot.
 
-Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type.
+Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type; of
+heads that are the embedding: SGLang 0.5.23, models/gpt2.py.
 """
 
 from architectures.families.family import LLAMA_KEYS, Family, conv1d, layer_norm, linear
 
 OPT = Family(
     model_type="opt",
+    label="OPT",
     architecture="OPTForCausalLM",
     layer={
         "key": linear("self_attn.k_proj", "query", "hidden", bias=True),
@@ -44,9 +46,12 @@ OPT = Family(
         "_remove_final_layer_norm": False,
     },
     texts_apart="mask",  # its positions begin again, its mask is made without them
+    engines=("vLLM", "SGLang"),
+    no_gguf="llama.cpp has no such architecture",
 )
 GPT_NEOX = Family(
     model_type="gpt_neox",
+    label="GPT-NeoX",
     architecture="GPTNeoXForCausalLM",
     layer={
         "attention_norm": layer_norm("input_layernorm"),
@@ -67,9 +72,12 @@ GPT_NEOX = Family(
     ignored_suffixes=("attention.rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
     fixed_entries={"attention_bias": True},
     renamed_modules={"lm_head": "embed_out"},
+    by_rows=True,
+    engines=("llama.cpp",),
 )
 BLOOM = Family(
     model_type="bloom",
+    label="BLOOM",
     architecture="BloomForCausalLM",
     layer={
         "attention_norm": layer_norm("input_layernorm"),
@@ -93,9 +101,11 @@ BLOOM = Family(
     texts_apart="mask_and_bias",  # a bias by distance stands for positions, which it does not take
     context_key=None,
     fixed_entries={"apply_residual_connection_post_layernorm": False},
+    engines=("vLLM", "llama.cpp"),
 )
 GPT2 = Family(
     model_type="gpt2",
+    label="GPT-2",
     architecture="GPT2LMHeadModel",
     layer={
         "attention_norm": layer_norm("ln_1"),
@@ -127,4 +137,7 @@ GPT2 = Family(
     context_key="n_positions",
     default_context=1024,
     fixed_entries={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    by_rows=True,
+    engines=("vLLM", "SGLang", "llama.cpp"),
+    head_is_embedding=("SGLang",),
 )

@@ -1,4 +1,6 @@
-"""What a family is: the modules of its checkpoints with the axes of each, and what its config leaves unsaid. No torch.
+"""What a family is: the modules of its checkpoints with their axes, what its config leaves unsaid, and who loads it.
+
+Data only, no torch.
 
 Axes are written as text. One name is one axis of the weight as it is stored: hidden, intermediate, query (heads x
 head_dim), key_value (kv_heads x head_dim), head_dim, vocab, head_rows (of the output head), positions. "a+b" is a fused
@@ -11,6 +13,7 @@ from typing import Any, Literal
 
 BiasRule = bool | str  # True: always there; False: never; text: the config entry that decides
 EMBEDDING_ROLES = ("embedding", "positions", "head")
+ModelEngine = Literal["vLLM", "SGLang", "llama.cpp"]  # whose code was read for a model of each family
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,27 @@ class ConfigEntry:
     default: Any
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gguf:
+    """How llama.cpp has a family: the name of its architecture, and what its loader demands of one.
+
+    Attributes:
+        name: `general.architecture`; where it is the model_type too, such a file is imported as this family.
+        bias_tensors: Config entry -> a tensor that is there when the entry is true.
+        own_row_order: Whether query and key rows are stored in llama.cpp's rotary order, of neighbouring pairs.
+        query_is_hidden: Whether the query's channels are taken to be as many as the hidden ones.
+        attention_bias: Whether there may be biases behind the attention.
+        taken_for_eagle: Whether one layer with draft_vocab_size in its config is converted as a head of EAGLE-3.
+    """
+
+    name: str
+    bias_tensors: Mapping[str, str] = field(default_factory=dict)
+    own_row_order: bool = False
+    query_is_hidden: bool = False
+    attention_bias: bool = True
+    taken_for_eagle: bool = False
+
+
 LLAMA_KEYS = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -89,9 +113,18 @@ class Family:
             that its attention bias goes by.
         context_key: Entry with the tokens of a text at most; None where positions have no end.
         default_context: Where config.json has no such entry.
+        scaled_context: Whether that entry is the length after rotary scaling, whatever the scaling.
+        by_rows: Whether the model follows positions and masks it is given, so that texts of different lengths are rows
+            of one batch, each with tokens taken back; else rows only ever go on.
+        mask_per_kind: Whether it asks for a mask of each kind of layer, where it is given masks.
+        engines: Those with a model of its own for the family.
+        head_is_embedding: Of these, those whose model has no output head but the embedding: lm_head.weight is left out.
+        gguf: As which its folders become GGUF files; None where they do not.
+        no_gguf: Why they do not.
     """
 
     model_type: str
+    label: str  # as its authors write it
     architecture: str  # the class a config.json names
     layer: Mapping[str, Part]
     outside: Mapping[str, Part]
@@ -118,6 +151,13 @@ class Family:
     texts_apart: Literal["positions", "mask", "mask_and_bias"] = "positions"
     context_key: str | None = "max_position_embeddings"
     default_context: int = 2048
+    scaled_context: bool = False
+    by_rows: bool = False
+    mask_per_kind: bool = False
+    engines: tuple[ModelEngine, ...]
+    head_is_embedding: tuple[ModelEngine, ...] = ()
+    gguf: Gguf | None = None
+    no_gguf: str = "it is not written"
 
     def biases(self, config: Mapping[str, Any]) -> dict[str, bool]:
         """Which biases a checkpoint with this config has."""

@@ -1,11 +1,13 @@
 """Families of the LLaMA kind: rotary positions, RMS norms, gated feed-forward. Depth and width can be cut.
 
-Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type.
+Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type; of
+heads that are the embedding: vLLM 0.32, models/gemma2.py; SGLang 0.5.23, models/gemma2.py and gemma3_causal.py;
+llama.cpp, conversion/gemma.py.
 """
 
 from dataclasses import replace
 
-from architectures.families.family import ConfigEntry, Family, linear, rms_norm
+from architectures.families.family import ConfigEntry, Family, Gguf, linear, rms_norm
 
 OUTSIDE = {
     "embedding": linear("model.embed_tokens", "vocab", "hidden"),
@@ -42,25 +44,41 @@ PHI3_LAYER = {
     "ffn_norm": rms_norm("post_attention_layernorm"),
 }
 
+ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
+
 LLAMA = Family(
     model_type="llama",
+    label="LLaMA",
     architecture="LlamaForCausalLM",
     layer=LLAMA_LAYER,
     outside=OUTSIDE,
     qkv_bias="attention_bias",
     output_bias="attention_bias",
     ffn_bias="mlp_bias",
+    by_rows=True,
+    engines=("vLLM", "SGLang", "llama.cpp"),
+    gguf=Gguf(
+        name="llama",
+        bias_tensors={**ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"},
+        own_row_order=True,
+        taken_for_eagle=True,
+    ),
 )
 MISTRAL = Family(
     model_type="mistral",
+    label="Mistral",
     architecture="MistralForCausalLM",
     layer=LLAMA_LAYER,
     outside=OUTSIDE,
     default_kv_heads=8,
     default_context=131072,
+    by_rows=True,
+    engines=("vLLM", "SGLang", "llama.cpp"),
+    gguf=Gguf(name="llama", own_row_order=True),
 )
 QWEN2 = Family(
     model_type="qwen2",
+    label="Qwen2",
     architecture="Qwen2ForCausalLM",
     layer=LLAMA_LAYER,
     outside=OUTSIDE,
@@ -68,9 +86,14 @@ QWEN2 = Family(
     default_kv_heads=32,
     window_layers=ConfigEntry("max_window_layers", 28),
     default_context=32768,
+    by_rows=True,
+    mask_per_kind=True,
+    engines=("vLLM", "SGLang", "llama.cpp"),
+    gguf=Gguf(name="qwen2", query_is_hidden=True),
 )
 QWEN3 = Family(
     model_type="qwen3",
+    label="Qwen3",
     architecture="Qwen3ForCausalLM",
     layer={**LLAMA_LAYER, **QUERY_KEY_NORMS},
     outside=OUTSIDE,
@@ -80,9 +103,14 @@ QWEN3 = Family(
     default_head_dim=128,
     window_layers=ConfigEntry("max_window_layers", 28),
     default_context=32768,
+    by_rows=True,
+    mask_per_kind=True,
+    engines=("vLLM", "SGLang", "llama.cpp"),
+    gguf=Gguf(name="qwen3", bias_tensors=ATTENTION_BIAS, attention_bias=False),
 )
 GEMMA2 = Family(
     model_type="gemma2",
+    label="Gemma 2",
     architecture="Gemma2ForCausalLM",
     layer=GEMMA_LAYER,
     outside=OUTSIDE,
@@ -95,22 +123,33 @@ GEMMA2 = Family(
     scaled_embedding=True,
     window_pattern=ConfigEntry("sliding_window_pattern", 2),
     default_context=8192,
+    by_rows=True,
+    mask_per_kind=True,
+    engines=("vLLM", "SGLang", "llama.cpp"),
+    head_is_embedding=("vLLM", "SGLang", "llama.cpp"),
+    no_gguf="its word pieces have scores that only its tokenizer.model holds, which is not read",
 )
 GEMMA3 = replace(
     GEMMA2,
     model_type="gemma3_text",
+    label="Gemma 3",
     architecture="Gemma3ForCausalLM",
     layer={**GEMMA_LAYER, **QUERY_KEY_NORMS},
     window_pattern=ConfigEntry("sliding_window_pattern", 6),
     default_context=131072,
+    scaled_context=True,
+    head_is_embedding=("SGLang", "llama.cpp"),
 )
 PHI3 = Family(
     model_type="phi3",
+    label="Phi-3",
     architecture="Phi3ForCausalLM",
     layer=PHI3_LAYER,
     outside=OUTSIDE,
     default_norm_eps=1e-5,
     default_context=4096,
+    by_rows=True,
+    engines=("vLLM", "SGLang", "llama.cpp"),
 )
 
 GGUF_LAYER = {

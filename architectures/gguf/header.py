@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
+from architectures.families import FAMILIES
 from architectures.families.config_entries import CONFIG, require_config
 from architectures.files.entry_kinds import shown, whole
 from architectures.files.reading import require_regular
@@ -39,12 +40,7 @@ CONFIG_KEYS = {
 TOKEN_KEYS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
 END_OF_TURN = {"eot_token_id": "bos_token_id", "unknown_token_id": "bos_token_id"}  # each one id
 # The `general.architecture` values we accept; each is also its model_type in transformers.
-BIAS_KEYS = {  # config entry -> a tensor that is there when the entry is true
-    "llama": {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
-    "qwen2": {},
-    "qwen3": {"attention_bias": "blk.0.attn_q.bias"},
-}
-ARCHITECTURES = tuple(BIAS_KEYS)
+ARCHITECTURES = {name: family.gguf for name, family in FAMILIES.items() if family.gguf and family.gguf.name == name}
 CHECKED_KEYS = ("attention.value_length", "rope.dimension_count")  # must agree with head_dim
 NEUTRAL_KEYS = ("vocab_size",)  # said again by the embedding's size
 
@@ -247,7 +243,7 @@ def facts_from_tensors(file: Path, architecture: str, header: GgufHeader) -> dic
     return {
         "vocab_size": embedding.size[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        **{entry: tensor in header.tensors for entry, tensor in BIAS_KEYS[architecture].items()},
+        **{entry: tensor in header.tensors for entry, tensor in ARCHITECTURES[architecture].bias_tensors.items()},
     }
 
 

@@ -30,10 +30,9 @@ from architectures.families import FAMILIES
 from architectures.families.family import Family
 from architectures.families.rotary import GGUF_LAYER, GGUF_OUTSIDE
 from architectures.files.atomic import staged_folder
-from architectures.gguf.header import TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
+from architectures.gguf.header import ARCHITECTURES, TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
 from architectures.shapes.shape import Shape, checkpoint_tensors
 
-PERMUTED_ARCHITECTURES = ("llama",)  # llama.cpp stores their query and key rows in its own rotary order
 ROPE_FACTORS = "rope_freqs.weight"
 GPT2_SPLITTING = (None, "default", "gpt-2")  # `tokenizer.ggml.pre`, where GPT-2's own word splitting is right
 DIGITS_APART = "smollm"  # the same behind a step that makes every digit a word: spaces before a number stay together
@@ -46,7 +45,7 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
     """De-quantise a GGUF file into a Hugging Face folder: safetensors, config, tokenizer, generation_config, manifest.
 
     Args:
-        file: A GGUF file of one of gguf_header.ARCHITECTURES.
+        file: A GGUF file of one of header.ARCHITECTURES.
         out: The folder; an earlier import there is replaced.
         dtype: Of the written weights: float32, bfloat16 or float16.
 
@@ -153,7 +152,7 @@ def read_tensor(file: Path, header: GgufHeader, name: str, shape: Shape) -> Tens
         weight = torch.from_numpy(dequantize(rows, GGMLQuantizationType(tensor.type_id)).astype(np.float32, copy=False))
     if not torch.stack(weight.aminmax()).isfinite().all():
         raise UserError(f"{file}: {name} holds NaN or infinity. Fetch the file again.")
-    if header.metadata["general.architecture"] in PERMUTED_ARCHITECTURES:
+    if ARCHITECTURES[header.metadata["general.architecture"]].own_row_order:
         for part, heads in ((".attn_q.", shape.heads), (".attn_k.", shape.kv_heads)):
             if part in name:
                 return rotary_halves(weight, heads)

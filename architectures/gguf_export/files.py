@@ -23,9 +23,10 @@ from architectures.conversion.folders import write_whole
 from architectures.conversion.small_draft import read_small_draft
 from architectures.errors import UserError
 from architectures.families import FAMILIES
+from architectures.families.family import Gguf
 from architectures.files.atomic import partial_beside
 from architectures.files.progress import track
-from architectures.gguf.importing import PERMUTED_ARCHITECTURES, gguf_names
+from architectures.gguf.importing import gguf_names
 from architectures.gguf_export.kinds import FILE_TYPES, Stored, fallen_back, stored_tensors
 from architectures.gguf_export.names import GgufKind
 from architectures.gguf_export.rope import FACTORS_NAME, rope_entries, rope_factors
@@ -56,7 +57,7 @@ class Model:
     """A checkpoint folder that was found to become a GGUF file."""
 
     name: str
-    architecture: str
+    gguf: Gguf
     shape: Shape
     config: PreTrainedConfig
     vocabulary: GgufVocabulary
@@ -70,7 +71,7 @@ def export_gguf(folder: Path, out: Path, kind: GgufKind, *, name: str) -> GgufFi
     for every id.
 
     Args:
-        folder: A Hugging Face folder of one of supported.ARCHITECTURES.
+        folder: A Hugging Face folder of a family that has an entry `gguf`.
         out: The file; an earlier one there is replaced.
         kind: Of its matrices.
         name: What the file calls the model.
@@ -90,10 +91,10 @@ def read_model(folder: Path, name: str) -> Model:
     """What a GGUF file is made of; the weights are left on disk."""
     shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    architecture = gguf_architecture(folder, shape, config)
+    gguf = gguf_architecture(folder, shape, config)
     weights = open_weights(folder)
     require_tensors(weights, checkpoint_tensors(shape), ignored=FAMILIES[shape.family].ignored_suffixes)
-    return Model(name, architecture, shape, config, read_vocabulary(folder, shape.vocab), weights)
+    return Model(name, gguf, shape, config, read_vocabulary(folder, shape.vocab), weights)
 
 
 def write_gguf(model: Model, out: Path, kind: GgufKind) -> GgufFile:
@@ -112,7 +113,7 @@ def write_gguf(model: Model, out: Path, kind: GgufKind) -> GgufFile:
 
     partial = partial_beside(out)
     try:
-        writer = GGUFWriter(partial, model.architecture)
+        writer = GGUFWriter(partial, model.gguf.name)
         add_metadata(writer, model, kind)
         write_tensors(writer, stored, read)
         partial.replace(out)
@@ -138,7 +139,7 @@ def read_weight(model: Model, name: str, gguf_name: str) -> Tensor:
             f"{model.weights.files[name]}: {name} holds {weight.abs().max():g}, more than F16 holds ({MOST_F16:g}). "
             "Serve the folder itself, with transformers or vLLM."
         )
-    if model.architecture in PERMUTED_ARCHITECTURES:
+    if model.gguf.own_row_order:
         for part, heads in ((".attn_q.", model.shape.heads), (".attn_k.", model.shape.kv_heads)):
             if part in gguf_name:
                 return neighbouring_pairs(weight, heads)
@@ -163,7 +164,7 @@ def add_metadata(writer: GGUFWriter, model: Model, kind: GgufKind) -> None:
     writer.add_file_type(FILE_TYPES[kind])
     writer.add_quantization_version(GGML_QUANT_VERSION)
     for key, value in model_entries(model).items():
-        add_entry(writer, f"{model.architecture}.{key}", value)
+        add_entry(writer, f"{model.gguf.name}.{key}", value)
     for key, value in entries(model.vocabulary):
         add_entry(writer, key, value)
     writer.add_token_list(list(model.vocabulary.tokens))

@@ -4,18 +4,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from architectures.errors import UserError
+from architectures.families import FAMILIES
+from architectures.families.family import Gguf
 from architectures.shapes.shape import Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # model_type -> GGUF's name
-OTHERS = {
-    "opt": "llama.cpp has no such architecture",
-    **dict.fromkeys(
-        ("gemma2", "gemma3_text"), "its word pieces have scores that only its tokenizer.model holds, which is not read"
-    ),
-}
 CONVERTER = "Convert the folder with llama.cpp's convert_hf_to_gguf.py."
 SERVE_AS_IT_IS = "Serve the folder itself, with transformers or vLLM."
 ROPE_TYPES = {  # the settings llama.cpp knows of each type, beside rope_type and rope_theta
@@ -27,8 +22,8 @@ ROPE_TYPES = {  # the settings llama.cpp knows of each type, beside rope_type an
 NEUTRAL = {"partial_rotary_factor": 1.0, "attention_factor": None, "beta_fast": 32, "beta_slow": 1, "truncate": True}
 
 
-def gguf_architecture(folder: Path, shape: Shape, config: "PreTrainedConfig") -> str:
-    """The `general.architecture` of a model.
+def gguf_architecture(folder: Path, shape: Shape, config: "PreTrainedConfig") -> Gguf:
+    """How llama.cpp has a model.
 
     Args:
         folder: For messages.
@@ -38,21 +33,22 @@ def gguf_architecture(folder: Path, shape: Shape, config: "PreTrainedConfig") ->
     Raises:
         UserError: If llama.cpp has no such model, or would compute it otherwise than transformers does.
     """
-    refuse_other_shapes(folder, shape)
+    gguf = refuse_other_shapes(folder, shape)
     if config.hidden_act != "silu":
         refuse(folder, f"hidden_act is {config.hidden_act!r}, and llama.cpp computes {shape.family} with silu")
     refuse_windows(folder, config)
     refuse_other_rope(folder, config.rope_parameters)
-    return ARCHITECTURES[shape.family]
+    return gguf
 
 
-def refuse_other_shapes(folder: Path, shape: Shape) -> None:
+def refuse_other_shapes(folder: Path, shape: Shape) -> Gguf:
     """Raise UserError for a family or sizes that no GGUF file of ours holds; `folder` is for the message."""
-    if shape.family not in ARCHITECTURES:
-        reason = OTHERS.get(shape.family, "it is not written")
-        remedy = SERVE_AS_IT_IS if shape.family == "opt" else CONVERTER
-        raise UserError(f"{folder}: model_type {shape.family} does not become a GGUF file: {reason}. {remedy}")
-    refuse_other_sizes(folder, shape)
+    family = FAMILIES[shape.family]
+    if family.gguf is None:
+        remedy = CONVERTER if "llama.cpp" in family.engines else SERVE_AS_IT_IS
+        raise UserError(f"{folder}: model_type {shape.family} does not become a GGUF file: {family.no_gguf}. {remedy}")
+    refuse_other_sizes(folder, shape, family.gguf)
+    return family.gguf
 
 
 def refuse_windows(folder: Path, config: "PreTrainedConfig") -> None:
@@ -74,17 +70,17 @@ def refuse_other_rope(folder: Path, rope: dict[str, Any]) -> None:
             refuse(folder, f"rope_parameters.{key} is {value!r}, which no entry of a GGUF file holds")
 
 
-def refuse_other_sizes(folder: Path, shape: Shape) -> None:
+def refuse_other_sizes(folder: Path, shape: Shape, gguf: Gguf) -> None:
     """Raise UserError for tensors that llama.cpp's loader of this architecture has no place for."""
     query = shape.heads * shape.head_dim
-    if shape.family == "qwen2" and query != shape.hidden:
+    if gguf.query_is_hidden and query != shape.hidden:
         refuse(
             folder,
-            f"{shape.heads} heads of {shape.head_dim} make {query} query channels, and llama.cpp's qwen2 has "
+            f"{shape.heads} heads of {shape.head_dim} make {query} query channels, and llama.cpp's {gguf.name} has "
             f"hidden_size={shape.hidden} of them",
         )
-    if shape.family == "qwen3" and shape.qkv_bias:
-        refuse(folder, "attention_bias is true, and llama.cpp's qwen3 has no bias behind its attention")
+    if not gguf.attention_bias and shape.qkv_bias:
+        refuse(folder, f"attention_bias is true, and llama.cpp's {gguf.name} has no bias behind its attention")
 
 
 def refuse(folder: Path, fact: str) -> NoReturn:

@@ -57,7 +57,8 @@ def context_length(config: Mapping[str, Any], *, where: str) -> ContextLength | 
     default = 0 if family is None else family.default_context
     tokens = default if config.get(key) is None else required(config, key, where)
     plain = ContextLength(tokens, f"{key} is {tokens}")
-    scaled = [] if stated_with_scaling(config) else [scale(plain, rope, config, where) for rope in ropes(config, where)]
+    stated_scaled = is_gemma_3(config) if family is None else family.scaled_context
+    scaled = [] if stated_scaled else [scale(plain, rope, config, where) for rope in ropes(config, where)]
     return max(scaled, key=lambda each: each.tokens, default=plain)
 
 
@@ -73,8 +74,8 @@ def smallest_of_others(config: Mapping[str, Any], where: str) -> str | None:
     return None if any(by_distance) else min(given, key=lambda key: required(config, key, where), default=None)
 
 
-def stated_with_scaling(config: Mapping[str, Any]) -> bool:
-    """Whether a model of this type states its length after scaling, whatever the scaling."""
+def is_gemma_3(config: Mapping[str, Any]) -> bool:
+    """Whether a model of no family of ours is a larger Gemma 3, which states its length after scaling as well."""
     return str(config.get("model_type")).startswith("gemma3")
 
 

@@ -12,6 +12,7 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES, family_of
 from architectures.families.config_entries import CONFIG
 from architectures.families.family import EMBEDDING_ROLES, Family, Part
+from architectures.families.rotary import LLAMA
 from architectures.small_head.record import CONFIG_KEY
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -34,7 +35,7 @@ class Shape:
     qkv_bias: bool = False
     output_bias: bool = False
     ffn_bias: bool = False
-    family: str = "llama"  # model_type
+    family: str = LLAMA.model_type
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, where: str = "config.json") -> "Shape":

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from architectures.checkpoints.manifest_record import Manifest
 from architectures.files.atomic import write_json
 from architectures.pruning.plan_record import PruningPlan
 from distill.commands.recipe_headers import write_headers
@@ -34,6 +35,7 @@ RECORDS = {
     "lookup_policy": PolicyFile,
     "certificate": CertificateFile,
     "plan": PruningPlan,
+    "manifest": Manifest,
 }
 INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${key} filled in from another key."}
 

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from architectures.checkpoints.fingerprint import fingerprint_value
+from architectures.checkpoints.manifest_record import Counts, SplitCounts
 from architectures.errors import UserError
 from distill.data.conversations import Conversation
 from distill.data.self_written import SelfWriting, write_own_prompts
@@ -22,6 +23,7 @@ from eval.prompts.forms import Prompt
 from eval.prompts.lengths import drop_too_long
 from eval.prompts.loading import load_prompts
 
+NO_ANSWERS = SplitCounts(prompts=0, answers=0, answer_tokens=0), 0  # as count_answers counts
 Row = TypeVar("Row", Prompt, Conversation)
 
 
@@ -34,7 +36,7 @@ def generate_answers(
     dtype: str,
     to_train_on: bool = True,
     answered_by: type[Answerer] = Answerer,
-) -> dict[str, Any]:
+) -> Counts:
     """Write the target's answers to out/train-*.jsonl and, for prompts held out of training, to out/eval-*.jsonl.
 
     An interrupted run continues. Which prompts are held out depends on the prompts and the seed alone.
@@ -67,15 +69,15 @@ def generate_answers(
     earlier = [Path(folder) for folder in config.answers_from]
     for name, split in answered.items():
         write_traces(target, split, out, settings, name=name, answered_by=answered_by, answers_from=earlier)
-    none = dict.fromkeys(("prompts", "answers", "answer_tokens", "left_out"), 0)
-    counts = {"train": none, **{name: count_answers(out, name, split) for name, split in answered.items()}}
-    num_left_out = sum(count.pop("left_out") for count in counts.values())
+    counts = {"train": NO_ANSWERS, **{name: count_answers(out, name, split) for name, split in answered.items()}}
+    num_left_out = sum(left_out for _, left_out in counts.values())
     return {
         "prompts": len(prompts),
         "self_written": len(written),
         "duplicates": len(prompts) - len(distinct),
         "too_long": len(distinct) - len(fitting) + num_left_out,
-        **counts,
+        "train": counts["train"][0],
+        "eval": counts["eval"][0],
     }
 
 
@@ -140,12 +142,9 @@ def hold_out(
     return train, [prompts[place] for place in sorted(drawn)]
 
 
-def count_answers(out: Path, name: str, prompts: Sequence[Prompt]) -> dict[str, int]:
-    """What is on disk for some prompts."""
+def count_answers(out: Path, name: str, prompts: Sequence[Prompt]) -> tuple[SplitCounts, int]:
+    """What is on disk for some prompts, and how many of their turns have no answer there."""
     traces = read_traces(out, name)
-    return {
-        "prompts": len(prompts),
-        "answers": len(traces),
-        "answer_tokens": sum(len(trace.answer_ids) for trace in traces),
-        "left_out": sum(1 + len(prompt.later_turns) for prompt in prompts) - len(traces),
-    }
+    num_tokens = sum(len(trace.answer_ids) for trace in traces)
+    counts = SplitCounts(prompts=len(prompts), answers=len(traces), answer_tokens=num_tokens)
+    return counts, sum(1 + len(prompt.later_turns) for prompt in prompts) - len(traces)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.checkpoints.fingerprint import fingerprint_tokenizer, fingerprint_value
+from architectures.checkpoints.manifest_record import Counts, SplitCounts
 from architectures.errors import UserError
 from architectures.files.progress import track
 from distill.data.conversations import Conversation, load_conversations
@@ -45,7 +46,7 @@ class GivenSettings:
 
 def collect_given(
     target: Path, config: DataConfig, out: Path, *, seed: int, dtype: str, to_train_on: bool = True
-) -> dict[str, Any]:
+) -> Counts:
     """Write the conversations' answers to out/train-*.jsonl, and the target's to held-out ones to out/eval-*.jsonl.
 
     An interrupted run continues. Which conversations are held out depends on them and the seed alone; one that begins
@@ -80,15 +81,16 @@ def collect_given(
     write_traces(target, questions, out, decoding_settings(config, seed=seed, dtype=dtype), name="eval")
     if to_train_on:
         write_given(renderer, train, out, settings)
-    counts = {"train": count_given(out, train), "eval": count_answers(out, "eval", questions)}
-    num_left_out = sum(count.pop("left_out") for count in counts.values())
+    learned, num_left_out = count_given(out, train)
+    asked, num_unanswered = count_answers(out, "eval", questions)
     return {
         "prompts": len(conversations),
         "self_written": 0,
         "duplicates": len(conversations) - len(distinct),
-        "too_long": len(distinct) - len(fitting) + num_left_out,
+        "too_long": len(distinct) - len(fitting) + num_left_out + num_unanswered,
         "asked_in_eval": len(drawn) - len(train) if to_train_on else 0,
-        **counts,
+        "train": learned,
+        "eval": asked,
     }
 
 
@@ -154,8 +156,8 @@ def drop_asked(train: Sequence[Conversation], held_out: Sequence[Conversation]) 
     return fresh
 
 
-def count_given(out: Path, conversations: Sequence[Conversation]) -> dict[str, int]:
-    """What is on disk to train on; says how many of the conversations the template splits."""
+def count_given(out: Path, conversations: Sequence[Conversation]) -> tuple[SplitCounts, int]:
+    """What is on disk to train on, and how many answers are not; says how many conversations the template splits."""
     traces = read_traces(out, "train") if conversations else []
     rows = [list(group) for _, group in groupby(traces, key=row_of)]
     breaks = [sum(not follows(*pair) for pair in pairwise(row)) for row in rows]
@@ -166,14 +168,14 @@ def count_given(out: Path, conversations: Sequence[Conversation]) -> dict[str, i
             f"they were said; they are learned in {sum(breaks) + num_split} sequences, one for each time",
             file=sys.stderr,
         )
-    return {
-        "prompts": len(conversations),
-        "answers": len(traces),
-        "answer_tokens": sum(len(trace.answer_ids) for trace in traces),
-        "sequences": len(rows) + sum(breaks),
-        "split": num_split,
-        "left_out": sum(len(each.answers) for each in conversations) - len(traces),
-    }
+    counts = SplitCounts(
+        prompts=len(conversations),
+        answers=len(traces),
+        answer_tokens=sum(len(trace.answer_ids) for trace in traces),
+        sequences=len(rows) + sum(breaks),
+        split=num_split,
+    )
+    return counts, sum(len(each.answers) for each in conversations) - len(traces)
 
 
 def row_of(trace: Trace) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 from architectures.checkpoints.manifest import changed_inputs
+from architectures.checkpoints.manifest_record import Counts
 from architectures.errors import UserError
 from architectures.shapes.section import MasksConfig
 from distill.data.conversations import Conversation, load_conversations
@@ -90,13 +90,13 @@ def unwritten_work(recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversat
     return Work(total, answers, at_most=bool(bounds), taken=taken)
 
 
-def finished_counts(recipe: Recipe) -> dict[str, Any] | None:
+def finished_counts(recipe: Recipe) -> Counts | None:
     """What a finished <run>/data that this recipe made holds; the files of the target are not compared."""
     manifest = Run.of(recipe).data.manifest
-    if manifest is None or manifest["target"] != target_record(recipe.target):
+    if manifest is None or manifest.get("target") != target_record(recipe.target):
         return None
     changed = changed_inputs(manifest, asked_inputs(recipe))
-    return manifest["counts"] if set(changed) <= {"target"} else None
+    return manifest.get("counts") if set(changed) <= {"target"} else None
 
 
 def work_rows(recipe: Recipe, work: Work) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from architectures.checkpoints.manifest import changed_inputs, read_manifest
+from architectures.checkpoints.manifest_record import Manifest, StageName
 from architectures.errors import UserError
 
 
@@ -18,7 +19,7 @@ class Made(NamedTuple):
         carries: What its manifest says of the run beside its inputs: "target", "source", "recipe", "seed".
     """
 
-    stage: str
+    stage: StageName
     command: str
     carries: tuple[str, ...]
 
@@ -44,7 +45,7 @@ class Artifact:
     made: Made
 
     @property
-    def manifest(self) -> dict[str, Any] | None:
+    def manifest(self) -> Manifest | None:
         return read_manifest(self.path)
 
     @property

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from architectures.checkpoints.fingerprint import fingerprint_value
+from architectures.checkpoints.manifest_record import ModelReference, Source
 from architectures.shapes.section import ArchitectureConfig, TargetConfig
 from distill.formulas.losses import recorded_loss
 from distill.recipe.recipe import Recipe
@@ -21,12 +22,12 @@ def carried(recipe: Recipe, names: Iterable[str]) -> dict[str, Any]:
     return {name: of_recipe[name] for name in names if name in of_recipe}
 
 
-def target_record(target: TargetConfig) -> dict[str, str]:
+def target_record(target: TargetConfig) -> ModelReference:
     """The target as a manifest names it."""
     return {"path": target.path, "revision": target.revision}
 
 
-def source_record(wanted: ArchitectureConfig) -> dict[str, dict[str, str]]:
+def source_record(wanted: ArchitectureConfig) -> Source:
     """What the draft is cut out of, as a manifest names it, under "source"; nothing where that is the target."""
     return {} if wanted.source is None else {"source": {"path": wanted.source, "revision": wanted.source_revision}}
 

@@ -5,9 +5,10 @@ Training is a stage too, in processes of its own: distill/stages/training.py. He
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
+from architectures.checkpoints.manifest_record import Counts
 from distill.caching.stage import require_own_answers, states_are_due, write_cache
 from distill.recipe.teacher import keeps_states
 from distill.run.run import Run
@@ -47,7 +48,7 @@ def write_answers(run: Run, finish: Finish) -> str:
     return str(counts)
 
 
-def make_answers(run: Run) -> dict[str, Any]:
+def make_answers(run: Run) -> Counts:
     """Answers by the target, or those that come with the prompts; their counts."""
     from distill.data.generate import generate_answers
     from distill.data.given import collect_given

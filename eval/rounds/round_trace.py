@@ -5,7 +5,7 @@ their order. No rate is stored: eval/report_inputs/round_figures.py makes every 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -123,7 +123,7 @@ class Header:
     threads: Positive
     compiled: bool
     runs: tuple[RunSettings, ...]
-    provenance: dict[str, Any]
+    provenance: Mapping[str, Any]
     captured: bool = False
 
 

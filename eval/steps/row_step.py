@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from architectures.families import FAMILIES
 from eval.steps.row_cache import RowCache
 
 Span = tuple[int, int]  # the position of a row's first token among those fed, and how many tokens it is fed
 WINDOWED = "sliding_attention"
-MASK_PER_KIND_OF_LAYER = frozenset({"qwen2", "qwen3", "gemma2", "gemma3_text"})
 
 
 def forward(
@@ -79,7 +79,8 @@ class Sight:
         """What a model's config says."""
         config = model.config.get_text_config(decoder=True)
         eager = config._attn_implementation == "eager"  # noqa: SLF001  # there is no other way to know
-        kinds = tuple(sorted(set(config.layer_types))) if config.model_type in MASK_PER_KIND_OF_LAYER else ()
+        family = FAMILIES.get(config.model_type)
+        kinds = tuple(sorted(set(config.layer_types))) if family is not None and family.mask_per_kind else ()
         return cls(getattr(config, "sliding_window", None), kinds, model.dtype if eager else None)
 
     def masks(self, positions_BT: Tensor, width: int) -> Any:

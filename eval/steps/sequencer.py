@@ -23,12 +23,12 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from architectures.draft_vocabulary.head import columns_below
+from architectures.families import FAMILIES
 from eval.steps.cache import new_cache, roll_back
 from eval.steps.row_cache import RowCache
 from eval.steps.row_step import Sight, Span, forward, positions_of
 
 Feed = tuple[int, bool]  # tokens fed at once to the longest row, and whether logits are wanted after all of them
-BY_ROWS = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "gpt2"})
 
 
 class Sequencer(Protocol):
@@ -113,7 +113,8 @@ def takes_rows(model: PreTrainedModel, *, goes_back: bool = True) -> bool:
 
 def by_rows(model: PreTrainedModel) -> bool:
     """Whether a model follows the positions and masks that a RowSequencer gives it."""
-    return model.config.get_text_config(decoder=True).model_type in BY_ROWS
+    family = FAMILIES.get(model.config.get_text_config(decoder=True).model_type)
+    return family is not None and family.by_rows
 
 
 def sees_all(model: PreTrainedModel, length: int) -> bool:

@@ -1,20 +1,19 @@
-"""Model types of which an engine lacks something, whatever a config says."""
+"""What an engine lacks of a model type, whatever a config says."""
 
-# Of these model types an engine has no output head but the embedding: it leaves lm_head.weight out.
-# Sources: vLLM 0.32, models/gemma2.py; SGLang 0.5.23, models/gemma2.py, gemma3_causal.py and gpt2.py; llama.cpp,
-# conversion/gemma.py
-HEAD_IS_EMBEDDING: dict[str, tuple[str, ...]] = {
-    "gemma2": ("vLLM", "SGLang", "llama.cpp"),
-    "gemma3_text": ("SGLang", "llama.cpp"),
-    "gpt2": ("SGLang",),
-}
-WITHOUT_VLLM = {  # of drafts that have a vocabulary of their own
-    "gemma2": "vLLM's Gemma 2 has no output head but the embedding",
-    "gpt_neox": "vLLM has no GPT-NeoX of its own",
-}
+from architectures.families import FAMILIES
+
+
+def without_vllm(model_type: str) -> str | None:
+    """Why vLLM serves no draft of this type that has a vocabulary of its own; None where it does, or was not asked."""
+    family = FAMILIES.get(model_type)
+    if family is None:
+        return None
+    if "vLLM" in family.head_is_embedding:
+        return f"vLLM's {family.label} has no output head but the embedding"
+    return None if "vLLM" in family.engines else f"vLLM has no {family.label} of its own"
 
 
 def engines_without_head(model_type: str) -> str | None:
     """The engines that take a head of this model type to be the embedding, in words; None if there are none."""
-    *others, last = HEAD_IS_EMBEDDING.get(model_type, (None,))
+    *others, last = FAMILIES[model_type].head_is_embedding or (None,)
     return f"{', '.join(map(str, others))} and {last}" if others else last

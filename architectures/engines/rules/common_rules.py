@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from architectures.engines.pair.facts import Model, Pair
 from architectures.engines.pair.finding import Verdict, fine, lossy, not_checked, refused
-from architectures.engines.pair.limits import HEAD_IS_EMBEDDING
 from architectures.engines.pair.tokenizer_files import differing_ids, text_of
 from architectures.families import FAMILIES
 from architectures.shapes.serving import serving_problems, tensor_parallel_degrees
@@ -102,7 +101,7 @@ def own_head(pair: Pair, *, engine: str) -> Verdict:
         return not_checked(f"Of the draft, {UNKNOWN_SHAPE.format(repr(model_type))}")
     if shape.tied:
         return fine("The draft's output head is its embedding.")
-    if engine not in HEAD_IS_EMBEDDING.get(model_type, ()):
+    if engine not in FAMILIES[shape.family].head_is_embedding:
         return fine(f"{engine} reads the output head of {model_type}.")
     return refused(
         f"The draft has an output head that is not its embedding, and {engine} has none but the embedding for "
@@ -204,19 +203,21 @@ def same_window(pair: Pair) -> Verdict:
     )
 
 
-def known_family(pair: Pair, *, engine: str, own: tuple[str, ...], without: str) -> Verdict:
+def known_family(pair: Pair, *, engine: str, without: str) -> Verdict:
     """The engine has a model of this type.
 
     Args:
-        own: Model types that were found in its code.
         without: What it does with others, as a sentence.
     """
     model_type = pair.draft.model_type
-    if model_type in own:
+    family = FAMILIES.get(model_type)
+    if family is None:
+        return not_checked(
+            f"{model_type} is not a model type that widedraft knows, or that was looked for in {engine}."
+        )
+    if engine in family.engines:
         return fine(f"{engine} has a model of its own for {model_type}.")
-    if model_type in FAMILIES:
-        return not_checked(f"{engine} has no model of its own for {model_type}. {without}")
-    return not_checked(f"{model_type} is not a model type that widedraft knows, or that was looked for in {engine}.")
+    return not_checked(f"{engine} has no model of its own for {model_type}. {without}")
 
 
 def no_custom_code(pair: Pair) -> Verdict:

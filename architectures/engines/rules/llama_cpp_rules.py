@@ -24,7 +24,6 @@ from architectures.shapes.serving import quantised_formats
 
 NAME = "llama.cpp"
 SPECULATIVE, CONVERSION = "common/speculative.cpp", "conversion/base.py"
-OWN = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "bloom", "gpt2")
 MOST_APART, FIRST_COMPARED = 128, 5
 COPY = "Copy the target's tokenizer files into the draft, if it was trained with them, and convert it again."
 NOTES = (
@@ -97,14 +96,20 @@ def same_ends(pair: Pair) -> Verdict:
 
 def no_eagle_entry(pair: Pair) -> Verdict:
     """The draft is not taken for a head of EAGLE-3."""
-    shape = pair.draft.shape
-    one_layer = shape is not None and shape.layers == 1 and pair.draft.model_type == "llama"
-    if not (pair.draft.eagle_entry and one_layer):
+    shape, model_type = pair.draft.shape, pair.draft.model_type
+    if shape is None or shape.layers != 1 or not (pair.draft.eagle_entry and is_taken_for_eagle(model_type)):
         return fine("The converter does not take the draft for EAGLE-3.")
     return refused(
-        "The draft is a llama of one layer with draft_vocab_size in its config: the converter takes it for EAGLE-3.",
+        f"The draft is a {model_type} of one layer with draft_vocab_size in its config: the converter takes it for "
+        "EAGLE-3.",
         "Remove draft_vocab_size from its config.json.",
     )
+
+
+def is_taken_for_eagle(model_type: str) -> bool:
+    """Whether the converter takes models of this known type for EAGLE-3, where they have one layer and the entry."""
+    gguf = FAMILIES[model_type].gguf
+    return gguf is not None and gguf.taken_for_eagle
 
 
 def rows_of_blocks(pair: Pair) -> Verdict:
@@ -145,9 +150,9 @@ def stated_head(pair: Pair) -> Verdict:
 def convertible(pair: Pair) -> Verdict:
     """The converter knows models of this type."""
     model_type = pair.draft.model_type
-    if model_type in FAMILIES and model_type not in OWN:
+    if model_type in FAMILIES and NAME not in FAMILIES[model_type].engines:
         return refused(f"llama.cpp's converter has no {model_type}.", "Take another engine.")
-    return known_family(pair, engine=NAME, own=OWN, without="")
+    return known_family(pair, engine=NAME, without="")
 
 
 UNREAD = ", which the converter reads of some methods alone."

@@ -21,7 +21,6 @@ from architectures.engines.rules.common_rules import (
 
 NAME = "SGLang"
 WORKER, MODELS = "srt/speculative/standalone_worker_v2.py", "srt/models"
-OWN = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "opt", "gpt2")
 NOTES = (
     "At a temperature above 0 it verifies a greedy draft, and accepts less than a scorecard's rejection rule.",
     "It takes 48 requests at a time at most, and no data-parallel attention.",
@@ -79,6 +78,6 @@ RULES = (
     Rule("length", WORKER, partial(long_enough, past=PAST)),
     Rule("sliding window", "not read", same_window),
     Rule("quantisation", "srt/arg_groups/serving_hook.py", quantised),
-    Rule("model type", MODELS, partial(known_family, engine=NAME, own=OWN, without=BACKEND)),
+    Rule("model type", MODELS, partial(known_family, engine=NAME, without=BACKEND)),
     Rule("custom code", "srt/configs/model_config.py", no_custom_code),
 )

@@ -4,7 +4,7 @@ from functools import partial
 
 from architectures.engines.pair.facts import Pair
 from architectures.engines.pair.finding import Rule, Verdict, fine, lossy, not_checked, refused
-from architectures.engines.pair.limits import WITHOUT_VLLM
+from architectures.engines.pair.limits import without_vllm
 from architectures.engines.pair.misleading import misleading_part
 from architectures.engines.rules.common_rules import (
     equal_sizes,
@@ -23,7 +23,6 @@ from architectures.engines.rules.common_rules import (
 
 NAME = "vLLM"
 SPECULATIVE, DRAFT_MODEL = "vllm/config/speculative.py", "vllm/v1/spec_decode/draft_model.py"
-OWN = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "opt", "bloom", "gpt2")
 NOTES = (
     "It drafts greedily unless draft_sample_method is probabilistic; texts stay the target's in distribution.",
     "The draft is not spread by pipeline parallelism.",
@@ -47,7 +46,7 @@ def vocabulary(pair: Pair) -> Verdict:
     """Sizes are equal, or the draft is served with a vocabulary of its own."""
     if not pair.own_vocabulary:
         return equal_sizes(pair, engine=NAME)
-    reason = WITHOUT_VLLM.get(pair.draft.model_type)
+    reason = without_vllm(pair.draft.model_type)
     if reason is not None:
         return refused(
             f"The draft has a tokenizer of its own, and {reason}.", "Run `widedraft convert --form whole` in its place."
@@ -112,7 +111,7 @@ RULES = (
     Rule(
         "model type",
         "vllm/model_executor/models/registry.py",
-        partial(known_family, engine=NAME, own=OWN, without=BACKEND),
+        partial(known_family, engine=NAME, without=BACKEND),
     ),
     Rule("text alone", SPECULATIVE, text_alone),
     Rule("custom code", "vllm/config/model.py", no_custom_code),

@@ -79,10 +79,10 @@ def test_commit_of_this_checkout():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "inputs must be an object with a fingerprint for each input, got None"),
-        ('{"inputs": []}', r"inputs must be .*, got \[\]"),
-        ('{"inputs": {"target": 3}}', r"inputs must be .*, got {'target': 3}"),
-        ('{"inputs": null}', "inputs must be .*, got None"),
+        ('{"stage": "prune"}', "inputs: Field required"),
+        ('{"stage": "prune", "inputs": []}', r"inputs: Input should be an object, got \[\]"),
+        ('{"stage": "prune", "inputs": {"target": 3}}', r"inputs\.target: Input should be a valid string, got 3"),
+        ('{"stage": "prune", "inputs": null}', "inputs: Input should be an object, got None"),
         ("[]", "holds no JSON object"),
         ("[" * 100_000, "is nested too deeply"),
         ("9" * 5000, "Exceeds the limit"),

@@ -208,8 +208,11 @@ def test_a_small_head_is_grown(source, tmp_path):
 
 REFUSED = {
     "gemma2": ({"query_pre_attn_scalar": 16}, "model_type gemma2 does not become a GGUF file: its word pieces"),
-    "opt": ({"ffn_dim": 96, "word_embed_proj_dim": 64}, "model_type opt .*: llama.cpp has no such architecture"),
-    "phi3": ({}, "model_type phi3 does not become a GGUF file: it is not written"),
+    "opt": (
+        {"ffn_dim": 96, "word_embed_proj_dim": 64},
+        r"model_type opt .*: llama\.cpp has no such architecture\. Serve",
+    ),
+    "phi3": ({}, r"model_type phi3 does not become a GGUF file: it is not written\. Convert"),
     "mistral": ({"sliding_window": 8}, "layers look back 8 tokens of 2048, and in llama.cpp all"),
     "qwen2": ({"head_dim": 32}, "4 heads of 32 make 128 query channels, and llama.cpp's qwen2 has hidden_size=64"),
     "qwen3": ({"attention_bias": True}, "attention_bias is true, and llama.cpp's qwen3 has no bias"),

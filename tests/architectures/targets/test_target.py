@@ -23,7 +23,7 @@ def imports(monkeypatch):
         calls.append((file, out))
         out.mkdir(exist_ok=True)
         fingerprint = gguf_import.fingerprint_file(file)
-        (out / "manifest.json").write_text(json.dumps({"inputs": {"gguf": fingerprint}}))
+        (out / "manifest.json").write_text(json.dumps({"stage": "import-gguf", "inputs": {"gguf": fingerprint}}))
 
     monkeypatch.setattr(gguf_import, "import_gguf", record)
     return calls

@@ -61,7 +61,7 @@ def finish_run(run: Path, target: Path, ids: tuple[int, ...] | None) -> Path:
     prune_checkpoint(target, plan if ids is None else plan.with_vocabulary(ids), run / "draft")
     write_manifest(run / "draft", stage="export", inputs={}, finished=True, checkpoint="latest-rank0.pt")
     (run / "data").mkdir()
-    counts = {"train": {"answers": 5, "answer_tokens": 1234}}
+    counts = {"prompts": 5, "train": {"answers": 5, "answer_tokens": 1234}}
     write_manifest(run / "data", stage="generate", inputs={}, counts=counts)
     score_drafts(target, {"draft": run / "draft"}, PROMPTS, SCORING, run / "eval", seed=17)
     return run

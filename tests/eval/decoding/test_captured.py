@@ -9,12 +9,12 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures.errors import UserError
+from architectures.families import FAMILIES
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits
 from eval.steps.captured import CapturedSteps, Capturer, CudaRecorder
 from eval.steps.row_cache import RowCache
 from eval.steps.row_step import Sight, forward
-from eval.steps.sequencer import BY_ROWS
 from tests.conftest import TINY_SHAPE
 from widedraft import main
 
@@ -56,7 +56,7 @@ def operations_of(family, attention, *, tokens, whole):
 
 @pytest.mark.parametrize(("tokens", "whole"), [(1, False), (2, False), (5, True)])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", sorted(BY_ROWS))
+@pytest.mark.parametrize("family", [name for name, of in FAMILIES.items() if of.by_rows])
 def test_a_step_reads_nothing_back_and_copies_nothing_to_its_device(family, attention, tokens, whole):
     if family == "gemma2" and attention == "sdpa":
         pytest.skip("transformers runs Gemma 2 by its eager attention alone")

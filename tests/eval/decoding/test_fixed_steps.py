@@ -8,6 +8,7 @@ from rich.console import Console
 from torch._dynamo.utils import counters
 
 from architectures.errors import UserError
+from architectures.families import FAMILIES
 from eval.checks.compare import Comparison, compare
 from eval.checks.loaded import load_pair
 from eval.decoding.policy import ProposalPolicy
@@ -20,7 +21,7 @@ from eval.prompts.forms import Prompt, user_turn
 from eval.rounds.race import race
 from eval.rounds.round_trace import read_round_trace
 from eval.steps import captured, compiled
-from eval.steps.sequencer import BY_ROWS, RowSequencer
+from eval.steps.sequencer import RowSequencer
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
 from tests.eval.decoding.stand_ins import Watched, watched_maker
 from widedraft import main
@@ -90,7 +91,7 @@ def test_rows_of_a_batch_do_not_feel_each_other(target, noisy_draft, prompts, ma
 
 
 @pytest.mark.parametrize("kind", ["compiled", "traced"], indirect=True)
-@pytest.mark.parametrize("family", sorted(BY_ROWS))
+@pytest.mark.parametrize("family", [name for name, of in FAMILIES.items() if of.by_rows])
 def test_every_family_and_windows_far_shorter_than_the_cache(make_checkpoint, prompts, maker, family):
     window = {} if family in {"llama", "gpt_neox", "gpt2"} else {"sliding_window": 6}
     kinds = {"use_sliding_window": True, "max_window_layers": 2} if family in {"qwen2", "qwen3"} else {}

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from architectures.errors import UserError
+from architectures.families import FAMILIES
 from eval.models.loading import load_model
 from eval.steps.row_step import positions_of
 from eval.steps.sequencer import (
@@ -65,6 +66,12 @@ def fed(sequencer, rows, starts, *, left):
     with torch.inference_mode():
         logits = sequencer.feed(torch.tensor(filled), spans, whole=left)
     return [logits[i, : len(row)] if left else logits[i] for i, row in enumerate(rows)]
+
+
+def test_every_family_is_read_in_one_of_the_two_ways():
+    assert {name: family.by_rows for name, family in FAMILIES.items()} == {
+        name: name in BY_ROWS for name in (*BY_ROWS, *ONE_BY_ONE)
+    }
 
 
 @pytest.mark.parametrize("family", BY_ROWS)

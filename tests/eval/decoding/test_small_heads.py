@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from architectures.errors import UserError
+from architectures.families import FAMILIES
 from eval.decoding import batch, rules
 from eval.decoding.rules import LOSSLESS, RULES, residual
 from eval.decoding.sampling import Sampling, distribution, invert_cumulative
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.steps.sequencer import BY_ROWS, ForwardSequencer, TextSequencer, open_sequencer
+from eval.steps.sequencer import ForwardSequencer, TextSequencer, open_sequencer
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
 from tests.eval.decoding.small_heads import model_of, noisy, sizes_of_drafting, spread_out, with_head_of
 from tests.eval.decoding.stand_ins import watched_maker
@@ -29,7 +30,6 @@ SAMPLINGS = {
     "penalty": Sampling(0.3, repetition_penalty=1.3),
     "all": Sampling(0.4, top_p=0.9, top_k=30, min_p=0.02, repetition_penalty=1.2),
 }
-FAMILIES = sorted({*BY_ROWS, "opt", "bloom"})
 PROMPTS = ([5], [7, 14, 21, 0, 9, 30], [100] * 9)
 
 

@@ -1,0 +1,104 @@
+"""A family is one entry: no file outside architectures/families names one."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from architectures.families import FAMILIES
+from architectures.families.family import Family, Gguf
+
+ROOT = Path(__file__).parents[3]
+TABLE = ROOT / "architectures" / "families"
+NAMES = {name for family in FAMILIES.values() for name in (family.model_type, family.architecture)}
+TOKENIZER = "llama.cpp's name of a kind of tokenizer, which models of any family have"
+CONFIG = "an entry of a published target's config.json, as it stands there"
+ALLOWED = {
+    ("architectures/gguf/importing.py", "gpt2"): TOKENIZER,
+    ("architectures/gguf/importing.py", "llama"): TOKENIZER,
+    ("architectures/gguf_export/vocabulary.py", "gpt2"): TOKENIZER,
+    ("architectures/gguf_export/vocabulary.py", "llama"): TOKENIZER,
+    ("architectures/gguf_export/splitting.py", "qwen2"): TOKENIZER,
+    ("architectures/targets/known_targets.py", "llama"): CONFIG,
+    ("architectures/targets/known_targets.py", "mistral"): CONFIG,
+    ("architectures/targets/known_targets.py", "qwen2"): CONFIG,
+    ("distill/hub/files/terms.py", "llama"): "how the hub begins the name of a licence",
+}
+
+
+def names_in(source: str) -> set[str]:
+    """Families and their classes that a source text names: strings, parts of f-strings, and keywords as of dict()."""
+    nodes = list(ast.walk(ast.parse(source)))
+    words = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return (words | {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}) & NAMES
+
+
+def outside_the_table() -> Iterator[tuple[str, str]]:
+    """(file, name) wherever a file outside the table names a family."""
+    files = (path for layer in ("architectures", "eval", "distill") for path in (ROOT / layer).rglob("*.py"))
+    for path in files:
+        if TABLE not in path.parents:
+            where = path.relative_to(ROOT).as_posix()
+            yield from ((where, name) for name in names_in(path.read_text(encoding="utf-8")))
+
+
+def test_no_other_file_names_a_family():
+    """Make what it says of the family a field of Family, and give that field in the family's entry."""
+    assert sorted({*outside_the_table()} - {*ALLOWED}) == []
+
+
+def test_every_exception_is_still_there():
+    assert sorted({*ALLOWED} - {*outside_the_table()}) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'OWN = ("llama", "vicuna")',
+        'BY_ROWS = frozenset({"gpt_neox"})',
+        'def windowed(model_type): return model_type == "gemma3_text"',
+        'LIMITS = {"opt": "has no such architecture"}',
+        "LIMITS = dict(phi3=1)",
+        'match kind:\n    case "bloom": pass',
+        'CLASSES = ["GPT2LMHeadModel"]',
+        'where = f"{path}:{number}" if one else f"qwen3{number}"',
+    ],
+)
+def test_a_table_elsewhere_is_caught(source):
+    assert names_in(source)
+
+
+@pytest.mark.parametrize("source", ['"""Of llama and opt."""', 'ROPE = "llama3"', "llama = 1", "llama(mask=opt)"])
+def test_prose_and_other_names_are_let_through(source):
+    assert not names_in(source)
+
+
+def test_the_table_itself_is_where_families_are_named():
+    named = {name for path in TABLE.glob("*.py") for name in names_in(path.read_text(encoding="utf-8"))}
+    assert named == NAMES
+
+
+def test_engines_without_a_head_are_engines_that_load_the_family():
+    for family in FAMILIES.values():
+        assert {*family.head_is_embedding} <= {*family.engines}
+
+
+def test_a_family_becomes_a_gguf_file_or_says_why_not():
+    default = next(field.default for field in fields(Family) if field.name == "no_gguf")
+    for family in FAMILIES.values():
+        assert family.no_gguf
+        if family.gguf is not None:
+            assert "llama.cpp" in family.engines
+            assert family.no_gguf == default  # a reason beside it would be read by nobody
+
+
+def test_files_of_one_architecture_have_one_row_order():
+    """An import undoes the order of the family it becomes, whichever family was exported."""
+    orders: dict[str, set[bool]] = {}
+    for gguf in (family.gguf for family in FAMILIES.values()):
+        if isinstance(gguf, Gguf):
+            orders.setdefault(gguf.name, set()).add(gguf.own_row_order)
+    assert all(len(order) == 1 for order in orders.values())
+    assert {name for name, order in orders.items() if True in order} == {"llama"}
