@@ -67,7 +67,7 @@ def test_the_student_reads_what_it_is_shown_and_the_teacher_what_stands_there(mo
 
 
 def test_a_training_without_them_has_nothing_that_shows_any(make_run):
-    assert unknown_inputs(make_run()) == []
+    assert unknown_inputs(Run.of(make_run())) == []
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])

@@ -10,7 +10,7 @@ import pytest
 import bench.budget.fill as filling
 from architectures.checkpoints.manifest import read_manifest
 from architectures.draft_vocabulary.head import head_ids
-from bench.budget import own_run, training
+from bench.budget import training
 from bench.budget.__main__ import main, text_domain
 from bench.budget.own_run import own_budget
 from bench.budget.page import BEGIN, END, law_page
@@ -20,6 +20,7 @@ from bench.budget.training import TEXT_STEP, make_training, some_answers, train
 from distill.budget.law import Budget, fit, varied
 from distill.budget.record import read_trainings
 from distill.recipe.recipe import load_recipe
+from distill.run.artifact import Artifact
 from distill.stages.running import run_all
 from eval.models.loading import load_model
 
@@ -143,7 +144,7 @@ def test_text_is_read_before_answers_and_by_the_same_ids(files, finished, tiny_t
     setting = Setting(
         recipe=files / "tiny.yaml", words=(), text=(domain,), work=files / "again", out=files / "x.json", threads=1
     )
-    trained = train(setting, tiny_target, WITH_TEXT)
+    trained = train(setting, WITH_TEXT)
     text, answers = (
         load_model(files / "again" / "training" / name, dtype="float32") for name in ("text/draft", "answers/init")
     )
@@ -169,7 +170,8 @@ def test_the_recipes_own_run_is_one_more_training(files, finished, monkeypatch, 
     assert own_budget(recipe) == own
     assert own_budget(load_recipe(files / "tiny.yaml", ["distill.max_duration=2ep"])) is None, "another training"
     with monkeypatch.context() as stopped:
-        stopped.setattr(own_run, "read_manifest", lambda folder: {**read_manifest(folder), "finished": False})
+        whole = Artifact.manifest.fget
+        stopped.setattr(Artifact, "manifest", property(lambda artifact: {**whole(artifact), "finished": False}))
         assert own_budget(recipe) is None, "stopped early"
     monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained anew"))
     scored = make_training(setting, Path(recipe.target.path), own, ())

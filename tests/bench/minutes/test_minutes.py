@@ -350,9 +350,7 @@ def test_a_training_that_missed_its_minutes_is_made_again(
     answers = training.answers_in(training.sets_of(setting, recipe)[0])
     per_token = 5 * warm_s / sum(len(example.input_ids) for example in answers.examples)
     monkeypatch.setattr(training, "warm_seconds_per_token", lambda *_: per_token)
-    monkeypatch.setattr(
-        training, "fit_from_the_start", lambda _, timed, __: real_s * int(timed.distill.max_duration[:-2])
-    )
+    monkeypatch.setattr(training, "fit_from_the_start", lambda timed, _: real_s * int(timed.distill.max_duration[:-2]))
     monkeypatch.setattr(training, "export", lambda *_: None)
     phase = training.train_phase(setting, recipe, 10.0, most_epochs=epochs)
     assert (phase.steps, phase.trainings) == (steps, trainings)
