@@ -24,7 +24,7 @@ NAMES = ("train", "eval")
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where the states of an answer are: beside which shard, and under what id."""
 
     shard: Path
@@ -49,7 +49,9 @@ class KeptStates:
     def __init__(self, data: Path, target: Path, *, dtype: str, max_seq_len: int):
         self.target, self.dtype = target, dtype
         width = Shape.from_config(read_config(target), where=str(target / "config.json")).hidden
-        self.places = {name: places_of(data, name, width=width, dtype=dtype, max_seq_len=max_seq_len) for name in NAMES}
+        self.locations = {
+            name: locations_of(data, name, width=width, dtype=dtype, max_seq_len=max_seq_len) for name in NAMES
+        }
 
     def head(self) -> Head:
         """See StateSource."""
@@ -57,24 +59,24 @@ class KeptStates:
 
     def states(self, split: Split, answers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """See StateSource; in the order in which they are asked for."""
-        places = self.places[split.name]
-        assert len(places) == len(split.examples), "an answer that is learned for every one that leaves room"
+        locations = self.locations[split.name]
+        assert len(locations) == len(split.examples), "an answer that is learned for every one that leaves room"
         for answer in answers:
-            place = places[answer]
-            yield answer, read_states(place.shard, place.id, split.examples[answer].num_kept)
+            location = locations[answer]
+            yield answer, read_states(location.shard, location.id, split.examples[answer].num_kept)
 
 
-def places_of(data: Path, name: str, *, width: int, dtype: str, max_seq_len: int) -> list[Place]:
+def locations_of(data: Path, name: str, *, width: int, dtype: str, max_seq_len: int) -> list[Location]:
     """Where the states of the answers of one name are, in their order; none of an answer without room.
 
     Raises:
         UserError: As KeptStates.
     """
-    claim, places = read_claims(data)[name], []
+    claim, locations = read_claims(data)[name], []
     if not claim.get("hidden_states"):
         raise UserError(f"{data}: its {name} answers {WITHOUT_STATES}")
     for shard in shard_paths(data, name, claim["num_shards"]):
         rows = list(read_shard(shard))
         require_states(shard, {row["id"]: len(row["answer_ids"]) for row in rows}, width=width, dtype=dtype)
-        places += [Place(shard, row["id"]) for row in rows if len(row["prompt_ids"]) < max_seq_len]
-    return places
+        locations += [Location(shard, row["id"]) for row in rows if len(row["prompt_ids"]) < max_seq_len]
+    return locations

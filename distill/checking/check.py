@@ -78,7 +78,7 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
         UserError: With everything wrong with target, shape and prompts, one line each.
     """
     problems: list[str] = []
-    place = attempt(lambda: find_device(device), problems)
+    timed_on = attempt(lambda: find_device(device), problems)
     attempt(lambda: require_run_folder(Run.of(recipe)), problems)
     attempt(lambda: refuse_unpublishable(recipe), problems)
     cut = attempt(lambda: planned(recipe), problems)
@@ -94,19 +94,19 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
         if recipe.architecture.method == "learned_masks":
             attempt(lambda: refuse_sharded_masks(recipe, cut.target), problems)
     served = None if cut is None else attempt(partial(engine_blocks, recipe, cut.draft), problems)
-    said = None if cut is None else attempt(partial(vocabulary_block, recipe, cut.target, cut.draft), problems)
+    coverage = None if cut is None else attempt(partial(vocabulary_block, recipe, cut.target, cut.draft), problems)
     work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
-    if cut is None or work is None or place is None or said is None or served is None:
+    if cut is None or work is None or timed_on is None or coverage is None or served is None:
         raise UserError("\n".join(problems))
     rows = {
         f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut),
-        **said,
+        **coverage,
         **head_blocks(recipe, cut.source, cut.target, cut.draft),
         **served,
         **{memory_title(training): memory_rows(training) for training in trainings(recipe, cut.target, cut.draft)},
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
         "work": [*work_rows(recipe, work), ("loss", loss_words(recipe.distill)), *slow_rows(recipe)],
-        time_title(place): time_rows(timed_run(recipe, cut, work, prompts), place),
+        time_title(timed_on): time_rows(timed_run(recipe, cut, work, prompts), timed_on),
     }
     return [Section(title, [Facts(pairs)]) for title, pairs in rows.items()]
 

@@ -70,11 +70,11 @@ def engine_blocks(recipe: Recipe, draft: Shape) -> dict[str, list[tuple[str, str
     if not engines:
         return {}
     pair = planned_pair(recipe, draft)
-    found: dict[EngineName, list[Finding]] = {engine: findings(engine, pair) for engine in engines}
-    problems = [refusal(engine, finding) for engine, of in found.items() for finding in refusals(of)]
+    by_engine: dict[EngineName, list[Finding]] = {engine: findings(engine, pair) for engine in engines}
+    problems = [refusal(engine, finding) for engine, of in by_engine.items() for finding in refusals(of)]
     if problems:
         raise UserError("\n".join(problems))
-    rows = [(ENGINES[engine].label, summary(of)) for engine, of in found.items()]
+    rows = [(ENGINES[engine].label, summary(of)) for engine, of in by_engine.items()]
     rows.append(("", "widedraft preflight RECIPE tells which"))
     return {f"engines (tensor parallel {pair.tensor_parallel}), by rules read in their code": rows}
 

@@ -39,8 +39,8 @@ NOMINAL = PUBLISHED[0].name
 def nominal_device(folders: tuple[Path, ...] | None = None) -> Device:
     """The H100 that hours are told of: the one that was measured, else as it is published."""
     slugs = [slug for slug in device_files(folders) if "h100" in slug]
-    found = known_device(NOMINAL, folders)
-    return found if found.figures is not None or not slugs else known_device(slugs[0], folders)
+    device = known_device(NOMINAL, folders)
+    return device if device.figures is not None or not slugs else known_device(slugs[0], folders)
 
 
 def derived_paragraphs(path: Path, device: Device) -> dict[str, str]:
@@ -145,13 +145,13 @@ def with_cells(page: str, device: Device) -> str:
 def with_row_cells(line: str, table: str, cells: Mapping[str, tuple[str, str]]) -> str:
     """A row of the table; of a derived recipe with its new cells."""
     [titles] = [row for row in table.splitlines() if all(column in row for column in COLUMNS)]
-    places = [[title.strip() for title in titles.split("|")].index(column) for column in COLUMNS]
+    positions = [[title.strip() for title in titles.split("|")].index(column) for column in COLUMNS]
     row = line.split("|")
     name = re.match(r"`([^`]+)`", row[1].strip())
     if name is None or name[1] not in cells:
         return line
-    for place, cell in zip(places, cells[name[1]], strict=True):
-        row[place] = f" {cell} "
+    for position, cell in zip(positions, cells[name[1]], strict=True):
+        row[position] = f" {cell} "
     return "|".join(row)
 
 

@@ -107,6 +107,6 @@ def refuse_other_contents(saved: Any, path: Path) -> None:
 def algorithms_of(state: dict[str, Any]) -> Iterator[Any]:
     """Names of algorithms as Composer finds them: it takes one underscore off the keys of a state."""
     for key in ("algorithms", "_algorithms"):
-        found = state.get(key, [])
-        entries = found if isinstance(found, list | tuple | dict) else [found]
+        recorded = state.get(key, [])
+        entries = recorded if isinstance(recorded, list | tuple | dict) else [recorded]
         yield from (entry[0] if isinstance(entry, tuple | list) and entry else entry for entry in entries)

@@ -54,8 +54,9 @@ def compare_reloaded(
     del model
     theirs_TV = probe_logits(load_model(folder, dtype=dtype, device="cpu"), ids_T)
     shared = min(ours_TV.shape[-1], theirs_TV.shape[-1])
-    found = f"{NUM_TOKENS} positions of {shared:,} logits in {dtype}"
-    return f"{out}: loaded again, {found}: {verdict(ours_TV[:, :shared], theirs_TV[:, :shared], dtype=dtype, out=out)}"
+    compared = f"{NUM_TOKENS} positions of {shared:,} logits in {dtype}"
+    outcome = verdict(ours_TV[:, :shared], theirs_TV[:, :shared], dtype=dtype, out=out)
+    return f"{out}: loaded again, {compared}: {outcome}"
 
 
 def take_weights(model: PreTrainedModel, student: Mapping[str, Tensor], family: Family) -> None:

@@ -245,13 +245,13 @@ class MaskSchedule(Callback):
 @torch.no_grad()
 def mask_metrics(model: MaskModel) -> dict[str, float]:
     """Of every axis: gates expected open, the largest gap of a constraint, and how decided the kept ones are."""
-    masks, found = model.masks, {}
+    masks, metrics = model.masks, {}
     for name, size in masks.expected_sizes().items():
-        found[f"masks/{name}/expected"] = float(size)
-        found[f"masks/{name}/kept_open"] = open_kept_fraction(masks, name)
+        metrics[f"masks/{name}/expected"] = float(size)
+        metrics[f"masks/{name}/kept_open"] = open_kept_fraction(masks, name)
     for name, gap in masks.gaps(model.progress).items():
-        found[f"masks/{name}/gap"] = float(gap.abs().max())
-    return found
+        metrics[f"masks/{name}/gap"] = float(gap.abs().max())
+    return metrics
 
 
 def mask_model(state: State) -> MaskModel:
