@@ -181,7 +181,7 @@ def test_answers_that_the_limit_on_length_cuts_have_the_states_of_what_is_left(a
     require_alike(cached(kept), cached(read))
 
 
-def test_answers_without_room_have_no_place(answered):
+def test_answers_without_room_have_no_location(answered):
     recipe = answered()
     data, limit = run_of(recipe) / "data", 55
     answers = {name: read_traces(data, name) for name in ("train", "eval")}
@@ -193,8 +193,8 @@ def test_answers_without_room_have_no_place(answered):
         fitting = [answer for answer in found if len(answer.prompt_ids) < limit]
         assert len(told) == len(fitting)
         for hidden_AH, answer in zip(told.values(), fitting, strict=True):
-            place = next(place for place in states.places[name] if place.id == answer.id)
-            whole = load_file(hidden_path(place.shard))[str(place.id)]
+            kept = next(each for each in states.locations[name] if each.id == answer.id)
+            whole = load_file(hidden_path(kept.shard))[str(kept.id)]
             assert torch.equal(hidden_AH, whole[: limit - len(answer.prompt_ids)])
     assert any(len(answer.prompt_ids) >= limit for answer in answers["train"])
 
