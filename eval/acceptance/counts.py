@@ -125,10 +125,10 @@ def room_after(num_tokens: int) -> Array:
 def pool(counts: Sequence[Counts]) -> Counts:
     """Counts of several texts together."""
     return Counts(
-        rounds=sum(one.rounds for one in counts),
-        possible=per_position(np.array([one.possible for one in counts])),
-        reached=per_position(np.array([one.reached for one in counts])),
-        accepted=per_position(np.array([one.accepted for one in counts])),
+        rounds=sum(text.rounds for text in counts),
+        possible=per_position(np.array([text.possible for text in counts])),
+        reached=per_position(np.array([text.reached for text in counts])),
+        accepted=per_position(np.array([text.accepted for text in counts])),
     )
 
 

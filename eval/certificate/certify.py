@@ -139,7 +139,7 @@ def load_asked(asked: Asked) -> Loaded:
     if len(raw) > 1:
         raise UserError("--prompts: raw texts and conversations cannot be certified together. Name them one by one.")
     is_chat = bool(tokenizer.chat_template) and raw == {False}
-    return Loaded(target, draft, prompts, [render_prompt(tokenizer, one.messages) for one in prompts], is_chat)
+    return Loaded(target, draft, prompts, [render_prompt(tokenizer, prompt.messages) for prompt in prompts], is_chat)
 
 
 def in_transformers(asked: Asked, loaded: Loaded) -> EngineRun:

@@ -38,8 +38,8 @@ class NgramLookup:
         ids_T = np.asarray(token_ids)
         for length in range(min(self.longest, len(ids_T) - 1), 0, -1):
             earlier = sliding_window_view(ids_T[:-1], length)  # the end itself is no place
-            [places] = np.nonzero((earlier == ids_T[-length:]).all(axis=1))
-            if len(places):
-                after = int(places[-1]) + length
+            [starts] = np.nonzero((earlier == ids_T[-length:]).all(axis=1))
+            if len(starts):
+                after = int(starts[-1]) + length
                 return ids_T[after : after + count].tolist()
         return []

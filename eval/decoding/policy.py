@@ -109,11 +109,11 @@ class TextRecord:
         tries, hits = self.tries.get(self.run, 0), self.hits.get(self.run, 0)
         return (policy.weight * policy.prior[self.run - 1] + hits) / (policy.weight + tries)
 
-    def proposal(self, policy: ProposalPolicy, room: int) -> list[int]:
+    def proposal(self, policy: ProposalPolicy, limit: int) -> list[int]:
         """What the policy looks up: at most so many tokens, none where the draft is to propose."""
         if self.run == 0 or self.rate(policy) < policy.least:
             return []
-        return self.token_ids[self.after : self.after + min(policy.lookahead, room)]
+        return self.token_ids[self.after : self.after + min(policy.lookahead, limit)]
 
 
 def new_record(policy: ProposalPolicy, token_ids: Sequence[int]) -> TextRecord:

@@ -156,8 +156,8 @@ def replay_recording(
         if can_say is not None:
             can_say.append(as_array(values_of(logits_TV, answer.answer_ids) > -torch.inf))
     prompts = [answer.prompt for answer in answers]
-    found = [count_rounds(rule, rows, prompts, lookaheads) for rule, rows in accept.items()]
-    return [replace(one, can_say=can_say) for one in found]
+    scores = [count_rounds(rule, rows, prompts, lookaheads) for rule, rows in accept.items()]
+    return [replace(score, can_say=can_say) for score in scores]
 
 
 def accept_chances(draft_logits_TV: Tensor, answer_ids: Sequence[int], *, rule: str, temperature: float) -> Array:
@@ -180,13 +180,13 @@ def count_rounds(
     """Chances along every answer, and the rounds they make, prompt by prompt."""
     counts = {g: [replay_counts(accept_T, lookahead=g) for accept_T in accept] for g in lookaheads}
     of_prompt: dict[int, list[int]] = {}
-    for place, prompt in enumerate(prompts):
-        of_prompt.setdefault(prompt, []).append(place)
+    for index, prompt in enumerate(prompts):
+        of_prompt.setdefault(prompt, []).append(index)
     return RecordedScore(
         rule=rule,
         accept=accept,
         prompts=prompts,
-        counts=[{g: pool([counts[g][place] for place in places]) for g in counts} for places in of_prompt.values()],
+        counts=[{g: pool([counts[g][index] for index in indices]) for g in counts} for indices in of_prompt.values()],
     )
 
 

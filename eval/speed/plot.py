@@ -27,12 +27,12 @@ def draw(axes: "Axes", record: SpeedFile) -> None:
     for row in sorted(record.ways, key=lambda row: row.lookahead):
         if row.lookahead:
             series.setdefault(label_of(row), []).append(row)
-    for place, (label, rows) in enumerate(series.items()):
+    for index, (label, rows) in enumerate(series.items()):
         estimates = [(row.decode or row.whole).speedup for row in rows]
-        draw_points(axes, lookaheads(rows), estimates, place, f"{label}, measured")
+        draw_points(axes, lookaheads(rows), estimates, index, f"{label}, measured")
         if rows[0].way == DRAFT:
             predicted = [row.predicted.value for row in rows if row.predicted is not None]
-            draw_predicted(axes, lookaheads(rows), predicted, place, f"{label}, predicted")
+            draw_predicted(axes, lookaheads(rows), predicted, index, f"{label}, predicted")
     draw_one(axes)
     whole_ticks(axes, [lookahead for rows in series.values() for lookahead in lookaheads(rows)])
     axes.set(xlabel="lookahead", ylabel="times as fast")

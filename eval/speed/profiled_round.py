@@ -81,9 +81,9 @@ def profile_round(
         setup.sampling,
         Speculation(lookahead),
     )
-    places = range(len(wanted.prompts))
-    streams = Streams.of(wanted, setup.seeds, row_seeds[: len(places)], setup.target.device)
-    batch = NamedBatch(models, wanted, streams, places, setup.opener)
+    indices = range(len(wanted.prompts))
+    streams = Streams.of(wanted, setup.seeds, row_seeds[: len(indices)], setup.target.device)
+    batch = NamedBatch(models, wanted, streams, indices, setup.opener)
     for _ in range(PROFILED_ROUNDS - ROUNDS_UNDER_PROFILER):
         list(batch.round())
     recording = Recording(setup.target.device)

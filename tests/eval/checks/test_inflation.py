@@ -6,7 +6,16 @@ import torch
 from scipy.stats import chisquare
 
 from eval.checks import verify
-from eval.checks.inflation import FAULT, POWER, SIZES, evidence, inflated_by_rule, judged_places, one_hot_argmax, score
+from eval.checks.inflation import (
+    FAULT,
+    POWER,
+    SIZES,
+    evidence,
+    inflated_by_rule,
+    judged_positions,
+    one_hot_argmax,
+    score,
+)
 from eval.checks.verify import LEAST_P, NUM_TESTS, Verification, check_distribution, power_words
 from eval.decoding import rules
 from eval.decoding.rules import LOSSLESS, REJECTION, RULES, Draws, Proposal
@@ -82,7 +91,7 @@ def require_drawn_from(tokens, chances_V):
 def test_what_the_draft_had_no_part_in_is_not_judged():
     """A round that kept both of two, one that kept one of two, one without room: the bonus tokens are the target's."""
     rounds = [Round(0, 2, 2, 2, 1, 0, 0), Round(3, 2, 2, 1, 1, 0, 0), Round(5, 2, 0, 0, 1, 0, 0)]
-    assert judged_places(rounds) == [0, 1, 3, 4]
+    assert judged_positions(rounds) == [0, 1, 3, 4]
 
 
 def runs_of(by, rule, count, runs=400):

@@ -119,7 +119,7 @@ def test_live_decoding_takes_every_way_and_all_texts_are_plain_decodings(scored)
 def test_each_way_proposes_as_it_says(noisy_draft):
     policy = ProposalPolicy(5, 0.3, (0.2, 0.5), 2.0, confidence=0.1)
     ways = ways_of(noisy_draft, 2, 4, Tuned(policy, 3, 1.5, 1.2, 16))
-    assert {name: (way.lookahead, way.beside) for name, way in ways.items()} == {
+    assert {name: (way.lookahead, way.policy) for name, way in ways.items()} == {
         DRAFT: (2, None),
         LOOKUP: (4, None),
         POLICY: (3, policy),
