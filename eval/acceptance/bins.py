@@ -44,7 +44,7 @@ class Binning:
     Attributes:
         by: What they are parted by.
         labels: Of the bins, in their order.
-        bins: The bin_T of an answer's tokens, each a place among the labels.
+        bins: The bin_T of an answer's tokens, each an index into the labels.
     """
 
     by: str

@@ -36,7 +36,7 @@ AGAIN = (
 
 
 class HiddenFile:
-    """A file in the making. Its header, which says where everything is, comes last into the room left for it.
+    """A file in the making. Its header, which says where everything is, comes last into the bytes reserved for it.
 
     Args:
         file: New, and empty.
@@ -65,7 +65,7 @@ class HiddenFile:
         """Write the header, given the shard as it will be written."""
         metadata = {"format": FORMAT, "answers": sha256(answers).hexdigest()}
         header = json.dumps({"__metadata__": metadata, **self.entries}, separators=(",", ":")).encode()
-        assert len(header) <= self.header_bytes, f"a header of {len(header)} bytes in room for {self.header_bytes}"
+        assert len(header) <= self.header_bytes, f"a header of {len(header)} bytes in the reserved {self.header_bytes}"
         self.file.seek(0)
         self.file.write(self.header_bytes.to_bytes(LENGTH_BYTES, "little") + header.ljust(self.header_bytes))
 

@@ -66,7 +66,7 @@ class Evidence:
         variance = np.interp(inflation, sizes, [self.variance, *self.variances])
         return float(norm.sf((norm.isf(level) * self.variance**0.5 - shift) / variance**0.5))
 
-    def least_found(self, level: float) -> float | None:
+    def least_detectable(self, level: float) -> float | None:
         """The smallest inflation that is found in POWER of the runs, to a tenth of a percent; None above SIZES."""
         tried = np.arange(0.001, SIZES[-1] + 0.0005, 0.001).tolist()
         return next((each for each in tried if self.power(each, level) >= POWER), None)

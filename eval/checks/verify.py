@@ -7,7 +7,7 @@ Three kinds of check, each on texts decoded for the purpose:
                      asked in half precision, where one token and several at once round differently. Near ties may be
                      no more and no larger than honest rounding explains (eval/checks/near_ties.py).
     own draft        The target proposing to itself keeps everything.
-    distribution     Sampled texts are the target's. Given the tokens before it, a token x drawn from p has a place
+    distribution     Sampled texts are the target's. Given the tokens before it, a token x drawn from p has a quantile
                      u = P(tokens ordered before x) + v p(x), v uniform, that is uniform in [0, 1] and independent from
                      token to token (Rosenblatt 1952, "Remarks on a multivariate transformation", with the usual jitter
                      for discrete p). Two orders are tested: by q - p, what the draft overstates first, where a fault in
@@ -220,7 +220,7 @@ def least_of(p_values: Sequence[float]) -> float:
 
 def power_words(inflation: Evidence) -> str:
     """The smallest fault that so many tokens show."""
-    size = inflation.least_found(LEAST_P / NUM_TESTS)
+    size = inflation.least_detectable(LEAST_P / NUM_TESTS)
     if size is None:
         return f"accept chances inflated by {SIZES[-1]:.0%} would pass more often than in {1 - POWER:.0%} of runs"
     return f"finds accept chances inflated by {size:.1%} in {POWER:.0%} of runs"

@@ -217,7 +217,7 @@ def measured_shapes(settings: LatencySettings, target: "PreTrainedModel", text_i
 
 
 def with_head_of(source: "Shape", rows: int | None) -> "Shape":
-    """A shape whose output head says so many ids alone; the shape itself where that is None.
+    """A shape whose output head has so many ids alone; the shape itself where that is None.
 
     Raises:
         UserError: If there are no more ids than that.

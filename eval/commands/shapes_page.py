@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from architectures.pages.blocks import Table
-from eval.pages.tables import with_ids_said
+from eval.pages.tables import with_head_size
 from eval.pages.verdict import with_interval
 from eval.records.grid import DepthAndWidth, ShapeRow, SizeEnds
 
@@ -14,7 +14,7 @@ COLUMNS = ("shape", "layers", "hidden", "intermediate", "heads", "kv_heads")
 def shapes_table(shapes: Sequence[ShapeRow]) -> Table:
     """The shapes, and which of them could not be cut out of the target."""
     head_sizes = [shape.head_vocab or None for shape in shapes]
-    return with_ids_said(Table((*COLUMNS, "larger than the target in"), list(map(shape_cells, shapes))), head_sizes)
+    return with_head_size(Table((*COLUMNS, "larger than the target in"), list(map(shape_cells, shapes))), head_sizes)
 
 
 def shape_cells(shape: ShapeRow) -> tuple[str, ...]:

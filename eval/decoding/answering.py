@@ -97,10 +97,10 @@ def claimed_draws(temperature: float) -> dict[str, str]:
 
 
 def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings:
-    """The settings, with prompts no longer than leaves room for a whole answer in what the target was made for.
+    """The settings, with prompts no longer than the context that the target was made for leaves beside a whole answer.
 
     Raises:
-        UserError: If there is no room for a prompt.
+        UserError: If it leaves no token for a prompt.
     """
     limit = context_length_of(target)
     if limit is None:

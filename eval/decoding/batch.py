@@ -2,7 +2,7 @@
 
 Shape suffixes used in this file:
     B = rows, K = tokens proposed in a round, the longest row's; J = K + 1, T = tokens fed, D = draws, V = vocabulary,
-    S = ids the draft can say: all of V, or those of its small head
+    S = output ids of the draft: all of V, or those of its small head
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ class Batch:
         opener: Makes the models' sequencers, before the clock of the batch starts.
 
     Raises:
-        ValueError: If the target can say some ids alone.
+        ValueError: If the target has a small head.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class Batch:
         ]
 
     def seen_by_draft(self) -> Tensor | None:
-        """Which of the ids that the draft can say stand in each text, as a repetition penalty asks."""
+        """Which of the draft's output ids stand in each text, as a repetition penalty asks."""
         if self.seen_BV is None or self.output_ids_S is None:
             return self.seen_BV
         return self.seen_BV.index_select(1, self.output_ids_S)

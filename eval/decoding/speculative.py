@@ -123,5 +123,5 @@ def collected(steps: Iterator[Emitted | tuple[int, Decoded]], count: int) -> lis
 
 
 def finished(steps: Iterator[Emitted | tuple[int, Decoded]]) -> Iterator[tuple[int, Decoded]]:
-    """The texts with their places among the prompts, as they end."""
+    """The texts with their indices among the prompts, as they end."""
     return (step for step in steps if isinstance(step, tuple))

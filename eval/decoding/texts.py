@@ -74,7 +74,7 @@ class Round:
     Attributes:
         start: Tokens emitted before it.
         lookahead: Tokens that were asked for.
-        proposed: Tokens that were proposed: fewer where the text had no room for as many.
+        proposed: Tokens that were proposed: fewer where the text was to end before as many.
         accepted: Proposed tokens kept; a stop token is the target's own and not among them.
         rows: Texts that were decoded together and share the seconds.
         draft_s: Seconds the draft took, for all rows.
@@ -102,7 +102,7 @@ class Speculation:
     """How a draft is used.
 
     Attributes:
-        lookahead: Tokens proposed per round, fewer where the text has no room for them.
+        lookahead: Tokens proposed per round, fewer where the text is to end before.
         adaptive: Whether a text's lookahead grows by 2 after a round that kept everything, up to MOST_LOOKAHEAD, and
             shrinks by 1 after any other, down to 1 ("heuristic" of transformers' generation config).
         rule: One of eval.decoding.rules.RULES.

@@ -42,7 +42,7 @@ def run_openvino(work: Work, *, dtype: str, threads: int) -> EngineRun:
 
 
 def counted(text: dict[str, Any], lookahead: int) -> Counted:
-    """Rounds of one text; each proposes the lookahead, or what the text has room for before its last token."""
+    """Rounds of one text; each proposes the lookahead, or the tokens left before the text's last one."""
     given = text["given"]
     kept = [tokens - 1 for tokens in given[1:]]
     tokens_left = [sum(given[position:]) - 1 for position in range(1, len(given))]

@@ -76,11 +76,12 @@ def fitted(shapes: Sequence[EqualShape], medians_S: Array, medians_NS: Array, co
     """The straight line through the medians of all shapes."""
     design_SC = np.array([[1, shape.shape.layers, shape.shape.hidden / 100] for shape in shapes])
     solve_CS = np.linalg.pinv(design_SC)
-    found_C, found_NC = solve_CS @ medians_S, medians_NS @ solve_CS.T
+    coefficients_C, coefficients_NC = solve_CS @ medians_S, medians_NS @ solve_CS.T
     estimates = [
-        resampled(float(value), values_N, confidence) for value, values_N in zip(found_C, found_NC.T, strict=True)
+        resampled(float(value), values_N, confidence)
+        for value, values_N in zip(coefficients_C, coefficients_NC.T, strict=True)
     ]
-    residual_S = np.abs(design_SC @ found_C / medians_S - 1)
+    residual_S = np.abs(design_SC @ coefficients_C / medians_S - 1)
     return DepthFit(
         constant_ms=estimates[0],
         layer_ms=estimates[1],

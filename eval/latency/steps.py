@@ -114,7 +114,7 @@ class Held:
 
 
 def hold_context(model: PreTrainedModel, setting: Setting, feeds: Sequence[Feed] = ()) -> Held:
-    """A model that has read the context, with room for what it will be fed behind it."""
+    """A model that has read the context, with capacity for what it will be fed behind it."""
     headroom = max(CHAIN_LENGTH, *(tokens for tokens, _ in feeds)) if feeds else 0
     length = len(setting.context_ids)
     sequencer = setting.opener(

@@ -205,7 +205,7 @@ def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 def shared_vocab_size(*models: PreTrainedModel) -> int:
     """Ids that all of the models have. Those behind them pad the larger vocabularies and count as never said.
 
-    Ids between the tokenizer's last and this one stay: each model can say them, so what they weigh is real.
+    Ids between the tokenizer's last and this one stay: they are output ids of each model, so what they weigh is real.
 
     Raises:
         UserError: If the head of one says none of them.

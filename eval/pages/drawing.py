@@ -155,7 +155,7 @@ def whole_ticks(axes: Axes, values: Iterable[int]) -> None:
     axes.set_xticks(sorted(set(values)))
 
 
-def draw_one(axes: Axes) -> None:
+def draw_parity_line(axes: Axes) -> None:
     """The line at which neither way is faster."""
     axes.axhline(1, color=INK, linewidth=1)
 

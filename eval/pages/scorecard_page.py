@@ -2,7 +2,7 @@
 
 from architectures.pages.blocks import Absent, Caution, Facts, Section, Sentence, Table, Verdict
 from eval.pages.acceptance_page import acceptance_section
-from eval.pages.tables import with_ids_said
+from eval.pages.tables import with_head_size
 from eval.pages.verdict import (
     agreement_sentence,
     alpha_words,
@@ -44,7 +44,7 @@ def models_section(scorecard: Scorecard) -> Section:
         for name, model in models.items()
     ]
     columns = ("model", "folder", "layers", "hidden", "parameters", "fingerprint")
-    table = with_ids_said(Table(columns, cells), [model.head_vocab_size for model in models.values()])
+    table = with_head_size(Table(columns, cells), [model.head_vocab_size for model in models.values()])
     return Section("Models", [table])
 
 

@@ -68,7 +68,7 @@ class RatedAnswer:
     def looked_up(self, least: float, lookahead: int) -> tuple[list[int], list[int]]:
         """Tokens looked up at each position, 0 where the draft proposes, and how many of them come.
 
-        As many are looked up as the text had room for; none comes behind its end, and its last is always the target's.
+        As many are looked up as the text's limit leaves; none comes behind its end, and its last is the target's.
         """
         answer, proposed, kept = self.recorded.answer_ids, [], []
         for start, (rate, after) in enumerate(zip(self.rates, self.followers, strict=True)):

@@ -153,7 +153,7 @@ class AcceptanceRow:
     """Acceptance of one draft at one temperature, under the rule the scorecard leads with first.
 
     Attributes:
-        coverage: Share of tokens that the draft can say; null of one that says every id.
+        coverage: Share of tokens that are output ids of the draft; null of one with a whole head.
         by_prompt: Null in scorecards from before there was such a thing.
     """
 
@@ -185,7 +185,7 @@ class AcceptanceRow:
 
     @property
     def have_coverage(self) -> list[bool]:
-        """Whether each figure has one: all of a draft whose head says some ids alone must, and no others."""
+        """Whether each figure has one: all of a draft with a small head must, and no others."""
         told = [self.coverage, *(bin_.coverage for part in self.bins for bin_ in part.bins)]
         told += [] if self.by_prompt is None else [self.by_prompt.sayable]
         return [coverage is not None for coverage in told]

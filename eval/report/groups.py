@@ -51,7 +51,7 @@ def prompts_by_task(draft: ScoredDraft) -> dict[str, list[int]]:
 
 
 def task_coverages(draft: ScoredDraft, sums: PromptSums) -> list[Estimate | None]:
-    """Of every task; None of a draft that says every id."""
+    """Of every task; None of a draft with a whole head."""
     return [
         None
         if sums.sayable is None
@@ -65,7 +65,7 @@ def task_coverages(draft: ScoredDraft, sums: PromptSums) -> list[Estimate | None
 
 
 def sums_cells(sums: PromptSums, lookahead: int, prompts: Sequence[int], resampling: Resampling) -> tuple[str, ...]:
-    """Figures of the prompts at some places, with intervals over them."""
+    """Figures of the prompts of some indices, with intervals over them."""
     tokens, alpha, rounds = (
         [column[prompt] for prompt in prompts] for column in (sums.tokens, sums.alpha, sums.rounds_at(lookahead))
     )

@@ -70,7 +70,7 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
     """Predicted speed by lookahead, and the speed that was measured."""
 
     def draw(axes: "Axes") -> None:
-        from eval.pages.drawing import draw_measured, draw_one, draw_predicted, whole_ticks
+        from eval.pages.drawing import draw_measured, draw_parity_line, draw_predicted, whole_ticks
 
         for index, draft in enumerate(drafts):
             entries = draft.forecast(temperature).lookahead
@@ -82,7 +82,7 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
                 at = draft.live.lookahead + shift
                 draw_measured(axes, at, draft.live.decoding_speedup, index, f"{draft.label}, measured")
         whole_ticks(axes, all_lookaheads(drafts, temperature))
-        draw_one(axes)
+        draw_parity_line(axes)
         axes.set(xlabel="lookahead", ylabel="times the target alone")
 
     told = "; ".join(speed_words(draft, temperature) for draft in drafts)

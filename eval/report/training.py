@@ -60,13 +60,13 @@ def speed_figure(named: Sequence[Named], temperature: float) -> Figure:
     """Predicted speed; the best checkpoint is ringed."""
 
     def draw(axes: "Axes") -> None:
-        from eval.pages.drawing import draw_one, draw_predicted, draw_ring
+        from eval.pages.drawing import draw_parity_line, draw_predicted, draw_ring
 
         for index, (name, curve) in enumerate(named):
             speeds = [point.predicted for point in curve.points]
             draw_predicted(axes, tokens(curve), speeds, index, f"{name}, predicted")
             draw_ring(axes, *at_best(curve, speeds))
-        draw_one(axes)
+        draw_parity_line(axes)
         axes.set(xlabel="tokens trained", ylabel="times the target alone")
 
     told = "; ".join(

@@ -85,10 +85,10 @@ def read_card(path: Path) -> Card:
     card = replace(card, curves=curves_of(card))
     if record.live is None:
         return card
-    return replace(card, rounds=rounds_beside(card, record.live), examples=examples_of(card))
+    return replace(card, rounds=live_rounds_of(card, record.live), examples=examples_of(card))
 
 
-def rounds_beside(card: Card, live: Live) -> tuple[TracedRound, ...] | None:
+def live_rounds_of(card: Card, live: Live) -> tuple[TracedRound, ...] | None:
     """The rounds of live decoding, if their trace is there and is of this scorecard."""
     path = card.path.with_name(ROUNDS_NAME)
     if not path.is_file():

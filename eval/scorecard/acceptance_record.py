@@ -108,7 +108,7 @@ def prompt_sums(score: DraftScore) -> PromptSums:
 
 
 def token_figures(score: DraftScore, resampling: Resampling) -> dict[str, Any]:
-    """Figures that no rule decides; of a draft that says some ids alone, the share of tokens among them too."""
+    """Figures that no rule decides; of a draft with a small head, the share of tokens among its output ids too."""
     return {
         "prompts": len(score.alpha_columns()[0]),
         "greedy_match": mean(score.match_columns(), resampling),

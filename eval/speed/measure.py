@@ -12,7 +12,7 @@ from eval.speed.ways import Run, Taken, Way
 
 Prompts = Sequence[Sequence[int]]
 Seconds = Callable[[Taken], float | None]
-Times = dict[Way, list[dict[int, Taken]]]  # by way, for each repetition, by the place of the group
+Times = dict[Way, list[dict[int, Taken]]]  # by way, for each repetition, by the index of the group
 
 
 def groups_of(prompts: Prompts, batch: int) -> list[Prompts]:

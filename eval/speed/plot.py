@@ -21,7 +21,7 @@ def speed_plot(record: SpeedFile) -> bytes:
 
 def draw(axes: "Axes", record: SpeedFile) -> None:
     """Every way as a series, and what is predicted of each draft."""
-    from eval.pages.drawing import draw_one, draw_points, draw_predicted, whole_ticks
+    from eval.pages.drawing import draw_parity_line, draw_points, draw_predicted, whole_ticks
 
     series: dict[str, list[SpeedWay]] = {}
     for row in sorted(record.ways, key=lambda row: row.lookahead):
@@ -33,7 +33,7 @@ def draw(axes: "Axes", record: SpeedFile) -> None:
         if rows[0].way == DRAFT:
             predicted = [row.predicted.value for row in rows if row.predicted is not None]
             draw_predicted(axes, lookaheads(rows), predicted, index, f"{label}, predicted")
-    draw_one(axes)
+    draw_parity_line(axes)
     whole_ticks(axes, [lookahead for rows in series.values() for lookahead in lookaheads(rows)])
     axes.set(xlabel="lookahead", ylabel="times as fast")
 

@@ -66,7 +66,7 @@ def profile_round(
     are not: the first one is.
 
     Args:
-        setup: Of the models, as they are measured; its limits leave room for PROFILED_ROUNDS whole rounds.
+        setup: Of the models, as they are measured; its limits allow PROFILED_ROUNDS whole rounds.
         draft: Proposes.
         lookahead: Tokens a round.
         prompts: One batch.

@@ -94,7 +94,7 @@ def ways_to_decode(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = 
         assisted: Whether transformers' assisted generation is among them; it decodes one prompt at a time.
 
     Raises:
-        UserError: If it is, and a draft says some ids alone.
+        UserError: If it is, and a draft has a small head.
     """
     if assisted:
         refuse_small_heads(setup.drafts)

@@ -1,4 +1,4 @@
-"""Keys and values of several texts at once, each row with a length of its own, in tensors with room for more.
+"""Keys and values of several texts at once, each row with a length of its own, in tensors with capacity for more.
 
 A token is written at its position in its row. Nothing is ever cut off: what stands behind a row's last token is written
 over later, and until then no token looks there, since it looks at its own position and before only. Taking back
@@ -58,7 +58,7 @@ class RowCache:
         raise AssertionError("the lengths of the rows differ: give position_ids and a mask")
 
     def widen(self, capacity: int) -> None:
-        """Make room for rows of so many tokens, more than before."""
+        """Raise the capacity to rows of so many tokens."""
         missing, self.capacity = capacity - self.capacity, capacity
         self.replace(lambda cache_BHSD: pad(cache_BHSD, (0, 0, 0, missing)))
 

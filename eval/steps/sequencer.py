@@ -10,7 +10,7 @@ feeds at an earlier position.
     TranslationSequencer     one row of an encoder-decoder model: the prompt is encoded once
 
 Shape suffixes used in this file:
-    B = rows, T = tokens fed to the longest row, S = slots, V = ids the model can say (all of the vocabulary, or those
+    B = rows, T = tokens fed to the longest row, S = slots, V = output ids of the model (all of the vocabulary, or those
     of a small head: architectures/draft_vocabulary/head.py)
 """
 
@@ -126,7 +126,7 @@ def sees_all(model: PreTrainedModel, length: int) -> bool:
 class RowSequencer:
     """Rows of one model, each with its own length.
 
-    Its cache grows by an eighth when it runs out of room. Texts that stop early never take what a limit of thousands of
+    Its cache grows by an eighth when it is full. Texts that stop early never take what a limit of thousands of
     tokens would, and each token is moved some nine times, where the cache of transformers moves it at every step.
     """
 

@@ -22,7 +22,7 @@ TIMES = StepTimes(target_s=20.0, draft_s=4.0, draft_two_s=5.0, verify_s={2: 22.0
 def answer(prompt, rounds, *, num_tokens, alpha_sum):
     counts = count_trace(rounds, num_tokens=num_tokens, lookahead=2)
     return AnswerScore(
-        prompt, np.zeros(num_tokens), alpha_sum, accept_sum=0, num_changed=0, num_sayable=0, counts={2: counts}
+        prompt, np.zeros(num_tokens), alpha_sum, accept_sum=0, num_changed=0, num_covered=0, counts={2: counts}
     )
 
 

@@ -28,7 +28,7 @@ def score_of(*rounds):
             alpha_sum=TOKENS - number,
             accept_sum=TOKENS - number,
             num_changed=0,
-            num_sayable=0,
+            num_covered=0,
             counts={g: counts(number, g) for g in (1, 2)},
         )
         for place, number in enumerate(rounds)
