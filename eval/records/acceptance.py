@@ -153,7 +153,7 @@ class AcceptanceRow:
     """Acceptance of one draft at one temperature, under the rule the scorecard leads with first.
 
     Attributes:
-        coverage: Share of tokens that are output ids of the draft; null of one with a whole head.
+        coverage: Share of tokens that the draft can say; null of one that says every id.
         by_prompt: Null in scorecards from before there was such a thing.
     """
 

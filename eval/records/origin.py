@@ -17,7 +17,7 @@ class ScoredModel:
     Attributes:
         path: Its folder.
         fingerprint: fingerprint_checkpoint of that.
-        head_vocab_size: Its output ids, where they are fewer than its vocabulary; else null.
+        head_vocab_size: Ids that it can say, where they are fewer than its vocabulary; else null.
     """
 
     path: str
