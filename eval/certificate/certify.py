@@ -14,9 +14,9 @@ from architectures.small_head.record import CONFIG_KEY
 from architectures.targets.target import read_config, resolve_checkpoint
 from eval.acceptance.estimates import Resampling
 from eval.certificate.causes import likely_causes
+from eval.certificate.engine_speed import speed_of
 from eval.certificate.laws import LEAST_PROMPTS, Known, find
 from eval.certificate.replayed import own_tokens, replay_run
-from eval.certificate.speeds import speed_of
 from eval.certificate.ties import differs, find_partings
 from eval.checks.loaded import prompts_of
 from eval.engine_runs.llama_cpp_engine import run_llama_cpp

@@ -4,7 +4,7 @@ What followed the last tokens of a text where they stood before costs nothing to
 that repeat themselves and hardly ever in others. A text shows which it is: at each of its tokens it is known whether
 what could have been looked up came, whoever proposed there. So the record of a text depends on the text alone, and
 where a policy looks up follows from the text alone too: that keeps decoding lossless by any rule, and lets the policy
-be scored on recorded texts exactly (eval/policies/replay.py).
+be scored on recorded texts exactly (eval/policies/policy_replay.py).
 
     rate(n) = (weight x prior(n) + hits(n)) / (weight + tries(n))
 

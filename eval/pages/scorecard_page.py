@@ -14,7 +14,7 @@ from eval.pages.verdict import (
 from eval.policies.policy_words import POLICY_COLUMNS, engine_words, policy_words
 from eval.records.origin import TaskRow
 from eval.records.scorecard import Scorecard
-from eval.records.speeds import Live, PolicyRow, SpeedupRow, WayRow
+from eval.records.scorecard_speeds import Live, PolicyRow, SpeedupRow, WayRow
 from eval.records.steps import StepTime
 from eval.records.values import HasInterval
 

@@ -4,7 +4,7 @@ from eval.acceptance.estimates import Estimate
 from eval.acceptance.intervals import least_units
 from eval.predictions.ranking import predicted_interval
 from eval.records.scorecard import Scorecard
-from eval.records.speeds import LOOKUP, POLICY, Live, SpeedupRow, WayRow
+from eval.records.scorecard_speeds import LOOKUP, POLICY, Live, SpeedupRow, WayRow
 from eval.records.steps import StepTime
 from eval.records.values import HasInterval
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from eval.acceptance.speedup import StepTimes
 from eval.decoding.ngram import NgramLookup
-from eval.policies.replay import Rounds, num_kept, pooled_rounds
+from eval.policies.policy_replay import Rounds, num_kept, pooled_rounds
 
 LOOKUP = NgramLookup()
 

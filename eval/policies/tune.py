@@ -10,7 +10,7 @@ from itertools import product
 
 from eval.acceptance.speedup import StepTimes
 from eval.decoding.policy import ProposalPolicy, hit_rates
-from eval.policies.replay import RatedAnswer, RecordedAnswer, Replayer, Rounds, pooled_rounds
+from eval.policies.policy_replay import RatedAnswer, RecordedAnswer, Replayer, Rounds, pooled_rounds
 
 LONGEST = 4  # tokens of a run; longer ones are so rare that their rates are those of four
 WEIGHTS = (2.0, 8.0)

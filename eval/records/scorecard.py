@@ -11,7 +11,7 @@ from typing import Any, Literal
 from eval.records.acceptance import AcceptanceRow, RecordedRow
 from eval.records.differences import DifferenceRow
 from eval.records.origin import DraftModel, Prompts, Provenance, ScoredModel, Settings, machine_words
-from eval.records.speeds import Live, PolicyRow, SpeedupRow
+from eval.records.scorecard_speeds import Live, PolicyRow, SpeedupRow
 from eval.records.steps import ScoredLatency
 from eval.records.values import Count, Counted, NotNegative, Some, only, require_equal
 

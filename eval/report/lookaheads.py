@@ -8,7 +8,7 @@ from eval.acceptance.speedup import iid_tau
 from eval.pages.tables import by_draft
 from eval.pages.verdict import alpha_words, speedup_words, with_interval
 from eval.records.acceptance import Rounds
-from eval.records.speeds import Forecast
+from eval.records.scorecard_speeds import Forecast
 from eval.report_inputs.drafts import ScoredDraft, all_temperatures, plotted, primaries, scored_at
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from eval.pages.tables import with_head_size
 from eval.pages.verdict import agreement_sentence
 from eval.records.origin import ScoredModel
 from eval.records.scorecard import Scorecard
-from eval.records.speeds import Live
+from eval.records.scorecard_speeds import Live
 from eval.report_inputs.cards import Card
 
 

@@ -15,7 +15,7 @@ from eval.pages.verdict import (
     with_interval,
 )
 from eval.records.scorecard import Scorecard
-from eval.records.speeds import Live
+from eval.records.scorecard_speeds import Live
 from eval.report.batches import batch_words
 from eval.report.differences import difference_blocks
 from eval.report_inputs.cards import Card

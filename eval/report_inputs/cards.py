@@ -9,7 +9,7 @@ from architectures.errors import UserError
 from eval.acceptance.estimates import Resampling
 from eval.records.files import CARD_NAME, read_scorecard
 from eval.records.scorecard import Scorecard
-from eval.records.speeds import Live
+from eval.records.scorecard_speeds import Live
 from eval.rounds.examples import Example, read_examples
 from eval.rounds.round_trace import RoundTrace, TracedRound, read_round_trace
 from eval.scorecard.sidecars import EXAMPLES_NAME, ROUNDS_NAME

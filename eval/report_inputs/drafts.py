@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from eval.records.acceptance import AcceptanceRow
 from eval.records.origin import DraftModel
-from eval.records.speeds import Live, SpeedupRow
+from eval.records.scorecard_speeds import Live, SpeedupRow
 from eval.records.steps import DraftSteps
 from eval.report_inputs.cards import Card
 

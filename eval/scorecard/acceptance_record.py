@@ -35,7 +35,7 @@ from eval.records.differences import (
     TokenTable,
 )
 from eval.records.values import Mean, Ratio
-from eval.scorecard.scores import DraftScore, PartedScores
+from eval.scorecard.draft_scores import DraftScore, PartedScores
 
 
 class PerPromptRounds(Protocol):

@@ -9,8 +9,8 @@ from eval.acceptance.estimates import Resampling
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.texts import Decoded
 from eval.policies.tune import Tuned
-from eval.records import speeds
-from eval.records.speeds import LOOKUP, POLICY, Live, OverLookup, RoundCounts, Spent, SpentByBoth, WayRow
+from eval.records import scorecard_speeds
+from eval.records.scorecard_speeds import LOOKUP, POLICY, Live, OverLookup, RoundCounts, Spent, SpentByBoth, WayRow
 from eval.scorecard.live import DRAFT, Agreement, LiveAnswer, LiveWay, decoding_speedup, whole_speedup
 
 
@@ -94,8 +94,8 @@ def live_record(
     )
 
 
-def agreement_record(agreement: Agreement) -> speeds.Agreement:
-    return speeds.Agreement(
+def agreement_record(agreement: Agreement) -> scorecard_speeds.Agreement:
+    return scorecard_speeds.Agreement(
         exact=agreement.is_exact,
         same_text=agreement.same_text,
         same_as_recorded=agreement.same_as_recorded,

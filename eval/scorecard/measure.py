@@ -13,17 +13,17 @@ from eval.policies.lookup_alone import Texts, best_lookup
 from eval.policies.tune import Tuned
 from eval.records.acceptance import AcceptanceRow
 from eval.records.differences import DifferenceRow
-from eval.records.speeds import Live, PolicyRow, SpeedupRow
+from eval.records.scorecard_speeds import Live, PolicyRow, SpeedupRow
 from eval.records.steps import ScoredLatency
 from eval.rounds.round_trace import Run
 from eval.scorecard.acceptance_record import acceptance_row, difference_row
 from eval.scorecard.answers import Answers, context_of
+from eval.scorecard.draft_scores import DraftScore, ReplayedDraft
 from eval.scorecard.live import compare_with_replay, decode_live, live_run
 from eval.scorecard.live_record import live_record, ways_of
 from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.policies import policy_rows, tune_policies
 from eval.scorecard.record import scored_latency, speedup_row
-from eval.scorecard.scores import DraftScore, ReplayedDraft
 
 
 @dataclass(frozen=True, kw_only=True)

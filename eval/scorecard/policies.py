@@ -12,14 +12,14 @@ from eval.acceptance.replay import rule_name
 from eval.acceptance.speedup import StepTimes
 from eval.config import EvalConfig
 from eval.policies.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fingerprint
-from eval.policies.replay import RecordedAnswer, Rounds
+from eval.policies.policy_replay import RecordedAnswer, Rounds
 from eval.policies.tune import Tuned, rounds_of, tune
 from eval.prompts.forms import Prompt
 from eval.records.origin import ScoredModel
-from eval.records.speeds import LookupRow, PolicyRow
+from eval.records.scorecard_speeds import LookupRow, PolicyRow
 from eval.scorecard.answers import Answers, record_answers
+from eval.scorecard.draft_scores import ReplayedDraft
 from eval.scorecard.pair import Pair, replay_drafts
-from eval.scorecard.scores import ReplayedDraft
 
 FOLDER = "tuning"  # of the answers, beside those that are scored on
 

@@ -19,7 +19,7 @@ from eval.acceptance.estimates import Estimate, Resampling, resampled
 from eval.acceptance.speedup import StepTimes, predicted_speedup
 from eval.decoding.texts import Round
 from eval.latency.measure import Latency
-from eval.policies.replay import Rounds
+from eval.policies.policy_replay import Rounds
 from eval.records.speed import RoundParts
 from eval.speed.ways import Taken, Way
 

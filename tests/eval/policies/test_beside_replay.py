@@ -10,7 +10,7 @@ from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.policies.replay import RecordedAnswer, Replayer, Rounds, pooled_rounds, visited
+from eval.policies.policy_replay import RecordedAnswer, Replayer, Rounds, pooled_rounds, visited
 from eval.policies.tune import NEVER, rounds_of, tune, worth
 
 POLICIES = [

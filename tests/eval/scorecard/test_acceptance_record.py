@@ -13,7 +13,7 @@ from eval.records.acceptance import PerPosition
 from eval.records.differences import PromptSigns, TokenTable
 from eval.records.values import Ratio
 from eval.scorecard.acceptance_record import acceptance_row, difference_row, rounds_at
-from eval.scorecard.scores import AnswerScore, DraftScore, ReplayedDraft, score_answer
+from eval.scorecard.draft_scores import AnswerScore, DraftScore, ReplayedDraft, score_answer
 
 RESAMPLING = Resampling(confidence=0.75, num_resamples=100, seed=17)  # three prompts are enough for an interval
 

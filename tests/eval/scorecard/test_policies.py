@@ -11,11 +11,11 @@ from eval.config import EvalConfig
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.policy import ProposalPolicy
 from eval.policies.policy_file import FILE_NAME, prompt_fingerprint, read_policies, write_policies
+from eval.policies.policy_replay import Rounds
 from eval.policies.policy_words import engine_words
-from eval.policies.replay import Rounds
 from eval.policies.tune import Tuned, rounds_of
 from eval.prompts.forms import Prompt
-from eval.records.speeds import LOOKUP, POLICY
+from eval.records.scorecard_speeds import LOOKUP, POLICY
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers
 from eval.scorecard.live import DRAFT

@@ -9,11 +9,11 @@ from eval.acceptance.counts import count_trace
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes, break_even_alpha
 from eval.decoding.texts import Decoded, Round
-from eval.records.speeds import LOOKUP, RoundCounts, Spent, SpentByBoth
+from eval.records.scorecard_speeds import LOOKUP, RoundCounts, Spent, SpentByBoth
+from eval.scorecard.draft_scores import AnswerScore, DraftScore
 from eval.scorecard.live import DRAFT, LiveAnswer, LiveWay, compare_with_replay
 from eval.scorecard.live_record import live_record
 from eval.scorecard.record import forecast, speedup_row
-from eval.scorecard.scores import AnswerScore, DraftScore
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
 TIMES = StepTimes(target_s=20.0, draft_s=4.0, draft_two_s=5.0, verify_s={2: 22.0})
