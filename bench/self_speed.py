@@ -64,7 +64,7 @@ def turns_at(run: Run, prompts: list[list[int]], batch: int, options: argparse.N
     turns = list(product(range(options.repeats), range(len(groups))))
     found: dict[Way, list[dict[int, Taken]]] = {}
     ticks = track(turns, description=f"batch {batch}", total=len(turns))
-    for _ in take_turns(ways, groups, ticks, np.random.default_rng(options.seed), found=found):
+    for _ in take_turns(ways, groups, ticks, np.random.default_rng(options.seed), times=found):
         pass
     return [
         {

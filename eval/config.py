@@ -92,8 +92,8 @@ class EvalConfig(Section):
 
 def from_recorded(values: dict[str, Any]) -> dict[str, Any]:
     """The settings of a file that an earlier widedraft wrote, by today's names."""
-    found = {**values, **{name: values[older] for name, older in OLDER_NAMES.items() if older in values}}
+    settings = {**values, **{name: values[older] for name, older in OLDER_NAMES.items() if older in values}}
     if "lookahead" in values:
         first, last = values["lookahead"]
-        found["lookaheads"] = list(range(first, last + 1))
-    return {name: value for name, value in found.items() if name not in EvalConfig.renamed}
+        settings["lookaheads"] = list(range(first, last + 1))
+    return {name: value for name, value in settings.items() if name not in EvalConfig.renamed}

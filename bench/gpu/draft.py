@@ -272,7 +272,7 @@ def decode_and_time(cell: Cell, setup: Setup, groups: Sequence[Prompts], step_re
     times: Times = {}
     warm_up(ways, groups[:1])
     turns = turns_within(cell.seconds, len(groups))
-    pauses = take_turns(ways, groups, turns, np.random.default_rng(RESAMPLING.seed), found=times)
+    pauses = take_turns(ways, groups, turns, np.random.default_rng(RESAMPLING.seed), times=times)
     context = repeated(groups[0][0], len(groups[0][0]) + setup.limits.max_new_tokens // 2)
     latency = measure_latency(
         setup.target,

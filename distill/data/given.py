@@ -28,7 +28,7 @@ from eval.answers.shards import claim_shards, write_shard
 from eval.answers.traces import Trace, continues, read_traces
 from eval.decoding.answering import write_traces
 from eval.prompts.forms import Prompt
-from eval.prompts.lengths import places_of
+from eval.prompts.lengths import source_words
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,12 @@ def drop_too_long(conversations: Sequence[Conversation], renderer: Renderer, max
     if not fitting:
         raise UserError(
             f"All {len(conversations)} conversations begin with more than {max_prompt_len} tokens "
-            f"({places_of(too_long)}). Raise data.max_seq_len, or shorten them."
+            f"({source_words(too_long)}). Raise data.max_seq_len, or shorten them."
         )
     if too_long:
         print(
             f"{len(too_long)} of {len(conversations)} conversations begin with more than {max_prompt_len} tokens and "
-            f"are left out: {places_of(too_long)}",
+            f"are left out: {source_words(too_long)}",
             file=sys.stderr,
         )
     return fitting

@@ -44,7 +44,7 @@ class Binning:
     Attributes:
         by: What they are parted by.
         labels: Of the bins, in their order.
-        bins: The bin_T of an answer's tokens, each a place among the labels.
+        bins: The bin_T of an answer's tokens, each an index into the labels.
     """
 
     by: str
@@ -73,8 +73,8 @@ def labelled(
 ) -> Binning:
     """Answers parted by a label of their prompt, in alphabetical order; those that have none come last."""
     labels = sorted({name for name in map(label, answers) if name is not None})
-    places = {None: len(labels), **{name: place for place, name in enumerate(labels)}}
-    return Binning(by, [*labels, without], lambda answer: np.full(answer.replay.num_tokens, places[label(answer)]))
+    indices = {None: len(labels), **{name: index for index, name in enumerate(labels)}}
+    return Binning(by, [*labels, without], lambda answer: np.full(answer.replay.num_tokens, indices[label(answer)]))
 
 
 def position_bins(num_tokens: int) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ class Counts:
 
     Attributes:
         rounds: Draft-then-verify cycles.
-        possible: Per position k, the rounds in which the text had room for k accepted tokens.
+        possible: Per position k, the rounds in which the text had k tokens left to accept.
         reached: Of those, the rounds that accepted at least k - 1 tokens, so that position k was decided.
         accepted: Of those, the rounds that accepted at least k tokens.
     """
@@ -35,7 +35,7 @@ class Counts:
 
     @property
     def proposed_tokens(self) -> float:
-        """Draft tokens proposed, kept or not, as far as the text had room for them."""
+        """Draft tokens proposed, kept or not, as far as the text had tokens left."""
         return sum(self.possible)
 
     @property
@@ -46,9 +46,9 @@ class Counts:
     def decided_tokens(self) -> float:
         """Draft tokens kept plus those the target said no to.
 
-        Tokens behind a rejected one were never decided, nor were those that a cut round had no room for; kept over
+        Tokens behind a rejected one were never decided, nor were those behind the limit of a cut round; kept over
         decided tokens is therefore the maximum-likelihood estimate of alpha if accepts are independent with one chance.
-        With room for all in every round it is sum A / (sum A + rounds with A < lookahead).
+        Where no round is cut it is sum A / (sum A + rounds with A < lookahead).
         """
         return sum(self.reached)
 
@@ -69,16 +69,16 @@ class Counts:
         return tuple(more - fewer for more, fewer in pairwise(at_least))
 
 
-def count_visits(visits_T: Array, tail_TK: Array, room_T: Array) -> Counts:
+def count_visits(visits_T: Array, tail_TK: Array, remaining_T: Array) -> Counts:
     """The one counting function.
 
     Args:
         visits_T: Rounds that start at each position of the text: 0 or 1 in a trace, a probability in a replay.
         tail_TK: Chance that a round starting at T accepts at least k tokens: 0 or 1 in a trace.
-        room_T: Tokens that a round starting at T may accept, from `room_after` or fewer.
+        remaining_T: Tokens that a round starting at T may accept, from `remaining_after` or fewer.
     """
     num_tokens, lookahead = tail_TK.shape
-    possible_TK = visits_T[:, None] * (np.arange(1, lookahead + 1) <= room_T[:, None])
+    possible_TK = visits_T[:, None] * (np.arange(1, lookahead + 1) <= remaining_T[:, None])
     tail_before_TK = np.concatenate([np.ones((num_tokens, 1)), tail_TK[:, :-1]], axis=1)
     return Counts(
         rounds=float(visits_T.sum()),
@@ -94,7 +94,7 @@ def count_trace(rounds: Iterable[tuple[int, int]], *, num_tokens: int, lookahead
     Args:
         rounds: Start and number of accepted tokens of each round.
         num_tokens: Length of the text they emitted.
-        lookahead: Tokens a round proposes where the text has room.
+        lookahead: Tokens a round proposes where the text has as many left.
     """
     asked = ((start, lookahead, accepted) for start, accepted in rounds)
     return count_proposals(asked, num_tokens=num_tokens, most=lookahead)
@@ -109,15 +109,15 @@ def count_proposals(rounds: Iterable[tuple[int, int, int]], *, num_tokens: int, 
         num_tokens: Length of the text they emitted.
         most: Positions to count, at least as many as any round proposed.
     """
-    visits_T, tail_TK, room_T = np.zeros(num_tokens), np.zeros((num_tokens, most)), room_after(num_tokens)
+    visits_T, tail_TK, remaining_T = np.zeros(num_tokens), np.zeros((num_tokens, most)), remaining_after(num_tokens)
     for start, proposed, accepted in rounds:
         visits_T[start] += 1
         tail_TK[start, :accepted] = 1
-        room_T[start] = min(room_T[start], proposed)
-    return count_visits(visits_T, tail_TK, room_T)
+        remaining_T[start] = min(remaining_T[start], proposed)
+    return count_visits(visits_T, tail_TK, remaining_T)
 
 
-def room_after(num_tokens: int) -> Array:
+def remaining_after(num_tokens: int) -> Array:
     """[T]: tokens that a round starting at T may accept in a text of so many; the last is never among them."""
     return np.arange(num_tokens - 1, -1, -1, dtype=np.float64)
 
@@ -125,10 +125,10 @@ def room_after(num_tokens: int) -> Array:
 def pool(counts: Sequence[Counts]) -> Counts:
     """Counts of several texts together."""
     return Counts(
-        rounds=sum(one.rounds for one in counts),
-        possible=per_position(np.array([one.possible for one in counts])),
-        reached=per_position(np.array([one.reached for one in counts])),
-        accepted=per_position(np.array([one.accepted for one in counts])),
+        rounds=sum(text.rounds for text in counts),
+        possible=per_position(np.array([text.possible for text in counts])),
+        reached=per_position(np.array([text.reached for text in counts])),
+        accepted=per_position(np.array([text.accepted for text in counts])),
     )
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids, spread
-from eval.acceptance.counts import Array, Counts, count_visits, room_after
+from eval.acceptance.counts import Array, Counts, count_visits, remaining_after
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
 from eval.decoding.sampling import confidence_of
 
@@ -66,7 +66,7 @@ class Replay:
         target_logp: log p(y_t) at the temperature, in nats; 0 or -inf at temperature 0.
         draft_logp: The same for the draft; -inf where it cannot say the token.
         target_entropy: Of the target's own distribution, at temperature 1 whatever the answer's, in nats.
-        can_say: 1 where the draft can say y_t, else 0; 1 everywhere unless its head says some ids alone.
+        covered: 1 where y_t is an output id of the draft, else 0; 1 everywhere unless it has a small head.
         draft_confidence: Of what the draft finds likeliest there, at temperature 1 whatever the answer's.
     """
 
@@ -75,7 +75,7 @@ class Replay:
     target_logp: Array
     draft_logp: Array
     target_entropy: Array
-    can_say: Array
+    covered: Array
     draft_confidence: Array
 
     @property
@@ -93,7 +93,7 @@ def answer_logits(model: PreTrainedModel, prompt_ids: Sequence[int], answer_ids:
         answer_ids: The target's own continuation, at least one token.
 
     Returns:
-        Logits [T, V] in float32, row t for answer token t; -inf for every id that a small head cannot say.
+        Logits [T, V] in float32, row t for answer token t; -inf for every id that is no output id of a small head.
     """
     if model.config.is_encoder_decoder:
         inputs_BT = torch.tensor([list(prompt_ids)], device=model.device)
@@ -140,7 +140,7 @@ def replay_answer(
         target_logp=as_array(value_at(answer_T, target_logp_TV)),
         draft_logp=as_array(value_at(answer_T, draft_logp_TV)),
         target_entropy=as_array(torch.special.entr(target_logits_TV.softmax(dim=-1)).sum(dim=-1)),
-        can_say=as_array(value_at(answer_T, draft_logits_TV) > -torch.inf),
+        covered=as_array(value_at(answer_T, draft_logits_TV) > -torch.inf),
         draft_confidence=as_array(confidence_of(draft_logits_TV)),
     )
 
@@ -171,14 +171,16 @@ ACCEPTS = {REJECTION: rejection, EXACT_GREEDY_DRAFT: exact_greedy_draft, EXACT_S
 def replay_counts(accept_T: Array, *, lookahead: int) -> Counts:
     """Exact expected counts of the rounds that emit one answer; whole numbers where every chance is 0 or 1."""
     tail_TK = acceptance_tails(accept_T, lookahead)
-    return count_visits(round_starts(tail_TK), tail_TK, room_after(len(tail_TK)))
+    return count_visits(round_starts(tail_TK), tail_TK, remaining_after(len(tail_TK)))
 
 
 def binned_counts(accept_T: Array, bin_T: NDArray[np.int64], *, lookahead: int) -> dict[int, Counts]:
     """The same counts, parted by the bin of the position in which a round starts; pooled they are the whole."""
     tail_TK = acceptance_tails(accept_T, lookahead)
-    visits_T, room_T = round_starts(tail_TK), room_after(len(tail_TK))
-    return {int(number): count_visits(visits_T * (bin_T == number), tail_TK, room_T) for number in np.unique(bin_T)}
+    visits_T, remaining_T = round_starts(tail_TK), remaining_after(len(tail_TK))
+    return {
+        int(number): count_visits(visits_T * (bin_T == number), tail_TK, remaining_T) for number in np.unique(bin_T)
+    }
 
 
 def acceptance_tails(accept_T: Array, lookahead: int) -> Array:

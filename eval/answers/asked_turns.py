@@ -27,12 +27,12 @@ class Turn:
     def following(self, answer: str) -> "Turn":
         """The next turn of the conversation, once this one is answered."""
         question, *later_turns = self.later_turns
-        said = ({"role": "assistant", "content": answer}, {"role": "user", "content": question})
+        messages = ({"role": "assistant", "content": answer}, {"role": "user", "content": question})
         return replace(
             self,
             id=self.id + 1,
             number=self.number + 1,
-            messages=(*self.messages, *said),
+            messages=(*self.messages, *messages),
             later_turns=tuple(later_turns),
         )
 

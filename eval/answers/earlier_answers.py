@@ -42,15 +42,15 @@ def earlier_answers(
         UserError: If a folder holds no answers, others than those, or some without states that are wanted; or a shard
             is damaged.
     """
-    found: dict[tuple[int, ...], Earlier] = {}
+    answers: dict[tuple[int, ...], Earlier] = {}
     for folder in folders:
         for name, claim in answered(folder).items():
             refuse_other_answers(folder, name, claim, settings)
             for shard in filter(Path.is_file, shard_paths(folder, name, claim["num_shards"])):
                 require_states(shard, wanted=with_states)
                 for trace in traces_of_shard(shard):
-                    found.setdefault(trace.prompt_ids, Earlier(trace, shard))
-    return found
+                    answers.setdefault(trace.prompt_ids, Earlier(trace, shard))
+    return answers
 
 
 def num_answered(prompts: Sequence[Prompt], folders: Sequence[Path]) -> int:
@@ -68,9 +68,9 @@ def num_answered(prompts: Sequence[Prompt], folders: Sequence[Path]) -> int:
     }
     count, turns = 0, first_turns(prompts) if answers else []
     while turns:
-        found = [(turn, answers.get(fingerprint_value(turn.messages))) for turn in turns]
-        count += sum(answer is not None for _, answer in found)
-        turns = [turn.following(answer) for turn, answer in found if answer is not None and turn.later_turns]
+        asked = [(turn, answers.get(fingerprint_value(turn.messages))) for turn in turns]
+        count += sum(answer is not None for _, answer in asked)
+        turns = [turn.following(answer) for turn, answer in asked if answer is not None and turn.later_turns]
     return count
 
 

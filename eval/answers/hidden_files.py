@@ -36,7 +36,7 @@ AGAIN = (
 
 
 class HiddenFile:
-    """A file in the making. Its header, which says where everything is, comes last into the room left for it.
+    """A file in the making. Its header, which says where everything is, comes last into the bytes reserved for it.
 
     Args:
         file: New, and empty.
@@ -45,10 +45,10 @@ class HiddenFile:
 
     def __init__(self, file: BinaryIO, *, most_answers: int) -> None:
         self.file = file
-        self.room = METADATA_BYTES + ENTRY_BYTES * most_answers
+        self.header_bytes = METADATA_BYTES + ENTRY_BYTES * most_answers
         self.entries: dict[str, Any] = {}
         self.num_bytes = 0
-        file.write(bytes(LENGTH_BYTES + self.room))
+        file.write(bytes(LENGTH_BYTES + self.header_bytes))
 
     def add(self, answer: int, hidden_AH: Tensor) -> None:
         """Write the states of one answer."""
@@ -65,9 +65,9 @@ class HiddenFile:
         """Write the header, given the shard as it will be written."""
         metadata = {"format": FORMAT, "answers": sha256(answers).hexdigest()}
         header = json.dumps({"__metadata__": metadata, **self.entries}, separators=(",", ":")).encode()
-        assert len(header) <= self.room, f"a header of {len(header)} bytes in room for {self.room}"
+        assert len(header) <= self.header_bytes, f"a header of {len(header)} bytes in the reserved {self.header_bytes}"
         self.file.seek(0)
-        self.file.write(self.room.to_bytes(LENGTH_BYTES, "little") + header.ljust(self.room))
+        self.file.write(self.header_bytes.to_bytes(LENGTH_BYTES, "little") + header.ljust(self.header_bytes))
 
 
 @contextmanager
@@ -90,11 +90,11 @@ def require_states(shard: Path, lengths: Mapping[int, int], *, width: int, dtype
         UserError: If it is missing, damaged, of other answers or of another model.
     """
     file, kind = hidden_path(shard), NAMES[getattr(torch, dtype)]
-    with opened(file) as states:
+    with open_states(file) as states:
         metadata = states.metadata() or {}
         if metadata.get("format") != FORMAT:
-            found = metadata.get("format")
-            raise UserError(f"{file}: its format is {found!r}, this version reads {FORMAT!r}. Delete it: {AGAIN}")
+            format_ = metadata.get("format")
+            raise UserError(f"{file}: its format is {format_!r}, this version reads {FORMAT!r}. Delete it: {AGAIN}")
         if metadata.get("answers") != sha256(shard.read_bytes()).hexdigest():
             raise UserError(f"{file}: belongs to other answers than those in {shard.name}. Delete both: {AGAIN}")
         for answer, length in lengths.items():
@@ -112,7 +112,7 @@ def read_states(shard: Path, answer: int, count: int) -> Tensor:
     Raises:
         UserError: If the file is gone or damaged, or holds something that is no number.
     """
-    with opened(hidden_path(shard)) as states:
+    with open_states(hidden_path(shard)) as states:
         hidden_AH = states.get_slice(str(answer))[:count]
     if not is_finite(hidden_AH):
         raise UserError(f"{hidden_path(shard)}: the states of answer {answer} are not all numbers. Delete it: {AGAIN}")
@@ -125,7 +125,7 @@ def is_finite(hidden_AH: Tensor) -> bool:
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[Any]:
+def open_states(file: Path) -> Iterator[Any]:
     """A file of hidden states, mapped into memory for as long as the block lasts."""
     if not file.is_file():
         raise UserError(f"{file}: not there. {AGAIN}")

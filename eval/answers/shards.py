@@ -131,7 +131,7 @@ def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
             yield f"{path}:{number}", line
 
 
-def row_place(folder: Path, name: str, row: int) -> str:
+def row_location(folder: Path, name: str, row: int) -> str:
     """The file and line of a row that read_shards gave, counted from 0: "data/train-00001.jsonl:7"."""
     for path in shard_paths(folder, name, read_claims(folder)[name]["num_shards"]):
         with path.open("rb") as file:

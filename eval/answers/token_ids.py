@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from architectures.errors import UserError
-from eval.answers.shards import row_place
+from eval.answers.shards import row_location
 
 
 def require_known_ids(texts: Iterable[Sequence[int]], folder: Path, name: str, vocab_sizes: Mapping[Path, int]) -> None:
@@ -24,8 +24,8 @@ def require_known_ids(texts: Iterable[Sequence[int]], folder: Path, name: str, v
         unknown = unknown_id(ids, vocab_sizes[smallest])
         if unknown is not None:
             raise UserError(
-                f"{row_place(folder, name, row)}: token id {unknown} is beyond the vocabulary of {smallest}, which has "
-                f"vocab_size {vocab_sizes[smallest]}. Answers and models must share their token ids: run the stage "
+                f"{row_location(folder, name, row)}: token id {unknown} is beyond the vocabulary of {smallest}, which "
+                f"has vocab_size {vocab_sizes[smallest]}. Answers and models must share their token ids: run the stage "
                 "that wrote this file again, or cut the draft out of its target again."
             )
 

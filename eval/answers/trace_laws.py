@@ -10,6 +10,6 @@ from eval.prompts.forms import Message
 
 def require_messages(messages: Sequence[Message], where: str) -> None:
     """Raise UserError for a message without a role or words."""
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not {"role", "content"} <= message.keys():
-            raise UserError(f"{where}: messages.{place} must have role and content, got {shown(message)}. {REWRITTEN}")
+            raise UserError(f"{where}: messages.{index} must have role and content, got {shown(message)}. {REWRITTEN}")

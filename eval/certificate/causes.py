@@ -25,7 +25,7 @@ def likely_causes(
     """
     if all(finding.holds for finding in find(run, prompts, pooled(replayed), known, ties)):
         return []
-    found = [
+    causes = [
         template_cause(run, prompts),
         tokenizer_cause(known),
         length_cause(run, replayed, known),
@@ -33,7 +33,7 @@ def likely_causes(
         quantisation_cause(known),
         dtype_cause(run),
     ]
-    told = [cause for cause in found if cause is not None]
+    told = [cause for cause in causes if cause is not None]
     return told or [least_accepted(run, replayed)]
 
 

@@ -14,9 +14,9 @@ from architectures.small_head.record import CONFIG_KEY
 from architectures.targets.target import read_config, resolve_checkpoint
 from eval.acceptance.estimates import Resampling
 from eval.certificate.causes import likely_causes
+from eval.certificate.engine_speed import speed_of
 from eval.certificate.laws import LEAST_PROMPTS, Known, find
 from eval.certificate.replayed import own_tokens, replay_run
-from eval.certificate.speeds import speed_of
 from eval.certificate.ties import differs, find_partings
 from eval.checks.loaded import prompts_of
 from eval.engine_runs.llama_cpp_engine import run_llama_cpp
@@ -139,7 +139,7 @@ def load_asked(asked: Asked) -> Loaded:
     if len(raw) > 1:
         raise UserError("--prompts: raw texts and conversations cannot be certified together. Name them one by one.")
     is_chat = bool(tokenizer.chat_template) and raw == {False}
-    return Loaded(target, draft, prompts, [render_prompt(tokenizer, one.messages) for one in prompts], is_chat)
+    return Loaded(target, draft, prompts, [render_prompt(tokenizer, prompt.messages) for prompt in prompts], is_chat)
 
 
 def in_transformers(asked: Asked, loaded: Loaded) -> EngineRun:

@@ -82,11 +82,11 @@ def same_files(known: Known) -> Finding:
 def same_prompts(run: EngineRun, prompts: Sequence[Sequence[int]]) -> Finding:
     """Whether the engine read what widedraft reads."""
     for number, (text, ours) in enumerate(zip(run.texts, prompts, strict=True), start=1):
-        place = first_difference(text.prompt_ids, ours)
-        if place is not None:
+        index = first_difference(text.prompt_ids, ours)
+        if index is not None:
             detail = (
-                f"prompt {number} is read differently from its token {place + 1} on: {id_at(text.prompt_ids, place)} "
-                f"there, {id_at(ours, place)} here"
+                f"prompt {number} is read differently from its token {index + 1} on: {id_at(text.prompt_ids, index)} "
+                f"there, {id_at(ours, index)} here"
             )
             return Finding(law="prompts", holds=False, detail=detail)
     return Finding(law="prompts", holds=True, detail=f"{len(run.texts)} prompts are read token for token as here")
@@ -115,11 +115,11 @@ def same_text(run: EngineRun, ties: Collection[int]) -> Finding:
         near = f", {len(parted)} part at a near-tie that {run.dtype} explains" if parted else ""
         return Finding(law="same text", holds=True, detail=f"{total - len(parted)} of {total} texts are equal{near}")
     first = run.texts[wrong[0] - 1]
-    place = first_difference(first.plain_ids, first.drafted_ids)
-    assert place is not None
+    index = first_difference(first.plain_ids, first.drafted_ids)
+    assert index is not None
     detail = (
-        f"{len(wrong)} of {total} texts differ, the first at prompt {wrong[0]}, token {place + 1}: "
-        f"{id_at(first.plain_ids, place)} without the draft, {id_at(first.drafted_ids, place)} with it"
+        f"{len(wrong)} of {total} texts differ, the first at prompt {wrong[0]}, token {index + 1}: "
+        f"{id_at(first.plain_ids, index)} without the draft, {id_at(first.drafted_ids, index)} with it"
     )
     return Finding(law="same text", holds=False, detail=detail)
 
@@ -157,11 +157,11 @@ def shown(counted: Counted, like: Counted | None = None) -> str:
 
 
 def first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:
-    """The first place at which two texts differ; None where they are equal."""
+    """The first index at which two texts differ; None where they are equal."""
     pairs = zip_longest(some, others)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), None)
+    return next((index for index, (token, other) in enumerate(pairs) if token != other), None)
 
 
-def id_at(ids: Sequence[int], place: int) -> str:
+def id_at(ids: Sequence[int], index: int) -> str:
     """A token of a text, or that it has ended."""
-    return f"id {ids[place]}" if place < len(ids) else "the end"
+    return f"id {ids[index]}" if index < len(ids) else "the end"

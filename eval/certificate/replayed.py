@@ -17,7 +17,7 @@ from eval.acceptance.replay import answer_logits, replay_counts
 from eval.engine_runs.record import Counted, Engine, EngineRun, TextRun
 from eval.models.loading import load_tokenizer
 
-NONE = -1  # in place of a token that the draft cannot say
+NONE = -1  # in place of a token that is no output id of the draft
 PROPOSES_AT_ONCE: tuple[Engine, ...] = ("transformers",)
 
 

@@ -29,13 +29,13 @@ class Parting:
 
     Attributes:
         number: Of the prompt, from 1.
-        place: Of the token, from 0.
+        index: Of the token, from 0.
         short: Logits that the worse token lies below the target's best there.
         allowed: That rounding explains.
     """
 
     number: int
-    place: int
+    index: int
     short: float
     allowed: float
 
@@ -70,9 +70,9 @@ def rounding_of(run: EngineRun) -> float:
 
 
 def judge(target: PreTrainedModel, number: int, text: TextRun, rounding: float, stop_id: int) -> Parting:
-    place = first_difference(text.plain_ids, text.drafted_ids)
-    assert place is not None
-    both = [ids[place] if place < len(ids) else stop_id for ids in (text.plain_ids, text.drafted_ids)]
-    logits_V = answer_logits(target, text.prompt_ids, [*text.plain_ids[:place], both[0]])[-1]
+    index = first_difference(text.plain_ids, text.drafted_ids)
+    assert index is not None
+    both = [ids[index] if index < len(ids) else stop_id for ids in (text.plain_ids, text.drafted_ids)]
+    logits_V = answer_logits(target, text.prompt_ids, [*text.plain_ids[:index], both[0]])[-1]
     short = float(logits_V.max() - logits_V[both].min())
-    return Parting(number, place, short, TIE_STEPS * rounding * float(logits_V.abs().max()))
+    return Parting(number, index, short, TIE_STEPS * rounding * float(logits_V.abs().max()))

@@ -75,8 +75,8 @@ def compare(
         The source of each prompt, and its answer with the draft.
     """
     answered = []
-    for place, prompt in enumerate(prompts):
-        ids, seed = pair.rendered(prompt), row_seed(place)
+    for index, prompt in enumerate(prompts):
+        ids, seed = pair.rendered(prompt), row_seed(index)
         pair.require_context([ids], wanted.limits.max_new_tokens)
         if wanted.opener is not open_sequencer:
             make_steps(pair, ids, wanted, seed)
@@ -99,7 +99,7 @@ def compared_run(wanted: Comparison, decoded: Sequence[Decoded]) -> Run:
     """What was decoded with the draft, for the trace of its rounds; one text of each prompt, in their order."""
     return Run(
         label="compare",
-        places=range(len(decoded)),
+        prompt_indices=range(len(decoded)),
         decoded=decoded,
         max_new_tokens=wanted.limits.max_new_tokens,
         speculation=wanted.speculation,

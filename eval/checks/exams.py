@@ -56,9 +56,9 @@ class Exam:
     max_new_tokens: int
     read: Callable[[str], Decimal | None]
 
-    def is_right(self, place: int, text: str) -> bool:
-        """Whether a text answers the question at a place."""
-        return self.read(text) == self.questions[place].answer
+    def is_right(self, index: int, text: str) -> bool:
+        """Whether a text answers the question of an index."""
+        return self.read(text) == self.questions[index].answer
 
 
 def open_exam(word: str, num_questions: int, *, seed: int) -> Exam:
@@ -115,8 +115,8 @@ def product_prompt(a: int, b: int) -> str:
 
 def last_number(text: str) -> Decimal | None:
     """The last number of a text; commas, signs, decimals and currency signs belong to it."""
-    found = NUMBER.findall(text)
-    return number_of(found[-1]) if found else None
+    numbers = NUMBER.findall(text)
+    return number_of(numbers[-1]) if numbers else None
 
 
 def first_line_number(text: str) -> Decimal | None:

@@ -66,7 +66,7 @@ class Evidence:
         variance = np.interp(inflation, sizes, [self.variance, *self.variances])
         return float(norm.sf((norm.isf(level) * self.variance**0.5 - shift) / variance**0.5))
 
-    def least_found(self, level: float) -> float | None:
+    def least_detectable(self, level: float) -> float | None:
         """The smallest inflation that is found in POWER of the runs, to a tenth of a percent; None above SIZES."""
         tried = np.arange(0.001, SIZES[-1] + 0.0005, 0.001).tolist()
         return next((each for each in tried if self.power(each, level) >= POWER), None)
@@ -75,10 +75,10 @@ class Evidence:
 def pooled(each: Sequence[Evidence]) -> Evidence:
     """Evidence of several texts together."""
     return Evidence(
-        sum(one.score for one in each),
-        sum(one.variance for one in each),
-        np.sum([one.shifts for one in each], axis=0),
-        np.sum([one.variances for one in each], axis=0),
+        sum(text.score for text in each),
+        sum(text.variance for text in each),
+        np.sum([text.shifts for text in each], axis=0),
+        np.sum([text.variances for text in each], axis=0),
     )
 
 
@@ -92,7 +92,7 @@ def evidence(p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], rounds: Seque
         rounds: In which it was decoded.
         rule: By which.
     """
-    kept_N = torch.tensor(judged_places(rounds), dtype=torch.long, device=p_TV.device)
+    kept_N = torch.tensor(judged_positions(rounds), dtype=torch.long, device=p_TV.device)
     p_NV, q_NV, inflated = p_TV[kept_N].float(), q_TV[kept_N].float(), inflated_by_rule(rule)
     score_NV = score(p_NV, inflated(p_NV, q_NV, FAULT))
     own_N1 = torch.tensor(token_ids, device=p_TV.device)[kept_N, None]
@@ -108,9 +108,13 @@ def score(p_NV: Tensor, inflated_NV: Tensor) -> Tensor:
     return score_NV - (p_NV * score_NV).sum(dim=-1, keepdim=True)
 
 
-def judged_places(rounds: Sequence[Round]) -> list[int]:
+def judged_positions(rounds: Sequence[Round]) -> list[int]:
     """Where a proposed token was kept or replaced: all tokens of a round, but the bonus of one that kept everything."""
-    return [place for one in rounds for place in range(one.start, one.start + min(one.accepted + 1, one.proposed))]
+    return [
+        position
+        for round_ in rounds
+        for position in range(round_.start, round_.start + min(round_.accepted + 1, round_.proposed))
+    ]
 
 
 def moments_under(chances_NV: Tensor, score_NV: Tensor) -> tuple[float, float]:

@@ -90,4 +90,4 @@ def prompts_of(words: Sequence[str] | None, count: int | None) -> list[Prompt]:
     if words:
         sources = prompt_sources(words)
         return load_prompts(sources) if count is None else load_in_turn(sources, most=count)[:count]
-    return [Prompt(f"built-in:{place}", (user_turn(text),)) for place, text in enumerate(PROMPTS[:count], start=1)]
+    return [Prompt(f"built-in:{number}", (user_turn(text),)) for number, text in enumerate(PROMPTS[:count], start=1)]

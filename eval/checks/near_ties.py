@@ -55,9 +55,9 @@ def read_all(
     target: PreTrainedModel, texts: Sequence[tuple[Sequence[int], Sequence[int]]], widths: Sequence[int]
 ) -> list[TextTies]:
     """Read texts, each a prompt and its tokens; step by step only if a token of any is not the argmax."""
-    found = [read_ties(target, prompt, token_ids) for prompt, token_ids in texts]
-    if not any(text.short for text in found):
-        return found
+    ties = [read_ties(target, prompt, token_ids) for prompt, token_ids in texts]
+    if not any(text.short for text in ties):
+        return ties
     return [read_ties(target, prompt, token_ids, widths) for prompt, token_ids in texts]
 
 
@@ -159,7 +159,7 @@ def judge_ties(texts: Sequence[TextTies]) -> Judgement:
     short = [pair for text in texts for pair in text.short]
     too_far = sum(logits > min(allowed, tolerance) for logits, tolerance in short)
     compared = [compare_choices(texts, reading) for reading in range(len(texts[0].others))]
-    own, other, p_value = max(compared, key=lambda one: one[2], default=(0, 0, 1.0))
+    own, other, p_value = max(compared, key=lambda pair: pair[2], default=(0, 0, 1.0))
     largest = max((logits for logits, _ in short), default=0.0)
     tokens = sum(text.tokens for text in texts)
     return Judgement(tokens, len(short) - too_far, too_far, largest, allowed, own, other, p_value)
@@ -206,25 +206,27 @@ class Parting:
 
 
 def find_parting(
-    target: PreTrainedModel, prompt: Sequence[int], one: Sequence[int], other: Sequence[int], *, width: int
+    target: PreTrainedModel, prompt: Sequence[int], first_ids: Sequence[int], other_ids: Sequence[int], *, width: int
 ) -> Parting | None:
     """Where two texts part; None where one goes on and the other has ended: there is nothing to tie.
 
     Args:
         target: Reads the first text at once, and by so many tokens a step.
         prompt: Of both.
-        one: The first text.
-        other: The second.
+        first_ids: The first text.
+        other_ids: The second.
         width: Tokens a step.
     """
-    place = next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
-    if place is None:
-        return None
-    whole_TV = answer_logits(target, prompt, one)
-    both_2V = whole_TV[[place, place]]
-    short_2, tolerance_2 = shortfalls(
-        both_2V, torch.tensor([one[place], other[place]], device=both_2V.device), target.dtype
+    index = next(
+        (index for index, pair in enumerate(zip(first_ids, other_ids, strict=False)) if pair[0] != pair[1]), None
     )
-    noise = reading_noise(whole_TV, stepwise_logits(target, prompt, one, width=width))
+    if index is None:
+        return None
+    whole_TV = answer_logits(target, prompt, first_ids)
+    both_2V = whole_TV[[index, index]]
+    short_2, tolerance_2 = shortfalls(
+        both_2V, torch.tensor([first_ids[index], other_ids[index]], device=both_2V.device), target.dtype
+    )
+    noise = reading_noise(whole_TV, stepwise_logits(target, prompt, first_ids, width=width))
     first, second = short_2.tolist()
     return Parting((first, second), float(tolerance_2[0]), noise)

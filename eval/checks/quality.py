@@ -127,20 +127,20 @@ def compare_answers(
     width: int,
 ) -> Outcome:
     """What the answers say, and whether they are the same; texts that part are read again by so many tokens a step."""
-    ids = [(one.token_ids, other.token_ids) for one, other in zip(plain, drafted, strict=True)]
-    equal = [one == other for one, other in ids]
+    ids = [(own.token_ids, with_draft.token_ids) for own, with_draft in zip(plain, drafted, strict=True)]
+    equal = [own_ids == drafted_ids for own_ids, drafted_ids in ids]
     parted = [
         None if same else find_parting(pair.target, prompt, *both, width=width)
         for prompt, both, same in zip(prompts, ids, equal, strict=True)
     ]
-    found = [parting for parting in parted if parting is not None]
-    allowed = tie_allowance([parting.noise for parting in found])
+    partings = [parting for parting in parted if parting is not None]
+    allowed = tie_allowance([parting.noise for parting in partings])
     return Outcome(
-        alone=[exam.is_right(place, written(pair, one)) for place, (one, _) in enumerate(ids)],
-        drafted=[exam.is_right(place, written(pair, other)) for place, (_, other) in enumerate(ids)],
+        alone=[exam.is_right(index, written(pair, own_ids)) for index, (own_ids, _) in enumerate(ids)],
+        drafted=[exam.is_right(index, written(pair, drafted_ids)) for index, (_, drafted_ids) in enumerate(ids)],
         equal=equal,
         tied=[parting is not None and parting.is_tie(allowed) for parting in parted],
-        p_value=favour_p(found),
+        p_value=favour_p(partings),
     )
 
 

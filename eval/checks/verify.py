@@ -7,7 +7,7 @@ Three kinds of check, each on texts decoded for the purpose:
                      asked in half precision, where one token and several at once round differently. Near ties may be
                      no more and no larger than honest rounding explains (eval/checks/near_ties.py).
     own draft        The target proposing to itself keeps everything.
-    distribution     Sampled texts are the target's. Given the tokens before it, a token x drawn from p has a place
+    distribution     Sampled texts are the target's. Given the tokens before it, a token x drawn from p has a quantile
                      u = P(tokens ordered before x) + v p(x), v uniform, that is uniform in [0, 1] and independent from
                      token to token (Rosenblatt 1952, "Remarks on a multivariate transformation", with the usual jitter
                      for discrete p). Two orders are tested: by q - p, what the draft overstates first, where a fault in
@@ -59,7 +59,7 @@ class Verification:
         samples: Texts drawn for each prompt and rule.
         seed: Of every random number.
         opener: How the models are run.
-        beside: By temperature, when the text itself proposes in the draft's place; empty for never.
+        lookup_policies: By temperature, when the text itself proposes in the draft's place; empty for never.
     """
 
     max_new_tokens: int = 64
@@ -69,7 +69,7 @@ class Verification:
     samples: int = 4
     seed: int = 17
     opener: Opener = open_sequencer
-    beside: Mapping[float, ProposalPolicy] = field(default_factory=dict)
+    lookup_policies: Mapping[float, ProposalPolicy] = field(default_factory=dict)
 
     @property
     def limits(self) -> Limits:
@@ -114,8 +114,8 @@ def check_greedy_text(
     """Whether the draft leaves the greedy text as it is."""
     run = decode_run("greedy text", (target, draft), prompts, wanted)
     decoded, plain = run.decoded, plain_decode(target, prompts, limits=wanted.limits, opener=wanted.opener)
-    same = sum(one.token_ids == own.token_ids for one, own in zip(decoded, plain, strict=True))
-    texts = [(prompt, one.token_ids) for prompt, one in zip(prompts, decoded, strict=True)]
+    same = sum(text.token_ids == own.token_ids for text, own in zip(decoded, plain, strict=True))
+    texts = [(prompt, text.token_ids) for prompt, text in zip(prompts, decoded, strict=True)]
     judged = judge_ties(read_all(target, texts, widths=(1, wanted.lookahead + 1)))
     detail = f"{same} of {len(prompts)} texts are those of plain decoding; {kept_of(decoded)}; {ties_words(judged)}"
     is_honest = judged.too_far == 0 and judged.p_value >= LEAST_P
@@ -124,14 +124,14 @@ def check_greedy_text(
 
 def ties_words(judged: Judgement) -> str:
     """How many near ties there are, and how many honest rounding has."""
-    found = (
+    told = (
         f"of {judged.tokens} tokens {judged.ties} ({judged.ties / judged.tokens:.2%}) are near ties of the argmax and "
         f"{judged.too_far} are neither"
     )
     if not judged.ties + judged.too_far:
-        return found
+        return told
     return (
-        f"{found}; they lie up to {judged.largest:.2g} logits below it, {judged.allowed:.2g} are allowed; {judged.own} "
+        f"{told}; they lie up to {judged.largest:.2g} logits below it, {judged.allowed:.2g} are allowed; {judged.own} "
         f"choices are the text's alone, {judged.other} an honest reading's, p = {judged.p_value:.3g}, asked: "
         f"{LEAST_P:g}"
     )
@@ -151,21 +151,21 @@ def decode_run(
     Each rule has random numbers of its own: the exact rules write by the target's alone, and would write the same.
     """
     samples = 1 if sampling.is_greedy else wanted.samples
-    places = [place for place in range(len(prompts)) for _ in range(samples)]
+    prompt_indices = [index for index in range(len(prompts)) for _ in range(samples)]
     speculation, seeds = Speculation(wanted.lookahead, rule=rule), wanted.seeds
     decoded = speculative_decode(
         *pair,
-        [prompts[place] for place in places],
+        [prompts[index] for index in prompt_indices],
         limits=wanted.limits,
         speculation=speculation,
         sampling=sampling,
         seeds=seeds,
-        row_seeds=[row_seed(row, list(RULES).index(rule)) for row in range(len(places))],
+        row_seeds=[row_seed(row, list(RULES).index(rule)) for row in range(len(prompt_indices))],
         opener=wanted.opener,
-        beside=wanted.beside.get(sampling.temperature),
+        lookup_policy=wanted.lookup_policies.get(sampling.temperature),
     )
     drafter = "target" if pair[0] is pair[1] else "draft"
-    return Run(label, places, decoded, wanted.max_new_tokens, speculation, sampling, seeds, drafter)
+    return Run(label, prompt_indices, decoded, wanted.max_new_tokens, speculation, sampling, seeds, drafter)
 
 
 def check_own_draft(target: PreTrainedModel, prompts: Sequence[Sequence[int]], wanted: Verification) -> Finding:
@@ -197,16 +197,16 @@ def check_distribution(
     run = decode_run(label, (target, draft), prompts, wanted, sampling=wanted.sampling, rule=rule)
     rng = np.random.default_rng((wanted.seed, list(RULES).index(rule)))
     texts = [
-        read_text((target, draft), prompts[place], one, wanted, rule=rule, rng=rng)
-        for place, one in zip(run.places, run.decoded, strict=True)
+        read_text((target, draft), prompts[index], decoded, wanted, rule=rule, rng=rng)
+        for index, decoded in zip(run.prompt_indices, run.decoded, strict=True)
     ]
-    places_OT, inflation = (
-        np.concatenate([text.places_OT for text in texts], axis=1),
+    quantiles_OT, inflation = (
+        np.concatenate([text.quantiles_OT for text in texts], axis=1),
         pooled([text.inflation for text in texts]),
     )
-    p_value = least_of([inflation.p_value, *(float(kstest(each, "uniform").pvalue) for each in places_OT)])
+    p_value = least_of([inflation.p_value, *(float(kstest(each, "uniform").pvalue) for each in quantiles_OT)])
     detail = (
-        f"p = {p_value:.3g} from {places_OT.shape[1]} tokens, asked: {LEAST_P:g}; {power_words(inflation)}; "
+        f"p = {p_value:.3g} from {quantiles_OT.shape[1]} tokens, asked: {LEAST_P:g}; {power_words(inflation)}; "
         f"{kept_of(run.decoded)}"
     )
     return Finding(label, p_value >= LEAST_P, detail, run)
@@ -220,10 +220,10 @@ def least_of(p_values: Sequence[float]) -> float:
 
 def power_words(inflation: Evidence) -> str:
     """The smallest fault that so many tokens show."""
-    found = inflation.least_found(LEAST_P / NUM_TESTS)
-    if found is None:
+    size = inflation.least_detectable(LEAST_P / NUM_TESTS)
+    if size is None:
         return f"accept chances inflated by {SIZES[-1]:.0%} would pass more often than in {1 - POWER:.0%} of runs"
-    return f"finds accept chances inflated by {found:.1%} in {POWER:.0%} of runs"
+    return f"finds accept chances inflated by {size:.1%} in {POWER:.0%} of runs"
 
 
 @dataclass(frozen=True)
@@ -231,11 +231,11 @@ class SampledText:
     """What one sampled text says of where it was drawn from.
 
     Attributes:
-        places_OT: Where each token falls in the target's distribution, in each order.
+        quantiles_OT: Where each token falls in the target's distribution, in each order.
         inflation: Of accept chances.
     """
 
-    places_OT: np.ndarray
+    quantiles_OT: np.ndarray
     inflation: Evidence
 
 
@@ -252,40 +252,42 @@ def read_text(
     """Read a text by both models again, without a cache."""
     vocab_size, token_ids, sampling = shared_vocab_size(*pair), decoded.token_ids, wanted.sampling
     p_TV, q_TV = (distribution(answer_logits(model, prompt, token_ids)[:, :vocab_size], sampling) for model in pair)
-    for place, token in looked_up(first_tokens(pair[0], prompt), decoded, wanted.beside.get(sampling.temperature)):
-        q_TV[place] = torch.nn.functional.one_hot(torch.tensor(token), vocab_size).to(q_TV)
+    for index, token in looked_up(
+        first_tokens(pair[0], prompt), decoded, wanted.lookup_policies.get(sampling.temperature)
+    ):
+        q_TV[index] = torch.nn.functional.one_hot(torch.tensor(token), vocab_size).to(q_TV)
     return SampledText(
-        places_in_order(p_TV.double(), q_TV.double(), token_ids, rng),
+        quantiles_in_order(p_TV.double(), q_TV.double(), token_ids, rng),
         evidence(p_TV, q_TV, token_ids, decoded.rounds, rule),
     )
 
 
 def looked_up(context: Sequence[int], decoded: Decoded, policy: ProposalPolicy | None) -> Iterator[tuple[int, int]]:
     """Where the text itself proposed, and which token: a draft that is sure of it, whatever the rule."""
-    for one in decoded.rounds:
-        if one.looked_up and policy is not None:
-            record = new_record(policy, [*context, *decoded.token_ids[: one.start]])
-            ids = record.proposal(policy, one.proposed)[: one.accepted + 1]
-            yield from enumerate(ids, start=one.start)
+    for round_ in decoded.rounds:
+        if round_.looked_up and policy is not None:
+            record = new_record(policy, [*context, *decoded.token_ids[: round_.start]])
+            ids = record.proposal(policy, round_.proposed)[: round_.accepted + 1]
+            yield from enumerate(ids, start=round_.start)
 
 
-def places_in_order(p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+def quantiles_in_order(p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], rng: np.random.Generator) -> np.ndarray:
     """Where each token falls in the target's distribution, by q - p and by id: [O, T], uniform if all is well."""
     own_T1 = torch.tensor(token_ids, device=p_TV.device)[:, None]
     ids_V = torch.arange(p_TV.shape[1], device=p_TV.device).double()
-    found = []
+    quantiles = []
     for order_TV in (p_TV - q_TV, ids_V.expand_as(p_TV)):
         own_order_T1 = order_TV.gather(1, own_T1)
         before_T = (p_TV * (order_TV < own_order_T1)).sum(dim=-1)
         level_T = (p_TV * (order_TV == own_order_T1)).sum(dim=-1)  # the token and any that are ordered as it is
-        found.append(before_T.cpu().numpy() + rng.random(len(token_ids)) * level_T.cpu().numpy())
-    return np.stack(found)
+        quantiles.append(before_T.cpu().numpy() + rng.random(len(token_ids)) * level_T.cpu().numpy())
+    return np.stack(quantiles)
 
 
 def counted(decoded: Sequence[Decoded], *, drafted_alone: bool = False) -> tuple[int, int]:
     """Proposed tokens that were kept, and all of them; perhaps of the draft alone."""
-    rounds = [one for text in decoded for one in text.rounds if not (drafted_alone and one.looked_up)]
-    return sum(one.accepted for one in rounds), sum(one.proposed for one in rounds)
+    rounds = [round_ for text in decoded for round_ in text.rounds if not (drafted_alone and round_.looked_up)]
+    return sum(round_.accepted for round_ in rounds), sum(round_.proposed for round_ in rounds)
 
 
 def kept_of(decoded: Sequence[Decoded]) -> str:

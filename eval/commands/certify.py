@@ -124,7 +124,9 @@ def certificate_page(certificate: "Certificate") -> str:
         f"{run.engine} {run.version}, {run.dtype}, lookahead {run.lookahead}, on {certificate.hardware}",
         run.command,
     ]
-    lines += [f"{'holds' if one.holds else 'FAILS':6} {one.law}: {one.detail}" for one in certificate.findings]
+    lines += [
+        f"{'holds' if finding.holds else 'FAILS':6} {finding.law}: {finding.detail}" for finding in certificate.findings
+    ]
     lines += [f"likely cause: {cause}" for cause in certificate.causes]
     interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
     lines.append(
@@ -156,9 +158,9 @@ def named_files(settings: CertifySettings, form: OwnForm) -> tuple[list[str], li
 
 def require_there(words: list[str], given: list[Path | None], form: OwnForm) -> tuple[Path, Path]:
     """Both of them; UserError if one is not there."""
-    found = [path for path in given if path is not None and (path / form.marker).is_file()]
+    present = [path for path in given if path is not None and (path / form.marker).is_file()]
     for word, path in zip(words, given, strict=True):
-        if path not in found:
+        if path not in present:
             kind = f"folder with {form.marker}" if form.marker else "file"
             raise UserError(f"{word}: {path or 'nothing'} is no {kind}. {form.made_by}.")
-    return found[0], found[1]
+    return present[0], present[1]

@@ -159,7 +159,7 @@ def latency(settings: LatencySettings) -> None:
     from eval.records.grid import TARGET, GridFile, GridModel
     from eval.records.origin import Provenance
 
-    models, text_ids = opened(settings)
+    models, text_ids = target_and_drafts(settings)
     described = {
         name: GridModel(**model_facts(Path(str(model.name_or_path)), model), device=str(model.device))
         for name, model in models.items()
@@ -211,13 +211,13 @@ def measured_shapes(settings: LatencySettings, target: "PreTrainedModel", text_i
 
     source = source_shape(target)
     shapes = equal_shapes(with_head_of(source, settings.vocabulary), settings.shapes or (), settings.parameters)
-    drafts = untrained_models(target, [one.shape for one in shapes])
-    models = {TARGET: target, **{one.name: draft for one, draft in zip(shapes, drafts, strict=True)}}
+    drafts = untrained_models(target, [shape.shape for shape in shapes])
+    models = {TARGET: target, **{shape.name: draft for shape, draft in zip(shapes, drafts, strict=True)}}
     return with_depth_and_width(measured(settings, models, text_ids), shapes, source, resampling_of(settings))
 
 
 def with_head_of(source: "Shape", rows: int | None) -> "Shape":
-    """A shape whose output head says so many ids alone; the shape itself where that is None.
+    """A shape whose output head has so many ids alone; the shape itself where that is None.
 
     Raises:
         UserError: If there are no more ids than that.
@@ -237,7 +237,7 @@ def resampling_of(settings: LatencySettings) -> "Resampling":
     return Resampling(settings.confidence, NUM_RESAMPLES, settings.seed)
 
 
-def opened(settings: LatencySettings) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
+def target_and_drafts(settings: LatencySettings) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
     """The target and its drafts by name, and the text that fills their caches."""
     from architectures.targets.target import require_whole_head, resolve_checkpoint
     from eval.checks.loaded import prompts_of

@@ -50,8 +50,8 @@ def step_cells(step: GridStep, alone: GridStep, cell: Cell) -> Sequence[str]:
 
 def percentiles_ms(step: GridStep) -> dict[str, float]:
     """Those that are told of a step beside its median; the last of many repetitions only."""
-    found = {"p10": step.p10_ms, "p90": step.p90_ms, "p99": step.p99_ms}
-    return {name: one.value for name, one in found.items() if one is not None}
+    percentiles = {"p10": step.p10_ms, "p90": step.p90_ms, "p99": step.p99_ms}
+    return {name: percentile.value for name, percentile in percentiles.items() if percentile is not None}
 
 
 def step_name(step: GridStep) -> str:

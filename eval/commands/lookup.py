@@ -77,9 +77,9 @@ def lookup(settings: LookupSettings) -> None:
     rendered = [pair.rendered(prompt) for prompt in prompts]
     pair.require_context(rendered, settings.max_new_tokens)
     with torch_threads(settings.num_threads):
-        found = tuned_file(settings, pair, rendered)
-    path = write_policies(found, settings.draft)
-    print(markdown(*policies_page(found)))
+        tuned = tuned_file(settings, pair, rendered)
+    path = write_policies(tuned, settings.draft)
+    print(markdown(*policies_page(tuned)))
     print(f"\n{path}: for `widedraft speed --beside`, on prompts other than these")
 
 
@@ -119,7 +119,7 @@ def tuned_file(settings: LookupSettings, pair: "LoadedPair", prompts: "Sequence[
         schema=SCHEMA,
         target=fingerprint_checkpoint(pair.folders[0]),
         draft=fingerprint_checkpoint(pair.folders[1]),
-        policies=tuple(TunedPolicy(temperature=temperature, **vars(one)) for temperature, one in tuned.items()),
+        policies=tuple(TunedPolicy(temperature=temperature, **vars(policy)) for temperature, policy in tuned.items()),
         prompts=tuple(map(prompt_fingerprint, prompts)),
         processor=processor_name(),
         threads=torch.get_num_threads(),

@@ -7,17 +7,17 @@ from eval.policies.policy_words import POLICY_COLUMNS, policy_words
 COLUMNS = ("temperature", *POLICY_COLUMNS, "predicted", "draft alone")
 
 
-def policies_page(found: PolicyFile) -> list[Block]:
+def policies_page(file: PolicyFile) -> list[Block]:
     rows = [
         [
-            f"{one.temperature:g}",
-            *policy_words(one.lookahead, one.policy),
-            f"{one.speedup:.2f}x",
-            f"{one.draft_alone:.2f}x",
+            f"{tuned.temperature:g}",
+            *policy_words(tuned.lookahead, tuned.policy),
+            f"{tuned.speedup:.2f}x",
+            f"{tuned.draft_alone:.2f}x",
         ]
-        for one in found.policies
+        for tuned in file.policies
     ]
-    answers = found.policies[0].answers
+    answers = file.policies[0].answers
     told = (
         f"Tuned on {answers} answers by exact replay and step times of this machine; what is predicted is of these "
         "answers, and so somewhat too much: `widedraft speed --beside` measures it on others."

@@ -13,7 +13,7 @@ from eval.decoding.texts import Limits, Seeds, row_seed
 from eval.latency.measure import measure_latency, timing_ticks
 from eval.latency.steps import Setting
 from eval.models.loading import shared_vocab_size
-from eval.policies.replay import RecordedAnswer
+from eval.policies.policy_replay import RecordedAnswer
 from eval.scorecard.answers import typical_context
 
 NAME, CONFIDENCE, NUM_RESAMPLES = "draft", 0.95, 2000
@@ -38,7 +38,7 @@ def recorded_answers(
         batch: Prompts answered together.
         seed: Of what is drawn.
     """
-    vocab_size, found = shared_vocab_size(pair.target, pair.draft), []
+    vocab_size, recorded = shared_vocab_size(pair.target, pair.draft), []
     texts = answers_of(
         pair, prompts, Limits(max_new_tokens, pair.stop_ids), Sampling(temperature), batch=batch, seed=seed
     )
@@ -46,8 +46,8 @@ def recorded_answers(
         own, drafts = (answer_logits(model, prompt, answer)[:, :vocab_size] for model in (pair.target, pair.draft))
         replayed = replay_answer(own, drafts, answer, temperature=temperature)
         accept_T = replayed.rules[rule_name(temperature)].accept
-        found.append(RecordedAnswer(prompt, answer, accept_T, replayed.draft_confidence, max_new_tokens))
-    return found
+        recorded.append(RecordedAnswer(prompt, answer, accept_T, replayed.draft_confidence, max_new_tokens))
+    return recorded
 
 
 def answers_of(
@@ -62,7 +62,7 @@ def answers_of(
     """Every prompt with what the target says to it, as it comes."""
     for start in range(0, len(prompts), batch):
         group = prompts[start : start + batch]
-        rows = [row_seed(start + place) for place in range(len(group))]
+        rows = [row_seed(start + index) for index in range(len(group))]
         texts = plain_decode(pair.target, group, limits=limits, sampling=sampling, seeds=Seeds.of(seed), row_seeds=rows)
         yield from zip(group, (text.token_ids for text in texts), strict=True)
 

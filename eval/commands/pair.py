@@ -105,7 +105,7 @@ def verify(settings: VerifySettings) -> None:
         samples=settings.samples,
         seed=settings.seed,
         opener=opener_of(settings),
-        beside=policies_of(settings, pair) if settings.beside else {},
+        lookup_policies=policies_of(settings, pair) if settings.beside else {},
     )
     holds, runs = tell(verify_pair(pair.target, pair.draft, ids, wanted))
     write_rounds(settings, pair, runs, [prompt.source for prompt in prompts])
@@ -118,8 +118,8 @@ def policies_of(settings: VerifySettings, pair: "LoadedPair") -> "dict[float, Pr
     """The draft's policies at the temperatures that are checked."""
     from eval.policies.policy_file import read_policies
 
-    found = read_policies(*pair.folders)
-    return {each: found.at(each, pair.folders[1]).policy for each in (0.0, settings.temperature)}
+    file = read_policies(*pair.folders)
+    return {each: file.at(each, pair.folders[1]).policy for each in (0.0, settings.temperature)}
 
 
 class QualitySettings(Section):
@@ -162,11 +162,11 @@ def quality(settings: QualitySettings) -> None:
     exams = [open_exam(word, settings.num_prompts, seed=settings.seed) for word in settings.checks]
     pair = load_pair(settings.target, settings.draft, dtype=settings.dtype)
     asking = Asking(settings.max_new_tokens, settings.lookahead, settings.batch_size, opener_of(settings))
-    holds, found = tell(check_answers(pair, exam, asking) for exam in exams)
+    holds, runs_of_exams = tell(check_answers(pair, exam, asking) for exam in exams)
     sources: list[str] = []
     runs: list[Run] = []
-    for exam, run in zip(exams, found, strict=True):
-        runs.append(replace(run, places=[len(sources) + place for place in run.places]))
+    for exam, run in zip(exams, runs_of_exams, strict=True):
+        runs.append(replace(run, prompt_indices=[len(sources) + index for index in run.prompt_indices]))
         sources += [question.prompt.source for question in exam.questions]
     write_rounds(settings, pair, runs, sources)
     print(f"{settings.draft} leaves the answers of {settings.target} as they are: {'yes' if holds else 'NO'}")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from architectures.pages.blocks import Table
-from eval.pages.tables import with_ids_said
+from eval.pages.tables import with_head_size
 from eval.pages.verdict import with_interval
 from eval.records.grid import DepthAndWidth, ShapeRow, SizeEnds
 
@@ -13,23 +13,23 @@ COLUMNS = ("shape", "layers", "hidden", "intermediate", "heads", "kv_heads")
 
 def shapes_table(shapes: Sequence[ShapeRow]) -> Table:
     """The shapes, and which of them could not be cut out of the target."""
-    said = [one.head_vocab or None for one in shapes]
-    return with_ids_said(Table((*COLUMNS, "larger than the target in"), list(map(shape_cells, shapes))), said)
+    head_sizes = [shape.head_vocab or None for shape in shapes]
+    return with_head_size(Table((*COLUMNS, "larger than the target in"), list(map(shape_cells, shapes))), head_sizes)
 
 
-def shape_cells(one: ShapeRow) -> tuple[str, ...]:
-    return (one.name, *(str(getattr(one, name)) for name in COLUMNS[1:]), ", ".join(one.larger))
+def shape_cells(shape: ShapeRow) -> tuple[str, ...]:
+    return (shape.name, *(str(getattr(shape, name)) for name in COLUMNS[1:]), ", ".join(shape.larger))
 
 
-def depth_sentences(found: DepthAndWidth) -> list[str]:
+def depth_sentences(record: DepthAndWidth) -> list[str]:
     """Whether depth costs at equal size, in one cell."""
-    fit = found.fit
+    fit = record.fit
     straight = (
         f"Fitted: {with_interval(fit.constant_ms)} ms, {with_interval(fit.layer_ms)} ms more for each layer, "
         f"{with_interval(fit.hundred_channels_ms)} ms for each hundred channels; the line misses by up to "
         f"{fit.largest_residual:.0%}."
     )
-    return [*map(size_sentence, found.sizes), straight, verdict(found.sizes)]
+    return [*map(size_sentence, record.sizes), straight, verdict(record.sizes)]
 
 
 def size_sentence(size: SizeEnds) -> str:

@@ -22,10 +22,10 @@ def draw(axes: "Axes", record: GridFigures) -> None:
     from eval.pages.drawing import draw_points, whole_ticks
 
     series = [(size, cell) for size in sizes_of(record) for cell in record.cells]
-    for place, (size, cell) in enumerate(series):
+    for index, (size, cell) in enumerate(series):
         shapes = [shape for shape in record.shapes or () if shape.size == size]
         estimates = [cell.together.of(shape.name, 1).p50_ms for shape in shapes]
-        draw_points(axes, [shape.layers for shape in shapes], estimates, place, label(size, cell))
+        draw_points(axes, [shape.layers for shape in shapes], estimates, index, label(size, cell))
     whole_ticks(axes, [shape.layers for shape in record.shapes or ()])
     axes.set_ylim(bottom=0)
     axes.set(xlabel="layers", ylabel="milliseconds")

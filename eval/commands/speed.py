@@ -209,12 +209,12 @@ def policies_of(
         return {}
     from eval.policies.policy_file import FILE_NAME, read_policies, refuse_tuned_on
 
-    found = {}
+    tuned = {}
     for name, pair in pairs.items():
         policies = read_policies(*pair.folders)
         refuse_tuned_on(policies, prompts, pair.folders[1] / FILE_NAME)
-        found[name] = policies.at(settings.temperature, pair.folders[1])
-    return found
+        tuned[name] = policies.at(settings.temperature, pair.folders[1])
+    return tuned
 
 
 def setup_of(settings: SpeedSettings, pairs: "Mapping[str, LoadedPair]", policies: "dict[str, TunedPolicy]") -> "Setup":
@@ -254,7 +254,7 @@ def decode_and_time(
     ticks = track(turns, description="decoding by every way", total=len(turns))
     context = repeated(groups[0][0], len(groups[0][0]) + settings.max_new_tokens // 2)
     times: Times = {}
-    pauses = take_turns(ways, groups, ticks, np.random.default_rng(settings.seed), found=times)
+    pauses = take_turns(ways, groups, ticks, np.random.default_rng(settings.seed), times=times)
     latency = measure_latency(
         setup.target,
         setup.drafts,
@@ -268,10 +268,10 @@ def decode_and_time(
 
 def lookaheads_timed(asked: "Sequence[int]", setup: "Setup") -> list[int]:
     """Those whose verification decoding takes: a policy looks up any number of tokens up to its own."""
-    found = set(asked)
+    lookaheads = set(asked)
     for tuned in setup.policies.values():
-        found |= {tuned.lookahead, *range(1, tuned.policy.lookahead + 1)}
-    return sorted(found)
+        lookaheads |= {tuned.lookahead, *range(1, tuned.policy.lookahead + 1)}
+    return sorted(lookaheads)
 
 
 def profile_a_round(settings: SpeedSettings, setup: "Setup", prompts: "Prompts", folder: Path) -> None:
@@ -281,9 +281,9 @@ def profile_a_round(settings: SpeedSettings, setup: "Setup", prompts: "Prompts",
 
     groups, (name, draft) = groups_of(prompts, settings.batch_size), next(iter(setup.drafts.items()))
     lookahead, row_seeds = settings.lookaheads[0], row_seeds_of(groups, 0, 0)
-    found = profile_round(setup, draft, lookahead, groups[0], row_seeds=row_seeds, folder=folder)
-    print(f"\n{folder}: a round of {name} at lookahead {lookahead}: {found.describe()}")
-    print("\n".join(f"  {path.name}" for path in found.files))
+    profile = profile_round(setup, draft, lookahead, groups[0], row_seeds=row_seeds, folder=folder)
+    print(f"\n{folder}: a round of {name} at lookahead {lookahead}: {profile.describe()}")
+    print("\n".join(f"  {path.name}" for path in profile.files))
 
 
 def measured_with(settings: SpeedSettings, num_prompts: int) -> "MeasuredWith":

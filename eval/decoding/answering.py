@@ -97,21 +97,21 @@ def claimed_draws(temperature: float) -> dict[str, str]:
 
 
 def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings:
-    """The settings, with prompts no longer than leaves room for a whole answer in what the target was made for.
+    """The settings, with prompts no longer than the context that the target was made for leaves beside a whole answer.
 
     Raises:
-        UserError: If there is no room for a prompt.
+        UserError: If it leaves no token for a prompt.
     """
     limit = context_length_of(target)
     if limit is None:
         return settings
-    room = limit.tokens - settings.max_new_tokens
-    if room < 1:
+    longest = limit.tokens - settings.max_new_tokens
+    if longest < 1:
         raise UserError(
             f"{target}: {limit.origin}, which answers of max_new_tokens={settings.max_new_tokens} leave no room for a "
             "prompt in. Lower max_new_tokens."
         )
-    return replace(settings, max_prompt_len=min(settings.max_prompt_len, room))
+    return replace(settings, max_prompt_len=min(settings.max_prompt_len, longest))
 
 
 class Answerer:
@@ -195,8 +195,8 @@ class Answerer:
 
     def answer_batch(self, batch: Sequence[Rendered]) -> Iterator[tuple[Turn, Trace]]:
         """The answers to some turns that are decoded together, as they end."""
-        for place, decoded in finished(self.decode(batch)):
-            prompt_ids, turn = batch[place]
+        for index, decoded in finished(self.decode(batch)):
+            prompt_ids, turn = batch[index]
             yield turn, self.trace(turn, prompt_ids, decoded)
 
     def decode(self, batch: Sequence[Rendered]) -> Iterator[Emitted | tuple[int, Decoded]]:

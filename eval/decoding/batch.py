@@ -2,7 +2,7 @@
 
 Shape suffixes used in this file:
     B = rows, K = tokens proposed in a round, the longest row's; J = K + 1, T = tokens fed, D = draws, V = vocabulary,
-    S = ids the draft can say: all of V, or those of its small head
+    S = output ids of the draft: all of V, or those of its small head
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,13 +30,13 @@ class Emitted:
     """What one round, or one step of plain decoding, added to one text.
 
     Attributes:
-        place: Of the text among the prompts.
+        index: Of the text among the prompts.
         token_ids: What was added.
         accepted: How many of them the draft wrote; the last one is always the target's.
         corrected: Whether the last token stands in the place of a proposed one that was not kept.
     """
 
-    place: int
+    index: int
     token_ids: tuple[int, ...]
     accepted: int = 0
     corrected: bool = False
@@ -49,11 +49,11 @@ class Batch:
         models: The target, and perhaps a draft.
         wanted: What to decode.
         streams: Of random numbers, for all prompts.
-        places: Of the prompts of this batch; they are read at once.
+        indices: Of the prompts of this batch; they are read at once.
         opener: Makes the models' sequencers, before the clock of the batch starts.
 
     Raises:
-        ValueError: If the target can say some ids alone.
+        ValueError: If the target has a small head.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Batch:
         models: Sequence[PreTrainedModel],
         wanted: Wanted,
         streams: Streams,
-        places: Sequence[int],
+        indices: Sequence[int],
         opener: Opener = open_sequencer,
     ) -> None:
         if head_ids(models[0]) is not None:
@@ -69,27 +69,27 @@ class Batch:
         self.wanted, self.streams, self.device = wanted, streams, models[0].device
         self.vocab_size = shared_vocab_size(*models)
         lookahead = wanted.speculation.lookahead if wanted.speculation else 0
-        self.texts = [Text(place, first_tokens(models[0], wanted.prompts[place]), lookahead) for place in places]
+        self.texts = [Text(index, first_tokens(models[0], wanted.prompts[index]), lookahead) for index in indices]
         sequencers = [
-            self.opened(opener, model, feeds)
+            self.sequencer_of(opener, model, feeds)
             for model, feeds in zip(models, wanted.feeds, strict=False)  # alone: no draft
         ]
         self.verifier, self.drafter = sequencers[0], sequencers[1] if len(models) > 1 else None
-        self.said_S = ids_below(models[1], self.vocab_size) if len(models) > 1 else None
+        self.output_ids_S = ids_below(models[1], self.vocab_size) if len(models) > 1 else None
         start_s = clock_s(self.device)
         for sequencer in sequencers:
             self.read_contexts(sequencer)
-        if wanted.beside is not None:
+        if wanted.lookup_policy is not None:
             for text in self.texts:
-                text.record = new_record(wanted.beside, text.context)
+                text.record = new_record(wanted.lookup_policy, text.context)
         self.seen_BV = self.seen_at_first()
         self.prefilled_s = clock_s(self.device)
         self.prefill_s = self.prefilled_s - start_s
 
-    def opened(self, opener: Opener, model: PreTrainedModel, feeds: Sequence[Feed]) -> Sequencer:
+    def sequencer_of(self, opener: Opener, model: PreTrainedModel, feeds: Sequence[Feed]) -> Sequencer:
         """A model that has read nothing yet."""
         capacity = max(len(text.context) for text in self.texts) + self.wanted.limits.max_new_tokens
-        prompts = [self.wanted.prompts[text.place] for text in self.texts]
+        prompts = [self.wanted.prompts[text.index] for text in self.texts]
         goes_back = self.wanted.goes_back
         return opener(model, prompts, capacity=capacity, vocab_size=self.vocab_size, feeds=feeds, goes_back=goes_back)
 
@@ -119,7 +119,7 @@ class Batch:
         tokens_B, _ = self.pick(logits_BV, self.seen_BV, draws_B)
         for text, token in zip(self.texts, tokens_B.tolist(), strict=True):
             text.extend([token], self.wanted.limits)
-            yield Emitted(text.place, (token,))
+            yield Emitted(text.index, (token,))
         self.seen_BV = marked(self.seen_BV, tokens_B)
 
     def round(self) -> Iterator[Emitted]:
@@ -131,29 +131,32 @@ class Batch:
         columns = [verdict.accepted_B[:, None], verdict.next_B[:, None], turn.proposal.tokens_BK]
         ends = torch.cat(columns, dim=1).tolist()
         seconds = (drafted_s - start_s, clock_s(self.device) - drafted_s)
-        for text, found, count, (accepted, following, *ids) in zip(self.texts, turn.found, counts, ends, strict=True):
-            yield self.emit(text, [*ids[:accepted], following], count, seconds, looked_up=bool(found))
+        for text, looked_up_ids, count, (accepted, following, *ids) in zip(
+            self.texts, turn.lookups, counts, ends, strict=True
+        ):
+            yield self.emit(text, [*ids[:accepted], following], count, seconds, looked_up=bool(looked_up_ids))
         self.mark_emitted()
 
     def turn(self) -> tuple[Turn, list[int]]:
         """What is proposed, and how many tokens of it in each row: a text that proposes asks nothing of the draft."""
-        rooms = [text.room(self.wanted.limits) - 1 for text in self.texts]
-        found = [self.look_up(text, room) for text, room in zip(self.texts, rooms, strict=True)]
+        limits = [text.num_left(self.wanted.limits) - 1 for text in self.texts]
+        lookups = [self.look_up(text, limit) for text, limit in zip(self.texts, limits, strict=True)]
         if self.drafter is None:
-            return Turn(Proposal.nothing(len(found), self.device), found), [len(ids) for ids in found]
+            return Turn(Proposal.nothing(len(lookups), self.device), lookups), [len(ids) for ids in lookups]
         asked = [
-            0 if ids else min(text.lookahead, room) for text, ids, room in zip(self.texts, found, rooms, strict=True)
+            0 if ids else min(text.lookahead, limit)
+            for text, ids, limit in zip(self.texts, lookups, limits, strict=True)
         ]
         drafted, counts = self.propose(asked)
-        return Turn(drafted, found), [len(ids) or count for ids, count in zip(found, counts, strict=True)]
+        return Turn(drafted, lookups), [len(ids) or count for ids, count in zip(lookups, counts, strict=True)]
 
-    def look_up(self, text: Text, room: int) -> list[int]:
+    def look_up(self, text: Text, limit: int) -> list[int]:
         """What followed the last tokens of a text where they stood before, as far as that is asked."""
         if self.wanted.lookup is not None:
-            return self.wanted.lookup.continuation(text.everything(), min(text.lookahead, room))
-        if self.wanted.beside is None or text.record is None:
+            return self.wanted.lookup.continuation(text.everything(), min(text.lookahead, limit))
+        if self.wanted.lookup_policy is None or text.record is None:
             return []
-        return text.record.proposal(self.wanted.beside, room)
+        return text.record.proposal(self.wanted.lookup_policy, limit)
 
     def emit(
         self, text: Text, token_ids: list[int], proposed: int, seconds: tuple[float, float], *, looked_up: bool
@@ -162,14 +165,15 @@ class Batch:
         speculation, start = self.wanted.speculation, len(text.emitted)
         assert speculation is not None
         kept = text.extend(token_ids, self.wanted.limits)
-        beside = self.wanted.beside if looked_up else None
-        asked = text.lookahead if beside is None else beside.lookahead
-        one = Round(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
-        text.rounds.append(one)
-        text.missing = text.missing + kept if looked_up else int(one.is_behind)
-        text.lookahead = text.lookahead if beside else speculation.after(one, text.lookahead)  # says nothing of a draft
+        policy = self.wanted.lookup_policy if looked_up else None
+        asked = text.lookahead if policy is None else policy.lookahead
+        round_ = Round(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
+        text.rounds.append(round_)
+        text.missing = text.missing + kept if looked_up else int(round_.is_behind)
+        if policy is None:  # what was looked up says nothing of a draft
+            text.lookahead = speculation.after(round_, text.lookahead)
         corrected = kept == len(token_ids) <= proposed  # not so where a proposed stop token was kept
-        return Emitted(text.place, tuple(token_ids[:kept]), one.accepted, corrected)
+        return Emitted(text.index, tuple(token_ids[:kept]), round_.accepted, corrected)
 
     def propose(self, counts: Sequence[int]) -> tuple[Proposal, Sequence[int]]:
         """The draft's own continuation of every text, and its length: as asked, or to where the draft is in doubt.
@@ -187,7 +191,7 @@ class Batch:
             if max(counts) <= step:
                 break
             columns_B, probs_BS = self.pick(logits_BS, seen_BS, draws_B, drafting=True)
-            tokens.append(tokens_of(columns_B, self.said_S))
+            tokens.append(tokens_of(columns_B, self.output_ids_S))
             probs.append(probs_BS)
             ids_BT, seen_BS = tokens[-1][:, None], marked(seen_BS, columns_B)
             spans = [
@@ -197,7 +201,7 @@ class Batch:
             return Proposal.nothing(len(counts), self.device), counts
         counts_B = torch.tensor(counts, device=self.device)
         probs_BKS = torch.stack(probs, dim=1) if probs[0] is not None else None
-        return Proposal(torch.stack(tokens, dim=1), probs_BKS, counts_B, self.said_S), counts
+        return Proposal(torch.stack(tokens, dim=1), probs_BKS, counts_B, self.output_ids_S), counts
 
     def without_doubt(self, counts: Sequence[int], step: int, logits_BS: Tensor) -> Sequence[int]:
         """How many tokens each text gets, its draft having said what may come at a step: none from where it doubts."""
@@ -215,10 +219,10 @@ class Batch:
         ]
 
     def seen_by_draft(self) -> Tensor | None:
-        """Which of the ids that the draft can say stand in each text, as a repetition penalty asks."""
-        if self.seen_BV is None or self.said_S is None:
+        """Which of the draft's output ids stand in each text, as a repetition penalty asks."""
+        if self.seen_BV is None or self.output_ids_S is None:
             return self.seen_BV
-        return self.seen_BV.index_select(1, self.said_S)
+        return self.seen_BV.index_select(1, self.output_ids_S)
 
     def verify(self, proposal: Proposal, counts: Sequence[int]) -> Tensor:
         """logits_BJV of the target at the last token of every text and at all that are proposed."""
@@ -290,7 +294,7 @@ class Batch:
         for text, finished in zip(self.texts, is_finished, strict=True):
             if finished:
                 ids, rounds = tuple(text.emitted), tuple(text.rounds)
-                yield text.place, Decoded(ids, rounds, self.prefill_s, elapsed_s, self.wanted.rule, text.stopped)
+                yield text.index, Decoded(ids, rounds, self.prefill_s, elapsed_s, self.wanted.rule, text.stopped)
         if unfinished:
             for sequencer in (self.verifier, self.drafter):
                 if sequencer is not None:

@@ -44,11 +44,11 @@ class HiddenStates:
         Args:
             steps: Of plain decoding by the model: all that one step adds comes before the next one is made, in the
                 order of the step's rows.
-            names: Of the texts, by their places.
+            names: Of the texts, by their indices.
         """
         for step in steps:
             if isinstance(step, Emitted):
-                self.texts.setdefault(names[step.place], []).append(next(self.rows))
+                self.texts.setdefault(names[step.index], []).append(next(self.rows))
             yield step
 
     def take(self, name: int) -> Tensor:

@@ -3,7 +3,7 @@
 It costs nothing, and pays on texts that repeat themselves, so every draft that was trained has it to beat.
 
 Source: Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding); Yang et al. 2023,
-"Inference with Reference" (arXiv 2304.04487). Implementations differ in which of several places they take; here it is
+"Inference with Reference" (arXiv 2304.04487). Implementations differ in which of several matches they take; here it is
 the latest, of the longest run of tokens that stands anywhere.
 """
 
@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 @dataclass(frozen=True)
 class NgramLookup:
-    """How places are found.
+    """How matches are found.
 
     Attributes:
         longest: Tokens at the end of the text that are looked for first, >= 1; then one less, down to one.
@@ -37,9 +37,9 @@ class NgramLookup:
         """
         ids_T = np.asarray(token_ids)
         for length in range(min(self.longest, len(ids_T) - 1), 0, -1):
-            earlier = sliding_window_view(ids_T[:-1], length)  # the end itself is no place
-            [places] = np.nonzero((earlier == ids_T[-length:]).all(axis=1))
-            if len(places):
-                after = int(places[-1]) + length
+            earlier = sliding_window_view(ids_T[:-1], length)  # the end itself is no match
+            [starts] = np.nonzero((earlier == ids_T[-length:]).all(axis=1))
+            if len(starts):
+                after = int(starts[-1]) + length
                 return ids_T[after : after + count].tolist()
         return []

@@ -4,13 +4,13 @@ What followed the last tokens of a text where they stood before costs nothing to
 that repeat themselves and hardly ever in others. A text shows which it is: at each of its tokens it is known whether
 what could have been looked up came, whoever proposed there. So the record of a text depends on the text alone, and
 where a policy looks up follows from the text alone too: that keeps decoding lossless by any rule, and lets the policy
-be scored on recorded texts exactly (eval/policies/replay.py).
+be scored on recorded texts exactly (eval/policies/policy_replay.py).
 
     rate(n) = (weight x prior(n) + hits(n)) / (weight + tries(n))
 
 with n the tokens of the longest run at the end of the text that stands earlier in it, tries the tokens of this text
-before which that was n, and hits how often what followed the run at its latest place came next. The policy looks up
-where the rate is at least `least`, and leaves the rest to the draft.
+before which that was n, and hits how often what followed the run at its latest occurrence came next. The policy looks
+up where the rate is at least `least`, and leaves the rest to the draft.
 
 A draft's step is cheap where it is shallow, and verifying what it proposes is not. So it proposes for as long as the
 largest probability of its own distribution is at least `confidence`, and where the first is not, the target takes a
@@ -69,7 +69,7 @@ class TextRecord:
         longest: Tokens of the longest run.
         token_ids: The text so far.
         tries: Tokens before which a run of so many tokens was found.
-        hits: Of these, those that followed it at its latest place.
+        hits: Of these, those that followed it at its latest occurrence.
         run: Tokens of the longest run at the end of the text that stands earlier; 0 for none.
         after: Where what followed it begins.
     """
@@ -80,7 +80,7 @@ class TextRecord:
     hits: dict[int, int] = field(default_factory=dict)
     run: int = 0
     after: int = 0
-    ends: dict[tuple[int, ...], int] = field(default_factory=dict)  # of every run: what follows its latest place
+    ends: dict[tuple[int, ...], int] = field(default_factory=dict)  # of every run: what follows its latest occurrence
 
     def extend(self, token_ids: Iterable[int]) -> None:
         for token in token_ids:
@@ -109,11 +109,11 @@ class TextRecord:
         tries, hits = self.tries.get(self.run, 0), self.hits.get(self.run, 0)
         return (policy.weight * policy.prior[self.run - 1] + hits) / (policy.weight + tries)
 
-    def proposal(self, policy: ProposalPolicy, room: int) -> list[int]:
+    def proposal(self, policy: ProposalPolicy, limit: int) -> list[int]:
         """What the policy looks up: at most so many tokens, none where the draft is to propose."""
         if self.run == 0 or self.rate(policy) < policy.least:
             return []
-        return self.token_ids[self.after : self.after + min(policy.lookahead, room)]
+        return self.token_ids[self.after : self.after + min(policy.lookahead, limit)]
 
 
 def new_record(policy: ProposalPolicy, token_ids: Sequence[int]) -> TextRecord:

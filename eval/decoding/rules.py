@@ -16,7 +16,7 @@ One is lossy and named so wherever it is printed:
 At temperature 0 the lossless rules are one: a proposed token is kept if it is the target's argmax.
 
 Shape suffixes used in this file:
-    B = rows, K = tokens proposed in a round, the longest row's; J = K + 1, V = vocabulary, S = ids the draft can say
+    B = rows, K = tokens proposed in a round, the longest row's; J = K + 1, V = vocabulary, S = output ids of the draft
 """
 
 from collections.abc import Callable
@@ -142,7 +142,7 @@ def residual(target_BV: Tensor, draft_BS: Tensor, ids_S: Tensor | None = None) -
 
     Args:
         target_BV: p.
-        draft_BS: q of the ids the draft can say, or no columns where nothing was proposed.
+        draft_BS: q of the draft's output ids, or no columns where nothing was proposed.
         ids_S: As a Proposal's.
     """
     if draft_BS.shape[-1] == 0:
@@ -152,13 +152,13 @@ def residual(target_BV: Tensor, draft_BS: Tensor, ids_S: Tensor | None = None) -
     return rest_BV.where(rest_BV.sum(dim=-1, keepdim=True) > 0, target_BV)
 
 
-def draft_at(proposal: Proposal, places_B: Tensor) -> Tensor:
-    """draft_BS, q at one place of each row; zero behind a row's last proposed token, so that the residual is p."""
+def draft_at(proposal: Proposal, positions_B: Tensor) -> Tensor:
+    """draft_BS, q at one position of each row; zero behind a row's last proposed token, so that the residual is p."""
     assert proposal.probs_BKS is not None
     if proposal.probs_BKS.shape[1] == 0:
-        return proposal.probs_BKS.new_zeros(len(places_B), 0)
-    inside_B = places_B < proposal.counts_B
-    draft_BS = row_at(proposal.probs_BKS, places_B.clamp(max=proposal.probs_BKS.shape[1] - 1))
+        return proposal.probs_BKS.new_zeros(len(positions_B), 0)
+    inside_B = positions_B < proposal.counts_B
+    draft_BS = row_at(proposal.probs_BKS, positions_B.clamp(max=proposal.probs_BKS.shape[1] - 1))
     return draft_BS * inside_B[:, None]
 
 
@@ -178,11 +178,11 @@ def chance_of(probs_BKV: Tensor, tokens_BK: Tensor) -> Tensor:
     return probs_BKV.gather(-1, tokens_BK[:, :, None])[:, :, 0]
 
 
-def row_at(probs_BJV: Tensor, places_B: Tensor) -> Tensor:
-    """The distribution at one place of each row, as [B, V]."""
-    return probs_BJV[torch.arange(len(places_B), device=places_B.device), places_B]
+def row_at(probs_BJV: Tensor, positions_B: Tensor) -> Tensor:
+    """The distribution at one position of each row, as [B, V]."""
+    return probs_BJV[torch.arange(len(positions_B), device=positions_B.device), positions_B]
 
 
-def at(values_BJ: Tensor, places_B: Tensor) -> Tensor:
+def at(values_BJ: Tensor, positions_B: Tensor) -> Tensor:
     """One value of each row, as [B]."""
-    return values_BJ.gather(1, places_B[:, None])[:, 0]
+    return values_BJ.gather(1, positions_B[:, None])[:, 0]

@@ -77,14 +77,14 @@ def distribution(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None =
 
 def filters(sampling: Sampling) -> list[LogitsProcessor]:
     """What sets the logits of unlikely tokens to minus infinity."""
-    found: list[LogitsProcessor] = []
+    processors: list[LogitsProcessor] = []
     if sampling.top_k is not None:
-        found.append(TopKLogitsWarper(sampling.top_k))
+        processors.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
-        found.append(TopPLogitsWarper(sampling.top_p))
+        processors.append(TopPLogitsWarper(sampling.top_p))
     if sampling.min_p > 0:
-        found.append(MinPLogitsWarper(sampling.min_p))
-    return found
+        processors.append(MinPLogitsWarper(sampling.min_p))
+    return processors
 
 
 def confidence_of(logits_NV: Tensor) -> Tensor:

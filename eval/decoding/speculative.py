@@ -35,7 +35,7 @@ def speculative_decode(
     seeds: Seeds = SEEDS,
     row_seeds: Sequence[int] | None = None,
     opener: Opener = open_sequencer,
-    beside: ProposalPolicy | None = None,
+    lookup_policy: ProposalPolicy | None = None,
 ) -> list[Decoded]:
     """Continuations as the target writes them, found with the help of a draft.
 
@@ -50,13 +50,13 @@ def speculative_decode(
         row_seeds: One per prompt; its draws depend on this and the seeds alone. `eval.decoding.texts.row_seed` makes
             them. May be left out at temperature 0 only: prompts of two calls that both count from 0 would draw alike.
         opener: How the models are run: `open_sequencer`, or an eval.steps.fixed_steps.FixedSteps.
-        beside: When the text itself proposes in the place of a draft that is a model.
+        lookup_policy: When the text itself proposes in the place of a draft that is a model.
 
     Returns:
         One for each prompt, in their order.
     """
     models, lookup = ([target], draft) if isinstance(draft, NgramLookup) else ([target, draft], None)
-    wanted = Wanted(prompts, limits, sampling, speculation, lookup, beside)
+    wanted = Wanted(prompts, limits, sampling, speculation, lookup, lookup_policy)
     steps = decode_steps(models, wanted, seeds=seeds, row_seeds=row_seeds, opener=opener)
     return collected(steps, len(prompts))
 
@@ -97,7 +97,7 @@ def decode_steps(
         opener: How the models are run.
 
     Yields:
-        What a step added to a text; after its last, (its place among the prompts, the text).
+        What a step added to a text; after its last, (its index among the prompts, the text).
 
     Raises:
         ValueError: If texts are sampled and no row seeds given.
@@ -107,9 +107,9 @@ def decode_steps(
         raise ValueError("sampled texts need row_seeds, one per prompt that no prompt of another call has, got None.")
     draws = Streams.of(wanted, seeds, everything if row_seeds is None else row_seeds, models[0].device)
     together = all(takes_rows(model, goes_back=wanted.goes_back) for model in models)
-    for places in [everything] if together else [[place] for place in everything]:
+    for indices in [everything] if together else [[index] for index in everything]:
         with torch.inference_mode():
-            batch = Batch(models, wanted, draws, places, opener)
+            batch = Batch(models, wanted, draws, indices, opener)
         while batch.texts:
             with torch.inference_mode():  # once a step: around what is yielded it would be entered for every text
                 done = [*(batch.plain_step() if wanted.speculation is None else batch.round()), *batch.retire()]
@@ -119,9 +119,9 @@ def decode_steps(
 def collected(steps: Iterator[Emitted | tuple[int, Decoded]], count: int) -> list[Decoded]:
     """The texts in the order of their prompts."""
     texts = dict(finished(steps))
-    return [texts[place] for place in range(count)]
+    return [texts[index] for index in range(count)]
 
 
 def finished(steps: Iterator[Emitted | tuple[int, Decoded]]) -> Iterator[tuple[int, Decoded]]:
-    """The texts with their places among the prompts, as they end."""
+    """The texts with their indices among the prompts, as they end."""
     return (step for step in steps if isinstance(step, tuple))

@@ -74,7 +74,7 @@ class Round:
     Attributes:
         start: Tokens emitted before it.
         lookahead: Tokens that were asked for.
-        proposed: Tokens that were proposed: fewer where the text had no room for as many.
+        proposed: Tokens that were proposed: fewer where the text was to end before as many.
         accepted: Proposed tokens kept; a stop token is the target's own and not among them.
         rows: Texts that were decoded together and share the seconds.
         draft_s: Seconds the draft took, for all rows.
@@ -102,7 +102,7 @@ class Speculation:
     """How a draft is used.
 
     Attributes:
-        lookahead: Tokens proposed per round, fewer where the text has no room for them.
+        lookahead: Tokens proposed per round, fewer where the text is to end before.
         adaptive: Whether a text's lookahead grows by 2 after a round that kept everything, up to MOST_LOOKAHEAD, and
             shrinks by 1 after any other, down to 1 ("heuristic" of transformers' generation config).
         rule: One of eval.decoding.rules.RULES.
@@ -118,11 +118,11 @@ class Speculation:
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}.")
 
-    def after(self, one: Round, lookahead: int) -> int:
+    def after(self, round_: Round, lookahead: int) -> int:
         """The lookahead of a text after a round."""
         if not self.adaptive:
             return lookahead
-        return min(MOST_LOOKAHEAD, lookahead + 2) if one.accepted == one.proposed else max(1, lookahead - 1)
+        return min(MOST_LOOKAHEAD, lookahead + 2) if round_.accepted == round_.proposed else max(1, lookahead - 1)
 
     @property
     def most(self) -> int:
@@ -156,7 +156,7 @@ class Text:
     """One text in the making.
 
     Attributes:
-        place: Its place among the prompts.
+        index: Of its prompt.
         context: Tokens the decoder has before it emits anything: the prompt, or the start token of an encoder-decoder.
         emitted: What was decided.
         rounds: The trace.
@@ -166,7 +166,7 @@ class Text:
         record: Its runs, where they may propose.
     """
 
-    place: int
+    index: int
     context: tuple[int, ...]
     lookahead: int = 0
     emitted: list[int] = field(default_factory=list)
@@ -189,7 +189,7 @@ class Text:
     def everything(self) -> list[int]:
         return [*self.context, *self.emitted]
 
-    def room(self, limits: Limits) -> int:
+    def num_left(self, limits: Limits) -> int:
         """Tokens that may still be emitted."""
         return limits.max_new_tokens - len(self.emitted)
 
@@ -206,7 +206,7 @@ class Text:
 
     def is_finished(self, limits: Limits) -> bool:
         """Whether nothing more may be emitted."""
-        return self.stopped or self.room(limits) <= 0
+        return self.stopped or self.num_left(limits) <= 0
 
 
 def completes_a_stop_string(token_ids: Sequence[int], limits: Limits) -> bool:
@@ -218,14 +218,14 @@ def completes_a_stop_string(token_ids: Sequence[int], limits: Limits) -> bool:
     return any(stop in text for stop in limits.stop_strings)
 
 
-def row_seed(place: int, repetition: int = 0) -> int:
+def row_seed(index: int, repetition: int = 0) -> int:
     """The seed of one prompt's draws in one repetition; no other prompt or repetition has it.
 
     Args:
-        place: Of the prompt among all that are decoded, in this call or another, below 2**32.
+        index: Of the prompt among all that are decoded, in this call or another, below 2**32.
         repetition: From 0, below 2**32.
     """
-    return repetition << 32 | place
+    return repetition << 32 | index
 
 
 def stream_seed(seed: int, row: int) -> int:
@@ -248,5 +248,5 @@ def stream(seed: int, row_seeds: Sequence[int], count: int, device: torch.device
 def window(draws_BD: Tensor, texts: Sequence[Text], width: int) -> Tensor:
     """The draws for the next `width` tokens of each text, as [B, K]; each text's begin where it stands."""
     starts_B1 = torch.tensor([[len(text.emitted)] for text in texts], device=draws_BD.device)
-    places_B1 = torch.tensor([[text.place] for text in texts], device=draws_BD.device)
-    return draws_BD[places_B1, starts_B1 + torch.arange(width, device=draws_BD.device)]
+    indices_B1 = torch.tensor([[text.index] for text in texts], device=draws_BD.device)
+    return draws_BD[indices_B1, starts_B1 + torch.arange(width, device=draws_BD.device)]

@@ -24,22 +24,22 @@ class Turn:
 
     Attributes:
         drafted: The draft's, of rows whose text proposes nothing.
-        found: What each text proposes, in the draft's place.
+        lookups: What each text proposes, in the draft's place.
     """
 
     drafted: Proposal
-    found: Sequence[Sequence[int]]
+    lookups: Sequence[Sequence[int]]
 
     @cached_property
     def proposal(self) -> Proposal:
         """Both together: their tokens, without what the draft's were drawn from."""
-        if not any(self.found):
+        if not any(self.lookups):
             return self.drafted
-        rows_B = torch.tensor([bool(ids) for ids in self.found], device=self.drafted.tokens_BK.device)
-        most = max(self.drafted.tokens_BK.shape[1], *map(len, self.found))
-        filled = torch.tensor([[*ids, *[0] * (most - len(ids))] for ids in self.found], device=rows_B.device)
+        rows_B = torch.tensor([bool(ids) for ids in self.lookups], device=self.drafted.tokens_BK.device)
+        most = max(self.drafted.tokens_BK.shape[1], *map(len, self.lookups))
+        filled = torch.tensor([[*ids, *[0] * (most - len(ids))] for ids in self.lookups], device=rows_B.device)
         drafted_BK = pad(self.drafted.tokens_BK, (0, most - self.drafted.tokens_BK.shape[1]))
-        lengths_B = torch.tensor([len(ids) for ids in self.found], device=rows_B.device)
+        lengths_B = torch.tensor([len(ids) for ids in self.lookups], device=rows_B.device)
         return Proposal(filled.where(rows_B[:, None], drafted_BK), None, lengths_B.where(rows_B, self.drafted.counts_B))
 
     def judged(self, rule: str, target_BJV: Tensor, draws: Draws) -> Verdict:
@@ -50,13 +50,13 @@ class Turn:
             target_BJV: p at every token of `proposal` and after the last.
             draws: Uniform numbers for as many.
         """
-        if not any(self.found):
+        if not any(self.lookups):
             return RULES[rule](target_BJV, self.drafted, draws)
         exact = RULES[EXACT_GREEDY_DRAFT](target_BJV, self.proposal, draws)
-        if RULES[rule] is RULES[EXACT_GREEDY_DRAFT] or all(self.found):
+        if RULES[rule] is RULES[EXACT_GREEDY_DRAFT] or all(self.lookups):
             return exact
         width = self.drafted.tokens_BK.shape[1]
         own_draws = Draws(draws.accept_BK[:, :width], draws.target_BJ[:, : width + 1])
         own = RULES[rule](target_BJV[:, : width + 1], self.drafted, own_draws)
-        rows_B = torch.tensor([bool(ids) for ids in self.found], device=exact.next_B.device)
+        rows_B = torch.tensor([bool(ids) for ids in self.lookups], device=exact.next_B.device)
         return Verdict(exact.accepted_B.where(rows_B, own.accepted_B), exact.next_B.where(rows_B, own.next_B))

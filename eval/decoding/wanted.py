@@ -28,7 +28,7 @@ class Wanted:
         sampling: How tokens are chosen, on both sides.
         speculation: How a draft is used; None without one.
         lookup: What proposes tokens in place of a model; None where a model does.
-        beside: Who proposes where, a draft that is a model or the text itself; None for the draft everywhere.
+        lookup_policy: Who proposes where, a draft that is a model or the text itself; None for the draft everywhere.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -36,7 +36,7 @@ class Wanted:
     sampling: Sampling
     speculation: Speculation | None = None
     lookup: NgramLookup | None = None
-    beside: ProposalPolicy | None = None
+    lookup_policy: ProposalPolicy | None = None
 
     @property
     def rule(self) -> str | None:
@@ -52,7 +52,7 @@ class Wanted:
     @property
     def least_confidence(self) -> float:
         """Of the draft where it proposes; 0 for any."""
-        return 0.0 if self.beside is None else self.beside.confidence
+        return 0.0 if self.lookup_policy is None else self.lookup_policy.confidence
 
     @property
     def feeds(self) -> tuple[Sequence[Feed], ...]:
@@ -72,7 +72,7 @@ class Wanted:
     def __post_init__(self) -> None:
         if not all(self.prompts):
             raise ValueError("every prompt needs at least one token, got one of 0 prompt tokens.")
-        if self.beside is not None and (self.speculation is None or self.lookup is not None):
+        if self.lookup_policy is not None and (self.speculation is None or self.lookup is not None):
             raise ValueError("a policy looks up beside a draft that is a model; there is none.")
         if self.speculation is not None and self.speculation.adaptive and self.least_confidence:
             raise ValueError("an adaptive lookahead learns from whole rounds, which a policy's confidence cuts short.")

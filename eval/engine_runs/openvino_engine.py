@@ -42,13 +42,13 @@ def run_openvino(work: Work, *, dtype: str, threads: int) -> EngineRun:
 
 
 def counted(text: dict[str, Any], lookahead: int) -> Counted:
-    """Rounds of one text; each proposes the lookahead, or what the text has room for before its last token."""
+    """Rounds of one text; each proposes the lookahead, or the tokens left before the text's last one."""
     given = text["given"]
     kept = [tokens - 1 for tokens in given[1:]]
-    room = [sum(given[place:]) - 1 for place in range(1, len(given))]
+    tokens_left = [sum(given[position:]) - 1 for position in range(1, len(given))]
     return Counted(
         rounds=len(kept),
-        proposed=sum(min(lookahead, each) for each in room),
+        proposed=sum(min(lookahead, each) for each in tokens_left),
         accepted=sum(kept),
-        by_position=tuple(sum(each > place for each in kept) for place in range(lookahead)),
+        by_position=tuple(sum(each > position for each in kept) for position in range(lookahead)),
     )

@@ -175,8 +175,8 @@ def write_certificate(folder: Path, certificate: Certificate, *, target: str, dr
     """
     path, engines = folder / FILE_NAME, {}
     if path.is_file():
-        found = read_certificates(folder)
-        engines = found.engines if (found.target, found.draft) == (target, draft) else {}
+        earlier = read_certificates(folder)
+        engines = earlier.engines if (earlier.target, earlier.draft) == (target, draft) else {}
     written = CertificateFile(
         schema=SCHEMA, target=target, draft=draft, engines={**engines, certificate.run.engine: certificate}
     )
@@ -186,10 +186,10 @@ def write_certificate(folder: Path, certificate: Certificate, *, target: str, dr
 
 def pooled(counts: Sequence[Counted]) -> Counted:
     """Counters of several texts together."""
-    positions = [one.by_position for one in counts if one.by_position is not None]
+    positions = [text.by_position for text in counts if text.by_position is not None]
     return Counted(
-        rounds=sum(one.rounds for one in counts),
-        proposed=sum(one.proposed for one in counts),
-        accepted=sum(one.accepted for one in counts),
+        rounds=sum(text.rounds for text in counts),
+        proposed=sum(text.proposed for text in counts),
+        accepted=sum(text.accepted for text in counts),
         by_position=tuple(map(sum, zip(*positions, strict=True))) if len(positions) == len(counts) else None,
     )

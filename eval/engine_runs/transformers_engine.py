@@ -27,7 +27,7 @@ class Tally:
             rounds=len(self.kept),
             proposed=sum(self.proposed),
             accepted=sum(self.kept),
-            by_position=tuple(sum(kept > place for kept in self.kept) for place in range(lookahead)),
+            by_position=tuple(sum(kept > position for kept in self.kept) for position in range(lookahead)),
         )
 
 
@@ -53,17 +53,17 @@ def run_transformers(
     order = random.Random(seed)  # noqa: S311  # no secret
     texts = []
     for prompt in prompts:
-        found: dict[bool, tuple[list[int], float, Counted]] = {}
+        decoded: dict[bool, tuple[list[int], float, Counted]] = {}
         for drafted in order.sample([False, True], 2):
-            found[drafted] = decode(pair.target, pair.draft if drafted else None, prompt, lookahead, max_new_tokens)
+            decoded[drafted] = decode(pair.target, pair.draft if drafted else None, prompt, lookahead, max_new_tokens)
         texts.append(
             TextRun(
                 prompt_ids=tuple(prompt),
-                plain_ids=tuple(found[False][0]),
-                drafted_ids=tuple(found[True][0]),
-                plain_s=found[False][1],
-                drafted_s=found[True][1],
-                counted=found[True][2],
+                plain_ids=tuple(decoded[False][0]),
+                drafted_ids=tuple(decoded[True][0]),
+                plain_s=decoded[False][1],
+                drafted_s=decoded[True][1],
+                counted=decoded[True][2],
             )
         )
     own = [decode(pair.target, pair.target, prompt, lookahead, max_new_tokens)[2] for prompt in prompts]
@@ -110,9 +110,9 @@ def tallied() -> Iterator[Tally]:
     propose, update = kind.get_candidates, kind.update_candidate_strategy
 
     def get_candidates(self: Any, input_ids: Tensor, **others: Any) -> Any:
-        found = propose(self, input_ids, **others)
-        tally.proposed.append(found[0].shape[1] - input_ids.shape[1])
-        return found
+        candidates = propose(self, input_ids, **others)
+        tally.proposed.append(candidates[0].shape[1] - input_ids.shape[1])
+        return candidates
 
     def update_candidate_strategy(self: Any, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         tally.kept.append(int(num_matches))

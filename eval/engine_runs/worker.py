@@ -67,8 +67,8 @@ def answer_of(python: Path, script: Path, request: dict[str, Any], *, engine: st
     Raises:
         UserError: If the Python cannot be run, or the worker fails; what it said last is told.
     """
-    with tempfile.TemporaryDirectory(prefix="widedraft-engine-") as place:
-        asked, answered = Path(place) / "request.json", Path(place) / "answer.json"
+    with tempfile.TemporaryDirectory(prefix="widedraft-engine-") as folder:
+        asked, answered = Path(folder) / "request.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(request), encoding="utf-8")
         try:
             done = subprocess.run(
@@ -84,9 +84,9 @@ def answer_of(python: Path, script: Path, request: dict[str, Any], *, engine: st
                 f"--python: {python} could not be run ({error.strerror}). Name that of {engine}."
             ) from error
         if done.returncode or not answered.is_file():
-            said = "\n".join(done.stdout.splitlines()[-LINES_SHOWN:])
+            output = "\n".join(done.stdout.splitlines()[-LINES_SHOWN:])
             raise UserError(
-                f"{engine} did not answer (exit code {done.returncode} of {python}). Mend what it said last:\n{said}"
+                f"{engine} did not answer (exit code {done.returncode} of {python}). Mend what it said last:\n{output}"
             )
         return json.loads(answered.read_text(encoding="utf-8"))
 

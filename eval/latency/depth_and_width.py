@@ -36,18 +36,19 @@ def with_depth_and_width(
         resampling: How intervals are made.
     """
     rows = tuple(
-        ShapeRow(name=one.name, size=one.size, larger=larger(one, target), **vars(one.shape)) for one in shapes
+        ShapeRow(name=shape.name, size=shape.size, larger=larger(shape, target), **vars(shape.shape))
+        for shape in shapes
     )
     cells = []
     for cell in figures.cells:
-        times_RS = np.array([cell.together.of(one.name, 1).each_ms for one in shapes]).T
+        times_RS = np.array([cell.together.of(shape.name, 1).each_ms for shape in shapes]).T
         cells.append(replace(cell, depth_and_width=depth_and_width(shapes, times_RS, resampling)))
     return replace(figures, shapes=rows, cells=tuple(cells))
 
 
-def larger(one: EqualShape, target: Shape) -> tuple[str, ...]:
+def larger(shape: EqualShape, target: Shape) -> tuple[str, ...]:
     """What a shape has more of than the target."""
-    return tuple(name for name in WIDTHS if getattr(one.shape, name) > getattr(target, name))
+    return tuple(name for name in WIDTHS if getattr(shape.shape, name) > getattr(target, name))
 
 
 def depth_and_width(shapes: Sequence[EqualShape], times_RS: Array, resampling: Resampling) -> DepthAndWidth:
@@ -65,21 +66,22 @@ def depth_and_width(shapes: Sequence[EqualShape], times_RS: Array, resampling: R
     return DepthAndWidth(
         fit=fitted(shapes, medians_S, medians_NS, resampling.confidence),
         sizes=tuple(
-            ends_of_size(shapes, places, medians_S, medians_NS, resampling.confidence)
-            for places in places_by_size(shapes)
+            ends_of_size(shapes, indices, medians_S, medians_NS, resampling.confidence)
+            for indices in indices_by_size(shapes)
         ),
     )
 
 
 def fitted(shapes: Sequence[EqualShape], medians_S: Array, medians_NS: Array, confidence: float) -> DepthFit:
     """The straight line through the medians of all shapes."""
-    design_SC = np.array([[1, one.shape.layers, one.shape.hidden / 100] for one in shapes])
+    design_SC = np.array([[1, shape.shape.layers, shape.shape.hidden / 100] for shape in shapes])
     solve_CS = np.linalg.pinv(design_SC)
-    found_C, found_NC = solve_CS @ medians_S, medians_NS @ solve_CS.T
+    coefficients_C, coefficients_NC = solve_CS @ medians_S, medians_NS @ solve_CS.T
     estimates = [
-        resampled(float(value), values_N, confidence) for value, values_N in zip(found_C, found_NC.T, strict=True)
+        resampled(float(value), values_N, confidence)
+        for value, values_N in zip(coefficients_C, coefficients_NC.T, strict=True)
     ]
-    residual_S = np.abs(design_SC @ found_C / medians_S - 1)
+    residual_S = np.abs(design_SC @ coefficients_C / medians_S - 1)
     return DepthFit(
         constant_ms=estimates[0],
         layer_ms=estimates[1],
@@ -89,10 +91,10 @@ def fitted(shapes: Sequence[EqualShape], medians_S: Array, medians_NS: Array, co
 
 
 def ends_of_size(
-    shapes: Sequence[EqualShape], places: Sequence[int], medians_S: Array, medians_NS: Array, confidence: float
+    shapes: Sequence[EqualShape], indices: Sequence[int], medians_S: Array, medians_NS: Array, confidence: float
 ) -> SizeEnds:
-    first, last = places[0], places[-1]
-    fastest = min(places, key=lambda place: medians_S[place])
+    first, last = indices[0], indices[-1]
+    fastest = min(indices, key=lambda index: medians_S[index])
     ratio, ratio_N = medians_S[last] / medians_S[first], medians_NS[:, last] / medians_NS[:, first]
     return SizeEnds(
         size=shapes[first].size,
@@ -103,7 +105,7 @@ def ends_of_size(
     )
 
 
-def places_by_size(shapes: Sequence[EqualShape]) -> list[list[int]]:
+def indices_by_size(shapes: Sequence[EqualShape]) -> list[list[int]]:
     """Where the shapes of each size stand, in their order."""
-    sizes = list(dict.fromkeys(one.size for one in shapes))
-    return [[place for place, one in enumerate(shapes) if one.size == size] for size in sizes]
+    sizes = list(dict.fromkeys(shape.size for shape in shapes))
+    return [[index for index, shape in enumerate(shapes) if shape.size == size] for size in sizes]

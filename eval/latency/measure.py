@@ -72,10 +72,10 @@ class Latency:
     def resampled_step_times(self, draft: str, lookaheads: Sequence[int], resampling: Resampling) -> list[StepTimes]:
         """Medians of repetitions drawn anew, the same for every kind of step: what they share cancels in ratios."""
         rng, shape = np.random.default_rng(resampling.seed), (resampling.num_resamples, self.repeats)
-        places_NR = rng.integers(self.repeats, size=shape)
+        indices_NR = rng.integers(self.repeats, size=shape)
         verified = (Kind(TARGET, lookahead + 1) for lookahead in lookaheads)
         kinds = (Kind(TARGET, 1), Kind(draft, 1), Kind(draft, 2), *verified)
-        medians = [np.median(np.array(self.seconds[kind])[places_NR], axis=1).tolist() for kind in kinds]
+        medians = [np.median(np.array(self.seconds[kind])[indices_NR], axis=1).tolist() for kind in kinds]
         return [
             StepTimes(target_s, draft_s, draft_two_s, dict(zip(lookaheads, verify_s, strict=True)))
             for target_s, draft_s, draft_two_s, *verify_s in zip(*medians, strict=True)

@@ -114,13 +114,13 @@ class Held:
 
 
 def hold_context(model: PreTrainedModel, setting: Setting, feeds: Sequence[Feed] = ()) -> Held:
-    """A model that has read the context, with room for what it will be fed behind it."""
-    room = max(CHAIN_LENGTH, *(tokens for tokens, _ in feeds)) if feeds else 0
+    """A model that has read the context, with capacity for what it will be fed behind it."""
+    headroom = max(CHAIN_LENGTH, *(tokens for tokens, _ in feeds)) if feeds else 0
     length = len(setting.context_ids)
     sequencer = setting.opener(
         model,
         [setting.context_ids] * setting.batch,
-        capacity=length + room,
+        capacity=length + headroom,
         vocab_size=model.config.get_text_config(decoder=True).vocab_size,
         feeds=feeds,
     )

@@ -82,7 +82,7 @@ def run_once(steps: Mapping[Kind, Step], rng: np.random.Generator) -> dict[Kind,
 def shuffled(steps: Mapping[Kind, Step], rng: np.random.Generator) -> list[Kind]:
     """The kinds in an order of their own."""
     kinds = list(steps)
-    return [kinds[place] for place in rng.permutation(len(kinds))]
+    return [kinds[index] for index in rng.permutation(len(kinds))]
 
 
 def warm_up(run: Step, *, most: int | None = None) -> tuple[int, bool]:

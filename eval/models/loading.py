@@ -101,13 +101,13 @@ def load_model(
     require_checkpoint(folder)
     require_files_of_folder(folder)
     require_enough_bytes(folder)
-    place = device or default_device()
-    packing = {} if bits is None else loading_arguments(bits, dtype=dtype, device=place)
+    chosen_device = device or default_device()
+    packing = {} if bits is None else loading_arguments(bits, dtype=dtype, device=chosen_device)
     show_progress_only_in_a_terminal()
-    opens, said = model_class(folder, encoder_decoder=encoder_decoder), read_head(folder, read_config(folder))
-    if said is not None:
+    opens, head = model_class(folder, encoder_decoder=encoder_decoder), read_head(folder, read_config(folder))
+    if head is not None:
         of_family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(load_config(folder))]
-        opens = with_rows(of_family, len(said.ids))
+        opens = with_rows(of_family, len(head.ids))
     try:
         loaded: Any = opens.from_pretrained(
             folder,
@@ -126,10 +126,10 @@ def load_model(
         ) from error
     model, report = loaded
     refuse_incomplete(folder, report)
-    if said is not None:
-        name_rows(model, said.ids)
+    if head is not None:
+        name_rows(model, head.ids)
     refuse_whole_numbers(folder, model)
-    model = model if packing else model.to(place)  # transformers leaves it in eval mode
+    model = model if packing else model.to(chosen_device)  # transformers leaves it in eval mode
     refuse_not_finite(folder, model)
     if (slow := slow_type()) is not None:
         quicken_products(model, slow)
@@ -205,7 +205,7 @@ def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 def shared_vocab_size(*models: PreTrainedModel) -> int:
     """Ids that all of the models have. Those behind them pad the larger vocabularies and count as never said.
 
-    Ids between the tokenizer's last and this one stay: each model can say them, so what they weigh is real.
+    Ids between the tokenizer's last and this one stay: they are output ids of each model, so what they weigh is real.
 
     Raises:
         UserError: If the head of one says none of them.

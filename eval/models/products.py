@@ -77,7 +77,7 @@ def quicken_products(model: nn.Module, dtype: torch.dtype = torch.float32) -> No
 def bytes_to_pack(model: nn.Module) -> int:
     """Bytes of the second copies of weights that decoding with a model will make, and has not made."""
     forwards = (vars(module).get("forward") for module in model.modules())
-    quick = (one.args for one in forwards if isinstance(one, partial) and one.func is quick_forward)
+    quick = (forward.args for forward in forwards if isinstance(forward, partial) and forward.func is quick_forward)
     return sum(layer.weight.nbytes for layer, packed in quick if packed is not None and packed.weight is None)
 
 

@@ -23,10 +23,10 @@ def require_enough_bytes(folder: Path) -> None:
     Transformers would first make such a model, or fill the memory with it.
     """
     promised = least_parameters(read_config(folder))
-    found = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    if found and promised * LEAST_BYTES > found:
+    num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if num_bytes and promised * LEAST_BYTES > num_bytes:
         raise UserError(
-            f"{folder}: config.json promises at least {promised:,} parameters, but the weight files have {found:,} "
+            f"{folder}: config.json promises at least {promised:,} parameters, but the weight files have {num_bytes:,} "
             "bytes. Take config.json and weights from the same checkpoint."
         )
 
@@ -44,10 +44,10 @@ def first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
 
 def refuse_whole_numbers(folder: Path, model: PreTrainedModel) -> None:
     """Raise UserError naming the first tensor that is stored in whole numbers, which transformers takes for weights."""
-    weights = {name for name, one in model.named_parameters() if one.is_floating_point()}
+    weights = {name for name, parameter in model.named_parameters() if parameter.is_floating_point()}
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            stored = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118 - not a dict
+        with safe_open(file, framework="pt") as reader:
+            stored = {name: reader.get_slice(name).get_dtype() for name in reader.keys()}  # noqa: SIM118 - not a dict
         for name, code in stored.items():
             if code.startswith(WHOLE) and any(weight == name or weight.endswith(f".{name}") for weight in weights):
                 raise UserError(
@@ -62,10 +62,14 @@ def refuse_not_finite(folder: Path, model: PreTrainedModel) -> None:
 
     One reading of the weights (docs/pruning.md has the time); the device is waited for once.
     """
-    tensors = {name: one for name, one in model.named_parameters() if one.is_floating_point() and one.numel()}
+    tensors = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.is_floating_point() and parameter.numel()
+    }
     if not tensors:
         return
-    extremes_N2 = torch.stack([torch.stack(one.aminmax()).float() for one in tensors.values()])
+    extremes_N2 = torch.stack([torch.stack(tensor.aminmax()).float() for tensor in tensors.values()])
     finite_N = extremes_N2.isfinite().all(dim=1)
     if not finite_N.all():
         name = list(tensors)[int(finite_N.int().argmin())]

@@ -143,23 +143,23 @@ def bins_section(scorecard: Scorecard, rows: Sequence[AcceptanceRow], by: str) -
     for row in rows:
         best = scorecard.speedup_of(row.draft, row.temperature).best_lookahead
         bins = row.bins_by(by)
-        cells += [(f"{row.temperature:g}", *bin_cells(one, best)) for one in bins]
+        cells += [(f"{row.temperature:g}", *bin_cells(bin_, best)) for bin_ in bins]
         shown += bins
     if not cells:
         return []
     columns = ("bin", "measured on", "alpha", "argmax agreement", "tau of rounds that start there", "rounds")
-    table = with_coverage(Table(("temperature", *columns), cells), [one.coverage for one in shown])
+    table = with_coverage(Table(("temperature", *columns), cells), [bin_.coverage for bin_ in shown])
     return [Section(f"By {BIN_TITLES[by]}: {rows[0].draft}", [table])]
 
 
-def bin_cells(one: Bin, lookahead: int) -> tuple[str, ...]:
+def bin_cells(bin_: Bin, lookahead: int) -> tuple[str, ...]:
     """A bin's figures, tau and rounds at one lookahead."""
-    entry = one.at(lookahead)
+    entry = bin_.at(lookahead)
     return (
-        one.bin,
-        f"{one.prompts} prompts, {one.alpha.tokens} tokens",
-        with_interval(one.alpha),
-        f"{one.greedy_match.value:.3f}",
+        bin_.bin,
+        f"{bin_.prompts} prompts, {bin_.alpha.tokens} tokens",
+        with_interval(bin_.alpha),
+        f"{bin_.greedy_match.value:.3f}",
         f"{with_interval(entry.tau)} at lookahead {lookahead}",
         f"{entry.rounds:.1f}",
     )

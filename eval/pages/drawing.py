@@ -93,50 +93,50 @@ def in_legend(name: str) -> str:
 
 def inside(svg: str, name: str) -> tuple[str, str]:
     """The view box and the markup of an SVG file, with names and colours that suit a page of several."""
-    opened = re.search(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', svg)
-    assert opened is not None, "matplotlib writes a view box"
-    body = svg[opened.end() : svg.rindex("</svg>")]
+    svg_tag = re.search(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', svg)
+    assert svg_tag is not None, "matplotlib writes a view box"
+    body = svg[svg_tag.end() : svg.rindex("</svg>")]
     body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
     body = re.sub(r'\bid="', f'id="{name}-', body)
     body = re.sub(r'\b(?:xlink:)?href="#', f'href="#{name}-', body)
     body = body.replace("url(#", f"url(#{name}-")
     for colour, role in ROLES.items():
         body = body.replace(colour, role)
-    return opened.group(1), body
+    return svg_tag.group(1), body
 
 
-def series_style(place: int) -> dict[str, Any]:
+def series_style(index: int) -> dict[str, Any]:
     """Colour, marker and line of a series; no two of the first 210 are alike."""
     return {
-        "color": COLOURS[place % len(COLOURS)],
-        "marker": MARKERS[place % len(MARKERS)],
-        "linestyle": LINES[place % len(LINES)],
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": LINES[index % len(LINES)],
     }
 
 
-def draw_points(axes: Axes, x: Sequence[float], estimates: Sequence[Estimate], place: int, label: str) -> None:
+def draw_points(axes: Axes, x: Sequence[float], estimates: Sequence[Estimate], index: int, label: str) -> None:
     """Measured values as a series, with a bar for each interval."""
-    axes.plot(x, [one.value for one in estimates], label=in_legend(label), **series_style(place))
-    for at, one in zip(x, estimates, strict=True):
-        draw_interval(axes, at, one, place)
+    axes.plot(x, [estimate.value for estimate in estimates], label=in_legend(label), **series_style(index))
+    for at, estimate in zip(x, estimates, strict=True):
+        draw_interval(axes, at, estimate, index)
 
 
-def draw_measured(axes: Axes, x: float, estimate: Estimate, place: int, label: str) -> None:
+def draw_measured(axes: Axes, x: float, estimate: Estimate, index: int, label: str) -> None:
     """A single measured value, larger than the points of a series, with its interval."""
-    style = series_style(place) | {"linestyle": "none", "markersize": 10, "zorder": 1.5}  # a point stays seen on it
+    style = series_style(index) | {"linestyle": "none", "markersize": 10, "zorder": 1.5}  # a point stays seen on it
     axes.plot([x], [estimate.value], label=in_legend(label), **style)
-    draw_interval(axes, x, estimate, place)
+    draw_interval(axes, x, estimate, index)
 
 
-def draw_interval(axes: Axes, x: float, estimate: Estimate, place: int) -> None:
+def draw_interval(axes: Axes, x: float, estimate: Estimate, index: int) -> None:
     """A bar from low to high; nothing where there is no interval."""
     if estimate.interval is not None:
-        axes.vlines(x, *estimate.interval, color=COLOURS[place % len(COLOURS)], linewidth=3, alpha=0.4)
+        axes.vlines(x, *estimate.interval, color=COLOURS[index % len(COLOURS)], linewidth=3, alpha=0.4)
 
 
-def draw_predicted(axes: Axes, x: Sequence[float], y: Sequence[float], place: int, label: str) -> None:
+def draw_predicted(axes: Axes, x: Sequence[float], y: Sequence[float], index: int, label: str) -> None:
     """Predicted values as a series, with open markers: only what was measured is filled."""
-    axes.plot(x, y, label=in_legend(label), markerfacecolor=PAPER, **series_style(place))
+    axes.plot(x, y, label=in_legend(label), markerfacecolor=PAPER, **series_style(index))
 
 
 def draw_ring(axes: Axes, x: float, y: float) -> None:
@@ -144,9 +144,9 @@ def draw_ring(axes: Axes, x: float, y: float) -> None:
     axes.plot([x], [y], marker="o", markersize=14, markerfacecolor="none", color=INK, linestyle="none")
 
 
-def draw_curve(axes: Axes, x: Sequence[float], y: Sequence[float], place: int, label: str) -> None:
+def draw_curve(axes: Axes, x: Sequence[float], y: Sequence[float], index: int, label: str) -> None:
     """What a formula says beside measured values: thin, dotted, without markers."""
-    style = {"color": COLOURS[place % len(COLOURS)], "linestyle": (0, (1, 2)), "linewidth": 1.2}
+    style = {"color": COLOURS[index % len(COLOURS)], "linestyle": (0, (1, 2)), "linewidth": 1.2}
     axes.plot(x, y, label=in_legend(label), **style)
 
 
@@ -155,7 +155,7 @@ def whole_ticks(axes: Axes, values: Iterable[int]) -> None:
     axes.set_xticks(sorted(set(values)))
 
 
-def draw_one(axes: Axes) -> None:
+def draw_parity_line(axes: Axes) -> None:
     """The line at which neither way is faster."""
     axes.axhline(1, color=INK, linewidth=1)
 
@@ -163,15 +163,15 @@ def draw_one(axes: Axes) -> None:
 def draw_parts(axes: Axes, rows: Sequence[str], parts: Sequence[str], values: Sequence[Sequence[float | None]]) -> None:
     """A bar for each row, parted; the first row is on top. Parts differ in colour and hatch."""
     starts = [0.0] * len(rows)
-    for place, part in enumerate(parts):
-        widths = [row[place] or 0.0 for row in values]
+    for index, part in enumerate(parts):
+        widths = [row[index] or 0.0 for row in values]
         axes.barh(
             range(len(rows)),
             widths,
             left=starts,
             label=part,
-            color=COLOURS[place],
-            hatch=HATCHES[place],
+            color=COLOURS[index],
+            hatch=HATCHES[index],
             edgecolor=PAPER,
         )
         starts = [start + width for start, width in zip(starts, widths, strict=True)]

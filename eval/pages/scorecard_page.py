@@ -2,7 +2,7 @@
 
 from architectures.pages.blocks import Absent, Caution, Facts, Section, Sentence, Table, Verdict
 from eval.pages.acceptance_page import acceptance_section
-from eval.pages.tables import with_ids_said
+from eval.pages.tables import with_head_size
 from eval.pages.verdict import (
     agreement_sentence,
     alpha_words,
@@ -14,7 +14,7 @@ from eval.pages.verdict import (
 from eval.policies.policy_words import POLICY_COLUMNS, engine_words, policy_words
 from eval.records.origin import TaskRow
 from eval.records.scorecard import Scorecard
-from eval.records.speeds import Live, PolicyRow, SpeedupRow, WayRow
+from eval.records.scorecard_speeds import Live, PolicyRow, SpeedupRow, WayRow
 from eval.records.steps import StepTime
 from eval.records.values import HasInterval
 
@@ -38,13 +38,13 @@ def scorecard_page(scorecard: Scorecard) -> Section:
 
 
 def models_section(scorecard: Scorecard) -> Section:
-    models = {"target": scorecard.target, **{one.draft: one for one in scorecard.drafts}}
+    models = {"target": scorecard.target, **{draft.draft: draft for draft in scorecard.drafts}}
     cells = [
-        (name, one.path, one.layers, one.hidden, f"{one.parameters:,}", one.fingerprint[:12])
-        for name, one in models.items()
+        (name, model.path, model.layers, model.hidden, f"{model.parameters:,}", model.fingerprint[:12])
+        for name, model in models.items()
     ]
     columns = ("model", "folder", "layers", "hidden", "parameters", "fingerprint")
-    table = with_ids_said(Table(columns, cells), [one.head_vocab_size for one in models.values()])
+    table = with_head_size(Table(columns, cells), [model.head_vocab_size for model in models.values()])
     return Section("Models", [table])
 
 
@@ -130,10 +130,10 @@ def live_section(scorecard: Scorecard) -> Section:
     spent = [("target alone", live.plain), (f"with {live.draft}", live.speculative)]
     spent += [(way_words(row), row.spent) for row in live.ways]
     cells = [
-        (name, one.tokens, f"{one.prefill_s:.2f}", f"{one.decode_s:.2f}", f"{one.ms_per_token:.2f}")
-        for name, one in spent
+        (name, time.tokens, f"{time.prefill_s:.2f}", f"{time.decode_s:.2f}", f"{time.ms_per_token:.2f}")
+        for name, time in spent
     ]
-    whole, decoding = (with_interval(one, times=True) for one in (live.speedup, live.decoding_speedup))
+    whole, decoding = (with_interval(speedup, times=True) for speedup in (live.speedup, live.decoding_speedup))
     told = [
         (
             f"Speed-up {whole} with the reading of the prompt, {decoding} without it; predicted without it: "
@@ -150,7 +150,7 @@ def live_section(scorecard: Scorecard) -> Section:
 
 
 def way_sentence(row: WayRow, prompts: int) -> str:
-    whole, decoding = (with_interval(one, times=True) for one in (row.speedup, row.decoding_speedup))
+    whole, decoding = (with_interval(speedup, times=True) for speedup in (row.speedup, row.decoding_speedup))
     return (
         f"{way_words(row)[0].upper()}{way_words(row)[1:]}: {whole} with the reading of the prompt, {decoding} without "
         f"it; tau {row.tau:.2f}, {row.looked_up_rounds} of {row.rounds} rounds looked up, "
@@ -205,9 +205,9 @@ def step_words(step: StepTime) -> str:
     return with_interval_ms(step.p50_ms)
 
 
-def with_interval_ms(found: HasInterval) -> str:
+def with_interval_ms(estimate: HasInterval) -> str:
     """A time with its interval."""
-    if found.interval is None:
-        return f"{found.value:.2f}"
-    low, high = found.interval
-    return f"{found.value:.2f} [{low:.2f}, {high:.2f}]"
+    if estimate.interval is None:
+        return f"{estimate.value:.2f}"
+    low, high = estimate.interval
+    return f"{estimate.value:.2f} [{low:.2f}, {high:.2f}]"

@@ -15,18 +15,20 @@ def rate(numerator: float, denominator: float, estimate: HasInterval) -> str:
 
 
 def with_coverage(table: Table, coverages: Sequence[HasInterval | None]) -> Table:
-    """A table with a column of coverage behind, where a draft has a small head; "all" of one that says every id.
+    """A table with a column of coverage behind, where a draft has a small head; "all" of one with a whole head.
 
     Args:
         table: Of drafts.
-        coverages: Of each row; None where the draft says every id.
+        coverages: Of each row; None of a whole head.
     """
-    return with_column(table, "coverage", [None if one is None else with_interval(one) for one in coverages])
+    return with_column(
+        table, "coverage", [None if coverage is None else with_interval(coverage) for coverage in coverages]
+    )
 
 
-def with_ids_said(table: Table, counts: Sequence[int | None]) -> Table:
-    """The same of models and how many ids each can say."""
-    return with_column(table, "ids it says", [None if one is None else f"{one:,}" for one in counts])
+def with_head_size(table: Table, counts: Sequence[int | None]) -> Table:
+    """The same of models and their numbers of output ids."""
+    return with_column(table, "ids it says", [None if count is None else f"{count:,}" for count in counts])
 
 
 def with_column(table: Table, name: str, cells: Sequence[str | None]) -> Table:

@@ -4,7 +4,7 @@ from eval.acceptance.estimates import Estimate
 from eval.acceptance.intervals import least_units
 from eval.predictions.ranking import predicted_interval
 from eval.records.scorecard import Scorecard
-from eval.records.speeds import LOOKUP, POLICY, Live, SpeedupRow, WayRow
+from eval.records.scorecard_speeds import LOOKUP, POLICY, Live, SpeedupRow, WayRow
 from eval.records.steps import StepTime
 from eval.records.values import HasInterval
 
@@ -69,10 +69,10 @@ def decision(speedup: Estimate, *, too_few: str) -> str:
     return which_way
 
 
-def too_few_words(count: int, one: str, several: str, least: int) -> str:
+def too_few_words(count: int, singular: str, plural: str, least: int) -> str:
     """That so few units give no interval, and how many would."""
-    found = f"one {one} gives" if count == 1 else f"{count} {several} give"
-    return f"{found} no interval: {least} are the least"
+    facts = f"one {singular} gives" if count == 1 else f"{count} {plural} give"
+    return f"{facts} no interval: {least} are the least"
 
 
 def too_few_live(scorecard: Scorecard, live: Live) -> str:
@@ -87,11 +87,11 @@ def find_warnings(scorecard: Scorecard) -> list[str]:
     is_exact_dtype = scorecard.settings.dtype == "float32"
     live = scorecard.live
     if live is not None and not live.agreement.exact:
-        found = agreement_sentence(live)
+        told = agreement_sentence(live)
         warnings.append(
-            f"LOOP AND REPLAY DISAGREE IN FLOAT32, WHERE THEY MUST NOT: {found} Do not trust this scorecard; report it."
+            f"LOOP AND REPLAY DISAGREE IN FLOAT32, WHERE THEY MUST NOT: {told} Do not trust this scorecard; report it."
             if is_exact_dtype
-            else f"Loop and replay differ, as rounding in {scorecard.settings.dtype} makes them: {found}"
+            else f"Loop and replay differ, as rounding in {scorecard.settings.dtype} makes them: {told}"
         )
     changed = sum(row.target_changed_tokens for row in scorecard.acceptance)
     if changed and is_exact_dtype:
@@ -170,7 +170,7 @@ def measured_words(live: Live | None) -> str:
     """The measured speed-ups, for the headline."""
     if live is None:
         return ", not measured"
-    decoding, whole = (with_interval(one, times=True) for one in (live.decoding_speedup, live.speedup))
+    decoding, whole = (with_interval(speedup, times=True) for speedup in (live.decoding_speedup, live.speedup))
     return f", measured {decoding}; {whole} with the prompt's reading"
 
 
@@ -186,11 +186,13 @@ def lookup_lines(live: Live | None) -> list[str]:
 
 def agreement_sentence(live: Live) -> str:
     """Whether loop, replay and plain decoding agree, in numbers."""
-    found, total = live.agreement, live.prompts
-    loop, replay = (f"{one.rounds:g} rounds and {one.accepted:g} accepted" for one in (found.loop, found.replay))
+    agreement, total = live.agreement, live.prompts
+    loop, replay = (
+        f"{counts.rounds:g} rounds and {counts.accepted:g} accepted" for counts in (agreement.loop, agreement.replay)
+    )
     return (
-        f"Of {total} prompts, {found.same_text} have the text of plain decoding, {found.same_as_recorded} the "
-        f"recorded answer and {found.same_counts} the replay's counts; the loop counted {loop}, the replay "
+        f"Of {total} prompts, {agreement.same_text} have the text of plain decoding, {agreement.same_as_recorded} the "
+        f"recorded answer and {agreement.same_counts} the replay's counts; the loop counted {loop}, the replay "
         f"{replay}."
     )
 

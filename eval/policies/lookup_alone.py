@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from eval.acceptance.speedup import StepTimes
 from eval.decoding.ngram import NgramLookup
-from eval.policies.replay import Rounds, num_kept, pooled_rounds
+from eval.policies.policy_replay import Rounds, num_kept, pooled_rounds
 
 LOOKUP = NgramLookup()
 
@@ -35,7 +35,7 @@ def lookup_rounds(
 def best_lookup(texts: Texts, steps: StepTimes, *, max_new_tokens: int) -> tuple[int, Rounds]:
     """The lookahead at which looking up alone is fastest, of those whose verification was timed, and its rounds."""
     listed = list(texts)
-    found = {
+    rounds = {
         lookahead: pooled_rounds(
             [
                 lookup_rounds(prompt, answer, lookahead=lookahead, max_new_tokens=max_new_tokens)
@@ -44,5 +44,5 @@ def best_lookup(texts: Texts, steps: StepTimes, *, max_new_tokens: int) -> tuple
         )
         for lookahead in sorted(steps.verify_s)
     }
-    best = max(found, key=lambda lookahead: found[lookahead].speedup(lookahead, steps))
-    return best, found[best]
+    best = max(rounds, key=lambda lookahead: rounds[lookahead].speedup(lookahead, steps))
+    return best, rounds[best]

@@ -70,10 +70,10 @@ class PolicyFile:
         Raises:
             UserError: If there is none; `folder` is that of the draft.
         """
-        for one in self.policies:
-            if one.temperature == temperature:
-                return one
-        known = ", ".join(f"{one.temperature:g}" for one in self.policies)
+        for policy in self.policies:
+            if policy.temperature == temperature:
+                return policy
+        known = ", ".join(f"{policy.temperature:g}" for policy in self.policies)
         raise UserError(
             f"{folder / FILE_NAME}: has policies for temperature {known}, none for {temperature:g}. Make one: "
             f"widedraft lookup --temperatures {temperature:g}."
@@ -88,10 +88,10 @@ def prompt_fingerprint(token_ids: Sequence[int]) -> str:
     return fingerprint_value(list(token_ids))
 
 
-def write_policies(found: PolicyFile, folder: Path) -> Path:
+def write_policies(policies: PolicyFile, folder: Path) -> Path:
     """Write the file of a draft, whole or not at all."""
     path = folder / FILE_NAME
-    write_json(asdict(found), path)
+    write_json(asdict(policies), path)
     return path
 
 
@@ -105,19 +105,19 @@ def read_policies(target: Path, draft: Path) -> PolicyFile:
     if not path.is_file():
         command = f"widedraft lookup --target {target} --draft {draft}"
         raise UserError(f"{draft}: has no {FILE_NAME}. Make it first: {command}.")
-    found = read_typed(path, FORM, REMEDY)
+    policies = read_typed(path, FORM, REMEDY)
     for name, folder in (("target", target), ("draft", draft)):
-        if getattr(found, name) != fingerprint_checkpoint(folder):
+        if getattr(policies, name) != fingerprint_checkpoint(folder):
             raise UserError(f"{path}: was tuned for another {name} than {folder}. {REMEDY}")
-    return found
+    return policies
 
 
-def refuse_tuned_on(found: PolicyFile, prompts: Sequence[Sequence[int]], path: Path) -> None:
+def refuse_tuned_on(policies: PolicyFile, prompts: Sequence[Sequence[int]], path: Path) -> None:
     """Raise UserError if a prompt is one that the policies were tuned on: they would be scored on what they know."""
-    known = set(found.prompts)
-    for place, prompt in enumerate(prompts, start=1):
+    known = set(policies.prompts)
+    for number, prompt in enumerate(prompts, start=1):
         if prompt_fingerprint(prompt) in known:
             raise UserError(
-                f"{path}: was tuned on prompt {place} of these. Score on others (--prompts), or tune on others: "
+                f"{path}: was tuned on prompt {number} of these. Score on others (--prompts), or tune on others: "
                 "widedraft lookup --prompts."
             )

@@ -10,7 +10,7 @@ from itertools import product
 
 from eval.acceptance.speedup import StepTimes
 from eval.decoding.policy import ProposalPolicy, hit_rates
-from eval.policies.replay import RatedAnswer, RecordedAnswer, Replayer, Rounds, pooled_rounds
+from eval.policies.policy_replay import RatedAnswer, RecordedAnswer, Replayer, Rounds, pooled_rounds
 
 LONGEST = 4  # tokens of a run; longer ones are so rare that their rates are those of four
 WEIGHTS = (2.0, 8.0)
@@ -55,14 +55,14 @@ def tune(answers: Sequence[RecordedAnswer], steps: StepTimes) -> Tuned:
     """
     if not answers:
         raise ValueError("a policy is tuned on recorded answers, got none.")
-    prior = hit_rates(((one.prompt_ids, one.answer_ids) for one in answers), LONGEST)
+    prior = hit_rates(((answer.prompt_ids, answer.answer_ids) for answer in answers), LONGEST)
     lookaheads = sorted(steps.verify_s)
     base = ProposalPolicy(lookaheads[-1], NEVER, prior, WEIGHTS[0])
     alone, *_ = best(answers, [(base, lookahead) for lookahead in lookaheads], steps)
-    found = best(answers, confidences(base, lookaheads), steps)
+    fastest = best(answers, confidences(base, lookaheads), steps)
     for grid in (lookups, confidences):
-        found = max(found, best(answers, grid(found[1], lookaheads), steps), key=lambda one: one[0])
-    speedup, policy, lookahead = found
+        fastest = max(fastest, best(answers, grid(fastest[1], lookaheads), steps), key=lambda candidate: candidate[0])
+    speedup, policy, lookahead = fastest
     return Tuned(policy, lookahead, speedup, alone, len(answers))
 
 
@@ -85,24 +85,24 @@ def best(
     """The fastest of some policies with some lookaheads of the draft, the first of several."""
     rated: dict[float, list[RatedAnswer]] = {}
     replayers: dict[tuple[float, float, int], list[Replayer]] = {}
-    found = None
+    fastest = None
     for policy, lookahead in tried:
         if policy.weight not in rated:
-            rated[policy.weight] = [one.rated(policy) for one in answers]
+            rated[policy.weight] = [answer.rated(policy) for answer in answers]
         key = policy.weight, policy.confidence, lookahead
         if key not in replayers:
-            replayers[key] = [Replayer(one, lookahead, policy.confidence) for one in rated[policy.weight]]
-        rounds = pooled_rounds([one.rounds(policy.least, policy.lookahead) for one in replayers[key]])
+            replayers[key] = [Replayer(answer, lookahead, policy.confidence) for answer in rated[policy.weight]]
+        rounds = pooled_rounds([replayer.rounds(policy.least, policy.lookahead) for replayer in replayers[key]])
         speedup = rounds.speedup(lookahead, steps)
-        if found is None or speedup > found[0]:
-            found = speedup, policy, lookahead
-    assert found is not None, "something is tried"
-    return found
+        if fastest is None or speedup > fastest[0]:
+            fastest = speedup, policy, lookahead
+    assert fastest is not None, "something is tried"
+    return fastest
 
 
 def rounds_of(answers: Sequence[RecordedAnswer], policy: ProposalPolicy, lookahead: int) -> Rounds:
     """What a policy would do along answers."""
-    replayers = (Replayer(one.rated(policy), lookahead, policy.confidence) for one in answers)
+    replayers = (Replayer(answer.rated(policy), lookahead, policy.confidence) for answer in answers)
     return pooled_rounds([each.rounds(policy.least, policy.lookahead) for each in replayers])
 
 

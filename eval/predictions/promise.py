@@ -38,13 +38,13 @@ def promise(rounds: Sequence[RoundsAt], steps: StepTimes, *, batch: int = 1) -> 
         steps: Of it and its target, at this batch; lookaheads whose verification was not timed are passed over.
         batch: Rows.
     """
-    found = {
-        one.lookahead: predicted_speedup(one.tau.value, any_full_rate(one, batch), one.lookahead, steps)
-        for one in rounds
-        if one.lookahead in steps.verify_s
+    speedups = {
+        entry.lookahead: predicted_speedup(entry.tau.value, any_full_rate(entry, batch), entry.lookahead, steps)
+        for entry in rounds
+        if entry.lookahead in steps.verify_s
     }
-    lookahead = best_lookahead(found)
-    return lookahead, found[lookahead]
+    lookahead = best_lookahead(speedups)
+    return lookahead, speedups[lookahead]
 
 
 def any_full_rate(rounds: RoundsAt, batch: int) -> float:

@@ -146,9 +146,9 @@ def ranking_of_alphas(latency: ScoredLatency, alphas: Mapping[str, float], resam
 
 def iid_promise(alpha: float, steps: StepTimes) -> tuple[int, float]:
     """The lookahead that promises most, and what."""
-    found = {lookahead: iid_speedup(alpha, lookahead, steps) for lookahead in steps.verify_s}
-    lookahead = best_lookahead(found)
-    return lookahead, found[lookahead]
+    speedups = {lookahead: iid_speedup(alpha, lookahead, steps) for lookahead in steps.verify_s}
+    lookahead = best_lookahead(speedups)
+    return lookahead, speedups[lookahead]
 
 
 def in_order(
@@ -166,11 +166,11 @@ def in_order(
             speedup=speedup,
             interval=intervals[name],
             tokens_per_s=speedup / steps[name].target_s,
-            first_share=float((firsts_N == place).mean()),
+            first_share=float((firsts_N == index).mean()),
         )
-        for place, (name, (lookahead, speedup)) in enumerate(chosen.items())
+        for index, (name, (lookahead, speedup)) in enumerate(chosen.items())
     ]
-    return sorted(ranked, key=lambda one: -one.speedup)
+    return sorted(ranked, key=lambda draft: -draft.speedup)
 
 
 def drawn_speedups(
@@ -180,7 +180,7 @@ def drawn_speedups(
     tokens_P, rounds_P = np.array(sums.tokens), np.array(sums.rounds_at(lookahead))
     weights_NP = resampling_weights(len(tokens_P), resampling)
     taus_N = (weights_NP @ tokens_P) / (weights_NP @ rounds_P)
-    [full_rate] = [one.full_rate for one in row.lookahead if one.lookahead == lookahead]
+    [full_rate] = [entry.full_rate for entry in row.lookahead if entry.lookahead == lookahead]
     return np.array(
         [predicted_speedup(tau, full_rate, lookahead, each) for tau, each in zip(taus_N, times, strict=True)]
     )
@@ -188,7 +188,7 @@ def drawn_speedups(
 
 def step_times(latency: ScoredLatency) -> dict[str, StepTimes]:
     """Medians of the target and of each draft."""
-    return {one.draft: latency.step_times(one.draft) for one in latency.drafts}
+    return {draft.draft: latency.step_times(draft.draft) for draft in latency.drafts}
 
 
 def drawn_times(latency: ScoredLatency, resampling: Resampling) -> dict[str, list[StepTimes]]:
@@ -202,11 +202,11 @@ def drawn_times(latency: ScoredLatency, resampling: Resampling) -> dict[str, lis
         for step in latency.steps
     }
     return {
-        one.draft: [
-            latency.step_times(one.draft, lambda step, place=place: max(drawn[id(step)][place], 1e-9))
-            for place in range(resampling.num_resamples)
+        draft.draft: [
+            latency.step_times(draft.draft, lambda step, index=index: max(drawn[id(step)][index], 1e-9))
+            for index in range(resampling.num_resamples)
         ]
-        for one in latency.drafts
+        for draft in latency.drafts
     }
 
 

@@ -44,18 +44,18 @@ class Memory:
 
 def recorded_span(events: Iterable[Event]) -> Span:
     """All of what was recorded, by the host's clock; a GPU was done with it at its end."""
-    (found,) = (event for event in events if event["name"] == RECORDED and event["cat"] == "user_annotation")
-    return Span(RECORDED, found["ts"], found["ts"] + found["dur"])
+    (recorded,) = (event for event in events if event["name"] == RECORDED and event["cat"] == "user_annotation")
+    return Span(RECORDED, recorded["ts"], recorded["ts"] + recorded["dur"])
 
 
 def named_spans(events: Iterable[Event], names: Collection[str]) -> list[Span]:
     """The parts of these names, by their beginning; one that holds others stands before them."""
-    found = [
+    spans = [
         Span(event["name"], event["ts"], event["ts"] + event["dur"])
         for event in events
         if event["name"] in names and event.get("cat") == "user_annotation"
     ]
-    return sorted(found, key=lambda span: (span.start, -span.end))
+    return sorted(spans, key=lambda span: (span.start, -span.end))
 
 
 def own_ms(spans: Sequence[Span]) -> dict[str, float]:

@@ -105,7 +105,7 @@ class Recording:
         within, spans = recorded_span(events), named_spans(events, parts)
         memory = memory_over_time(events, within)
         on_gpu = self.device.type == "cuda"
-        found = Profile(
+        summary = Profile(
             (trace, *(folder / f"{name}{ending}" for ending in (".memory.json", ".memory.png", ".txt"))),
             (within.end - within.start) / 1000,
             own_ms(spans),
@@ -113,11 +113,11 @@ class Recording:
             gpu_busy_share(events, within) if on_gpu else None,
             {each.device: max(each.allocated_bytes) for each in memory},
         )
-        _, numbers, plot, table = found.files
+        _, numbers, plot, table = summary.files
         write_json(memory_record(memory, spans, within), numbers)
         write_bytes(memory_plot(memory, spans, within), plot)
-        write_text(f"{name}: {found.describe()}\n\n{self.table()}", table)
-        return found
+        write_text(f"{name}: {summary.describe()}\n\n{self.table()}", table)
+        return summary
 
     def write_trace(self, path: Path) -> list[dict[str, Any]]:
         """Write the trace, whole or not at all; returns its events. torch writes each trace once."""
@@ -178,7 +178,7 @@ def draw(axes: "Axes", memory: list[Memory], spans: list[Span], within: Span) ->
 
     names = list(dict.fromkeys(span.name for span in spans))
     for span in spans:
-        first = next(one for one in spans if one.name == span.name) is span
+        first = next(other for other in spans if other.name == span.name) is span
         colour = COLOURS[(names.index(span.name) + 1) % len(COLOURS)]
         axes.axvspan(
             since(span.start, within),
@@ -188,9 +188,9 @@ def draw(axes: "Axes", memory: list[Memory], spans: list[Span], within: Span) ->
             linewidth=0,
             label=span.name if first else None,
         )
-    for place, each in enumerate(memory):
+    for index, each in enumerate(memory):
         allocated = [size / MIB for size in each.allocated_bytes]
         axes.step(
-            each.ms, allocated, where="post", color=COLOURS[-place % len(COLOURS)], label=f"allocated, {each.device}"
+            each.ms, allocated, where="post", color=COLOURS[-index % len(COLOURS)], label=f"allocated, {each.device}"
         )
     axes.set(xlabel="milliseconds", ylabel="MiB", xlim=(0, since(within.end, within)))

@@ -27,18 +27,18 @@ def drop_too_long(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase,
             too_long.append(prompt.source)
     if too_long and not fitting:
         raise UserError(
-            f"All {len(prompts)} prompts are longer than {max_prompt_len} tokens ({places_of(too_long)}). "
+            f"All {len(prompts)} prompts are longer than {max_prompt_len} tokens ({source_words(too_long)}). "
             "Allow longer ones, or shorten them."
         )
     if too_long:
         print(
             f"{len(too_long)} of {len(prompts)} prompts are longer than {max_prompt_len} tokens and are left out: "
-            f"{places_of(too_long)}",
+            f"{source_words(too_long)}",
             file=sys.stderr,
         )
     return fitting
 
 
-def places_of(sources: Sequence[str]) -> str:
+def source_words(sources: Sequence[str]) -> str:
     """Where some rows are, the first of them if there are many."""
     return ", ".join(sources[:MAX_PLACES_SHOWN]) + (", ..." if len(sources) > MAX_PLACES_SHOWN else "")

@@ -1,7 +1,7 @@
 """The tasks that `widedraft tasks` prints."""
 
 from architectures.pages.blocks import Facts, Section
-from eval.prompts.table import TASKS, HubRows, Places, Task
+from eval.prompts.table import TASKS, FieldNames, HubRows, Task
 
 ASKED = {
     "user": "the user says: ",
@@ -30,18 +30,18 @@ def task_section(task: Task) -> Section:
 def fields_words(task: Task) -> str:
     """Where the parts of a prompt, its category and its answer are in a row."""
     parts = [
-        in_places(name, places) + (" (a row may lack it)" if name in task.optional else "")
-        for name, places in task.fields.items()
+        in_fields(name, fields) + (" (a row may lack it)" if name in task.optional else "")
+        for name, fields in task.fields.items()
     ]
     if task.max_characters is not None:
         parts[-1] += f", as many of its first lines as have {task.max_characters} characters together"
     others = {"category": task.category, "answer": task.answer}
-    return "; ".join([*parts, *(in_places(name, places) for name, places in others.items() if places)])
+    return "; ".join([*parts, *(in_fields(name, fields) for name, fields in others.items() if fields)])
 
 
-def in_places(name: str, places: Places) -> str:
+def in_fields(name: str, fields: FieldNames) -> str:
     """The fields that may hold a part, of which the first counts; the name alone where it is the field's."""
-    return name if places == (name,) else f"{name} from {' or '.join(places)}"
+    return name if fields == (name,) else f"{name} from {' or '.join(fields)}"
 
 
 def hub_words(hub: HubRows) -> str:

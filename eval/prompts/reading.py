@@ -16,7 +16,7 @@ from eval.prompts.forms import (
     user_turn,
 )
 from eval.prompts.rows import checked_text, first_there, require_object
-from eval.prompts.table import Places, Task
+from eval.prompts.table import FieldNames, Task
 
 FIELD_IN_TEMPLATE = re.compile(r"\{(\w+)\}")
 
@@ -47,8 +47,8 @@ def task_prompt(task: Task, row: Any, where: str) -> Prompt:
 
 def row_category(task: Task, row: Mapping[str, Any], where: str) -> str | None:
     """The category of a row, if it has one."""
-    place = first_there(task.category, row)
-    return None if place is None else parse_category(row[place], where)
+    field = first_there(task.category, row)
+    return None if field is None else parse_category(row[field], where)
 
 
 def task_conversation(task: Task, row: Any, where: str) -> list[Message]:
@@ -86,28 +86,28 @@ def template_text(task: Task, row: Mapping[str, Any], where: str) -> str:
 
 def field_text(task: Task, name: str, row: Mapping[str, Any], where: str) -> str | None:
     """The text of one field of a template; None for an optional one that is absent or empty."""
-    places = task.fields[name]
-    if name in task.optional and all(row.get(place) in (None, "") for place in places):
+    fields = task.fields[name]
+    if name in task.optional and all(row.get(field) in (None, "") for field in fields):
         return None
-    return checked_text(*wanted(task, places, row, where), where)
+    return checked_text(*wanted(task, fields, row, where), where)
 
 
 def only_field(task: Task, row: Mapping[str, Any], where: str) -> tuple[Any, str]:
     """As `wanted`, of a task that reads one list."""
-    [places] = task.fields.values()
-    return wanted(task, places, row, where)
+    [fields] = task.fields.values()
+    return wanted(task, fields, row, where)
 
 
-def wanted(task: Task, places: Places, row: Mapping[str, Any], where: str) -> tuple[Any, str]:
+def wanted(task: Task, fields: FieldNames, row: Mapping[str, Any], where: str) -> tuple[Any, str]:
     """What stands in the first of some fields that a row has, and which of them that is."""
-    place = first_there(places, row)
-    if place is None:
+    field = first_there(fields, row)
+    if field is None:
         known = ", ".join(name for name, value in row.items() if value is not None) or "no fields"
         raise UserError(
-            f"{where}: has no {' or '.join(places)}, which task {task.name} reads; it has {known}. Give each row that "
+            f"{where}: has no {' or '.join(fields)}, which task {task.name} reads; it has {known}. Give each row that "
             "field, name the task the rows are of (`widedraft tasks` lists them), or leave the task out."
         )
-    return row[place], place
+    return row[field], field
 
 
 def whole_lines(text: str, most: int | None) -> str:
@@ -120,5 +120,5 @@ def whole_lines(text: str, most: int | None) -> str:
 
 def example_row(task: Task) -> str:
     """What a row looks like at least."""
-    names = [places[0] for name, places in task.fields.items() if name not in task.optional]
+    names = [fields[0] for name, fields in task.fields.items() if name not in task.optional]
     return "{" + ", ".join(f'"{name}": "..."' for name in names) + "}"

@@ -40,7 +40,7 @@ def absent_words(source: PromptSource) -> str:
 
 
 def file_rows(path: Path, absent: str) -> Iterator[tuple[str, Any]]:
-    """(place, row) of each line of a JSON-lines file; blank lines are passed over but counted.
+    """(location, row) of each line of a JSON-lines file; blank lines are passed over but counted.
 
     Args:
         path: The file.
@@ -63,7 +63,7 @@ def file_rows(path: Path, absent: str) -> Iterator[tuple[str, Any]]:
 
 
 def dataset_rows(source: PromptSource) -> Iterator[tuple[str, Any]]:
-    """(place, row) of each row of a `datasets` split: a hub name, a local folder, or where a named task's rows are."""
+    """(location, row) of each row of a split: a hub name, a local folder, or where a named task's rows are."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -73,11 +73,11 @@ def dataset_rows(source: PromptSource) -> Iterator[tuple[str, Any]]:
             f"task {source.task}: its rows come one by one and are more than anyone waits for. "
             "Say with num_prompts how many to read, or give a file of rows."
         )
-    place = f"{source.name or source.task}/{source.config}" if source.config else f"{source.name or source.task}"
+    location = f"{source.name or source.task}/{source.config}" if source.config else f"{source.name or source.task}"
     settings = {name: value for name, value in asdict(hub).items() if name not in ("name", "config")}
     try:
         for number, row in enumerate(load_dataset(hub.name, hub.config, **settings), start=1):
-            yield f"{place}[{hub.split}]:{number}", row
+            yield f"{location}[{hub.split}]:{number}", row
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"{dataset_label(source, hub)}: cannot be loaded ({' '.join(str(error).split())}). {dataset_remedy(source)}"

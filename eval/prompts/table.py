@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Literal
 
 Form = Literal["user", "text", "turns", "conversation"]
-Places = tuple[str, ...]  # fields of a row, of which the first that is there counts
+FieldNames = tuple[str, ...]  # fields of a row, of which the first that is there counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,11 @@ class Task:
     version: int
     form: Form = "user"
     template: tuple[str, ...]
-    fields: Mapping[str, Places]
+    fields: Mapping[str, FieldNames]
     optional: frozenset[str] = frozenset()
     max_characters: int | None = None
-    answer: Places = ()
-    category: Places = ()
+    answer: FieldNames = ()
+    category: FieldNames = ()
     hub: HubRows
     licence: str
     source: str

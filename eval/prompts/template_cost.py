@@ -27,13 +27,13 @@ FORMS = ([USER], [{"role": "system", "content": "."}, USER], [USER, ANSWER, USER
 # What Python raises inside a template: of 1 + "a", of a missing field, of a division by zero.
 TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
-found_cheap: set[tuple[str, str]] = set()  # templates with their special tokens
+known_cheap: set[tuple[str, str]] = set()  # templates with their special tokens
 
 
 def refuse_costly_template(tokenizer: "PreTrainedTokenizerBase") -> None:
     """Raise UserError if rendering a few words takes too long or too much memory; tried once for each template."""
     key = (str(tokenizer.chat_template), str(tokenizer.special_tokens_map))
-    if key in found_cheap:
+    if key in known_cheap:
         return
     if not renders_cheaply(tokenizer):
         raise UserError(
@@ -41,7 +41,7 @@ def refuse_costly_template(tokenizer: "PreTrainedTokenizerBase") -> None:
             f"{MOST_CHARACTERS:,} characters for a conversation of a few words. Fetch the checkpoint again, or mend "
             "chat_template.jinja."
         )
-    found_cheap.add(key)
+    known_cheap.add(key)
 
 
 def renders_cheaply(tokenizer: "PreTrainedTokenizerBase") -> bool:

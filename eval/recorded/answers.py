@@ -150,9 +150,9 @@ def read_held_out(folder: Path) -> list[Trace]:
     """
     claims = read_claims(folder)
     if TRACES_NAME not in claims:
-        found = f"{', '.join(claims)} answers alone" if claims else "no answers"
+        held = f"{', '.join(claims)} answers alone" if claims else "no answers"
         raise UserError(
-            f"{folder}: holds {found}, and a draft is scored on {TRACES_NAME} answers, held out of its training. Give "
+            f"{folder}: holds {held}, and a draft is scored on {TRACES_NAME} answers, held out of its training. Give "
             "the data folder of a run with data.num_eval_prompts above 0, or the folder answers/T0 of a scorecard."
         )
     traces = read_traces(folder, TRACES_NAME)

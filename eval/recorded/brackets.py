@@ -48,14 +48,14 @@ class Bracketed:
         """
         if not self.body.strip():
             raise self.mistake("is empty", "Give it at least one number.")
-        found, line = [], self.line
+        numbers, line = [], self.line
         for piece in self.body.split(","):
             at = line + piece[: len(piece) - len(piece.lstrip())].count("\n")
-            found.append(self.checked(piece.strip(), at))
-            if largest is not None and found[-1] > largest:
-                raise self.mistake(f"holds {found[-1]}, but {limit}", "Use the model it was made for.", line=at)
+            numbers.append(self.checked(piece.strip(), at))
+            if largest is not None and numbers[-1] > largest:
+                raise self.mistake(f"holds {numbers[-1]}, but {limit}", "Use the model it was made for.", line=at)
             line += piece.count("\n")
-        return tuple(found)
+        return tuple(numbers)
 
     def checked(self, piece: str, line: int) -> int:
         if "..." in piece:
@@ -86,32 +86,32 @@ def read_bracketed(path: Path, pattern: re.Pattern[str], *, noun: str, example: 
         UserError: If the file cannot be read, holds no piece, or something else.
     """
     text = read_text(path)
-    number, line, place = 0, 1, 0
-    while (start := end_of_space(text, place)) < len(text):
+    number, line, position = 0, 1, 0
+    while (start := end_of_space(text, position)) < len(text):
         number += 1
-        line += text.count("\n", place, start)
-        found = pattern.match(text, start)
-        if found is None:
+        line += text.count("\n", position, start)
+        match = pattern.match(text, start)
+        if match is None:
             wrong = what_is_wrong(text, start, pattern)
             raise UserError(f"{path}:{line}: {noun} {number} {wrong}. Write it as {example}.")
-        yield Bracketed(path, noun, number, line, found["body"])
-        line += text.count("\n", start, found.end())
-        place = found.end()
+        yield Bracketed(path, noun, number, line, match["body"])
+        line += text.count("\n", start, match.end())
+        position = match.end()
     if number == 0:
         raise UserError(f"{path}: holds no {noun}. Write each as {example}.")
 
 
-def end_of_space(text: str, place: int) -> int:
-    """Where the blank space that begins at a place ends."""
-    found = SPACE.match(text, place)
-    assert found is not None
-    return found.end()
+def end_of_space(text: str, start: int) -> int:
+    """Where the blank space that begins at an offset ends."""
+    match = SPACE.match(text, start)
+    assert match is not None
+    return match.end()
 
 
 def what_is_wrong(text: str, start: int, pattern: re.Pattern[str]) -> str:
     """Why no piece begins here: what stands before the next line with a sound one is looked at."""
-    line_ends = (found.end() for found in re.compile(r"\n\s*").finditer(text, start))
-    end = next((place for place in line_ends if pattern.match(text, place)), len(text))
+    line_ends = (match.end() for match in re.compile(r"\n\s*").finditer(text, start))
+    end = next((position for position in line_ends if pattern.match(text, position)), len(text))
     wrong = text[start:end].strip()
     if any(wrong.count(opening) != wrong.count(closing) for opening, closing in ("[]", "()")):
         counts = ", ".join(f"{wrong.count(bracket)} '{bracket}'" for bracket in "[]()")

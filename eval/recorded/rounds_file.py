@@ -21,9 +21,9 @@ REMEDY = "Give this file's lookahead and answers."
 
 @dataclass(frozen=True)
 class Round:
-    """Totals of the rows of a batch after one round, and where the file says so."""
+    """Totals of the rows of a batch after one round, and the piece of the file that says so."""
 
-    place: Bracketed
+    piece: Bracketed
     totals: tuple[int, ...]
 
 
@@ -71,10 +71,10 @@ def read_rounds(path: Path) -> list[Round]:
     """
     pieces = read_bracketed(path, ROUND, noun="round", example="[3], or [3, 5] for a batch of two")
     rounds = [Round(piece, piece.numbers()) for piece in pieces]
-    for one in rounds:
-        if len(one.totals) != len(rounds[0].totals):
-            raise one.place.mistake(
-                f"has {len(one.totals)} rows, but the first has {len(rounds[0].totals)}",
+    for round_ in rounds:
+        if len(round_.totals) != len(rounds[0].totals):
+            raise round_.piece.mistake(
+                f"has {len(round_.totals)} rows, but the first has {len(rounds[0].totals)}",
                 "Give one file a batch size.",
             )
     return rounds
@@ -93,16 +93,16 @@ def match_with_answers(rounds: Sequence[Round], lengths: Sequence[int], *, looka
     """
     batch_size = len(rounds[0].totals)
     prompts: list[tuple[int, ...]] = []
-    place = 0
+    start = 0
     for first in range(0, len(lengths) - batch_size + 1, batch_size):
-        if place == len(rounds):
+        if start == len(rounds):
             break
-        enough = batch_length(lengths, first, rounds[place]) - lookahead - 2
-        end = place if enough <= 0 else end_of_batch(rounds, place, enough=enough, prompt=first + 1)
-        prompts += matched_in_batch(rounds[place:end], batch_size, lookahead)
-        place = end
-    if place < len(rounds):
-        raise rounds[place].place.mistake(
+        enough = batch_length(lengths, first, rounds[start]) - lookahead - 2
+        end = start if enough <= 0 else end_of_batch(rounds, start, enough=enough, prompt=first + 1)
+        prompts += matched_in_batch(rounds[start:end], batch_size, lookahead)
+        start = end
+    if start < len(rounds):
+        raise rounds[start].piece.mistake(
             f"begins a prompt behind the last that is decoded of {len(lengths)} answers",
             "The script appends to its file: keep one run of it, or give the answers it was made with.",
         )
@@ -128,7 +128,7 @@ def match_by_totals(rounds: Sequence[Round], *, lookahead: int | None = None) ->
     hidden = sum(sum(rounds[i - 1].totals) for i in doubtful)
     return Matched(
         prompts=tuple(row for batch in batches for row in matched_in_batch(batch, batch_size, lookahead)),
-        doubtful_lines=tuple(rounds[i].place.line for i in doubtful),
+        doubtful_lines=tuple(rounds[i].piece.line for i in doubtful),
         most_hidden=None if doubtful and lookahead is None else hidden,
     )
 
@@ -172,24 +172,24 @@ def doubts(matched: Matched) -> list[str]:
 def batch_length(lengths: Sequence[int], first: int, batch: Round) -> int:
     """The one length of the answers that a batch, which begins with this round, has from the first on."""
     batch_size = len(batch.totals)
-    found = sorted(set(lengths[first : first + batch_size]))
-    if len(found) > 1:
-        raise batch.place.mistake(
-            f"begins a batch of {batch_size} prompts, but their answers have {found} tokens, not one length",
+    distinct = sorted(set(lengths[first : first + batch_size]))
+    if len(distinct) > 1:
+        raise batch.piece.mistake(
+            f"begins a batch of {batch_size} prompts, but their answers have {distinct} tokens, not one length",
             REMEDY,
         )
-    return found[0]
+    return distinct[0]
 
 
 def end_of_batch(rounds: Sequence[Round], start: int, *, enough: int, prompt: int) -> int:
-    """The place after the first round at which every row has enough tokens."""
-    goes_on = f"but prompt {prompt}, begun at line {rounds[start].place.line}, goes on until {enough} tokens"
-    for place in range(start, len(rounds)):
-        if place > start and not rises(rounds[place - 1], rounds[place]):
-            raise rounds[place].place.mistake(f"begins a prompt, {goes_on}", REMEDY)
-        if min(rounds[place].totals) >= enough:
-            return place + 1
-    raise rounds[-1].place.mistake(
+    """The index after the first round at which every row has enough tokens."""
+    goes_on = f"but prompt {prompt}, begun at line {rounds[start].piece.line}, goes on until {enough} tokens"
+    for index in range(start, len(rounds)):
+        if index > start and not rises(rounds[index - 1], rounds[index]):
+            raise rounds[index].piece.mistake(f"begins a prompt, {goes_on}", REMEDY)
+        if min(rounds[index].totals) >= enough:
+            return index + 1
+    raise rounds[-1].piece.mistake(
         f"is the last, {goes_on}",
         "If the file was cut short, delete the lines of this prompt, else give this file's lookahead and answers.",
     )
@@ -199,15 +199,15 @@ def matched_in_batch(rounds: Sequence[Round], batch_size: int, lookahead: int | 
     """The matched tokens of each row of a batch, round by round."""
     before = (0,) * batch_size
     matched: list[tuple[int, ...]] = []
-    for one in rounds:
-        matched.append(tuple(total - earlier for total, earlier in zip(one.totals, before, strict=True)))
+    for round_ in rounds:
+        matched.append(tuple(total - earlier for total, earlier in zip(round_.totals, before, strict=True)))
         if min(matched[-1]) < 1 or (lookahead is not None and max(matched[-1]) > lookahead + 1):
             most = "or more" if lookahead is None else f"to lookahead + 1 = {lookahead + 1}"
-            raise one.place.mistake(
-                f"goes from {list(before)} to {list(one.totals)}, but a round matches 1 {most} tokens",
+            raise round_.piece.mistake(
+                f"goes from {list(before)} to {list(round_.totals)}, but a round matches 1 {most} tokens",
                 REMEDY,
             )
-        before = one.totals
+        before = round_.totals
     return list(zip(*matched, strict=True)) if matched else [()] * batch_size
 
 

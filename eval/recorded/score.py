@@ -68,14 +68,14 @@ class RecordedScore:
         accept: Of each answer, [T]: the chance that the draft proposes its token t.
         prompts: Of each answer, the number of its prompt.
         counts: Of each prompt, the counts of its rounds by lookahead.
-        can_say: Of each answer, [T]: 1 where the draft can say token t, else 0; None of a draft that says every id.
+        covered: Of each answer, [T]: 1 where token t is an output id of the draft, else 0; None of a whole head.
     """
 
     rule: str
     accept: Sequence[Array]
     prompts: Sequence[int]
     counts: Sequence[dict[int, Counts]]
-    can_say: Sequence[Array] | None = None
+    covered: Sequence[Array] | None = None
 
     def columns(self, each: Sequence[Array]) -> tuple[list[float], list[float]]:
         """Per prompt: sum of a value over its tokens, and tokens.
@@ -148,16 +148,16 @@ def replay_recording(
 ) -> list[RecordedScore]:
     """The draft along every answer, one pass for all rules and lookaheads."""
     accept: dict[str, list[Array]] = {rule: [] for rule in rules_at(temperature)}
-    can_say = None if head_ids(draft) is None else []
+    covered = None if head_ids(draft) is None else []
     for answer in track(answers, description=f"replay at T={temperature:g}", total=len(answers)):
         logits_TV = answer_logits(draft, answer.prompt_ids, answer.answer_ids)
         for rule, rows in accept.items():
             rows.append(accept_chances(logits_TV, answer.answer_ids, rule=rule, temperature=temperature))
-        if can_say is not None:
-            can_say.append(as_array(values_of(logits_TV, answer.answer_ids) > -torch.inf))
+        if covered is not None:
+            covered.append(as_array(values_of(logits_TV, answer.answer_ids) > -torch.inf))
     prompts = [answer.prompt for answer in answers]
-    found = [count_rounds(rule, rows, prompts, lookaheads) for rule, rows in accept.items()]
-    return [replace(one, can_say=can_say) for one in found]
+    scores = [count_rounds(rule, rows, prompts, lookaheads) for rule, rows in accept.items()]
+    return [replace(score, covered=covered) for score in scores]
 
 
 def accept_chances(draft_logits_TV: Tensor, answer_ids: Sequence[int], *, rule: str, temperature: float) -> Array:
@@ -180,13 +180,13 @@ def count_rounds(
     """Chances along every answer, and the rounds they make, prompt by prompt."""
     counts = {g: [replay_counts(accept_T, lookahead=g) for accept_T in accept] for g in lookaheads}
     of_prompt: dict[int, list[int]] = {}
-    for place, prompt in enumerate(prompts):
-        of_prompt.setdefault(prompt, []).append(place)
+    for index, prompt in enumerate(prompts):
+        of_prompt.setdefault(prompt, []).append(index)
     return RecordedScore(
         rule=rule,
         accept=accept,
         prompts=prompts,
-        counts=[{g: pool([counts[g][place] for place in places]) for g in counts} for places in of_prompt.values()],
+        counts=[{g: pool([counts[g][index] for index in indices]) for g in counts} for indices in of_prompt.values()],
     )
 
 
@@ -221,7 +221,7 @@ def rule_row(score: RecordedScore, temperature: float, resampling: Resampling) -
         prompts=len(score.counts),
         answers=len(score.accept),
         accept_rate=mean(score.columns(score.accept), resampling),
-        coverage=None if score.can_say is None else mean(score.columns(score.can_say), resampling),
+        coverage=None if score.covered is None else mean(score.columns(score.covered), resampling),
         lookahead=tuple(rounds_at(rounds, lookahead, resampling) for lookahead in sorted(score.counts[0])),
     )
 

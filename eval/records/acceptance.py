@@ -109,7 +109,7 @@ class Bin:
     lookahead: tuple[BinRounds, ...]
 
     def at(self, lookahead: int) -> BinRounds:
-        return only(self.lookahead, lambda one: one.lookahead == lookahead)
+        return only(self.lookahead, lambda rounds: rounds.lookahead == lookahead)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +139,13 @@ class PromptSums:
     rounds: tuple[RoundsByPrompt, ...]
 
     def __post_init__(self) -> None:
-        columns = [self.tokens, self.alpha, self.greedy_match, self.sayable, *(one.counts for one in self.rounds)]
+        columns = [self.tokens, self.alpha, self.greedy_match, self.sayable, *(entry.counts for entry in self.rounds)]
         require_equal(
-            "numbers of prompts", sorted({len(one) for one in columns if one is not None}), [len(self.tokens)]
+            "numbers of prompts", sorted({len(column) for column in columns if column is not None}), [len(self.tokens)]
         )
 
     def rounds_at(self, lookahead: int) -> Counts:
-        return only(self.rounds, lambda one: one.lookahead == lookahead).counts
+        return only(self.rounds, lambda entry: entry.lookahead == lookahead).counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,22 +173,22 @@ class AcceptanceRow:
     by_prompt: PromptSums | None
 
     def at(self, lookahead: int) -> Rounds:
-        return only(self.lookahead, lambda one: one.lookahead == lookahead)
+        return only(self.lookahead, lambda rounds: rounds.lookahead == lookahead)
 
     @property
     def lookaheads(self) -> list[int]:
-        return [one.lookahead for one in self.lookahead]
+        return [rounds.lookahead for rounds in self.lookahead]
 
     def bins_by(self, by: str) -> list[Bin]:
         """Those of one kind; none where a single bin holds everything."""
-        return [one for part in self.bins if part.by == by for one in part.bins]
+        return [bin_ for part in self.bins if part.by == by for bin_ in part.bins]
 
     @property
     def have_coverage(self) -> list[bool]:
-        """Whether each figure has one: all of a draft whose head says some ids alone must, and no others."""
-        told = [self.coverage, *(one.coverage for part in self.bins for one in part.bins)]
+        """Whether each figure has one: all of a draft with a small head must, and no others."""
+        told = [self.coverage, *(bin_.coverage for part in self.bins for bin_ in part.bins)]
         told += [] if self.by_prompt is None else [self.by_prompt.sayable]
-        return [one is not None for one in told]
+        return [coverage is not None for coverage in told]
 
 
 @dataclass(frozen=True, kw_only=True)

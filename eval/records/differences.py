@@ -73,8 +73,8 @@ class DifferenceRow:
 
     def at(self, lookahead: int) -> Estimate:
         """Of tau."""
-        return only(self.lookahead, lambda one: one.lookahead == lookahead).tau
+        return only(self.lookahead, lambda tau: tau.lookahead == lookahead).tau
 
     @property
     def lookaheads(self) -> list[int]:
-        return [one.lookahead for one in self.lookahead]
+        return [tau.lookahead for tau in self.lookahead]

@@ -117,7 +117,8 @@ def row_of_2(row: dict[str, Any]) -> dict[str, Any]:
     row = {"coverage": None, "by_prompt": None, **row}
     row["by_prompt"] = with_defaults(row["by_prompt"], sayable=None)
     row["bins"] = mapped(
-        row.get("bins"), lambda part: {**part, "bins": mapped(part.get("bins"), lambda one: {"coverage": None, **one})}
+        row.get("bins"),
+        lambda part: {**part, "bins": mapped(part.get("bins"), lambda bin_: {"coverage": None, **bin_})},
     )
     return row
 

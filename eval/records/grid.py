@@ -46,7 +46,7 @@ class GridSteps:
 
     def of(self, model: str, tokens: int) -> GridStep:
         """A step of decoding."""
-        return only(self.steps, lambda one: (one.model, one.tokens, one.prefill) == (model, tokens, False))
+        return only(self.steps, lambda step: (step.model, step.tokens, step.prefill) == (model, tokens, False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +169,9 @@ class GridFile(GridFigures):
         due = [(TARGET, 1), *((TARGET, lookahead + 1) for lookahead in self.lookaheads)]
         due += [(name, tokens) for name in self.drafts for tokens in (1, 2)]
         for number, cell in enumerate(self.cells):
-            found = {(step.model, step.tokens) for step in cell.together.steps if not step.prefill}
+            timed = {(step.model, step.tokens) for step in cell.together.steps if not step.prefill}
             for model, tokens in due:
-                if (model, tokens) not in found:
+                if (model, tokens) not in timed:
                     raise ValueError(f"cells.{number} has no step of {model} with {tokens} tokens")
 
     @property

@@ -64,8 +64,8 @@ class Provenance:
 
     @property
     def versions_words(self) -> str:
-        found = (f"{name} {version}" for name, version in self.versions.items() if version)
-        return ", ".join([f"Python {self.python}", *found])
+        versions = (f"{name} {version}" for name, version in self.versions.items() if version)
+        return ", ".join([f"Python {self.python}", *versions])
 
     @property
     def words(self) -> str:
@@ -132,11 +132,11 @@ class Prompts:
 
     @property
     def temperatures(self) -> list[float]:
-        return [one.temperature for one in self.answers]
+        return [answers.temperature for answers in self.answers]
 
     def ids_at(self, temperature: float) -> str:
         """Hash of the answers at a temperature that was scored."""
-        [row] = [one for one in self.answers if one.temperature == temperature]
+        [row] = [answers for answers in self.answers if answers.temperature == temperature]
         return row.ids_sha256
 
 

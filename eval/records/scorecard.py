@@ -11,7 +11,7 @@ from typing import Any, Literal
 from eval.records.acceptance import AcceptanceRow, RecordedRow
 from eval.records.differences import DifferenceRow
 from eval.records.origin import DraftModel, Prompts, Provenance, ScoredModel, Settings, machine_words
-from eval.records.speeds import Live, PolicyRow, SpeedupRow
+from eval.records.scorecard_speeds import Live, PolicyRow, SpeedupRow
 from eval.records.steps import ScoredLatency
 from eval.records.values import Count, Counted, NotNegative, Some, only, require_equal
 
@@ -48,8 +48,8 @@ class Scorecard:
     provenance: Provenance
 
     def __post_init__(self) -> None:
-        for part, found, due in pairs_of_parts(self):
-            require_equal(part, found, due)
+        for part, actual, due in pairs_of_parts(self):
+            require_equal(part, actual, due)
 
     @property
     def primary(self) -> str:
@@ -67,7 +67,7 @@ class Scorecard:
         return machine_words(self.provenance.hardware, self.settings.device, self.settings.threads)
 
     def model(self, draft: str) -> DraftModel:
-        return only(self.drafts, lambda one: one.draft == draft)
+        return only(self.drafts, lambda model: model.draft == draft)
 
     def rows_at(self, temperature: float) -> list[AcceptanceRow]:
         """Acceptance of every draft at a temperature."""
@@ -92,13 +92,17 @@ def pairs_of_parts(card: Scorecard) -> Iterator[tuple[str, list[Any], list[Any]]
     """(name, what a part holds, what the others say it should hold) of all parts."""
     drafts, temperatures = [model.draft for model in card.drafts], card.prompts.temperatures
     yield "drafts", drafts, list(dict.fromkeys(drafts))
-    yield "drafts of latency", sorted(one.draft for one in card.latency.drafts), sorted(drafts)
+    yield "drafts of latency", sorted(draft.draft for draft in card.latency.drafts), sorted(drafts)
     due = sorted(product(drafts, temperatures))
     for part, rows in (("acceptance", card.acceptance), ("speedup", card.speedup)):
         yield f"drafts and temperatures of {part}", sorted((row.draft, row.temperature) for row in rows), due
     if (live := card.live) is not None:
         yield "draft and temperature of live", [live.draft, live.temperature], [drafts[-1], 0]
-        yield "temperatures of live", [live.temperature], [one for one in temperatures if one == 0]
+        yield (
+            "temperatures of live",
+            [live.temperature],
+            [temperature for temperature in temperatures if temperature == 0],
+        )
     if card.policies:
         yield "temperatures of policies", [row.temperature for row in card.policies], temperatures
     yield from pairs_of_lookaheads(card)
@@ -111,19 +115,19 @@ def pairs_of_lookaheads(card: Scorecard) -> Iterator[tuple[str, list[Any], list[
         for number, row in enumerate(getattr(card, part)):
             yield f"lookaheads of {part}[{number}]", row.lookaheads, due
     for number, row in enumerate(card.acceptance):
-        for one in (one for part in row.bins for one in part.bins):
-            found = [rounds.lookahead for rounds in one.lookahead]
-            yield f"lookaheads of acceptance[{number}], {one.bin}", found, due
+        for bin_ in (bin_ for part in row.bins for bin_ in part.bins):
+            lookaheads = [rounds.lookahead for rounds in bin_.lookahead]
+            yield f"lookaheads of acceptance[{number}], {bin_.bin}", lookaheads, due
         if row.by_prompt is not None:
-            found = [one.lookahead for one in row.by_prompt.rounds]
-            yield f"lookaheads of acceptance[{number}].by_prompt", found, due
+            lookaheads = [sums.lookahead for sums in row.by_prompt.rounds]
+            yield f"lookaheads of acceptance[{number}].by_prompt", lookaheads, due
             counted = [len(row.by_prompt.tokens)]
             yield f"numbers of prompts of acceptance[{number}].by_prompt", counted, [len(card.prompts.sources)]
         has_small_head = card.model(row.draft).head_vocab_size is not None
         told = row.have_coverage
         yield f"whether figures of acceptance[{number}] have a coverage", told, [has_small_head] * len(told)
     chosen = [row.best_lookahead for row in card.speedup] + ([] if card.live is None else [card.live.lookahead])
-    yield "chosen lookaheads that were not scored", [one for one in chosen if one not in due], []
+    yield "chosen lookaheads that were not scored", [lookahead for lookahead in chosen if lookahead not in due], []
 
 
 @dataclass(frozen=True, kw_only=True)

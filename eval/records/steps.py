@@ -109,7 +109,7 @@ class ScoredLatency:
     @property
     def steps(self) -> list[StepTime]:
         """Every kind of step, of the target and of all drafts."""
-        of_drafts = [step for one in self.drafts for step in (one.one_token, one.two_tokens)]
+        of_drafts = [step for draft in self.drafts for step in (draft.one_token, draft.two_tokens)]
         return [self.target, *self.verify, *of_drafts]
 
     def verify_at(self, lookahead: int) -> VerifyStep:
@@ -117,7 +117,7 @@ class ScoredLatency:
 
     def of(self, draft: str) -> DraftSteps:
         """The steps of one draft."""
-        return only(self.drafts, lambda one: one.draft == draft)
+        return only(self.drafts, lambda steps: steps.draft == draft)
 
     def step_times(
         self, draft: str, milliseconds: Callable[[StepTime], float] = lambda step: step.median_ms

@@ -58,11 +58,11 @@ Value = TypeVar("Value", Estimate, Ratio, Mean)
 def within(low: float, high: float = MOST) -> AfterValidator:
     """An estimate of which no number lies outside, up to rounding."""
 
-    def checked(found: Value) -> Value:
-        numbers = [] if found.value is None else [found.value, *(found.interval or ())]
+    def checked(estimate: Value) -> Value:
+        numbers = [] if estimate.value is None else [estimate.value, *(estimate.interval or ())]
         if not all(low - ROUNDING <= number <= high + ROUNDING for number in numbers):
-            raise ValueError(f"must lie between {low:g} and {high:g}, got {found.value} and {found.interval}")
-        return found
+            raise ValueError(f"must lie between {low:g} and {high:g}, got {estimate.value} and {estimate.interval}")
+        return estimate
 
     return AfterValidator(checked)
 
@@ -76,10 +76,10 @@ CountedTau = Annotated[Ratio, within(1)]
 SpeedUp = Annotated[Estimate, within(1 / MOST)]
 
 
-def require_equal(part: str, found: Any, due: Any) -> None:
+def require_equal(part: str, actual: Any, due: Any) -> None:
     """Raise ValueError where a part of a record is not what the rest of it says."""
-    if found != due:
-        raise ValueError(f"{part} must be {due}, as the rest of the file has it, got {found}")
+    if actual != due:
+        raise ValueError(f"{part} must be {due}, as the rest of the file has it, got {actual}")
 
 
 def only(rows: Sequence[Item], is_it: Callable[[Item], bool]) -> Item:

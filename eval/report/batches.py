@@ -22,9 +22,9 @@ class Promise:
     speed: float
 
 
-def promises(one: ScoredDraft, temperature: float, grid: GridFile) -> list[Promise]:
+def promises(draft: ScoredDraft, temperature: float, grid: GridFile) -> list[Promise]:
     """One for each cell; none where the grid has no times of the draft, or of a lookahead that was scored."""
-    name, row = grid.name_of(one.model.fingerprint), one.row(temperature)
+    name, row = grid.name_of(draft.model.fingerprint), draft.row(temperature)
     if name is None or not set(row.lookaheads) & set(grid.lookaheads):
         return []
     return [
@@ -33,20 +33,20 @@ def promises(one: ScoredDraft, temperature: float, grid: GridFile) -> list[Promi
     ]
 
 
-def batch_words(one: ScoredDraft, temperature: float, grid: GridFile) -> str:
+def batch_words(draft: ScoredDraft, temperature: float, grid: GridFile) -> str:
     """Up to which batch a draft promises to pay, by eager steps at the context nearest to the scorecard's.
 
     The machine and the number type are named where they are not the scorecard's.
     """
-    eager = [promise for promise in promises(one, temperature, grid) if promise.cell.how == "eager"]
+    eager = [promise for promise in promises(draft, temperature, grid) if promise.cell.how == "eager"]
     if not eager:
         return ""
-    record = one.card.record
+    record = draft.card.record
     scored = record.latency.context_tokens
-    place = "" if grid.where == f"a {record.machine} in {record.target.dtype}" else f" on {grid.where}"
+    machine = "" if grid.where == f"a {record.machine} in {record.target.dtype}" else f" on {grid.where}"
     context = min((promise.cell.context_tokens for promise in eager), key=lambda tokens: abs(tokens - scored))
     pays = {promise.cell.batch: promise.speed > 1 for promise in eager if promise.cell.context_tokens == context}
-    return f"; at {context} tokens of context{place} predicted to pay {which_batches(pays)}"
+    return f"; at {context} tokens of context{machine} predicted to pay {which_batches(pays)}"
 
 
 def which_batches(pays: dict[int, bool]) -> str:
@@ -76,14 +76,14 @@ def batches_blocks(drafts: Sequence[ScoredDraft], grids: Grids) -> list[Block]:
             )
         ]
     rows = [
-        cells(one, temperature, promise)
+        cells(draft, temperature, promise)
         for temperature in all_temperatures(drafts)
-        for one in scored_at(drafts, temperature)
-        if one.card.path in grids
-        for promise in promises(one, temperature, grids[one.card.path].grid)
+        for draft in scored_at(drafts, temperature)
+        if draft.card.path in grids
+        for promise in promises(draft, temperature, grids[draft.card.path].grid)
     ]
-    lacking = [one.label for one in drafts if one.label not in {row[0] for row in rows}]
-    origins = dict.fromkeys(f"{one.path}, taken on {one.grid.where}" for one in grids.values())
+    lacking = [draft.label for draft in drafts if draft.label not in {row[0] for row in rows}]
+    origins = dict.fromkeys(f"{grid.path}, taken on {grid.grid.where}" for grid in grids.values())
     note = Sentence(
         f"Predicted for a batch whose rows are all at work, by the step times in {'; '.join(origins)}. 1x is the "
         "target alone at the same batch."
@@ -92,11 +92,11 @@ def batches_blocks(drafts: Sequence[ScoredDraft], grids: Grids) -> list[Block]:
     return [by_draft(Table(COLUMNS, rows, "Speed by batch and context, predicted")), note, *absent]
 
 
-def cells(one: ScoredDraft, temperature: float, promise: Promise) -> tuple[str, ...]:
+def cells(draft: ScoredDraft, temperature: float, promise: Promise) -> tuple[str, ...]:
     """One draft in one cell."""
     cell = promise.cell
     return (
-        one.label,
+        draft.label,
         str(cell.batch),
         str(cell.context_tokens),
         cell.how,

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 def depth_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card], grids: Grids) -> Section:
     """Plot where depths differ, and every step; and what steps at other batches promise."""
     blocks: list[Block] = [depth_block(drafts)]
-    blocks += [steps_table(card, [one for one in drafts if one.card is card]) for card in cards]
+    blocks += [steps_table(card, [draft for draft in drafts if draft.card is card]) for card in cards]
     blocks += batches_blocks(drafts, grids)
     return Section("Step times, and latency against depth", blocks, name="latency")
 
 
 def depth_block(drafts: Sequence[ScoredDraft]) -> Block:
     """The plot, or why there is none."""
-    depths = sorted({one.model.layers for one in drafts})
+    depths = sorted({draft.model.layers for draft in drafts})
     if len(depths) == 1:
         return Absent(
             f"Latency against depth: every draft has {depths[0]} layers. Name runs of other depths beside it."
         )
-    if len({one.card.record.machine for one in drafts}) > 1:
+    if len({draft.card.record.machine for draft in drafts}) > 1:
         return Absent("Latency against depth: the drafts were timed on different machines.")
     return depth_figure(drafts)
 
@@ -40,14 +40,14 @@ def depth_figure(drafts: Sequence[ScoredDraft]) -> Figure:
     def draw(axes: "Axes") -> None:
         from eval.pages.drawing import draw_measured, whole_ticks
 
-        for place, one in enumerate(drafts):
-            draw_measured(axes, one.model.layers, one.steps.one_token.p50_ms, place, one.label)
-        whole_ticks(axes, [one.model.layers for one in drafts])
+        for index, draft in enumerate(drafts):
+            draw_measured(axes, draft.model.layers, draft.steps.one_token.p50_ms, index, draft.label)
+        whole_ticks(axes, [draft.model.layers for draft in drafts])
         axes.set(xlabel="layers of the draft", ylabel="milliseconds a token", ylim=(0, None))
 
     told = "; ".join(
-        f"{one.label} {one.model.layers} layers, {one.model.hidden} wide, {step_words(one.steps.one_token)} ms"
-        for one in drafts
+        f"{draft.label} {draft.model.layers} layers, {draft.model.hidden} wide, {step_words(draft.steps.one_token)} ms"
+        for draft in drafts
     )
     return Figure(
         name="depth",
@@ -62,10 +62,10 @@ def steps_table(card: Card, drafts: Sequence[ScoredDraft]) -> Table:
     latency = card.record.latency
     target_ms = latency.target.median_ms
     steps = [("target, 1 token", latency.target)]
-    for one in drafts:
+    for draft in drafts:
         steps += [
-            (f"{one.label}, 1 token", one.steps.one_token),
-            (f"{one.label}, 2 tokens", one.steps.two_tokens),
+            (f"{draft.label}, 1 token", draft.steps.one_token),
+            (f"{draft.label}, 2 tokens", draft.steps.two_tokens),
         ]
     steps += [(f"target verifies {step.lookahead + 1} tokens", step) for step in latency.verify]
     rows = [

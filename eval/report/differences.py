@@ -28,9 +28,9 @@ class Differences:
 
 def difference_blocks(cards: Sequence[Card]) -> Sequence[Block]:
     """A table of all differences, and why others cannot be told."""
-    found = [*within(cards), *between(cards)]
-    rows = [one for one in found if isinstance(one, tuple)]
-    absent = [Absent(one) for one in found if isinstance(one, str)]
+    differences = [*within(cards), *between(cards)]
+    rows = [row for row in differences if isinstance(row, tuple)]
+    absent = [Absent(reason) for reason in differences if isinstance(reason, str)]
     if not rows:
         alone = "Paired differences: only one draft was scored. Name another run, or score a baseline."
         return absent or [Absent(alone)]
@@ -57,13 +57,13 @@ def between(cards: Sequence[Card]) -> Iterator[tuple[str, ...] | str]:
     """Rows of every further scorecard's draft against the first one's; or why there is none."""
     first, *others = cards
     for card in others:
-        names = [label_of(cards, one, one.draft) for one in (card, first)]
+        names = [label_of(cards, shown, shown.draft) for shown in (card, first)]
         for temperature in card.record.temperatures:
             reason = unpaired(card, first, temperature)
             if reason is not None:
                 yield f"Paired difference {names[0]} − {names[1]} at temperature {temperature:g}: {reason}"
                 continue
-            pair = (ScoredDraft(one, one.draft, name) for one, name in zip((card, first), names, strict=True))
+            pair = (ScoredDraft(shown, shown.draft, name) for shown, name in zip((card, first), names, strict=True))
             yield paired_cells(*pair, temperature=temperature)
 
 
@@ -75,9 +75,9 @@ def unpaired(card: Card, first: Card, temperature: float) -> str | None:
         return "the prompts were others. Score both on the same prompts."
     if answers_of(card, temperature) != answers_of(first, temperature):
         return "the target's answers were others. Score both with the same number type, seed and length."
-    for one in (card, first):
-        if ScoredDraft(one, one.draft, one.name).row(temperature).by_prompt is None:
-            return f"{one.path} does not hold the sums of every prompt. Score again with this version."
+    for scored in (card, first):
+        if ScoredDraft(scored, scored.draft, scored.name).row(temperature).by_prompt is None:
+            return f"{scored.path} does not hold the sums of every prompt. Score again with this version."
     if not shared_lookaheads(card, first):
         return "no lookahead was scored for both."
     return None
@@ -97,11 +97,11 @@ def paired_cells(first: ScoredDraft, second: ScoredDraft, *, temperature: float)
     """A row of two drafts of two scorecards; tau at the best lookahead of the first if both have it, or the largest."""
     shared, best = shared_lookaheads(first.card, second.card), first.forecast(temperature).best_lookahead
     lookahead = best if best in shared else max(shared)
-    ours, theirs = (one.row(temperature).by_prompt for one in (first, second))
+    ours, theirs = (draft.row(temperature).by_prompt for draft in (first, second))
     assert ours is not None, "else they are not paired"
     assert theirs is not None, "likewise"
-    found = paired_difference(ours, theirs, lookahead=lookahead, resampling=first.card.resampling)
-    return cells([first.label, second.label], temperature, found, lookahead)
+    difference = paired_difference(ours, theirs, lookahead=lookahead, resampling=first.card.resampling)
+    return cells([first.label, second.label], temperature, difference, lookahead)
 
 
 def paired_difference(first: PromptSums, second: PromptSums, *, lookahead: int, resampling: Resampling) -> Differences:
@@ -125,13 +125,13 @@ def paired_difference(first: PromptSums, second: PromptSums, *, lookahead: int, 
     )
 
 
-def cells(names: Sequence[str], temperature: float, found: Differences, lookahead: int) -> tuple[str, ...]:
+def cells(names: Sequence[str], temperature: float, difference: Differences, lookahead: int) -> tuple[str, ...]:
     return (
         f"{names[0]} − {names[1]}",
         f"{temperature:g}",
-        with_interval(found.alpha),
-        with_interval(found.tau),
+        with_interval(difference.alpha),
+        with_interval(difference.tau),
         str(lookahead),
-        with_interval(found.greedy_match),
-        f"{found.sign_flip_p:.2g}",
+        with_interval(difference.greedy_match),
+        f"{difference.sign_flip_p:.2g}",
     )

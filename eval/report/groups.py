@@ -20,55 +20,57 @@ def groups_section(drafts: Sequence[ScoredDraft]) -> Section:
 
 def tasks_block(drafts: Sequence[ScoredDraft]) -> Block:
     """Acceptance by task, a task being the file or data set that a prompt is from."""
-    rows, found = [], []
+    rows, coverages = [], []
     for temperature in all_temperatures(drafts):
-        for one in scored_at(drafts, temperature):
-            sums = one.row(temperature).by_prompt
+        for draft in scored_at(drafts, temperature):
+            sums = draft.row(temperature).by_prompt
             if sums is None:
                 return Absent(
-                    f"By task: {one.card.path} does not hold the sums of every prompt. Score again with this version."
+                    f"By task: {draft.card.path} does not hold the sums of every prompt. Score again with this version."
                 )
-            rows += task_rows(one, sums, temperature)
-            found += task_coverages(one, sums)
-    return by_draft(with_coverage(Table(("draft", "task", *COLUMNS), rows, "By task"), found))
+            rows += task_rows(draft, sums, temperature)
+            coverages += task_coverages(draft, sums)
+    return by_draft(with_coverage(Table(("draft", "task", *COLUMNS), rows, "By task"), coverages))
 
 
-def task_rows(one: ScoredDraft, sums: PromptSums, temperature: float) -> list[tuple[str, ...]]:
+def task_rows(draft: ScoredDraft, sums: PromptSums, temperature: float) -> list[tuple[str, ...]]:
     """Figures of every task, in the order of their first prompts."""
-    lookahead = one.forecast(temperature).best_lookahead
+    lookahead = draft.forecast(temperature).best_lookahead
     return [
-        (one.label, task, f"{temperature:g}", *sums_cells(sums, lookahead, found, one.card.resampling))
-        for task, found in places_by_task(one).items()
+        (draft.label, task, f"{temperature:g}", *sums_cells(sums, lookahead, prompts, draft.card.resampling))
+        for task, prompts in prompts_by_task(draft).items()
     ]
 
 
-def places_by_task(one: ScoredDraft) -> dict[str, list[int]]:
+def prompts_by_task(draft: ScoredDraft) -> dict[str, list[int]]:
     """Where the prompts of every task stand among all."""
-    places: dict[str, list[int]] = {}
-    for place, source in enumerate(one.card.record.prompts.sources):
-        places.setdefault(source.rpartition(":")[0] or source, []).append(place)
-    return places
+    prompts: dict[str, list[int]] = {}
+    for number, source in enumerate(draft.card.record.prompts.sources):
+        prompts.setdefault(source.rpartition(":")[0] or source, []).append(number)
+    return prompts
 
 
-def task_coverages(one: ScoredDraft, sums: PromptSums) -> list[Estimate | None]:
-    """Of every task; None of a draft that says every id."""
+def task_coverages(draft: ScoredDraft, sums: PromptSums) -> list[Estimate | None]:
+    """Of every task; None of a draft with a whole head."""
     return [
         None
         if sums.sayable is None
         else pooled_ratio(
-            [sums.sayable[place] for place in places], [sums.tokens[place] for place in places], one.card.resampling
+            [sums.sayable[prompt] for prompt in prompts],
+            [sums.tokens[prompt] for prompt in prompts],
+            draft.card.resampling,
         )
-        for places in places_by_task(one).values()
+        for prompts in prompts_by_task(draft).values()
     ]
 
 
-def sums_cells(sums: PromptSums, lookahead: int, places: Sequence[int], resampling: Resampling) -> tuple[str, ...]:
-    """Figures of the prompts at some places, with intervals over them."""
+def sums_cells(sums: PromptSums, lookahead: int, prompts: Sequence[int], resampling: Resampling) -> tuple[str, ...]:
+    """Figures of the prompts of some indices, with intervals over them."""
     tokens, alpha, rounds = (
-        [column[place] for place in places] for column in (sums.tokens, sums.alpha, sums.rounds_at(lookahead))
+        [column[prompt] for prompt in prompts] for column in (sums.tokens, sums.alpha, sums.rounds_at(lookahead))
     )
     return (
-        str(len(places)),
+        str(len(prompts)),
         f"{sum(tokens):g}",
         with_interval(pooled_ratio(alpha, tokens, resampling)),
         with_interval(pooled_ratio(tokens, rounds, resampling)),
@@ -78,29 +80,29 @@ def sums_cells(sums: PromptSums, lookahead: int, places: Sequence[int], resampli
 
 def categories_block(drafts: Sequence[ScoredDraft]) -> Block:
     """Acceptance by category, as the scorecards hold it."""
-    rows, found = [], []
+    rows, coverages = [], []
     for temperature in all_temperatures(drafts):
-        for one in scored_at(drafts, temperature):
-            rows += category_rows(one, temperature)
-            found += [group.coverage for group in categories_of(one, temperature)]
+        for draft in scored_at(drafts, temperature):
+            rows += category_rows(draft, temperature)
+            coverages += [group.coverage for group in categories_of(draft, temperature)]
     if not rows:
         return Absent(
             "By category: the prompts have one category, or none. Rows of a prompt file may have a `category`."
         )
     table = Table(("draft", "category", *COLUMNS), rows, "By category, rounds that start in it")
-    return by_draft(with_coverage(table, found))
+    return by_draft(with_coverage(table, coverages))
 
 
-def category_rows(one: ScoredDraft, temperature: float) -> list[tuple[str, ...]]:
-    lookahead = one.forecast(temperature).best_lookahead
-    found = []
-    for group in categories_of(one, temperature):
+def category_rows(draft: ScoredDraft, temperature: float) -> list[tuple[str, ...]]:
+    lookahead = draft.forecast(temperature).best_lookahead
+    rows = []
+    for group in categories_of(draft, temperature):
         counts = (str(group.prompts), f"{group.alpha.tokens:g}")
         figures = (with_interval(group.alpha), with_interval(group.at(lookahead).tau))
-        found.append((one.label, group.bin, f"{temperature:g}", *counts, *figures, str(lookahead)))
-    return found
+        rows.append((draft.label, group.bin, f"{temperature:g}", *counts, *figures, str(lookahead)))
+    return rows
 
 
-def categories_of(one: ScoredDraft, temperature: float) -> list[Bin]:
+def categories_of(draft: ScoredDraft, temperature: float) -> list[Bin]:
     """Every category as the scorecard holds it."""
-    return one.row(temperature).bins_by("category")
+    return draft.row(temperature).bins_by("category")

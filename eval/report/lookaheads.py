@@ -8,7 +8,7 @@ from eval.acceptance.speedup import iid_tau
 from eval.pages.tables import by_draft
 from eval.pages.verdict import alpha_words, speedup_words, with_interval
 from eval.records.acceptance import Rounds
-from eval.records.speeds import Forecast
+from eval.records.scorecard_speeds import Forecast
 from eval.report_inputs.drafts import ScoredDraft, all_temperatures, plotted, primaries, scored_at
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ def lookaheads_section(drafts: Sequence[ScoredDraft]) -> Section:
         shown = scored_at(plotted(drafts), temperature)
         blocks += [tau_figure(shown, temperature), speed_figure(shown, temperature)]
         blocks.append(lookahead_table(primaries(shown), temperature))
-        if not any(is_measured(one, temperature) for one in shown):
+        if not any(is_measured(draft, temperature) for draft in shown):
             blocks.append(Absent(f"Measured speed at temperature {temperature:g}: the live loop decodes greedily."))
     return Section("Tokens per round and speed against the lookahead", blocks, name="lookahead")
 
 
-def is_measured(one: ScoredDraft, temperature: float) -> bool:
+def is_measured(draft: ScoredDraft, temperature: float) -> bool:
     """Whether its speed was measured at a temperature."""
-    return one.live is not None and one.live.temperature == temperature
+    return draft.live is not None and draft.live.temperature == temperature
 
 
 def tau_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
@@ -46,17 +46,17 @@ def tau_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
     def draw(axes: "Axes") -> None:
         from eval.pages.drawing import draw_curve, draw_points, whole_ticks
 
-        for place, one in enumerate(drafts):
-            row = one.row(temperature)
+        for index, draft in enumerate(drafts):
+            row = draft.row(temperature)
             x = [entry.lookahead for entry in row.lookahead]
-            draw_points(axes, x, [entry.tau for entry in row.lookahead], place, one.label)
-            draw_curve(axes, x, [iid_tau(row.alpha.value, g) for g in x], place, f"{one.label}, independent")
+            draw_points(axes, x, [entry.tau for entry in row.lookahead], index, draft.label)
+            draw_curve(axes, x, [iid_tau(row.alpha.value, g) for g in x], index, f"{draft.label}, independent")
         whole_ticks(axes, all_lookaheads(drafts, temperature))
         axes.set(xlabel="lookahead", ylabel="tokens per round (τ)")
 
     told = "; ".join(
-        f"{one.label} " + ", ".join(f"{e.tau.value:.3f} at {e.lookahead}" for e in one.row(temperature).lookahead)
-        for one in drafts
+        f"{draft.label} " + ", ".join(f"{e.tau.value:.3f} at {e.lookahead}" for e in draft.row(temperature).lookahead)
+        for draft in drafts
     )
     return Figure(
         name=f"tau-t{temperature:g}",
@@ -70,22 +70,22 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
     """Predicted speed by lookahead, and the speed that was measured."""
 
     def draw(axes: "Axes") -> None:
-        from eval.pages.drawing import draw_measured, draw_one, draw_predicted, whole_ticks
+        from eval.pages.drawing import draw_measured, draw_parity_line, draw_predicted, whole_ticks
 
-        for place, one in enumerate(drafts):
-            entries = one.forecast(temperature).lookahead
+        for index, draft in enumerate(drafts):
+            entries = draft.forecast(temperature).lookahead
             x = [entry.lookahead for entry in entries]
-            draw_predicted(axes, x, [entry.predicted for entry in entries], place, f"{one.label}, predicted")
-            if is_measured(one, temperature):
-                assert one.live is not None
-                beside = APART * (place - (len(drafts) - 1) / 2)
-                at = one.live.lookahead + beside
-                draw_measured(axes, at, one.live.decoding_speedup, place, f"{one.label}, measured")
+            draw_predicted(axes, x, [entry.predicted for entry in entries], index, f"{draft.label}, predicted")
+            if is_measured(draft, temperature):
+                assert draft.live is not None
+                shift = APART * (index - (len(drafts) - 1) / 2)
+                at = draft.live.lookahead + shift
+                draw_measured(axes, at, draft.live.decoding_speedup, index, f"{draft.label}, measured")
         whole_ticks(axes, all_lookaheads(drafts, temperature))
-        draw_one(axes)
+        draw_parity_line(axes)
         axes.set(xlabel="lookahead", ylabel="times the target alone")
 
-    told = "; ".join(speed_words(one, temperature) for one in drafts)
+    told = "; ".join(speed_words(draft, temperature) for draft in drafts)
     return Figure(
         name=f"speed-t{temperature:g}",
         alt=f"Speed by lookahead at temperature {temperature:g}, 1 being the target alone: {told}.",
@@ -96,25 +96,25 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
 
 def all_lookaheads(drafts: Sequence[ScoredDraft], temperature: float) -> list[int]:
     """Those that any of the drafts was scored at."""
-    return [entry.lookahead for one in drafts for entry in one.row(temperature).lookahead]
+    return [entry.lookahead for draft in drafts for entry in draft.row(temperature).lookahead]
 
 
-def speed_words(one: ScoredDraft, temperature: float) -> str:
+def speed_words(draft: ScoredDraft, temperature: float) -> str:
     """A draft's predicted and measured speeds in a sentence's part."""
-    entries = one.forecast(temperature).lookahead
-    told = f"{one.label} predicted " + ", ".join(f"{e.predicted:.2f} at {e.lookahead}" for e in entries)
-    if not is_measured(one, temperature):
+    entries = draft.forecast(temperature).lookahead
+    told = f"{draft.label} predicted " + ", ".join(f"{e.predicted:.2f} at {e.lookahead}" for e in entries)
+    if not is_measured(draft, temperature):
         return told
-    assert one.live is not None
-    return f"{told}, measured {with_interval(one.live.decoding_speedup, times=True)} at {one.live.lookahead}"
+    assert draft.live is not None
+    return f"{told}, measured {with_interval(draft.live.decoding_speedup, times=True)} at {draft.live.lookahead}"
 
 
 def lookahead_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
     """Measured tau beside every prediction, and measured speed where there is one."""
     rows = [
-        lookahead_cells(one, temperature, entry, forecast)
-        for one in drafts
-        for entry, forecast in zip(one.row(temperature).lookahead, one.forecast(temperature).lookahead, strict=True)
+        lookahead_cells(draft, temperature, entry, forecast)
+        for draft in drafts
+        for entry, forecast in zip(draft.row(temperature).lookahead, draft.forecast(temperature).lookahead, strict=True)
     ]
     columns = (
         "draft",
@@ -131,17 +131,17 @@ def lookahead_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
     return by_draft(Table(columns, rows, f"By lookahead, temperature {temperature:g}"))
 
 
-def lookahead_cells(one: ScoredDraft, temperature: float, entry: Rounds, forecast: Forecast) -> tuple[str, ...]:
+def lookahead_cells(draft: ScoredDraft, temperature: float, entry: Rounds, forecast: Forecast) -> tuple[str, ...]:
     """A draft at one lookahead."""
     lookahead = entry.lookahead
     measured = "–"
-    if is_measured(one, temperature) and one.live is not None and one.live.lookahead == lookahead:
-        measured = with_interval(one.live.decoding_speedup, times=True)
+    if is_measured(draft, temperature) and draft.live is not None and draft.live.lookahead == lookahead:
+        measured = with_interval(draft.live.decoding_speedup, times=True)
     return (
-        one.label,
+        draft.label,
         str(lookahead),
         with_interval(entry.tau),
-        f"{iid_tau(one.row(temperature).alpha.value, lookahead):.3f}",
+        f"{iid_tau(draft.row(temperature).alpha.value, lookahead):.3f}",
         measured,
         f"{forecast.predicted:.3f}",
         f"{forecast.iid:.3f}",

@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Sequence
 
 from architectures.pages.blocks import Block, Facts, Section, Sentence, Table
-from eval.pages.tables import with_ids_said
+from eval.pages.tables import with_head_size
 from eval.pages.verdict import agreement_sentence
 from eval.records.origin import ScoredModel
 from eval.records.scorecard import Scorecard
-from eval.records.speeds import Live
+from eval.records.scorecard_speeds import Live
 from eval.report_inputs.cards import Card
 
 
@@ -39,7 +39,7 @@ def models_table(cards: Sequence[Card]) -> Table:
         for name, model in rows
     ]
     columns = ("model", "folder", "layers", "hidden", "parameters", "number type", "fingerprint")
-    return with_ids_said(Table(columns, cells, "Models"), [model.head_vocab_size for _, model in rows])
+    return with_head_size(Table(columns, cells, "Models"), [model.head_vocab_size for _, model in rows])
 
 
 def facts(card: Card) -> list[tuple[str, str]]:

@@ -27,9 +27,9 @@ def positions_section(drafts: Sequence[ScoredDraft]) -> Section:
     return Section("Acceptance by position in the round", blocks, name="positions")
 
 
-def positions_of(one: ScoredDraft, temperature: float) -> Sequence[Position]:
+def positions_of(draft: ScoredDraft, temperature: float) -> Sequence[Position]:
     """The positions at the largest lookahead."""
-    return one.row(temperature).lookahead[-1].positions
+    return draft.row(temperature).lookahead[-1].positions
 
 
 def positions_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
@@ -38,19 +38,19 @@ def positions_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figur
     def draw(axes: "Axes") -> None:
         from eval.pages.drawing import draw_curve, draw_points, whole_ticks
 
-        for place, one in enumerate(drafts):
-            found = positions_of(one, temperature)
-            x = [position.position for position in found]
-            draw_points(axes, x, [position.joint for position in found], place, one.label)
-            alpha = one.row(temperature).alpha.value
-            draw_curve(axes, x, [alpha**k for k in x], place, f"{one.label}, independent")
-        whole_ticks(axes, [position.position for one in drafts for position in positions_of(one, temperature)])
+        for index, draft in enumerate(drafts):
+            positions = positions_of(draft, temperature)
+            x = [position.position for position in positions]
+            draw_points(axes, x, [position.joint for position in positions], index, draft.label)
+            alpha = draft.row(temperature).alpha.value
+            draw_curve(axes, x, [alpha**k for k in x], index, f"{draft.label}, independent")
+        whole_ticks(axes, [position.position for draft in drafts for position in positions_of(draft, temperature)])
         axes.set(xlabel="position in the round", ylabel="share of rounds that keep it", ylim=(0, None))
 
     told = "; ".join(
-        f"{one.label} "
-        + ", ".join(f"{p.joint.value:.3f} at position {p.position}" for p in positions_of(one, temperature))
-        for one in drafts
+        f"{draft.label} "
+        + ", ".join(f"{p.joint.value:.3f} at position {p.position}" for p in positions_of(draft, temperature))
+        for draft in drafts
     )
     return Figure(
         name=f"positions-t{temperature:g}",
@@ -64,15 +64,15 @@ def positions_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
     """Counts and rates of every position."""
     rows = [
         (
-            one.label,
+            draft.label,
             str(p.position),
             with_interval(p.joint),
-            count_words(p.accepted, one.row(temperature).lookahead[-1].rounds),
+            count_words(p.accepted, draft.row(temperature).lookahead[-1].rounds),
             with_interval(p.conditional),
             count_words(p.accepted, p.reached),
         )
-        for one in drafts
-        for p in positions_of(one, temperature)
+        for draft in drafts
+        for p in positions_of(draft, temperature)
     ]
     columns = ("draft", "position", "of all rounds", "rounds", "of those that came so far", "rounds")
     return by_draft(Table(columns, rows, f"Rounds that keep each position, temperature {temperature:g}"))

@@ -47,12 +47,12 @@ class RoundTime:
 
 def round_time_section(drafts: Sequence[ScoredDraft]) -> Section:
     """Predicted and measured rounds of every draft that was decoded live."""
-    live = [one for one in drafts if one.live is not None]
+    live = [draft for draft in drafts if draft.live is not None]
     title = "Where a round's time goes"
     if not live:
         lacking = Absent("Live decoding: temperature 0 was not scored, so no round was timed.")
         return Section(title, [lacking], name="round")
-    times = [time for one in live for time in (predicted_time(one), measured_time(one))]
+    times = [time for draft in live for time in (predicted_time(draft), measured_time(draft))]
     blocks: list[Block] = [
         Sentence(
             "Predicted from the median step times, and measured while decoding. Catch-up is what the draft needs more "
@@ -62,34 +62,36 @@ def round_time_section(drafts: Sequence[ScoredDraft]) -> Section:
         round_figure(times),
         round_table(times),
     ]
-    return Section(title, [*blocks, *(told for one in live for told in catch_up_notes(one))], name="round")
+    return Section(title, [*blocks, *(told for draft in live for told in catch_up_notes(draft))], name="round")
 
 
-def predicted_time(one: ScoredDraft) -> RoundTime:
+def predicted_time(draft: ScoredDraft) -> RoundTime:
     """A round by the step times, at the lookahead of live decoding."""
-    assert one.live is not None
-    lookahead = one.live.lookahead
-    draft_ms, two_ms = one.steps.one_token.median_ms, one.steps.two_tokens.median_ms
+    assert draft.live is not None
+    lookahead = draft.live.lookahead
+    draft_ms, two_ms = draft.steps.one_token.median_ms, draft.steps.two_tokens.median_ms
     return RoundTime(
-        label=f"{one.label}, predicted",
+        label=f"{draft.label}, predicted",
         draft_ms=lookahead * draft_ms,
-        catch_up_ms=one.row(one.live.temperature).at(lookahead).full_rate * (two_ms - draft_ms),
-        verify_ms=one.card.record.latency.verify_at(lookahead).median_ms,
+        catch_up_ms=draft.row(draft.live.temperature).at(lookahead).full_rate * (two_ms - draft_ms),
+        verify_ms=draft.card.record.latency.verify_at(lookahead).median_ms,
         rest_ms=None,
     )
 
 
-def measured_time(one: ScoredDraft) -> RoundTime:
+def measured_time(draft: ScoredDraft) -> RoundTime:
     """A round as live decoding took it."""
-    assert one.live is not None
-    spent, rounds = one.live.speculative, one.live.agreement.loop.rounds
+    assert draft.live is not None
+    spent, rounds = draft.live.speculative, draft.live.agreement.loop.rounds
     draft_ms, verify_ms, whole_ms = (
         1000 * seconds / rounds for seconds in (spent.draft_s, spent.verify_s, spent.decode_s)
     )
-    found = None if one.card.rounds is None else catch_up(one.card.rounds, one.card.resampling)
-    more_ms = found.more_ms.value * found.share if found is not None and found.is_shown else None
+    catching_up = None if draft.card.rounds is None else catch_up(draft.card.rounds, draft.card.resampling)
+    more_ms = (
+        catching_up.more_ms.value * catching_up.share if catching_up is not None and catching_up.is_shown else None
+    )
     return RoundTime(
-        label=f"{one.label}, measured",
+        label=f"{draft.label}, measured",
         draft_ms=draft_ms - (more_ms or 0),
         catch_up_ms=more_ms,
         verify_ms=verify_ms,
@@ -124,11 +126,11 @@ def catch_up(rounds: Sequence[TracedRound], resampling: Resampling) -> CatchUp |
     by_prompt: dict[str, list[tuple[bool, TracedRound]]] = {}
     for prompt, text in texts_of(rounds):
         by_prompt.setdefault(prompt, []).extend(
-            (before is not None and 0 < before.proposed == before.accepted, one)
-            for before, one in zip([None, *text], text, strict=False)
+            (before is not None and 0 < before.proposed == before.accepted, round_)
+            for before, round_ in zip([None, *text], text, strict=False)
         )
     after_full, others = (
-        drafting_columns([one for full, one in followed if full is kind] for followed in by_prompt.values())
+        drafting_columns([round_ for full, round_ in followed if full is kind] for followed in by_prompt.values())
         for kind in (True, False)
     )
     num_after_full, num_others = (sum(counts) for _, counts in (after_full, others))
@@ -144,24 +146,28 @@ def catch_up(rounds: Sequence[TracedRound], resampling: Resampling) -> CatchUp |
 
 def drafting_columns(by_prompt: Iterable[Sequence[TracedRound]]) -> tuple[list[float], list[int]]:
     """Per prompt: milliseconds of drafting in the rounds that proposed all they may, and their number."""
-    whole = [[one.draft_s for one in rounds if one.proposed == one.lookahead] for rounds in by_prompt]
+    whole = [[round_.draft_s for round_ in rounds if round_.proposed == round_.lookahead] for rounds in by_prompt]
     return [1000 * sum(seconds) for seconds in whole], [len(seconds) for seconds in whole]
 
 
-def catch_up_notes(one: ScoredDraft) -> list[Block]:
+def catch_up_notes(draft: ScoredDraft) -> list[Block]:
     """Where the measured catch-up comes from, or why there is none."""
-    if one.card.rounds is None:
-        return [Absent(f"{one.label}, measured catch-up: no rounds.jsonl beside {one.card.path}; it is within draft.")]
-    found = catch_up(one.card.rounds, one.card.resampling)
-    if found is None:
+    if draft.card.rounds is None:
         return [
-            Absent(f"{one.label}, measured catch-up: too few kinds of rounds to tell it apart; it is within draft.")
+            Absent(f"{draft.label}, measured catch-up: no rounds.jsonl beside {draft.card.path}; it is within draft.")
+        ]
+    catching_up = catch_up(draft.card.rounds, draft.card.resampling)
+    if catching_up is None:
+        return [
+            Absent(f"{draft.label}, measured catch-up: too few kinds of rounds to tell it apart; it is within draft.")
         ]
     told = (
-        f"{one.label}: drafting took {with_interval(found.more_ms)} ms more in {found.after_full} "
-        f"rounds after a wholly kept one than in {found.others} others."
+        f"{draft.label}: drafting took {with_interval(catching_up.more_ms)} ms more in {catching_up.after_full} "
+        f"rounds after a wholly kept one than in {catching_up.others} others."
     )
-    return [Sentence(told) if found.is_shown else Absent(f"{told} That is not decided; the catch-up is within draft.")]
+    return [
+        Sentence(told) if catching_up.is_shown else Absent(f"{told} That is not decided; the catch-up is within draft.")
+    ]
 
 
 def round_figure(times: Sequence[RoundTime]) -> Figure:

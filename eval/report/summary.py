@@ -15,7 +15,7 @@ from eval.pages.verdict import (
     with_interval,
 )
 from eval.records.scorecard import Scorecard
-from eval.records.speeds import Live
+from eval.records.scorecard_speeds import Live
 from eval.report.batches import batch_words
 from eval.report.differences import difference_blocks
 from eval.report_inputs.cards import Card
@@ -35,24 +35,24 @@ def report_verdict(drafts: Sequence[ScoredDraft], grids: Grids) -> str:
     named = primaries(drafts)
     if len(named) == 1:
         return draft_verdict(named[0], grids)
-    live = [one for one in named if one.live is not None]
+    live = [draft for draft in named if draft.live is not None]
     if not live:
         return (
             f"Not measured for any of {len(named)} drafts: temperature 0, at which texts are decoded, was not scored."
         )
     if len(live) == 1:
         return f"Of {len(named)} drafts only {live[0].label} was measured. {draft_verdict(live[0], grids)}"
-    best = max(live, key=lambda one: speed_of(one).value)
+    best = max(live, key=lambda draft: speed_of(draft).value)
     return f"Of {len(live)} measured drafts {best.label} {standing(best, live)}. {draft_verdict(best, grids)}"
 
 
-def draft_verdict(one: ScoredDraft, grids: Grids) -> str:
+def draft_verdict(draft: ScoredDraft, grids: Grids) -> str:
     """What live decoding with a draft decides, and up to which batch it promises to pay."""
-    live, record = one.live, one.card.record
+    live, record = draft.live, draft.card.record
     if live is None:
         return verdict(record)
-    grid = grids.get(one.card.path)
-    batches = "" if grid is None else batch_words(one, live.temperature, grid.grid)
+    grid = grids.get(draft.card.path)
+    batches = "" if grid is None else batch_words(draft, live.temperature, grid.grid)
     told = decision(live.main_speedup, too_few=too_few_live(record, live))
     return (
         f"{told}: {with_interval(live.main_speedup, times=True)} the speed of the target alone at batch 1, temperature "
@@ -62,7 +62,7 @@ def draft_verdict(one: ScoredDraft, grids: Grids) -> str:
 
 def ways_sentences(drafts: Sequence[ScoredDraft]) -> list[Sentence]:
     """What every way of live decoding did in the same turns; nothing of older scorecards."""
-    return [Sentence(ways_words(one.label, one.live)) for one in drafts if one.live and one.live.ways]
+    return [Sentence(ways_words(draft.label, draft.live)) for draft in drafts if draft.live and draft.live.ways]
 
 
 def ways_words(label: str, live: Live) -> str:
@@ -75,10 +75,10 @@ def ways_words(label: str, live: Live) -> str:
 
 def standing(best: ScoredDraft, live: Sequence[ScoredDraft]) -> str:
     """Whether the fastest is surely the fastest, and what keeps it from that."""
-    if unlike := differing([one.card for one in live]):
+    if unlike := differing([draft.card for draft in live]):
         return f"came out fastest, which decides nothing between them: they differ in their {' and '.join(unlike)}"
-    others = [one for one in live if one is not best]
-    close = [one.label for one in others if may_be_as_fast(speed_of(one), speed_of(best))]
+    others = [draft for draft in live if draft is not best]
+    close = [draft.label for draft in others if may_be_as_fast(speed_of(draft), speed_of(best))]
     if close:
         return f"came out fastest, which is not decided: its interval overlaps that of {', '.join(close)}"
     return "is the fastest"
@@ -86,7 +86,7 @@ def standing(best: ScoredDraft, live: Sequence[ScoredDraft]) -> str:
 
 def differing(cards: Sequence[Card]) -> list[str]:
     """The conditions that scorecards do not share."""
-    return [what for what, (found, _) in CONDITIONS.items() if len({found(card.record) for card in cards}) > 1]
+    return [what for what, (condition, _) in CONDITIONS.items() if len({condition(card.record) for card in cards}) > 1]
 
 
 def may_be_as_fast(other: Estimate, best: Estimate) -> bool:
@@ -96,18 +96,18 @@ def may_be_as_fast(other: Estimate, best: Estimate) -> bool:
     return other.interval[1] >= best.interval[0]
 
 
-def speed_of(one: ScoredDraft) -> Estimate:
+def speed_of(draft: ScoredDraft) -> Estimate:
     """The measured speed-up of a draft that was decoded live."""
-    assert one.live is not None
-    return one.live.speedup
+    assert draft.live is not None
+    return draft.live.speedup
 
 
 def report_warnings(cards: Sequence[Card]) -> list[str]:
     """What must be known before believing the numbers: of each scorecard, and of putting them side by side."""
     told = [f"{card.name}: {text}" if len(cards) > 1 else text for card in cards for text in card.record.warnings]
     for what in differing(cards):
-        found, consequence = CONDITIONS[what]
-        listed = ", ".join(f"{card.name} {found(card.record)}" for card in cards)
+        condition, consequence = CONDITIONS[what]
+        listed = ", ".join(f"{card.name} {condition(card.record)}" for card in cards)
         told.append(f"The scorecards differ in their {what} ({listed}): {consequence}")
     return told
 
@@ -129,23 +129,25 @@ def summary_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card]) -> Sec
 def drafts_table(drafts: Sequence[ScoredDraft]) -> Table:
     """Acceptance and speed of every draft."""
     columns = ("draft", "temperature", "measured speed", "predicted speed", "α", "τ", "at lookahead", "layers × hidden")
-    shown = [(one, temperature) for temperature in all_temperatures(drafts) for one in scored_at(drafts, temperature)]
-    rows = [draft_cells(one, temperature) for one, temperature in shown]
+    shown = [
+        (draft, temperature) for temperature in all_temperatures(drafts) for draft in scored_at(drafts, temperature)
+    ]
+    rows = [draft_cells(draft, temperature) for draft, temperature in shown]
     table = Table(columns, rows, "Acceptance and speed, 1x being the target alone")
-    return with_coverage(table, [one.row(temperature).coverage for one, temperature in shown])
+    return with_coverage(table, [draft.row(temperature).coverage for draft, temperature in shown])
 
 
-def draft_cells(one: ScoredDraft, temperature: float) -> tuple[str, ...]:
+def draft_cells(draft: ScoredDraft, temperature: float) -> tuple[str, ...]:
     """One draft at one temperature; tau at the lookahead that promises most."""
-    row, forecast = one.row(temperature), one.forecast(temperature)
-    is_live = one.live is not None and one.live.temperature == temperature
+    row, forecast = draft.row(temperature), draft.forecast(temperature)
+    is_live = draft.live is not None and draft.live.temperature == temperature
     return (
-        one.label,
+        draft.label,
         f"{temperature:g}",
-        with_interval(speed_of(one), times=True) if is_live else "not measured",
-        prediction(one.card.record, forecast),
+        with_interval(speed_of(draft), times=True) if is_live else "not measured",
+        prediction(draft.card.record, forecast),
         with_interval(row.alpha),
         with_interval(row.at(forecast.best_lookahead).tau),
         str(forecast.best_lookahead),
-        f"{one.model.layers} × {one.model.hidden}",
+        f"{draft.model.layers} × {draft.model.hidden}",
     )

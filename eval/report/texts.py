@@ -32,19 +32,21 @@ def texts_section(drafts: Sequence[ScoredDraft]) -> Section:
             "was kept, or when nothing was. Tokens that follow each other from one writer share their marks."
         )
     ]
-    blocks += [texts_block(one) for one in primaries(drafts)]
+    blocks += [texts_block(draft) for draft in primaries(drafts)]
     return Section("Who wrote which token", blocks, name="texts")
 
 
-def texts_block(one: ScoredDraft) -> Block:
+def texts_block(draft: ScoredDraft) -> Block:
     """The texts of one draft, or why there are none."""
-    if one.live is None:
-        return Absent(f"Texts of {one.label}: temperature 0 was not scored, so nothing was decoded live.")
-    if one.card.examples is None:
-        return Absent(f"Texts of {one.label}: no examples.json beside {one.card.path}. Score again with this version.")
-    caption = f"{one.label}, temperature {one.live.temperature:g}, lookahead {one.live.lookahead}"
+    if draft.live is None:
+        return Absent(f"Texts of {draft.label}: temperature 0 was not scored, so nothing was decoded live.")
+    if draft.card.examples is None:
+        return Absent(
+            f"Texts of {draft.label}: no examples.json beside {draft.card.path}. Score again with this version."
+        )
+    caption = f"{draft.label}, temperature {draft.live.temperature:g}, lookahead {draft.live.lookahead}"
     legend = [(words.join(MARKS[writer]), writer) for writer, words in LEGEND.items()]
-    return Texts(caption, legend, list(map(marked_text, one.card.examples)))
+    return Texts(caption, legend, list(map(marked_text, draft.card.examples)))
 
 
 def marked_text(example: Example) -> MarkedText:

@@ -21,7 +21,7 @@ def training_section(cards: Sequence[Card]) -> Section:
     lacking = [card.name for card in cards if card.curves is None]
     blocks: list[Block] = []
     for temperature in sorted({curve.temperature for _, curve in named}):
-        shown = [one for one in named if one[1].temperature == temperature]
+        shown = [named_curve for named_curve in named if named_curve[1].temperature == temperature]
         blocks += [tau_figure(shown, temperature), speed_figure(shown, temperature)]
         for name, curve in shown:
             caption = f"{name}, temperature {temperature:g}, lookahead {curve.lookahead}"
@@ -38,9 +38,9 @@ def tau_figure(named: Sequence[Named], temperature: float) -> Figure:
     def draw(axes: "Axes") -> None:
         from eval.pages.drawing import draw_points, draw_ring
 
-        for place, (name, curve) in enumerate(named):
+        for index, (name, curve) in enumerate(named):
             estimates = [point.tau for point in curve.points]
-            draw_points(axes, tokens(curve), estimates, place, name)
+            draw_points(axes, tokens(curve), estimates, index, name)
             draw_ring(axes, *at_best(curve, [point.tau.value for point in curve.points]))
         axes.set(xlabel="tokens trained", ylabel="tokens per round (τ)")
 
@@ -60,13 +60,13 @@ def speed_figure(named: Sequence[Named], temperature: float) -> Figure:
     """Predicted speed; the best checkpoint is ringed."""
 
     def draw(axes: "Axes") -> None:
-        from eval.pages.drawing import draw_one, draw_predicted, draw_ring
+        from eval.pages.drawing import draw_parity_line, draw_predicted, draw_ring
 
-        for place, (name, curve) in enumerate(named):
+        for index, (name, curve) in enumerate(named):
             speeds = [point.predicted for point in curve.points]
-            draw_predicted(axes, tokens(curve), speeds, place, f"{name}, predicted")
+            draw_predicted(axes, tokens(curve), speeds, index, f"{name}, predicted")
             draw_ring(axes, *at_best(curve, speeds))
-        draw_one(axes)
+        draw_parity_line(axes)
         axes.set(xlabel="tokens trained", ylabel="times the target alone")
 
     told = "; ".join(
@@ -88,5 +88,5 @@ def tokens(curve: Curve) -> list[int]:
 
 def at_best(curve: Curve, values: Sequence[float]) -> tuple[int, float]:
     """Tokens and value of the best checkpoint."""
-    [place] = [place for place, point in enumerate(curve.points) if point.checkpoint == curve.best]
-    return curve.points[place].tokens, values[place]
+    [index] = [index for index, point in enumerate(curve.points) if point.checkpoint == curve.best]
+    return curve.points[index].tokens, values[index]

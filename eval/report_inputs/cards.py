@@ -9,7 +9,7 @@ from architectures.errors import UserError
 from eval.acceptance.estimates import Resampling
 from eval.records.files import CARD_NAME, read_scorecard
 from eval.records.scorecard import Scorecard
-from eval.records.speeds import Live
+from eval.records.scorecard_speeds import Live
 from eval.rounds.examples import Example, read_examples
 from eval.rounds.round_trace import RoundTrace, TracedRound, read_round_trace
 from eval.scorecard.sidecars import EXAMPLES_NAME, ROUNDS_NAME
@@ -67,10 +67,10 @@ def read_cards(runs: Sequence[Path]) -> list[Card]:
 
 def card_path(run: Path) -> Path:
     """Where the scorecard of a run lies."""
-    places = [run] if run.is_file() else [run / "eval" / CARD_NAME, run / CARD_NAME]
-    for place in places:
-        if place.is_file():
-            return place
+    paths = [run] if run.is_file() else [run / "eval" / CARD_NAME, run / CARD_NAME]
+    for path in paths:
+        if path.is_file():
+            return path
     raise UserError(
         f"{run}: no {CARD_NAME} there, nor in a folder eval of it. `widedraft eval` writes one: name the run's folder, "
         "the scorecard's or the file."
@@ -82,13 +82,13 @@ def read_card(path: Path) -> Card:
     record = read_scorecard(path)
     folder = path.resolve().parent
     card = Card(path, folder.parent.name if folder.name == "eval" else folder.name, record)
-    card = replace(card, curves=curves_beside(card))
+    card = replace(card, curves=curves_of(card))
     if record.live is None:
         return card
-    return replace(card, rounds=rounds_beside(card, record.live), examples=examples_beside(card))
+    return replace(card, rounds=live_rounds_of(card, record.live), examples=examples_of(card))
 
 
-def rounds_beside(card: Card, live: Live) -> tuple[TracedRound, ...] | None:
+def live_rounds_of(card: Card, live: Live) -> tuple[TracedRound, ...] | None:
     """The rounds of live decoding, if their trace is there and is of this scorecard."""
     path = card.path.with_name(ROUNDS_NAME)
     if not path.is_file():
@@ -109,24 +109,24 @@ def require_same_rounds(card: Card, path: Path, trace: RoundTrace, live: Live) -
         )
 
 
-def examples_beside(card: Card) -> tuple[Example, ...] | None:
+def examples_of(card: Card) -> tuple[Example, ...] | None:
     """Texts of live decoding, if they are there and are of this scorecard."""
     path = card.path.with_name(EXAMPLES_NAME)
     if not path.is_file():
         return None
-    found = read_examples(path)
-    require_same_models(card, path, (found.target, found.draft))
-    return found.examples
+    record = read_examples(path)
+    require_same_models(card, path, (record.target, record.draft))
+    return record.examples
 
 
-def curves_beside(card: Card) -> tuple[Curve, ...] | None:
+def curves_of(card: Card) -> tuple[Curve, ...] | None:
     """Checkpoints of the draft's training, if they were scored with this scorecard."""
     path = card.path.with_name(JSON_NAME)
     if not path.is_file():
         return None
-    found = read_curves(path)
-    require_same_models(card, path, (found.target, found.draft))
-    return found.curves
+    record = read_curves(path)
+    require_same_models(card, path, (record.target, record.draft))
+    return record.curves
 
 
 def require_same_models(card: Card, path: Path, fingerprints: tuple[str, str]) -> None:

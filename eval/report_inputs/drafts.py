@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from eval.records.acceptance import AcceptanceRow
 from eval.records.origin import DraftModel
-from eval.records.speeds import Live, SpeedupRow
+from eval.records.scorecard_speeds import Live, SpeedupRow
 from eval.records.steps import DraftSteps
 from eval.report_inputs.cards import Card
 
@@ -53,13 +53,13 @@ class ScoredDraft:
 
 def scored_drafts(cards: Sequence[Card]) -> list[ScoredDraft]:
     """Every draft: of each scorecard the one it is about, then its baselines; no baseline that was there before."""
-    found: list[ScoredDraft] = []
+    scored: list[ScoredDraft] = []
     for card in cards:
-        seen = {one.model.fingerprint for one in found}
+        seen = {draft.model.fingerprint for draft in scored}
         primary = ScoredDraft(card, card.draft, label_of(cards, card, card.draft))
-        others = [one for one in card.record.drafts if one.draft != card.draft and one.fingerprint not in seen]
-        found += [primary, *(ScoredDraft(card, one.draft, label_of(cards, card, one.draft)) for one in others)]
-    return found
+        others = [model for model in card.record.drafts if model.draft != card.draft and model.fingerprint not in seen]
+        scored += [primary, *(ScoredDraft(card, model.draft, label_of(cards, card, model.draft)) for model in others)]
+    return scored
 
 
 def label_of(cards: Sequence[Card], card: Card, draft: str) -> str:
@@ -71,20 +71,20 @@ def label_of(cards: Sequence[Card], card: Card, draft: str) -> str:
 
 def plotted(drafts: Sequence[ScoredDraft]) -> list[ScoredDraft]:
     """Those that figures show: all of one scorecard, of several the one that each is about."""
-    several = len({one.card.path for one in drafts}) > 1
-    return [one for one in drafts if one.is_primary or not several]
+    several = len({draft.card.path for draft in drafts}) > 1
+    return [draft for draft in drafts if draft.is_primary or not several]
 
 
 def primaries(drafts: Iterable[ScoredDraft]) -> list[ScoredDraft]:
     """Of every scorecard the draft it is about."""
-    return [one for one in drafts if one.is_primary]
+    return [draft for draft in drafts if draft.is_primary]
 
 
 def all_temperatures(drafts: Iterable[ScoredDraft]) -> list[float]:
     """Temperatures at which any draft was scored, ascending."""
-    return sorted({temperature for one in drafts for temperature in one.card.record.temperatures})
+    return sorted({temperature for draft in drafts for temperature in draft.card.record.temperatures})
 
 
 def scored_at(drafts: Iterable[ScoredDraft], temperature: float) -> list[ScoredDraft]:
     """The drafts that were scored at a temperature."""
-    return [one for one in drafts if temperature in one.card.record.temperatures]
+    return [draft for draft in drafts if temperature in draft.card.record.temperatures]

@@ -32,9 +32,9 @@ def grids_of(cards: Sequence[Card], named: Path | None) -> Grids:
     drafts = scored_drafts(cards)
     if named is not None:
         return dict.fromkeys((card.path for card in cards), read_grid(named, drafts))
-    beside = {card.path: card.path.with_name(GRID_NAME) for card in cards}
-    own = {place: [one for one in drafts if one.card.path == place] for place in beside}
-    return {place: read_grid(path, own[place]) for place, path in beside.items() if path.is_file()}
+    paths = {card.path: card.path.with_name(GRID_NAME) for card in cards}
+    own = {card_path: [draft for draft in drafts if draft.card.path == card_path] for card_path in paths}
+    return {card_path: read_grid(path, own[card_path]) for card_path, path in paths.items() if path.is_file()}
 
 
 def read_grid(path: Path, drafts: Sequence[ScoredDraft]) -> ReadGrid:
@@ -60,11 +60,11 @@ def require_models(grid: GridFile, drafts: Sequence[ScoredDraft], path: Path) ->
             f"{path}: holds no times of the target {target.path} ({target.fingerprint[:12]}). "
             "Time that one, and score again if an older widedraft did: it knew models by samples of their weights."
         )
-    timed = [one for one in drafts if grid.name_of(one.model.fingerprint) is not None]
+    timed = [draft for draft in drafts if grid.name_of(draft.model.fingerprint) is not None]
     if not timed:
-        paths = ", ".join(one.model.path for one in drafts)
+        paths = ", ".join(draft.model.path for draft in drafts)
         raise UserError(f"{path}: holds no times of any draft of the report ({paths}). Time these.")
-    scored = {lookahead for one in timed for lookahead in one.card.record.latency.lookaheads}
+    scored = {lookahead for draft in timed for lookahead in draft.card.record.latency.lookaheads}
     if not scored & set(grid.lookaheads):
         raise UserError(
             f"{path}: verification was timed at lookaheads {list(grid.lookaheads)}, and none of them was scored "

@@ -73,16 +73,16 @@ def run_figures(rounds: Sequence[TracedRound], resampling: Resampling = RESAMPLI
         rounds: Of the run.
         resampling: How intervals over prompts are made.
     """
-    longest = max(one.lookahead for one in rounds)
+    longest = max(round_.lookahead for round_ in rounds)
     by_prompt = PromptCounts([{longest: counts} for counts in counts_by_prompt(rounds, longest)])
     return RunFigures(
         rule=rounds[0].rule,
         prompts=len(by_prompt.counts),
-        texts=sum(one.start == 0 for one in rounds),
+        texts=sum(round_.start == 0 for round_ in rounds),
         rounds=len(rounds),
-        drafted=sum(one.proposed for one in rounds),
-        accepted=sum(one.accepted for one in rounds),
-        emitted=sum(one.emitted for one in rounds),
+        drafted=sum(round_.proposed for round_ in rounds),
+        accepted=sum(round_.accepted for round_ in rounds),
+        emitted=sum(round_.emitted for round_ in rounds),
         lookahead=(rounds_at(by_prompt, longest, resampling),),
         times=times_of(rounds),
     )
@@ -92,8 +92,8 @@ def counts_by_prompt(rounds: Iterable[TracedRound], most: int) -> list[Counts]:
     """Counts of each prompt's texts together, for positions up to `most`."""
     prompts: dict[str, list[Counts]] = {}
     for prompt, text in texts_of(rounds):
-        told = ((one.start, one.proposed, one.accepted) for one in text)
-        num_tokens = sum(one.emitted for one in text)
+        told = ((round_.start, round_.proposed, round_.accepted) for round_ in text)
+        num_tokens = sum(round_.emitted for round_ in text)
         prompts.setdefault(prompt, []).append(count_proposals(told, num_tokens=num_tokens, most=most))
     return [pool(counts) for counts in prompts.values()]
 
@@ -101,16 +101,16 @@ def counts_by_prompt(rounds: Iterable[TracedRound], most: int) -> list[Counts]:
 def texts_of(rounds: Iterable[TracedRound]) -> list[tuple[str, list[TracedRound]]]:
     """The prompt and the rounds of each text."""
     texts: dict[tuple[str, int], list[TracedRound]] = {}
-    for one in rounds:
-        texts.setdefault((one.prompt, one.sample), []).append(one)
+    for round_ in rounds:
+        texts.setdefault((round_.prompt, round_.sample), []).append(round_)
     return [(prompt, text) for (prompt, _), text in texts.items()]
 
 
 def times_of(rounds: Sequence[TracedRound]) -> Times:
     return Times(
-        draft_s=sum(one.draft_s / one.rows for one in rounds),
-        verify_s=sum(one.verify_s / one.rows for one in rounds),
-        steps=sum(1 / one.rows for one in rounds),
+        draft_s=sum(round_.draft_s / round_.rows for round_ in rounds),
+        verify_s=sum(round_.verify_s / round_.rows for round_ in rounds),
+        steps=sum(1 / round_.rows for round_ in rounds),
         num_rounds=len(rounds),
     )
 

@@ -70,20 +70,20 @@ def write_examples(
         draft: Fingerprint of the one that proposed.
     """
     examples = tuple(
-        example(traces[place], decoded[place], tokenizer)
-        for place in chosen_places([trace.category for trace in traces], MOST_EXAMPLES)
+        example(traces[index], decoded[index], tokenizer)
+        for index in chosen_indices([trace.category for trace in traces], MOST_EXAMPLES)
     )
     write_json(asdict(Examples(SCHEMA, target, draft, examples)), path)
 
 
-def chosen_places(categories: Sequence[str | None], most: int) -> list[int]:
-    """Places of the first prompt of every category, then of the second of each, and so on; at most so many."""
+def chosen_indices(categories: Sequence[str | None], most: int) -> list[int]:
+    """Indices of the first prompt of every category, then of the second of each, and so on; at most so many."""
     seen: Counter[str | None] = Counter()
     turns = []
-    for place, category in enumerate(categories):
-        turns.append((seen[category], place))
+    for index, category in enumerate(categories):
+        turns.append((seen[category], index))
         seen[category] += 1
-    return sorted(place for _, place in sorted(turns)[:most])
+    return sorted(index for _, index in sorted(turns)[:most])
 
 
 def example(trace: Trace, text: Decoded, tokenizer: PreTrainedTokenizerBase) -> Example:
@@ -98,10 +98,10 @@ def writers_of_rounds(text: Decoded) -> list[Writer]:
     A round does not say whether the stop token that ends a text was proposed; it is the target's, and no more is said.
     """
     writers: list[Writer] = []
-    for number, one in enumerate(text.rounds, start=1):
+    for number, round_ in enumerate(text.rounds, start=1):
         ends = text.stopped and number == len(text.rounds)
-        own: Writer = "target" if ends else "corrected" if one.accepted < one.proposed else "bonus"
-        accepted: list[Writer] = ["accepted"] * one.accepted
+        own: Writer = "target" if ends else "corrected" if round_.accepted < round_.proposed else "bonus"
+        accepted: list[Writer] = ["accepted"] * round_.accepted
         writers += accepted
         writers.append(own)
     return writers

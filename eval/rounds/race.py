@@ -89,12 +89,12 @@ def spans(
     tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], writers: Sequence[Writer]
 ) -> list[tuple[str, Writer]]:
     """The text in pieces, each with its writer; a character of several tokens belongs to its last."""
-    found: list[tuple[str, Writer]] = []
+    pieces: list[tuple[str, Writer]] = []
     shown = ""
     for count, writer in enumerate(writers, start=1):
         text = str(tokenizer.decode(list(token_ids[:count]), clean_up_tokenization_spaces=False))
         if text.endswith(UNFINISHED) and count < len(writers):
             continue
-        found.append((text[len(shown) :], writer))
+        pieces.append((text[len(shown) :], writer))
         shown = text
-    return found
+    return pieces

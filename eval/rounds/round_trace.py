@@ -38,7 +38,7 @@ class Run:
 
     Attributes:
         label: What for; no other run of a trace has it.
-        places: Of each text, the place of its prompt among the names given to `write_round_trace`.
+        prompt_indices: Of each text, the index of its prompt among the names given to `write_round_trace`.
         decoded: The texts, in the same order.
         max_new_tokens: Length of a text at most.
         speculation: How the draft was used.
@@ -48,7 +48,7 @@ class Run:
     """
 
     label: str
-    places: Sequence[int]
+    prompt_indices: Sequence[int]
     decoded: Sequence[Decoded]
     max_new_tokens: int
     speculation: Speculation
@@ -136,7 +136,7 @@ class RoundTrace:
 
     def rounds_of(self, label: str) -> list[TracedRound]:
         """The rounds of one run."""
-        return [one for one in self.rounds if one.run == label]
+        return [round_ for round_ in self.rounds if round_.run == label]
 
 
 HEADER, LINE = TypeAdapter(Header), TypeAdapter(TracedRound)
@@ -175,29 +175,29 @@ def write_round_trace(
         provenance=provenance(),
         **flags_of(how),
     )
-    write_shard(path, [asdict(header), *(asdict(one) for lines in rounds for one in lines)])
+    write_shard(path, [asdict(header), *(asdict(round_) for lines in rounds for round_ in lines)])
 
 
 def traced_rounds(run: Run, prompts: Sequence[str]) -> list[TracedRound]:
     """The rounds of a run, text by text."""
     samples: Counter[int] = Counter()
-    found = []
-    for place, text in zip(run.places, run.decoded, strict=True):
+    traced = []
+    for index, text in zip(run.prompt_indices, run.decoded, strict=True):
         assert text.rule is not None, "only what was decoded with a draft has rounds"
-        for number, one in enumerate(text.rounds, start=1):
-            found.append(
+        for number, round_ in enumerate(text.rounds, start=1):
+            traced.append(
                 TracedRound(
                     run=run.label,
-                    prompt=prompts[place],
-                    sample=samples[place],
+                    prompt=prompts[index],
+                    sample=samples[index],
                     rule=text.rule,
-                    emitted=one.accepted + 1,
+                    emitted=round_.accepted + 1,
                     stopped=text.stopped and number == len(text.rounds),
-                    **asdict(one),
+                    **asdict(round_),
                 )
             )
-        samples[place] += 1
-    return found
+        samples[index] += 1
+    return traced
 
 
 def settings_of(run: Run, num_rounds: int) -> RunSettings:
@@ -226,41 +226,43 @@ def read_round_trace(path: Path) -> RoundTrace:
     placed = [(f"{path}:{number}", line) for number, line in enumerate(rest, start=2)]
     rounds = [(where, parsed(LINE, line, where, REMEDY)) for where, line in placed]
     ends: dict[tuple[str, str, int], int | None] = {}
-    for where, one in rounds:
-        require_possible(one, where)
-        require_next(one, ends, where)
-    trace = RoundTrace(header, tuple(one for _, one in rounds))
+    for where, round_ in rounds:
+        require_possible(round_, where)
+        require_next(round_, ends, where)
+    trace = RoundTrace(header, tuple(round_ for _, round_ in rounds))
     require_all(trace, path)
     return trace
 
 
-def require_possible(one: TracedRound, where: str) -> None:
+def require_possible(round_: TracedRound, where: str) -> None:
     """Raise UserError for counts that no round has."""
-    if not one.accepted <= one.proposed <= one.lookahead or one.emitted != one.accepted + 1:
+    if not round_.accepted <= round_.proposed <= round_.lookahead or round_.emitted != round_.accepted + 1:
         raise UserError(
             f"{where}: a round accepts at most what it proposes, proposes at most its lookahead and emits what it "
-            f"accepts and one token more, got accepted={one.accepted}, proposed={one.proposed}, "
-            f"lookahead={one.lookahead}, emitted={one.emitted}. {REMEDY}"
+            f"accepts and one token more, got accepted={round_.accepted}, proposed={round_.proposed}, "
+            f"lookahead={round_.lookahead}, emitted={round_.emitted}. {REMEDY}"
         )
 
 
-def require_next(one: TracedRound, ends: dict[tuple[str, str, int], int | None], where: str) -> None:
+def require_next(round_: TracedRound, ends: dict[tuple[str, str, int], int | None], where: str) -> None:
     """Raise UserError unless a round begins where its text stands; `ends` has that of every text, None if stopped."""
-    text = (one.run, one.prompt, one.sample)
+    text = (round_.run, round_.prompt, round_.sample)
     end = ends.get(text, 0)
-    if end != one.start:
+    if end != round_.start:
         stands = "has stopped" if end is None else f"has {end} tokens"
-        raise UserError(f"{where}: start is {one.start}, but the text of {one.prompt} {stands} before it. {REMEDY}")
-    ends[text] = None if one.stopped else one.start + one.emitted
+        raise UserError(
+            f"{where}: start is {round_.start}, but the text of {round_.prompt} {stands} before it. {REMEDY}"
+        )
+    ends[text] = None if round_.stopped else round_.start + round_.emitted
 
 
 def require_all(trace: RoundTrace, path: Path) -> None:
     """Raise UserError unless the runs are those the header names, each with all of its texts and rounds."""
-    rounds = Counter(one.run for one in trace.rounds)
-    texts = Counter(one.run for one in trace.rounds if one.start == 0)
+    rounds = Counter(round_.run for round_ in trace.rounds)
+    texts = Counter(round_.run for round_ in trace.rounds if round_.start == 0)
     told = {run.label: (run.texts, run.rounds) for run in trace.header.runs}
-    found = {label: (texts[label], rounds[label]) for label in told.keys() | rounds.keys()}
-    for label, (num_texts, num_rounds) in sorted(found.items()):
+    held = {label: (texts[label], rounds[label]) for label in told.keys() | rounds.keys()}
+    for label, (num_texts, num_rounds) in sorted(held.items()):
         if told.get(label) != (num_texts, num_rounds):
             expected = "none" if label not in told else "{} texts with {} rounds".format(*told[label])
             raise UserError(

@@ -35,7 +35,7 @@ from eval.records.differences import (
     TokenTable,
 )
 from eval.records.values import Mean, Ratio
-from eval.scorecard.scores import DraftScore, PartedScores
+from eval.scorecard.draft_scores import DraftScore, PartedScores
 
 
 class PerPromptRounds(Protocol):
@@ -108,7 +108,7 @@ def prompt_sums(score: DraftScore) -> PromptSums:
 
 
 def token_figures(score: DraftScore, resampling: Resampling) -> dict[str, Any]:
-    """Figures that no rule decides; of a draft that says some ids alone, the share of tokens among them too."""
+    """Figures that no rule decides; of a draft with a small head, the share of tokens among its output ids too."""
     return {
         "prompts": len(score.alpha_columns()[0]),
         "greedy_match": mean(score.match_columns(), resampling),
@@ -165,39 +165,39 @@ def rounds_at(score: PerPromptRounds, lookahead: int, resampling: Resampling) ->
         **round_figures(score, lookahead, resampling),
         tau=pooled_ratio(*score.tau_columns(lookahead), resampling),
         histogram_share=tuple(pooled_ratio(column, rounds, resampling) for column in kept),
-        positions=tuple(position_of(score, lookahead, place, resampling) for place in range(lookahead)),
+        positions=tuple(position_of(score, lookahead, index, resampling) for index in range(lookahead)),
     )
 
 
 def round_figures(score: PerPromptRounds, lookahead: int, resampling: Resampling) -> dict[str, Any]:
     """Counts and rates of the rounds at one lookahead that those of a bin have as well, but tau."""
-    counts = score.pooled(lookahead)
-    accepted = score.count_column(lookahead, lambda one: one.accepted_tokens)
-    decided = score.count_column(lookahead, lambda one: one.decided_tokens)
-    proposed = score.count_column(lookahead, lambda one: one.proposed_tokens)
+    pooled = score.pooled(lookahead)
+    accepted = score.count_column(lookahead, lambda counts: counts.accepted_tokens)
+    decided = score.count_column(lookahead, lambda counts: counts.decided_tokens)
+    proposed = score.count_column(lookahead, lambda counts: counts.proposed_tokens)
     return {
         "lookahead": lookahead,
-        "rounds": counts.rounds,
-        "proposed": counts.proposed_tokens,
-        "decided": counts.decided_tokens,
-        "accepted": counts.accepted_tokens,
-        "emitted": counts.emitted_tokens,
-        "fully_accepted": counts.fully_accepted_rounds,
-        "histogram": counts.histogram,
+        "rounds": pooled.rounds,
+        "proposed": pooled.proposed_tokens,
+        "decided": pooled.decided_tokens,
+        "accepted": pooled.accepted_tokens,
+        "emitted": pooled.emitted_tokens,
+        "fully_accepted": pooled.fully_accepted_rounds,
+        "histogram": pooled.histogram,
         "tau_per_prompt": ratio_of(score.tau_columns(lookahead), resampling, estimate=mean_of_ratios),
         "alpha_of_rounds": ratio_of((accepted, decided), resampling),
         "utilisation": ratio_of((accepted, proposed), resampling),
     }
 
 
-def position_of(score: PerPromptRounds, lookahead: int, place: int, resampling: Resampling) -> Position:
-    """Counts and rates of one position in the rounds; place 0 is position 1."""
-    rounds = score.count_column(lookahead, lambda one: one.rounds)
-    possible = score.count_column(lookahead, lambda one: one.possible[place])
-    reached = score.count_column(lookahead, lambda one: one.reached[place])
-    accepted = score.count_column(lookahead, lambda one: one.accepted[place])
+def position_of(score: PerPromptRounds, lookahead: int, index: int, resampling: Resampling) -> Position:
+    """Counts and rates of one position in the rounds; index 0 is position 1."""
+    rounds = score.count_column(lookahead, lambda counts: counts.rounds)
+    possible = score.count_column(lookahead, lambda counts: counts.possible[index])
+    reached = score.count_column(lookahead, lambda counts: counts.reached[index])
+    accepted = score.count_column(lookahead, lambda counts: counts.accepted[index])
     return Position(
-        position=place + 1,
+        position=index + 1,
         possible=sum(possible),
         reached=sum(reached),
         accepted=sum(accepted),
@@ -247,17 +247,20 @@ def match_difference(draft: DraftScore, baseline: DraftScore, resampling: Resamp
     """Difference in argmax agreement with its tests."""
     difference = paired_ratio_difference(draft.match_columns(), baseline.match_columns(), resampling)
     by_prompt = draft.matches_by_prompt()
-    found = compare_matches(by_prompt, baseline.matches_by_prompt(), resampling)
-    more, fewer = found.prompts_more, found.prompts_fewer
+    comparison = compare_matches(by_prompt, baseline.matches_by_prompt(), resampling)
+    more, fewer = comparison.prompts_more, comparison.prompts_fewer
     return MatchDifference(
         **vars(difference),
         tokens=TokenTable(
-            both=found.both, only_draft=found.only_first, only_baseline=found.only_second, neither=found.neither
+            both=comparison.both,
+            only_draft=comparison.only_first,
+            only_baseline=comparison.only_second,
+            neither=comparison.neither,
         ),
-        mcnemar_p=found.mcnemar_p,
+        mcnemar_p=comparison.mcnemar_p,
         prompts=PromptSigns(more=more, fewer=fewer, equal=len(by_prompt) - more - fewer),
-        sign_p=found.sign_p,
-        sign_flip_p=found.sign_flip_p,
+        sign_p=comparison.sign_p,
+        sign_flip_p=comparison.sign_flip_p,
     )
 
 

@@ -25,11 +25,11 @@ class Answers:
     prompt_numbers: Sequence[int]
 
     def first_turns(self) -> list[tuple[int, Trace]]:
-        """The place and the answer of each prompt's first turn."""
+        """The index and the answer of each prompt's first turn."""
         return [
-            (place, trace)
-            for place, trace in enumerate(self.traces)
-            if place == 0 or self.prompt_numbers[place] != self.prompt_numbers[place - 1]
+            (index, trace)
+            for index, trace in enumerate(self.traces)
+            if index == 0 or self.prompt_numbers[index] != self.prompt_numbers[index - 1]
         ]
 
 

@@ -28,12 +28,12 @@ class LiveWay:
     Attributes:
         proposer: The draft, or the text alone.
         lookahead: Tokens it may propose per round.
-        beside: When the text proposes in the place of a draft, and when nobody.
+        policy: When the text proposes in the place of a draft, and when nobody.
     """
 
     proposer: PreTrainedModel | NgramLookup
     lookahead: int
-    beside: ProposalPolicy | None = None
+    policy: ProposalPolicy | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class LiveAnswer:
 
     @property
     def counts(self) -> Counts:
-        rounds = [(one.start, one.accepted) for one in self.speculative.rounds]
+        rounds = [(round_.start, round_.accepted) for round_ in self.speculative.rounds]
         return count_trace(rounds, num_tokens=len(self.speculative.token_ids), lookahead=self.lookahead)
 
 
@@ -88,8 +88,8 @@ def decode_live(
     decoded = []
     for answer in track(answers, description="live decoding", total=len(answers)):
         texts = {}
-        for place in rng.permutation(len(names)):
-            name = names[place]
+        for index in rng.permutation(len(names)):
+            name = names[index]
             texts[name] = decode_by(target, None if name is None else ways[name], answer.prompt_ids, limits)
         plain, speculative = texts.pop(None), texts.pop(DRAFT)
         decoded.append(LiveAnswer(answer.answer_ids, plain, speculative, ways[DRAFT].lookahead, texts))
@@ -103,7 +103,7 @@ def decode_by(target: PreTrainedModel, way: LiveWay | None, prompt_ids: Sequence
         return text
     speculation = Speculation(way.lookahead)
     [text] = speculative_decode(
-        target, way.proposer, [prompt_ids], limits=limits, speculation=speculation, beside=way.beside
+        target, way.proposer, [prompt_ids], limits=limits, speculation=speculation, lookup_policy=way.policy
     )
     return text
 
@@ -112,8 +112,8 @@ def live_run(answers: Sequence[LiveAnswer], *, max_new_tokens: int) -> Run:
     """What was decoded with the draft, for the trace of its rounds; texts stand in the order of the answers."""
     return Run(
         label="live decoding",
-        places=range(len(answers)),
-        decoded=[one.speculative for one in answers],
+        prompt_indices=range(len(answers)),
+        decoded=[answer.speculative for answer in answers],
         max_new_tokens=max_new_tokens,
         speculation=Speculation(answers[0].lookahead),
         sampling=GREEDY,
@@ -135,7 +135,7 @@ def whole_speedup(
 
 def columns(answers: Sequence[LiveAnswer], way: str | None, seconds: Callable[[Decoded], float]) -> Columns:
     """Seconds and tokens of every prompt by a way; by the target alone where there is none."""
-    texts = [one.plain if way is None else one.by(way) for one in answers]
+    texts = [answer.plain if way is None else answer.by(way) for answer in answers]
     return [seconds(text) for text in texts], [len(text.token_ids) for text in texts]
 
 
@@ -184,9 +184,9 @@ def compare_with_replay(answers: Sequence[LiveAnswer], replayed: Sequence[Counts
     """
     return Agreement(
         num_prompts=len(answers),
-        same_text=sum(one.speculative.token_ids == one.plain.token_ids for one in answers),
-        same_as_recorded=sum(one.speculative.token_ids == one.recorded_ids for one in answers),
-        same_counts=sum(one.counts == counts for one, counts in zip(answers, replayed, strict=True)),
-        loop=pool([one.counts for one in answers]),
+        same_text=sum(answer.speculative.token_ids == answer.plain.token_ids for answer in answers),
+        same_as_recorded=sum(answer.speculative.token_ids == answer.recorded_ids for answer in answers),
+        same_counts=sum(answer.counts == counts for answer, counts in zip(answers, replayed, strict=True)),
+        loop=pool([answer.counts for answer in answers]),
         replay=pool(replayed),
     )

@@ -9,8 +9,8 @@ from eval.acceptance.estimates import Resampling
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.texts import Decoded
 from eval.policies.tune import Tuned
-from eval.records import speeds
-from eval.records.speeds import LOOKUP, POLICY, Live, OverLookup, RoundCounts, Spent, SpentByBoth, WayRow
+from eval.records import scorecard_speeds
+from eval.records.scorecard_speeds import LOOKUP, POLICY, Live, OverLookup, RoundCounts, Spent, SpentByBoth, WayRow
 from eval.scorecard.live import DRAFT, Agreement, LiveAnswer, LiveWay, decoding_speedup, whole_speedup
 
 
@@ -46,17 +46,17 @@ def over_lookup(
 
 
 def way_row(name: str, way: LiveWay, live: Sequence[LiveAnswer], resampling: Resampling) -> WayRow:
-    texts = [one.by(name) for one in live]
-    rounds = [one for text in texts for one in text.rounds]
+    texts = [answer.by(name) for answer in live]
+    rounds = [round_ for text in texts for round_ in text.rounds]
     spent = spent_on(texts)
     return WayRow(
         way=name,
         lookahead=way.lookahead,
         tau=spent.tokens / len(rounds),
-        looked_up_rounds=sum(one.looked_up for one in rounds),
-        plain_rounds=sum(one.proposed == 0 for one in rounds),
+        looked_up_rounds=sum(round_.looked_up for round_ in rounds),
+        plain_rounds=sum(round_.proposed == 0 for round_ in rounds),
         rounds=len(rounds),
-        same_text=sum(one.by(name).token_ids == one.plain.token_ids for one in live),
+        same_text=sum(answer.by(name).token_ids == answer.plain.token_ids for answer in live),
         speedup=whole_speedup(live, resampling, name),
         decoding_speedup=decoding_speedup(live, resampling, name),
         spent=spent,
@@ -73,7 +73,7 @@ def live_record(
     resampling: Resampling,
 ) -> Live:
     """Measured speed-up of the live loop, and whether it did what the replay says."""
-    rounds = [one for answer in answers for one in answer.speculative.rounds]
+    rounds = [round_ for answer in answers for round_ in answer.speculative.rounds]
     return Live(
         draft=draft,
         temperature=0.0,
@@ -85,8 +85,8 @@ def live_record(
         plain=spent_on([answer.plain for answer in answers]),
         speculative=SpentByBoth(
             **vars(spent_on([answer.speculative for answer in answers])),
-            draft_s=sum(one.draft_s for one in rounds),
-            verify_s=sum(one.verify_s for one in rounds),
+            draft_s=sum(round_.draft_s for round_ in rounds),
+            verify_s=sum(round_.verify_s for round_ in rounds),
         ),
         agreement=agreement_record(agreement),
         ways=way_rows(ways, answers, resampling),
@@ -94,14 +94,14 @@ def live_record(
     )
 
 
-def agreement_record(found: Agreement) -> speeds.Agreement:
-    return speeds.Agreement(
-        exact=found.is_exact,
-        same_text=found.same_text,
-        same_as_recorded=found.same_as_recorded,
-        same_counts=found.same_counts,
-        loop=round_counts(found.loop),
-        replay=round_counts(found.replay),
+def agreement_record(agreement: Agreement) -> scorecard_speeds.Agreement:
+    return scorecard_speeds.Agreement(
+        exact=agreement.is_exact,
+        same_text=agreement.same_text,
+        same_as_recorded=agreement.same_as_recorded,
+        same_counts=agreement.same_counts,
+        loop=round_counts(agreement.loop),
+        replay=round_counts(agreement.replay),
     )
 
 

@@ -13,17 +13,17 @@ from eval.policies.lookup_alone import Texts, best_lookup
 from eval.policies.tune import Tuned
 from eval.records.acceptance import AcceptanceRow
 from eval.records.differences import DifferenceRow
-from eval.records.speeds import Live, PolicyRow, SpeedupRow
+from eval.records.scorecard_speeds import Live, PolicyRow, SpeedupRow
 from eval.records.steps import ScoredLatency
 from eval.rounds.round_trace import Run
 from eval.scorecard.acceptance_record import acceptance_row, difference_row
 from eval.scorecard.answers import Answers, context_of
+from eval.scorecard.draft_scores import DraftScore, ReplayedDraft
 from eval.scorecard.live import compare_with_replay, decode_live, live_run
 from eval.scorecard.live_record import live_record, ways_of
 from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.policies import policy_rows, tune_policies
 from eval.scorecard.record import scored_latency, speedup_row
-from eval.scorecard.scores import DraftScore, ReplayedDraft
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +85,10 @@ def measure(
         for draft in replay_drafts(pair, answers[temperature], temperature=temperature)
     ]
     latency = timed(pair, answers, config, resampling)
-    forecasts = [forecast(pair, one.leading, latency) for one in scored]
+    forecasts = [forecast(pair, score.leading, latency) for score in scored]
     steps = latency.step_times(pair.primary)
     tuned = tune_policies(pair, tuning, steps, max_new_tokens=config.max_new_tokens)
-    along = {one.leading.temperature: one.replayed for one in scored if one.leading.draft == pair.primary}
+    along = {score.leading.temperature: score.replayed for score in scored if score.leading.draft == pair.primary}
     looked_up = {
         temperature: best_lookup(texts_of(answers[temperature]), steps, max_new_tokens=config.max_new_tokens)
         for temperature in answers
@@ -96,12 +96,12 @@ def measure(
     }
     live = run = None
     if 0.0 in answers:
-        [place] = [place for place, one in enumerate(scored) if one.is_of(pair.primary, 0.0)]
+        [index] = [index for index, score in enumerate(scored) if score.is_of(pair.primary, 0.0)]
         live, run = measure_live(
             pair,
             answers[0.0],
-            scored[place].leading,
-            promised=forecasts[place],
+            scored[index].leading,
+            promised=forecasts[index],
             policy=tuned.get(0.0),
             lookup=looked_up[0.0][0],
             config=config,
@@ -109,7 +109,7 @@ def measure(
         )
     return Measured(
         acceptance=tuple(
-            acceptance_row(one.by_rule, one.replayed.parted_scores(lookaheads), resampling) for one in scored
+            acceptance_row(score.by_rule, score.replayed.parted_scores(lookaheads), resampling) for score in scored
         ),
         differences=differences(scored, pair.primary, resampling),
         latency=scored_latency(latency),
@@ -141,10 +141,11 @@ def timed(pair: Pair, answers: Mapping[float, Answers], config: EvalConfig, resa
 def differences(scored: Sequence[Scored], primary: str, resampling: Resampling) -> tuple[DifferenceRow, ...]:
     """How the last draft differs from each other."""
     return tuple(
-        difference_row(one.by_rule, other.by_rule, resampling)
-        for one in scored
+        difference_row(score.by_rule, other.by_rule, resampling)
+        for score in scored
         for other in scored
-        if one.leading.draft == primary != other.leading.draft and one.leading.temperature == other.leading.temperature
+        if score.leading.draft == primary != other.leading.draft
+        and score.leading.temperature == other.leading.temperature
     )
 
 
@@ -177,6 +178,6 @@ def measure_live(
         stop_ids=stop_token_ids(pair.target),
         seed=resampling.seed,
     )
-    agreement = compare_with_replay(live, [score.answers[place].counts[lookahead] for place, _ in chosen])
+    agreement = compare_with_replay(live, [score.answers[index].counts[lookahead] for index, _ in chosen])
     record = live_record(score.draft, live, ways, agreement, predicted=promised.predicted, resampling=resampling)
     return record, live_run(live, max_new_tokens=config.max_new_tokens)

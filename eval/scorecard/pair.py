@@ -12,7 +12,7 @@ from eval.acceptance.replay import answer_logits, replay_answer
 from eval.models.loading import shared_vocab_size
 from eval.records.grid import TARGET
 from eval.scorecard.answers import Answers
-from eval.scorecard.scores import ReplayedDraft
+from eval.scorecard.draft_scores import ReplayedDraft
 
 
 @dataclass(frozen=True)

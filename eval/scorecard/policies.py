@@ -12,14 +12,14 @@ from eval.acceptance.replay import rule_name
 from eval.acceptance.speedup import StepTimes
 from eval.config import EvalConfig
 from eval.policies.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fingerprint
-from eval.policies.replay import RecordedAnswer, Rounds
+from eval.policies.policy_replay import RecordedAnswer, Rounds
 from eval.policies.tune import Tuned, rounds_of, tune
 from eval.prompts.forms import Prompt
 from eval.records.origin import ScoredModel
-from eval.records.speeds import LookupRow, PolicyRow
+from eval.records.scorecard_speeds import LookupRow, PolicyRow
 from eval.scorecard.answers import Answers, record_answers
+from eval.scorecard.draft_scores import ReplayedDraft
 from eval.scorecard.pair import Pair, replay_drafts
-from eval.scorecard.scores import ReplayedDraft
 
 FOLDER = "tuning"  # of the answers, beside those that are scored on
 
@@ -32,18 +32,20 @@ def tuning_prompts(prompts: Sequence[Prompt], config: EvalConfig) -> Sequence[Pr
     """
     first, count = config.num_prompts, config.policy_prompts
     scored = prompts[:first]
-    rows, asked = {row_of(one) for one in scored}, {fingerprint_value(one.messages) for one in scored}
+    rows, asked = {row_of(prompt) for prompt in scored}, {fingerprint_value(prompt.messages) for prompt in scored}
     others = (
-        one for one in prompts[first:] if row_of(one) not in rows and fingerprint_value(one.messages) not in asked
+        prompt
+        for prompt in prompts[first:]
+        if row_of(prompt) not in rows and fingerprint_value(prompt.messages) not in asked
     )
-    found = list(islice(others, count))
-    if len(found) < count:
+    left = list(islice(others, count))
+    if len(left) < count:
         raise UserError(
             f"eval.policy_prompts={count}: policies are tuned on prompts behind the eval.num_prompts={first} scored "
-            f"ones that ask something else, and of {len(prompts)} in all {len(found)} are left. Give more prompts "
+            f"ones that ask something else, and of {len(prompts)} in all {len(left)} are left. Give more prompts "
             "(data.num_eval_prompts, eval.tasks, --prompts), or lower either number."
         )
-    return found
+    return left
 
 
 def row_of(prompt: Prompt) -> str:
@@ -68,11 +70,11 @@ def tune_policies(
 ) -> dict[float, Tuned]:
     """The policy that is fastest on these answers, for each temperature."""
     primary = Pair(pair.target, {pair.primary: pair.drafts[pair.primary]})
-    found = {}
+    tuned = {}
     for temperature, group in answers.items():
         [replayed] = replay_drafts(primary, group, temperature=temperature)
-        found[temperature] = tune(recorded_along(replayed, group, max_new_tokens=max_new_tokens), steps)
-    return found
+        tuned[temperature] = tune(recorded_along(replayed, group, max_new_tokens=max_new_tokens), steps)
+    return tuned
 
 
 def recorded_along(replayed: ReplayedDraft, answers: Answers, *, max_new_tokens: int) -> list[RecordedAnswer]:
@@ -82,11 +84,11 @@ def recorded_along(replayed: ReplayedDraft, answers: Answers, *, max_new_tokens:
         RecordedAnswer(
             trace.prompt_ids,
             trace.answer_ids,
-            one.replay.rules[rule].accept,
-            one.replay.draft_confidence,
+            answer.replay.rules[rule].accept,
+            answer.replay.draft_confidence,
             max_new_tokens,
         )
-        for trace, one in zip(answers.traces, replayed.answers, strict=True)
+        for trace, answer in zip(answers.traces, replayed.answers, strict=True)
     ]
 
 
@@ -110,17 +112,17 @@ def policy_rows(
         max_new_tokens: Of an answer at most.
     """
     rows = []
-    for temperature, one in tuned.items():
+    for temperature, chosen in tuned.items():
         along = recorded_along(replayed[temperature], answers[temperature], max_new_tokens=max_new_tokens)
-        rounds = rounds_of(along, one.policy, one.lookahead)
+        rounds = rounds_of(along, chosen.policy, chosen.lookahead)
         lookahead, alone = looked_up[temperature]
         rows.append(
             PolicyRow(
                 temperature=temperature,
-                tuned_on=one.answers,
-                lookahead=one.lookahead,
-                policy=one.policy,
-                predicted=rounds.speedup(one.lookahead, steps),
+                tuned_on=chosen.answers,
+                lookahead=chosen.lookahead,
+                policy=chosen.policy,
+                predicted=rounds.speedup(chosen.lookahead, steps),
                 tau=rounds.tau,
                 lookup=LookupRow(lookahead=lookahead, predicted=alone.speedup(lookahead, steps), tau=alone.tau),
             )
@@ -142,7 +144,7 @@ def policy_file(
         schema=SCHEMA,
         target=target.fingerprint,
         draft=draft.fingerprint,
-        policies=tuple(TunedPolicy(temperature=temperature, **vars(one)) for temperature, one in tuned.items()),
+        policies=tuple(TunedPolicy(temperature=temperature, **vars(chosen)) for temperature, chosen in tuned.items()),
         prompts=tuple(prompt_fingerprint(trace.prompt_ids) for trace in asked),
         processor=processor_name(),
         threads=num_threads,

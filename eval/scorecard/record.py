@@ -11,9 +11,9 @@ from eval.acceptance.speedup import (
     predicted_speedup,
 )
 from eval.latency.measure import Latency
-from eval.records.speeds import Forecast, SpeedupRow
+from eval.records.scorecard_speeds import Forecast, SpeedupRow
 from eval.records.steps import DraftSteps, ScoredLatency, VerifyStep
-from eval.scorecard.scores import DraftScore
+from eval.scorecard.draft_scores import DraftScore
 
 
 def scored_latency(latency: Latency) -> ScoredLatency:

@@ -30,7 +30,7 @@ from eval.scorecard.measure import measure
 from eval.scorecard.pair import Pair
 from eval.scorecard.policies import FOLDER as TUNING_FOLDER
 from eval.scorecard.policies import policy_file, record_tuning_answers, tuning_prompts
-from eval.scorecard.sidecars import write_beside
+from eval.scorecard.sidecars import write_sidecars
 
 
 def score_drafts(
@@ -89,7 +89,7 @@ def score_drafts(
             live=measured.live,
             provenance=Provenance.of_this_process(),
         )
-        write_beside(scorecard, measured.run, answers[0.0].first_turns() if measured.run else [], out)
+        write_sidecars(scorecard, measured.run, answers[0.0].first_turns() if measured.run else [], out)
         write_grid(grid, scorecard, out)
         if measured.tuned:
             models = {"target": scorecard.target, "draft": scorecard.drafts[-1]}

@@ -12,7 +12,7 @@ from eval.rounds.round_trace import ModelIdentity, Run, write_round_trace
 ROUNDS_NAME, EXAMPLES_NAME = "rounds.jsonl", "examples.json"
 
 
-def write_beside(scorecard: Scorecard, run: Run | None, first_turns: Sequence[tuple[int, Trace]], out: Path) -> None:
+def write_sidecars(scorecard: Scorecard, run: Run | None, first_turns: Sequence[tuple[int, Trace]], out: Path) -> None:
     """Write the files of live decoding, or take away those of an earlier scoring.
 
     Args:
@@ -30,7 +30,7 @@ def write_beside(scorecard: Scorecard, run: Run | None, first_turns: Sequence[tu
     )
     sources, device = scorecard.prompts.sources, scorecard.settings.device
     write_round_trace(out / ROUNDS_NAME, [run], sources, target=target, draft=draft, device=device)
-    traces = [first_turns[place][1] for place in run.places]
+    traces = [first_turns[index][1] for index in run.prompt_indices]
     tokenizer = load_tokenizer(Path(target.path))
     write_examples(
         out / EXAMPLES_NAME, traces, run.decoded, tokenizer, target=target.fingerprint, draft=draft.fingerprint

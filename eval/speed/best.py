@@ -98,7 +98,7 @@ def pairs_of_drafts(ways: Sequence[Way]) -> list[tuple[Way, Way]]:
     for way in ways:
         if way.kind in (DRAFT, BESIDE):
             by_draft.setdefault(way.draft, []).append(way)
-    return [pair for one, other in permutations(by_draft.values(), 2) for pair in product(one, other)]
+    return [pair for first, second in permutations(by_draft.values(), 2) for pair in product(first, second)]
 
 
 def way_of(row: BestWay) -> Way:
@@ -108,6 +108,6 @@ def way_of(row: BestWay) -> Way:
 
 def spent(times: Times, way: Way) -> Columns:
     """Seconds of everything and tokens, of every group."""
-    found = columns(times[way], whole_seconds)
-    assert found is not None
-    return found
+    per_group = columns(times[way], whole_seconds)
+    assert per_group is not None
+    return per_group

@@ -60,7 +60,7 @@ def label_of(way: SpeedWay | BestWay | BehindFastest | AgainstLookup) -> str:
 
 def best_sentences(record: SpeedFile) -> list[str]:
     """Every draft at its best, and what is gained without one; then how these intervals are meant."""
-    told = [best_sentence(one, record) for one in record.best]
+    told = [best_sentence(way, record) for way in record.best]
     compared = record.best[0].compared if record.best else 0
     if compared > 1 and record.best[0].speedup.interval is not None:
         told.append(
@@ -70,12 +70,12 @@ def best_sentences(record: SpeedFile) -> list[str]:
     return told
 
 
-def best_sentence(one: BestWay, record: SpeedFile) -> str:
+def best_sentence(way: BestWay, record: SpeedFile) -> str:
     """What a way is worth where it is fastest, and whether that is decided."""
     return (
-        f"At its best of those measured, lookahead {one.lookahead}, {label_of(one)} gives "
-        f"{with_interval(one.speedup, times=True)}, the reading of the prompt included. "
-        f"{decision(one.speedup, too_few=too_few_groups(record))}."
+        f"At its best of those measured, lookahead {way.lookahead}, {label_of(way)} gives "
+        f"{with_interval(way.speedup, times=True)}, the reading of the prompt included. "
+        f"{decision(way.speedup, too_few=too_few_groups(record))}."
     )
 
 
@@ -94,10 +94,10 @@ def fastest_sentence(record: SpeedFile) -> list[str]:
     behind = record.behind
     if not behind:
         return []
-    slower = {one.draft for one in behind}
-    ahead = [one for one in record.best if one.draft is not None and one.draft not in slower]
-    fastest = label_of(max(ahead, key=lambda one: one.speedup.value))
-    told = [f"{label_of(one)} {with_interval(one.fastest, times=True)}" for one in behind]
+    slower = {row.draft for row in behind}
+    ahead = [way for way in record.best if way.draft is not None and way.draft not in slower]
+    fastest = label_of(max(ahead, key=lambda way: way.speedup.value))
+    told = [f"{label_of(row)} {with_interval(row.fastest, times=True)}" for row in behind]
     sentence = (
         f"Each at its best, {fastest} is the fastest. In the same turns it is so many times as fast as the others: "
         f"{', '.join(told)}. {fastest_decision(record)}."
@@ -110,18 +110,18 @@ def lookup_sentence(record: SpeedFile) -> list[str]:
     rows = record.against_lookup
     if not rows:
         return []
-    told = [f"{label_of(one)} {with_interval(one.ratio, times=True)}" for one in rows]
+    told = [f"{label_of(row)} {with_interval(row.ratio, times=True)}" for row in rows]
     held = f", all {rows[0].compared} pairs of ways compared together" if rows[0].compared > 1 else ""
     return [f"Beside n-gram lookup alone, in the same turns and each at its best{held}: {', '.join(told)}."]
 
 
 def fastest_decision(record: SpeedFile) -> str:
     """Whether the fastest is faster than all others."""
-    intervals = {one.draft: one.fastest.interval for one in record.behind}
+    intervals = {row.draft: row.fastest.interval for row in record.behind}
     if None in intervals.values():
         return f"Not decided, because {too_few_groups(record)}"
-    open_ones = [draft for draft, interval in intervals.items() if interval is not None and interval[0] <= 1]
-    return f"Not decided against {', '.join(open_ones)}" if open_ones else "Decided against all of them"
+    undecided = [draft for draft, interval in intervals.items() if interval is not None and interval[0] <= 1]
+    return f"Not decided against {', '.join(undecided)}" if undecided else "Decided against all of them"
 
 
 def error_sentence(record: SpeedFile) -> str:

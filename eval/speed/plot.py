@@ -21,19 +21,19 @@ def speed_plot(record: SpeedFile) -> bytes:
 
 def draw(axes: "Axes", record: SpeedFile) -> None:
     """Every way as a series, and what is predicted of each draft."""
-    from eval.pages.drawing import draw_one, draw_points, draw_predicted, whole_ticks
+    from eval.pages.drawing import draw_parity_line, draw_points, draw_predicted, whole_ticks
 
     series: dict[str, list[SpeedWay]] = {}
     for row in sorted(record.ways, key=lambda row: row.lookahead):
         if row.lookahead:
             series.setdefault(label_of(row), []).append(row)
-    for place, (label, rows) in enumerate(series.items()):
+    for index, (label, rows) in enumerate(series.items()):
         estimates = [(row.decode or row.whole).speedup for row in rows]
-        draw_points(axes, lookaheads(rows), estimates, place, f"{label}, measured")
+        draw_points(axes, lookaheads(rows), estimates, index, f"{label}, measured")
         if rows[0].way == DRAFT:
             predicted = [row.predicted.value for row in rows if row.predicted is not None]
-            draw_predicted(axes, lookaheads(rows), predicted, place, f"{label}, predicted")
-    draw_one(axes)
+            draw_predicted(axes, lookaheads(rows), predicted, index, f"{label}, predicted")
+    draw_parity_line(axes)
     whole_ticks(axes, [lookahead for rows in series.values() for lookahead in lookaheads(rows)])
     axes.set(xlabel="lookahead", ylabel="times as fast")
 

@@ -19,7 +19,7 @@ from eval.acceptance.estimates import Estimate, Resampling, resampled
 from eval.acceptance.speedup import StepTimes, predicted_speedup
 from eval.decoding.texts import Round
 from eval.latency.measure import Latency
-from eval.policies.replay import Rounds
+from eval.policies.policy_replay import Rounds
 from eval.records.speed import RoundParts
 from eval.speed.ways import Taken, Way
 
@@ -41,19 +41,19 @@ def steps_per_round(taken: Sequence[Taken], alone: Sequence[Taken]) -> float:
 
 def tokens_per_pass(taken: Sequence[Taken]) -> float:
     """Tokens of all rows over passes of the target, each of all rows that were left."""
-    return sum(one.tokens for one in taken) / sum(one.passes or 0 for one in taken)
+    return sum(batch.tokens for batch in taken) / sum(batch.passes or 0 for batch in taken)
 
 
 def catch_up_rate(taken: Sequence[Taken]) -> float:
     """Share of the rounds of batches before which the draft catches up on a token of any row."""
-    caught_up = sum(catches_up(one, step) for one in taken for step in range(1, len(longest(one))))
-    return caught_up / sum(len(longest(one)) for one in taken)
+    caught_up = sum(catches_up(batch, step) for batch in taken for step in range(1, len(longest(batch))))
+    return caught_up / sum(len(longest(batch)) for batch in taken)
 
 
 def catches_up(taken: Taken, step: int) -> bool:
     """Whether any row that goes on at a round kept everything in the round before."""
     before = (row[step - 1] for row in taken.texts if len(row) > step)
-    return any(one.is_behind for one in before)
+    return any(round_.is_behind for round_ in before)
 
 
 def prediction(way: Way, worth: float, caught_up: float, latency: Latency, resampling: Resampling) -> Estimate:
@@ -74,17 +74,19 @@ def prediction(way: Way, worth: float, caught_up: float, latency: Latency, resam
     return resampled(value, drawn, resampling.confidence)
 
 
-def predicted_beside(way: Way, taken: Sequence[Taken], latency: Latency, resampling: Resampling) -> Estimate:
+def predicted_with_policy(way: Way, taken: Sequence[Taken], latency: Latency, resampling: Resampling) -> Estimate:
     """The same of a draft with a policy, from its own rounds; of one row at a time."""
-    texts = [text for one in taken for text in one.texts]
-    rounds, follows = [one for text in texts for one in text], [pair for text in texts for pair in pairwise(text)]
-    behind = sum(not one.looked_up and (last.looked_up or last.is_behind) for last, one in follows)
-    drafted, looked_up = (Counter(one.proposed for one in rounds if one.looked_up is kind) for kind in (False, True))
-    found = Rounds(sum(one.tokens for one in taken), drafted, behind, looked_up)
+    texts = [text for batch in taken for text in batch.texts]
+    rounds, follows = [round_ for text in texts for round_ in text], [pair for text in texts for pair in pairwise(text)]
+    behind = sum(not round_.looked_up and (last.looked_up or last.is_behind) for last, round_ in follows)
+    drafted, looked_up = (
+        Counter(round_.proposed for round_ in rounds if round_.looked_up is kind) for kind in (False, True)
+    )
+    counted = Rounds(sum(batch.tokens for batch in taken), drafted, behind, looked_up)
     lookaheads = sorted({way.lookahead, *drafted, *looked_up} - {0})
     drawn = latency.resampled_step_times(way.draft, lookaheads, resampling)
-    value = found.speedup(way.lookahead, latency.step_times(way.draft))
-    return resampled(value, [found.speedup(way.lookahead, each) for each in drawn], resampling.confidence)
+    value = counted.speedup(way.lookahead, latency.step_times(way.draft))
+    return resampled(value, [counted.speedup(way.lookahead, each) for each in drawn], resampling.confidence)
 
 
 def predicted_round(caught_up: float, lookahead: int, steps: StepTimes) -> RoundParts:

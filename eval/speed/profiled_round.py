@@ -66,7 +66,7 @@ def profile_round(
     are not: the first one is.
 
     Args:
-        setup: Of the models, as they are measured; its limits leave room for PROFILED_ROUNDS whole rounds.
+        setup: Of the models, as they are measured; its limits allow PROFILED_ROUNDS whole rounds.
         draft: Proposes.
         lookahead: Tokens a round.
         prompts: One batch.
@@ -81,9 +81,9 @@ def profile_round(
         setup.sampling,
         Speculation(lookahead),
     )
-    places = range(len(wanted.prompts))
-    streams = Streams.of(wanted, setup.seeds, row_seeds[: len(places)], setup.target.device)
-    batch = NamedBatch(models, wanted, streams, places, setup.opener)
+    indices = range(len(wanted.prompts))
+    streams = Streams.of(wanted, setup.seeds, row_seeds[: len(indices)], setup.target.device)
+    batch = NamedBatch(models, wanted, streams, indices, setup.opener)
     for _ in range(PROFILED_ROUNDS - ROUNDS_UNDER_PROFILER):
         list(batch.round())
     recording = Recording(setup.target.device)

@@ -18,8 +18,8 @@ from eval.speed.measure import Seconds, Times, columns, whole_seconds
 from eval.speed.prediction import (
     catch_up_rate,
     longest,
-    predicted_beside,
     predicted_round,
+    predicted_with_policy,
     prediction,
     steps_per_round,
 )
@@ -35,26 +35,26 @@ def speed_of_way(way: Way, times: Times, latency: Latency, resampling: Resamplin
         latency: Steps of the target and each draft, measured beside.
         resampling: How intervals are made.
     """
-    taken = [one for row in times[way] for one in row.values()]
-    rounds = [one for each in taken for text in each.texts for one in text]
+    taken = [batch for row in times[way] for batch in row.values()]
+    rounds = [round_ for each in taken for text in each.texts for round_ in text]
     whole = speed(way, times, resampling, whole_seconds)
     assert whole is not None
     predicted = predicted_round_ms = None
     if way.kind == DRAFT:
-        alone = [one for row in times[Way(PLAIN)] for one in row.values()]
+        alone = [batch for row in times[Way(PLAIN)] for batch in row.values()]
         worth, caught_up = steps_per_round(taken, alone), catch_up_rate(taken)
         predicted = prediction(way, worth, caught_up, latency, resampling)
         predicted_round_ms = predicted_round(caught_up, way.lookahead, latency.step_times(way.draft))
-    if way.kind == BESIDE and all(len(one.texts) == 1 for one in taken):
-        predicted = predicted_beside(way, taken, latency, resampling)
+    if way.kind == BESIDE and all(len(batch.texts) == 1 for batch in taken):
+        predicted = predicted_with_policy(way, taken, latency, resampling)
     return SpeedWay(
         way=way.kind,
         draft=way.draft or None,
         lookahead=way.lookahead,
-        tokens=sum(one.tokens for one in taken),
+        tokens=sum(batch.tokens for batch in taken),
         rounds=len(rounds) or None,
-        tau=sum(one.tokens for one in taken) / len(rounds) if rounds else None,
-        decode=speed(way, times, resampling, lambda one: one.decode_s),
+        tau=sum(batch.tokens for batch in taken) / len(rounds) if rounds else None,
+        decode=speed(way, times, resampling, lambda batch: batch.decode_s),
         whole=whole,
         pass_ms=pass_ms(taken),
         round_ms=round_parts(taken) if rounds else None,
@@ -75,16 +75,18 @@ def speed(way: Way, times: Times, resampling: Resampling, seconds: Seconds) -> S
 
 def pass_ms(taken: Sequence[Taken]) -> float | None:
     """Milliseconds from one pass of the target to the next; None where passes are not told."""
-    spent = [(one.decode_s, one.passes) for one in taken if one.decode_s is not None and one.passes is not None]
+    spent = [
+        (batch.decode_s, batch.passes) for batch in taken if batch.decode_s is not None and batch.passes is not None
+    ]
     if len(spent) < len(taken):
         return None
     return 1000 * sum(decode_s for decode_s, _ in spent) / sum(passes for _, passes in spent)
 
 
 def round_parts(taken: Sequence[Taken]) -> RoundParts:
-    rounds = [one for each in taken for one in longest(each)]
-    whole_s = sum(one.decode_s or 0 for one in taken)
-    draft_s, verify_s = sum(one.draft_s for one in rounds), sum(one.verify_s for one in rounds)
+    rounds = [round_ for each in taken for round_ in longest(each)]
+    whole_s = sum(batch.decode_s or 0 for batch in taken)
+    draft_s, verify_s = sum(round_.draft_s for round_ in rounds), sum(round_.verify_s for round_ in rounds)
     draft, verify, rest = (1000 * part / len(rounds) for part in (draft_s, verify_s, whole_s - draft_s - verify_s))
     return RoundParts(draft=draft, verify=verify, rest=rest)
 
@@ -129,4 +131,4 @@ def largest_error(rows: Sequence[SpeedWay]) -> LargestError:
         for row in rows
         if row.way == DRAFT and row.draft and row.predicted and row.decode
     ]
-    return max(errors, key=lambda one: abs(one.share))
+    return max(errors, key=lambda error: abs(error.share))

@@ -94,7 +94,7 @@ def ways_to_decode(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = 
         assisted: Whether transformers' assisted generation is among them; it decodes one prompt at a time.
 
     Raises:
-        UserError: If it is, and a draft says some ids alone.
+        UserError: If it is, and a draft has a small head.
     """
     if assisted:
         refuse_small_heads(setup.drafts)
@@ -106,7 +106,7 @@ def ways_to_decode(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = 
                 ways[Way(TRANSFORMERS, lookahead, name)] = partial(run_assisted, setup, draft, lookahead)
         ways[Way(LOOKUP, lookahead)] = partial(run_drafted, setup, NgramLookup(), lookahead)
     for name, tuned in setup.policies.items():
-        run = partial(run_drafted, setup, setup.drafts[name], tuned.lookahead, beside=tuned.policy)
+        run = partial(run_drafted, setup, setup.drafts[name], tuned.lookahead, lookup_policy=tuned.policy)
         ways[Way(BESIDE, tuned.lookahead, name)] = run
     return ways
 
@@ -142,7 +142,7 @@ def run_drafted(
     prompts: Sequence[Sequence[int]],
     row_seeds: Sequence[int],
     *,
-    beside: ProposalPolicy | None = None,
+    lookup_policy: ProposalPolicy | None = None,
 ) -> Taken:
     """The target with something that proposes tokens."""
     return taken(
@@ -156,7 +156,7 @@ def run_drafted(
             seeds=setup.seeds,
             row_seeds=row_seeds,
             opener=setup.opener,
-            beside=beside,
+            lookup_policy=lookup_policy,
         )
     )
 

@@ -49,7 +49,7 @@ class Maker(Protocol):
 
 
 @dataclass
-class Room:
+class MadeSteps:
     """A cache, and the steps that were made for it."""
 
     cache: RowCache
@@ -66,7 +66,7 @@ class FixedSteps:
     def __init__(self, make_maker: Callable[[], Maker]) -> None:
         self.maker = make_maker()
         self.models: dict[int, PreTrainedModel] = {}  # by id, which it keeps taken
-        self.free: dict[tuple[int, int, int], list[Room]] = {}  # by model, rows and capacity; the oldest first
+        self.free: dict[tuple[int, int, int], list[MadeSteps]] = {}  # by model, rows and capacity; the oldest first
 
     def require(self, model: PreTrainedModel) -> None:
         """Raise UserError where a model's steps cannot be made here; asked before anything is measured."""
@@ -94,12 +94,12 @@ class FixedSteps:
         self.require(model)
         self.models[id(model)] = model
         rows, capacity = len(prompts), self.maker.capacity(capacity)
-        rooms = self.free.setdefault((id(model), rows, capacity), [])
-        room = rooms.pop(0) if rooms else Room(new_row_cache(model, rows=rows, capacity=capacity))
-        for feed in sorted(set(feeds) - room.steps.keys()):
-            room.steps[feed] = self.maker.make(model, room.cache, feed, rows=rows)
-        sequencer = FixedSequencer(model, room, rows=rows, vocab_size=vocab_size, feeds=feeds)
-        weakref.finalize(sequencer, rooms.append, room)
+        free = self.free.setdefault((id(model), rows, capacity), [])
+        made = free.pop(0) if free else MadeSteps(new_row_cache(model, rows=rows, capacity=capacity))
+        for feed in sorted(set(feeds) - made.steps.keys()):
+            made.steps[feed] = self.maker.make(model, made.cache, feed, rows=rows)
+        sequencer = FixedSequencer(model, made, rows=rows, vocab_size=vocab_size, feeds=feeds)
+        weakref.finalize(sequencer, free.append, made)
         return sequencer
 
 
@@ -107,10 +107,10 @@ class FixedSequencer:
     """Rows of one model, as RowSequencer has them, by steps of fixed shapes."""
 
     def __init__(
-        self, model: PreTrainedModel, room: Room, *, rows: int, vocab_size: int, feeds: Sequence[Feed]
+        self, model: PreTrainedModel, made: MadeSteps, *, rows: int, vocab_size: int, feeds: Sequence[Feed]
     ) -> None:
         self.model, self.columns = model, columns_below(model, vocab_size)
-        self.room, self.feeds = room, sorted(feeds)
+        self.made, self.feeds = made, sorted(feeds)
         self.num_rows, self.sight = rows, Sight.of(model)
         self.keep_rows(list(range(rows)))
 
@@ -124,18 +124,18 @@ class FixedSequencer:
         ids = ids_BT.new_zeros(self.num_rows, width or tokens)
         (ids[:, :tokens] if whole else ids[:, -tokens:]).index_copy_(0, self.rows_B, ids_BT)
         positions = positions_of(all_spans, width or tokens, left=whole).to(ids.device, non_blocking=True)
-        step = partial(self.read_by_model, whole=whole) if width is None else self.room.steps[width, whole]
+        step = partial(self.read_by_model, whole=whole) if width is None else self.made.steps[width, whole]
         logits = step(ids, positions)
         return logits[:, : tokens if whole else 1, : self.columns].index_select(0, self.rows_B)
 
     def read_by_model(self, ids_BT: Tensor, positions_BT: Tensor, *, whole: bool) -> Tensor:
         """A step of another shape than those made, as of a prompt."""
-        cache = self.room.cache
+        cache = self.made.cache
         return forward(self.model, ids_BT, positions_BT, cache, self.sight, width=cache.capacity, whole=whole)
 
-    def keep(self, places: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """See eval.steps.sequencer.Sequencer; the rows of the others stay, and are fed filling."""
-        self.keep_rows([self.rows[place] for place in places])
+        self.keep_rows([self.rows[row] for row in rows])
 
     def keep_rows(self, rows: list[int]) -> None:
         """Those of the texts that are not done; on the device too, since a list as an index would wait for it."""
@@ -174,5 +174,5 @@ def looks_at_positions(model: PreTrainedModel) -> str | None:
     """The kind of rotary embedding that transformers computes anew from the largest position; None of any other."""
     parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     per_kind = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    kinds = [str(one.get("rope_type", "")) for one in per_kind]
+    kinds = [str(kind_parameters.get("rope_type", "")) for kind_parameters in per_kind]
     return next((kind for kind in kinds if "dynamic" in kind or kind == "longrope"), None)

@@ -1,4 +1,4 @@
-"""Keys and values of several texts at once, each row with a length of its own, in tensors with room for more.
+"""Keys and values of several texts at once, each row with a length of its own, in tensors with capacity for more.
 
 A token is written at its position in its row. Nothing is ever cut off: what stands behind a row's last token is written
 over later, and until then no token looks there, since it looks at its own position and before only. Taking back
@@ -44,8 +44,8 @@ class RowCache:
             self.values.append(self.capacity_for(values_BHTD))
         if self.slots_BHTD is None:
             self.slots_BHTD = self.slots_BT[:, None, :, None].expand_as(keys_BHTD)
-        for room_BHSD, new_BHTD in ((self.keys[layer_idx], keys_BHTD), (self.values[layer_idx], values_BHTD)):
-            room_BHSD.scatter_(2, self.slots_BHTD, new_BHTD)
+        for cache_BHSD, new_BHTD in ((self.keys[layer_idx], keys_BHTD), (self.values[layer_idx], values_BHTD)):
+            cache_BHSD.scatter_(2, self.slots_BHTD, new_BHTD)
         return self.keys[layer_idx][:, :, : self.width], self.values[layer_idx][:, :, : self.width]
 
     def capacity_for(self, new_BHTD: Tensor) -> Tensor:
@@ -58,17 +58,17 @@ class RowCache:
         raise AssertionError("the lengths of the rows differ: give position_ids and a mask")
 
     def widen(self, capacity: int) -> None:
-        """Make room for rows of so many tokens, more than before."""
+        """Raise the capacity to rows of so many tokens."""
         missing, self.capacity = capacity - self.capacity, capacity
-        self.replace(lambda room_BHSD: pad(room_BHSD, (0, 0, 0, missing)))
+        self.replace(lambda cache_BHSD: pad(cache_BHSD, (0, 0, 0, missing)))
 
-    def keep(self, places: Sequence[int]) -> None:
-        """Let go of every row but those at the given places."""
-        places_B = torch.tensor(places, device=self.slots_BT.device)
-        self.replace(lambda room_BHSD: room_BHSD[places_B])
+    def keep(self, rows: Sequence[int]) -> None:
+        """Let go of every row but the given ones."""
+        rows_B = torch.tensor(rows, device=self.slots_BT.device)
+        self.replace(lambda cache_BHSD: cache_BHSD[rows_B])
 
     def replace(self, change: Callable[[Tensor], Tensor]) -> None:
         """Change every tensor, one after another: there may be no memory for two of each."""
-        for rooms in (self.keys, self.values):
-            for layer_idx, room_BHSD in enumerate(rooms):
-                rooms[layer_idx] = change(room_BHSD)
+        for caches in (self.keys, self.values):
+            for layer_idx, cache_BHSD in enumerate(caches):
+                caches[layer_idx] = change(cache_BHSD)

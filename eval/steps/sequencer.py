@@ -10,7 +10,7 @@ feeds at an earlier position.
     TranslationSequencer     one row of an encoder-decoder model: the prompt is encoded once
 
 Shape suffixes used in this file:
-    B = rows, T = tokens fed to the longest row, S = slots, V = ids the model can say (all of the vocabulary, or those
+    B = rows, T = tokens fed to the longest row, S = slots, V = output ids of the model (all of the vocabulary, or those
     of a small head: architectures/draft_vocabulary/head.py)
 """
 
@@ -50,8 +50,8 @@ class Sequencer(Protocol):
         """
         ...
 
-    def keep(self, places: Sequence[int]) -> None:
-        """Let go of every row but those at the given places."""
+    def keep(self, rows: Sequence[int]) -> None:
+        """Let go of every row but the given ones."""
         ...
 
 
@@ -126,7 +126,7 @@ def sees_all(model: PreTrainedModel, length: int) -> bool:
 class RowSequencer:
     """Rows of one model, each with its own length.
 
-    Its cache grows by an eighth when it runs out of room. Texts that stop early never take what a limit of thousands of
+    Its cache grows by an eighth when it is full. Texts that stop early never take what a limit of thousands of
     tokens would, and each token is moved some nine times, where the cache of transformers moves it at every step.
     """
 
@@ -146,9 +146,9 @@ class RowSequencer:
         logits_BTV = forward(self.model, ids_BT, positions_BT, self.cache, self.sight, width=width, whole=whole)
         return logits_BTV[..., : self.columns]
 
-    def keep(self, places: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """See Sequencer."""
-        self.cache.keep(places)
+        self.cache.keep(rows)
 
 
 class TextSequencer:
@@ -169,9 +169,9 @@ class TextSequencer:
         )
         return output.logits[..., : self.columns]
 
-    def keep(self, places: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """See Sequencer."""
-        assert list(places) == [0]
+        assert list(rows) == [0]
 
 
 class ForwardSequencer:
@@ -210,12 +210,12 @@ class ForwardSequencer:
         )
         return output.logits[..., : self.columns]
 
-    def keep(self, places: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """See Sequencer."""
-        places_B = torch.tensor(places, device=self.real_BT.device)
-        self.cache.batch_select_indices(places_B)
-        self.real_BT = self.real_BT[places_B]
-        self.lengths = [self.lengths[place] for place in places]
+        rows_B = torch.tensor(rows, device=self.real_BT.device)
+        self.cache.batch_select_indices(rows_B)
+        self.real_BT = self.real_BT[rows_B]
+        self.lengths = [self.lengths[row] for row in rows]
 
 
 class TranslationSequencer:
@@ -240,6 +240,6 @@ class TranslationSequencer:
         logits = output.logits if whole else output.logits[:, -1:]
         return logits[..., : self.columns]
 
-    def keep(self, places: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """See Sequencer."""
-        assert list(places) == [0]
+        assert list(rows) == [0]

@@ -20,27 +20,27 @@ def curve_section(curve: Curve) -> Section:
 def point_rows(curve: Curve) -> list[tuple[str, ...]]:
     return [
         (
-            f"{one.checkpoint} (best)" if one.checkpoint == curve.best else one.checkpoint,
-            f"{one.batches:,}",
-            f"{one.tokens:,}",
-            with_interval(one.alpha),
-            with_interval(one.tau),
-            "–" if one.behind is None else with_interval(one.behind),
-            f"{one.predicted:.3f}x",
+            f"{point.checkpoint} (best)" if point.checkpoint == curve.best else point.checkpoint,
+            f"{point.batches:,}",
+            f"{point.tokens:,}",
+            with_interval(point.alpha),
+            with_interval(point.tau),
+            "–" if point.behind is None else with_interval(point.behind),
+            f"{point.predicted:.3f}x",
         )
-        for one in curve.points
+        for point in curve.points
     ]
 
 
 def best_sentence(curve: Curve) -> str:
     """Which is best, and which are not surely behind it."""
-    close = [one.checkpoint for one in curve.points if may_be_best(one)]
+    close = [point.checkpoint for point in curve.points if may_be_best(point)]
     told = f"Best at temperature {curve.temperature:g}: {curve.best}"
     if not close:
         return f"{told}; every other is behind it."
     return f"{told}, which is not decided against {', '.join(close)}."
 
 
-def may_be_best(one: Point) -> bool:
+def may_be_best(point: Point) -> bool:
     """Whether a checkpoint other than the best is not surely behind it in tau."""
-    return one.behind is not None and (one.behind.interval is None or one.behind.interval[0] <= 0)
+    return point.behind is not None and (point.behind.interval is None or point.behind.interval[0] <= 0)

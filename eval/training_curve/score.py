@@ -20,9 +20,9 @@ from eval.models.loading import load_model
 from eval.prompts.forms import Prompt
 from eval.records.files import CARD_NAME, read_scorecard
 from eval.scorecard.answers import Answers, record_answers
+from eval.scorecard.draft_scores import DraftScore
 from eval.scorecard.pair import Pair, replay_drafts
 from eval.scorecard.record import speedup_row
-from eval.scorecard.scores import DraftScore
 from eval.training_curve.curves import JSON_NAME, PAGE_NAME, SCHEMA, Curve, Curves, Point, write_curves
 from eval.training_curve.page import curves_page
 
@@ -80,28 +80,30 @@ def replay_all(
     target: PreTrainedModel, saved: Sequence[Saved], answers: Mapping[float, Answers], config: EvalConfig
 ) -> dict[float, list[DraftScore]]:
     """Scores of every checkpoint by temperature."""
-    found: dict[float, list[DraftScore]] = {temperature: [] for temperature in answers}
-    for place, one in enumerate(saved, start=1):
-        print(f"   {one.name}, {place} of {len(saved)}", flush=True)
-        pair = Pair(target, {one.name: one.open()})
+    scores: dict[float, list[DraftScore]] = {temperature: [] for temperature in answers}
+    for number, checkpoint in enumerate(saved, start=1):
+        print(f"   {checkpoint.name}, {number} of {len(saved)}", flush=True)
+        pair = Pair(target, {checkpoint.name: checkpoint.open()})
         for temperature, written in answers.items():
             [replayed] = replay_drafts(pair, written, temperature=temperature)
-            found[temperature].append(replayed.scores(config.lookaheads)[0])
-    return found
+            scores[temperature].append(replayed.scores(config.lookaheads)[0])
+    return scores
 
 
 def curve(saved: Sequence[Saved], scores: Sequence[DraftScore], steps: StepTimes, resampling: Resampling) -> Curve:
     """Every checkpoint at one temperature, all at the lookahead at which the best promises most."""
     forecasts = [speedup_row(score, steps, None) for score in scores]
-    best = max(range(len(saved)), key=lambda place: forecasts[place].predicted)
+    best = max(range(len(saved)), key=lambda index: forecasts[index].predicted)
     lookahead = forecasts[best].best_lookahead
     behind = behind_the_best([score.tau_columns(lookahead) for score in scores], best, resampling)
     points = []
-    for place, (one, score) in enumerate(zip(saved, scores, strict=True)):
+    for index, (checkpoint, score) in enumerate(zip(saved, scores, strict=True)):
         columns = score.tau_columns(lookahead)
-        predicted = forecasts[place].at(lookahead).predicted
+        predicted = forecasts[index].at(lookahead).predicted
         alpha, tau = (pooled_ratio(*each, resampling) for each in (score.alpha_columns(), columns))
-        points.append(Point(one.name, one.batches, one.tokens, alpha, tau, predicted, behind[place]))
+        points.append(
+            Point(checkpoint.name, checkpoint.batches, checkpoint.tokens, alpha, tau, predicted, behind[index])
+        )
     return Curve(scores[best].temperature, lookahead, saved[best].name, tuple(points))
 
 
@@ -111,12 +113,12 @@ def behind_the_best(tau_columns: Sequence[Columns], best: int, resampling: Resam
     Intervals hold for every two checkpoints together, so that whichever comes out best, it is no more often wrongly
     said to be ahead than the confidence allows.
     """
-    places = range(len(tau_columns))
-    pairs = [(first, second) for first in places for second in places if first != second]
-    found = (
+    indices = range(len(tau_columns))
+    pairs = [(first, second) for first in indices for second in indices if first != second]
+    differences = (
         paired_ratio_differences([(tau_columns[first], tau_columns[second]) for first, second in pairs], resampling)
         if pairs
         else []
     )
-    by_pair: dict[tuple[int, int], Estimate] = dict(zip(pairs, found, strict=True))
-    return [None if place == best else by_pair[best, place] for place in places]
+    by_pair: dict[tuple[int, int], Estimate] = dict(zip(pairs, differences, strict=True))
+    return [None if index == best else by_pair[best, index] for index in indices]

@@ -8,7 +8,7 @@ from eval.acceptance.estimates import Estimate
 from eval.records.acceptance import AcceptanceRow, Position, PromptSums, Rounds, RoundsByPrompt
 from eval.records.origin import AnswersRow, DraftModel, Hardware, Prompts, Provenance, ScoredModel
 from eval.records.scorecard import Scorecard, ScoredSettings
-from eval.records.speeds import Agreement, Forecast, Live, RoundCounts, SpeedupRow, Spent, SpentByBoth
+from eval.records.scorecard_speeds import Agreement, Forecast, Live, RoundCounts, SpeedupRow, Spent, SpentByBoth
 from eval.records.steps import DraftSteps, Percentile, ScoredLatency, StepTime, VerifyStep
 from eval.records.values import Mean, Ratio
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from eval.acceptance.estimates import pooled_ratio
 from eval.pages.scorecard_page import step_words
 from eval.pages.verdict import way_words, with_interval
-from eval.report.groups import places_by_task
+from eval.report.groups import prompts_by_task
 from eval.report_inputs.drafts import ScoredDraft
 
 Row = tuple[str, ...]
@@ -62,7 +62,7 @@ def tau_rows(one: ScoredDraft) -> list[Row]:
 def task_rows(one: ScoredDraft, temperature: float) -> Iterator[Row]:
     """A row for each source of prompts, where there are several and the scorecard has their sums."""
     row = one.row(temperature)
-    sums, sources = row.by_prompt, places_by_task(one)
+    sums, sources = row.by_prompt, prompts_by_task(one)
     if sums is None or len(sources) < 2:
         return
     for source, places in sources.items():

@@ -63,12 +63,12 @@ class VllmEngine:
 
     def counters(self) -> dict[str, Any]:
         """Counters of speculative decoding, by vLLM's names."""
-        found: dict[str, Any] = {}
+        counters: dict[str, Any] = {}
         for metric in self.engine.get_metrics():
             if metric.name.startswith(PREFIX):
                 value = list(metric.values) if hasattr(metric, "values") else metric.value
-                found[metric.name.removeprefix(PREFIX)] = value
-        return found
+                counters[metric.name.removeprefix(PREFIX)] = value
+        return counters
 
     def close(self) -> None:
         self.engine.llm_engine.engine_core.shutdown()
@@ -77,7 +77,7 @@ class VllmEngine:
 def minus(after: Any, before: Any) -> Any:
     """A counter, or one for each position, less what it was."""
     if isinstance(after, list):
-        return [one - other for one, other in zip(after, before or [0] * len(after), strict=True)]
+        return [later - earlier for later, earlier in zip(after, before or [0] * len(after), strict=True)]
     return after - (before or 0)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from architectures.errors import UserError
-from eval.answers.shards import claim_shards, row_place, write_shard
+from eval.answers.shards import claim_shards, row_location, write_shard
 from eval.answers.token_ids import require_known_ids, unknown_id
 from eval.answers.traces import DecodingSettings, Trace, read_traces
 from eval.decoding.answering import write_traces
@@ -29,7 +29,7 @@ def test_a_row_is_found_in_its_shard(tmp_path):
     paths = claim_shards(tmp_path, "train", {}, num_shards=3)
     for path, count in zip(paths, (2, 1, 2), strict=True):
         write_shard(path, [{}] * count)
-    assert [row_place(tmp_path, "train", row) for row in range(5)] == [
+    assert [row_location(tmp_path, "train", row) for row in range(5)] == [
         f"{tmp_path}/train-0000{shard}.jsonl:{line}" for shard, line in ((0, 1), (0, 2), (1, 1), (2, 1), (2, 2))
     ]
 

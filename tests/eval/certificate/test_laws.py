@@ -6,8 +6,8 @@ import pytest
 
 from eval.acceptance.estimates import Resampling
 from eval.certificate.causes import likely_causes
+from eval.certificate.engine_speed import speed_of
 from eval.certificate.laws import Known, find
-from eval.certificate.speeds import speed_of
 from eval.commands.certify import certificate_page
 from eval.engine_runs.record import (
     Certificate,

@@ -38,7 +38,7 @@ def test_the_two_best_tokens_tie_where_rounding_is_coarse_enough(target):
     first, order, logits_V = ranked(target)
     gap = float(logits_V[order[0]] - logits_V[order[1]])
     [parting] = find_partings(target, run_of((first, order[1]), (first, order[0]), "float16"), stop_id=2)
-    assert (parting.number, parting.place) == (1, 1)
+    assert (parting.number, parting.index) == (1, 1)
     assert parting.short == pytest.approx(gap)
     assert parting.allowed == pytest.approx(4 * 2**-10 * float(logits_V.abs().max()))
     assert parting.is_tie is (gap <= parting.allowed)

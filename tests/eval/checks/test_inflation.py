@@ -6,7 +6,16 @@ import torch
 from scipy.stats import chisquare
 
 from eval.checks import verify
-from eval.checks.inflation import FAULT, POWER, SIZES, evidence, inflated_by_rule, judged_places, one_hot_argmax, score
+from eval.checks.inflation import (
+    FAULT,
+    POWER,
+    SIZES,
+    evidence,
+    inflated_by_rule,
+    judged_positions,
+    one_hot_argmax,
+    score,
+)
 from eval.checks.verify import LEAST_P, NUM_TESTS, Verification, check_distribution, power_words
 from eval.decoding import rules
 from eval.decoding.rules import LOSSLESS, REJECTION, RULES, Draws, Proposal
@@ -82,7 +91,7 @@ def require_drawn_from(tokens, chances_V):
 def test_what_the_draft_had_no_part_in_is_not_judged():
     """A round that kept both of two, one that kept one of two, one without room: the bonus tokens are the target's."""
     rounds = [Round(0, 2, 2, 2, 1, 0, 0), Round(3, 2, 2, 1, 1, 0, 0), Round(5, 2, 0, 0, 1, 0, 0)]
-    assert judged_places(rounds) == [0, 1, 3, 4]
+    assert judged_positions(rounds) == [0, 1, 3, 4]
 
 
 def runs_of(by, rule, count, runs=400):
@@ -101,7 +110,7 @@ def test_p_values_hold_their_level_and_power_is_what_is_said(rule):
     sound = runs_of(0.0, rule, count)
     assert sum(each.p_value < level for each in sound) <= 12  # of 400; 4 expected
     assert sum(each.p_value < 0.5 for each in sound) in range(160, 241)
-    said = sound[0].least_found(level)
+    said = sound[0].least_detectable(level)
     assert 0.02 < said < 0.9
     found = np.mean([each.p_value < level for each in runs_of(said, rule, count)])
     assert found == pytest.approx(POWER, abs=0.05)
@@ -110,11 +119,11 @@ def test_p_values_hold_their_level_and_power_is_what_is_said(rule):
 
 
 def test_more_tokens_find_smaller_faults_and_none_finds_nothing():
-    few, many = (runs_of(0.0, REJECTION, count, runs=1)[0].least_found(LEAST_P) for count in (400, 4000))
+    few, many = (runs_of(0.0, REJECTION, count, runs=1)[0].least_detectable(LEAST_P) for count in (400, 4000))
     assert few > 2 * many
     p, q = two_distributions()
     nothing = evidence(p, q, [0], [Round(0, 1, 0, 0, 1, 0, 0)], REJECTION)
-    assert (nothing.p_value, nothing.least_found(LEAST_P)) == (1.0, None)
+    assert (nothing.p_value, nothing.least_detectable(LEAST_P)) == (1.0, None)
     assert power_words(nothing) == "accept chances inflated by 100% would pass more often than in 10% of runs"
 
 
@@ -124,7 +133,7 @@ def test_a_draft_that_is_the_target_but_for_rounding_shows_nothing():
     rounds = [Round(0, 300, 300, 299, 1, 0, 0)]
     for rule, draft in ((REJECTION, p), (REJECTION, q / q.sum(dim=-1, keepdim=True))):
         found = evidence(p, draft, torch.multinomial(p, 1)[:, 0].tolist(), rounds, rule)
-        assert (found.p_value, found.least_found(LEAST_P)) == (1.0, None)
+        assert (found.p_value, found.least_detectable(LEAST_P)) == (1.0, None)
 
 
 def test_scores_have_mean_zero():

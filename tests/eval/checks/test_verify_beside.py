@@ -10,7 +10,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.turn import Turn
 
 POLICY = ProposalPolicy(3, 0.0, (0.5, 0.5), 2.0)
-WANTED = Verification(max_new_tokens=40, sampling=Sampling(0.6), samples=60, beside={0.0: POLICY, 0.6: POLICY})
+WANTED = Verification(max_new_tokens=40, sampling=Sampling(0.6), samples=60, lookup_policies={0.0: POLICY, 0.6: POLICY})
 
 
 def test_a_sound_pair_passes_with_looking_up(target, noisy_draft, prompts):
@@ -34,7 +34,7 @@ def test_a_decoder_that_keeps_what_it_looked_up_fails(monkeypatch, small_pair):
 
     def keeps_one(self, rule, target_BJV, draws):
         verdict = sound(self, rule, target_BJV, draws)
-        rows_B = torch.tensor([bool(ids) for ids in self.found])
+        rows_B = torch.tensor([bool(ids) for ids in self.lookups])
         one_B = torch.where(rows_B & (verdict.accepted_B == 0), 1, verdict.accepted_B)
         return Verdict(one_B, verdict.next_B)
 
@@ -45,7 +45,7 @@ def test_a_decoder_that_keeps_what_it_looked_up_fails(monkeypatch, small_pair):
 def test_the_tokens_that_were_looked_up_are_found_again(small_pair):
     finding = check_distribution(*small_pair, [(1,), (2, 3)], WANTED, "rejection")
     kept = 0
-    for place, text in zip(finding.run.places, finding.run.decoded, strict=True):
+    for place, text in zip(finding.run.prompt_indices, finding.run.decoded, strict=True):
         context = [(1,), (2, 3)][place]
         rounds = [one for one in text.rounds if one.looked_up]
         found = dict(looked_up(context, text, POLICY))

@@ -88,7 +88,7 @@ def test_policies_that_mean_nothing_are_refused(change, message):
 
 def test_a_policy_needs_a_model_to_stand_beside(target):
     with pytest.raises(ValueError, match="beside a draft that is a model"):
-        speculative_decode(target, NgramLookup(), [[1]], limits=Limits(4), beside=ALWAYS)
+        speculative_decode(target, NgramLookup(), [[1]], limits=Limits(4), lookup_policy=ALWAYS)
 
 
 @pytest.mark.parametrize("policy", [ALWAYS, OFTEN, DOUBTFUL, BOTH])
@@ -122,7 +122,7 @@ def test_sampled_text_is_what_plain_sampling_writes(small_pair, rule, policy):
 def test_a_policy_that_never_looks_up_changes_nothing(target, noisy_draft, prompts, sampling):
     how = {"limits": Limits(24), "sampling": sampling, "row_seeds": range(len(prompts))}
     without, beside = (
-        speculative_decode(target, noisy_draft, prompts, beside=policy, **how) for policy in (None, NEVER)
+        speculative_decode(target, noisy_draft, prompts, lookup_policy=policy, **how) for policy in (None, NEVER)
     )
     assert [text.token_ids for text in without] == [text.token_ids for text in beside]
     assert [[(one.start, one.accepted) for one in text.rounds] for text in without] == [
@@ -137,7 +137,7 @@ def test_rounds_say_who_proposed(small_pair, sampling):
     speculation, limits = Speculation(2), Limits(40)
     [text] = speculative_decode(
         target, draft, [(0, 1, 2, 3)], limits=limits, speculation=speculation, sampling=sampling, row_seeds=[0],
-        beside=OFTEN,
+        lookup_policy=OFTEN,
     )  # fmt: skip
     written = [0, 1, 2, 3, *text.token_ids]
     for one in text.rounds:
@@ -151,7 +151,9 @@ def test_rounds_say_who_proposed(small_pair, sampling):
 
 def test_the_target_as_its_own_draft_keeps_what_it_proposes_after_looking_up(target, prompts):
     """It would not, had it lost its place in the text."""
-    decoded = speculative_decode(target, target, prompts, limits=Limits(60), speculation=Speculation(3), beside=OFTEN)
+    decoded = speculative_decode(
+        target, target, prompts, limits=Limits(60), speculation=Speculation(3), lookup_policy=OFTEN
+    )
     plain = plain_decode(target, prompts, limits=Limits(60))
     assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
     drafted = [one for text in decoded for one in text.rounds if not one.looked_up]

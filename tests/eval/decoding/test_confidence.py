@@ -41,7 +41,7 @@ def middling(target, noisy_draft, prompts):
 def test_rounds_end_where_the_draft_doubts_and_nowhere_else(target, noisy_draft, prompts, middling, policy, lookahead):
     decoded = speculative_decode(
         target, noisy_draft, prompts, limits=LIMITS, speculation=Speculation(lookahead),
-        beside=replace(policy, confidence=middling),
+        lookup_policy=replace(policy, confidence=middling),
     )  # fmt: skip
     proposed = set()
     for prompt, text in zip(prompts, decoded, strict=True):
@@ -83,7 +83,7 @@ def test_the_target_as_its_own_draft_keeps_all_it_proposes(target, prompts, midd
     """It would not, had it lost its place where it doubted."""
     decoded = speculative_decode(
         target, target, prompts, limits=Limits(60), speculation=Speculation(lookahead),
-        beside=replace(policy, confidence=middling),
+        lookup_policy=replace(policy, confidence=middling),
     )  # fmt: skip
     drafted = [one for text in decoded for one in text.rounds if not one.looked_up]
     assert all(one.accepted == one.proposed for one in drafted)
@@ -92,7 +92,7 @@ def test_the_target_as_its_own_draft_keeps_all_it_proposes(target, prompts, midd
 
 def test_a_draft_that_is_never_sure_proposes_nothing(target, noisy_draft, prompts):
     policy = replace(NEVER_LOOKED_UP, confidence=1.0)
-    decoded = speculative_decode(target, noisy_draft, prompts, limits=LIMITS, beside=policy)
+    decoded = speculative_decode(target, noisy_draft, prompts, limits=LIMITS, lookup_policy=policy)
     plain = plain_decode(target, prompts, limits=LIMITS)
     assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
     assert all(one.proposed == 0 for text in decoded for one in text.rounds)
@@ -103,5 +103,5 @@ def test_an_adaptive_lookahead_is_refused(target, noisy_draft):
     policy = replace(NEVER_LOOKED_UP, confidence=0.5)
     with pytest.raises(ValueError, match="an adaptive lookahead learns from whole rounds"):
         speculative_decode(
-            target, noisy_draft, [[1]], limits=LIMITS, speculation=Speculation(2, adaptive=True), beside=policy
+            target, noisy_draft, [[1]], limits=LIMITS, speculation=Speculation(2, adaptive=True), lookup_policy=policy
         )

@@ -74,7 +74,7 @@ def test_an_adaptive_lookahead_has_two_widths(target, noisy_draft, prompts, make
 
 def test_a_draft_that_doubts_is_verified_by_steps_of_its_own_width(target, noisy_draft, prompts, maker):
     policy = ProposalPolicy(2, 2.0, (0.5,), 4.0, confidence=0.02)
-    wanted = {"limits": Limits(30), "speculation": Speculation(2), "beside": policy}
+    wanted = {"limits": Limits(30), "speculation": Speculation(2), "lookup_policy": policy}
     decoded = speculative_decode(target, noisy_draft, prompts[:1], **wanted, opener=maker.opener())
     assert [one.token_ids for one in decoded] == [
         one.token_ids for one in speculative_decode(target, noisy_draft, prompts[:1], **wanted)

@@ -123,7 +123,7 @@ def test_a_text_in_the_middle_holds_a_state_for_each_of_its_tokens(llama):
             assert len(states.take(NAMES[step[0]])) == len(step[1].token_ids)
             told[step[0]] = 0
         else:
-            told[step.place] += 1
+            told[step.index] += 1
         assert {name: len(rows) for name, rows in states.texts.items()} == {
             NAMES[place]: count for place, count in enumerate(told) if count
         }

@@ -220,7 +220,7 @@ def q_of_another_token(patch):
 
 def penalty_on_the_first_ids(patch):
     def mutant(self):
-        return self.seen_BV if self.said_S is None else self.seen_BV[:, : len(self.said_S)]
+        return self.seen_BV if self.output_ids_S is None else self.seen_BV[:, : len(self.output_ids_S)]
 
     patch(batch.Batch, "seen_by_draft", mutant)
 

@@ -12,7 +12,7 @@ import widedraft
 from architectures.errors import UserError
 from architectures.pages.markdown import markdown
 from eval.acceptance.estimates import Resampling
-from eval.commands.latency import LatencySettings, opened
+from eval.commands.latency import LatencySettings, target_and_drafts
 from eval.commands.latency_page import grid_page, percentiles_ms
 from eval.latency.floor import byte_ratio, shape_of, step_bytes, weight_bytes_read
 from eval.latency.grid import Grid, measure_grid, repeated
@@ -303,7 +303,7 @@ def test_a_target_alone_has_its_own_time(target_folder, capsys):
 def test_caches_are_filled_with_the_prompts_that_are_named(target_folder, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "2+2?"}\n')
-    _, text_ids = opened(LatencySettings(target=str(target_folder), prompts=(f"gsm8k={rows}",)))
+    _, text_ids = target_and_drafts(LatencySettings(target=str(target_folder), prompts=(f"gsm8k={rows}",)))
     assert text_ids == render_prompt(load_tokenizer(target_folder), [user_turn("2+2?")])
 
 

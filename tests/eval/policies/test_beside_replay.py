@@ -10,7 +10,7 @@ from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
-from eval.policies.replay import RecordedAnswer, Replayer, Rounds, pooled_rounds, visited
+from eval.policies.policy_replay import RecordedAnswer, Replayer, Rounds, pooled_rounds, visited
 from eval.policies.tune import NEVER, rounds_of, tune, worth
 
 POLICIES = [
@@ -50,7 +50,7 @@ def greedy_answers(target, noisy_draft, prompts, limits):
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_the_loop_takes_these_rounds(target, noisy_draft, prompts, limits, greedy_answers, policy, lookahead):
     decoded = speculative_decode(
-        target, noisy_draft, prompts, limits=limits, speculation=Speculation(lookahead), beside=policy
+        target, noisy_draft, prompts, limits=limits, speculation=Speculation(lookahead), lookup_policy=policy
     )
     looked_up = 0
     for text, answer in zip(decoded, greedy_answers, strict=True):
@@ -73,7 +73,7 @@ def test_sampled_rounds_are_those_of_the_loop_on_average(small_pair):
     prompt, rows, policy, lookahead = (0, 1, 2, 1), 1500, ProposalPolicy(3, 0.3, (0.4, 0.6), 2.0), 2
     decoded = speculative_decode(
         target, draft, [prompt] * rows, limits=Limits(12), speculation=Speculation(lookahead),
-        sampling=Sampling(1.0), row_seeds=range(rows), beside=policy,
+        sampling=Sampling(1.0), row_seeds=range(rows), lookup_policy=policy,
     )  # fmt: skip
     differences = []
     for text in decoded:
@@ -113,7 +113,7 @@ def test_what_was_read_by_nobody_is_caught_up_on():
 
 def test_nothing_is_kept_behind_the_end(small_pair):
     answer = RecordedAnswer([1, 2, 1, 2], [1, 2, 1], np.zeros(3), np.ones(3), 6)
-    proposed, kept = answer.rated(ProposalPolicy(4, 0.0, (0.5, 0.5), 1.0)).found(0.0, 4)
+    proposed, kept = answer.rated(ProposalPolicy(4, 0.0, (0.5, 0.5), 1.0)).looked_up(0.0, 4)
     assert proposed == [2, 2, 2]  # what stands behind the run: two tokens
     assert kept == [2, 1, 0]
 
@@ -170,7 +170,9 @@ def test_the_loop_takes_these_rounds_with_a_draft_that_doubts(
     every = np.sort(np.concatenate([answer.confidence_T for answer in greedy_answers]))
     confidence = float(every[len(every) // 2 : len(every) // 2 + 2].mean()) if least else 0.0
     policy = ProposalPolicy(3, look_up, (0.2, 0.5, 0.9), 2.0, confidence=confidence)
-    decoded = speculative_decode(target, noisy_draft, prompts, limits=limits, speculation=Speculation(1), beside=policy)
+    decoded = speculative_decode(
+        target, noisy_draft, prompts, limits=limits, speculation=Speculation(1), lookup_policy=policy
+    )
     for text, answer in zip(decoded, greedy_answers, strict=True):
         assert text.token_ids == answer.answer_ids
         rounds = rounds_of([answer], policy, 1)

@@ -165,7 +165,7 @@ def test_lines_as_torch_prints_them_are_read(rounds_in):
         "tensor([3], device='cuda:0', dtype=torch.int32)\n\ntensor([5])\n[9]\ntensor([\n  10],\n  device='cuda:0')\n"
     )
     assert [one.totals for one in rounds] == [(3,), (5,), (9,), (10,)]
-    assert [one.place.line for one in rounds] == [1, 3, 4, 5]
+    assert [one.piece.line for one in rounds] == [1, 3, 4, 5]
 
 
 def test_what_is_written_is_one_line_a_round(tmp_path):

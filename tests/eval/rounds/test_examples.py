@@ -14,7 +14,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps
 from eval.decoding.texts import Limits, Speculation
 from eval.prompts.forms import Prompt, user_turn
-from eval.rounds.examples import Example, chosen_places, read_examples, writers_of_rounds
+from eval.rounds.examples import Example, chosen_indices, read_examples, writers_of_rounds
 from eval.rounds.race import writers_of
 from eval.scorecard import score_drafts
 
@@ -37,7 +37,7 @@ def test_rounds_tell_the_writers_that_decoding_told(target, noisy_draft, prompts
     told, texts = {}, {}
     for step in decode_steps([target, noisy_draft], wanted):
         if isinstance(step, Emitted):
-            told.setdefault(step.place, []).extend(writers_of(step, drafts=True))
+            told.setdefault(step.index, []).extend(writers_of(step, drafts=True))
         else:
             texts[step[0]] = step[1]
     assert {writer for writers in told.values() for writer in writers} == {"accepted", "corrected", "bonus"}
@@ -53,7 +53,7 @@ def test_rounds_tell_the_writers_that_decoding_told(target, noisy_draft, prompts
 
 @given(st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=12), st.integers(0, 6))
 def test_places_are_of_as_many_categories_as_there_are(categories, most):
-    places = chosen_places(categories, most)
+    places = chosen_indices(categories, most)
     assert places == sorted(set(places))
     assert len(places) == min(most, len(categories))
     chosen = [categories[place] for place in places]

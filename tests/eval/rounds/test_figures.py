@@ -159,7 +159,7 @@ def test_an_adaptive_run_and_one_without_texts_say_so(tmp_path):
     page = markdown(rounds_page(written(run, ["a"], tmp_path / "r.jsonl")))
     assert "lookahead 1 at first, adaptive; 1 texts of 1 prompts." in page
     assert "0.000 s, none of it the draft's; a round takes 0.00 ms" in page
-    empty = markdown(rounds_page(written(replace(run, places=[], decoded=[]), [], tmp_path / "r.jsonl")))
+    empty = markdown(rounds_page(written(replace(run, prompt_indices=[], decoded=[]), [], tmp_path / "r.jsonl")))
     assert "## short\n\nNo prompt was decoded, so there is no round.\n" in empty
 
 

@@ -102,7 +102,7 @@ def test_at_temperature_zero_the_rule_is_equality_whatever_was_asked_for(target,
 
 
 def test_a_trace_of_nothing_is_read(path):
-    write(path, replace(RUN, places=[], decoded=[]))
+    write(path, replace(RUN, prompt_indices=[], decoded=[]))
     assert read_round_trace(path).rounds == ()
 
 

@@ -13,7 +13,7 @@ from eval.records.acceptance import PerPosition
 from eval.records.differences import PromptSigns, TokenTable
 from eval.records.values import Ratio
 from eval.scorecard.acceptance_record import acceptance_row, difference_row, rounds_at
-from eval.scorecard.scores import AnswerScore, DraftScore, ReplayedDraft, score_answer
+from eval.scorecard.draft_scores import AnswerScore, DraftScore, ReplayedDraft, score_answer
 
 RESAMPLING = Resampling(confidence=0.75, num_resamples=100, seed=17)  # three prompts are enough for an interval
 
@@ -22,7 +22,7 @@ def answer(prompt, rounds, *, num_tokens, alpha_sum, matches=None):
     matches = np.zeros(num_tokens) if matches is None else np.array(matches)
     counts = count_trace(rounds, num_tokens=num_tokens, lookahead=2)
     return AnswerScore(
-        prompt, matches, alpha_sum, accept_sum=alpha_sum / 2, num_changed=0, num_sayable=0, counts={2: counts}
+        prompt, matches, alpha_sum, accept_sum=alpha_sum / 2, num_changed=0, num_covered=0, counts={2: counts}
     )
 
 
@@ -158,7 +158,7 @@ def test_a_score_sums_what_its_rule_does():
     row = ReplayedAnswer(4, None, Replay(rules, one, changed, zeros, zeros, one, one))
     score = score_answer(row, rule="exact_greedy_draft", lookaheads=[1, 2])
     assert (score.prompt, score.num_tokens, score.alpha_sum, score.accept_sum, score.num_changed) == (4, 3, 1, 2, 2)
-    assert score.num_sayable == 2
+    assert score.num_covered == 2
     assert score.matches.tolist() == [1, 0, 1]
     assert list(score.counts) == [1, 2]
 

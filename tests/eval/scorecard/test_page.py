@@ -12,7 +12,7 @@ from eval.pages.tables import rate
 from eval.pages.verdict import prediction, with_interval
 from eval.prompts.forms import Prompt
 from eval.records.acceptance import Bin, BinRounds, Bins, PerPosition
-from eval.records.speeds import OverLookup
+from eval.records.scorecard_speeds import OverLookup
 from eval.records.values import Ratio
 from eval.scorecard import score_drafts
 from tests.eval.records import changed

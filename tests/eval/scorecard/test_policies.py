@@ -11,11 +11,11 @@ from eval.config import EvalConfig
 from eval.decoding.ngram import NgramLookup
 from eval.decoding.policy import ProposalPolicy
 from eval.policies.policy_file import FILE_NAME, prompt_fingerprint, read_policies, write_policies
+from eval.policies.policy_replay import Rounds
 from eval.policies.policy_words import engine_words
-from eval.policies.replay import Rounds
 from eval.policies.tune import Tuned, rounds_of
 from eval.prompts.forms import Prompt
-from eval.records.speeds import LOOKUP, POLICY
+from eval.records.scorecard_speeds import LOOKUP, POLICY
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers
 from eval.scorecard.live import DRAFT
@@ -119,7 +119,7 @@ def test_live_decoding_takes_every_way_and_all_texts_are_plain_decodings(scored)
 def test_each_way_proposes_as_it_says(noisy_draft):
     policy = ProposalPolicy(5, 0.3, (0.2, 0.5), 2.0, confidence=0.1)
     ways = ways_of(noisy_draft, 2, 4, Tuned(policy, 3, 1.5, 1.2, 16))
-    assert {name: (way.lookahead, way.beside) for name, way in ways.items()} == {
+    assert {name: (way.lookahead, way.policy) for name, way in ways.items()} == {
         DRAFT: (2, None),
         LOOKUP: (4, None),
         POLICY: (3, policy),

@@ -9,11 +9,11 @@ from eval.acceptance.counts import count_trace
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes, break_even_alpha
 from eval.decoding.texts import Decoded, Round
-from eval.records.speeds import LOOKUP, RoundCounts, Spent, SpentByBoth
+from eval.records.scorecard_speeds import LOOKUP, RoundCounts, Spent, SpentByBoth
+from eval.scorecard.draft_scores import AnswerScore, DraftScore
 from eval.scorecard.live import DRAFT, LiveAnswer, LiveWay, compare_with_replay
 from eval.scorecard.live_record import live_record
 from eval.scorecard.record import forecast, speedup_row
-from eval.scorecard.scores import AnswerScore, DraftScore
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
 TIMES = StepTimes(target_s=20.0, draft_s=4.0, draft_two_s=5.0, verify_s={2: 22.0})
@@ -22,7 +22,7 @@ TIMES = StepTimes(target_s=20.0, draft_s=4.0, draft_two_s=5.0, verify_s={2: 22.0
 def answer(prompt, rounds, *, num_tokens, alpha_sum):
     counts = count_trace(rounds, num_tokens=num_tokens, lookahead=2)
     return AnswerScore(
-        prompt, np.zeros(num_tokens), alpha_sum, accept_sum=0, num_changed=0, num_sayable=0, counts={2: counts}
+        prompt, np.zeros(num_tokens), alpha_sum, accept_sum=0, num_changed=0, num_covered=0, counts={2: counts}
     )
 
 

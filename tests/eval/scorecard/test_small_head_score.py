@@ -87,7 +87,7 @@ def test_figures_are_those_of_the_same_draft_with_minus_infinity_elsewhere(targe
         assert (small.has_small_head, spread.has_small_head) == (True, False)
         for one, other in zip(small.answers, spread.answers, strict=True):
             assert one.replay.draft_logp.tolist() == other.replay.draft_logp.tolist()
-            assert one.replay.can_say.tolist() == other.replay.can_say.tolist()
+            assert one.replay.covered.tolist() == other.replay.covered.tolist()
             for rule, accepts in one.replay.rules.items():
                 assert accepts.accept.tolist() == other.replay.rules[rule].accept.tolist()
                 assert accepts.alpha.tolist() == other.replay.rules[rule].alpha.tolist()
@@ -98,7 +98,7 @@ def test_what_it_cannot_say_has_no_chance_and_a_log_probability_of_minus_infinit
     logits = [answer_logits(model, prompt, answer) for model in (target, small_draft)]
     for temperature in (0.0, 0.8):
         found = replay_answer(*logits, answer, temperature=temperature)
-        assert found.can_say.tolist() == [0, 1, 0, 1]
+        assert found.covered.tolist() == [0, 1, 0, 1]
         assert found.draft_logp[[0, 2]].tolist() == [-math.inf, -math.inf]
         for accepts in found.rules.values():
             assert accepts.accept[[0, 2]].tolist() == [0, 0]

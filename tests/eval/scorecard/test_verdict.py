@@ -7,7 +7,7 @@ import pytest
 from eval.acceptance.estimates import Estimate
 from eval.pages.verdict import alpha_words, find_warnings, headline, verdict, with_interval
 from eval.records.differences import DifferenceRow, MatchDifference, PromptSigns, TauDifference, TokenTable
-from eval.records.speeds import OverLookup, Spent, WayRow
+from eval.records.scorecard_speeds import OverLookup, Spent, WayRow
 from tests.eval import records
 
 LOOKAHEADS = (1, 2, 3, 4)

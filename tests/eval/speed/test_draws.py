@@ -55,7 +55,7 @@ def written(monkeypatch, target, noisy_draft):
         named = {way: remembered(way, run) for way, run in ways_to_decode(setup, [2]).items()}
         texts.update({way: [] for way in named})
         turns = list(product(range(REPEATS), range(len(groups))))
-        for _ in take_turns(named, groups, turns, np.random.default_rng(1), found=found):
+        for _ in take_turns(named, groups, turns, np.random.default_rng(1), times=found):
             pass
         return {
             way: np.array([text for group in each for text in group]).reshape(REPEATS, len(prompts), -1)

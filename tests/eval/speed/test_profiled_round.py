@@ -112,7 +112,7 @@ def test_what_is_named_is_decoded_as_it_is_without_names(target, noisy_draft, pr
     profiled(4, 1.0)
     assert len(texts) == 5 * 4
     for text in texts:
-        assert tuple(text.emitted) == expected[text.place].token_ids[: len(text.emitted)]
+        assert tuple(text.emitted) == expected[text.index].token_ids[: len(text.emitted)]
         assert len(text.rounds) == 5
 
 

@@ -90,7 +90,7 @@ def test_every_way_takes_every_turn_in_another_order():
     log = []
     ways = {Way(name): lambda group, _seeds, name=name: log.append((name, group)) or (name, group) for name in "abc"}
     found, turns = {}, product(range(40), range(2))
-    taken_after = [len(log) for _ in take_turns(ways, ["x", "y"], turns, np.random.default_rng(1), found=found)]
+    taken_after = [len(log) for _ in take_turns(ways, ["x", "y"], turns, np.random.default_rng(1), times=found)]
     assert taken_after == list(range(3, 3 * 2 * 40 + 1, 3))
     assert all({name for name, _ in log[start : start + 3]} == set("abc") for start in range(0, len(log), 3))
     assert len({tuple(log[start : start + 3]) for start in range(0, len(log), 3)}) == 12  # all orders, of both groups

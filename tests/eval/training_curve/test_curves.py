@@ -9,7 +9,7 @@ from architectures.pages.markdown import markdown
 from eval.acceptance.counts import Counts
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes
-from eval.scorecard.scores import AnswerScore, DraftScore
+from eval.scorecard.draft_scores import AnswerScore, DraftScore
 from eval.training_curve.curves import SCHEMA, Curves, read_curves, write_curves
 from eval.training_curve.page import best_sentence, curves_page
 from eval.training_curve.score import Saved, curve
@@ -28,7 +28,7 @@ def score_of(*rounds):
             alpha_sum=TOKENS - number,
             accept_sum=TOKENS - number,
             num_changed=0,
-            num_sayable=0,
+            num_covered=0,
             counts={g: counts(number, g) for g in (1, 2)},
         )
         for place, number in enumerate(rounds)

@@ -36,11 +36,11 @@ class SpeedupRow:
     lookahead: Some[Forecast]
 
     def at(self, lookahead: int) -> Forecast:
-        return only(self.lookahead, lambda one: one.lookahead == lookahead)
+        return only(self.lookahead, lambda forecast: forecast.lookahead == lookahead)
 
     @property
     def lookaheads(self) -> list[int]:
-        return [one.lookahead for one in self.lookahead]
+        return [forecast.lookahead for forecast in self.lookahead]
 
 
 @dataclass(frozen=True, kw_only=True)

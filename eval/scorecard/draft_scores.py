@@ -25,7 +25,7 @@ class AnswerScore:
         alpha_sum: Sum over the tokens of the chance that a proposal is kept.
         accept_sum: Sum over them of the chance that the target's own token comes from the draft.
         num_changed: At temperature 0, those the teacher-forced target would not choose again.
-        num_sayable: Those that the draft can say: all of them, unless its head says some ids alone.
+        num_covered: Those that are output ids of the draft: all of them, unless it has a small head.
         counts: Expected counts of the rounds that start at these tokens, by lookahead.
     """
 
@@ -34,7 +34,7 @@ class AnswerScore:
     alpha_sum: float
     accept_sum: float
     num_changed: int
-    num_sayable: int
+    num_covered: int
     counts: Mapping[int, Counts]
 
     @property
@@ -52,7 +52,7 @@ class DraftScore:
         temperature: Of the answers.
         rule: How a proposal is kept.
         answers: What it does along each.
-        has_small_head: Whether it can say some ids alone.
+        has_small_head: Whether its output ids are a part of the vocabulary.
     """
 
     draft: str
@@ -89,8 +89,8 @@ class DraftScore:
         return self.per_prompt(lambda answer: answer.accept_sum), self.per_prompt(lambda answer: answer.num_tokens)
 
     def coverage_columns(self) -> tuple[list[float], list[float]]:
-        """Per prompt: tokens that the draft can say, and tokens."""
-        return self.per_prompt(lambda answer: answer.num_sayable), self.per_prompt(lambda answer: answer.num_tokens)
+        """Per prompt: tokens that are output ids of the draft, and tokens."""
+        return self.per_prompt(lambda answer: answer.num_covered), self.per_prompt(lambda answer: answer.num_tokens)
 
     def match_columns(self) -> tuple[list[float], list[float]]:
         """Per prompt: tokens at which draft and target have one argmax, and tokens."""
@@ -172,7 +172,7 @@ def score_parts(
             alpha_sum=float(accepts.alpha[bin_T == number].sum()),
             accept_sum=float(accepts.accept[bin_T == number].sum()),
             num_changed=int(np.isneginf(replay.target_logp[bin_T == number]).sum()),
-            num_sayable=int(replay.can_say[bin_T == number].sum()),
+            num_covered=int(replay.covered[bin_T == number].sum()),
             counts={lookahead: by_bin[int(number)] for lookahead, by_bin in counts.items()},
         )
         for number in np.unique(bin_T)

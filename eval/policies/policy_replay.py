@@ -65,15 +65,15 @@ class RatedAnswer:
     rates: Sequence[float]
     followers: Sequence[Sequence[int]]
 
-    def found(self, least: float, lookahead: int) -> tuple[list[int], list[int]]:
+    def looked_up(self, least: float, lookahead: int) -> tuple[list[int], list[int]]:
         """Tokens looked up at each position, 0 where the draft proposes, and how many of them come.
 
-        As many are looked up as the text had room for; none comes behind its end, and its last is always the target's.
+        As many are looked up as the text's limit leaves; none comes behind its end, and its last is the target's.
         """
         answer, proposed, kept = self.recorded.answer_ids, [], []
         for start, (rate, after) in enumerate(zip(self.rates, self.followers, strict=True)):
-            room = self.recorded.max_new_tokens - start - 1
-            ids = list(after[: min(lookahead, room)]) if after and rate >= least else []
+            limit = self.recorded.max_new_tokens - start - 1
+            ids = list(after[: min(lookahead, limit)]) if after and rate >= least else []
             proposed.append(len(ids))
             kept.append(num_kept(ids, answer[start:-1]))
         return proposed, kept
@@ -126,20 +126,20 @@ class Rounds:
 
 def pooled_rounds(rounds: Sequence[Rounds]) -> Rounds:
     return Rounds(
-        sum(one.tokens for one in rounds),
-        added([one.drafted for one in rounds]),
-        sum(one.caught_up for one in rounds),
-        added([one.looked_up for one in rounds]),
+        sum(text.tokens for text in rounds),
+        added([text.drafted for text in rounds]),
+        sum(text.caught_up for text in rounds),
+        added([text.looked_up for text in rounds]),
     )
 
 
 def added(tables: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Tables added up, entry by entry."""
-    found: dict[int, float] = {}
+    totals: dict[int, float] = {}
     for table in tables:
         for count, rounds in table.items():
-            found[count] = found.get(count, 0.0) + rounds
-    return found
+            totals[count] = totals.get(count, 0.0) + rounds
+    return totals
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Replayer:
 
     def rounds(self, least: float, lookup_lookahead: int) -> Rounds:
         """Of one policy: who proposes where, what is kept, and where rounds start."""
-        proposed, kept = self.rated.found(least, lookup_lookahead)
+        proposed, kept = self.rated.looked_up(least, lookup_lookahead)
         tail_TK = self.tails(proposed, kept, lookup_lookahead)
         visits_T, behind_T = visited(tail_TK, proposed, self.lookahead)
         is_draft_T = np.array(proposed) == 0
