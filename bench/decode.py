@@ -73,8 +73,8 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     ways = ways_to_decode(pair.target, pair.draft, prompts, options)
     rng, seconds = np.random.default_rng(options.seed), {name: [] for name in ways}
     for turn in range(options.rounds + 1):
-        for place in rng.permutation(len(ways)):
-            name = list(ways)[place]
+        for index in rng.permutation(len(ways)):
+            name = list(ways)[index]
             start_s = time.perf_counter()
             tokens = ways[name]()
             each_s = (time.perf_counter() - start_s) / tokens

@@ -179,8 +179,8 @@ def row_of(kind: Kind, timed: Timed[Kind], vocab: int, resampling: Resampling) -
     own = timed.times(resampling.confidence)[kind]
     seconds_R, whole_R = (np.array(timed.seconds[Kind(rows, kind.tokens)]) for rows in (kind.rows, vocab))
     shape = (resampling.num_resamples, len(seconds_R))
-    places_NR = np.random.default_rng(resampling.seed).integers(len(seconds_R), size=shape)
-    ratios_N = np.median(seconds_R[places_NR], axis=1) / np.median(whole_R[places_NR], axis=1)
+    index_NR = np.random.default_rng(resampling.seed).integers(len(seconds_R), size=shape)
+    ratios_N = np.median(seconds_R[index_NR], axis=1) / np.median(whole_R[index_NR], axis=1)
     interval = percentile_interval(ratios_N, resampling.confidence, num_units=len(seconds_R))
     return {
         "rows": kind.rows,

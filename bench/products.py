@@ -74,14 +74,14 @@ def step_ms(models: Mapping[str, PreTrainedModel], repeats: int) -> dict[Kind, f
     """Median milliseconds by tokens, number type and form."""
     sequencers = {dtype: read_context(model) for dtype, model in models.items()}
     kinds = list(product(TOKENS, models, FORMS))
-    rng, found = np.random.default_rng(0), {kind: [] for kind in kinds}
+    rng, spent_by_kind = np.random.default_rng(0), {kind: [] for kind in kinds}
     for repeat in track(range(WARM_UPS + repeats), description="repetitions", total=WARM_UPS + repeats):
-        for place in rng.permutation(len(kinds)):
-            tokens, dtype, form = kinds[place]
+        for index in rng.permutation(len(kinds)):
+            tokens, dtype, form = kinds[index]
             spent_s = timed(sequencers[dtype], tokens, form)
             if repeat >= WARM_UPS:
-                found[kinds[place]].append(spent_s)
-    return {kind: 1000 * float(np.median(spent)) for kind, spent in found.items()}
+                spent_by_kind[kinds[index]].append(spent_s)
+    return {kind: 1000 * float(np.median(spent)) for kind, spent in spent_by_kind.items()}
 
 
 def read_context(model: PreTrainedModel) -> Sequencer:

@@ -94,7 +94,7 @@ def measure(
                 target, draft, [prompt_ids], limits=limits, speculation=Speculation(lookahead)
             )[0]
         )
-        rounds = [(one.start, one.accepted) for one in decoded.rounds]
+        rounds = [(each.start, each.accepted) for each in decoded.rounds]
         counts = count_trace(rounds, num_tokens=len(decoded.token_ids), lookahead=lookahead)
         if (decoded.token_ids, counts) != (answer, replayed[lookahead]):
             raise SystemExit(f"lookahead {lookahead}: the loop counted {counts}, the replay {replayed[lookahead]}.")

@@ -62,18 +62,18 @@ def turns_at(run: Run, prompts: list[list[int]], batch: int, options: argparse.N
     ways = {Way(PLAIN, copy): run for copy in range(options.copies)}
     warm_up(ways, groups[:1])
     turns = list(product(range(options.repeats), range(len(groups))))
-    found: dict[Way, list[dict[int, Taken]]] = {}
+    taken: dict[Way, list[dict[int, Taken]]] = {}
     ticks = track(turns, description=f"batch {batch}", total=len(turns))
-    for _ in take_turns(ways, groups, ticks, np.random.default_rng(options.seed), found=found):
+    for _ in take_turns(ways, groups, ticks, np.random.default_rng(options.seed), found=taken):
         pass
     return [
         {
             "repeat": repeat,
-            "group": place,
-            "seconds": [round(rows[repeat][place].whole_s, 4) for rows in found.values()],
-            "tokens": [rows[repeat][place].tokens for rows in found.values()],
+            "group": group,
+            "seconds": [round(rows[repeat][group].whole_s, 4) for rows in taken.values()],
+            "tokens": [rows[repeat][group].tokens for rows in taken.values()],
         }
-        for repeat, place in turns
+        for repeat, group in turns
     ]
 
 

@@ -125,7 +125,7 @@ def write_cache(
     files = {index_file("train"): write_index(cache, "train", num_kept, shards)}
     for shard in shards:
         rows = len(shard.answers) * answer_tokens
-        files[shard.file] = write_tensors({name: one[:rows] for name, one in block.items()}, cache / shard.file)
+        files[shard.file] = write_tensors({name: tensor[:rows] for name, tensor in block.items()}, cache / shard.file)
     names = [shard.file for shard in shards]
     split = {"contents": teacher.contents, "examples": fingerprint, "shards": names}
     records = {name: asdict(record) for name, record in files.items()}
@@ -179,9 +179,9 @@ def read_once(folder: Path) -> None:
 def drop_from_cache(*folders: Path) -> None:
     """Let the system forget the files, so that reading them costs what it costs the first time."""
     for file in (file for folder in folders for file in folder.iterdir()):
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 if __name__ == "__main__":

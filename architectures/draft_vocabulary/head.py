@@ -135,16 +135,16 @@ def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None
         refuse_stray_ids(folder)
         return None
     shape = Shape.from_config(config, where=str(folder / "config.json"))
-    found, family = read_draft_vocabulary(folder), FAMILIES[shape.family]
+    vocabulary, family = read_draft_vocabulary(folder), FAMILIES[shape.family]
     weights, name = open_weights(folder, base_prefix=family.base_prefix), family.weight("head")
     rows = weights.info[name].size[0] if name in weights.info else 0
-    if (shape.head_vocab, shape.vocab) != (len(found.ids), found.vocab_size) or rows != len(found.ids):
+    if (shape.head_vocab, shape.vocab) != (len(vocabulary.ids), vocabulary.vocab_size) or rows != len(vocabulary.ids):
         raise UserError(
             f"{folder}: config.json says {shape.head_vocab} rows of the head for {shape.vocab} ids, "
-            f"{DRAFT_VOCABULARY_NAME} {len(found.ids)} for {found.vocab_size}, and {name} has {rows}. Take all three "
-            "from one draft."
+            f"{DRAFT_VOCABULARY_NAME} {len(vocabulary.ids)} for {vocabulary.vocab_size}, and {name} has {rows}. "
+            "Take all three from one draft."
         )
-    return found
+    return vocabulary
 
 
 def refuse_stray_ids(folder: Path) -> None:

@@ -28,8 +28,8 @@ def unknown_id_of(vocabulary: DraftVocabulary) -> int:
     """
     if vocabulary.unknown_id is not None:
         return vocabulary.unknown_id
-    said = set(vocabulary.ids)
-    return next(id_ for id_ in reversed(range(vocabulary.vocab_size)) if id_ not in said)
+    output_ids = set(vocabulary.ids)
+    return next(id_ for id_ in reversed(range(vocabulary.vocab_size)) if id_ not in output_ids)
 
 
 def mean_of_dropped(embedding_VH: Tensor, ids: Collection[int]) -> Tensor:
@@ -40,12 +40,12 @@ def mean_of_dropped(embedding_VH: Tensor, ids: Collection[int]) -> Tensor:
 
 
 def with_unknown(folder: Path) -> DraftVocabulary:
-    """What the head of a draft's folder says, with an id for what it does not say; errors as for `said_by`."""
-    vocabulary = said_by(folder)
+    """What the head of a draft's folder says, with an id for what it does not say; errors as for `small_vocabulary_of`."""
+    vocabulary = small_vocabulary_of(folder)
     return replace(vocabulary, unknown_id=unknown_id_of(vocabulary))
 
 
-def said_by(folder: Path) -> DraftVocabulary:
+def small_vocabulary_of(folder: Path) -> DraftVocabulary:
     """What the head of a draft's folder says.
 
     Raises:
@@ -64,9 +64,9 @@ def begin_unknown(lm: PreTrainedModel, folder: Path) -> None:
 
     Args:
         lm: Of that folder, not yet trained further.
-        folder: A draft with a small head; errors as for `said_by`.
+        folder: A draft with a small head; errors as for `small_vocabulary_of`.
     """
-    vocabulary = said_by(folder)
+    vocabulary = small_vocabulary_of(folder)
     if vocabulary.unknown_id is None:
         embedding_VH = lm.get_input_embeddings().weight
         assert isinstance(embedding_VH, Tensor)  # as every nn.Embedding has

@@ -116,7 +116,7 @@ class Texts:
     @property
     def alt(self) -> str:
         """The texts, marked but without colours."""
-        answers = ("".join(text for text, _ in one.pieces) for one in self.examples)
+        answers = ("".join(text for text, _ in example.pieces) for example in self.examples)
         return "\n\n".join([self.caption, " ".join(text for text, _ in self.legend), *answers])
 
 

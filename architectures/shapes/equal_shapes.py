@@ -66,14 +66,14 @@ def equal_shape(source: Shape, *, layers: int, parameters: int) -> Shape:
     refuse_fixed_width(source)
     if not 1 <= layers <= source.layers:
         raise UserError(f"{layers} layers: a draft has 1 to {source.layers}, as many as its target at most.")
-    found = list(filled_shapes(replace(source, layers=layers), parameters))
-    if not found:
+    shapes = list(filled_shapes(replace(source, layers=layers), parameters))
+    if not shapes:
         raise UserError(
             f"{layers} layers of {parameters / 1e6:.1f}M parameters: even the narrowest draft, hidden "
             f"{narrowest(source)}, takes more. Ask for fewer layers or more parameters."
         )
     return min(
-        found, key=lambda shape: abs(log(shape.intermediate / shape.hidden * source.hidden / source.intermediate))
+        shapes, key=lambda shape: abs(log(shape.intermediate / shape.hidden * source.hidden / source.intermediate))
     )
 
 

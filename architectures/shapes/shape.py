@@ -97,12 +97,12 @@ class Shape:
 
     def part_tensors(self, parts: Mapping[str, Part]) -> dict[str, tuple[int, ...]]:
         """The size of every tensor of some modules, under role.weight or role.bias."""
-        found: dict[str, tuple[int, ...]] = {}
+        sizes: dict[str, tuple[int, ...]] = {}
         for role, part in parts.items():
-            found[f"{role}.weight"] = tuple(self.axis(axis) for axis in part.axes)
+            sizes[f"{role}.weight"] = tuple(self.axis(axis) for axis in part.axes)
             if part.bias_axis is not None and self.has_bias(part):
-                found[f"{role}.bias"] = (self.axis(part.bias_axis),)
-        return found
+                sizes[f"{role}.bias"] = (self.axis(part.bias_axis),)
+        return sizes
 
     def layer_tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor of one layer with its size, under role.weight or role.bias, as the families name roles."""

@@ -22,9 +22,9 @@ def most_frequent(counts: Mapping[int, int], always: Collection[int], size: int)
         always: Ids kept in any case, at most `size`.
         size: Ids wanted.
     """
-    said = sorted((id_ for id_, count in counts.items() if count > 0), key=lambda id_: (-counts[id_], id_))
+    by_frequency = sorted((id_ for id_, count in counts.items() if count > 0), key=lambda id_: (-counts[id_], id_))
     kept = set(always)
-    others = [id_ for id_ in said if id_ not in kept]
+    others = [id_ for id_ in by_frequency if id_ not in kept]
     return tuple(sorted([*kept, *others[: max(0, size - len(kept))]]))
 
 

@@ -17,7 +17,7 @@ from architectures.files.typed_file import parsed
 
 DRAFT_VOCABULARY_NAME = "draft_vocabulary.json"
 CONFIG_KEY = "head_vocab_size"  # of config.json; `draft_vocab_size` would make llama.cpp take it for EAGLE-3
-NEVER_SAID = "never_said"  # of origin: ids kept whatever they count, that what was counted never says
+UNUSED_IDS = "never_said"  # of origin: ids kept whatever they count, that what was counted never says
 MOST_MIB = 64
 REMEDY = "Copy it from where the draft came from, or make the draft again."
 
@@ -40,9 +40,9 @@ class DraftVocabulary:
     unknown_id: int | None = None
 
     @property
-    def never_said(self) -> tuple[int, ...]:
+    def unused_ids(self) -> tuple[int, ...]:
         """Ids that training pushes down wherever it trains, as far as somebody counted; none where nobody did."""
-        return tuple(self.origin.get(NEVER_SAID, ()))
+        return tuple(self.origin.get(UNUSED_IDS, ()))
 
     def to_json(self) -> str:
         """As the file holds it."""
@@ -70,10 +70,10 @@ def broken_unknown(vocabulary: DraftVocabulary) -> str | None:
 
 def broken_origin(vocabulary: DraftVocabulary) -> str | None:
     """What is wrong with the ids that were never said, in words; None if nothing."""
-    never = vocabulary.origin.get(NEVER_SAID, [])
+    never = vocabulary.origin.get(UNUSED_IDS, [])
     if isinstance(never, list) and all(type(id_) is int for id_ in never) and set(never) <= set(vocabulary.ids):
         return None
-    return f"origin.{NEVER_SAID} must be a list of some of the ids, got {shown(never)}"
+    return f"origin.{UNUSED_IDS} must be a list of some of the ids, got {shown(never)}"
 
 
 def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
@@ -88,11 +88,13 @@ def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
 
 def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
     """What such a file holds; errors as for `read_draft_vocabulary`."""
-    found = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", REMEDY)
-    mistake = broken_law(found.ids, found.vocab_size) or broken_unknown(found) or broken_origin(found)
+    vocabulary = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", REMEDY)
+    mistake = (
+        broken_law(vocabulary.ids, vocabulary.vocab_size) or broken_unknown(vocabulary) or broken_origin(vocabulary)
+    )
     if mistake is not None:
         raise UserError(f"{path}: {mistake}. {REMEDY}")
-    return found
+    return vocabulary
 
 
 def refuse_small_head(config: Mapping[str, Any], where: str) -> None:

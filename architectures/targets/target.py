@@ -90,8 +90,8 @@ def cached_config(repo_id: str, revision: str) -> Path | None:
     """The folder with a repository's config.json in the hub's cache; None where it was never fetched."""
     from huggingface_hub import try_to_load_from_cache  # imported here: half a second, and only hub ids need it
 
-    found = try_to_load_from_cache(repo_id, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    cached = try_to_load_from_cache(repo_id, "config.json", revision=revision)
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def is_gguf(path: str | Path) -> bool:

@@ -70,11 +70,11 @@ def run(options: argparse.Namespace) -> None:
             threads=options.threads,
         )
         fill(setting)
-    found = read_trainings(options.page or options.out)
+    record = read_trainings(options.page or options.out)
     if options.doc is None:
-        print(law_page(found))
+        print(law_page(record))
     else:
-        options.doc.write_text(with_law(options.doc.read_text(encoding="utf-8"), found), encoding="utf-8")
+        options.doc.write_text(with_law(options.doc.read_text(encoding="utf-8"), record), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -82,6 +82,6 @@ def measured(job: Job, setting: Setting) -> Row:
     device, repeats = str(setting.device), SIZES[setting.size]["repeats"]
     if setting.device.type != "cuda":
         return measure_in_a_process(job, device=device, repeats=repeats, threads=torch.get_num_threads())
-    found = measure(job, device=device, repeats=repeats)
+    row = measure(job, device=device, repeats=repeats)
     free_memory()
-    return found
+    return row

@@ -111,9 +111,9 @@ def left_out(rows: Sequence[Row]) -> Iterator[str]:
         for kind in ("skipped", "failed"):
             if kind in row:
                 by_reason.setdefault((kind, row[kind]), []).append(row)
-    for (kind, reason), found in by_reason.items():
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        yield f"- {kind}: {named(found[0])}{more}: {reason}"
+    for (kind, reason), group in by_reason.items():
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        yield f"- {kind}: {named(group[0])}{more}: {reason}"
 
 
 def rows_table(rows: Sequence[Row], wanted: Sequence[str] = ()) -> str:

@@ -168,9 +168,9 @@ def in_ms(seconds: Sequence[float]) -> Row:
     return {"median_ms": time.median_ms, "interval_ms": listed(time.p50_ms)}
 
 
-def listed(found: Estimate) -> list[float] | None:
+def listed(estimate: Estimate) -> list[float] | None:
     """Its interval, as a file has it."""
-    return None if found.interval is None else list(found.interval)
+    return None if estimate.interval is None else list(estimate.interval)
 
 
 def summaries(bench: Bench, cell: Cell) -> Iterator[Row]:
@@ -217,11 +217,11 @@ def depth_of_equal(bench: Bench, cell: Cell) -> Row:
     """How many times as long a step of the deepest takes as one of the shallowest, and what a layer adds."""
     opener, models = new_opener(cell.how), equal_models(bench.models[bench.sizes.target], bench.sizes)
     place = Place(repeated(TEXT, cell.context), cell.batch, opener)
-    held = {one.name: hold_context(model, place, [(1, False)]) for one, model in models.items()}
+    held = {shape.name: hold_context(model, place, [(1, False)]) for shape, model in models.items()}
     steps = {Kind(name, 1): partial(time_chain, drafter) for name, drafter in held.items()}
     rng = np.random.default_rng(RESAMPLING.seed)
     timed = time_together(steps, rng, range(bench.sizes.repeats), most_warm_ups=MOST_WARM_UPS)
-    times_RS = 1000 * np.array([timed.seconds[Kind(one.name, 1)] for one in models]).T
+    times_RS = 1000 * np.array([timed.seconds[Kind(shape.name, 1)] for shape in models]).T
     told = depth_and_width(list(models), times_RS, RESAMPLING)
     return told_of_depth(told) | {"dtype": dtype_name(bench.models[bench.sizes.target])}
 

@@ -129,7 +129,7 @@ def chosen(names: Sequence[str] | None) -> tuple[Configuration, ...]:
 def dry_run(setting: Setting, plan: Plan) -> Iterator[str]:
     """Every stage whose cells are known, and of the others how many cells there will be."""
     done = read_finished(setting.cells)
-    names, known = {one.cell.name for one in done}, True
+    names, known = {result.cell.name for result in done}, True
 
     def as_they_stand(cells: Sequence[Cell]) -> Sequence[Cell]:
         return ranked(cells, done) if known else cells

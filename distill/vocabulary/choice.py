@@ -12,7 +12,7 @@ from architectures.draft_vocabulary.tokens import TOKENIZER, Tokens, read_tokens
 from architectures.errors import UserError
 from architectures.small_head.config import COUNTED, VocabularyConfig
 from architectures.small_head.counting import coverage
-from architectures.small_head.record import NEVER_SAID
+from architectures.small_head.record import UNUSED_IDS
 from distill.recipe.text import TextConfig
 from distill.vocabulary.answers import Counts, pooled, said_in
 from distill.vocabulary.text import said_in_text
@@ -61,8 +61,8 @@ def chosen(
     covered = {"counted": shares(ids, counts)}
     if wanted.origin == "answers":
         covered["held out"] = shares(ids, said_in(answers, "eval"))
-    never_said = [id_ for id_ in ids if not total[id_]]
-    origin = {"from": wanted.origin, "tokens": total.total(), "coverage": covered, NEVER_SAID: never_said}
+    unused_ids = [id_ for id_ in ids if not total[id_]]
+    origin = {"from": wanted.origin, "tokens": total.total(), "coverage": covered, UNUSED_IDS: unused_ids}
     return Choice(ids, origin)
 
 

@@ -90,7 +90,7 @@ def test_more_entries_than_the_vocabulary_has_are_refused(write, tmp_path):
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from architectures.files.atomic import partial_beside
+from architectures.files.atomic import partial_path
 from distill.data.batches import Example
 from distill.caching import capture, reading
 from distill.teacher_cache import index
@@ -104,7 +104,7 @@ write_tensors = capture.write_tensors
 
 def die_in_the_third_shard(tensors, path):
     if path.name == "train-00002.safetensors":
-        partial_beside(path).write_text("half of a sha")
+        partial_path(path).write_text("half of a sha")
         with (path.parent / "capture.jsonl").open("a") as journal:
             journal.write('{"name": "train-000')
         os.kill(os.getpid(), signal.SIGKILL)
