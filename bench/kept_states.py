@@ -125,7 +125,7 @@ def differences(recipes: dict[str, Recipe]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TeacherOutputs:
-    """What a teacher says of every answer token: its states, and the head that makes logits of them."""
+    """What a teacher outputs for every answer token: its states, and the head that makes logits of them."""
 
     hidden_AH: Tensor
     head: Head

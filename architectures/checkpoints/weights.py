@@ -174,7 +174,7 @@ def require_tensors(weights: Weights, expected: Mapping[str, tuple[int, ...]], *
     """Every expected tensor is there with its size, and no other, or a message that names the first offender.
 
     Args:
-        weights: An opened checkpoint.
+        weights: Of a checkpoint.
         expected: Size of every tensor the config promises.
         ignored: Endings of names that may be there and are not read.
 
@@ -215,7 +215,7 @@ def write_weights(
         max_shard_bytes: A shard grows no larger, unless one tensor does.
 
     Raises:
-        UserError: If the disk has too little room; nothing is written then.
+        UserError: If the disk has too little free space; nothing is written then.
     """
     total_bytes = sum(info.num_bytes for info in layout.values())
     free_bytes = shutil.disk_usage(folder).free

@@ -32,7 +32,7 @@ def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
 
 
 def asked_size(wanted: VocabularyConfig, vocab_size: int) -> int:
-    """How many ids the draft says, fewer than the target.
+    """How many ids the draft outputs, fewer than the target.
 
     Raises:
         UserError: If they are as many or more, or of a list that cannot be read.

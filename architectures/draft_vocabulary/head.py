@@ -1,4 +1,4 @@
-"""An output head with a row for each id that a draft can say, in a transformers model.
+"""An output head with a row for each id that a draft can output, in a transformers model.
 
 Shape suffixes used in this file:
     K = rows of the head, H = hidden width, V = vocabulary entries of the target, X = any axes before
@@ -44,7 +44,7 @@ def put_head(lm: PreTrainedModel, weight_KH: Tensor, ids_K: Tensor) -> None:
 
 
 def cut_head(lm: PreTrainedModel, ids_K: Tensor) -> None:
-    """Cut the head of a model that can say everything down to some ids."""
+    """Cut the head of a model that can output everything down to some ids."""
     old = lm.get_output_embeddings()
     assert isinstance(old, nn.Linear), "a causal language model has a linear output head"
     assert old.bias is None, "no family drafts are cut from has a bias there"
@@ -52,12 +52,12 @@ def cut_head(lm: PreTrainedModel, ids_K: Tensor) -> None:
 
 
 def head_ids(lm: PreTrainedModel) -> Tensor | None:
-    """ids_K, what each row of a model's head says; None where row k is token k."""
+    """ids_K, which id each row of a model's head outputs; None where row k is token k."""
     return getattr(lm.get_output_embeddings(), IDS, None)
 
 
 def rows_below(ids_K: Tensor, vocab_size: int) -> int:
-    """How many rows say ids that are smaller: the first ones, since ids ascend."""
+    """How many rows output ids that are smaller: the first ones, since ids ascend."""
     return int((ids_K < vocab_size).sum())
 
 
@@ -65,7 +65,7 @@ def ids_below(lm: PreTrainedModel, vocab_size: int) -> Tensor | None:
     """ids_K of the rows that say ids below a bound, the first ones; None where row k is token k.
 
     Raises:
-        UserError: If there are none: the model can say nothing that another of so many ids can.
+        UserError: If there are none: the model can output nothing that another of so many ids can.
     """
     ids_K = head_ids(lm)
     if ids_K is None:
@@ -113,7 +113,7 @@ def with_rows(model_class: type[PreTrainedModel], rows: int) -> type[PreTrainedM
 
 
 def name_rows(lm: PreTrainedModel, ids: Sequence[int]) -> None:
-    """Say of a loaded model with_rows what each row of its head says; it is of the class it was made like again."""
+    """Record which id each row of a loaded model's head outputs; it is of the class it was made like again."""
     head = lm.get_output_embeddings()
     assert isinstance(head, nn.Linear)  # see with_rows
     lm.__class__ = type(lm).__bases__[0]  # which can be pickled
@@ -121,7 +121,7 @@ def name_rows(lm: PreTrainedModel, ids: Sequence[int]) -> None:
 
 
 def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None:
-    """What the output head of a checkpoint folder says; None of a head that says every id.
+    """What the output head of a checkpoint folder says; None of a head that outputs every id.
 
     Args:
         folder: A local Hugging Face folder.

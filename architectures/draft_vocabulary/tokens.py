@@ -1,6 +1,7 @@
 """What the ids of a target's tokenizer are, read from its files: which there are, and which a draft always says.
 
-A draft that can say every single byte can spell any text, and one that can say every special token can end it. No torch
+A draft that can output every single byte can spell any text, and one that can output every special token can end it.
+No torch
 and no transformers: `widedraft check` answers at once.
 """
 
@@ -83,7 +84,7 @@ def tokens_of(tokenizer: Mapping[str, Any], folder: Path, vocab_size: int) -> To
 
 
 def vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
-    """Ids by text; of a unigram model, which lists its tokens with their scores, by their place."""
+    """Ids by text; of a unigram model, which lists its tokens with their scores, by their index."""
     entries = model["vocab"]
     return dict(entries) if isinstance(entries, dict) else {text: number for number, (text, _) in enumerate(entries)}
 

@@ -21,7 +21,7 @@ from architectures.targets.target import read_config
 
 
 def unknown_id_of(vocabulary: DraftVocabulary) -> int:
-    """The id whose embedding row stands for the ids not said: the recorded one, or the last id that is not said.
+    """The id whose embedding row stands for those that are not output: the recorded one, or the last of them.
 
     Ids are given by the order in which a tokenizer learned its tokens, so the last is the rarest, or padding that no
     text has: the draft that reads every token misses it least.
@@ -33,23 +33,23 @@ def unknown_id_of(vocabulary: DraftVocabulary) -> int:
 
 
 def mean_of_dropped(embedding_VH: Tensor, ids: Collection[int]) -> Tensor:
-    """mean_H, in float32, of the embedding rows of the ids that are not said."""
+    """mean_H, in float32, of the embedding rows of the ids that are not output."""
     dropped_V = torch.ones(len(embedding_VH), dtype=torch.bool, device=embedding_VH.device)
     dropped_V[torch.tensor(sorted(ids), device=embedding_VH.device)] = False
     return embedding_VH[dropped_V].double().mean(dim=0).float()
 
 
 def with_unknown(folder: Path) -> DraftVocabulary:
-    """What the head of a draft's folder says, with an id for what it does not say; errors as for `small_vocabulary_of`."""
+    """The ids of a draft's head, and one that stands for all others; errors as for `small_vocabulary_of`."""
     vocabulary = small_vocabulary_of(folder)
     return replace(vocabulary, unknown_id=unknown_id_of(vocabulary))
 
 
 def small_vocabulary_of(folder: Path) -> DraftVocabulary:
-    """What the head of a draft's folder says.
+    """The ids of the head of a draft's folder.
 
     Raises:
-        UserError: If it says every id.
+        UserError: If it outputs every id.
     """
     if CONFIG_KEY not in read_config(folder):
         raise UserError(

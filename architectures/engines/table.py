@@ -1,4 +1,4 @@
-"""The engines: rules, serve line, version read. What one room asks another about an engine, it asks here."""
+"""The engines: rules, serve line, version read. What one package asks another about an engine, it asks here."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

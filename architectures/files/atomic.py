@@ -62,7 +62,7 @@ def staged_folder(path: Path) -> Iterator[Path]:
 
 
 def partial_path(path: Path) -> Path:
-    """A new name beside path for what will take its place."""
+    """A new path in the same folder for what will replace path."""
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
 
 

@@ -1,4 +1,4 @@
-"""Sizes in bytes for people, and the room on a disk."""
+"""Sizes in bytes for people, and the free space of a disk."""
 
 import shutil
 from pathlib import Path

@@ -156,11 +156,11 @@ class LayerSearch:
         return Block(group, merged_weights([self.layers[layer] for layer in group]))
 
     def nearest_layer(self, blocks: Sequence[Block]) -> int:
-        """The place of the block without which the model changes least."""
+        """The index of the block without which the model changes least."""
         return self.nearest(blocks, len(blocks), lambda index: blocks[index + 1 :], self.kl_from)
 
     def nearest_pair(self, blocks: Sequence[Block], pairs: Sequence[Block]) -> int:
-        """The place of the block whose merging with the one behind it changes the model least."""
+        """The index of the block whose merging with the one behind it changes the model least."""
         return self.nearest(blocks, len(pairs), lambda index: [pairs[index], *blocks[index + 2 :]], self.turn_from)
 
     def nearest(self, blocks: Sequence[Block], num_candidates: int, tail: Tail, distance_from: DistanceFrom) -> int:
@@ -171,8 +171,8 @@ class LayerSearch:
 
         Args:
             blocks: The model as it stands.
-            num_candidates: Each is a place in blocks, from 0.
-            tail: For a place, what follows on blocks[:place] in that candidate.
+            num_candidates: Each is an index of blocks, from 0.
+            tail: For a candidate, what follows on blocks[:candidate] in it.
             distance_from: Gives the distance from the whole model on a sequence.
         """
         first, *others = self.passages
@@ -193,7 +193,7 @@ class LayerSearch:
         tail: Tail,
         distance_from: DistanceFrom,
     ) -> dict[int, float]:
-        """distance_C of the candidates at some places, in their order, on one sequence."""
+        """distance_C of some candidates, ascending indices of blocks, on one sequence."""
         distance, stream_1TH = distance_from(passage), passage.entry
         distance_C: dict[int, float] = {}
         reached = 0

@@ -3,7 +3,7 @@
 Everything is computed in float64 from the activations and weights as the model has them.
 
 Shape suffixes used in this file:
-    S = sequences, B = sequences in the batch, T = tokens per sequence, L = layers, J = L + 1 places of the residual
+    S = sequences, B = sequences in the batch, T = tokens per sequence, L = layers, J = L + 1 positions of the residual
     stream (before each layer, and after the last), H = channels, F = neurons, N = query heads, K = key/value heads,
     D = head width, Q = N x D, X = inputs of a linear layer
 """
@@ -102,7 +102,7 @@ def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.
 
 def watch_stream(model: nn.Module, family: Family, shape: Shape, sums: Sums, hooks: ExitStack) -> None:
     """Sum up the residual stream before each layer and before the final norm."""
-    before: list[Tensor] = []  # the stream one place earlier
+    before: list[Tensor] = []  # the stream one position earlier
 
     def watch(position: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
@@ -224,7 +224,7 @@ def magnitude_scores(model: nn.Module, family: Family, shape: Shape) -> dict[str
 
 
 def axis_squares(matrices: Iterable[tuple[Part, Tensor]], shape: Shape) -> Sums:
-    """For each axis that families name, the sum of squares at each of its places, over all matrices that have it."""
+    """For each axis that families name, the sum of squares at each of its indices, over all matrices that have it."""
     sums = Sums()
     for part, weight in matrices:
         for dim, fused in enumerate(part.axes):

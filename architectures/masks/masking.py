@@ -99,7 +99,7 @@ def fold(tensor: Tensor, location: TensorLocation, gates: Gates, shape: Shape) -
 
     Args:
         tensor: Of the model the gates were made for.
-        place: Where it stands.
+        location: Where it stands.
         gates: `Masks.final()`: what a plan removes is then 0, and slicing by that plan changes nothing more.
         shape: Of the model.
     """
@@ -118,7 +118,7 @@ def fold(tensor: Tensor, location: TensorLocation, gates: Gates, shape: Shape) -
 
 
 def along(tensor: Tensor, dim: int, factor: Tensor | None) -> Tensor:
-    """The tensor times one factor, or a factor for each place along a dimension, in the tensor's dtype."""
+    """The tensor times one factor, or a factor for each index of a dimension, in the tensor's dtype."""
     if factor is None:
         return tensor
     return tensor * factor.to(tensor).view([-1 if i == dim else 1 for i in range(tensor.dim())])

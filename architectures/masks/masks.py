@@ -262,7 +262,7 @@ def kept_heads(masks: Masks) -> Tensor:
 
 
 def rows(kept_LX: Tensor, layers: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The places kept in each of some layers."""
+    """The indices kept in each of some layers."""
     return tuple(kept_indices(kept_LX[layer]) for layer in layers)
 
 

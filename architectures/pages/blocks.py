@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_LETTERS = 24  # that a plot has room for beside its bars, or beside each other below it
+MOST_LETTERS = 24  # that a plot has space for beside its bars, or beside each other below it
 
 
 @dataclass(frozen=True)

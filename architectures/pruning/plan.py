@@ -170,7 +170,7 @@ def kept_channels(source: Shape, draft: Shape, config: ArchitectureConfig, score
 def rescaling(source: Shape, layers: Kept, scores: Scores) -> tuple[tuple[Cut, ...], tuple[float, ...]]:
     """Scales that bring the stream before each cut to the size the layer behind it is used to, and the norms' gains.
 
-    Behind a cut the stream is read as x * d, d_k = mean|x_k behind| / mean|x_k before|. A checkpoint has no place for
+    Behind a cut the stream is read as x * d, d_k = mean|x_k behind| / mean|x_k before|. A checkpoint cannot hold
     a multiplication of the stream, so what reads it takes the scale and what writes it takes its inverse; then the
     norms see x instead of x * d, whose root mean square differs by the gain, estimated from the target's own stream.
 

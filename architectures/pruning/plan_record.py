@@ -59,7 +59,7 @@ class PruningPlan:
         return replace(self, draft=replace(self.draft, vocab=vocab))
 
     def with_vocabulary(self, ids: Kept) -> "PruningPlan":
-        """The same with an output head that says these ids alone; what was tied to the embedding no longer is."""
+        """The same with an output head that outputs these ids alone; what was tied to the embedding no longer is."""
         return replace(self, vocabulary=ids, draft=self.draft.with_head_of(len(ids)))
 
     def to_json(self) -> str:

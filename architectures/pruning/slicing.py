@@ -73,7 +73,7 @@ def draft_tensor(plan: PruningPlan, location: TensorLocation, name: str, read: C
 
 
 def head_of_draft(plan: PruningPlan, rows_VX: Tensor) -> Tensor:
-    """The rows of the output head for the ids that the draft says; a head that was cut before stays as it is."""
+    """The rows of the output head for the ids that the draft outputs; a head that was cut before stays as it is."""
     if plan.source.head_vocab:
         return rows_VX
     rows_VX = fit_rows(rows_VX, plan.draft.vocab)
@@ -81,7 +81,7 @@ def head_of_draft(plan: PruningPlan, rows_VX: Tensor) -> Tensor:
 
 
 def part_of(plan: PruningPlan, location: TensorLocation) -> Part:
-    """The module a place belongs to."""
+    """The module that a tensor of the draft belongs to."""
     family = FAMILIES[plan.source.family]
     return (family.outside if location.layer is None else family.layer)[location.role]
 

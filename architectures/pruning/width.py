@@ -46,7 +46,7 @@ def channel_scores(scores: Scores, method: str, num_channels: int, *, seed: int)
 
 
 def best(scores_X: "Sequence[float] | NDArray[np.float64]", count: int) -> Kept:
-    """The count best places, in order; of equals the earlier."""
+    """The count best indices, in order; of equals the earlier."""
     ranked = sorted(range(len(scores_X)), key=lambda index: (-scores_X[index], index))
     return tuple(sorted(ranked[:count]))
 

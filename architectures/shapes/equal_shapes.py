@@ -78,7 +78,7 @@ def equal_shape(source: Shape, *, layers: int, parameters: int) -> Shape:
 
 
 def filled_shapes(source: Shape, parameters: int) -> Iterator[Shape]:
-    """For each width of the stream that leaves room for neurons, the shape that fills the size with them."""
+    """For each width of the stream that leaves space for neurons, the shape that fills the size with them."""
     step = narrowest(source)
     for hidden in range(step, parameters // source.vocab + 1, step):
         heads = hidden // source.head_dim

@@ -29,7 +29,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     vocab: int
-    head_vocab: int = 0  # rows of the output head where it says fewer ids than vocab; 0 where it says them all
+    head_vocab: int = 0  # rows of the output head where it outputs fewer ids than vocab; 0 where it outputs them all
     positions: int = 0  # rows of a learned position table; 0 where there is none
     tied: bool = False  # the output head is the embedding
     qkv_bias: bool = False
@@ -78,7 +78,7 @@ class Shape:
         return self.head_vocab or self.vocab
 
     def with_head_of(self, rows: int) -> "Shape":
-        """The same with an output head that says so many ids alone; what was tied to the embedding no longer is."""
+        """The same with an output head that outputs so many ids alone; what was tied to the embedding no longer is."""
         return replace(self, head_vocab=rows, tied=False)
 
     def axis(self, name: str) -> int:
@@ -181,7 +181,7 @@ def intermediate_size(config: Mapping[str, Any], family: Family, hidden: int, wh
 
 
 def head_vocab(config: Mapping[str, Any], vocab: int, where: str) -> int:
-    """Rows of a head that says fewer ids than the embedding reads; 0 where it says them all."""
+    """Rows of a head that outputs fewer ids than the embedding reads; 0 where it outputs them all."""
     rows = optional(config, CONFIG_KEY, where, default=0)
     if rows >= vocab:
         raise UserError(f"{where}: {CONFIG_KEY} must be below the {vocab} ids there are, got {rows}. Leave it out.")

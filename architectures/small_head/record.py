@@ -24,13 +24,13 @@ REMEDY = "Copy it from where the draft came from, or make the draft again."
 
 @dataclass(frozen=True, kw_only=True)
 class DraftVocabulary:
-    """Row k of the output head says token ids[k].
+    """Row k of the output head outputs token ids[k].
 
     Attributes:
         ids: Ascending, so that those below any bound are the first rows.
         vocab_size: Of the target, and rows of the input embedding.
         origin: Where the ids come from: what was counted, how much of it, and which of the ids were never there.
-        unknown_id: An id that is not said, whose row of the input embedding was trained to stand for any such id (see
+        unknown_id: An id that is not output, whose row of the input embedding was trained to stand for any such id (see
             unknown.py); None where none was.
     """
 
@@ -98,7 +98,7 @@ def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
 
 
 def refuse_small_head(config: Mapping[str, Any], where: str) -> None:
-    """Refuse a model whose head says some ids alone where every id is needed: of a target, which decides and teaches.
+    """Refuse a model whose head outputs some ids alone where all are needed: of a target, which decides and teaches.
 
     Raises:
         UserError: Naming config.json.

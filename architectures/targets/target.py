@@ -58,7 +58,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def require_whole_head(folder: Path) -> None:
-    """Raise UserError if the checkpoint named as a target is a draft whose head says some ids alone."""
+    """Raise UserError if the checkpoint named as a target is a draft whose head outputs some ids alone."""
     refuse_small_head(read_config(folder), str(folder / "config.json"))
 
 

@@ -68,7 +68,7 @@ def foretold_tau(training: Training, kept: Sequence[Training], missed: LeftOut, 
 
 
 def training_cells(training: Training, foretold: Mapping[int, float]) -> list[str]:
-    """One row; `said` is the tau foretold, by lookahead."""
+    """One row; `foretold` is the tau of the law, by lookahead."""
     budget = training.budget
     return [
         f"{budget.answer_tokens:,.0f}",

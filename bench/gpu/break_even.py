@@ -51,7 +51,7 @@ def break_even_rows(steps: Sequence[Row], target: str) -> Iterator[Row]:
 
 
 def medians_of(steps: Sequence[Row]) -> dict[tuple[str, Conditions], dict[int, float]]:
-    """Milliseconds by shape and place, then by tokens."""
+    """Milliseconds by shape and conditions, then by tokens."""
     medians: dict[tuple[str, Conditions], dict[int, float]] = {}
     for row in steps:
         if "median_ms" in row:

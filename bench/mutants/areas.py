@@ -10,13 +10,13 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Area:
-    """Rooms of the source, and tests of them: folders or files."""
+    """Packages of the source, and tests of them: folders or files."""
 
     packages: tuple[str, ...]
     tests: tuple[str, ...]
 
     def modules(self) -> list[Path]:
-        """Files of the rooms that hold more than a docstring."""
+        """Files of the packages that hold more than a docstring."""
         return [
             file
             for package in self.packages
@@ -90,7 +90,7 @@ def naming(module: str) -> frozenset[str]:
 
 
 def chosen_tests(area: str, file: str, seconds: dict[str, float]) -> list[str]:
-    """Which files to run: those of its own room, then those that import what is broken, then those of its area.
+    """Which files to run: those of its own package, then those that import what is broken, then those of its area.
 
     Args:
         area: Of the broken file.

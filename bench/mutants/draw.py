@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def drawn(area: str, number: int, *, seed: int) -> list[Mutant]:
-    """Places without replacement, each broken in one way that Python can read."""
+    """Positions without replacement, each broken in one way that Python can read."""
     generator = random.Random(f"{seed} {area}")
     breakable = [(file, ways) for file in AREAS[area].modules() for ways in breaches(file).values()]
     generator.shuffle(breakable)
@@ -55,7 +55,7 @@ def drawn(area: str, number: int, *, seed: int) -> list[Mutant]:
 
 
 def breaches(file: Path) -> dict[tuple[int, int], list[Breach]]:
-    """What can be broken at each place of a file, in the order of the file."""
+    """What can be broken at each position of a file, in the order of the file."""
     by_position = defaultdict(list)
     nodes = list(ast_nodes(get_ast(file.read_text(encoding="utf-8"))))
     for name, operator in operators().items():

@@ -38,7 +38,7 @@ PERCENTILES = ((50, 10), (50, 30), (50, 40), (10, 40), (90, 40), (50, 100), (99,
 
 @dataclass(frozen=True)
 class Series:
-    """Seconds of every kind of step, all of one repetition at one place; and the shapes that were timed."""
+    """Seconds of every kind of step, all of one repetition at one index; and the shapes that were timed."""
 
     seconds: Mapping[Kind, Array]
     shapes: tuple[EqualShape, ...]

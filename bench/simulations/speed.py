@@ -48,7 +48,7 @@ def is_called(interval: Interval) -> bool:
 
 
 def single_way_is_called(times: Times) -> bool:
-    """The row of one way, whose place was not picked."""
+    """The row of one way, which was not picked."""
     return is_called(paired_ratio_quotient(spent(times, Way(PLAIN)), spent(times, DRAFT_WAY), RESAMPLING).interval)
 
 

@@ -39,7 +39,7 @@ class Budget:
         epochs: Readings of them.
         text_tokens: Of plain text, read once before the answers.
         layers: Of the draft.
-        ids: It can say.
+        ids: It can output.
     """
 
     answer_tokens: float

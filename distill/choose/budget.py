@@ -79,7 +79,7 @@ def within_reach(candidates: Sequence[Candidate], found: Trainings, path: Path) 
     """The candidates.
 
     Raises:
-        UserError: If one is deeper or shallower than every training, or says more or fewer ids.
+        UserError: If one is deeper or shallower than every training, or outputs more or fewer ids.
     """
     for name, value_of in (("layers", lambda one: one.layers), ("ids", lambda one: one.head_vocab or one.vocab)):
         trained = [getattr(one, name) for one in found.budgets]

@@ -48,7 +48,7 @@ def candidates_of(
         target: Its shape, or that of what the draft is cut out of.
         layers: Of the candidates; of none, those of DEPTHS that are fewer than the target's.
         most_parameters: No candidate has more; None for no bound.
-        vocabulary: How many ids candidates can say, 0 for all; of none, as many as the recipe's own.
+        vocabulary: How many ids candidates can output, 0 for all; of none, as many as the recipe's own.
 
     Raises:
         UserError: If a shape cannot be cut, none is left, or heads would be trained whole that are to be frozen.

@@ -81,7 +81,7 @@ class ChooseSettings(Section):
 
     @property
     def head_sizes(self) -> list[int]:
-        """How many ids candidates can say."""
+        """How many ids candidates can output."""
         return [head_rows(size) for size in self.vocabularies]
 
     @model_validator(mode="after")
@@ -145,7 +145,7 @@ def require_file(out: Path | None, path: Path) -> None:
 
 
 def said_for(recipe: Recipe, candidates: Sequence["Candidate"], target: Path) -> "Said | None":
-    """What the run's answers say; None where there are none, or no candidate says what they say most.
+    """What the run's answers hold; None where there are none, or no candidate outputs what is most frequent in them.
 
     Raises:
         UserError: If a candidate's ids cannot be had.

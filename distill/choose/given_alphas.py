@@ -18,7 +18,7 @@ from distill.vocabulary.choice import listed_ids
 
 
 class GivenAlpha(NamedTuple):
-    """A word of --alphas: layers, ids that can be said (WHOLE for all) where the word names them, and acceptance."""
+    """A word of --alphas: layers, ids that can be output (WHOLE for all) where the word names them, and acceptance."""
 
     layers: int
     size: int | None
@@ -72,7 +72,7 @@ def alphas_of(
     Args:
         given: Words of --alphas.
         candidates: All.
-        said: What answers say; None where none are at hand.
+        said: What answers hold; None where none are at hand.
 
     Raises:
         UserError: If a word means no candidate or several, or nothing is given for one.

@@ -56,7 +56,7 @@ def trials_of(candidates: Sequence[Candidate]) -> dict[int, Recipe]:
 
 
 def whole_recipe(one: Candidate) -> Recipe:
-    """The recipe of the candidate of the same depth that can say everything."""
+    """The recipe of the candidate of the same depth that can output everything."""
     name = depth_name(one.shape.layers)
     return one.recipe.model_copy(
         update={

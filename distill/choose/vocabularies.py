@@ -1,4 +1,4 @@
-"""The output heads that may be chosen: how many ids a draft can say. No torch."""
+"""The output heads that may be chosen: how many ids a draft can output. No torch."""
 
 from collections import Counter
 from collections.abc import Sequence

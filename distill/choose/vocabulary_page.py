@@ -1,4 +1,4 @@
-"""Step time against coverage: what candidates with small output heads cost, and how much they could say. No torch."""
+"""Step time against coverage: what candidates with small output heads cost, and how much they cover. No torch."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ RANKED_OTHERWISE = "Ids are not ranked by answers here, so what they cover of th
 def vocabulary_page(
     candidates: Sequence[Candidate], prospects: Mapping[str, Prospect], said: Said | None
 ) -> list[Section]:
-    """One row for each size of the head; nothing where every candidate can say everything.
+    """One row for each size of the head; nothing where every candidate can output everything.
 
     Args:
         candidates: Some of which may have small heads.
         prospects: Of each, by name.
-        said: What the answers say that rank the ids; None where there are none.
+        said: What the answers hold that rank the ids; None where there are none.
     """
     if not any(one.recipe.architecture.vocabulary for one in candidates):
         return []
@@ -67,6 +67,6 @@ def explanation(said: Said | None, candidates: Sequence[Candidate]) -> str:
 
 
 def ranked_by_answers(candidates: Sequence[Candidate]) -> bool:
-    """Whether small heads are of the ids that training answers say most."""
+    """Whether small heads are of the ids that training answers hold most."""
     wanted = [one.recipe.architecture.vocabulary for one in candidates]
     return all(each is None or each.origin == "answers" for each in wanted)

@@ -50,7 +50,7 @@ class LengthCounts:
     answers: int  # trained on
     answer_tokens: int  # of those
     cut: int  # answers shortened, a part of `answers`
-    left_out: int  # prompts that leave no room for an answer
+    left_out: int  # prompts that leave no space for an answer
 
 
 class AnswerDataset(Dataset[Example]):

@@ -97,7 +97,7 @@ def decoding_settings(config: DataConfig, *, seed: int, dtype: str) -> DecodingS
         top_p=config.top_p,
         batch_size=config.batch_size,
         shard_size=config.shard_size,
-        max_prompt_len=config.max_seq_len - 1,  # room for one token of the answer
+        max_prompt_len=config.max_seq_len - 1,  # space for one token of the answer
         seed=seed,
         dtype=dtype,
     )

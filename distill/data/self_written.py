@@ -106,7 +106,7 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
 
 
 def within_context(target: Path, settings: SelfWriting, *, opening: int) -> SelfWriting:
-    """The settings, with prompts no longer than what the target was made for leaves room for after an opening.
+    """The settings, with prompts no longer than what the target was made for leaves space for after an opening.
 
     Raises:
         UserError: If that is nothing.

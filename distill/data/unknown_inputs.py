@@ -1,4 +1,4 @@
-"""Some of the tokens that a draft cannot say are shown to it as one unknown id while it trains.
+"""Some of the tokens that a draft cannot output are shown to it as one unknown id while it trains.
 
 The teacher reads what stands there, and so does the student at every evaluation. Which tokens are shown so depends on
 the seed, the batch's number and their own sequence alone: not on processes, micro-batches, padding or interruptions.

@@ -1,4 +1,4 @@
-"""How much of a run's answers output heads of several sizes could say: coverage, by domain. No torch.
+"""How much of a run's answers output heads of several sizes could output: coverage, by domain. No torch.
 
 Ids are chosen by the answers that are trained on, as the draft's are, and held against those that are held out.
 """
@@ -19,7 +19,7 @@ from distill.vocabulary.answers import Counts, pooled, said_in
 
 @dataclass(frozen=True)
 class Said:
-    """How often a run's answers say each token id.
+    """How often a run's answers hold each token id.
 
     Attributes:
         train: Those that are trained on.
@@ -36,7 +36,7 @@ class Said:
         return pooled(self.held_out)
 
     def covered(self, size: int, counts: Mapping[int, int]) -> float:
-        """Share of some counted tokens that a draft of so many ids can say, in [0, 1]; NaN of no tokens.
+        """Share of some counted tokens that a draft of so many ids can output, in [0, 1]; NaN of no tokens.
 
         Raises:
             UserError: If the target's tokenizer has fewer tokens, or more that are always kept.

@@ -63,7 +63,7 @@ class Head:
         return replace(self, vocab_size=min(vocab_size, self.vocab_size))
 
     def rows_of(self, ids_K: Tensor) -> "Head":
-        """A head of its own with the rows of some token ids, copied out of this one, which says every id."""
+        """A head of its own with the rows of some token ids, copied out of this one, which outputs every id."""
         assert self.ids_V is None, "rows of a small head are not found by their ids"
         bias_K = None if self.bias_V is None else self.bias_V[ids_K]
         return replace(self, weight_VH=self.weight_VH[ids_K], bias_V=bias_K, vocab_size=len(ids_K), ids_V=ids_K)

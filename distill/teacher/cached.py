@@ -2,7 +2,7 @@
 
 Shape suffixes used in this file:
     A = positions that predict an answer token, of all sequences of a batch, one row each; C = some of these
-    K = ids that the student says
+    K = ids that the student outputs
 """
 
 from collections.abc import Mapping

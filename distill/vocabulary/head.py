@@ -49,7 +49,7 @@ def ids_given(plan: PruningPlan, weights: Path) -> tuple[int, ...] | None:
 
 
 def said_line(choice: Choice, vocab_size: int) -> str:
-    """How many ids a draft says, what they come from, and how much of that they cover."""
+    """How many ids a draft outputs, what they come from, and how much of that they cover."""
     covered = [
         f"{share:.4f} of {domain} ({name})"
         for name, domains in choice.origin.get("coverage", {}).items()
