@@ -48,7 +48,7 @@ def small_head_card(vocabulary: DraftVocabulary, head: str) -> str:
     """The card of a draft as it is trained and as widedraft decodes with it.
 
     Args:
-        vocabulary: What its head says.
+        vocabulary: Of its head.
         head: Name of the head's tensor.
     """
     return f"""# A draft with a small output head

@@ -62,7 +62,7 @@ def rows_below(ids_K: Tensor, vocab_size: int) -> int:
 
 
 def ids_below(lm: PreTrainedModel, vocab_size: int) -> Tensor | None:
-    """ids_K of the rows that say ids below a bound, the first ones; None where row k is token k.
+    """ids_K of the rows that output ids below a bound, the first ones; None where row k is token k.
 
     Raises:
         UserError: If there are none: the model can output nothing that another of so many ids can.
@@ -80,13 +80,13 @@ def ids_below(lm: PreTrainedModel, vocab_size: int) -> Tensor | None:
 
 
 def columns_below(lm: PreTrainedModel, vocab_size: int) -> int:
-    """How many columns of a model's logits say ids below a bound: the first ones."""
+    """How many columns of a model's logits are of ids below a bound: the first ones."""
     ids_K = ids_below(lm, vocab_size)
     return vocab_size if ids_K is None else len(ids_K)
 
 
 def tokens_of(rows_X: Tensor, ids_K: Tensor | None) -> Tensor:
-    """The tokens that rows of a head say, each row its own where ids_K is None."""
+    """The tokens that rows of a head output, each row its own where ids_K is None."""
     return rows_X if ids_K is None else ids_K[rows_X]
 
 
@@ -121,7 +121,7 @@ def name_rows(lm: PreTrainedModel, ids: Sequence[int]) -> None:
 
 
 def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None:
-    """What the output head of a checkpoint folder says; None of a head that outputs every id.
+    """The ids of the output head of a checkpoint folder; None of a head that outputs every id.
 
     Args:
         folder: A local Hugging Face folder.

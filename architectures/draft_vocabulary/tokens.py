@@ -1,4 +1,4 @@
-"""What the ids of a target's tokenizer are, read from its files: which there are, and which a draft always says.
+"""What the ids of a target's tokenizer are, read from its files: which there are, and which a draft always outputs.
 
 A draft that can output every single byte can spell any text, and one that can output every special token can end it.
 No torch
@@ -42,7 +42,7 @@ class Tokens:
 
     @property
     def always(self) -> frozenset[int]:
-        """Ids that are kept however seldom they are said."""
+        """Ids that are kept however seldom they occur."""
         return self.special | self.single_bytes
 
 

@@ -1,4 +1,4 @@
-"""One embedding row for every token that a draft does not say, for engines whose draft reads no other tokens.
+"""One embedding row for every token that a draft does not output, for engines whose draft reads no other tokens.
 
 vLLM's `use_heterogeneous_vocab` gives a draft the tokens of its own tokenizer and one unknown token for all others. A
 draft that will be served so learns to read it: some of its inputs are shown as one id while it trains.

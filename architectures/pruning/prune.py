@@ -89,7 +89,7 @@ def prune_checkpoint(
 
 
 def say_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mapping[str, Any]) -> None:
-    """Write beside the weights which ids the rows of a small head say; nothing where they say all.
+    """Write beside the weights which ids the rows of a small head output; nothing where they output all.
 
     Of a source whose head is small they are the source's; the target's vocabulary may be padded otherwise.
     """

@@ -55,7 +55,7 @@ def draft_tensor(plan: PruningPlan, location: TensorLocation, name: str, read: C
 
     Args:
         plan: What is kept.
-        place: Of the tensor.
+        location: Of the tensor.
         name: Of the tensor in the draft.
         read: Gives a tensor of the target by name.
     """

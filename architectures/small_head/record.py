@@ -61,7 +61,7 @@ def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
 
 
 def broken_unknown(vocabulary: DraftVocabulary) -> str | None:
-    """What is wrong with the id that stands for those which are not said, in words; None if nothing."""
+    """What is wrong with the id that stands for those which are not output, in words; None if nothing."""
     unknown = vocabulary.unknown_id
     if unknown is None or (0 <= unknown < vocabulary.vocab_size and unknown not in vocabulary.ids):
         return None
@@ -69,7 +69,7 @@ def broken_unknown(vocabulary: DraftVocabulary) -> str | None:
 
 
 def broken_origin(vocabulary: DraftVocabulary) -> str | None:
-    """What is wrong with the ids that were never said, in words; None if nothing."""
+    """What is wrong with the ids that the training answers never hold, in words; None if nothing."""
     never = vocabulary.origin.get(UNUSED_IDS, [])
     if isinstance(never, list) and all(type(id_) is int for id_ in never) and set(never) <= set(vocabulary.ids):
         return None
@@ -77,7 +77,7 @@ def broken_origin(vocabulary: DraftVocabulary) -> str | None:
 
 
 def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
-    """What the head of a checkpoint folder says, whose config.json has CONFIG_KEY.
+    """The ids of the head of a checkpoint folder, whose config.json has CONFIG_KEY.
 
     Raises:
         UserError: If the file is missing, damaged, or breaks a law.

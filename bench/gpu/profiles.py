@@ -153,7 +153,7 @@ class Pair:
             trainer.fit()
         finally:
             trainer.engine.close()
-        (step_profile,) = (each.found for each in trainer.state.callbacks if isinstance(each, StepProfile))
+        (step_profile,) = (each.profile for each in trainer.state.callbacks if isinstance(each, StepProfile))
         assert step_profile is not None, "as many steps are trained as a profile takes"
         return step_profile
 

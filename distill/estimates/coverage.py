@@ -14,17 +14,17 @@ from architectures.small_head.counting import coverage
 from distill.estimates.expected_work import finished_counts
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
-from distill.vocabulary.answers import Counts, pooled, said_in
+from distill.vocabulary.answers import Counts, id_counts_in, pooled
 
 
 @dataclass(frozen=True)
-class Said:
+class IdCounts:
     """How often a run's answers hold each token id.
 
     Attributes:
         train: Those that are trained on.
         held_out: The others, by domain.
-        tokens: Of the target, some of which are kept however seldom they are said.
+        tokens: Of the target, some of which are kept however seldom they occur.
     """
 
     train: Counter[int]
@@ -44,8 +44,8 @@ class Said:
         return coverage(ids_by_count(self.train, self.tokens, size), counts)
 
 
-def answers_said(recipe: Recipe, tokens: Tokens, *, most_tokens: int | None = None) -> Said | None:
-    """What the finished answers in <run>/data say; None where they are not this recipe's, or none are trained on.
+def id_counts_of_answers(recipe: Recipe, tokens: Tokens, *, most_tokens: int | None = None) -> IdCounts | None:
+    """Of the finished answers in <run>/data; None where they are not this recipe's, or none are trained on.
 
     Args:
         recipe: Whose run it is.
@@ -59,5 +59,5 @@ def answers_said(recipe: Recipe, tokens: Tokens, *, most_tokens: int | None = No
     if counts is None or not counts["train"]["answers"]:
         return None
     data = Run.of(recipe).data.path
-    train, held_out = (said_in(data, name, most_tokens=most_tokens) for name in ("train", "eval"))
-    return Said(pooled(train), held_out, tokens)
+    train, held_out = (id_counts_in(data, name, most_tokens=most_tokens) for name in ("train", "eval"))
+    return IdCounts(pooled(train), held_out, tokens)

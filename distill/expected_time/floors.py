@@ -109,11 +109,11 @@ def neighbours(draft: Shape, source: Shape) -> dict[str, Shape]:
         draft: As a recipe has it.
         source: What it is cut out of, which bounds all three.
     """
-    found = {"a layer less": replace(draft, layers=draft.layers - 1), **of_another_width(draft, source)}
-    found["a layer more"] = replace(draft, layers=draft.layers + 1)
+    shapes = {"a layer less": replace(draft, layers=draft.layers - 1), **of_another_width(draft, source)}
+    shapes["a layer more"] = replace(draft, layers=draft.layers + 1)
     if not source.head_vocab:
-        found |= of_another_head(draft, source)
-    return {name: shape for name, shape in found.items() if 1 <= shape.layers <= source.layers}
+        shapes |= of_another_head(draft, source)
+    return {name: shape for name, shape in shapes.items() if 1 <= shape.layers <= source.layers}
 
 
 def of_another_width(draft: Shape, source: Shape) -> dict[str, Shape]:

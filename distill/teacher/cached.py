@@ -27,7 +27,7 @@ class KeptEntries:
 
     kept: Mapping[str, Tensor]
 
-    def said(self, rows: slice | Tensor) -> dict[str, Tensor]:
+    def outputs(self, rows: slice | Tensor) -> dict[str, Tensor]:
         """What a loss is told of some rows: the same tensors, C rows of each."""
         return {name: kept_A[rows] for name, kept_A in self.kept.items()}
 
@@ -51,7 +51,7 @@ class CachedTeacher:
     def rows(
         self, batch: Mapping[str, Tensor], *, vocab_size: int, ids_K: Tensor | None = None
     ) -> TeacherRows | KeptEntries:
-        """What the batch brings of the kept positions: what logits are made from, over the ids that Teacher.rows says.
+        """What the batch brings of the kept positions: what logits are made from, over the ids of Teacher.rows.
 
         Or the entries that were kept, which are of the ids that the cache was made for, whatever is asked for here.
         """
