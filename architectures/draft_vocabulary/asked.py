@@ -1,4 +1,4 @@
-"""How many ids a recipe has the draft output, which they are by their counts, and the shape that this makes. No torch."""
+"""How many ids a recipe has the draft output, which by their counts, and the shape that this makes. No torch."""
 
 from collections.abc import Mapping
 

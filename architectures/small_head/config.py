@@ -22,7 +22,7 @@ Origin = Annotated[
 
 
 class VocabularyConfig(Section):
-    """Which token ids the draft can output: its output head has a row for each of these and no other."""
+    """Which token ids the draft can say: its output head has a row for each of these and no other."""
 
     size: int | None = Field(
         default=None,

@@ -90,7 +90,8 @@ def within_reach(candidates: Sequence[Candidate], record: Trainings, path: Path)
             if not min(trained) <= value_of(candidate.shape) <= max(trained):
                 raise UserError(
                     f"{candidate.name}: has {value_of(candidate.shape)} {name}, and the trainings in {path} have "
-                    f"{min(trained)} to {max(trained)}; their law says nothing of others. Leave it out, or train some of it."
+                    f"{min(trained)} to {max(trained)}; their law says nothing of others. Leave it out, or train some "
+                    "of it."
                 )
     return list(candidates)
 

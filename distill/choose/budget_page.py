@@ -33,9 +33,9 @@ def law_sentence(basis: Basis) -> str:
     return (
         f"By the law of {len(record.trainings)} trainings in {basis.path}: at most {laws.most_tokens:,.0f} answer "
         f"tokens, {laws.most_epochs:g} readings, {laws.most_text:,.0f} tokens of text. Foretold from the others, a "
-        f"training's tokens per round are missed by {max(fmean(each.missed) for each in missed):.3f} in the mean and by "
-        f"{max(each.worst for each in missed):.3f} at most, at the worst lookahead. Steps were timed now; minutes are of "
-        f"writing and learning answers on {record.processor}, {record.threads} threads."
+        f"training's tokens per round are missed by {max(fmean(each.missed) for each in missed):.3f} in the mean and "
+        f"by {max(each.worst for each in missed):.3f} at most, at the worst lookahead. Steps were timed now; minutes "
+        f"are of writing and learning answers on {record.processor}, {record.threads} threads."
     )
 
 

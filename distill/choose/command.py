@@ -145,7 +145,7 @@ def require_file(out: Path | None, path: Path) -> None:
 
 
 def id_counts_for(recipe: Recipe, candidates: Sequence["Candidate"], target: Path) -> "IdCounts | None":
-    """How often the run's answers hold each id; None where there are none, or no candidate outputs what is most frequent in them.
+    """Of the run's answers; None where there are none, or no candidate outputs what is most frequent in them.
 
     Raises:
         UserError: If a candidate's ids cannot be had.
