@@ -118,7 +118,6 @@ def prepared(work: Callable[..., Result], options: argparse.Namespace, *argument
 
 
 def key_of(line: Line) -> tuple[Any, ...]:
-    """What a cell is."""
     return (line["layers"], line["data"], line["variant"], line["seed"])
 
 

@@ -105,7 +105,6 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """--threads N and more."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--rows", type=int, nargs="+", default=[8192, 32768], help="beside all of them")
@@ -195,7 +194,6 @@ def row_of(kind: Kind, timed: Timed[Kind], vocab: int, resampling: Resampling) -
 
 
 def cells(row: Record) -> tuple[str, ...]:
-    """One line of what is printed."""
     low, high = row["over_whole_interval"]
     return (
         row["target"],

@@ -80,7 +80,6 @@ def words_of(options: argparse.Namespace, kind: str, repeat: int) -> list[str]:
 
 
 def recipe_of(options: argparse.Namespace, kind: str, repeat: int) -> Recipe:
-    """Of one run."""
     return load_recipe(options.recipe, words_of(options, kind, repeat))
 
 

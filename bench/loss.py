@@ -199,8 +199,6 @@ def step(run: Callable[[], Tensor], hidden: Tensor, weight: Tensor) -> float:
 
 
 def ours(total: Callable[..., Tensor]) -> Callable[..., Callable[[], Tensor]]:
-    """A path of ours."""
-
     def prepare(
         hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, loss: str, **options: int
     ) -> Any:

@@ -77,11 +77,9 @@ class StepEnds(Callback, TrainerCallback):
         self.ends_s: list[float] = []
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Composer's."""
         self.ends_s.append(time.perf_counter())
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Transformers'."""
         self.ends_s.append(time.perf_counter())
 
 

@@ -53,7 +53,6 @@ def turned(inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor |
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python bench/products.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=2)

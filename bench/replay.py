@@ -49,7 +49,6 @@ LOOKAHEADS = range(1, 17)
 
 
 def main() -> None:
-    """Cut, measure, write, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=6, help="of the draft")

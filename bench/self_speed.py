@@ -27,7 +27,6 @@ from eval.speed.ways import PLAIN, Run, Setup, Taken, Way, ways_to_decode
 
 
 def main() -> None:
-    """Measure every batch and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True)
     parser.add_argument("--prompts", required=True)

@@ -47,7 +47,6 @@ MAX_SEQ_LEN = 4096
 
 
 def main() -> None:
-    """Write, measure, clean up, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="needs about 4 GB free")
     parser.add_argument("--answers", type=int, default=100_000)
@@ -98,7 +97,6 @@ def write_answers(folder: Path, options: argparse.Namespace) -> None:
 
 
 def answer_row(number: int, generator: random.Random, options: argparse.Namespace) -> dict:
-    """One answer."""
     ids = [generator.randrange(options.vocab) for _ in range(PROMPT_TOKENS + options.answer_tokens)]
     texts = {"messages": [{"role": "user", "content": "x" * 4 * PROMPT_TOKENS}], "answer": "x" * 4}
     split = {"prompt_ids": ids[:PROMPT_TOKENS], "answer_ids": ids[PROMPT_TOKENS:]}

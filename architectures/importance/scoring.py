@@ -237,5 +237,4 @@ def axis_squares(matrices: Iterable[tuple[Part, Tensor]], shape: Shape) -> Sums:
 
 
 def column_squares(weight: Tensor) -> Tensor:
-    """The sum of squares of every column."""
     return torch.stack([rows.double().square().sum(dim=0) for rows in weight.split(ROWS_AT_ONCE)]).sum(dim=0)

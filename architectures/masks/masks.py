@@ -50,7 +50,6 @@ class Axis:
 
     @property
     def fraction(self) -> float:
-        """The share that is kept."""
         return self.kept / self.size[-1]
 
     @property

@@ -74,7 +74,6 @@ class Shape:
 
     @property
     def head_rows(self) -> int:
-        """Rows of the output head."""
         return self.head_vocab or self.vocab
 
     def with_head_of(self, rows: int) -> "Shape":

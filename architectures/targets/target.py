@@ -95,7 +95,6 @@ def cached_config(repo_id: str, revision: str) -> Path | None:
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Whether path names a GGUF file."""
     return Path(path).suffix.lower() == ".gguf"
 
 

@@ -121,7 +121,6 @@ def require_enough(recipe: Recipe, budgets: Sequence[Budget]) -> None:
 
 
 def train_counts(recipe: Recipe) -> dict[str, int]:
-    """Of the answers to train on."""
     return (Run.of(recipe).data.manifest or {})["counts"]["train"]
 
 
@@ -132,7 +131,6 @@ def tokens_per_answer(recipe: Recipe) -> float:
 
 
 def target_of(recipe: Recipe) -> Path:
-    """Its folder."""
     return Run.of(recipe).target
 
 

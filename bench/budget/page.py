@@ -13,14 +13,12 @@ NUMBERS = ("level", "growth", "deeper", "depth", "ids", "reuse", "text")
 
 
 def law_page(record: Trainings) -> str:
-    """All of it."""
     columns = ("lookahead", *NUMBERS, "mean miss", "worst miss", "of the best constant's")
     rows = [law_cells(record, lookahead) for lookahead in record.lookaheads]
     return "\n\n".join([machine_sentence(record), markdown(Table(columns, rows)), trainings_table(record)])
 
 
 def machine_sentence(record: Trainings) -> str:
-    """Of what, and on what."""
     return (
         f"{len(fitted_to(record))} trainings on {record.threads} threads of {record.processor}, torch {record.torch}, "
         f"{record.precision}; tau greedily on {record.prompts} held-out prompts. The target writes "

@@ -38,7 +38,6 @@ Cells = tuple[str, ...]
 
 
 def main() -> None:
-    """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("certificates", nargs="+", metavar="FORM=FILE")
     parser.add_argument("--speed", type=Path, metavar="FILE", help="of our own decoding")
@@ -63,7 +62,6 @@ def engine_rows(words: Sequence[str]) -> Iterator[Cells]:
 
 
 def engine_cells(certificate: Certificate, form: str) -> Cells:
-    """What one engine did."""
     run, speed, counted = certificate.run, certificate.speed, pooled([text.counted for text in certificate.run.texts])
     equal = sum(text.plain_ids == text.drafted_ids for text in run.texts)
     return (

@@ -42,7 +42,6 @@ def main(words: list[str] | None = None) -> int:
 
 
 def options_of(words: list[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE", help="repeat these")
     parser.add_argument("--size", choices=("full", "laptop", "tiny"), help="default: full on a GPU, laptop elsewhere")

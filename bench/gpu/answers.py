@@ -123,7 +123,6 @@ def rows_of(
 
 
 def named(cell: Cell) -> Row:
-    """What a cell is."""
     return {
         "model": cell.model,
         "batch": cell.batch,

@@ -36,7 +36,6 @@ Record = dict[str, Any]
 
 
 def main() -> None:
-    """Write the page anew."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=Path, default=DEVICES)
     parser.add_argument("--doc", type=Path, default=DOC)
@@ -136,7 +135,6 @@ def named(row: Row) -> str:
 
 
 def shown(value: object) -> str:
-    """A value in a cell."""
     if value is None:
         return ""
     if isinstance(value, float):

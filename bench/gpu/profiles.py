@@ -122,12 +122,10 @@ class Pair:
 
     @cached_property
     def draft(self) -> PreTrainedModel:
-        """Of random weights."""
         shape = source_shape(self.target)
         return untrained_model(self.target, replace(shape, layers=max(1, shape.layers // LAYERS_SHARE)))
 
     def random_ids(self, count: int) -> list[int]:
-        """So many tokens."""
         vocab = self.target.config.get_text_config(decoder=True).vocab_size
         return torch.randint(vocab, (count,), generator=self.generator).tolist()
 

@@ -125,7 +125,6 @@ class Modules:
                 yield {**row_of(name, module), "unfinished": len(module.ids - module.ended)}
 
     def take(self, line: dict[str, Any]) -> None:
-        """Count one line."""
         if line["kind"] == "collected":
             for test in line["ids"]:
                 self.of(test).ids.add(test)
@@ -143,7 +142,6 @@ class Modules:
             module.ended.add(test)
 
     def of(self, test: str) -> Module:
-        """The module of a test."""
         return self.by_name.setdefault(test.partition("::")[0], Module())
 
 

@@ -79,7 +79,6 @@ class Training:
 
     @property
     def seconds(self) -> float:
-        """Of everything."""
         return self.generate_s + self.train_s
 
 

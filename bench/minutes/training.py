@@ -40,11 +40,9 @@ class Clock(Callback):
         self.tokens: list[int] = []
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Nothing is trained yet."""
         self.start_s = time.perf_counter()
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """A step has ended."""
         self.ends_s.append(time.perf_counter())
         self.tokens.append(state.timestamp.token.value)
 
@@ -181,7 +179,6 @@ def sets_of(setting: Setting, recipe: Recipe) -> Sets:
 
 
 def answers_in(answer_set: AnswerDataset | CachedAnswers) -> AnswerDataset:
-    """The answers themselves."""
     return answer_set.answers if isinstance(answer_set, CachedAnswers) else answer_set
 
 

@@ -34,7 +34,6 @@ class Breach:
 
 
 def main() -> None:
-    """Draw and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=17)
     parser.add_argument("--number", type=int, default=60, help="of each area, in the order in which they are tried")

@@ -45,7 +45,6 @@ class Series:
 
     @property
     def repeats(self) -> int:
-        """How many repetitions."""
         return len(self.seconds[Kind(TARGET, 1)])
 
     def taken(self, indices: Indices) -> "Series":

@@ -35,7 +35,6 @@ def prospect_cells(candidate: Candidate, prospect: Prospect) -> tuple[str, ...]:
 
 
 def prospects_verdict(prospects: Mapping[str, Prospect]) -> str:
-    """Whether any shape can pay."""
     hopeless = [name for name, prospect in prospects.items() if prospect.least_alpha is None]
     if len(hopeless) == len(prospects):
         return (

@@ -107,7 +107,6 @@ def up_to_last_answer(messages: Sequence[Message], where: str) -> tuple[Message,
 
 
 def assistant_turn(text: str) -> Message:
-    """A message of the assistant."""
     return {"role": "assistant", "content": text}
 
 

@@ -45,7 +45,6 @@ class CachedTeacher:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of its output head."""
         return self.head.vocab_size
 
     def rows(

@@ -46,7 +46,6 @@ def shown_lookaheads(draft: ScoredDraft) -> list[int]:
 
 
 def tau_columns(draft: ScoredDraft) -> Row:
-    """Heads of the table of tau."""
     return (*TAU_COLUMNS, *(f"tau at {lookahead}" for lookahead in shown_lookaheads(draft)))
 
 
