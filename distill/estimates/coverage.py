@@ -14,7 +14,7 @@ from architectures.small_head.counting import coverage
 from distill.estimates.expected_work import finished_counts
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
-from distill.vocabulary.answers import Counts, id_counts_in, pooled
+from distill.vocabulary.answer_counts import Counts, id_counts_in, pooled
 
 
 @dataclass(frozen=True)

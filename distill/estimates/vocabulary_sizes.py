@@ -9,7 +9,7 @@ from architectures.shapes.shape import DTYPE_BYTES, Shape
 from architectures.small_head.config import VocabularyConfig
 from distill.estimates.coverage import IdCounts, id_counts_of_answers
 from distill.estimates.memory import matrix_parameters
-from distill.estimates.vocabulary_page import MOST_TOKENS, target_at_hand
+from distill.estimates.vocabulary_coverage import MOST_TOKENS, target_at_hand
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 

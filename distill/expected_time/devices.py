@@ -13,7 +13,7 @@ from pathlib import Path
 
 from architectures.checkpoints.manifest import hardware
 from architectures.errors import UserError
-from distill.expected_time.figures import DeviceFigures, load_figures
+from distill.expected_time.device_figures import DeviceFigures, load_figures
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (  # of a checkout; of a wheel, in a folder of its own and in an environment, which may hold another copy's

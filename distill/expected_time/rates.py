@@ -9,8 +9,8 @@ from math import ceil, log
 
 from architectures.shapes.shape import DTYPE_BYTES, NAMED_SHAPES, Shape
 from distill.estimates.memory import matrix_parameters
+from distill.expected_time.device_figures import AnswerRow, StepRow
 from distill.expected_time.devices import Device
-from distill.expected_time.figures import AnswerRow, StepRow
 from distill.expected_time.lengths import written_answer
 
 ASSUMED_MFU = 0.30  # of a training step, where only the peak is known

@@ -14,8 +14,8 @@ from architectures.small_head.config import COUNTED, VocabularyConfig
 from architectures.small_head.counting import coverage
 from architectures.small_head.record import UNUSED_IDS
 from distill.recipe.text import TextConfig
-from distill.vocabulary.answers import Counts, id_counts_in, pooled
-from distill.vocabulary.text import id_counts_in_text
+from distill.vocabulary.answer_counts import Counts, id_counts_in, pooled
+from distill.vocabulary.text_counts import id_counts_in_text
 
 
 @dataclass(frozen=True)

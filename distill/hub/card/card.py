@@ -23,9 +23,9 @@ from distill.hub.card.figures import (
     tau_rows,
 )
 from distill.hub.card.serving import Serving
-from distill.hub.files.asked import repository_name
 from distill.hub.files.data_sets import data_sets_of
-from distill.hub.files.markdown import plain
+from distill.hub.files.early_checks import repository_name
+from distill.hub.files.escaping import plain
 from distill.hub.files.terms import Terms
 from distill.recipe.recipe import Recipe
 from eval.report.summary import report_verdict

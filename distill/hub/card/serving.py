@@ -10,8 +10,8 @@ from architectures.engines.pair.finding import EngineName, Finding, Severity
 from architectures.engines.pair.read_facts import read_draft, read_model
 from architectures.engines.table import ENGINES, findings, refusals, serve_line
 from architectures.errors import UserError
-from distill.hub.files.asked import repository_name
 from distill.hub.files.contents import OWN_TOKENIZER, SMALL_HEAD, Forms
+from distill.hub.files.early_checks import repository_name
 from eval.engine_runs.record import FILE_NAME, Certificate, CertificateFile, read_certificates, write_certificate
 
 

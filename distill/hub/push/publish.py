@@ -14,8 +14,8 @@ from architectures.files.atomic import staged_folder, write_text
 from architectures.gguf_export.names import GgufKind
 from distill.hub.card.card import Publication, write_card
 from distill.hub.card.serving import put_certificates, servings_of
-from distill.hub.files.asked import base_model_of, repository_name
 from distill.hub.files.contents import lay_out_forms, lay_out_gguf
+from distill.hub.files.early_checks import base_model_of, repository_name
 from distill.hub.files.evidence import published_card, published_grids, write_evidence
 from distill.hub.files.terms import Terms, refuse_unlicensed, terms_of
 from distill.hub.push.upload import Pushed, push_folder

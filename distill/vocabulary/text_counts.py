@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distill.recipe.text import TextConfig
-    from distill.vocabulary.answers import Counts
+    from distill.vocabulary.answer_counts import Counts
 
 TEXT_TOKENS = 1_000_000  # counted: a token that occurs once in 100 thousand is then seen ten times
 

@@ -8,8 +8,8 @@ import pytest
 from architectures.small_head.record import read_draft_vocabulary
 from distill.run.run import Run
 from distill.stages.running import prune_stage
-from distill.vocabulary import text as text_module
-from distill.vocabulary.text import id_counts_in_text
+from distill.vocabulary import text_counts as text_module
+from distill.vocabulary.text_counts import id_counts_in_text
 from eval.models.loading import load_tokenizer
 
 LENGTH, HELD_OUT = 8, 2

@@ -18,7 +18,7 @@ from architectures.targets.target import cached_config, is_gguf, local_path
 from distill.estimates.expected_work import finished_counts
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
-from distill.vocabulary.answers import Counts, id_counts_in, pooled
+from distill.vocabulary.answer_counts import Counts, id_counts_in, pooled
 from distill.vocabulary.choice import listed_ids
 
 MOST_TOKENS = 2_000_000  # of one kind of answers: a second's reading
