@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from eval.records.steps import ScoredLatency
 
 REPEATS = 20  # of the step times of untrained drafts
-ONE_OF = ("duration", "alphas", "untrained", "floors", "budget")
+RANKED_BY = ("duration", "alphas", "untrained", "floors", "budget")
 AT_THE_END = ("distill.eval_interval=1dur", "distill.save_interval=1dur", "distill.eval_first=false")
 
 
@@ -86,7 +86,7 @@ class ChooseSettings(Section):
 
     @model_validator(mode="after")
     def _by_one_thing(self) -> "ChooseSettings":
-        given = [flag_of(name) for name in ONE_OF if name in self.model_fields_set]
+        given = [flag_of(name) for name in RANKED_BY if name in self.model_fields_set]
         if len(given) > 1:
             raise UserError(f"{' and '.join(given)}: shapes are chosen by one of them. Leave the others out.")
         if self.within is not None and self.budget is None:

@@ -334,4 +334,4 @@ def test_shards_are_cut_by_tokens_and_by_bytes(monkeypatch, token_bytes, expecte
     lengths = list(itertools.accumulate(num_kept, initial=0))
     where = index.Index(lengths, [*(shard.answers.start for shard in shards), 6])
     assert len(where) == 6
-    assert where.place(5) == (expected - 1, slice(2, 4) if expected == 4 else slice(0, 2))
+    assert where.locate(5) == (expected - 1, slice(2, 4) if expected == 4 else slice(0, 2))
