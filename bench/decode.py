@@ -37,7 +37,6 @@ Way = Callable[[], int]  # decodes everything, and returns the tokens written
 
 
 def main() -> None:
-    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True)
     parser.add_argument("--draft", required=True)
@@ -73,8 +72,8 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     ways = ways_to_decode(pair.target, pair.draft, prompts, options)
     rng, seconds = np.random.default_rng(options.seed), {name: [] for name in ways}
     for turn in range(options.rounds + 1):
-        for place in rng.permutation(len(ways)):
-            name = list(ways)[place]
+        for index in rng.permutation(len(ways)):
+            name = list(ways)[index]
             start_s = time.perf_counter()
             tokens = ways[name]()
             each_s = (time.perf_counter() - start_s) / tokens
@@ -87,7 +86,6 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
 def ways_to_decode(
     target: PreTrainedModel, draft: PreTrainedModel, prompts: Sequence[list[int]], options: argparse.Namespace
 ) -> dict[str, Way]:
-    """All of them, by name."""
     limits, speculation = Limits(options.new_tokens), Speculation(options.lookahead)
     configure(target, draft, options.lookahead)
 
@@ -144,7 +142,6 @@ def generated(target: PreTrainedModel, ids: Sequence[int], new_tokens: int, **as
 
 
 def ratios(seconds: dict[str, float]) -> dict[str, float]:
-    """How many times as fast."""
     return {
         "plain, ours over transformers": seconds["plain, transformers"] / seconds["plain, ours"],
         "speculative, ours over transformers": seconds["speculative, transformers"] / seconds["speculative, ours"],

@@ -118,7 +118,6 @@ def prepared(work: Callable[..., Result], options: argparse.Namespace, *argument
 
 
 def key_of(line: Line) -> tuple[Any, ...]:
-    """What a cell is."""
     return (line["layers"], line["data"], line["variant"], line["seed"])
 
 
@@ -159,7 +158,9 @@ def answers_of(options: argparse.Namespace, data: str, teacher: dict[str, Any]) 
     share_answers(Run.of(base), run)
     cache_stage(run)
     sets = {name: AnswerDataset(read_traces(answers, name), max_seq_len=512) for name in ("train", "eval")}
-    return {name: CachedAnswers(found, TeacherCache(run.teacher_cache.path, name)) for name, found in sets.items()}
+    return {
+        name: CachedAnswers(answer_set, TeacherCache(run.teacher_cache.path, name)) for name, answer_set in sets.items()
+    }
 
 
 def cut_draft(options: argparse.Namespace, layers: int) -> Path:
@@ -246,21 +247,23 @@ def rows(lines: Sequence[Line], group: tuple[int, str]) -> Iterator[str]:
     yield "| variant | seeds | τ greedy | − forward_kl | τ at T=1 | − forward_kl | α | seconds |"
     yield "|" + "---|" * 8
     cells = {name: [line for line in lines if line["variant"] == name] for name in VARIANTS}
-    found = {name: cell for name, cell in cells.items() if cell}
-    for name, cell in sorted(found.items(), key=lambda one: -taus_of(one[1], "greedy").value):
-        columns = [part for scored in TEMPERATURES for part in (shown(taus_of(cell, scored)), gap(found, name, scored))]
+    measured = {name: cell for name, cell in cells.items() if cell}
+    for name, cell in sorted(measured.items(), key=lambda entry: -taus_of(entry[1], "greedy").value):
+        columns = [
+            part for scored in TEMPERATURES for part in (shown(taus_of(cell, scored)), gap(measured, name, scored))
+        ]
         alpha = sum(pooled(cell, "sampled", "alpha")) / sum(pooled(cell, "sampled", "tokens"))
         seconds = sum(line["train_s"] for line in cell) / len(cell)
         yield f"| {name} | {len(cell)} | {' | '.join(columns)} | {alpha:.3f} | {seconds:.0f} |"
 
 
-def gap(found: dict[str, list[Line]], name: str, scored: str) -> str:
+def gap(cells: dict[str, list[Line]], name: str, scored: str) -> str:
     """Tau less that of forward KL, on the same prompts and the seeds that both have."""
-    seeds = {line["seed"] for line in found[name]} & {line["seed"] for line in found.get(BASE, [])}
+    seeds = {line["seed"] for line in cells[name]} & {line["seed"] for line in cells.get(BASE, [])}
     if name == BASE or not seeds:
         return "—"
-    both = [[line for line in found[each] if line["seed"] in seeds] for each in (name, BASE)]
-    first, second = ((pooled(one, scored, "emitted"), pooled(one, scored, "rounds")) for one in both)
+    both = [[line for line in cells[each] if line["seed"] in seeds] for each in (name, BASE)]
+    first, second = ((pooled(cell, scored, "emitted"), pooled(cell, scored, "rounds")) for cell in both)
     return shown(paired_ratio_difference(first, second, RESAMPLING), "+.3f")
 
 

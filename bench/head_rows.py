@@ -105,7 +105,6 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """--threads N and more."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--rows", type=int, nargs="+", default=[8192, 32768], help="beside all of them")
@@ -179,8 +178,8 @@ def row_of(kind: Kind, timed: Timed[Kind], vocab: int, resampling: Resampling) -
     own = timed.times(resampling.confidence)[kind]
     seconds_R, whole_R = (np.array(timed.seconds[Kind(rows, kind.tokens)]) for rows in (kind.rows, vocab))
     shape = (resampling.num_resamples, len(seconds_R))
-    places_NR = np.random.default_rng(resampling.seed).integers(len(seconds_R), size=shape)
-    ratios_N = np.median(seconds_R[places_NR], axis=1) / np.median(whole_R[places_NR], axis=1)
+    index_NR = np.random.default_rng(resampling.seed).integers(len(seconds_R), size=shape)
+    ratios_N = np.median(seconds_R[index_NR], axis=1) / np.median(whole_R[index_NR], axis=1)
     interval = percentile_interval(ratios_N, resampling.confidence, num_units=len(seconds_R))
     return {
         "rows": kind.rows,
@@ -195,7 +194,6 @@ def row_of(kind: Kind, timed: Timed[Kind], vocab: int, resampling: Resampling) -
 
 
 def cells(row: Record) -> tuple[str, ...]:
-    """One line of what is printed."""
     low, high = row["over_whole_interval"]
     return (
         row["target"],

@@ -80,24 +80,23 @@ def words_of(options: argparse.Namespace, kind: str, repeat: int) -> list[str]:
 
 
 def recipe_of(options: argparse.Namespace, kind: str, repeat: int) -> Recipe:
-    """Of one run."""
     return load_recipe(options.recipe, words_of(options, kind, repeat))
 
 
 def run(options: argparse.Namespace, kind: str, repeat: int) -> dict[str, Any]:
     """Both commands of one run."""
-    found: dict[str, Any] = {"captured_while": kind, "repeat": repeat}
+    figures: dict[str, Any] = {"captured_while": kind, "repeat": repeat}
     for command in ("generate", "cache"):
         words = [command, str(options.recipe), *words_of(options, kind, repeat)]
         start_s = time.perf_counter()
         process = subprocess.Popen([sys.executable, str(ROOT / "widedraft.py"), *words], stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(process.pid, 0)
         assert status == 0, f"widedraft {command} ended with {status}"
-        found[f"{command}_s"] = round(time.perf_counter() - start_s, 1)
-        found[f"{command}_processor_s"] = round(used.ru_utime + used.ru_stime, 1)
-        found[f"{command}_peak_mib"] = round(used.ru_maxrss / 1024)
-    print(json.dumps(found), flush=True)
-    return found
+        figures[f"{command}_s"] = round(time.perf_counter() - start_s, 1)
+        figures[f"{command}_processor_s"] = round(used.ru_utime + used.ru_stime, 1)
+        figures[f"{command}_peak_mib"] = round(used.ru_maxrss / 1024)
+    print(json.dumps(figures), flush=True)
+    return figures
 
 
 def answers_of(recipe: Recipe) -> bytes:
@@ -112,20 +111,20 @@ def differences(recipes: dict[str, Recipe]) -> dict[str, Any]:
     target = Run.of(recipe).target
     dtype, size = teacher_dtype(recipe.target.dtype, recipe.distill.precision), recipe.data.batch_size
     head = load_head(target, dtype=dtype, device="cpu")
-    read, kept = (Said(cached_states(recipes[kind]), head) for kind in KINDS)
-    smaller = Said(read_states(recipe, target, dtype, batch_size=max(1, size // 4)), head)
-    found = {"kept, from read": compared(read, kept), "read in smaller batches, from read": compared(read, smaller)}
+    read, kept = (TeacherOutputs(cached_states(recipes[kind]), head) for kind in KINDS)
+    smaller = TeacherOutputs(read_states(recipe, target, dtype, batch_size=max(1, size // 4)), head)
+    rows = {"kept, from read": compared(read, kept), "read in smaller batches, from read": compared(read, smaller)}
     if dtype != "float32":
         whole = load_head(target, dtype="float32", device="cpu")
-        exact = Said(read_states(recipe, target, "float32", batch_size=size), whole)
-        found |= {"kept, from float32": compared(exact, kept), "read, from float32": compared(exact, read)}
+        exact = TeacherOutputs(read_states(recipe, target, "float32", batch_size=size), whole)
+        rows |= {"kept, from float32": compared(exact, kept), "read, from float32": compared(exact, read)}
     largest = read.hidden_AH.abs().max().item()
-    return {"dtype": dtype, "tokens": len(read.hidden_AH), "largest_state": largest, **found}
+    return {"dtype": dtype, "tokens": len(read.hidden_AH), "largest_state": largest, **rows}
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a teacher says of every answer token: its states, and the head that makes logits of them."""
+class TeacherOutputs:
+    """What a teacher outputs for every answer token: its states, and the head that makes logits of them."""
 
     hidden_AH: Tensor
     head: Head
@@ -144,32 +143,32 @@ def cached_states(recipe: Recipe) -> Tensor:
 def read_states(recipe: Recipe, target: Path, dtype: str, *, batch_size: int) -> Tensor:
     """The same, read anew."""
     source = TargetReading(target, CaptureSettings(recipe.distill.teacher, dtype=dtype, seed=0, batch_size=batch_size))
-    found = []
+    parts = []
     for name, answers in zip(("train", "eval"), read_answers(Run.of(recipe)), strict=True):
         split = Split(name, answers.examples, recipe.distill.teacher, 0, [])
         states = dict(source.states(split, range(len(answers))))
-        found += [states[answer] for answer in range(len(answers))]
-    return torch.cat(found)
+        parts += [states[answer] for answer in range(len(answers))]
+    return torch.cat(parts)
 
 
-def compared(one: Said, other: Said) -> dict[str, float]:
+def compared(first: TeacherOutputs, second: TeacherOutputs) -> dict[str, float]:
     """How far the other is from the one, in states and in logits."""
-    chunks = [compared_logits(*pair) for pair in zip(one.logits(), other.logits(), strict=True)]
+    chunks = [compared_logits(*pair) for pair in zip(first.logits(), second.logits(), strict=True)]
     largest, nats, agreeing = zip(*chunks, strict=True)
     return {
-        "largest_difference_of_a_state": (one.hidden_AH.float() - other.hidden_AH.float()).abs().max().item(),
+        "largest_difference_of_a_state": (first.hidden_AH.float() - second.hidden_AH.float()).abs().max().item(),
         "largest_difference_of_a_logit": max(largest),
-        "mean_kl_nats": sum(nats) / len(one.hidden_AH),
-        "same_argmax_rate": sum(agreeing) / len(one.hidden_AH),
+        "mean_kl_nats": sum(nats) / len(first.hidden_AH),
+        "same_argmax_rate": sum(agreeing) / len(first.hidden_AH),
     }
 
 
-def compared_logits(one_AV: Tensor, other_AV: Tensor) -> tuple[float, float, int]:
+def compared_logits(first_AV: Tensor, second_AV: Tensor) -> tuple[float, float, int]:
     """Largest difference, sum of KL in nats, and rows with one argmax."""
-    log_p_AV, log_q_AV = one_AV.double().log_softmax(-1), other_AV.double().log_softmax(-1)
+    log_p_AV, log_q_AV = first_AV.double().log_softmax(-1), second_AV.double().log_softmax(-1)
     nats = (log_p_AV.exp() * (log_p_AV - log_q_AV)).sum().item()
-    agreeing = int((one_AV.argmax(-1) == other_AV.argmax(-1)).sum())
-    return (one_AV - other_AV).abs().max().item(), nats, agreeing
+    agreeing = int((first_AV.argmax(-1) == second_AV.argmax(-1)).sum())
+    return (first_AV - second_AV).abs().max().item(), nats, agreeing
 
 
 if __name__ == "__main__":

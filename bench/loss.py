@@ -31,7 +31,7 @@ from torch import Tensor
 from architectures.checkpoints.manifest import provenance
 from distill.losses.chunked import Head, chunked_sum, plain_sum
 from distill.losses.objective import build_objective
-from distill.recipe.losses import chunk_size
+from distill.recipe.token_selection import chunk_size
 
 PEERS = {"liger": "liger_kernel", "trl": "trl"}
 BYTES_OF_PLAIN = {"forward_kl": 24, "jensen_shannon": 48}  # per token and entry, about; decides only what is tried
@@ -88,23 +88,25 @@ def main() -> None:
 
 def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every comparison of the page."""
-    return [*([] if options.peers_alone else own_rows(options)), beside_peers(options)]
+    return [*([] if options.peers_alone else own_rows(options)), peers_row(options)]
 
 
 def own_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Whole logits against chunks, for many tokens and for few."""
-    found = []
+    comparisons = []
     for vocab in options.vocabularies:
         fits = options.tokens * vocab * BYTES_OF_PLAIN["forward_kl"] < options.most_gib * 2**30
         if fits:
-            found.append(compare(options, vocab, options.tokens, "forward_kl", ["plain", "chunked"]))
+            comparisons.append(compare(options, vocab, options.tokens, "forward_kl", ["plain", "chunked"]))
         else:
-            found += beyond_memory(options, vocab)
+            comparisons += beyond_memory(options, vocab)
     [first, *_] = options.vocabularies
-    return found + [compare(options, first, few, "forward_kl", ["plain", "chunked"]) for few in options.few_tokens]
+    return comparisons + [
+        compare(options, first, few, "forward_kl", ["plain", "chunked"]) for few in options.few_tokens
+    ]
 
 
-def beside_peers(options: argparse.Namespace) -> dict[str, Any]:
+def peers_row(options: argparse.Namespace) -> dict[str, Any]:
     """The one loss that all have, at the first vocabulary and a quarter of the tokens."""
     peers = [name for name, package in PEERS.items() if find_spec(package) is not None]
     if options.peers_alone and not peers:
@@ -197,8 +199,6 @@ def step(run: Callable[[], Tensor], hidden: Tensor, weight: Tensor) -> float:
 
 
 def ours(total: Callable[..., Tensor]) -> Callable[..., Callable[[], Tensor]]:
-    """A path of ours."""
-
     def prepare(
         hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, loss: str, **options: int
     ) -> Any:
@@ -292,10 +292,10 @@ def now_s(device: str) -> float:
     return time.perf_counter()
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(comparisons: list[dict[str, Any]]) -> str:
     """Markdown: each path against the plain one."""
     lines = ["| loss | vocabulary | tokens | path | extra MiB | of plain | seconds | of plain |", "|" + "---|" * 8]
-    for row in found:
+    for row in comparisons:
         plain = row["paths"]["plain"]
         for path, cell in row["paths"].items():
             seconds = f"{cell['seconds']:.3f}" if "seconds" in cell else ""

@@ -122,7 +122,7 @@ def layout_of(batch: dict[str, Tensor], flops_per_token: Callable[[int], int]) -
     if layout is not None:
         num_rows, slots = layout.num_rows, layout.num_rows * layout.width
         packed = slots, slots * flops_per_token(layout.width)
-    shares = [one / other for one, other in zip(packed, padded, strict=True)]
+    shares = [packed_count / padded_count for packed_count, padded_count in zip(packed, padded, strict=True)]
     return {"tokens": sum(lengths) / padded[0], "slots": shares[0], "flops": shares[1], "rows": num_rows}
 
 

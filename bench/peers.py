@@ -77,11 +77,9 @@ class StepEnds(Callback, TrainerCallback):
         self.ends_s: list[float] = []
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Composer's."""
         self.ends_s.append(time.perf_counter())
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Transformers'."""
         self.ends_s.append(time.perf_counter())
 
 
@@ -128,9 +126,9 @@ def step_seconds(options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds a step of every contestant, of each round; the one measured against is always among them."""
     seconds: dict[str, list[float]] = {name: [] for name in {REFERENCE: None, **dict.fromkeys(options.contestants)}}
     for _ in range(options.rounds):
-        for name, found in seconds.items():
-            found.append(in_its_own_process(seconds_of, options, name, options.steps))
-            print(name, round(found[-1], 3), "s a step", flush=True)
+        for name, spent in seconds.items():
+            spent.append(in_its_own_process(seconds_of, options, name, options.steps))
+            print(name, round(spent[-1], 3), "s a step", flush=True)
     return seconds
 
 
@@ -163,8 +161,8 @@ def ours(options: argparse.Namespace, steps: int, folder: Path, *, loss: str, ca
     recipe = recipe.model_copy(update={"run_dir": str(folder), "distill": distill, "seed": options.seed})
     model = build_model(Run.of(recipe), eval_tasks=sets["eval"].answers.tasks)
     train_set = sets["train"] if cached else sets["train"].answers
-    one = first_of(sets["eval"])
-    eval_set = one if cached else one.answers
+    first = first_of(sets["eval"])
+    eval_set = first if cached else first.answers
     trainer = build_trainer(Run.of(recipe), model, train_set=train_set, eval_set=eval_set, checkpoint=None)
     trainer.state.callbacks.append(ends := StepEnds())
     trainer.fit()
@@ -174,10 +172,10 @@ def ours(options: argparse.Namespace, steps: int, folder: Path, *, loss: str, ca
 
 def first_of(held_out: CachedAnswers) -> CachedAnswers:
     """One held-out answer, so that the evaluation at the end costs nothing."""
-    one = copy(held_out)
-    one.answers = copy(held_out.answers)
-    one.answers.examples = held_out.answers.examples[:1]
-    return one
+    first = copy(held_out)
+    first.answers = copy(held_out.answers)
+    first.answers.examples = held_out.answers.examples[:1]
+    return first
 
 
 def trl(options: argparse.Namespace, steps: int, folder: Path, **settings: float) -> Trained:
@@ -253,7 +251,7 @@ def written(student: Any, folder: Path) -> Path:
 
 def table(lines: Sequence[Line]) -> str:
     """Markdown: speed in turns against the reference's, and tau of what each made, less the reference's."""
-    found = [
+    rows = [
         "| trainer | seconds a step | of ours | steps | tau, greedy | less ours | tau at T = 1 | less ours |",
         "|" + "---|" * 8,
     ]
@@ -263,13 +261,13 @@ def table(lines: Sequence[Line]) -> str:
         cells = [line["contestant"], f"{median(line['step_s']):.2f}", f"{median(ratios):.2f}", str(line["steps"])]
         for scored in TEMPERATURES:
             cells += [shown(taus_of([line], scored)), "—" if line is base else difference(line, base, scored)]
-        found.append(f"| {' | '.join(cells)} |")
-    return "\n".join(found)
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def difference(line: Line, base: Line, scored: str) -> str:
     """Tau less the reference's, on the same prompts."""
-    first, second = ((one["scores"][scored]["emitted"], one["scores"][scored]["rounds"]) for one in (line, base))
+    first, second = ((each["scores"][scored]["emitted"], each["scores"][scored]["rounds"]) for each in (line, base))
     return shown(paired_ratio_difference(first, second, RESAMPLING), "+.3f")
 
 

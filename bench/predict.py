@@ -60,7 +60,6 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """--target A and more."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True)
     parser.add_argument("--prompts", required=True)
@@ -146,7 +145,6 @@ def row_of(batch: int, way: SpeedWay) -> Record:
 
 
 def cells(row: Record) -> tuple[str, ...]:
-    """One row of the table."""
     ratios = (figure_words(**row[name], times=True) for name in ("predicted", "measured"))
     named = (str(row["batch"]), row["draft"], str(row["lookahead"]), f"{row['tau']:.2f}")
     return (*named, *ratios, f"{row['error']:+.1%}")

@@ -53,7 +53,6 @@ def turned(inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor |
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python bench/products.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=2)
@@ -74,14 +73,14 @@ def step_ms(models: Mapping[str, PreTrainedModel], repeats: int) -> dict[Kind, f
     """Median milliseconds by tokens, number type and form."""
     sequencers = {dtype: read_context(model) for dtype, model in models.items()}
     kinds = list(product(TOKENS, models, FORMS))
-    rng, found = np.random.default_rng(0), {kind: [] for kind in kinds}
+    rng, spent_by_kind = np.random.default_rng(0), {kind: [] for kind in kinds}
     for repeat in track(range(WARM_UPS + repeats), description="repetitions", total=WARM_UPS + repeats):
-        for place in rng.permutation(len(kinds)):
-            tokens, dtype, form = kinds[place]
+        for index in rng.permutation(len(kinds)):
+            tokens, dtype, form = kinds[index]
             spent_s = timed(sequencers[dtype], tokens, form)
             if repeat >= WARM_UPS:
-                found[kinds[place]].append(spent_s)
-    return {kind: 1000 * float(np.median(spent)) for kind, spent in found.items()}
+                spent_by_kind[kinds[index]].append(spent_s)
+    return {kind: 1000 * float(np.median(spent)) for kind, spent in spent_by_kind.items()}
 
 
 def read_context(model: PreTrainedModel) -> Sequencer:

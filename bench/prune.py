@@ -133,8 +133,8 @@ def plain_copy(target: Path, num_bytes: int, out: Path) -> float:
     left = num_bytes
     with out.open("wb") as written:
         for file in sorted(target.glob("*.safetensors")):
-            with file.open("rb") as opened:
-                while left and (chunk := opened.read(min(CHUNK_BYTES, left))):
+            with file.open("rb") as stream:
+                while left and (chunk := stream.read(min(CHUNK_BYTES, left))):
                     left -= written.write(chunk)
     flush(out)
     elapsed_s = time.perf_counter() - start_s
@@ -144,16 +144,16 @@ def plain_copy(target: Path, num_bytes: int, out: Path) -> float:
 
 def flush(file: Path) -> None:
     """Wait until a file is on disk."""
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def drop_from_cache(folder: Path) -> None:
     """Let the system forget a folder's files, so that reading them costs what it costs the first time."""
     for file in folder.glob("*.safetensors"):
         flush(file)
-        with file.open("rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with file.open("rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 if __name__ == "__main__":

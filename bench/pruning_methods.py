@@ -195,7 +195,7 @@ def write_text(options: argparse.Namespace, path: Path) -> Path:
     """The prompts and answers that are distilled on, as lines of text."""
     tokenizer = load_tokenizer(options.target)
     traces = enough(read_traces(options.data, "train"), options.tokens)
-    lines = [json.dumps({"text": tokenizer.decode([*one.prompt_ids, *one.answer_ids])}) for one in traces]
+    lines = [json.dumps({"text": tokenizer.decode([*trace.prompt_ids, *trace.answer_ids])}) for trace in traces]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -204,7 +204,7 @@ def enough(traces: Sequence[Trace], tokens: int) -> list[Trace]:
     """The first answers that hold so many tokens together."""
     taken: list[Trace] = []
     for trace in traces:
-        if sum(len(one.answer_ids) for one in taken) >= tokens:
+        if sum(len(answer.answer_ids) for answer in taken) >= tokens:
             return taken
         taken.append(trace)
     raise SystemExit(f"the data folder holds fewer than {tokens} answer tokens; lower --tokens")
@@ -302,21 +302,21 @@ def rows(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
             (method, [line for line in lines if (line["shape"], line["method"]) == (shape, method)])
             for method in METHODS
         ]
-        for method, found in sorted(cells, key=lambda one: -mean(line["after"] for line in one[1])):
-            if found:
-                layers = " ".join(map(str, found[0]["layers"])) if method != "random" else "by seed"
-                match = mean(line["counts"]["after"]["match"] for line in found)
-                seeds = " ".join(f"{line['after']:.3f}" for line in found)
+        for method, scored in sorted(cells, key=lambda entry: -mean(line["after"] for line in entry[1])):
+            if scored:
+                layers = " ".join(map(str, scored[0]["layers"])) if method != "random" else "by seed"
+                match = mean(line["counts"]["after"]["match"] for line in scored)
+                seeds = " ".join(f"{line['after']:.3f}" for line in scored)
                 yield (
-                    f"| {shape} | {method} | {layers} | {len(found)} | {interval(found, 'before')} "
-                    f"| **{interval(found, 'after')}** ({seeds}) | {match:.3f} |"
+                    f"| {shape} | {method} | {layers} | {len(scored)} | {interval(scored, 'before')} "
+                    f"| **{interval(scored, 'after')}** ({seeds}) | {match:.3f} |"
                 )
 
 
-def interval(found: Sequence[dict[str, Any]], when: str) -> str:
+def interval(lines: Sequence[dict[str, Any]], when: str) -> str:
     """Tau of the pooled counts of all seeds, with its 95 % interval over prompts."""
     sums = {
-        name: [sum(values) for values in zip(*(line["counts"][when][name] for line in found), strict=True)]
+        name: [sum(values) for values in zip(*(line["counts"][when][name] for line in lines), strict=True)]
         for name in ("emitted", "rounds")
     }
     estimate = pooled_ratio(sums["emitted"], sums["rounds"], Resampling(num_resamples=2000, confidence=0.95, seed=1))
@@ -326,8 +326,8 @@ def interval(found: Sequence[dict[str, Any]], when: str) -> str:
 
 def mean(values: Iterator[float]) -> float:
     """Of nothing: 0."""
-    found = list(values)
-    return sum(found) / len(found) if found else 0.0
+    known = list(values)
+    return sum(known) / len(known) if known else 0.0
 
 
 if __name__ == "__main__":

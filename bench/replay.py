@@ -49,7 +49,6 @@ LOOKAHEADS = range(1, 17)
 
 
 def main() -> None:
-    """Cut, measure, write, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=6, help="of the draft")
@@ -94,7 +93,7 @@ def measure(
                 target, draft, [prompt_ids], limits=limits, speculation=Speculation(lookahead)
             )[0]
         )
-        rounds = [(one.start, one.accepted) for one in decoded.rounds]
+        rounds = [(each.start, each.accepted) for each in decoded.rounds]
         counts = count_trace(rounds, num_tokens=len(decoded.token_ids), lookahead=lookahead)
         if (decoded.token_ids, counts) != (answer, replayed[lookahead]):
             raise SystemExit(f"lookahead {lookahead}: the loop counted {counts}, the replay {replayed[lookahead]}.")

@@ -27,7 +27,6 @@ from eval.speed.ways import PLAIN, Run, Setup, Taken, Way, ways_to_decode
 
 
 def main() -> None:
-    """Measure every batch and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True)
     parser.add_argument("--prompts", required=True)
@@ -62,18 +61,18 @@ def turns_at(run: Run, prompts: list[list[int]], batch: int, options: argparse.N
     ways = {Way(PLAIN, copy): run for copy in range(options.copies)}
     warm_up(ways, groups[:1])
     turns = list(product(range(options.repeats), range(len(groups))))
-    found: dict[Way, list[dict[int, Taken]]] = {}
+    taken: dict[Way, list[dict[int, Taken]]] = {}
     ticks = track(turns, description=f"batch {batch}", total=len(turns))
-    for _ in take_turns(ways, groups, ticks, np.random.default_rng(options.seed), times=found):
+    for _ in take_turns(ways, groups, ticks, np.random.default_rng(options.seed), times=taken):
         pass
     return [
         {
             "repeat": repeat,
-            "group": place,
-            "seconds": [round(rows[repeat][place].whole_s, 4) for rows in found.values()],
-            "tokens": [rows[repeat][place].tokens for rows in found.values()],
+            "group": group,
+            "seconds": [round(rows[repeat][group].whole_s, 4) for rows in taken.values()],
+            "tokens": [rows[repeat][group].tokens for rows in taken.values()],
         }
-        for repeat, place in turns
+        for repeat, group in turns
     ]
 
 

@@ -47,7 +47,6 @@ MAX_SEQ_LEN = 4096
 
 
 def main() -> None:
-    """Write, measure, clean up, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="needs about 4 GB free")
     parser.add_argument("--answers", type=int, default=100_000)
@@ -98,7 +97,6 @@ def write_answers(folder: Path, options: argparse.Namespace) -> None:
 
 
 def answer_row(number: int, generator: random.Random, options: argparse.Namespace) -> dict:
-    """One answer."""
     ids = [generator.randrange(options.vocab) for _ in range(PROMPT_TOKENS + options.answer_tokens)]
     texts = {"messages": [{"role": "user", "content": "x" * 4 * PROMPT_TOKENS}], "answer": "x" * 4}
     split = {"prompt_ids": ids[:PROMPT_TOKENS], "answer_ids": ids[PROMPT_TOKENS:]}
@@ -125,7 +123,7 @@ def write_cache(
     files = {index_file("train"): write_index(cache, "train", num_kept, shards)}
     for shard in shards:
         rows = len(shard.answers) * answer_tokens
-        files[shard.file] = write_tensors({name: one[:rows] for name, one in block.items()}, cache / shard.file)
+        files[shard.file] = write_tensors({name: tensor[:rows] for name, tensor in block.items()}, cache / shard.file)
     names = [shard.file for shard in shards]
     split = {"contents": teacher.contents, "examples": fingerprint, "shards": names}
     records = {name: asdict(record) for name, record in files.items()}
@@ -179,9 +177,9 @@ def read_once(folder: Path) -> None:
 def drop_from_cache(*folders: Path) -> None:
     """Let the system forget the files, so that reading them costs what it costs the first time."""
     for file in (file for folder in folders for file in folder.iterdir()):
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 if __name__ == "__main__":

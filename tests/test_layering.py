@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = ("architectures", "eval", "distill")
 WORKERS = ROOT / "eval" / "engine_runs" / "workers"
 LIGHT_MODULES = (
-    "distill.hub.files.asked",
+    "distill.hub.files.early_checks",
     "distill.hub.push.command",
     "distill.hub.push.local_files",
     "distill.hub.push.upload",
@@ -39,14 +39,14 @@ LIGHT_MODULES = (
     "distill.recipe.training",
     "distill.estimates.coverage",
     "distill.expected_time.devices",
-    "distill.expected_time.figures",
+    "distill.expected_time.device_figures",
     "distill.commands.recipe_headers",
     "distill.expected_time.page",
     "distill.run.training",
     "distill.run.stage",
     "distill.run.run",
     "distill.formulas.losses",
-    "distill.recipe.losses",
+    "distill.recipe.token_selection",
     "distill.monitoring.flops",
     "distill.run.older_runs",
     "distill.data.packing_rules",

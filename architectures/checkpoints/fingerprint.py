@@ -52,7 +52,7 @@ def fingerprint_checkpoint(folder: Path) -> str:
         }
     )
     has_settings = any((folder / name).is_file() for name in (SETTINGS_NAME, "config.json"))
-    return fingerprint_of_files(folder, names, beside=generation_identity(folder) if has_settings else None)
+    return fingerprint_of_files(folder, names, extra=generation_identity(folder) if has_settings else None)
 
 
 def fingerprint_folder(folder: Path) -> str:
@@ -62,10 +62,10 @@ def fingerprint_folder(folder: Path) -> str:
     return fingerprint_of_files(folder, sorted(path.as_posix() for path in visible))
 
 
-def fingerprint_of_files(folder: Path, names: Sequence[str], *, beside: Any = None) -> str:
+def fingerprint_of_files(folder: Path, names: Sequence[str], *, extra: Any = None) -> str:
     """sha256 over names and contents of some files of a folder, and a value that counts too."""
     hashes = sha256_of_files([folder / name for name in names], description=f"hashing {folder}")
-    return fingerprint_value([FINGERPRINT_KIND, beside, *zip(names, hashes, strict=True)])
+    return fingerprint_value([FINGERPRINT_KIND, extra, *zip(names, hashes, strict=True)])
 
 
 def fingerprint_tokenizer(folder: Path) -> dict[str, str]:

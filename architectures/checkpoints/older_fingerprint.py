@@ -31,9 +31,9 @@ def today_by_older(folder: Path) -> dict[str, str]:
     }
 
 
-def say_adopted(place: Path) -> None:
+def say_adopted(path: Path) -> None:
     """Say that something recorded by an older kind is believed; from now on every byte is compared."""
-    print(f"   {place}: {ADOPTED}", flush=True)
+    print(f"   {path}: {ADOPTED}", flush=True)
 
 
 def partial_tokenizer_fingerprint(folder: Path) -> str:

@@ -54,8 +54,8 @@ class Weights:
 
     def read(self, name: str) -> Tensor:
         """One tensor. Its memory is the file's own pages, given back when the tensor goes."""
-        with safe_open(self.files[name], framework="pt") as opened:
-            return opened.get_tensor(name.removeprefix(self.left_out))
+        with safe_open(self.files[name], framework="pt") as shard:
+            return shard.get_tensor(name.removeprefix(self.left_out))
 
 
 def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
@@ -76,8 +76,8 @@ def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
     info: dict[str, TensorInfo] = {}
     files: dict[str, Path] = {}
     for name in names:
-        for tensor, found in read_header(folder / name).items():
-            info[tensor], files[tensor] = found, folder / name
+        for tensor, tensor_info in read_header(folder / name).items():
+            info[tensor], files[tensor] = tensor_info, folder / name
     for tensor, name in indexed.items():
         if files.get(tensor) != folder / name:
             raise UserError(
@@ -93,7 +93,7 @@ def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
     renamed = {name: name if name.startswith("lm_head.") else f"{base_prefix}{name}" for name in info}
     return Weights(
         folder,
-        {renamed[name]: found for name, found in info.items()},
+        {renamed[name]: tensor_info for name, tensor_info in info.items()},
         {renamed[name]: file for name, file in files.items()},
         left_out=base_prefix,
     )
@@ -108,18 +108,18 @@ def read_index(folder: Path) -> dict[str, str]:
     path = folder / INDEX_NAME
     if not path.exists():
         return {}
-    found: Any = read_json_object(path, "Fetch the checkpoint again.").get("weight_map")
-    if not INDEX.fits(found):
+    weight_map: Any = read_json_object(path, "Fetch the checkpoint again.").get("weight_map")
+    if not INDEX.fits(weight_map):
         raise UserError(
-            f"{path}: not a safetensors index: weight_map {INDEX.mistake(found)}. Fetch the checkpoint again."
+            f"{path}: not a safetensors index: weight_map {INDEX.mistake(weight_map)}. Fetch the checkpoint again."
         )
-    for tensor, name in found.items():
+    for tensor, name in weight_map.items():
         if "\0" in name or Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(
                 f"{path}: says that {tensor} is in {name!r}, which is no safetensors file of this folder. "
                 "Fetch the checkpoint again."
             )
-    return found
+    return weight_map
 
 
 def require_files_of_folder(folder: Path) -> None:
@@ -153,25 +153,28 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     if not file.is_file():
         raise UserError(f"{file}: missing shard. Fetch the checkpoint again.")
     try:
-        with safe_open(file, framework="pt") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
-            found = {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+        with safe_open(file, framework="pt") as shard:
+            slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118 - not a dict
+            entries = {
+                name: (tensor_slice.get_dtype(), tuple(tensor_slice.get_shape()))
+                for name, tensor_slice in slices.items()
+            }
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file}: damaged or cut short ({error}). Fetch the checkpoint again.") from error
-    for name, (code, _) in found.items():
+    for name, (code, _) in entries.items():
         if code not in DTYPES:
             raise UserError(
                 f"{file}: {name} has dtype {code}; {', '.join(DTYPES)} are read. "
                 "A quantised checkpoint must be de-quantised first."
             )
-    return {name: TensorInfo(DTYPES[code], size) for name, (code, size) in found.items()}
+    return {name: TensorInfo(DTYPES[code], size) for name, (code, size) in entries.items()}
 
 
 def require_tensors(weights: Weights, expected: Mapping[str, tuple[int, ...]], *, ignored: tuple[str, ...]) -> None:
     """Every expected tensor is there with its size, and no other, or a message that names the first offender.
 
     Args:
-        weights: An opened checkpoint.
+        weights: Of a checkpoint.
         expected: Size of every tensor the config promises.
         ignored: Endings of names that may be there and are not read.
 
@@ -212,7 +215,7 @@ def write_weights(
         max_shard_bytes: A shard grows no larger, unless one tensor does.
 
     Raises:
-        UserError: If the disk has too little room; nothing is written then.
+        UserError: If the disk has too little free space; nothing is written then.
     """
     total_bytes = sum(info.num_bytes for info in layout.values())
     free_bytes = shutil.disk_usage(folder).free
@@ -265,13 +268,13 @@ def write_shard(layout: Mapping[str, TensorInfo], read: Callable[[str], Tensor],
         header[name] = {"dtype": code, "shape": list(layout[name].size), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with file.open("wb") as opened:
-        opened.write(len(text).to_bytes(8, "little") + text)
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
         for name in track(ordered, description=f"writing {file.name}", total=len(ordered)):
             tensor = read(name)
             if TensorInfo(tensor.dtype, tuple(tensor.shape)) != layout[name]:
                 raise ValueError(f"{name}: laid out as {layout[name]}, got {tensor.dtype} {tuple(tensor.shape)}.")
-            opened.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+            stream.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def require_replaceable(out: Path, mark: str, *, reading: Path, stage: str | None = None) -> None:
@@ -293,5 +296,5 @@ def require_replaceable(out: Path, mark: str, *, reading: Path, stage: str | Non
         return
     if not (out / mark).is_file():
         raise UserError(f"{out}: exists, is not empty and holds no {mark}. {REMEDY}")
-    if stage is not None and (found := read_json_object(out / mark, REMEDY).get("stage")) != stage:
-        raise UserError(f"{out}: exists, and its {mark} is of stage {found!r}, not {stage!r}. {REMEDY}")
+    if stage is not None and (recorded_stage := read_json_object(out / mark, REMEDY).get("stage")) != stage:
+        raise UserError(f"{out}: exists, and its {mark} is of stage {recorded_stage!r}, not {stage!r}. {REMEDY}")

@@ -94,9 +94,9 @@ def write_own_tokenizer(draft: SmallDraft, folder: Path) -> None:
 
 
 def ids_and_pushed(draft: SmallDraft) -> tuple[Tensor, Tensor]:
-    """ids_K that the head says, and pushed_K: which of them training only pushed down."""
+    """ids_K that the head outputs, and pushed_K: which of them training only pushed down."""
     ids_K = torch.tensor(draft.vocabulary.ids)
-    return ids_K, torch.isin(ids_K, torch.tensor(draft.vocabulary.never_said, dtype=ids_K.dtype))
+    return ids_K, torch.isin(ids_K, torch.tensor(draft.vocabulary.unused_ids, dtype=ids_K.dtype))
 
 
 def write_own_tokens(draft: SmallDraft, folder: Path) -> str:

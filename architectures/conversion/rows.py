@@ -1,8 +1,8 @@
 """The rows of head and embedding in each form: pure functions of tensors.
 
 Shape suffixes used in this file:
-    K = ids that the draft says, V = vocabulary entries of its target, H = hidden width
-    U = K + 1: the ids said, and the unknown token last
+    K = ids that the draft outputs, V = vocabulary entries of its target, H = hidden width
+    U = K + 1: the output ids, and the unknown token last
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from architectures.draft_vocabulary.unknown import mean_of_dropped
 
-SHARE_OF_ALL = 1 / 16  # of the losing row's weight, so that rows never said may tie for the largest logit
+SHARE_OF_ALL = 1 / 16  # of the losing row's weight, so that rows never output may tie for the largest logit
 
 
 def losing_row(head_KH: Tensor, pushed_K: Tensor) -> Tensor:
@@ -21,15 +21,15 @@ def losing_row(head_KH: Tensor, pushed_K: Tensor) -> Tensor:
     keeps the order. So greedily the draft proposes what the small head proposes, but for a step on which the small head
     prefers none of its ids (a hidden state of zeros), where argmax takes the lowest id of all.
 
-    Most of the weight is on rows that training pushed down: those of ids that the training answers never say. When
-    sampling, the ids that are not said then get little (docs/engines.md).
+    Most of the weight is on rows that training pushed down: those of ids that the training answers never contain. When
+    sampling, the ids that are not output then get little (docs/engines.md).
 
     Rounding shifts the logit by at most half a unit in the last place of each weight, summed over H: far less than the
     distance of the largest logit from the mean, unless all are nearly equal.
 
     Args:
         head_KH: The rows there are.
-        pushed_K: True where the id is never said; all False where nobody counted: then it is the plain mean.
+        pushed_K: True where the id is never output; all False where nobody counted: then it is the plain mean.
     """
     rows_KH = head_KH.double()
     mean_H = rows_KH.mean(dim=0)
@@ -50,7 +50,7 @@ def head_with_unknown(head_KH: Tensor, pushed_K: Tensor) -> Tensor:
 
 
 def embedding_with_unknown(embedding_VH: Tensor, ids_K: Tensor, unknown_id: int | None) -> Tensor:
-    """embedding_UH: the rows of the ids said, and the one that stands for all others.
+    """embedding_UH: the rows of the output ids, and the one that stands for all others.
 
     Args:
         embedding_VH: Of the draft, which reads every token.

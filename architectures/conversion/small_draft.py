@@ -34,10 +34,10 @@ class SmallDraft:
 
 
 def read_small_draft(folder: Path) -> SmallDraft:
-    """A draft whose head says some ids alone.
+    """A draft whose head outputs some ids alone.
 
     Raises:
-        UserError: If its head says all, or a file is missing, damaged or of another draft.
+        UserError: If its head outputs all, or a file is missing, damaged or of another draft.
     """
     config = read_config(folder)
     if CONFIG_KEY not in config:

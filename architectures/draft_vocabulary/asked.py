@@ -1,4 +1,4 @@
-"""How many ids a recipe has the draft say, which they are by their counts, and the shape that this makes. No torch."""
+"""How many ids a recipe has the draft output, which by their counts, and the shape that this makes. No torch."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
         wanted: None leaves the head as it is.
 
     Raises:
-        UserError: As `asked_size`, or if the source's head says another number of ids.
+        UserError: As `asked_size`, or if the source's head outputs another number of ids.
     """
     if wanted is None:
         return draft
@@ -32,7 +32,7 @@ def with_asked_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
 
 
 def asked_size(wanted: VocabularyConfig, vocab_size: int) -> int:
-    """How many ids the draft says, fewer than the target.
+    """How many ids the draft outputs, fewer than the target.
 
     Raises:
         UserError: If they are as many or more, or of a list that cannot be read.

@@ -1,4 +1,4 @@
-"""README.md of a draft whose output head says some ids alone, and of the forms it is served in. No torch."""
+"""README.md of a draft whose output head outputs some ids alone, and of the forms it is served in. No torch."""
 
 from architectures.small_head.record import DraftVocabulary
 
@@ -48,7 +48,7 @@ def small_head_card(vocabulary: DraftVocabulary, head: str) -> str:
     """The card of a draft as it is trained and as widedraft decodes with it.
 
     Args:
-        vocabulary: What its head says.
+        vocabulary: Of its head.
         head: Name of the head's tensor.
     """
     return f"""# A draft with a small output head
@@ -74,7 +74,7 @@ def whole_head_card(vocabulary: DraftVocabulary, *, tied_in: str | None) -> str:
     """The card of a draft whose head was grown back.
 
     Args:
-        vocabulary: The ids that the small head says.
+        vocabulary: The ids that the small head outputs.
         tied_in: Engines that take its head to be the embedding; None where there are none.
     """
     warning = ""

@@ -1,4 +1,4 @@
-"""An output head with a row for each id that a draft can say, in a transformers model.
+"""An output head with a row for each id that a draft can output, in a transformers model.
 
 Shape suffixes used in this file:
     K = rows of the head, H = hidden width, V = vocabulary entries of the target, X = any axes before
@@ -44,7 +44,7 @@ def put_head(lm: PreTrainedModel, weight_KH: Tensor, ids_K: Tensor) -> None:
 
 
 def cut_head(lm: PreTrainedModel, ids_K: Tensor) -> None:
-    """Cut the head of a model that can say everything down to some ids."""
+    """Cut the head of a model that can output everything down to some ids."""
     old = lm.get_output_embeddings()
     assert isinstance(old, nn.Linear), "a causal language model has a linear output head"
     assert old.bias is None, "no family drafts are cut from has a bias there"
@@ -52,20 +52,20 @@ def cut_head(lm: PreTrainedModel, ids_K: Tensor) -> None:
 
 
 def head_ids(lm: PreTrainedModel) -> Tensor | None:
-    """ids_K, what each row of a model's head says; None where row k is token k."""
+    """ids_K, which id each row of a model's head outputs; None where row k is token k."""
     return getattr(lm.get_output_embeddings(), IDS, None)
 
 
 def rows_below(ids_K: Tensor, vocab_size: int) -> int:
-    """How many rows say ids that are smaller: the first ones, since ids ascend."""
+    """How many rows output ids that are smaller: the first ones, since ids ascend."""
     return int((ids_K < vocab_size).sum())
 
 
 def ids_below(lm: PreTrainedModel, vocab_size: int) -> Tensor | None:
-    """ids_K of the rows that say ids below a bound, the first ones; None where row k is token k.
+    """ids_K of the rows that output ids below a bound, the first ones; None where row k is token k.
 
     Raises:
-        UserError: If there are none: the model can say nothing that another of so many ids can.
+        UserError: If there are none: the model can output nothing that another of so many ids can.
     """
     ids_K = head_ids(lm)
     if ids_K is None:
@@ -80,13 +80,13 @@ def ids_below(lm: PreTrainedModel, vocab_size: int) -> Tensor | None:
 
 
 def columns_below(lm: PreTrainedModel, vocab_size: int) -> int:
-    """How many columns of a model's logits say ids below a bound: the first ones."""
+    """How many columns of a model's logits are of ids below a bound: the first ones."""
     ids_K = ids_below(lm, vocab_size)
     return vocab_size if ids_K is None else len(ids_K)
 
 
 def tokens_of(rows_X: Tensor, ids_K: Tensor | None) -> Tensor:
-    """The tokens that rows of a head say, each row its own where ids_K is None."""
+    """The tokens that rows of a head output, each row its own where ids_K is None."""
     return rows_X if ids_K is None else ids_K[rows_X]
 
 
@@ -113,7 +113,7 @@ def with_rows(model_class: type[PreTrainedModel], rows: int) -> type[PreTrainedM
 
 
 def name_rows(lm: PreTrainedModel, ids: Sequence[int]) -> None:
-    """Say of a loaded model with_rows what each row of its head says; it is of the class it was made like again."""
+    """Record which id each row of a loaded model's head outputs; it is of the class it was made like again."""
     head = lm.get_output_embeddings()
     assert isinstance(head, nn.Linear)  # see with_rows
     lm.__class__ = type(lm).__bases__[0]  # which can be pickled
@@ -121,7 +121,7 @@ def name_rows(lm: PreTrainedModel, ids: Sequence[int]) -> None:
 
 
 def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None:
-    """What the output head of a checkpoint folder says; None of a head that says every id.
+    """The ids of the output head of a checkpoint folder; None of a head that outputs every id.
 
     Args:
         folder: A local Hugging Face folder.
@@ -135,16 +135,16 @@ def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None
         refuse_stray_ids(folder)
         return None
     shape = Shape.from_config(config, where=str(folder / "config.json"))
-    found, family = read_draft_vocabulary(folder), FAMILIES[shape.family]
+    vocabulary, family = read_draft_vocabulary(folder), FAMILIES[shape.family]
     weights, name = open_weights(folder, base_prefix=family.base_prefix), family.weight("head")
     rows = weights.info[name].size[0] if name in weights.info else 0
-    if (shape.head_vocab, shape.vocab) != (len(found.ids), found.vocab_size) or rows != len(found.ids):
+    if (shape.head_vocab, shape.vocab) != (len(vocabulary.ids), vocabulary.vocab_size) or rows != len(vocabulary.ids):
         raise UserError(
             f"{folder}: config.json says {shape.head_vocab} rows of the head for {shape.vocab} ids, "
-            f"{DRAFT_VOCABULARY_NAME} {len(found.ids)} for {found.vocab_size}, and {name} has {rows}. Take all three "
-            "from one draft."
+            f"{DRAFT_VOCABULARY_NAME} {len(vocabulary.ids)} for {vocabulary.vocab_size}, and {name} has {rows}. "
+            "Take all three from one draft."
         )
-    return found
+    return vocabulary
 
 
 def refuse_stray_ids(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 A JSON list, the ids to keep first at its beginning; or the ids of a draft that is there already, as its folder or its
 draft_vocabulary.json. A list is taken as it is: ids that are not in it are not added, special tokens and bytes neither,
-since whatever a draft cannot say costs it that token alone. Only where texts end it must be able to say.
+since whatever a draft cannot output costs it that token alone. Only where texts end it must be able to output.
 """
 
 from collections import Counter

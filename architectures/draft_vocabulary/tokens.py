@@ -1,6 +1,7 @@
-"""What the ids of a target's tokenizer are, read from its files: which there are, and which a draft always says.
+"""What the ids of a target's tokenizer are, read from its files: which there are, and which a draft always outputs.
 
-A draft that can say every single byte can spell any text, and one that can say every special token can end it. No torch
+A draft that can output every single byte can spell any text, and one that can output every special token can end it.
+No torch
 and no transformers: `widedraft check` answers at once.
 """
 
@@ -41,7 +42,7 @@ class Tokens:
 
     @property
     def always(self) -> frozenset[int]:
-        """Ids that are kept however seldom they are said."""
+        """Ids that are kept however seldom they occur."""
         return self.special | self.single_bytes
 
 
@@ -65,8 +66,11 @@ def tokens_of(tokenizer: Mapping[str, Any], folder: Path, vocab_size: int) -> To
     settings = folder / TOKENIZER_SETTINGS
     config = read_json_object(settings, REMEDY) if settings.is_file() else {}
     try:
-        by_text = {**vocabulary(tokenizer["model"]), **{one["content"]: one["id"] for one in tokenizer["added_tokens"]}}
-        special = {one["id"] for one in tokenizer["added_tokens"] if one["special"]}
+        by_text = {
+            **vocabulary(tokenizer["model"]),
+            **{token["content"]: token["id"] for token in tokenizer["added_tokens"]},
+        }
+        special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
         special |= {by_text[text] for text in named_special(config) if text in by_text}
         signs = BYTE_NAMES | (BYTE_SIGNS if splits_into_bytes(tokenizer) else frozenset())
         single_bytes = {by_text[sign] for sign in signs if sign in by_text}
@@ -80,9 +84,9 @@ def tokens_of(tokenizer: Mapping[str, Any], folder: Path, vocab_size: int) -> To
 
 
 def vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
-    """Ids by text; of a unigram model, which lists its tokens with their scores, by their place."""
-    found = model["vocab"]
-    return dict(found) if isinstance(found, dict) else {text: number for number, (text, _) in enumerate(found)}
+    """Ids by text; of a unigram model, which lists its tokens with their scores, by their index."""
+    entries = model["vocab"]
+    return dict(entries) if isinstance(entries, dict) else {text: number for number, (text, _) in enumerate(entries)}
 
 
 def named_special(config: Mapping[str, Any]) -> Iterator[str]:

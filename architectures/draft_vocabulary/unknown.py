@@ -1,4 +1,4 @@
-"""One embedding row for every token that a draft does not say, for engines whose draft reads no other tokens.
+"""One embedding row for every token that a draft does not output, for engines whose draft reads no other tokens.
 
 vLLM's `use_heterogeneous_vocab` gives a draft the tokens of its own tokenizer and one unknown token for all others. A
 draft that will be served so learns to read it: some of its inputs are shown as one id while it trains.
@@ -21,35 +21,35 @@ from architectures.targets.target import read_config
 
 
 def unknown_id_of(vocabulary: DraftVocabulary) -> int:
-    """The id whose embedding row stands for the ids not said: the recorded one, or the last id that is not said.
+    """The id whose embedding row stands for those that are not output: the recorded one, or the last of them.
 
     Ids are given by the order in which a tokenizer learned its tokens, so the last is the rarest, or padding that no
     text has: the draft that reads every token misses it least.
     """
     if vocabulary.unknown_id is not None:
         return vocabulary.unknown_id
-    said = set(vocabulary.ids)
-    return next(id_ for id_ in reversed(range(vocabulary.vocab_size)) if id_ not in said)
+    output_ids = set(vocabulary.ids)
+    return next(id_ for id_ in reversed(range(vocabulary.vocab_size)) if id_ not in output_ids)
 
 
 def mean_of_dropped(embedding_VH: Tensor, ids: Collection[int]) -> Tensor:
-    """mean_H, in float32, of the embedding rows of the ids that are not said."""
+    """mean_H, in float32, of the embedding rows of the ids that are not output."""
     dropped_V = torch.ones(len(embedding_VH), dtype=torch.bool, device=embedding_VH.device)
     dropped_V[torch.tensor(sorted(ids), device=embedding_VH.device)] = False
     return embedding_VH[dropped_V].double().mean(dim=0).float()
 
 
 def with_unknown(folder: Path) -> DraftVocabulary:
-    """What the head of a draft's folder says, with an id for what it does not say; errors as for `said_by`."""
-    vocabulary = said_by(folder)
+    """The ids of a draft's head, and one that stands for all others; errors as for `small_vocabulary_of`."""
+    vocabulary = small_vocabulary_of(folder)
     return replace(vocabulary, unknown_id=unknown_id_of(vocabulary))
 
 
-def said_by(folder: Path) -> DraftVocabulary:
-    """What the head of a draft's folder says.
+def small_vocabulary_of(folder: Path) -> DraftVocabulary:
+    """The ids of the head of a draft's folder.
 
     Raises:
-        UserError: If it says every id.
+        UserError: If it outputs every id.
     """
     if CONFIG_KEY not in read_config(folder):
         raise UserError(
@@ -64,9 +64,9 @@ def begin_unknown(lm: PreTrainedModel, folder: Path) -> None:
 
     Args:
         lm: Of that folder, not yet trained further.
-        folder: A draft with a small head; errors as for `said_by`.
+        folder: A draft with a small head; errors as for `small_vocabulary_of`.
     """
-    vocabulary = said_by(folder)
+    vocabulary = small_vocabulary_of(folder)
     if vocabulary.unknown_id is None:
         embedding_VH = lm.get_input_embeddings().weight
         assert isinstance(embedding_VH, Tensor)  # as every nn.Embedding has

@@ -1,4 +1,4 @@
-"""The engines: rules, serve line, version read. What one room asks another about an engine, it asks here."""
+"""The engines: rules, serve line, version read. What one package asks another about an engine, it asks here."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,6 +96,6 @@ def serve_line(engine: EngineName, pair: Pair) -> str:
     return ENGINES[engine].serve(pair)
 
 
-def refusals(found: Sequence[Finding]) -> list[Finding]:
+def refusals(engine_findings: Sequence[Finding]) -> list[Finding]:
     """The findings for which the engine does not serve the pair."""
-    return [finding for finding in found if finding.severity is Severity.REFUSED]
+    return [finding for finding in engine_findings if finding.severity is Severity.REFUSED]

@@ -37,7 +37,7 @@ def write_json(value: Any, path: Path) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file that takes the place of path when the block succeeds, and vanishes when it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_beside(path)
+    partial = partial_path(path)
     try:
         with partial.open("xb") as file:
             yield file
@@ -51,7 +51,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def staged_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder that takes the place of path when the block succeeds, and vanishes when it fails."""
-    partial = partial_beside(path)
+    partial = partial_path(path)
     partial.mkdir(parents=True)
     try:
         yield partial
@@ -61,8 +61,8 @@ def staged_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def partial_beside(path: Path) -> Path:
-    """A new name beside path for what will take its place."""
+def partial_path(path: Path) -> Path:
+    """A new path in the same folder for what will replace path."""
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
 
 

@@ -1,4 +1,4 @@
-"""Sizes in bytes for people, and the room on a disk."""
+"""Sizes in bytes for people, and the free space of a disk."""
 
 import shutil
 from pathlib import Path
@@ -13,5 +13,5 @@ def size(count: int) -> str:
 def free_bytes(folder: Path) -> int:
     """Free space where a folder is or will be."""
     return shutil.disk_usage(
-        next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        next(ancestor for ancestor in (folder.absolute(), *folder.absolute().parents) if ancestor.exists())
     ).free

@@ -71,10 +71,10 @@ def sha256_of_files(paths: Sequence[Path], *, description: str) -> list[str]:
     Raises:
         UserError: If one cannot be read.
     """
-    found = [recall(path) for path in paths]
-    unknown = [path for path, sha256 in zip(paths, found, strict=True) if sha256 is None]
+    recalled = [recall(path) for path in paths]
+    unknown = [path for path, sha256 in zip(paths, recalled, strict=True) if sha256 is None]
     hashed = iter(hash_files(unknown, description=description))
-    return [next(hashed) if sha256 is None else sha256 for sha256 in found]
+    return [next(hashed) if sha256 is None else sha256 for sha256 in recalled]
 
 
 def rehash_from_now() -> None:
@@ -108,13 +108,13 @@ def show_progress(steps: Iterable[None], num_bytes: int, description: str) -> No
 
 def finished_mib(futures: Iterable[Future[str]], pieces: "SimpleQueue[int]") -> Iterator[None]:
     """Yield once for each whole MiB that was hashed, until all files are."""
-    waiting, num_bytes, said_mib = set(futures), 0, 0
+    waiting, num_bytes, yielded_mib = set(futures), 0, 0
     while waiting:
         waiting = wait(waiting, timeout=POLL_S).not_done
         while not pieces.empty():
             num_bytes += pieces.get()
-        yield from [None] * (num_bytes // MIB - said_mib)
-        said_mib = num_bytes // MIB
+        yield from [None] * (num_bytes // MIB - yielded_mib)
+        yielded_mib = num_bytes // MIB
 
 
 def hash_file(path: Path, piece_done: Callable[[int], None], stopped: Event) -> str:
@@ -155,9 +155,9 @@ def state_of(path: Path) -> FileState:
         raise UserError(f"{path}: cannot be read ({error.strerror}). {REMEDY}") from error
 
 
-def file_state(found: os.stat_result) -> FileState:
+def file_state(status: os.stat_result) -> FileState:
     """What of a stat tells a change."""
-    return FileState(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
+    return FileState(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
 
 
 def recall(path: Path) -> str | None:

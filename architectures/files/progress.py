@@ -45,12 +45,12 @@ def bar(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
 
 def lines(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
     """Yield the items with a line a minute; a loop that is done sooner says nothing."""
-    start_s = said_s = time.monotonic()
+    start_s = reported_s = time.monotonic()
     for done, item in enumerate(items, start=1):
         yield item
         now_s = time.monotonic()
-        if now_s - said_s >= LINE_INTERVAL_S and done < total:
+        if now_s - reported_s >= LINE_INTERVAL_S and done < total:
             gone_s = now_s - start_s
             gone, left = (timedelta(seconds=round(spent_s)) for spent_s in (gone_s, gone_s / done * (total - done)))
             print(f"{description}: {done} of {total}, {gone} gone, {left} left", file=sys.stderr, flush=True)
-            said_s = now_s
+            reported_s = now_s

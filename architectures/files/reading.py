@@ -47,11 +47,11 @@ def require_regular(path: Path, *, remedy: str, most_mib: float | None = None) -
     Raises:
         OSError: If there is nothing of this name.
     """
-    found = os.stat(path)  # noqa: PTH116  # Path.stat says less of a path with a NUL in it
-    if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{path}: is {kind_of(found.st_mode)}, not a file. {remedy}")
-    if most_mib is not None and found.st_size > most_mib * MIB:
-        raise UserError(f"{path}: has {found.st_size / MIB:,.1f} MiB, and at most {most_mib:g} are read. {remedy}")
+    status = os.stat(path)  # noqa: PTH116  # Path.stat says less of a path with a NUL in it
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path}: is {kind_of(status.st_mode)}, not a file. {remedy}")
+    if most_mib is not None and status.st_size > most_mib * MIB:
+        raise UserError(f"{path}: has {status.st_size / MIB:,.1f} MiB, and at most {most_mib:g} are read. {remedy}")
 
 
 def kind_of(mode: int) -> str:

@@ -44,6 +44,6 @@ def checked(form: TypeAdapter[Value], value: Any, where: str, remedy: str) -> Va
 def first_mistake(error: ValidationError) -> str:
     """The first field that does not fit, why, and what it is."""
     mistake = error.errors()[0]
-    place = ".".join(map(str, mistake["loc"]))
+    field_path = ".".join(map(str, mistake["loc"]))
     value = "" if mistake["type"] in WITHOUT_VALUE else f", got {shown(mistake['input'])}"
-    return f"{place + ': ' if place else ''}{mistake['msg']}{value}"
+    return f"{field_path + ': ' if field_path else ''}{mistake['msg']}{value}"

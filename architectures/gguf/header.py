@@ -81,7 +81,7 @@ def read_gguf_header(file: Path) -> GgufHeader:
     require_regular(file, remedy="Give the path of a .gguf file.")
     if file.stat().st_size < 24:
         raise UserError(f"{file}: {file.stat().st_size} bytes are no GGUF file. Fetch it again.")
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:4] != MAGIC:
             raise UserError(f"{file}: not a GGUF file (it starts with {data[:4]!r}). Give a .gguf file.")
         try:
@@ -144,10 +144,10 @@ class Cursor:
 
     def count(self, most: int, of: str) -> int:
         """A number of things that are to be read."""
-        found = self.scalar("Q")
-        if found > most:
-            raise struct.error(f"{found} {of}, where at most {most} are read")
-        return found
+        number = self.scalar("Q")
+        if number > most:
+            raise struct.error(f"{number} {of}, where at most {most} are read")
+        return number
 
     def skip(self, num_bytes: int) -> None:
         """Step over bytes that must exist."""

@@ -81,11 +81,11 @@ def gguf_names(shape: Shape) -> dict[str, str]:
     modules = {part.name: GGUF_OUTSIDE[role] for role, part in family.outside.items()}
     for layer in range(shape.layers):
         modules |= {family.layer_module(layer, role): f"blk.{layer}.{GGUF_LAYER[role]}" for role in family.layer}
-    found = {}
+    names = {}
     for name in checkpoint_tensors(shape):
         module, kind = name.rsplit(".", 1)
-        found[name] = f"{modules[module]}.{kind}"
-    return found
+        names[name] = f"{modules[module]}.{kind}"
+    return names
 
 
 def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -98,14 +98,14 @@ def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, 
                 f"{file}: {name} has size {list(header.tensors[name].size)}, the header makes it {list(size)}. "
                 "Fetch the file again."
             )
-    places = tensor_places(file, header)
+    byte_ranges = tensor_byte_ranges(file, header)
     for name in header.tensors:
         if name not in expected and name != ROPE_FACTORS:
             raise UserError(
                 f"{file}: {name} is not a tensor of {header.metadata['general.architecture']}, and dropping it would "
                 "change the model. Use the model's original Hugging Face folder as the target."
             )
-        end = places[name][1]
+        end = byte_ranges[name][1]
         if end > file.stat().st_size:
             raise UserError(
                 f"{file}: cut short inside {name}: {end} bytes are needed, the file has {file.stat().st_size}. "
@@ -113,17 +113,17 @@ def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, 
             )
 
 
-def tensor_places(file: Path, header: GgufHeader) -> dict[str, tuple[int, int]]:
+def tensor_byte_ranges(file: Path, header: GgufHeader) -> dict[str, tuple[int, int]]:
     """Where each tensor begins and ends in the file, in the order they lie there; no two share a byte."""
     begins = {name: header.data_start + tensor.offset for name, tensor in header.tensors.items()}
-    places = {
+    byte_ranges = {
         name: (begin, begin + num_bytes(file, name, header.tensors[name]))
         for name, begin in sorted(begins.items(), key=lambda pair: pair[1])
     }
-    for (name, (_, end)), (other, (start, _)) in pairwise(places.items()):
+    for (name, (_, end)), (other, (start, _)) in pairwise(byte_ranges.items()):
         if start < end:
             raise UserError(f"{file}: {other} begins inside {name}, at byte {start}. Fetch the file again.")
-    return places
+    return byte_ranges
 
 
 def num_bytes(file: Path, name: str, tensor: GgufTensor) -> int:
@@ -259,8 +259,8 @@ def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
     except Exception as error:  # the library raises plain Exceptions of lists that do not fit each other
         if not (isinstance(error, TOKENIZER_ERRORS) or type(error) is Exception):
             raise
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]
-        raise UserError(f"{file}: its tokenizer could not be rebuilt ({said}). Fetch the file again.") from error
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]
+        raise UserError(f"{file}: its tokenizer could not be rebuilt ({message}). Fetch the file again.") from error
     if header.metadata.get("tokenizer.ggml.pre") == DIGITS_APART:
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
         steps = [pre_tokenizers.Digits(individual_digits=True), words]

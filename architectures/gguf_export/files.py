@@ -24,7 +24,7 @@ from architectures.conversion.small_draft import read_small_draft
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Gguf
-from architectures.files.atomic import partial_beside
+from architectures.files.atomic import partial_path
 from architectures.files.progress import track
 from architectures.gguf.importing import gguf_names
 from architectures.gguf_export.kinds import FILE_TYPES, Stored, fallen_back, stored_tensors
@@ -111,7 +111,7 @@ def write_gguf(model: Model, out: Path, kind: GgufKind) -> GgufFile:
             return torch.from_numpy(factors)
         return read_weight(model, names[name], name)
 
-    partial = partial_beside(out)
+    partial = partial_path(out)
     try:
         writer = GGUFWriter(partial, model.gguf.name)
         add_metadata(writer, model, kind)

@@ -36,10 +36,10 @@ def calibration_sequences(texts: Iterable[str], tokenizer: Any, *, tokens: int, 
     needed = num_sequences * sequence_len
     ids: list[int] = []
     for text in texts:
-        found = tokenizer.encode(text, add_special_tokens=False)
-        if ids and found and tokenizer.eos_token_id is not None:
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        if ids and token_ids and tokenizer.eos_token_id is not None:
             ids.append(tokenizer.eos_token_id)
-        ids += found
+        ids += token_ids
         if len(ids) >= needed:
             return torch.tensor(ids[:needed]).view(num_sequences, sequence_len)
     raise UserError(
@@ -55,18 +55,18 @@ def read_text(file: Path) -> Iterator[str]:
     Raises:
         UserError: When the first one is asked for, if the file cannot be read or holds none.
     """
-    found = False
+    has_text = False
     try:
         require_regular(file, remedy="Give a UTF-8 text file as architecture.calibration.text.")
-        with file.open(encoding="utf-8") as opened:
-            for paragraph in paragraphs(iter(partial(opened.readline, MAX_PARAGRAPH_CHARS), "")):
-                found = True
+        with file.open(encoding="utf-8") as stream:
+            for paragraph in paragraphs(iter(partial(stream.readline, MAX_PARAGRAPH_CHARS), "")):
+                has_text = True
                 yield paragraph
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{file}: cannot be read as text ({error}). Give a UTF-8 text file as architecture.calibration.text."
         ) from error
-    if not found:
+    if not has_text:
         raise UserError(f"{file}: holds no text. Give another file as architecture.calibration.text.")
 
 

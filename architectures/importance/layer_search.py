@@ -107,9 +107,9 @@ def merge_order(model: PreTrainedModel, ids_ST: Tensor) -> list[int]:
         pairs: list[Block] = []
         for _ in track(range(len(blocks) - 1), description="Merging of layers", total=len(blocks) - 1):
             pairs = search.pairs(blocks, known=pairs)
-            place = search.nearest_pair(blocks, pairs)
-            order.append(blocks[place + 1].layers[0])
-            blocks[place : place + 2] = [pairs[place]]
+            index = search.nearest_pair(blocks, pairs)
+            order.append(blocks[index + 1].layers[0])
+            blocks[index : index + 2] = [pairs[index]]
         return order
 
 
@@ -147,21 +147,21 @@ class LayerSearch:
 
     def pairs(self, blocks: Sequence[Block], *, known: Sequence[Block]) -> list[Block]:
         """Every block and the one behind it as one; those known already are taken as they are."""
-        found = {block.layers: block for block in known}
+        by_layers = {block.layers: block for block in known}
         groups = [before.layers + behind.layers for before, behind in pairwise(blocks)]
-        return [found[group] if group in found else self.merged(group) for group in groups]
+        return [by_layers[group] if group in by_layers else self.merged(group) for group in groups]
 
     def merged(self, group: tuple[int, ...]) -> Block:
         """Some neighbouring layers as one."""
         return Block(group, merged_weights([self.layers[layer] for layer in group]))
 
     def nearest_layer(self, blocks: Sequence[Block]) -> int:
-        """The place of the block without which the model changes least."""
-        return self.nearest(blocks, len(blocks), lambda place: blocks[place + 1 :], self.kl_from)
+        """The index of the block without which the model changes least."""
+        return self.nearest(blocks, len(blocks), lambda index: blocks[index + 1 :], self.kl_from)
 
     def nearest_pair(self, blocks: Sequence[Block], pairs: Sequence[Block]) -> int:
-        """The place of the block whose merging with the one behind it changes the model least."""
-        return self.nearest(blocks, len(pairs), lambda place: [pairs[place], *blocks[place + 2 :]], self.turn_from)
+        """The index of the block whose merging with the one behind it changes the model least."""
+        return self.nearest(blocks, len(pairs), lambda index: [pairs[index], *blocks[index + 2 :]], self.turn_from)
 
     def nearest(self, blocks: Sequence[Block], num_candidates: int, tail: Tail, distance_from: DistanceFrom) -> int:
         """The candidate with the least sum of distances over all sequences; of equals the first.
@@ -171,8 +171,8 @@ class LayerSearch:
 
         Args:
             blocks: The model as it stands.
-            num_candidates: Each is a place in blocks, from 0.
-            tail: For a place, what follows on blocks[:place] in that candidate.
+            num_candidates: Each is an index of blocks, from 0.
+            tail: For a candidate, what follows on blocks[:candidate] in it.
             distance_from: Gives the distance from the whole model on a sequence.
         """
         first, *others = self.passages
@@ -180,28 +180,28 @@ class LayerSearch:
         best = min(total_C, key=total_C.__getitem__)
         bound = total_C[best] + sum(self.distances(p, blocks, [best], tail, distance_from)[best] for p in others)
         for passage in others:
-            alive = [place for place in total_C if place == best or total_C[place] <= bound]
-            found_C = self.distances(passage, blocks, alive, tail, distance_from)
-            total_C = {place: total_C[place] + found_C[place] for place in alive}
+            alive = [candidate for candidate in total_C if candidate == best or total_C[candidate] <= bound]
+            distance_C = self.distances(passage, blocks, alive, tail, distance_from)
+            total_C = {candidate: total_C[candidate] + distance_C[candidate] for candidate in alive}
         return min(total_C, key=total_C.__getitem__)
 
     def distances(
         self,
         passage: Passage,
         blocks: Sequence[Block],
-        places: Sequence[int],
+        candidates: Sequence[int],
         tail: Tail,
         distance_from: DistanceFrom,
     ) -> dict[int, float]:
-        """distance_C of the candidates at some places, in their order, on one sequence."""
+        """distance_C of some candidates, ascending indices of blocks, on one sequence."""
         distance, stream_1TH = distance_from(passage), passage.entry
-        found_C: dict[int, float] = {}
+        distance_C: dict[int, float] = {}
         reached = 0
-        for place in places:
-            stream_1TH = self.through(blocks[reached:place], stream_1TH, passage)
-            exit_1TH = self.final_norm(self.through(tail(place), stream_1TH, passage))
-            found_C[place], reached = self.require_finite(float(distance(exit_1TH))), place
-        return found_C
+        for candidate in candidates:
+            stream_1TH = self.through(blocks[reached:candidate], stream_1TH, passage)
+            exit_1TH = self.final_norm(self.through(tail(candidate), stream_1TH, passage))
+            distance_C[candidate], reached = self.require_finite(float(distance(exit_1TH))), candidate
+        return distance_C
 
     def require_finite(self, value: float) -> float:
         """The value, if it is a number.

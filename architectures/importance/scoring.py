@@ -3,7 +3,7 @@
 Everything is computed in float64 from the activations and weights as the model has them.
 
 Shape suffixes used in this file:
-    S = sequences, B = sequences in the batch, T = tokens per sequence, L = layers, J = L + 1 places of the residual
+    S = sequences, B = sequences in the batch, T = tokens per sequence, L = layers, J = L + 1 positions of the residual
     stream (before each layer, and after the last), H = channels, F = neurons, N = query heads, K = key/value heads,
     D = head width, Q = N x D, X = inputs of a linear layer
 """
@@ -102,24 +102,24 @@ def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.
 
 def watch_stream(model: nn.Module, family: Family, shape: Shape, sums: Sums, hooks: ExitStack) -> None:
     """Sum up the residual stream before each layer and before the final norm."""
-    before: list[Tensor] = []  # the stream one place earlier
+    before: list[Tensor] = []  # the stream one position earlier
 
-    def watch(place: int) -> Callable[..., None]:
+    def watch(position: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
             x_BTH = args[0].double()
             squares_BTH = x_BTH.square()
             mean_square_BT1 = squares_BTH.mean(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-            sums.add(("mean_abs", place), x_BTH.abs().sum(dim=(0, 1)))
-            sums.add(("spread", place), (squares_BTH / mean_square_BT1).sum(dim=(0, 1)))
-            if place > 0:
-                sums.add(("influence", place - 1), (1 - F.cosine_similarity(before.pop(), x_BTH, dim=-1)).sum())
+            sums.add(("mean_abs", position), x_BTH.abs().sum(dim=(0, 1)))
+            sums.add(("spread", position), (squares_BTH / mean_square_BT1).sum(dim=(0, 1)))
+            if position > 0:
+                sums.add(("influence", position - 1), (1 - F.cosine_similarity(before.pop(), x_BTH, dim=-1)).sum())
             before[:] = [x_BTH]
 
         return hook
 
     names = [f"{family.layer_prefix}{layer}" for layer in range(shape.layers)]
-    for place, name in enumerate([*names, family.outside["final_norm"].name]):
-        hooks.enter_context(removable(model.get_submodule(name).register_forward_pre_hook(watch(place))))
+    for position, name in enumerate([*names, family.outside["final_norm"].name]):
+        hooks.enter_context(removable(model.get_submodule(name).register_forward_pre_hook(watch(position))))
 
 
 @contextmanager
@@ -163,11 +163,11 @@ def watch_parts(model: nn.Module, family: Family, shape: Shape, sums: Sums, hook
 
 
 def stream_scores(sums: Sums, shape: Shape, *, num_tokens: int) -> dict[str, Tensor]:
-    places = range(shape.layers + 1)
+    positions = range(shape.layers + 1)
     return {
         "block_influence_L": torch.stack([sums["influence", layer] for layer in range(shape.layers)]) / num_tokens,
-        "mean_abs_JH": torch.stack([sums["mean_abs", place] for place in places]) / num_tokens,
-        "spread_JH": torch.stack([sums["spread", place] for place in places]) / num_tokens,
+        "mean_abs_JH": torch.stack([sums["mean_abs", position] for position in positions]) / num_tokens,
+        "spread_JH": torch.stack([sums["spread", position] for position in positions]) / num_tokens,
     }
 
 
@@ -224,7 +224,7 @@ def magnitude_scores(model: nn.Module, family: Family, shape: Shape) -> dict[str
 
 
 def axis_squares(matrices: Iterable[tuple[Part, Tensor]], shape: Shape) -> Sums:
-    """For each axis that families name, the sum of squares at each of its places, over all matrices that have it."""
+    """For each axis that families name, the sum of squares at each of its indices, over all matrices that have it."""
     sums = Sums()
     for part, weight in matrices:
         for dim, fused in enumerate(part.axes):
@@ -237,5 +237,4 @@ def axis_squares(matrices: Iterable[tuple[Part, Tensor]], shape: Shape) -> Sums:
 
 
 def column_squares(weight: Tensor) -> Tensor:
-    """The sum of squares of every column."""
     return torch.stack([rows.double().square().sum(dim=0) for rows in weight.split(ROWS_AT_ONCE)]).sum(dim=0)

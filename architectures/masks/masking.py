@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from architectures.families import FAMILIES
 from architectures.masks.masks import Gates
-from architectures.pruning.slicing import POST_NORMS, WRITERS, Place
+from architectures.pruning.slicing import POST_NORMS, WRITERS, TensorLocation
 from architectures.shapes.shape import Shape
 
 
@@ -52,17 +52,17 @@ def masked(model: nn.Module, gates: Gates, shape: Shape) -> Iterator[None]:
 def factors(gates: Gates, shape: Shape) -> dict[str, tuple[Tensor | None, Tensor | None]]:
     """Of every module that gates act on, what its input and what its output is multiplied by."""
     family = FAMILIES[shape.family]
-    found: dict[str, tuple[Tensor | None, Tensor | None]] = {}
+    by_module: dict[str, tuple[Tensor | None, Tensor | None]] = {}
     for role in ("embedding", "final_norm"):
-        found[family.outside[role].name] = None, gates.channels_H
+        by_module[family.outside[role].name] = None, gates.channels_H
     for layer in range(shape.layers):
         for role in (*WRITERS, *POST_NORMS):
             if role in family.layer:
-                found[family.layer_module(layer, role)] = (
+                by_module[family.layer_module(layer, role)] = (
                     input_factor(gates, shape, role, layer),
                     output_factor(gates, shape, role, layer),
                 )
-    return found
+    return by_module
 
 
 def input_factor(gates: Gates, shape: Shape, role: str, layer: int) -> Tensor | None:
@@ -94,31 +94,31 @@ def multiply_output(factor: Tensor) -> Callable[..., Tensor]:
 
 
 @torch.no_grad()
-def fold(tensor: Tensor, place: Place, gates: Gates, shape: Shape) -> Tensor:
+def fold(tensor: Tensor, location: TensorLocation, gates: Gates, shape: Shape) -> Tensor:
     """A tensor of the model with the gates multiplied into it, in its dtype. The weights alone then do as `masked`.
 
     Args:
         tensor: Of the model the gates were made for.
-        place: Where it stands.
+        location: Where it stands.
         gates: `Masks.final()`: what a plan removes is then 0, and slicing by that plan changes nothing more.
         shape: Of the model.
     """
-    family, role = FAMILIES[shape.family], place.role
-    if place.layer is None:
+    family, role = FAMILIES[shape.family], location.role
+    if location.layer is None:
         return along(tensor, 1, gates.channels_H) if role in ("embedding", "head") else tensor
     if role not in (*WRITERS, *POST_NORMS):
         return tensor
-    before, after = (factor(gates, shape, role, place.layer) for factor in (input_factor, output_factor))
+    before, after = (factor(gates, shape, role, location.layer) for factor in (input_factor, output_factor))
     if role in POST_NORMS:
         return tensor if after is None else (tensor + family.norm_offset) * after.to(tensor) - family.norm_offset
-    axes = family.layer[role].axes if place.kind == "weight" else ("hidden",)
+    axes = family.layer[role].axes if location.kind == "weight" else ("hidden",)
     for dim, axis in enumerate(axes):
         tensor = along(tensor, dim, after if axis == "hidden" else before)
     return tensor
 
 
 def along(tensor: Tensor, dim: int, factor: Tensor | None) -> Tensor:
-    """The tensor times one factor, or a factor for each place along a dimension, in the tensor's dtype."""
+    """The tensor times one factor, or a factor for each index of a dimension, in the tensor's dtype."""
     if factor is None:
         return tensor
     return tensor * factor.to(tensor).view([-1 if i == dim else 1 for i in range(tensor.dim())])

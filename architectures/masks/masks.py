@@ -50,7 +50,6 @@ class Axis:
 
     @property
     def fraction(self) -> float:
-        """The share that is kept."""
         return self.kept / self.size[-1]
 
     @property
@@ -146,15 +145,15 @@ class Masks(nn.Module):
 
     def gates(self, value: Callable[[str], Tensor]) -> Gates:
         """The value of every axis, with the gates of groups and of heads in them multiplied into one for each head."""
-        found = {name: value(name) for name in self.axes}
+        values = {name: value(name) for name in self.axes}
         group = self.source.heads // self.source.kv_heads
-        groups_LN = found["groups"].repeat_interleave(group, dim=1) if "groups" in found else None
-        heads_LN = found["heads"].flatten(1) if "heads" in found else None
+        groups_LN = values["groups"].repeat_interleave(group, dim=1) if "groups" in values else None
+        heads_LN = values["heads"].flatten(1) if "heads" in values else None
         return Gates(
-            layers_L=found.get("layers"),
+            layers_L=values.get("layers"),
             heads_LN=product(groups_LN, heads_LN),
-            neurons_LF=found.get("neurons"),
-            channels_H=found.get("channels"),
+            neurons_LF=values.get("neurons"),
+            channels_H=values.get("channels"),
         )
 
     def expected_sizes(self) -> dict[str, Tensor]:
@@ -221,9 +220,9 @@ def ascending(multipliers: Tensor) -> Tensor:
     return 2 * multipliers.detach() - multipliers
 
 
-def product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+def product(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Both multiplied, or the one that is there."""
-    return one * other if one is not None and other is not None else (other if one is None else one)
+    return first * second if first is not None and second is not None else (second if first is None else first)
 
 
 def plan_from_masks(masks: Masks, source: Shape, draft: Shape, *, target: str | None = None) -> PruningPlan:
@@ -240,7 +239,7 @@ def plan_from_masks(masks: Masks, source: Shape, draft: Shape, *, target: str | 
     """
     if (masks.source, masks.draft) != (source, draft):
         raise ValueError(f"the masks are for {masks.draft} out of {masks.source}, not for {draft} out of {source}.")
-    layers = places(masks.kept("layers")) if "layers" in masks.axes else tuple(range(source.layers))
+    layers = kept_indices(masks.kept("layers")) if "layers" in masks.axes else tuple(range(source.layers))
     return PruningPlan(
         source_layers=layers,
         source=source,
@@ -249,7 +248,7 @@ def plan_from_masks(masks: Masks, source: Shape, draft: Shape, *, target: str | 
         neurons=rows(masks.kept("neurons"), layers) if "neurons" in masks.axes else None,
         heads=rows(kept_heads(masks), layers) if {"groups", "heads"} & masks.axes.keys() else None,
         kv_heads=rows(masks.kept("groups"), layers) if "groups" in masks.axes else None,
-        channels=places(masks.kept("channels")) if "channels" in masks.axes else None,
+        channels=kept_indices(masks.kept("channels")) if "channels" in masks.axes else None,
         target=target,
     )
 
@@ -262,10 +261,10 @@ def kept_heads(masks: Masks) -> Tensor:
 
 
 def rows(kept_LX: Tensor, layers: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The places kept in each of some layers."""
-    return tuple(places(kept_LX[layer]) for layer in layers)
+    """The indices kept in each of some layers."""
+    return tuple(kept_indices(kept_LX[layer]) for layer in layers)
 
 
-def places(kept_X: Tensor) -> tuple[int, ...]:
+def kept_indices(kept_X: Tensor) -> tuple[int, ...]:
     """Where a vector is True."""
-    return tuple(int(place) for place in kept_X.nonzero()[:, 0])
+    return tuple(int(index) for index in kept_X.nonzero()[:, 0])

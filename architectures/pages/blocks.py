@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_LETTERS = 24  # that a plot has room for beside its bars, or beside each other below it
+MOST_LETTERS = 24  # that a plot has space for beside its bars, or beside each other below it
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Texts:
     @property
     def alt(self) -> str:
         """The texts, marked but without colours."""
-        answers = ("".join(text for text, _ in one.pieces) for one in self.examples)
+        answers = ("".join(text for text, _ in example.pieces) for example in self.examples)
         return "\n\n".join([self.caption, " ".join(text for text, _ in self.legend), *answers])
 
 

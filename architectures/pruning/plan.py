@@ -79,10 +79,11 @@ def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
     """
     plan = PruningPlan.from_json(read_text(file, remedy=REMEDY, most_mib=PLAN_MIB), where=str(file))
     if plan.source != source or (target is not None and not is_plan_for(plan, target, file)):
-        found = None if target is None else fingerprint_checkpoint(target)
+        fingerprint = None if target is None else fingerprint_checkpoint(target)
         raise UserError(
             f"{file}: made for another target (fingerprint {short(plan.target)}, {plan.source.layers} layers) than "
-            f"this one ({short(found)}, {source.layers} layers). Make a plan for this target, or name the other one."
+            f"this one ({short(fingerprint)}, {source.layers} layers). Make a plan for this target, or name the "
+            "other one."
         )
     for mistake in broken_laws(plan):
         raise UserError(f"{file}: {mistake}. {REMEDY}")
@@ -141,8 +142,8 @@ def kept_neurons(
     if draft.intermediate == source.intermediate:
         return None
     sizes = (source.layers, source.intermediate)
-    found = width_scores(scores, config.width_method, "neurons_LF", groups, sizes, seed=seed)
-    return tuple(best(row, draft.intermediate) for row in found)
+    neuron_scores = width_scores(scores, config.width_method, "neurons_LF", groups, sizes, seed=seed)
+    return tuple(best(row, draft.intermediate) for row in neuron_scores)
 
 
 def kept_heads(
@@ -151,8 +152,10 @@ def kept_heads(
     """The query and key/value heads of every draft layer; None where all are kept."""
     if draft.heads == source.heads:
         return None, None
-    found = width_scores(scores, config.width_method, "heads_LN", groups, (source.layers, source.heads), seed=seed)
-    chosen = [best_heads(row, source, draft) for row in found]
+    head_scores = width_scores(
+        scores, config.width_method, "heads_LN", groups, (source.layers, source.heads), seed=seed
+    )
+    chosen = [best_heads(row, source, draft) for row in head_scores]
     queries, keys = tuple(heads for heads, _ in chosen), tuple(groups for _, groups in chosen)
     return queries, None if draft.kv_heads == source.kv_heads else keys
 
@@ -167,7 +170,7 @@ def kept_channels(source: Shape, draft: Shape, config: ArchitectureConfig, score
 def rescaling(source: Shape, layers: Kept, scores: Scores) -> tuple[tuple[Cut, ...], tuple[float, ...]]:
     """Scales that bring the stream before each cut to the size the layer behind it is used to, and the norms' gains.
 
-    Behind a cut the stream is read as x * d, d_k = mean|x_k behind| / mean|x_k before|. A checkpoint has no place for
+    Behind a cut the stream is read as x * d, d_k = mean|x_k behind| / mean|x_k before|. A checkpoint cannot hold
     a multiplication of the stream, so what reads it takes the scale and what writes it takes its inverse; then the
     norms see x instead of x * d, whose root mean square differs by the gain, estimated from the target's own stream.
 
@@ -180,10 +183,10 @@ def rescaling(source: Shape, layers: Kept, scores: Scores) -> tuple[tuple[Cut, .
     total_H = np.ones(source.hidden)
     cuts, gains = [], []
     ends = (*layers, source.layers)
-    for place, layer in enumerate(ends):
-        came_from = 0 if place == 0 else ends[place - 1] + 1
+    for draft_layer, layer in enumerate(ends):
+        came_from = 0 if draft_layer == 0 else ends[draft_layer - 1] + 1
         if layer > came_from:
             total_H = total_H * mean_JH[layer] / np.maximum(mean_JH[came_from], np.finfo(np.float32).tiny)
-            cuts.append(Cut(layer=place, scale=tuple(float(value) for value in total_H)))
+            cuts.append(Cut(layer=draft_layer, scale=tuple(float(value) for value in total_H)))
         gains.append(float(np.sqrt((spread_JH[layer] / total_H**2).mean())))
     return tuple(cuts), tuple(gains) if cuts else ()

@@ -55,8 +55,8 @@ def broken_lists(plan: PruningPlan) -> Iterator[str]:
     yield from broken_choice("source_layers", plan.source_layers, draft.layers, source.layers)
     if plan.merged_layers and len(plan.merged_layers) != draft.layers:
         yield f"merged_layers must have one list for each of {draft.layers} layers, got {len(plan.merged_layers)}"
-    for place, others in enumerate(plan.merged_layers):
-        yield from broken_choice(f"merged_layers.{place}", others, len(others), source.layers)
+    for index, others in enumerate(plan.merged_layers):
+        yield from broken_choice(f"merged_layers.{index}", others, len(others), source.layers)
     for name, size in (("neurons", "intermediate"), ("heads", "heads"), ("kv_heads", "kv_heads")):
         yield from broken_choices(name, getattr(plan, name), draft.layers, getattr(draft, size), getattr(source, size))
     if (plan.channels is None) != (draft.hidden == source.hidden):
@@ -75,25 +75,25 @@ def broken_choices(
         return
     if len(choices) != num_layers:
         yield f"{name} must have one list for each of {num_layers} layers, got {len(choices)}"
-    for place, choice in enumerate(choices):
-        yield from broken_choice(f"{name}.{place}", choice, kept, of)
+    for index, choice in enumerate(choices):
+        yield from broken_choice(f"{name}.{index}", choice, kept, of)
 
 
 def broken_choice(name: str, choice: Sequence[int], kept: int, of: int) -> Iterator[str]:
     """The same of one list of parts."""
     if len(choice) != kept or len(set(choice)) != kept:
         yield f"{name} must hold {kept} different numbers, got {len(choice)}, {len(set(choice))} of them different"
-    elif outside := [one for one in choice if not 0 <= one < of]:
+    elif outside := [number for number in choice if not 0 <= number < of]:
         yield f"{name} must be from 0 to {of - 1}, got {outside[0]}"
 
 
 def broken_scales(plan: PruningPlan) -> Iterator[str]:
     """The same of the rescaling."""
-    for place, cut in enumerate(plan.cuts):
+    for index, cut in enumerate(plan.cuts):
         if not 0 <= cut.layer <= plan.draft.layers:
-            yield f"cuts.{place}.layer must be from 0 to {plan.draft.layers}, got {cut.layer}"
+            yield f"cuts.{index}.layer must be from 0 to {plan.draft.layers}, got {cut.layer}"
         if len(cut.scale) != plan.source.hidden or not all_positive(cut.scale):
-            yield f"cuts.{place}.scale must hold {plan.source.hidden} numbers > 0"
+            yield f"cuts.{index}.scale must hold {plan.source.hidden} numbers > 0"
     due = plan.draft.layers + 1 if plan.cuts else 0
     if len(plan.read_gains) != due or not all_positive(plan.read_gains):
         yield f"read_gains must hold {due} numbers > 0, got {len(plan.read_gains)} numbers"

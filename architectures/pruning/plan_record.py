@@ -59,7 +59,7 @@ class PruningPlan:
         return replace(self, draft=replace(self.draft, vocab=vocab))
 
     def with_vocabulary(self, ids: Kept) -> "PruningPlan":
-        """The same with an output head that says these ids alone; what was tied to the embedding no longer is."""
+        """The same with an output head that outputs these ids alone; what was tied to the embedding no longer is."""
         return replace(self, vocabulary=ids, draft=self.draft.with_head_of(len(ids)))
 
     def to_json(self) -> str:
@@ -71,8 +71,8 @@ class PruningPlan:
         text = f"layers {', '.join(map(str, self.source_layers))} of {self.source.layers}{merged}"
         sizes = {name: (getattr(self.draft, name), getattr(self.source, name)) for name in WIDTHS}
         cut = [f"{name} {kept} of {of}" for name, (kept, of) in sizes.items() if kept != of]
-        said = [] if self.vocabulary is None else [f"ids said {self.draft.head_vocab} of {self.draft.vocab}"]
-        return ", ".join([text, *cut, *said])
+        head = [] if self.vocabulary is None else [f"ids said {self.draft.head_vocab} of {self.draft.vocab}"]
+        return ", ".join([text, *cut, *head])
 
     @classmethod
     def from_json(cls, text: str, *, where: str = PLAN_NAME) -> "PruningPlan":

@@ -26,7 +26,7 @@ from architectures.families import FAMILIES
 from architectures.files.atomic import staged_folder, write_json, write_text
 from architectures.pruning.draft_config import draft_config
 from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
-from architectures.pruning.slicing import draft_tensor, source_name, tensor_places
+from architectures.pruning.slicing import draft_tensor, source_name, tensor_locations
 from architectures.shapes.shape import Shape, checkpoint_tensors
 from architectures.small_head.record import DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
 from architectures.targets.target import read_config
@@ -71,11 +71,11 @@ def prune_checkpoint(
     for folder in (source, target):
         require_replaceable(out, PLAN_NAME, reading=folder)
 
-    places = tensor_places(plan.draft)
+    locations = tensor_locations(plan.draft)
     layout = draft_layout(plan, weights, dtype)
 
     def read(name: str) -> Tensor:
-        tensor = draft_tensor(plan, places[name], name, lambda original: require_numbers(weights, original))
+        tensor = draft_tensor(plan, locations[name], name, lambda original: require_numbers(weights, original))
         return tensor.to(layout[name].dtype)
 
     with staged_folder(out) as folder:
@@ -89,7 +89,7 @@ def prune_checkpoint(
 
 
 def say_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mapping[str, Any]) -> None:
-    """Write beside the weights which ids the rows of a small head say; nothing where they say all.
+    """Write beside the weights which ids the rows of a small head output; nothing where they output all.
 
     Of a source whose head is small they are the source's; the target's vocabulary may be padded otherwise.
     """
@@ -117,11 +117,11 @@ def require_whole_source(weights: Weights, source: Shape) -> None:
 def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict[str, TensorInfo]:
     """Dtype and size of every tensor of the draft; without a dtype each keeps that of the layer it comes from."""
     family = FAMILIES[plan.source.family]
-    layout, places = {}, tensor_places(plan.draft)
+    layout, locations = {}, tensor_locations(plan.draft)
     for name, size in checkpoint_tensors(plan.draft).items():
         layer, _, rest = name.removeprefix(family.layer_prefix).partition(".")
         in_layer = name.startswith(family.layer_prefix)
-        own = source_name(plan, places[name], name)
+        own = source_name(plan, locations[name], name)
         source = f"{family.layer_prefix}{plan.source_layers[int(layer)]}.{rest}" if in_layer else own
         layout[name] = TensorInfo(weights.info[source].dtype if dtype is None else getattr(torch, dtype), size)
     return layout

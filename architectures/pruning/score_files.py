@@ -20,5 +20,4 @@ def save_scores(file: Path, arrays: Mapping[str, ArrayLike]) -> None:
 
 
 def load_scores(file: Path) -> Scores:
-    """The scores that save_scores wrote."""
     return Scores({name: array.astype(np.float64) for name, array in load_file(file).items()})

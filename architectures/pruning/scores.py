@@ -1,7 +1,7 @@
 """What calibration text says about a target: computed once by `architectures.importance.scoring`, used for every shape.
 
 Shape suffixes used in this file:
-    L = layers, J = L + 1 places of the residual stream (before each layer, and after the last), N = heads,
+    L = layers, J = L + 1 positions of the residual stream (before each layer, and after the last), N = heads,
     F = neurons, H = channels
 """
 

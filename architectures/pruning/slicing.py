@@ -23,7 +23,7 @@ POST_NORMS = ("attention_post_norm", "ffn_post_norm")
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorLocation:
     """Where a tensor of the draft stands.
 
     Attributes:
@@ -37,66 +37,66 @@ class Place:
     layer: int | None
 
 
-def tensor_places(shape: Shape) -> dict[str, Place]:
+def tensor_locations(shape: Shape) -> dict[str, TensorLocation]:
     """Where every tensor of a model stands, under its name."""
     family = FAMILIES[shape.family]
-    places = {}
+    locations = {}
     for layer in (None, *range(shape.layers)):
         parts = family.outside if layer is None else family.layer
         prefix = "" if layer is None else f"{family.layer_prefix}{layer}."
         for tensor in shape.part_tensors(parts):
             role, kind = tensor.rsplit(".", 1)
-            places[f"{prefix}{parts[role].name}.{kind}"] = Place(role, kind, layer)
-    return places
+            locations[f"{prefix}{parts[role].name}.{kind}"] = TensorLocation(role, kind, layer)
+    return locations
 
 
-def draft_tensor(plan: PruningPlan, place: Place, name: str, read: Callable[[str], Tensor]) -> Tensor:
+def draft_tensor(plan: PruningPlan, location: TensorLocation, name: str, read: Callable[[str], Tensor]) -> Tensor:
     """One tensor of the draft, in the target's dtype; computed in float32 where it is more than a copy.
 
     Args:
         plan: What is kept.
-        place: Of the tensor.
+        location: Of the tensor.
         name: Of the tensor in the draft.
         read: Gives a tensor of the target by name.
     """
-    part = part_of(plan, place)
-    tensor = merged(plan, place, name, read)
-    axes = part.axes if place.kind == "weight" else (str(part.bias_axis),)
+    part = part_of(plan, location)
+    tensor = merged(plan, location, name, read)
+    axes = part.axes if location.kind == "weight" else (str(part.bias_axis),)
     for dim, axis in enumerate(axes):
-        kept = kept_entries(plan, axis, place.layer)
+        kept = kept_entries(plan, axis, location.layer)
         if kept is not None:
             tensor = tensor.index_select(dim, kept)
-    tensor = scaled(plan, place, axes, tensor)
+    tensor = scaled(plan, location, axes, tensor)
     if axes[0] == "head_rows":
         return head_of_draft(plan, tensor)
     return fit_rows(tensor, plan.draft.vocab) if axes[0] == "vocab" else tensor
 
 
 def head_of_draft(plan: PruningPlan, rows_VX: Tensor) -> Tensor:
-    """The rows of the output head for the ids that the draft says; a head that was cut before stays as it is."""
+    """The rows of the output head for the ids that the draft outputs; a head that was cut before stays as it is."""
     if plan.source.head_vocab:
         return rows_VX
     rows_VX = fit_rows(rows_VX, plan.draft.vocab)
     return rows_VX if plan.vocabulary is None else rows_VX[torch.tensor(plan.vocabulary)]
 
 
-def part_of(plan: PruningPlan, place: Place) -> Part:
-    """The module a place belongs to."""
+def part_of(plan: PruningPlan, location: TensorLocation) -> Part:
+    """The module that a tensor of the draft belongs to."""
     family = FAMILIES[plan.source.family]
-    return (family.outside if place.layer is None else family.layer)[place.role]
+    return (family.outside if location.layer is None else family.layer)[location.role]
 
 
-def merged(plan: PruningPlan, place: Place, name: str, read: Callable[[str], Tensor]) -> Tensor:
+def merged(plan: PruningPlan, location: TensorLocation, name: str, read: Callable[[str], Tensor]) -> Tensor:
     """The target's tensor, or the sum of a group of layers' differences from its first.
 
     Source: Yang et al. 2024, "LaCo", sec. 3.1 (arXiv 2402.11187): theta_l + sum_k (theta_l+k - theta_l).
     """
-    if place.layer is None:
-        return read(source_name(plan, place, name))
+    if location.layer is None:
+        return read(source_name(plan, location, name))
     prefix = FAMILIES[plan.source.family].layer_prefix
-    rest = name.removeprefix(f"{prefix}{place.layer}.")
-    first = read(f"{prefix}{plan.source_layers[place.layer]}.{rest}")
-    others = plan.merged_layers[place.layer] if plan.merged_layers else ()
+    rest = name.removeprefix(f"{prefix}{location.layer}.")
+    first = read(f"{prefix}{plan.source_layers[location.layer]}.{rest}")
+    others = plan.merged_layers[location.layer] if plan.merged_layers else ()
     if not others:
         return first
     total = first.float()
@@ -105,9 +105,9 @@ def merged(plan: PruningPlan, place: Place, name: str, read: Callable[[str], Ten
     return total.to(first.dtype)
 
 
-def source_name(plan: PruningPlan, place: Place, name: str) -> str:
+def source_name(plan: PruningPlan, location: TensorLocation, name: str) -> str:
     """What the source calls a tensor outside the layers: of a tied head that becomes one of its own, the embedding."""
-    if place.role == "head" and plan.source.tied and not plan.draft.tied:
+    if location.role == "head" and plan.source.tied and not plan.draft.tied:
         return FAMILIES[plan.source.family].weight("embedding")
     return name
 
@@ -115,16 +115,16 @@ def source_name(plan: PruningPlan, place: Place, name: str) -> str:
 def kept_entries(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | None:
     """Which entries of an axis stay; None for all. The parts of a fused axis lie one after the other."""
     if "+" not in axis:
-        return kept_of_one(plan, axis, layer)
-    found, start = [], 0
+        return kept_of_plain_axis(plan, axis, layer)
+    pieces, start = [], 0
     for part in axis.split("+"):
-        kept, size = kept_of_one(plan, part, layer), plan.source.axis(part)
-        found.append(start + (torch.arange(size) if kept is None else kept))
+        kept, size = kept_of_plain_axis(plan, part, layer), plan.source.axis(part)
+        pieces.append(start + (torch.arange(size) if kept is None else kept))
         start += size
-    return None if sum(map(len, found)) == start else torch.cat(found)
+    return None if sum(map(len, pieces)) == start else torch.cat(pieces)
 
 
-def kept_of_one(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | None:
+def kept_of_plain_axis(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | None:
     """Which entries of an axis that is not fused stay; None for all."""
     if axis == "hidden":
         return None if plan.channels is None else torch.tensor(plan.channels)
@@ -137,35 +137,35 @@ def kept_of_one(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | Non
     return (kept[:, None] * plan.source.head_dim + torch.arange(plan.source.head_dim)).flatten()
 
 
-def scaled(plan: PruningPlan, place: Place, axes: tuple[str, ...], tensor: Tensor) -> Tensor:
+def scaled(plan: PruningPlan, location: TensorLocation, axes: tuple[str, ...], tensor: Tensor) -> Tensor:
     """Multiply by what fewer channels and cuts of the residual stream ask for; a copy where they ask nothing."""
-    factor_H = norm_factor(plan, place, axes)
+    factor_H = norm_factor(plan, location, axes)
     if factor_H is not None:
         offset = FAMILIES[plan.source.family].norm_offset
         return ((tensor.float() + offset) * factor_H - offset).to(tensor.dtype)
-    if place.role == "embedding" and FAMILIES[plan.source.family].scaled_embedding and plan.channels is not None:
+    if location.role == "embedding" and FAMILIES[plan.source.family].scaled_embedding and plan.channels is not None:
         return (tensor.float() * sqrt(plan.source.hidden / plan.draft.hidden)).to(tensor.dtype)
-    scale_H = stream_scale(plan, place.layer) if place.role in written_by(plan) else None
+    scale_H = stream_scale(plan, location.layer) if location.role in written_by(plan) else None
     if scale_H is None:
         return tensor
     along_H = [-1 if axis == "hidden" else 1 for axis in axes]  # a linear's rows, the columns of GPT-2's
     return (tensor.float() / scale_H.view(along_H)).to(tensor.dtype)
 
 
-def norm_factor(plan: PruningPlan, place: Place, axes: tuple[str, ...]) -> Tensor | float | None:
+def norm_factor(plan: PruningPlan, location: TensorLocation, axes: tuple[str, ...]) -> Tensor | float | None:
     """What a norm over the residual stream's channels is multiplied by; None for nothing, and for other tensors."""
-    if place.role not in (*READERS, *POST_NORMS, "final_norm") or axes != ("hidden",) or place.kind != "weight":
+    if location.role not in (*READERS, *POST_NORMS, "final_norm") or axes != ("hidden",) or location.kind != "weight":
         return None
     factor: Tensor | float = 1.0
     if plan.channels is not None:
         factor *= sqrt(plan.source.hidden / plan.draft.hidden)
-        if place.role == "final_norm" and plan.draft.tied and FAMILIES[plan.source.family].scaled_embedding:
+        if location.role == "final_norm" and plan.draft.tied and FAMILIES[plan.source.family].scaled_embedding:
             factor /= sqrt(plan.source.hidden / plan.draft.hidden)  # the tied head has grown by as much
-    scale_H = stream_scale(plan, plan.draft.layers if place.layer is None else place.layer)
-    if scale_H is not None and place.role in POST_NORMS:
+    scale_H = stream_scale(plan, plan.draft.layers if location.layer is None else location.layer)
+    if scale_H is not None and location.role in POST_NORMS:
         factor = factor / scale_H
     elif scale_H is not None:
-        factor = factor * scale_H * plan.read_gains[plan.draft.layers if place.layer is None else place.layer]
+        factor = factor * scale_H * plan.read_gains[plan.draft.layers if location.layer is None else location.layer]
     return None if isinstance(factor, float) and factor == 1.0 else factor
 
 

@@ -46,8 +46,8 @@ def channel_scores(scores: Scores, method: str, num_channels: int, *, seed: int)
 
 
 def best(scores_X: "Sequence[float] | NDArray[np.float64]", count: int) -> Kept:
-    """The count best places, in order; of equals the earlier."""
-    ranked = sorted(range(len(scores_X)), key=lambda place: (-scores_X[place], place))
+    """The count best indices, in order; of equals the earlier."""
+    ranked = sorted(range(len(scores_X)), key=lambda index: (-scores_X[index], index))
     return tuple(sorted(ranked[:count]))
 
 
@@ -58,6 +58,6 @@ def best_heads(scores_N: "NDArray[np.float64]", source: Shape, draft: Shape) -> 
     """
     group, kept = source.heads // source.kv_heads, draft.heads // draft.kv_heads
     inside = [best(scores_N[start : start + group], kept) for start in range(0, source.heads, group)]
-    worth = [sum(scores_N[i * group + place] for place in places) for i, places in enumerate(inside)]
+    worth = [sum(scores_N[i * group + head] for head in heads) for i, heads in enumerate(inside)]
     groups = best(worth, draft.kv_heads)
-    return tuple(i * group + place for i in groups for place in inside[i]), groups
+    return tuple(i * group + head for i in groups for head in inside[i]), groups

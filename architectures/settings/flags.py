@@ -92,12 +92,14 @@ def spelling(field: FieldInfo, node: Schema, schema: Schema) -> dict[str, Any]:
 
 def options_of(node: Schema, schema: Schema) -> list[Schema]:
     """The schemas of which a value that is given meets one."""
-    return [one for one in options(node, schema) if one.get("type") != "null"]
+    return [option for option in options(node, schema) if option.get("type") != "null"]
 
 
 def metavar(options: Sequence[Schema]) -> str:
     """What stands for a value: its choices, or a letter for its type."""
-    choices = [str(each) for one in options for each in one.get("enum", [one["const"]] if "const" in one else [])]
+    choices = [
+        str(each) for option in options for each in option.get("enum", [option["const"]] if "const" in option else [])
+    ]
     return f"{{{','.join(choices)}}}" if choices else METAVARS[options[0]["type"]]
 
 
@@ -123,25 +125,27 @@ def flag_of(name: str) -> str:
 
 def sentences(error: ValidationError, given: Mapping[str, Any], model: type[Section]) -> list[str]:
     """Each mistake once; a list whose values are wrong is no mistake of its own."""
-    found = error.errors(include_url=False)
-    inner = {details["loc"][:-1] for details in found if details["loc"]}
+    mistakes = error.errors(include_url=False)
+    inner = {details["loc"][:-1] for details in mistakes if details["loc"]}
     return list(
-        dict.fromkeys(sentence(one, given, model) for one in found if not one["loc"] or one["loc"] not in inner)
+        dict.fromkeys(
+            sentence(mistake, given, model) for mistake in mistakes if not mistake["loc"] or mistake["loc"] not in inner
+        )
     )
 
 
 def sentence(details: ErrorDetails, given: Mapping[str, Any], model: type[Section]) -> str:
     """One mistake, as a recipe says it of a key."""
-    problem, place = details.get("ctx", {}).get("error"), details["loc"]
-    if not place:
+    problem, location = details.get("ctx", {}).get("error"), details["loc"]
+    if not location:
         return str(problem)
-    name = str(place[0])
+    name = str(location[0])
     told, schema = flag_told(model.model_fields[name]), model.model_json_schema()
     shown_name = str(told.metavar) if told.is_word else flag_of(name)
     if details["type"] == "value_error":
         return f"{shown_name} {problem}"
     options, value = options_of(schema["properties"][name], schema), given[name]
-    if isinstance(value, list) and len(place) > 1:
-        options, value = options_of(options[0]["items"], schema), value[int(place[1])]
+    if isinstance(value, list) and len(location) > 1:
+        options, value = options_of(options[0]["items"], schema), value[int(location[1])]
     needed = requirement({"anyOf": options}, schema)
     return f"{shown_name} must be {needed}, got {short(str(value)) or repr(value)}."

@@ -66,19 +66,19 @@ def equal_shape(source: Shape, *, layers: int, parameters: int) -> Shape:
     refuse_fixed_width(source)
     if not 1 <= layers <= source.layers:
         raise UserError(f"{layers} layers: a draft has 1 to {source.layers}, as many as its target at most.")
-    found = list(filled_shapes(replace(source, layers=layers), parameters))
-    if not found:
+    shapes = list(filled_shapes(replace(source, layers=layers), parameters))
+    if not shapes:
         raise UserError(
             f"{layers} layers of {parameters / 1e6:.1f}M parameters: even the narrowest draft, hidden "
             f"{narrowest(source)}, takes more. Ask for fewer layers or more parameters."
         )
     return min(
-        found, key=lambda shape: abs(log(shape.intermediate / shape.hidden * source.hidden / source.intermediate))
+        shapes, key=lambda shape: abs(log(shape.intermediate / shape.hidden * source.hidden / source.intermediate))
     )
 
 
 def filled_shapes(source: Shape, parameters: int) -> Iterator[Shape]:
-    """For each width of the stream that leaves room for neurons, the shape that fills the size with them."""
+    """For each width of the stream that leaves space for neurons, the shape that fills the size with them."""
     step = narrowest(source)
     for hidden in range(step, parameters // source.vocab + 1, step):
         heads = hidden // source.head_dim

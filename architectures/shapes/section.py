@@ -225,11 +225,11 @@ class ArchitectureConfig(Section):
         given = [name for name in ("plan", "shape", "stages", *SIZES) if getattr(self, name) is not None]
         if not given:
             raise ValueError("must hold shape, plan, stages or a size (layers, ...). `widedraft shapes` lists shapes.")
-        for one, others in EXCLUSIVE.items():
+        for key, others in EXCLUSIVE.items():
             for other in others:
-                if one in given and other in given:
+                if key in given and other in given:
                     raise ValueError(
-                        f"must hold one of them, got {one}={getattr(self, one)} and {other}={getattr(self, other)}. "
+                        f"must hold one of them, got {key}={getattr(self, key)} and {other}={getattr(self, other)}. "
                         "Keep one."
                     )
         return self

@@ -29,7 +29,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     vocab: int
-    head_vocab: int = 0  # rows of the output head where it says fewer ids than vocab; 0 where it says them all
+    head_vocab: int = 0  # rows of the output head where it outputs fewer ids than vocab; 0 where it outputs them all
     positions: int = 0  # rows of a learned position table; 0 where there is none
     tied: bool = False  # the output head is the embedding
     qkv_bias: bool = False
@@ -74,11 +74,10 @@ class Shape:
 
     @property
     def head_rows(self) -> int:
-        """Rows of the output head."""
         return self.head_vocab or self.vocab
 
     def with_head_of(self, rows: int) -> "Shape":
-        """The same with an output head that says so many ids alone; what was tied to the embedding no longer is."""
+        """The same with an output head that outputs so many ids alone; what was tied to the embedding no longer is."""
         return replace(self, head_vocab=rows, tied=False)
 
     def axis(self, name: str) -> int:
@@ -97,12 +96,12 @@ class Shape:
 
     def part_tensors(self, parts: Mapping[str, Part]) -> dict[str, tuple[int, ...]]:
         """The size of every tensor of some modules, under role.weight or role.bias."""
-        found: dict[str, tuple[int, ...]] = {}
+        sizes: dict[str, tuple[int, ...]] = {}
         for role, part in parts.items():
-            found[f"{role}.weight"] = tuple(self.axis(axis) for axis in part.axes)
+            sizes[f"{role}.weight"] = tuple(self.axis(axis) for axis in part.axes)
             if part.bias_axis is not None and self.has_bias(part):
-                found[f"{role}.bias"] = (self.axis(part.bias_axis),)
-        return found
+                sizes[f"{role}.bias"] = (self.axis(part.bias_axis),)
+        return sizes
 
     def layer_tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor of one layer with its size, under role.weight or role.bias, as the families name roles."""
@@ -181,7 +180,7 @@ def intermediate_size(config: Mapping[str, Any], family: Family, hidden: int, wh
 
 
 def head_vocab(config: Mapping[str, Any], vocab: int, where: str) -> int:
-    """Rows of a head that says fewer ids than the embedding reads; 0 where it says them all."""
+    """Rows of a head that outputs fewer ids than the embedding reads; 0 where it outputs them all."""
     rows = optional(config, CONFIG_KEY, where, default=0)
     if rows >= vocab:
         raise UserError(f"{where}: {CONFIG_KEY} must be below the {vocab} ids there are, got {rows}. Leave it out.")

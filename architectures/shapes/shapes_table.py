@@ -67,7 +67,6 @@ def shapes_table(rows: Sequence[Sequence[str]]) -> Table:
 
 
 def row(name: str, nominal: str, shape: Shape) -> tuple[str, ...]:
-    """One line of the table."""
     return (name, nominal, *(text(shape) for text in COLUMNS.values()))
 
 

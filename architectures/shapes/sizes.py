@@ -56,7 +56,6 @@ def masked_shape(source: Shape, config: ArchitectureConfig) -> Shape:
 
 
 def named_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
-    """The sizes of a named shape."""
     assert config.shape is not None  # the caller asked
     shape = NAMED_SHAPES[config.shape].shape
     if shape.head_dim != source.head_dim:

@@ -1,1 +1,1 @@
-"""What a draft folder says of a head that says some ids alone."""
+"""What a draft folder says of a head that outputs some ids alone."""

@@ -1,4 +1,4 @@
-"""Which ids a text says how often, the most frequent ones, and how much of a text some ids cover. Pure; no torch."""
+"""Which ids a text holds how often, the most frequent ones, and how much of a text some ids cover. Pure; no torch."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,16 +15,16 @@ def token_counts(texts: Iterable[Sequence[int]]) -> Counter[int]:
 def most_frequent(counts: Mapping[int, int], always: Collection[int], size: int) -> tuple[int, ...]:
     """So many ids, ascending: those that are kept whatever they count, then the most frequent; of equal ones the first.
 
-    Fewer where there are not so many that are kept or said at all.
+    Fewer where there are not so many that are kept or occur at all.
 
     Args:
         counts: By token id.
         always: Ids kept in any case, at most `size`.
         size: Ids wanted.
     """
-    said = sorted((id_ for id_, count in counts.items() if count > 0), key=lambda id_: (-counts[id_], id_))
+    by_frequency = sorted((id_ for id_, count in counts.items() if count > 0), key=lambda id_: (-counts[id_], id_))
     kept = set(always)
-    others = [id_ for id_ in said if id_ not in kept]
+    others = [id_ for id_ in by_frequency if id_ not in kept]
     return tuple(sorted([*kept, *others[: max(0, size - len(kept))]]))
 
 
@@ -38,7 +38,7 @@ def filled(ids: Collection[int], others: Collection[int], size: int) -> tuple[in
     """So many ids, ascending: some, and as many of others as are missing, the lowest first.
 
     Merges of byte pairs and pieces of sentencepiece are numbered from the most frequent on, so that the lowest id that
-    was never said is the likeliest to be said yet.
+    never occurred is the likeliest to occur yet.
 
     Args:
         ids: At most `size`.

@@ -17,20 +17,20 @@ from architectures.files.typed_file import parsed
 
 DRAFT_VOCABULARY_NAME = "draft_vocabulary.json"
 CONFIG_KEY = "head_vocab_size"  # of config.json; `draft_vocab_size` would make llama.cpp take it for EAGLE-3
-NEVER_SAID = "never_said"  # of origin: ids kept whatever they count, that what was counted never says
+UNUSED_IDS = "never_said"  # of origin: ids kept whatever they count, that what was counted never says
 MOST_MIB = 64
 REMEDY = "Copy it from where the draft came from, or make the draft again."
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftVocabulary:
-    """Row k of the output head says token ids[k].
+    """Row k of the output head outputs token ids[k].
 
     Attributes:
         ids: Ascending, so that those below any bound are the first rows.
         vocab_size: Of the target, and rows of the input embedding.
         origin: Where the ids come from: what was counted, how much of it, and which of the ids were never there.
-        unknown_id: An id that is not said, whose row of the input embedding was trained to stand for any such id (see
+        unknown_id: An id that is not output, whose row of the input embedding was trained to stand for any such id (see
             unknown.py); None where none was.
     """
 
@@ -40,9 +40,9 @@ class DraftVocabulary:
     unknown_id: int | None = None
 
     @property
-    def never_said(self) -> tuple[int, ...]:
+    def unused_ids(self) -> tuple[int, ...]:
         """Ids that training pushes down wherever it trains, as far as somebody counted; none where nobody did."""
-        return tuple(self.origin.get(NEVER_SAID, ()))
+        return tuple(self.origin.get(UNUSED_IDS, ()))
 
     def to_json(self) -> str:
         """As the file holds it."""
@@ -61,7 +61,7 @@ def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
 
 
 def broken_unknown(vocabulary: DraftVocabulary) -> str | None:
-    """What is wrong with the id that stands for those which are not said, in words; None if nothing."""
+    """What is wrong with the id that stands for those which are not output, in words; None if nothing."""
     unknown = vocabulary.unknown_id
     if unknown is None or (0 <= unknown < vocabulary.vocab_size and unknown not in vocabulary.ids):
         return None
@@ -69,15 +69,15 @@ def broken_unknown(vocabulary: DraftVocabulary) -> str | None:
 
 
 def broken_origin(vocabulary: DraftVocabulary) -> str | None:
-    """What is wrong with the ids that were never said, in words; None if nothing."""
-    never = vocabulary.origin.get(NEVER_SAID, [])
+    """What is wrong with the ids that the training answers never hold, in words; None if nothing."""
+    never = vocabulary.origin.get(UNUSED_IDS, [])
     if isinstance(never, list) and all(type(id_) is int for id_ in never) and set(never) <= set(vocabulary.ids):
         return None
-    return f"origin.{NEVER_SAID} must be a list of some of the ids, got {shown(never)}"
+    return f"origin.{UNUSED_IDS} must be a list of some of the ids, got {shown(never)}"
 
 
 def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
-    """What the head of a checkpoint folder says, whose config.json has CONFIG_KEY.
+    """The ids of the head of a checkpoint folder, whose config.json has CONFIG_KEY.
 
     Raises:
         UserError: If the file is missing, damaged, or breaks a law.
@@ -88,15 +88,17 @@ def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
 
 def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
     """What such a file holds; errors as for `read_draft_vocabulary`."""
-    found = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", REMEDY)
-    mistake = broken_law(found.ids, found.vocab_size) or broken_unknown(found) or broken_origin(found)
+    vocabulary = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", REMEDY)
+    mistake = (
+        broken_law(vocabulary.ids, vocabulary.vocab_size) or broken_unknown(vocabulary) or broken_origin(vocabulary)
+    )
     if mistake is not None:
         raise UserError(f"{path}: {mistake}. {REMEDY}")
-    return found
+    return vocabulary
 
 
 def refuse_small_head(config: Mapping[str, Any], where: str) -> None:
-    """Refuse a model whose head says some ids alone where every id is needed: of a target, which decides and teaches.
+    """Refuse a model whose head outputs some ids alone where all are needed: of a target, which decides and teaches.
 
     Raises:
         UserError: Naming config.json.

@@ -61,8 +61,8 @@ def explain_failure(error: BaseException, remedies: Mapping[int, str] = REMEDIES
         return HubFailure("what answers there is no hub.", "Check HF_ENDPOINT.")
     if isinstance(cause, UnicodeError):  # names the characters of a header, which may be the token's
         return HubFailure("a name or the token holds characters that no request may.", "Check HF_TOKEN.")
-    said = without_token(str(cause)).strip() or type(cause).__name__
-    words = said.splitlines()[0] if isinstance(cause, OSError) else " ".join(said.split())
+    message = without_token(str(cause)).strip() or type(cause).__name__
+    words = message.splitlines()[0] if isinstance(cause, OSError) else " ".join(message.split())
     return HubFailure(f"{words.rstrip('.')}.")
 
 
@@ -78,10 +78,10 @@ def explain_answer(error: "HfHubHTTPError", remedies: Mapping[int, str]) -> HubF
     return explain_status(status, error.server_message, remedies)
 
 
-def explain_status(status: int, said: str | None, remedies: Mapping[int, str]) -> HubFailure:
+def explain_status(status: int, message: str | None, remedies: Mapping[int, str]) -> HubFailure:
     """What a status means, with what the server said about it."""
     fact = FACTS.get(status, "the hub fails" if status >= 500 else "the hub refuses")
-    words = without_token(" ".join((said or "").split())).rstrip(".")
+    words = without_token(" ".join((message or "").split())).rstrip(".")
     return HubFailure(f"{fact} ({status}{': ' * bool(words)}{words}).", remedies.get(status))
 
 
@@ -104,9 +104,9 @@ def is_network_error(error: BaseException) -> bool:
     """Whether a connection failed before there was an answer."""
     from huggingface_hub import errors
 
-    said_nothing = type(error) is errors.HTTPError  # pyright: ignore[reportPrivateImportUsage]
+    is_base_error = type(error) is errors.HTTPError  # pyright: ignore[reportPrivateImportUsage]
     is_http = isinstance(error, errors.HTTPError)  # httpx's or httpx2's  # pyright: ignore[reportPrivateImportUsage]
-    return is_http and not said_nothing and not isinstance(error, errors.HfHubHTTPError)
+    return is_http and not is_base_error and not isinstance(error, errors.HfHubHTTPError)
 
 
 def may_pass(error: BaseException) -> bool:

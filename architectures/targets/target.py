@@ -58,7 +58,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def require_whole_head(folder: Path) -> None:
-    """Raise UserError if the checkpoint named as a target is a draft whose head says some ids alone."""
+    """Raise UserError if the checkpoint named as a target is a draft whose head outputs some ids alone."""
     refuse_small_head(read_config(folder), str(folder / "config.json"))
 
 
@@ -90,12 +90,11 @@ def cached_config(repo_id: str, revision: str) -> Path | None:
     """The folder with a repository's config.json in the hub's cache; None where it was never fetched."""
     from huggingface_hub import try_to_load_from_cache  # imported here: half a second, and only hub ids need it
 
-    found = try_to_load_from_cache(repo_id, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    cached = try_to_load_from_cache(repo_id, "config.json", revision=revision)
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Whether path names a GGUF file."""
     return Path(path).suffix.lower() == ".gguf"
 
 

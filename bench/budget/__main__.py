@@ -28,7 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.budget", description="Fit what a budget makes of a draft.")
     parser.add_argument("recipe", type=Path, nargs="?", help="whose target, answers, rates and batches are taken")
     parser.add_argument("words", nargs="*", metavar="key=value", help="recipe values to change")
@@ -56,7 +55,6 @@ def text_domain(word: str) -> Mapping[str, str]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """What the command line asks for."""
     if options.page is None:
         from bench.budget.fill import fill
         from bench.budget.setting import Setting
@@ -70,11 +68,11 @@ def run(options: argparse.Namespace) -> None:
             threads=options.threads,
         )
         fill(setting)
-    found = read_trainings(options.page or options.out)
+    record = read_trainings(options.page or options.out)
     if options.doc is None:
-        print(law_page(found))
+        print(law_page(record))
     else:
-        options.doc.write_text(with_law(options.doc.read_text(encoding="utf-8"), found), encoding="utf-8")
+        options.doc.write_text(with_law(options.doc.read_text(encoding="utf-8"), record), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -37,17 +37,17 @@ def fill(setting: Setting) -> Trainings:
         UserError: If the file is of another recipe, target or machine.
     """
     restore_signals()  # which importing Composer has taken
-    found = begun_file(setting, in_its_own_process(partial(shared, setting), setting.threads))
+    record = begun_file(setting, in_its_own_process(partial(shared, setting), setting.threads))
     own = own_budget(setting.shared_recipe())
     for asked in (*FITTED, *([own] if own else []), *CONFIRMED):
-        if asked not in [one.asked for one in found.trainings]:
-            foretold = foretold_taus(found, asked, setting.lookahead) if asked in CONFIRMED else ()
-            one = in_its_own_process(partial(training_of, setting, asked, foretold), setting.threads)
-            found = replace(found, trainings=(*found.trainings, one))
-            write_trainings(found, setting.out)
-            taus = ", ".join(f"{each:.3f}" for each in one.taus)
-            print(f"  {len(found.trainings)}: {one.budget}, {one.answers_s:.0f} s: tau {taus}", flush=True)
-    return found
+        if asked not in [training.asked for training in record.trainings]:
+            foretold = foretold_taus(record, asked, setting.lookahead) if asked in CONFIRMED else ()
+            training = in_its_own_process(partial(training_of, setting, asked, foretold), setting.threads)
+            record = replace(record, trainings=(*record.trainings, training))
+            write_trainings(record, setting.out)
+            taus = ", ".join(f"{each:.3f}" for each in training.taus)
+            print(f"  {len(record.trainings)}: {training.budget}, {training.answers_s:.0f} s: tau {taus}", flush=True)
+    return record
 
 
 def training_of(setting: Setting, asked: Budget, foretold: tuple[float, ...]) -> Training:
@@ -57,9 +57,9 @@ def training_of(setting: Setting, asked: Budget, foretold: tuple[float, ...]) ->
     return make_training(setting, target_of(setting.shared_recipe()), asked, foretold)
 
 
-def foretold_taus(found: Trainings, asked: Budget, lookahead: int) -> tuple[float, ...]:
+def foretold_taus(record: Trainings, asked: Budget, lookahead: int) -> tuple[float, ...]:
     """What the law of all trainings so far says of one."""
-    return tuple(fit(found.budgets, found.taus(each), each).tau(asked) for each in range(1, lookahead + 1))
+    return tuple(fit(record.budgets, record.taus(each), each).tau(asked) for each in range(1, lookahead + 1))
 
 
 def begun_file(setting: Setting, made: Mapping[str, Any]) -> Trainings:
@@ -77,14 +77,14 @@ def begun_file(setting: Setting, made: Mapping[str, Any]) -> Trainings:
         rate = in_its_own_process(work, setting.threads)
         created = datetime.now(UTC).isoformat(timespec="seconds")
         return Trainings(schema=SCHEMA, **made, answers_per_s=rate, commit=git_commit(), created=created, trainings=())
-    found = read_typed(setting.out, FILE, REMEDY)
+    record = read_typed(setting.out, FILE, REMEDY)
     for name, value in made.items():
-        if getattr(found, name) != value:
+        if getattr(record, name) != value:
             raise UserError(
-                f"{setting.out}: its {name} is {getattr(found, name)}, and here it is {value}. "
+                f"{setting.out}: its {name} is {getattr(record, name)}, and here it is {value}. "
                 "Trainings of both are not one law's: give another --out."
             )
-    return found
+    return record
 
 
 def shared(setting: Setting) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def shared(setting: Setting) -> dict[str, Any]:
 
 def require_enough(recipe: Recipe, budgets: Sequence[Budget]) -> None:
     """Raise UserError if the recipe's answers have fewer tokens than a training asks for."""
-    needed, there = max(one.answer_tokens for one in budgets), train_counts(recipe)["answer_tokens"]
+    needed, there = max(budget.answer_tokens for budget in budgets), train_counts(recipe)["answer_tokens"]
     if needed > there:
         raise UserError(
             f"{Run.of(recipe).data.path}: has {there:,} answer tokens to train on, and the largest training reads "
@@ -121,7 +121,6 @@ def require_enough(recipe: Recipe, budgets: Sequence[Budget]) -> None:
 
 
 def train_counts(recipe: Recipe) -> dict[str, int]:
-    """Of the answers to train on."""
     return (Run.of(recipe).data.manifest or {})["counts"]["train"]
 
 
@@ -132,7 +131,6 @@ def tokens_per_answer(recipe: Recipe) -> float:
 
 
 def target_of(recipe: Recipe) -> Path:
-    """Its folder."""
     return Run.of(recipe).target
 
 
@@ -143,14 +141,14 @@ def inputs_of(recipe: Recipe, setting: Setting) -> str:
     for name in ("layers", "scores"):
         words["architecture"].pop(name)
     words["distill"].pop("max_duration")
-    return fingerprint_value([words, data, [dict(one) for one in setting.text]])
+    return fingerprint_value([words, data, [dict(source) for source in setting.text]])
 
 
 def answers_per_s(recipe: Recipe, work: Path) -> float:
     """How many answer tokens the target writes in a second: it answers some prompts of the recipe anew."""
     shutil.rmtree(work, ignore_errors=True)
     share = -(-RATE_PROMPTS // len(recipe.data.prompts))
-    sources = tuple(one.model_copy(update={"num_prompts": share}) for one in recipe.data.prompts)
+    sources = tuple(source.model_copy(update={"num_prompts": share}) for source in recipe.data.prompts)
     data = recipe.data.model_copy(update={"prompts": sources, "num_eval_prompts": 1})
     distill = recipe.distill.model_copy(update={"teacher": LiveTeacher()})  # no states are kept
     start_s = time.perf_counter()

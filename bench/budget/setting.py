@@ -43,7 +43,9 @@ class Setting:
 
     def text_recipe(self, budget: Budget, run: Path, source: Path, steps: int) -> Recipe:
         """Of training the whole cut draft on text."""
-        domains = ", ".join("{" + ", ".join(f"{key}: {value}" for key, value in one.items()) + "}" for one in self.text)
+        domains = ", ".join(
+            "{" + ", ".join(f"{key}: {value}" for key, value in domain.items()) + "}" for domain in self.text
+        )
         words = {
             **continued(budget, source),
             "distill.teacher": "{source: none}",

@@ -46,13 +46,13 @@ class Some(Dataset[Any]):
     """Some of a set's examples."""
 
     of: Set
-    places: Sequence[int]
+    indices: Sequence[int]
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.indices)
 
     def __getitem__(self, index: int) -> Any:
-        return self.of[self.places[index]]
+        return self.of[self.indices[index]]
 
     def collate(self, examples: Sequence[Any]) -> dict[str, Tensor]:
         """One batch, as the set makes it."""
@@ -163,22 +163,22 @@ def some_answers(setting: Setting, recipe: Recipe, tokens: float) -> tuple[Some,
     answers, eval_set = read_answers(Run.of(recipe))
     order = list(range(len(answers)))
     random.Random(recipe.seed).shuffle(order)
-    lengths = [answers.examples[place].num_kept for place in order]
+    lengths = [answers.examples[index].num_kept for index in order]
     num_kept = num_answers(lengths, tokens)
-    found: list[Set] = [answers, eval_set]
+    sets: list[Set] = [answers, eval_set]
     if isinstance(recipe.distill.teacher, Cache):
         caches = Run.of(setting.shared_recipe()).teacher_cache.path
         named = zip(("train", "eval"), (answers, eval_set), strict=True)
-        found = [CachedAnswers(each, TeacherCache(caches, name)) for name, each in named]
+        sets = [CachedAnswers(each, TeacherCache(caches, name)) for name, each in named]
     eval_set.examples = eval_set.examples[:1]
-    return Some(found[0], order[:num_kept]), found[1], sum(lengths[:num_kept])
+    return Some(sets[0], order[:num_kept]), sets[1], sum(lengths[:num_kept])
 
 
 def num_answers(lengths: Sequence[int], tokens: float) -> int:
     """How many of the first answers it takes to have so many tokens; errors as above."""
-    for place, total in enumerate(accumulate(lengths), start=1):
+    for count, total in enumerate(accumulate(lengths), start=1):
         if total >= tokens:
-            return place
+            return count
     raise ValueError(f"{tokens:,.0f} answer tokens asked for, and {sum(lengths):,} are there")
 
 

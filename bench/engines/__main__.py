@@ -38,7 +38,6 @@ Cells = tuple[str, ...]
 
 
 def main() -> None:
-    """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("certificates", nargs="+", metavar="FORM=FILE")
     parser.add_argument("--speed", type=Path, metavar="FILE", help="of our own decoding")
@@ -58,13 +57,12 @@ def engine_rows(words: Sequence[str]) -> Iterator[Cells]:
     """One for each engine of each certificate."""
     for word in words:
         form, _, path = word.partition("=")
-        for one in read_typed(Path(path), FORM, REMEDY).engines.values():
-            yield engine_cells(one, form)
+        for certificate in read_typed(Path(path), FORM, REMEDY).engines.values():
+            yield engine_cells(certificate, form)
 
 
-def engine_cells(one: Certificate, form: str) -> Cells:
-    """What one engine did."""
-    run, speed, counted = one.run, one.speed, pooled([text.counted for text in one.run.texts])
+def engine_cells(certificate: Certificate, form: str) -> Cells:
+    run, speed, counted = certificate.run, certificate.speed, pooled([text.counted for text in certificate.run.texts])
     equal = sum(text.plain_ids == text.drafted_ids for text in run.texts)
     return (
         f"{run.engine} {run.version}",
@@ -75,7 +73,7 @@ def engine_cells(one: Certificate, form: str) -> Cells:
         f"{speed.drafted_tokens_per_s:.1f}",
         figure_words(speed.value, speed.interval, times=True),
         f"{shown(counted)} in {counted.rounds:,}",
-        f"{shown(one.replay, like=counted)} in {one.replay.rounds:,}",
+        f"{shown(certificate.replay, like=counted)} in {certificate.replay.rounds:,}",
         f"{equal} of {len(run.texts)}",
     )
 
@@ -85,8 +83,8 @@ def own_rows(speed: dict[str, Any]) -> Iterator[Cells]:
     plain = next(way for way in speed["ways"] if way["way"] == "target alone")
     draft = next(iter(speed["drafts"]))
     for kind, label in OWN:
-        found = [way for way in speed["ways"] if way["way"] == kind and way["draft"] in (None, draft)]
-        best = max(found, key=lambda way: way["whole"]["speedup"]["value"])
+        ways = [way for way in speed["ways"] if way["way"] == kind and way["draft"] in (None, draft)]
+        best = max(ways, key=lambda way: way["whole"]["speedup"]["value"])
         yield (
             f"widedraft, {label}",
             "small head",

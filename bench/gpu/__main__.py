@@ -21,9 +21,9 @@ from architectures.shapes.shape import Shape
 from architectures.shapes.tiny import tiny_config, tiny_shapes
 from architectures.targets.target import config_at_hand
 from bench.gpu.carry import TARGET_NAME
-from bench.gpu.one import END
 from bench.gpu.record import begun, device_name, keep, stage_record, summary
 from bench.gpu.stage import Row, Size
+from bench.gpu.stage_process import END
 from bench.gpu.stages import MOST_S, SLACK, STAGES, Listed
 from distill.debug.files import prompts, write_tiny
 from distill.process.exits import report_user_errors
@@ -42,7 +42,6 @@ def main(words: list[str] | None = None) -> int:
 
 
 def options_of(words: list[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE", help="repeat these")
     parser.add_argument("--size", choices=("full", "laptop", "tiny"), help="default: full on a GPU, laptop elsewhere")
@@ -140,7 +139,9 @@ def run_stage(name: str, listed: Listed, told: Record, left_s: float) -> Record:
     setting_file.write_text(json.dumps(told | {"limit_s": limit_s - GRACE_S}), encoding="utf-8")
     rows_file.unlink(missing_ok=True)
     begin_s = time.monotonic()
-    code = run_for([sys.executable, "-m", "bench.gpu.one", listed.module, str(setting_file), str(rows_file)], limit_s)
+    code = run_for(
+        [sys.executable, "-m", "bench.gpu.stage_process", listed.module, str(setting_file), str(rows_file)], limit_s
+    )
     rows, end = read_rows(rows_file)
     if end is None:
         status = "cut" if code is None else "failed"

@@ -123,7 +123,6 @@ def rows_of(
 
 
 def named(cell: Cell) -> Row:
-    """What a cell is."""
     return {
         "model": cell.model,
         "batch": cell.batch,
@@ -134,7 +133,7 @@ def named(cell: Cell) -> Row:
 
 def figures(cell: Cell, model: PreTrainedModel, taken: Sequence[Taken], bytes_per_s: float) -> Row:
     """What was measured of one way, medians over the repetitions; and the least a step can take beside its own time."""
-    whole_s, step_s = median(one.whole_s for one in taken), median(one.step_s for one in taken)
+    whole_s, step_s = median(turn.whole_s for turn in taken), median(turn.step_s for turn in taken)
     context = sum(lengths_of(cell)) // cell.batch + cell.new_tokens // 2
     read = step_bytes(model, batch=cell.batch, context=context)
     floor_s = None if read is None else read / bytes_per_s
@@ -142,7 +141,7 @@ def figures(cell: Cell, model: PreTrainedModel, taken: Sequence[Taken], bytes_pe
         "tokens_per_s": cell.batch * cell.new_tokens / whole_s,
         "answers_per_s": cell.batch / whole_s,
         "seconds": whole_s,
-        "seconds_each": [one.whole_s for one in taken],
+        "seconds_each": [turn.whole_s for turn in taken],
         "step_ms": 1000 * step_s,
         "floor_ms": None if floor_s is None else 1000 * floor_s,
         "floor_share": None if floor_s is None else floor_s / step_s,
@@ -159,11 +158,11 @@ def measured(cell: Cell, model: PreTrainedModel, repeats: int) -> dict[str, list
     }
     for run in ways.values():
         run(WARM_UP_TOKENS)
-    found: dict[str, list[Taken]] = {how: [] for how in ways}
+    taken: dict[str, list[Taken]] = {how: [] for how in ways}
     for repeat in range(repeats):
         for how in list(ways)[:: 1 if repeat % 2 == 0 else -1]:
-            found[how].append(ways[how](cell.new_tokens))
-    return found
+            taken[how].append(ways[how](cell.new_tokens))
+    return taken
 
 
 def lengths_of(cell: Cell) -> list[int]:
@@ -184,7 +183,7 @@ def ours(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: i
     start_s = clock_s(model.device)
     decoded = plain_decode(model, prompts, limits=Limits(new_tokens))
     whole_s = clock_s(model.device) - start_s
-    return Taken([one.token_ids for one in decoded], whole_s, decoded[0].decode_s / new_tokens)
+    return Taken([text.token_ids for text in decoded], whole_s, decoded[0].decode_s / new_tokens)
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ from bench.gpu.step_sizes import SIZES
 from eval.acceptance.speedup import StepTimes, break_even_alpha
 
 STEPS = "steps.json"  # in the scratch of a machine: the rows of bench.gpu.steps
-Place = tuple[str, int, int]  # how steps were run, batch, context
+Conditions = tuple[str, int, int]  # how steps were run, batch, context
 Medians = Mapping[int, float]  # by tokens
 
 
@@ -30,11 +30,11 @@ def break_even_rows(steps: Sequence[Row], target: str) -> Iterator[Row]:
     Yields:
         A row for each shape, place and lookahead whose steps are all there; alpha is None where not even 1 pays.
     """
-    for (shape, place), own in medians_of(steps).items():
-        verified = medians_of(steps).get((target, place), {})
+    for (shape, conditions), own in medians_of(steps).items():
+        verified = medians_of(steps).get((target, conditions), {})
         if shape == target or not {1, 2} <= own.keys() or 1 not in verified:
             continue
-        how, batch, context = place
+        how, batch, context = conditions
         for tokens in sorted(verified):
             if tokens > 1:
                 lookahead = tokens - 1
@@ -50,11 +50,11 @@ def break_even_rows(steps: Sequence[Row], target: str) -> Iterator[Row]:
                 }
 
 
-def medians_of(steps: Sequence[Row]) -> dict[tuple[str, Place], dict[int, float]]:
-    """Milliseconds by shape and place, then by tokens."""
-    found: dict[tuple[str, Place], dict[int, float]] = {}
+def medians_of(steps: Sequence[Row]) -> dict[tuple[str, Conditions], dict[int, float]]:
+    """Milliseconds by shape and conditions, then by tokens."""
+    medians: dict[tuple[str, Conditions], dict[int, float]] = {}
     for row in steps:
         if "median_ms" in row:
-            place = (row["how"], row["batch"], row["context"])
-            found.setdefault((row["shape"], place), {})[row["tokens"]] = row["median_ms"]
-    return found
+            conditions = (row["how"], row["batch"], row["context"])
+            medians.setdefault((row["shape"], conditions), {})[row["tokens"]] = row["median_ms"]
+    return medians

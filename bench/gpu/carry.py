@@ -202,10 +202,10 @@ def is_kept(file: Carried, keep: Path) -> bool:
 
 def require_whole(path: Path, file: Carried) -> None:
     """Raise BrokenError unless a file is what was packed."""
-    found = digest(path)
-    if found != file.sha256:
+    sha256 = digest(path)
+    if sha256 != file.sha256:
         raise BrokenError(
-            f"{path}: SHA-256 is {found[:16]}..., and {file.sha256[:16]}... was packed ({path.stat().st_size} of "
+            f"{path}: SHA-256 is {sha256[:16]}..., and {file.sha256[:16]}... was packed ({path.stat().st_size} of "
             f"{file.size} bytes). Carry .carry/{file.call} again, or pack again."
         )
 

@@ -94,7 +94,7 @@ def rows(setting: Setting) -> Iterator[Row]:
         SkippedError: If training would take another device than the setting's.
     """
     require_training_device(setting.device)
-    pair, pace, found = pair_of(setting), PACES[setting.size], dict[str, Row]()
+    pair, pace, rows_by_source = pair_of(setting), PACES[setting.size], dict[str, Row]()
     recipe_batch = load_recipe(pair.recipe).distill.global_train_batch_size
     idle_bytes = reset_peak(str(setting.device))
     for cell in cells(setting.size):
@@ -102,9 +102,9 @@ def rows(setting: Setting) -> Iterator[Row]:
         yield row
         if "step_s" in row:
             pace = replace(pace, flops_per_s=0.8 * row["flops_per_s"])
-        if cell.source not in found:
-            found[cell.source] = row
-            yield from aims(cell.source, found, recipe_batch=recipe_batch)
+        if cell.source not in rows_by_source:
+            rows_by_source[cell.source] = row
+            yield from aims(cell.source, rows_by_source, recipe_batch=recipe_batch)
 
 
 def require_training_device(device: torch.device) -> None:
@@ -139,16 +139,16 @@ def row_of(pair: Pair, cell: Cell, setting: Setting, pace: Pace, *, idle_bytes: 
     return attempt(told, partial(measure_training, pair, cell, recipe, setting.device, idle_bytes=idle_bytes))
 
 
-def aims(source: str, found: Mapping[str, Row], *, recipe_batch: int) -> Iterator[Row]:
+def aims(source: str, rows_by_source: Mapping[str, Row], *, recipe_batch: int) -> Iterator[Row]:
     """What was aimed at, of a cell that was just measured; at the recipe's batch the optimiser's step weighs less."""
-    if source == "live" and found["live"].get("mfu") is not None:
+    if source == "live" and rows_by_source["live"].get("mfu") is not None:
         yield {
             "aim": f"MFU of {LIVE_MFU:.0%} with a live teacher",
             "aimed": LIVE_MFU,
-            "reached": found["live"]["mfu"],
-            "reached_at_recipe_batch": round(mfu_at_batch(found["live"], recipe_batch), 4),
+            "reached": rows_by_source["live"]["mfu"],
+            "reached_at_recipe_batch": round(mfu_at_batch(rows_by_source["live"], recipe_batch), 4),
         }
-    both = [found.get(each, {}).get("step_s") for each in ("none", "cached")]
+    both = [rows_by_source.get(each, {}).get("step_s") for each in ("none", "cached")]
     if source == "none" and None not in both:
         aim = f"from a cache {CACHED_SHARE:.0%} of the speed of the student alone"
         yield {"aim": aim, "aimed": CACHED_SHARE, "reached": round(both[0] / both[1], 4)}

@@ -288,7 +288,7 @@ def decode_and_time(cell: Cell, setup: Setup, groups: Sequence[Prompts], step_re
 def turns_within(seconds: float, count: int) -> Iterator[tuple[int, int]]:
     """Turns of one repetition, at most so many, none of which begins later than so many seconds after the first."""
     start_s = time.monotonic()
-    for place in range(count):
-        if place and time.monotonic() - start_s > seconds:
+    for turn in range(count):
+        if turn and time.monotonic() - start_s > seconds:
             return
-        yield (0, place)
+        yield (0, turn)

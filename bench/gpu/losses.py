@@ -17,7 +17,7 @@ from bench.gpu.attempt import attempt
 from bench.gpu.memory import free_memory
 from bench.gpu.stage import Row, Setting, Size, lack_of_memory, lack_of_time
 from bench.loss import BYTES_OF_PLAIN, PEERS, Job, measure, measure_in_a_process
-from distill.recipe.losses import chunk_size
+from distill.recipe.token_selection import chunk_size
 
 HIDDEN = NAMED_SHAPES["llama-7b"].shape.hidden
 PATHS_OF = {"forward_kl": ("plain", "chunked"), "jensen_shannon": ("plain", "chunked", "liger")}
@@ -82,6 +82,6 @@ def measured(job: Job, setting: Setting) -> Row:
     device, repeats = str(setting.device), SIZES[setting.size]["repeats"]
     if setting.device.type != "cuda":
         return measure_in_a_process(job, device=device, repeats=repeats, threads=torch.get_num_threads())
-    found = measure(job, device=device, repeats=repeats)
+    row = measure(job, device=device, repeats=repeats)
     free_memory()
-    return found
+    return row

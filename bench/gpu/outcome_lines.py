@@ -26,7 +26,6 @@ class Lines:
         self.path = path
 
     def write(self, **line: Any) -> None:
-        """One more line."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -36,7 +36,6 @@ Record = dict[str, Any]
 
 
 def main() -> None:
-    """Write the page anew."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=Path, default=DEVICES)
     parser.add_argument("--doc", type=Path, default=DOC)
@@ -111,9 +110,9 @@ def left_out(rows: Sequence[Row]) -> Iterator[str]:
         for kind in ("skipped", "failed"):
             if kind in row:
                 by_reason.setdefault((kind, row[kind]), []).append(row)
-    for (kind, reason), found in by_reason.items():
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        yield f"- {kind}: {named(found[0])}{more}: {reason}"
+    for (kind, reason), group in by_reason.items():
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        yield f"- {kind}: {named(group[0])}{more}: {reason}"
 
 
 def rows_table(rows: Sequence[Row], wanted: Sequence[str] = ()) -> str:
@@ -136,7 +135,6 @@ def named(row: Row) -> str:
 
 
 def shown(value: object) -> str:
-    """A value in a cell."""
     if value is None:
         return ""
     if isinstance(value, float):

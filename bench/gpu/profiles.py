@@ -122,12 +122,10 @@ class Pair:
 
     @cached_property
     def draft(self) -> PreTrainedModel:
-        """Of random weights."""
         shape = source_shape(self.target)
         return untrained_model(self.target, replace(shape, layers=max(1, shape.layers // LAYERS_SHARE)))
 
     def random_ids(self, count: int) -> list[int]:
-        """So many tokens."""
         vocab = self.target.config.get_text_config(decoder=True).vocab_size
         return torch.randint(vocab, (count,), generator=self.generator).tolist()
 
@@ -153,9 +151,9 @@ class Pair:
             trainer.fit()
         finally:
             trainer.engine.close()
-        (found,) = (each.found for each in trainer.state.callbacks if isinstance(each, StepProfile))
-        assert found is not None, "as many steps are trained as a profile takes"
-        return found
+        (step_profile,) = (each.profile for each in trainer.state.callbacks if isinstance(each, StepProfile))
+        assert step_profile is not None, "as many steps are trained as a profile takes"
+        return step_profile
 
     def recipe(self) -> Recipe:
         """That of the benches, on this target, of four steps."""
@@ -178,7 +176,7 @@ class Pair:
         answer = self.sizes.seq_len // ANSWER_SHARE
         prompt = self.sizes.seq_len - answer
         traces = []
-        for place in range((WARM_STEPS + 1) * self.sizes.train_batch):
+        for index in range((WARM_STEPS + 1) * self.sizes.train_batch):
             asked, answered = (tuple(self.random_ids(count)) for count in (prompt, answer))
-            traces.append(Trace(place, f"bench:{place}", (), asked, answered, "", "length"))
+            traces.append(Trace(index, f"bench:{index}", (), asked, answered, "", "length"))
         return AnswerDataset(traces, max_seq_len=self.sizes.seq_len)

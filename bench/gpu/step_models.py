@@ -56,4 +56,4 @@ def equal_models(target: PreTrainedModel, sizes: Sizes) -> dict[EqualShape, PreT
     source = source_shape(target)
     size = round(sizes.equal_share * source.parameters())
     shapes = [EqualShape(size, equal_shape(source, layers=layers, parameters=size)) for layers in sizes.equal]
-    return {one: untrained_model(target, one.shape) for one in shapes}
+    return {shape: untrained_model(target, shape.shape) for shape in shapes}

@@ -26,7 +26,7 @@ from eval.latency.depth_and_width import depth_and_width
 from eval.latency.floor import dtype_name, shape_of, step_bytes
 from eval.latency.grid import repeated
 from eval.latency.steps import CHAIN_LENGTH, Kind, draft_steps, hold_context, target_steps, time_chain
-from eval.latency.steps import Setting as Place
+from eval.latency.steps import Setting as StepSetting
 from eval.latency.timing import Step, summarise, time_together
 from eval.models.execution import How
 from eval.records.grid import DepthAndWidth
@@ -58,11 +58,11 @@ class Bench:
     openers: dict[How, Opener] = field(default_factory=dict)
     seconds: dict[tuple[Cell, str], Sequence[float]] = field(default_factory=dict)
 
-    def place(self, cell: Cell) -> Place:
+    def step_setting(self, cell: Cell) -> StepSetting:
         """Where the steps of a cell are taken."""
         if cell.how not in self.openers:
             self.openers[cell.how] = new_opener(cell.how)
-        return Place(repeated(TEXT, cell.context), cell.batch, self.openers[cell.how])
+        return StepSetting(repeated(TEXT, cell.context), cell.batch, self.openers[cell.how])
 
     def forget(self) -> None:
         """Give back the caches of the steps that were timed last; no cycles are looked for, which takes as long."""
@@ -108,7 +108,7 @@ def cell_rows(bench: Bench, cell: Cell, name: str) -> Iterator[Row]:
 
 def lack(bench: Bench, cell: Cell, model: PreTrainedModel) -> str | None:
     """Why the steps of a model are not begun; None where nothing is in the way."""
-    opener = bench.place(cell).opener
+    opener = bench.step_setting(cell).opener
     if isinstance(opener, FixedSteps):
         try:
             opener.require(model)
@@ -154,12 +154,12 @@ def step_rows(bench: Bench, cell: Cell, name: str) -> list[Row]:
 
 def steps_of(bench: Bench, cell: Cell, name: str) -> Mapping[Kind, Step]:
     """Timers; where few shapes are timed, of one token alone."""
-    model, place = bench.models[name], bench.place(cell)
+    model, step_setting = bench.models[name], bench.step_setting(cell)
     if cell.only:
-        return {Kind(name, 1): partial(time_chain, hold_context(model, place, [(1, False)]))}
+        return {Kind(name, 1): partial(time_chain, hold_context(model, step_setting, [(1, False)]))}
     if name != bench.sizes.target:
-        return draft_steps(name, model, place)
-    return target_steps(model, place, [tokens - 1 for tokens in bench.sizes.verified[cell.how] if tokens > 1])
+        return draft_steps(name, model, step_setting)
+    return target_steps(model, step_setting, [tokens - 1 for tokens in bench.sizes.verified[cell.how] if tokens > 1])
 
 
 def in_ms(seconds: Sequence[float]) -> Row:
@@ -168,9 +168,9 @@ def in_ms(seconds: Sequence[float]) -> Row:
     return {"median_ms": time.median_ms, "interval_ms": listed(time.p50_ms)}
 
 
-def listed(found: Estimate) -> list[float] | None:
+def listed(estimate: Estimate) -> list[float] | None:
     """Its interval, as a file has it."""
-    return None if found.interval is None else list(found.interval)
+    return None if estimate.interval is None else list(estimate.interval)
 
 
 def summaries(bench: Bench, cell: Cell) -> Iterator[Row]:
@@ -216,12 +216,12 @@ def equal_row(bench: Bench) -> Row:
 def depth_of_equal(bench: Bench, cell: Cell) -> Row:
     """How many times as long a step of the deepest takes as one of the shallowest, and what a layer adds."""
     opener, models = new_opener(cell.how), equal_models(bench.models[bench.sizes.target], bench.sizes)
-    place = Place(repeated(TEXT, cell.context), cell.batch, opener)
-    held = {one.name: hold_context(model, place, [(1, False)]) for one, model in models.items()}
+    step_setting = StepSetting(repeated(TEXT, cell.context), cell.batch, opener)
+    held = {shape.name: hold_context(model, step_setting, [(1, False)]) for shape, model in models.items()}
     steps = {Kind(name, 1): partial(time_chain, drafter) for name, drafter in held.items()}
     rng = np.random.default_rng(RESAMPLING.seed)
     timed = time_together(steps, rng, range(bench.sizes.repeats), most_warm_ups=MOST_WARM_UPS)
-    times_RS = 1000 * np.array([timed.seconds[Kind(one.name, 1)] for one in models]).T
+    times_RS = 1000 * np.array([timed.seconds[Kind(shape.name, 1)] for shape in models]).T
     told = depth_and_width(list(models), times_RS, RESAMPLING)
     return told_of_depth(told) | {"dtype": dtype_name(bench.models[bench.sizes.target])}
 

@@ -68,7 +68,7 @@ def run_tests(words: Sequence[str], setting: Setting, *, cwd: Path) -> Iterator[
             process.wait()
     yield from modules.read(lines)
     yield from modules.unfinished()
-    if not modules.found:
+    if not modules.by_name:
         raise RuntimeError(f"pytest ran no test; {' '.join(log.read_text(encoding='utf-8').split()[-30:])}")
 
 
@@ -98,7 +98,7 @@ class Modules:
     """Reads the lines of bench.gpu.outcome_lines as they are written."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Module] = {}
+        self.by_name: dict[str, Module] = {}
         self.told: set[str] = set()
         self.offset = 0
 
@@ -113,19 +113,18 @@ class Modules:
         self.offset += len(whole)
         for line in whole.decode().splitlines():
             self.take(json.loads(line))
-        for name, module in self.found.items():
+        for name, module in self.by_name.items():
             if name not in self.told and module.ended >= module.ids:
                 self.told.add(name)
                 yield row_of(name, module)
 
     def unfinished(self) -> Iterator[Row]:
         """A row for every other module, as far as it came."""
-        for name, module in self.found.items():
+        for name, module in self.by_name.items():
             if name not in self.told:
                 yield {**row_of(name, module), "unfinished": len(module.ids - module.ended)}
 
     def take(self, line: dict[str, Any]) -> None:
-        """Count one line."""
         if line["kind"] == "collected":
             for test in line["ids"]:
                 self.of(test).ids.add(test)
@@ -143,8 +142,7 @@ class Modules:
             module.ended.add(test)
 
     def of(self, test: str) -> Module:
-        """The module of a test."""
-        return self.found.setdefault(test.partition("::")[0], Module())
+        return self.by_name.setdefault(test.partition("::")[0], Module())
 
 
 def row_of(name: str, module: Module) -> Row:

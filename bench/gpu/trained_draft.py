@@ -38,7 +38,7 @@ from eval.prompts.loading import load_prompts
 RECIPE = Path(__file__).parents[1] / "smollm2.yaml"
 RUN, DONE = "draft", "trained.json"  # the run in the work folder, and what is written when it is finished
 WRITTEN_TOKENS = 256  # of a prompt that the target writes itself, at most
-WRITTEN_FOR_ONE = 1.5  # texts sampled for each such prompt that is of use: a guess on the safe side
+WRITTEN_PER_USEFUL = 1.5  # texts sampled for each such prompt that is of use: a guess on the safe side
 RATE_STEPS = 12  # decoded to see how long a step of the target takes
 MARGIN = 1.3  # of predicted seconds: batches of other lengths, texts written to the disk
 CALIBRATION_SEQUENCES = 4
@@ -79,7 +79,6 @@ class Training:
 
     @property
     def seconds(self) -> float:
-        """Of everything."""
         return self.generate_s + self.train_s
 
 
@@ -231,7 +230,7 @@ def steps_of(training: Training, num_prompts: int, self_written: int) -> int:
     The answers to what is held out are batches of their own.
     """
     together = training.answered_together
-    writing = -(-int(self_written * WRITTEN_FOR_ONE) // together) * WRITTEN_TOKENS
+    writing = -(-int(self_written * WRITTEN_PER_USEFUL) // together) * WRITTEN_TOKENS
     held_out = -(-training.num_eval_prompts // together)
     learned = -(-(num_prompts + self_written - training.num_eval_prompts) // together)
     return writing + (held_out + learned) * training.max_new_tokens

@@ -150,9 +150,9 @@ def measure_training(pair: Pair, cell: Cell, recipe: Recipe, device: torch.devic
         device: Where.
         idle_bytes: What the process held before its first training: a processor's heap keeps what later ones use again.
     """
-    run, answers, place = Path(recipe.run_dir), answers_of(pair, cell), str(device)
+    run, answers, device_name = Path(recipe.run_dir), answers_of(pair, cell), str(device)
     shutil.rmtree(run, ignore_errors=True)
-    reset_peak(place)
+    reset_peak(device_name)
     with trained_model(pair, cell, recipe, device) as model:
         train_set = with_cache(pair, cell, recipe, answers) if cell.source == "cached" else answers
         trainer = build_trainer(Run.of(recipe), model, train_set=train_set, eval_set=answers, checkpoint=None)
@@ -162,7 +162,7 @@ def measure_training(pair: Pair, cell: Cell, recipe: Recipe, device: torch.devic
         finally:
             trainer.engine.close()
             forget_moments(trainer)
-        held = peak(place) - idle_bytes
+        held = peak(device_name) - idle_bytes
     metrics = [json.loads(line) for line in (run / "logs" / "metrics.jsonl").read_text("utf-8").splitlines()]
     shutil.rmtree(run)
     return {

@@ -38,7 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.minutes", description="Compare trainings in equal minutes.")
     parser.add_argument("--target", type=Path, help="folder of the model")
     parser.add_argument("--unseen", type=Path, help="JSON lines of prompts that nothing is trained on")
@@ -67,7 +66,6 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """What the command line asks for."""
     if options.doc is not None:
         text = with_summary(options.doc.read_text(encoding="utf-8"), options.cells)
         options.doc.write_text(text, encoding="utf-8")
@@ -129,7 +127,7 @@ def chosen(names: Sequence[str] | None) -> tuple[Configuration, ...]:
 def dry_run(setting: Setting, plan: Plan) -> Iterator[str]:
     """Every stage whose cells are known, and of the others how many cells there will be."""
     done = read_finished(setting.cells)
-    names, known = {one.cell.name for one in done}, True
+    names, known = {result.cell.name for result in done}, True
 
     def as_they_stand(cells: Sequence[Cell]) -> Sequence[Cell]:
         return ranked(cells, done) if known else cells

@@ -83,7 +83,7 @@ def make_cell(setting: Setting, cell: Cell, inputs: dict[str, str]) -> None:
     )
 
 
-def finished_cell(setting: Setting, cell: Cell, inputs: dict[str, str], **found: Any) -> Finished:
+def finished_cell(setting: Setting, cell: Cell, inputs: dict[str, str], **figures: Any) -> Finished:
     """A cell with where and when it was made."""
     recipe = setting.shared_recipe()
     machine = Machine(
@@ -95,5 +95,5 @@ def finished_cell(setting: Setting, cell: Cell, inputs: dict[str, str], **found:
     )
     created = datetime.now(UTC).isoformat(timespec="seconds")
     return Finished(
-        schema=SCHEMA, cell=cell, inputs=inputs, machine=machine, commit=git_commit(), created=created, **found
+        schema=SCHEMA, cell=cell, inputs=inputs, machine=machine, commit=git_commit(), created=created, **figures
     )

@@ -54,7 +54,11 @@ def inputs_of(setting: Setting) -> dict[str, str]:
         "answers": fingerprint_value(data.get("inputs")),
         "recipe": fingerprint_value({name: value for name, value in words.items() if name not in of_files}),
         "scored": fingerprint_value(
-            [[list(t.token_ids) for t in one.traces] for group in scored.values() for one in group.values()]
+            [
+                [list(t.token_ids) for t in answer_set.traces]
+                for group in scored.values()
+                for answer_set in group.values()
+            ]
         ),
         "threads": str(setting.threads),
     }
@@ -82,6 +86,6 @@ def scored_answers(setting: Setting) -> Scored:
 
 def unseen_prompts(setting: Setting) -> Sequence[Prompt]:
     """So many prompts, spread over the file, without the turns that follow: what comes late in it counts as well."""
-    found = load_prompts([PromptSource(path=str(setting.unseen))])
-    step = max(1, len(found) // setting.num_unseen)
-    return [replace(prompt, later_turns=()) for prompt in found[::step][: setting.num_unseen]]
+    prompts = load_prompts([PromptSource(path=str(setting.unseen))])
+    step = max(1, len(prompts) // setting.num_unseen)
+    return [replace(prompt, later_turns=()) for prompt in prompts[::step][: setting.num_unseen]]

@@ -45,10 +45,10 @@ class KeptRow:
 def kept_row(row: Kept) -> KeptRow:
     """As ranking takes it."""
     rounds = tuple(
-        KeptRounds(one["lookahead"], Estimate(one["tau"]["value"], None), one["fully_accepted"] / one["rounds"])
-        for one in row["lookahead"]
+        KeptRounds(entry["lookahead"], Estimate(entry["tau"]["value"], None), entry["fully_accepted"] / entry["rounds"])
+        for entry in row["lookahead"]
     )
-    counts = {one["lookahead"]: one["counts"] for one in row["by_prompt"]["rounds"]}
+    counts = {entry["lookahead"]: entry["counts"] for entry in row["by_prompt"]["rounds"]}
     return KeptRow("draft", rounds, KeptSums(row["by_prompt"]["tokens"], counts))
 
 
@@ -75,18 +75,18 @@ def acceptance_kept(row: AcceptanceRow) -> Kept:
         "greedy_match": mean_kept(row.greedy_match),
         "lookahead": [
             {
-                "lookahead": one.lookahead,
-                "rounds": one.rounds,
-                "fully_accepted": one.fully_accepted,
-                "tau": {"value": one.tau.value, "interval": one.tau.interval},
+                "lookahead": entry.lookahead,
+                "rounds": entry.rounds,
+                "fully_accepted": entry.fully_accepted,
+                "tau": {"value": entry.tau.value, "interval": entry.tau.interval},
             }
-            for one in row.lookahead
+            for entry in row.lookahead
         ],
         "by_prompt": {
             "tokens": row.by_prompt.tokens,
             "rounds": [
-                {"lookahead": one.lookahead, "counts": [round(count, 3) for count in one.counts]}
-                for one in row.by_prompt.rounds
+                {"lookahead": entry.lookahead, "counts": [round(count, 3) for count in entry.counts]}
+                for entry in row.by_prompt.rounds
             ],
         },
     }

@@ -51,17 +51,22 @@ def shape_of(cell: Cell) -> Shape:
     return cell.configuration.layers, cell.configuration.vocabulary
 
 
-def steps_by_shape(found: Sequence[Finished]) -> dict[Shape, StepTimes]:
+def steps_by_shape(results: Sequence[Finished]) -> dict[Shape, StepTimes]:
     """Step times in steps of the target: medians, since what a cell learned changes none of them.
 
     A draft's are over all cells of its shape, a verification's over all cells, whose target is the same.
     """
     by_shape: dict[Shape, list[StepTimes]] = {}
-    for one in found:
-        by_shape.setdefault(shape_of(one.cell), []).append(in_target_steps(kept_times(one.latency)))
+    for result in results:
+        by_shape.setdefault(shape_of(result.cell), []).append(in_target_steps(kept_times(result.latency)))
     verify = medians([times.verify_s for group in by_shape.values() for times in group])
     return {
-        shape: StepTimes(1.0, median(one.draft_s for one in group), median(one.draft_two_s for one in group), verify)
+        shape: StepTimes(
+            1.0,
+            median(step_times.draft_s for step_times in group),
+            median(step_times.draft_two_s for step_times in group),
+            verify,
+        )
         for shape, group in by_shape.items()
     }
 
@@ -78,16 +83,16 @@ def medians(tables: Sequence[Mapping[int, float]]) -> dict[int, float]:
     return {lookahead: median(table[lookahead] for table in tables) for lookahead in tables[0]}
 
 
-def worths(one: Finished, steps: Mapping[Shape, StepTimes]) -> dict[tuple[str, float], Worth]:
+def worths(result: Finished, steps: Mapping[Shape, StepTimes]) -> dict[tuple[str, float], Worth]:
     """The predicted speed at the best lookahead, by set of answers and temperature."""
-    times, found = steps[shape_of(one.cell)], {}
-    for row in one.acceptance:
+    times, by_set = steps[shape_of(result.cell)], {}
+    for row in result.acceptance:
         kept = kept_row(row)
         lookahead, value = promise(kept.lookahead, times)
         resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed_of(row["set"]))
         drawn_N = drawn_speedups(kept, kept.by_prompt, lookahead, [times] * NUM_RESAMPLES, resampling)
-        found[row["set"], row["temperature"]] = Worth(value, drawn_N, len(kept.by_prompt.tokens), lookahead)
-    return found
+        by_set[row["set"], row["temperature"]] = Worth(value, drawn_N, len(kept.by_prompt.tokens), lookahead)
+    return by_set
 
 
 def seed_of(name: str) -> int:
@@ -97,7 +102,7 @@ def seed_of(name: str) -> int:
 
 def merit(cells: Sequence[Finished], steps: Mapping[Shape, StepTimes]) -> Worth:
     """One figure to rank by: the geometric mean of the speeds on all sets, at all temperatures, of all seeds."""
-    every = [worth for one in cells for worth in worths(one, steps).values()]
+    every = [worth for result in cells for worth in worths(result, steps).values()]
     return Worth(
         float(np.exp(np.mean([np.log(worth.value) for worth in every]))),
         np.exp(np.mean([np.log(worth.drawn_N) for worth in every], axis=0)),
@@ -105,17 +110,17 @@ def merit(cells: Sequence[Finished], steps: Mapping[Shape, StepTimes]) -> Worth:
     )
 
 
-def ranked(cells: Sequence[Cell], found: Sequence[Finished]) -> list[Cell]:
+def ranked(cells: Sequence[Cell], results: Sequence[Finished]) -> list[Cell]:
     """The cells of a stage, the best first; all of them have finished.
 
     Step times are of these cells alone: what is made later must not change who went on.
     """
-    by_name = {one.cell.name: one for one in found}
+    by_name = {result.cell.name: result for result in results}
     steps = steps_by_shape([by_name[cell.name] for cell in cells])
     return sorted(cells, key=lambda cell: -merit([by_name[cell.name]], steps).value)
 
 
-def is_behind(one: Worth, best: Worth) -> bool:
+def is_behind(worth: Worth, best: Worth) -> bool:
     """Whether a figure is surely below the best one, on the same draws of the prompts."""
-    _, high = percentile_interval(one.drawn_N / best.drawn_N, CONFIDENCE, num_units=one.num_prompts)
+    _, high = percentile_interval(worth.drawn_N / best.drawn_N, CONFIDENCE, num_units=worth.num_prompts)
     return bool(high < 1)

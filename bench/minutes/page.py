@@ -15,29 +15,31 @@ from eval.pages.verdict import figure_words
 
 Key = TypeVar("Key", bound=Hashable)
 BEST, MAY_BE = "best", "may be"
-BESIDE_S = 100.0  # of a cell, beside its minutes, where none has told
+OVERHEAD_S = 100.0  # of a cell, beside its minutes, where none has told
 
 
 def bench_page(out: Path) -> str:
     """Every processor's cells, apart from each other."""
     folders = sorted(path for path in out.glob("*") if path.is_dir())
-    found = [(folder, read_finished(folder)) for folder in folders]
-    parts = [processor_page(folder, cells) for folder, cells in found if cells]
+    processors = [(folder, read_finished(folder)) for folder in folders]
+    parts = [processor_page(folder, cells) for folder, cells in processors if cells]
     return "\n\n".join(parts) if parts else f"{out}: no cell yet."
 
 
-def processor_page(folder: Path, found: Sequence[Finished]) -> str:
+def processor_page(folder: Path, results: Sequence[Finished]) -> str:
     """The tables of one processor, those of the most minutes first."""
-    steps = steps_by_shape(found)
-    budgets = sorted({one.cell.minutes for one in found}, reverse=True)
-    several = any(value > 1 for value in (len({getattr(one.machine, name) for one in found}) for name in VARYING))
+    steps = steps_by_shape(results)
+    budgets = sorted({result.cell.minutes for result in results}, reverse=True)
+    several = any(
+        value > 1 for value in (len({getattr(result.machine, name) for result in results}) for name in VARYING)
+    )
     return "\n\n".join(
         [
-            f"## {found[0].machine.processor}",
-            machines_sentence(found) + (" NOT ALL ALIKE: compare with care." if several else ""),
+            f"## {results[0].machine.processor}",
+            machines_sentence(results) + (" NOT ALL ALIKE: compare with care." if several else ""),
             *made_once(folder),
             *(
-                budget_part(minutes, [one for one in found if one.cell.minutes == minutes], steps)
+                budget_part(minutes, [result for result in results if result.cell.minutes == minutes], steps)
                 for minutes in budgets
             ),
         ]
@@ -47,12 +49,12 @@ def processor_page(folder: Path, found: Sequence[Finished]) -> str:
 VARYING = ("processor", "torch", "threads", "precision", "eval_dtype")
 
 
-def machines_sentence(found: Sequence[Finished]) -> str:
+def machines_sentence(results: Sequence[Finished]) -> str:
     """What all cells were made with."""
     kinds = {
-        f"torch {one.machine.torch}, {one.machine.threads} threads, training in {one.machine.precision}, "
-        f"scored in {one.machine.eval_dtype}"
-        for one in found
+        f"torch {result.machine.torch}, {result.machine.threads} threads, training in {result.machine.precision}, "
+        f"scored in {result.machine.eval_dtype}"
+        for result in results
     }
     return "; ".join(sorted(kinds)) + "."
 
@@ -67,15 +69,15 @@ def made_once(folder: Path) -> list[str]:
     return [f"Made once for all cells, and not counted: {told}."]
 
 
-def budget_part(minutes: float, found: Sequence[Finished], steps: dict[tuple[int, int | None], StepTimes]) -> str:
+def budget_part(minutes: float, results: Sequence[Finished], steps: dict[tuple[int, int | None], StepTimes]) -> str:
     """The table of one budget, the best first, and what it says."""
     cells: dict[Configuration, list[Finished]] = {}
-    for one in found:
-        cells.setdefault(one.cell.configuration, []).append(one)
+    for result in results:
+        cells.setdefault(result.cell.configuration, []).append(result)
     merits = {configuration: merit(of_it, steps) for configuration, of_it in cells.items()}
     marks = marks_of(merits)
     order = list(marks)
-    sets = list(worths(found[0], steps))
+    sets = list(worths(results[0], steps))
     columns = [
         *("training", "layers", "ids", "seeds", "minutes", "epochs", "tokens seen"),
         *(f"{name}, T = {temperature:g}" for name, temperature in sets),
@@ -103,9 +105,9 @@ def row(
     steps: dict[tuple[int, int | None], StepTimes],
 ) -> list[str]:
     """One configuration: alpha (tau at the best lookahead) and predicted speed of each set, means over its seeds."""
-    phases = [phase for one in cells for phase in one.phases]
-    trained_min = sum(one.train_s for one in cells) / len(cells) / 60
-    missed = sum(one.missed_by for one in cells) / len(cells)
+    phases = [phase for result in cells for phase in result.phases]
+    trained_min = sum(result.train_s for result in cells) / len(cells) / 60
+    missed = sum(result.missed_by for result in cells) / len(cells)
     return [
         " then ".join(f"{way.source} {' + '.join(way.losses)}" for way in configuration.phases)
         + ("" if configuration.epochs is None else f", at most {configuration.epochs} epochs")
@@ -116,27 +118,27 @@ def row(
         f"{trained_min:.2f} ({missed:+.1%})",
         f"{sum(phase.epochs for phase in phases) / len(cells):.1f}",
         f"{sum(phase.answer_tokens_seen for phase in phases) / len(cells):,.0f}",
-        *(set_cell(cells, place, steps) for place in range(len(cells[0].acceptance))),
+        *(set_cell(cells, index, steps) for index in range(len(cells[0].acceptance))),
         f"{steps[shape_of(cells[0].cell)].draft_s:.3f}",
         figure_words(worth.value, worth.interval, times=True),
         mark,
     ]
 
 
-def set_cell(cells: Sequence[Finished], place: int, steps: dict[tuple[int, int | None], StepTimes]) -> str:
+def set_cell(cells: Sequence[Finished], index: int, steps: dict[tuple[int, int | None], StepTimes]) -> str:
     """Greedy match or alpha with its interval, of the first seed, then tau at 1 to 4, and the mean predicted speed."""
-    rows = [one.acceptance[place] for one in cells]
+    rows = [result.acceptance[index] for result in cells]
     name = "greedy_match" if rows[0]["temperature"] == 0 else "alpha"
     taus = [
         sum(each["lookahead"][at]["tau"]["value"] for each in rows) / len(rows)
         for at in range(len(rows[0]["lookahead"]))
     ]
-    found = [worths(one, steps)[rows[0]["set"], rows[0]["temperature"]] for one in cells]
-    speed = sum(worth.value for worth in found) / len(found)
+    set_worths = [worths(result, steps)[rows[0]["set"], rows[0]["temperature"]] for result in cells]
+    speed = sum(worth.value for worth in set_worths) / len(set_worths)
     mean = sum(each[name]["value"] for each in rows) / len(rows)
     low, high = (sum(each[name]["interval"][end] for each in rows) / len(rows) for end in (0, 1))
     shown = ", ".join(f"{tau:.2f}" for tau in taus)
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}]; τ {shown}; {speed:.2f}x at {found[0].lookahead}"
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}]; τ {shown}; {speed:.2f}x at {set_worths[0].lookahead}"
 
 
 def stage_lines(stage: Stage, done: Sequence[Finished], *, before: Sequence[Cell] = ()) -> list[str]:
@@ -147,9 +149,9 @@ def stage_lines(stage: Stage, done: Sequence[Finished], *, before: Sequence[Cell
         done: Every cell that is there.
         before: Cells that earlier stages make.
     """
-    names = {one.cell.name for one in done} | {cell.name for cell in before}
-    beside_s = sum(one.wall_s - one.train_s for one in done) / len(done) if done else BESIDE_S
+    names = {result.cell.name for result in done} | {cell.name for cell in before}
+    overhead_s = sum(result.wall_s - result.train_s for result in done) / len(done) if done else OVERHEAD_S
     missing = [cell for cell in stage.cells if cell.name not in names]
-    minutes = sum(cell.minutes + beside_s / 60 for cell in missing)
+    minutes = sum(cell.minutes + overhead_s / 60 for cell in missing)
     head = f"{stage.title}: {len(stage.cells)} cells, {len(missing)} to do, about {minutes:.0f} minutes"
     return [head, *(f"  {'done' if cell.name in names else '    '} {cell.name}" for cell in stage.cells)]

@@ -117,23 +117,25 @@ def read_finished(folder: Path) -> list[Finished]:
     Raises:
         UserError: If a file is not a cell's, or is another's than its name says.
     """
-    found = []
+    results = []
     for path in sorted(folder.glob("*.json")):
         if path.name == INPUTS_NAME:
             continue
-        one = read_typed(path, FILE, REMEDY)
-        if path != cell_path(folder, one.cell):
-            raise UserError(f"{path}: holds {one.cell.name}. {REMEDY}")
-        found.append(one)
-    return found
+        result = read_typed(path, FILE, REMEDY)
+        if path != cell_path(folder, result.cell):
+            raise UserError(f"{path}: holds {result.cell.name}. {REMEDY}")
+        results.append(result)
+    return results
 
 
-def refuse_others(found: Sequence[Finished], inputs: Mapping[str, str], folder: Path) -> None:
+def refuse_others(results: Sequence[Finished], inputs: Mapping[str, str], folder: Path) -> None:
     """Raise UserError if a cell was made from other inputs than these: it has no place in this comparison."""
-    for one in found:
-        changed = sorted(name for name in inputs.keys() | one.inputs.keys() if inputs.get(name) != one.inputs.get(name))
+    for result in results:
+        changed = sorted(
+            name for name in inputs.keys() | result.inputs.keys() if inputs.get(name) != result.inputs.get(name)
+        )
         if changed:
             raise UserError(
-                f"{cell_path(folder, one.cell)}: was made from other {', '.join(changed)} than this bench has now. "
+                f"{cell_path(folder, result.cell)}: was made from other {', '.join(changed)} than this bench has now. "
                 "Give another --out, or delete the folder."
             )

@@ -51,7 +51,6 @@ class Setting:
         return self.work / "answers"
 
     def shared_recipe(self) -> Recipe:
-        """Of that run."""
         return self.load(self.shared_run, ["distill.teacher.source=cache", "architecture.layers=1"])
 
     def cell_recipe(self, configuration: Configuration, way: Way, run: Path, source: Path | None) -> Recipe:

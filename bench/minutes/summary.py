@@ -25,12 +25,12 @@ def with_summary(text: str, cells: Path) -> str:
     return between(text, begin, end, summary(read_finished(cells)))
 
 
-def summary(found: Sequence[Finished]) -> str:
+def summary(results: Sequence[Finished]) -> str:
     """A row for each configuration and its minutes; those that may be the best are marked."""
-    steps = steps_by_shape(found)
+    steps = steps_by_shape(results)
     groups: dict[tuple[Configuration, float], list[Finished]] = {}
-    for one in found:
-        groups.setdefault((one.cell.configuration, one.cell.minutes), []).append(one)
+    for result in results:
+        groups.setdefault((result.cell.configuration, result.cell.minutes), []).append(result)
     merits = {key: merit(of_it, steps) for key, of_it in groups.items()}
     rows = [short_row(groups[key], merits[key], mark, steps) for key, mark in marks_of(merits).items()]
     return markdown(Table(list(COLUMNS), rows))
@@ -45,7 +45,7 @@ def short_row(cells: Sequence[Finished], worth: Worth, mark: str, steps: Mapping
         "all" if configuration.vocabulary is None else f"{configuration.vocabulary:,}",
         f"{cells[0].cell.minutes:g}",
         str(num),
-        f"{sum(phase.epochs for one in cells for phase in one.phases) / num:.1f}",
+        f"{sum(phase.epochs for result in cells for phase in result.phases) / num:.1f}",
         *alphas(cells),
         f"{steps[shape_of(cells[0].cell)].draft_s:.3f}",
         figure_words(worth.value, worth.interval, times=True),
@@ -67,9 +67,9 @@ def words_of_way(way: Way) -> str:
 
 def alphas(cells: Sequence[Finished]) -> list[str]:
     """Greedy match and alpha at temperature 1, of each set."""
-    found: dict[str, dict[float, float]] = {}
-    for place, row in enumerate(cells[0].acceptance):
+    by_set: dict[str, dict[float, float]] = {}
+    for index, row in enumerate(cells[0].acceptance):
         name = "greedy_match" if row["temperature"] == 0 else "alpha"
-        mean = sum(one.acceptance[place][name]["value"] for one in cells) / len(cells)
-        found.setdefault(row["set"], {})[row["temperature"]] = mean
-    return [", ".join(f"{of_set[temperature]:.3f}" for temperature in sorted(of_set)) for of_set in found.values()]
+        mean = sum(result.acceptance[index][name]["value"] for result in cells) / len(cells)
+        by_set.setdefault(row["set"], {})[row["temperature"]] = mean
+    return [", ".join(f"{of_set[temperature]:.3f}" for temperature in sorted(of_set)) for of_set in by_set.values()]

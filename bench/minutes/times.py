@@ -22,15 +22,15 @@ from eval.latency.machine import torch_threads
 def time_again(setting: Setting) -> None:
     """Time the shape of every finished cell with a draft that was cut and not trained, and write it into the cell."""
     by_shape: dict[Shape, list[Finished]] = {}
-    for one in read_finished(setting.cells):
-        by_shape.setdefault(shape_of(one.cell), []).append(one)
-    for found in by_shape.values():
-        latency = in_its_own_process(partial(latency_of, setting, found[0].cell), setting.threads)
-        for one in found:
+    for result in read_finished(setting.cells):
+        by_shape.setdefault(shape_of(result.cell), []).append(result)
+    for results in by_shape.values():
+        latency = in_its_own_process(partial(latency_of, setting, results[0].cell), setting.threads)
+        for result in results:
             [draft] = latency["drafts"]
-            own = {**latency, "drafts": [{**draft, "draft": one.cell.name}]}
-            write_finished(replace(one, latency=own), setting.cells)
-        print(f"  {found[0].cell.name} and {len(found) - 1} cells of the same shape: timed", flush=True)
+            own = {**latency, "drafts": [{**draft, "draft": result.cell.name}]}
+            write_finished(replace(result, latency=own), setting.cells)
+        print(f"  {results[0].cell.name} and {len(results) - 1} cells of the same shape: timed", flush=True)
 
 
 def latency_of(setting: Setting, cell: Cell) -> dict[str, Any]:

@@ -40,11 +40,9 @@ class Clock(Callback):
         self.tokens: list[int] = []
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Nothing is trained yet."""
         self.start_s = time.perf_counter()
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """A step has ended."""
         self.ends_s.append(time.perf_counter())
         self.tokens.append(state.timestamp.token.value)
 
@@ -77,13 +75,13 @@ class Trained:
 def train_cell(setting: Setting, cell: Cell) -> Trained:
     """Train the phases of a cell one after the other, each from the draft of the one before."""
     configuration, draft, phases = cell.configuration, None, []
-    for place, way in enumerate(configuration.phases):
-        run = setting.work / "cell" / f"phase-{place}"
+    for index, way in enumerate(configuration.phases):
+        run = setting.work / "cell" / f"phase-{index}"
         shutil.rmtree(run, ignore_errors=True)
         recipe = setting.cell_recipe(configuration, way, run, draft)
         share_answers(Run.of(setting.shared_recipe()), Run.of(recipe))
         prune_stage(Run.of(recipe))
-        exported = export_of(recipe, last=place == len(configuration.phases) - 1)
+        exported = export_of(recipe, last=index == len(configuration.phases) - 1)
         recipe = recipe.model_copy(update={"seed": cell.seed, "export": exported})
         share_s = 60 * cell.minutes / len(configuration.phases)
         phases.append(train_phase(setting, recipe, share_s, most_epochs=configuration.epochs))
@@ -169,20 +167,19 @@ def sets_of(setting: Setting, recipe: Recipe) -> Sets:
 
     An evaluation at the end is part of every training, and says nothing that is not scored afterwards.
     """
-    found: list[AnswerDataset | CachedAnswers] = []
+    sets: list[AnswerDataset | CachedAnswers] = []
     cached = isinstance(recipe.distill.teacher, Cache)
     for name, answers in zip(("train", "eval"), read_answers(Run.of(recipe)), strict=True):
         cache = TeacherCache(setting.shared_run / "teacher_cache", name) if cached else None
-        found.append(answers if cache is None else CachedAnswers(answers, cache))
-    train_set, eval_set = found
+        sets.append(answers if cache is None else CachedAnswers(answers, cache))
+    train_set, eval_set = sets
     held_out = answers_in(eval_set)
     held_out.examples = held_out.examples[:1]
     return train_set, eval_set
 
 
-def answers_in(found: AnswerDataset | CachedAnswers) -> AnswerDataset:
-    """The answers themselves."""
-    return found.answers if isinstance(found, CachedAnswers) else found
+def answers_in(answer_set: AnswerDataset | CachedAnswers) -> AnswerDataset:
+    return answer_set.answers if isinstance(answer_set, CachedAnswers) else answer_set
 
 
 def warm_seconds_per_token(setting: Setting, recipe: Recipe, sets: Sets) -> float:

@@ -42,7 +42,7 @@ def main() -> None:
             pool.submit(try_area, area, mutants, options.number, Path(folder) / area, options.out)
             for area in options.areas
         ]
-        counts = [one.result() for one in work]
+        counts = [future.result() for future in work]
     print(f"{sum(counts)} mutants: {options.out}")
 
 
@@ -53,11 +53,11 @@ def try_area(area: str, mutants: list[Mutant], number: int, copy: Path, out: Pat
     if whole.code != 0:
         sys.exit(f"{area}: {whole.failed or 'its tests'} fail with nothing broken (pytest ended with {whole.code})")
     count, reasons = 0, read_reasons()
-    for one in attempts(area, mutants, copy, whole, reasons):
-        count += one.verdict in COUNTED
+    for attempt in attempts(area, mutants, copy, whole, reasons):
+        count += attempt.verdict in COUNTED
         with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(one)) + "\n")
-        print(f"{area} {count}/{number}: {one.verdict} {one.mutant.file}:{one.mutant.line}", flush=True)
+            file.write(json.dumps(asdict(attempt)) + "\n")
+        print(f"{area} {count}/{number}: {attempt.verdict} {attempt.mutant.file}:{attempt.mutant.line}", flush=True)
         if count == number:
             break
     return count

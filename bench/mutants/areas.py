@@ -10,14 +10,19 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Area:
-    """Rooms of the source, and tests of them: folders or files."""
+    """Packages of the source, and tests of them: folders or files."""
 
-    rooms: tuple[str, ...]
+    packages: tuple[str, ...]
     tests: tuple[str, ...]
 
     def modules(self) -> list[Path]:
-        """Files of the rooms that hold more than a docstring."""
-        return [file for room in self.rooms for file in sorted((ROOT / room).glob("*.py")) if file.stem != "__init__"]
+        """Files of the packages that hold more than a docstring."""
+        return [
+            file
+            for package in self.packages
+            for file in sorted((ROOT / package).glob("*.py"))
+            if file.stem != "__init__"
+        ]
 
     def test_files(self) -> list[str]:
         """From the root of the repository."""
@@ -71,27 +76,29 @@ AREAS = {
 
 def test_files(test: str) -> list[str]:
     """Of a folder, or the file itself."""
-    place = ROOT / test
-    files = sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
+    path = ROOT / test
+    files = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
     return [str(file.relative_to(ROOT)) for file in files]
 
 
 @cache
 def naming(module: str) -> frozenset[str]:
     """Test files of the whole project that import a module of the source, given as `eval.decoding.rules`."""
-    room, name = module.rsplit(".", 1)
-    named = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(room)} import [^\n]*\b{name}\b")
+    package, name = module.rsplit(".", 1)
+    named = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
     return frozenset(file for file in test_files("tests") if named.search((ROOT / file).read_text(encoding="utf-8")))
 
 
 def chosen_tests(area: str, file: str, seconds: dict[str, float]) -> list[str]:
-    """Which files to run: those of its own room, then those that import what is broken, then those of its area.
+    """Which files to run: those of its own package, then those that import what is broken, then those of its area.
 
     Args:
         area: Of the broken file.
         file: That is broken.
         seconds: Of test files; those that end sooner come first.
     """
-    importing, room = naming(file.removesuffix(".py").replace("/", ".")), f"tests/{Path(file).parent}/"
+    importing, own_tests = naming(file.removesuffix(".py").replace("/", ".")), f"tests/{Path(file).parent}/"
     everything = {*importing, *AREAS[area].test_files()}
-    return sorted(everything, key=lambda test: (not test.startswith(room), test not in importing, seconds.get(test, 0)))
+    return sorted(
+        everything, key=lambda test: (not test.startswith(own_tests), test not in importing, seconds.get(test, 0))
+    )

@@ -34,7 +34,6 @@ class Breach:
 
 
 def main() -> None:
-    """Draw and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=17)
     parser.add_argument("--number", type=int, default=60, help="of each area, in the order in which they are tried")
@@ -46,24 +45,24 @@ def main() -> None:
 
 
 def drawn(area: str, number: int, *, seed: int) -> list[Mutant]:
-    """Places without replacement, each broken in one way that Python can read."""
+    """Positions without replacement, each broken in one way that Python can read."""
     generator = random.Random(f"{seed} {area}")
-    places = [(file, ways) for file in AREAS[area].modules() for ways in breaches(file).values()]
-    generator.shuffle(places)
-    mutants = (broken(area, file, generator.choice(ways)) for file, ways in places)
+    breakable = [(file, ways) for file in AREAS[area].modules() for ways in breaches(file).values()]
+    generator.shuffle(breakable)
+    mutants = (broken(area, file, generator.choice(ways)) for file, ways in breakable)
     return list(islice((mutant for mutant in mutants if mutant is not None), number))
 
 
 def breaches(file: Path) -> dict[tuple[int, int], list[Breach]]:
-    """What can be broken at each place of a file, in the order of the file."""
-    found = defaultdict(list)
+    """What can be broken at each position of a file, in the order of the file."""
+    by_position = defaultdict(list)
     nodes = list(ast_nodes(get_ast(file.read_text(encoding="utf-8"))))
     for name, operator in operators().items():
-        places = [(start, node) for node in nodes for start, _ in operator.mutation_positions(node)]
-        for occurrence, (start, node) in enumerate(places):
+        positions = [(start, node) for node in nodes for start, _ in operator.mutation_positions(node)]
+        for occurrence, (start, node) in enumerate(positions):
             if not is_declaration(node):
-                found[start].append(Breach(name, occurrence))
-    return dict(sorted(found.items()))
+                by_position[start].append(Breach(name, occurrence))
+    return dict(sorted(by_position.items()))
 
 
 @cache

@@ -52,5 +52,4 @@ def read_mutants(path: Path) -> list[Mutant]:
 
 
 def mutant_of(row: dict[str, Any]) -> Mutant:
-    """From JSON."""
     return Mutant(**row | {"before": tuple(row["before"]), "after": tuple(row["after"])})

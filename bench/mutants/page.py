@@ -24,11 +24,11 @@ def main(tried_file: Path, doc: Path) -> None:
 
 def page(tried: Iterable[Tried]) -> str:
     """Counts by area, then everything that no test noticed."""
-    rows = [one for one in tried if one.verdict in COUNTED]
-    counts = Counter((one.mutant.area, one.verdict) for one in rows)
+    rows = [attempt for attempt in tried if attempt.verdict in COUNTED]
+    counts = Counter((attempt.mutant.area, attempt.verdict) for attempt in rows)
     areas = [area for area in AREAS if any(counts[area, verdict] for verdict in COUNTED)]
     summary = [[area, str(sum(counts[area, each] for each in COUNTED)), *shown(counts, area)] for area in areas]
-    lived = [one for one in rows if one.verdict != "killed"]
+    lived = [attempt for attempt in rows if attempt.verdict != "killed"]
     return markdown(
         Table(("area", "mutants", *COUNTED), summary),
         Table(("no test noticed", "before", "after", "because"), list(map(cells, lived))),
@@ -39,9 +39,9 @@ def shown(counts: Counter[tuple[str, str]], area: str) -> list[str]:
     return [str(counts[area, verdict]) for verdict in COUNTED]
 
 
-def cells(one: Tried) -> list[str]:
-    _, before, after = one.mutant.words
-    return [f"{one.mutant.file}:{one.mutant.line}", f"`{before}`", f"`{after}`", one.by or "not known yet"]
+def cells(attempt: Tried) -> list[str]:
+    _, before, after = attempt.mutant.words
+    return [f"{attempt.mutant.file}:{attempt.mutant.line}", f"`{before}`", f"`{after}`", attempt.by or "not known yet"]
 
 
 if __name__ == "__main__":

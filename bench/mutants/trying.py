@@ -122,9 +122,9 @@ def go_there(copy: Path, scratch: Path) -> None:
     os.environ |= {"PYTHONPATH": str(copy), "TMPDIR": str(scratch)}
     for name in [name for name in sys.modules if name.split(".")[0] == "bench"]:
         del sys.modules[name]
-    with (scratch / "said.txt").open("w") as said:
-        os.dup2(said.fileno(), 1)
-        os.dup2(said.fileno(), 2)
+    with (scratch / "said.txt").open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
 
 
 def wait_for(pid: int, most_s: float) -> tuple[int, float]:

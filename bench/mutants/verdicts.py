@@ -37,7 +37,9 @@ def tried(mutant: Mutant, outcome: Outcome, reason: str | None) -> Tried:
 def read_tried(path: Path) -> list[Tried]:
     """What a run wrote, area by area."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return sorted(map(tried_of, rows), key=lambda one: (one.mutant.area, one.mutant.file, one.mutant.line))
+    return sorted(
+        map(tried_of, rows), key=lambda attempt: (attempt.mutant.area, attempt.mutant.file, attempt.mutant.line)
+    )
 
 
 def tried_of(row: dict[str, Any]) -> Tried:

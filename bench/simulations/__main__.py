@@ -26,7 +26,6 @@ BEGIN, END = "<!-- simulations: begin -->", "<!-- simulations: end -->"
 
 
 def main() -> None:
-    """Simulate and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=Path, default=RESULTS / "self_speed.json")
     parser.add_argument("--steps", type=Path, default=RESULTS / "step_times.json")

@@ -66,9 +66,9 @@ def difference_rows(runs: int, *, seed: int, sizes: Sequence[int] = (12, 64)) ->
         for size in sizes:
             rngs = [np.random.default_rng((seed, run)) for run in range(runs)]
             drawn = [everything.sample(size, rng) for rng in rngs]
-            found = [p_values(one) for one in drawn]
-            shares = {name: float(np.mean([one[name] <= 0.05 for one in found])) for name in found[0]}
-            shares["interval of alpha"] = float(np.mean([difference_is_shown(one) for one in drawn]))
+            tests = [p_values(sample) for sample in drawn]
+            shares = {name: float(np.mean([values[name] <= 0.05 for values in tests])) for name in tests[0]}
+            shares["interval of alpha"] = float(np.mean([difference_is_shown(sample) for sample in drawn]))
             for name, share in shares.items():
                 what = f"{name}: {words} called different"
                 yield Row(what, f"{size} prompts", holds=False, nominal=level, share=share, runs=runs)
@@ -81,10 +81,10 @@ def checkpoint_rows(runs: int, *, seed: int, sizes: Sequence[int] = (12, 64)) ->
 
         def decides(rng: np.random.Generator, *, size: int = size) -> bool:
             drawn = everything.sample(size, rng)
-            taus = [drawn.tau_columns(place) for place in range(CHECKPOINTS)]
-            best = max(range(CHECKPOINTS), key=lambda place: sum(taus[place][0]) / sum(taus[place][1]))
-            found = [one.interval for one in behind_the_best(taus, best, RESAMPLING) if one is not None]
-            return any(interval is not None and interval[0] > 0 for interval in found)
+            taus = [drawn.tau_columns(checkpoint) for checkpoint in range(CHECKPOINTS)]
+            best = max(range(CHECKPOINTS), key=lambda checkpoint: sum(taus[checkpoint][0]) / sum(taus[checkpoint][1]))
+            intervals = [behind.interval for behind in behind_the_best(taus, best, RESAMPLING) if behind is not None]
+            return any(interval is not None and interval[0] > 0 for interval in intervals)
 
         yield Row(
             f"checkpoints: one of {CHECKPOINTS} equal ones is called behind the best",

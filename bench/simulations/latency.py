@@ -29,7 +29,7 @@ from eval.latency.timing import Timed
 from eval.records.grid import TARGET
 
 Array = NDArray[np.float64]
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 LOOKAHEAD, TAU, FULL_RATE = 4, 2.2, 0.1  # of the prediction
@@ -38,19 +38,18 @@ PERCENTILES = ((50, 10), (50, 30), (50, 40), (10, 40), (90, 40), (50, 100), (99,
 
 @dataclass(frozen=True)
 class Series:
-    """Seconds of every kind of step, all of one repetition at one place; and the shapes that were timed."""
+    """Seconds of every kind of step, all of one repetition at one index; and the shapes that were timed."""
 
     seconds: Mapping[Kind, Array]
     shapes: tuple[EqualShape, ...]
 
     @property
     def repeats(self) -> int:
-        """How many repetitions."""
         return len(self.seconds[Kind(TARGET, 1)])
 
-    def taken(self, places: Places) -> "Series":
+    def taken(self, indices: Indices) -> "Series":
         """The same repetitions of every kind of step."""
-        return Series({kind: seconds[places] for kind, seconds in self.seconds.items()}, self.shapes)
+        return Series({kind: seconds[indices] for kind, seconds in self.seconds.items()}, self.shapes)
 
     def latency(self) -> Latency:
         """What a command would hold of these steps."""
@@ -62,26 +61,27 @@ def read_series(path: Path) -> Series:
     """The file that `widedraft latency --shapes --out` wrote, or as much of it as is kept here."""
     record = json.loads(path.read_text(encoding="utf-8"))
     steps = record["cells"][0]["together"]["steps"]
-    shapes = [{"head_vocab": 0, **one} for one in record["shapes"]]  # a file from before there were small heads
+    shapes = [{"head_vocab": 0, **shape} for shape in record["shapes"]]  # a file from before there were small heads
     return Series(
-        {Kind(one["model"], one["tokens"]): np.array(one["each_ms"]) / 1000 for one in steps},
+        {Kind(step["model"], step["tokens"]): np.array(step["each_ms"]) / 1000 for step in steps},
         tuple(
-            EqualShape(one["size"], Shape(**{field.name: one[field.name] for field in fields(Shape)})) for one in shapes
+            EqualShape(shape["size"], Shape(**{field.name: shape[field.name] for field in fields(Shape)}))
+            for shape in shapes
         ),
     )
 
 
-def scattered(total: int, repeats: int, rng: np.random.Generator) -> Places:
+def scattered(total: int, repeats: int, rng: np.random.Generator) -> Indices:
     """Repetitions from anywhere."""
     return rng.integers(total, size=repeats)
 
 
-def stretch(total: int, repeats: int, rng: np.random.Generator) -> Places:
+def stretch(total: int, repeats: int, rng: np.random.Generator) -> Indices:
     """Repetitions one after the other."""
     return rng.integers(total - repeats + 1) + np.arange(repeats)
 
 
-DRAWS: dict[str, Callable[[int, int, np.random.Generator], Places]] = {
+DRAWS: dict[str, Callable[[int, int, np.random.Generator], Indices]] = {
     "independent": scattered,
     "one stretch": stretch,
 }
@@ -142,5 +142,5 @@ def predicted_interval_of(series: Series) -> tuple[float, float]:
 
 def ratio_of(series: Series) -> Estimate:
     """How many times as long a step of the deepest shape takes as one of the shallowest."""
-    times_RS = 1000 * np.array([series.seconds[Kind(one.name, 1)] for one in series.shapes]).T
+    times_RS = 1000 * np.array([series.seconds[Kind(shape.name, 1)] for shape in series.shapes]).T
     return depth_and_width(series.shapes, times_RS, RESAMPLING).sizes[0].deepest_over_shallowest

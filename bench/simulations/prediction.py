@@ -78,13 +78,13 @@ def drawn_scorecard(drawn: Population, series: Series) -> Drawn:
         replace(own, draft=name, one_token=replace(own.one_token), two_tokens=replace(own.two_tokens))
         for name in DRAFTS
     )
-    return Drawn([drawn_row(drawn, place) for place in range(len(DRAFTS))], replace(scored, drafts=drafts))
+    return Drawn([drawn_row(drawn, index) for index in range(len(DRAFTS))], replace(scored, drafts=drafts))
 
 
-def drawn_row(drawn: Population, place: int) -> DrawnRow:
-    tokens, rounds = drawn.tau_columns(place)
-    tau, full_rate = sum(tokens) / sum(rounds), float(drawn.full_DP[place].sum()) / sum(rounds)
-    return DrawnRow(DRAFTS[place], (DrawnRounds(LOOKAHEAD, Estimate(tau, None), full_rate),), DrawnSums(tokens, rounds))
+def drawn_row(drawn: Population, index: int) -> DrawnRow:
+    tokens, rounds = drawn.tau_columns(index)
+    tau, full_rate = sum(tokens) / sum(rounds), float(drawn.full_DP[index].sum()) / sum(rounds)
+    return DrawnRow(DRAFTS[index], (DrawnRounds(LOOKAHEAD, Estimate(tau, None), full_rate),), DrawnSums(tokens, rounds))
 
 
 def prediction_rows(series: Series, runs: int, *, seed: int, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
@@ -106,12 +106,12 @@ def rows_of(everything: Population, series: Series, size: int, where: str, *, ru
         return drawn_scorecard(everything.sample(size, rng), series.taken(stretch(series.repeats, REPEATS, rng)))
 
     def holds(rng: np.random.Generator) -> bool:
-        found = drawn(rng)
-        return is_inside(truth, predicted_interval(found.rows[0], LOOKAHEAD, found.latency, RESAMPLING))
+        scorecard = drawn(rng)
+        return is_inside(truth, predicted_interval(scorecard.rows[0], LOOKAHEAD, scorecard.latency, RESAMPLING))
 
     def is_sure(rng: np.random.Generator) -> bool:
-        found = drawn(rng)
-        return min(one.first_share for one in ranking(found.rows, found.latency, RESAMPLING)) < RIVAL_SHARE
+        scorecard = drawn(rng)
+        return min(row.first_share for row in ranking(scorecard.rows, scorecard.latency, RESAMPLING)) < RIVAL_SHARE
 
     share = share_of(runs, holds, seed=seed)
     yield Row("scorecard: predicted speed-up", where, holds=True, nominal=0.95, share=share, runs=runs)

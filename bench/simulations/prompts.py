@@ -62,10 +62,10 @@ def population(
         rng.random(num_prompts) < 0.5, MOST_TOKENS, rng.integers(LEAST_TOKENS, MOST_TOKENS + 1, num_prompts)
     )
     shared_P = rng.normal(0, SHARED_SPREAD, num_prompts)
-    found = np.array(
+    counts = np.array(
         [texts(tokens_P, logit + shared_P + rng.normal(0, own_spread, num_prompts), rng) for logit in logits]
     )
-    kept_DP, rounds_DP, full_DP = found.transpose(1, 0, 2)
+    kept_DP, rounds_DP, full_DP = counts.transpose(1, 0, 2)
     return Population(tokens_P.astype(np.float64), kept_DP, rounds_DP, full_DP)
 
 
@@ -75,10 +75,10 @@ def texts(tokens_P: NDArray[np.int64], logits_P: Array, rng: np.random.Generator
     inside_PT = np.arange(MOST_TOKENS) < tokens_P[:, None]
     rounds_P, full_P = np.zeros(len(tokens_P)), np.zeros(len(tokens_P))
     run_P = np.zeros(len(tokens_P), dtype=np.int64)  # tokens kept so far in the round
-    for place in range(MOST_TOKENS):
-        is_last = place == tokens_P - 1
-        ends = inside_PT[:, place] & (~kept_PT[:, place] | (run_P == LOOKAHEAD) | is_last)
+    for position in range(MOST_TOKENS):
+        is_last = position == tokens_P - 1
+        ends = inside_PT[:, position] & (~kept_PT[:, position] | (run_P == LOOKAHEAD) | is_last)
         rounds_P += ends
         full_P += ends & (run_P == LOOKAHEAD)
-        run_P = np.where(ends, 0, run_P + inside_PT[:, place])
+        run_P = np.where(ends, 0, run_P + inside_PT[:, position])
     return np.array([(kept_PT & inside_PT).sum(axis=1), rounds_P, full_P])

@@ -18,7 +18,7 @@ RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 SPREADS = (0.0, 0.15)  # of the log of a prompt's own speed-up: none, and what drafts show
 WAY_SPREAD = 0.03  # of what a lookahead has for itself on a prompt, where prompts differ
 LIVE_PROMPTS = (12, 16)  # the quickstart's, and eval.live_prompts
-ONE = Way(DRAFT, 1, "draft")
+DRAFT_WAY = Way(DRAFT, 1, "draft")
 NOTHING = (1.0,) * 6  # true speed-ups at lookaheads 1 to 6
 FASTER = (1.12, 1.18, 1.2, 1.18, 1.14, 1.1)
 Interval = Sequence[float] | None
@@ -47,14 +47,14 @@ def is_called(interval: Interval) -> bool:
     return interval is not None and not interval[0] <= 1 <= interval[1]
 
 
-def one_is_called(times: Times) -> bool:
-    """The row of one way, whose place was not picked."""
-    return is_called(paired_ratio_quotient(spent(times, Way(PLAIN)), spent(times, ONE), RESAMPLING).interval)
+def single_way_is_called(times: Times) -> bool:
+    """The row of one way, which was not picked."""
+    return is_called(paired_ratio_quotient(spent(times, Way(PLAIN)), spent(times, DRAFT_WAY), RESAMPLING).interval)
 
 
 def any_best_is_called(times: Times) -> bool:
     """A sentence of a draft, or of looking up, at its best."""
-    return any(is_called(one.speedup.interval) for one in best_of_each(times, RESAMPLING))
+    return any(is_called(row.speedup.interval) for row in best_of_each(times, RESAMPLING))
 
 
 def draft_is_faster(times: Times) -> bool:
@@ -66,7 +66,7 @@ def draft_is_faster(times: Times) -> bool:
 def a_draft_is_ahead(times: Times) -> bool:
     """The fastest draft is said to be faster than another."""
     behind = behind_the_fastest(best_of_each(times, RESAMPLING), times, RESAMPLING)
-    return any(one.fastest.interval is not None and one.fastest.interval[0] > 1 for one in behind)
+    return any(row.fastest.interval is not None and row.fastest.interval[0] > 1 for row in behind)
 
 
 def three_drafts(*speedups: float) -> dict[Way, float]:
@@ -76,8 +76,8 @@ def three_drafts(*speedups: float) -> dict[Way, float]:
 
 
 CASES = (
-    Case("speed, one way: 1.00x is called", {ONE: 1.0}, one_is_called, 0.05),
-    Case("speed, one way: 1.2x is called", {ONE: 1.2}, one_is_called, None),
+    Case("speed, one way: 1.00x is called", {DRAFT_WAY: 1.0}, single_way_is_called, 0.05),
+    Case("speed, one way: 1.2x is called", {DRAFT_WAY: 1.2}, single_way_is_called, None),
     Case(
         "speed, draft and look-up at the best of 6 lookaheads: 1.00x is called",
         {**draft_ways(NOTHING), **lookup_ways(NOTHING)},
@@ -112,10 +112,10 @@ def speed_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Iter
 
 def live_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Iterator[Row]:
     """What a scorecard says of its live decoding."""
-    [recording] = [one for one in recordings if one.batch == 1]
+    [recording] = [recording for recording in recordings if recording.batch == 1]
     for prompts in LIVE_PROMPTS:
         for speedup, level in ((1.0, 0.05), (1.2, None)):
-            case = Case(f"scorecard, live: {speedup:.2g}x is called", {ONE: speedup}, one_is_called, level)
+            case = Case(f"scorecard, live: {speedup:.2g}x is called", {DRAFT_WAY: speedup}, single_way_is_called, level)
             yield case_row(
                 case, recording, SPREADS[-1], prompts, f"{prompts} prompts that differ", runs=runs, seed=seed
             )

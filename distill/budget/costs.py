@@ -39,23 +39,26 @@ class Costs:
         return budget.answer_tokens / self.answers_per_s + read * self.step_s(budget.layers, budget.ids)
 
 
-def costs_of(found: Trainings) -> Costs:
+def costs_of(record: Trainings) -> Costs:
     """Fitted to the seconds of all trainings, none of them below nothing."""
-    on_answers = [one for one in found.trainings if one.answers_s > 0]
-    weighed = np.array([row(one) for one in on_answers])
+    on_answers = [training for training in record.trainings if training.answers_s > 0]
+    weighed = np.array([row(training) for training in on_answers])
     fixed_s, layer_s, id_s = map(float, nnls(weighed, np.ones(len(on_answers)))[0])
-    costs = Costs(found.answers_per_s, fixed_s, layer_s, id_s, text_share=0.0)
-    return Costs(found.answers_per_s, fixed_s, layer_s, id_s, text_share(costs, found.trainings))
+    costs = Costs(record.answers_per_s, fixed_s, layer_s, id_s, text_share=0.0)
+    return Costs(record.answers_per_s, fixed_s, layer_s, id_s, text_share(costs, record.trainings))
 
 
-def row(one: Training) -> NDArray[np.float64]:
+def row(training: Training) -> NDArray[np.float64]:
     """What its seconds are made of, divided by them: so that every training counts alike."""
-    read = one.budget.answer_tokens * one.budget.epochs
-    return np.array([read, read * one.budget.layers, read * one.budget.ids]) / one.answers_s
+    read = training.budget.answer_tokens * training.budget.epochs
+    return np.array([read, read * training.budget.layers, read * training.budget.ids]) / training.answers_s
 
 
 def text_share(costs: Costs, trainings: Sequence[Training]) -> float:
     """Seconds of a token of text over those of an answer token of the same shape; 0 where no text was read."""
-    with_text = [one for one in trainings if one.budget.text_tokens > 0]
-    expected = sum(one.budget.text_tokens * costs.step_s(one.budget.layers, one.budget.ids) for one in with_text)
-    return sum(one.text_s for one in with_text) / expected if with_text else 0.0
+    with_text = [training for training in trainings if training.budget.text_tokens > 0]
+    expected = sum(
+        training.budget.text_tokens * costs.step_s(training.budget.layers, training.budget.ids)
+        for training in with_text
+    )
+    return sum(training.text_s for training in with_text) / expected if with_text else 0.0

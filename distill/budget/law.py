@@ -39,7 +39,7 @@ class Budget:
         epochs: Readings of them.
         text_tokens: Of plain text, read once before the answers.
         layers: Of the draft.
-        ids: It can say.
+        ids: It can output.
     """
 
     answer_tokens: float
@@ -119,7 +119,7 @@ VARIED_BY = {
 
 def varied(budgets: Sequence[Budget]) -> set[str]:
     """The fields that differ among budgets."""
-    return {field.name for field in fields(Budget) if len({getattr(one, field.name) for one in budgets}) > 1}
+    return {field.name for field in fields(Budget) if len({getattr(budget, field.name) for budget in budgets}) > 1}
 
 
 def fit(budgets: Sequence[Budget], taus: Sequence[float], lookahead: int) -> Law:
@@ -171,10 +171,10 @@ class LeftOut:
 def left_out(budgets: Sequence[Budget], taus: Sequence[float], lookahead: int) -> LeftOut:
     """Each training foretold by the law of the others, and by their median, the constant with the least mean miss."""
     predicted, constants = [], []
-    for place in range(len(budgets)):
-        others = [*taus[:place], *taus[place + 1 :]]
-        law = fit([*budgets[:place], *budgets[place + 1 :]], others, lookahead)
-        predicted.append(law.tau(budgets[place]))
+    for index in range(len(budgets)):
+        others = [*taus[:index], *taus[index + 1 :]]
+        law = fit([*budgets[:index], *budgets[index + 1 :]], others, lookahead)
+        predicted.append(law.tau(budgets[index]))
         constants.append(median(others))
     return LeftOut(
         tuple(predicted),

@@ -86,8 +86,8 @@ def cheapest(shape: Budget, goal: float, laws: Laws, steps: StepTimes, costs: Co
         steps: Of the shape and its target.
         costs: Of this machine.
     """
-    found = [met for mix in shapes_mixes(shape, laws) if (met := least_answers(mix, goal, laws, steps, costs))]
-    return min(found, key=lambda one: one.seconds, default=None)
+    mixes = [met for mix in shapes_mixes(shape, laws) if (met := least_answers(mix, goal, laws, steps, costs))]
+    return min(mixes, key=lambda mix: mix.seconds, default=None)
 
 
 def least_answers(mix: Budget, goal: float, laws: Laws, steps: StepTimes, costs: Costs) -> Mix | None:
@@ -100,8 +100,8 @@ def least_answers(mix: Budget, goal: float, laws: Laws, steps: StepTimes, costs:
         return None
     if value(LEAST_TOKENS).speedup >= goal:
         return value(LEAST_TOKENS)
-    found = root_scalar(lambda tokens: value(tokens).speedup - goal, bracket=(LEAST_TOKENS, MOST_TOKENS), rtol=1e-6)
-    return value(found.root * (1 + 1e-5))  # on the side that is worth it
+    solution = root_scalar(lambda tokens: value(tokens).speedup - goal, bracket=(LEAST_TOKENS, MOST_TOKENS), rtol=1e-6)
+    return value(solution.root * (1 + 1e-5))  # on the side that is worth it
 
 
 def fastest_within(
@@ -116,13 +116,13 @@ def fastest_within(
         steps: Of every shape.
         costs: Of this machine.
     """
-    found = [
+    valued_mixes = [
         (name, valued(filled, laws, steps[name], costs))
         for name, shape in shapes.items()
         for mix in shapes_mixes(shape, laws)
         if (filled := filling(mix, seconds, costs)) is not None
     ]
-    return max(found, key=lambda one: one[1].speedup, default=None)
+    return max(valued_mixes, key=lambda named_mix: named_mix[1].speedup, default=None)
 
 
 def filling(mix: Budget, seconds: float, costs: Costs) -> Budget | None:

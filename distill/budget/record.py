@@ -79,16 +79,16 @@ class Trainings:
 
     @property
     def budgets(self) -> list[Budget]:
-        return [one.budget for one in self.trainings]
+        return [training.budget for training in self.trainings]
 
     @property
     def lookaheads(self) -> range:
         """At which every training was scored."""
-        return range(1, min(len(one.taus) for one in self.trainings) + 1)
+        return range(1, min(len(training.taus) for training in self.trainings) + 1)
 
     def taus(self, lookahead: int) -> list[float]:
         """Tokens per round of all trainings."""
-        return [one.taus[lookahead - 1] for one in self.trainings]
+        return [training.taus[lookahead - 1] for training in self.trainings]
 
 
 FILE = TypeAdapter(Trainings)
@@ -100,20 +100,20 @@ def read_trainings(path: Path) -> Trainings:
     Raises:
         UserError: If it is none, or holds too few trainings to fit a law to.
     """
-    found = read_typed(path, FILE, REMEDY)
-    if len(found.trainings) < LEAST_CELLS:
+    record = read_typed(path, FILE, REMEDY)
+    if len(record.trainings) < LEAST_CELLS:
         raise UserError(
-            f"{path}: holds {len(found.trainings)} trainings, and a law needs {LEAST_CELLS} at least. "
+            f"{path}: holds {len(record.trainings)} trainings, and a law needs {LEAST_CELLS} at least. "
             "Run `python -m bench.budget` again: it continues."
         )
-    return found
+    return record
 
 
-def write_trainings(found: Trainings, path: Path) -> None:
+def write_trainings(record: Trainings, path: Path) -> None:
     """Write them, whole or not at all."""
-    write_text(json.dumps(asdict(found), ensure_ascii=False, indent=1) + "\n", path)
+    write_text(json.dumps(asdict(record), ensure_ascii=False, indent=1) + "\n", path)
 
 
 def shapes_of(trainings: Sequence[Training]) -> list[tuple[int, int]]:
     """Layers and ids that were trained, from shallow to deep."""
-    return sorted({(one.budget.layers, one.budget.ids) for one in trainings})
+    return sorted({(training.budget.layers, training.budget.ids) for training in trainings})

@@ -26,13 +26,13 @@ from distill.estimates.expected_work import Work, expected_work, loss_words, rea
 from distill.estimates.frozen_embeddings import refuse_tied, trained_parameters
 from distill.estimates.mask_memory import refuse_sharded_masks
 from distill.estimates.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
-from distill.estimates.vocabulary_page import vocabulary_block
+from distill.estimates.vocabulary_coverage import vocabulary_block
 from distill.estimates.vocabulary_sizes import head_blocks
 from distill.expected_time.devices import find_device
 from distill.expected_time.lengths import mean_lengths
 from distill.expected_time.page import time_rows, time_title
 from distill.expected_time.stage_time import PlannedRun
-from distill.hub.files.asked import refuse_unpublishable, refuse_without_gguf
+from distill.hub.files.early_checks import refuse_unpublishable, refuse_without_gguf
 from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import refuse_k_beyond
 from distill.run.run import Run

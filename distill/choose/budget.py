@@ -38,66 +38,70 @@ def choose_by_budget(recipe: Recipe, settings: ChooseSettings, path: Path) -> No
 
     if settings.out is not None:
         raise UserError("--out: --budget ranks mixes of tokens and writes no recipe. Leave it out.")
-    found = read_trainings(path)
+    record = read_trainings(path)
     run = Run.of(recipe)
     begin(run)
     target = run.target
-    if fingerprint_checkpoint(target) != found.target:
+    if fingerprint_checkpoint(target) != record.target:
         raise UserError(
             f"{path}: its trainings are of another target than {recipe.target.path}. "
             "Make them of this one: `python -m bench.budget RECIPE` in a checkout."
         )
-    candidates = within_reach(candidates_in(target, recipe, with_trained_shapes(settings, found)), found, path)
+    candidates = within_reach(candidates_in(target, recipe, with_trained_shapes(settings, record)), record, path)
     steps = step_times(measured_steps(recipe, target, candidates))
-    basis = Basis(path, found, laws_of(found), costs_of(found), steps)
-    own = own_budget(recipe, found)
-    weighed = [weigh(one, basis, own) for one in candidates]
+    basis = Basis(path, record, laws_of(record), costs_of(record), steps)
+    own = own_budget(recipe, record)
+    weighed = [weigh(candidate, basis, own) for candidate in candidates]
     print(markdown(*budget_page(basis, weighed, doubled_mixes(recipe, basis, weighed)), level=2))
     if settings.within is not None:
         print("\n" + within_sentence(*best_within(settings.within, basis, weighed)))
 
 
-def laws_of(found: Trainings) -> Laws:
+def laws_of(record: Trainings) -> Laws:
     """A law for every lookahead that was scored."""
     return Laws(
-        {each: fit(found.budgets, found.taus(each), each) for each in found.lookaheads},
-        most_tokens=max(one.answer_tokens for one in found.budgets),
-        most_epochs=max(one.epochs for one in found.budgets),
-        most_text=max(one.text_tokens for one in found.budgets),
+        {each: fit(record.budgets, record.taus(each), each) for each in record.lookaheads},
+        most_tokens=max(budget.answer_tokens for budget in record.budgets),
+        most_epochs=max(budget.epochs for budget in record.budgets),
+        most_text=max(budget.text_tokens for budget in record.budgets),
     )
 
 
-def with_trained_shapes(settings: ChooseSettings, found: Trainings) -> ChooseSettings:
+def with_trained_shapes(settings: ChooseSettings, record: Trainings) -> ChooseSettings:
     """The settings, with the depths and heads that were trained where none are asked for."""
-    shapes = shapes_of(found.trainings)
+    shapes = shapes_of(record.trainings)
     layers = settings.layers or tuple(sorted({layers for layers, _ in shapes}))
     vocabularies = settings.vocabularies or tuple(sorted({ids for _, ids in shapes}))
     return settings.model_copy(update={"layers": layers, "vocabularies": vocabularies})
 
 
-def within_reach(candidates: Sequence[Candidate], found: Trainings, path: Path) -> list[Candidate]:
+def within_reach(candidates: Sequence[Candidate], record: Trainings, path: Path) -> list[Candidate]:
     """The candidates.
 
     Raises:
-        UserError: If one is deeper or shallower than every training, or says more or fewer ids.
+        UserError: If one is deeper or shallower than every training, or outputs more or fewer ids.
     """
-    for name, value_of in (("layers", lambda one: one.layers), ("ids", lambda one: one.head_vocab or one.vocab)):
-        trained = [getattr(one, name) for one in found.budgets]
-        for one in candidates:
-            if not min(trained) <= value_of(one.shape) <= max(trained):
+    for name, value_of in (
+        ("layers", lambda shape: shape.layers),
+        ("ids", lambda shape: shape.head_vocab or shape.vocab),
+    ):
+        trained = [getattr(budget, name) for budget in record.budgets]
+        for candidate in candidates:
+            if not min(trained) <= value_of(candidate.shape) <= max(trained):
                 raise UserError(
-                    f"{one.name}: has {value_of(one.shape)} {name}, and the trainings in {path} have {min(trained)} to "
-                    f"{max(trained)}; their law says nothing of others. Leave it out, or train some of it."
+                    f"{candidate.name}: has {value_of(candidate.shape)} {name}, and the trainings in {path} have "
+                    f"{min(trained)} to {max(trained)}; their law says nothing of others. Leave it out, or train some "
+                    "of it."
                 )
     return list(candidates)
 
 
-def shape_budget(one: Candidate, answer_tokens: float = 0, epochs: float = 1) -> Budget:
+def shape_budget(candidate: Candidate, answer_tokens: float = 0, epochs: float = 1) -> Budget:
     """A candidate as the law names it."""
-    return Budget(answer_tokens, epochs, 0, one.shape.layers, one.shape.head_vocab or one.shape.vocab)
+    return Budget(answer_tokens, epochs, 0, candidate.shape.layers, candidate.shape.head_vocab or candidate.shape.vocab)
 
 
-def own_budget(recipe: Recipe, found: Trainings) -> tuple[float, float] | None:
+def own_budget(recipe: Recipe, record: Trainings) -> tuple[float, float] | None:
     """Distinct answer tokens of the recipe and how often it reads them; None where no file tells how many.
 
     Answers that are not written yet are taken to be as long as those of the trainings.
@@ -108,30 +112,31 @@ def own_budget(recipe: Recipe, found: Trainings) -> tuple[float, float] | None:
     reading = expected_reading(recipe.distill, work.answers)
     if work.answers is None or reading is None or reading.epochs is None:
         return None
-    return work.answer_tokens or work.answers * found.tokens_per_answer, max(1.0, reading.epochs)
+    return work.answer_tokens or work.answers * record.tokens_per_answer, max(1.0, reading.epochs)
 
 
-def weigh(one: Candidate, basis: Basis, own: tuple[float, float] | None) -> Weighed:
+def weigh(candidate: Candidate, basis: Basis, own: tuple[float, float] | None) -> Weighed:
     """What makes one candidate pay, and what the recipe makes of it."""
-    steps, laws, costs = basis.steps[one.name], basis.laws, basis.costs
+    steps, laws, costs = basis.steps[candidate.name], basis.laws, basis.costs
     return Weighed(
-        one,
+        candidate,
         prospect(steps),
-        cheapest(shape_budget(one), PAYS, laws, steps, costs),
-        None if own is None else valued(shape_budget(one, *own), laws, steps, costs),
+        cheapest(shape_budget(candidate), PAYS, laws, steps, costs),
+        None if own is None else valued(shape_budget(candidate, *own), laws, steps, costs),
     )
 
 
 def doubled_mixes(recipe: Recipe, basis: Basis, weighed: Sequence[Weighed]) -> list[tuple[str, Mix]]:
     """The recipe's own shape with twice of one thing; nothing where it is no candidate, or its answers are unknown."""
     wanted = recipe.architecture.vocabulary
-    for one in weighed:
-        shape = one.candidate.shape
+    for weighed_candidate in weighed:
+        shape = weighed_candidate.candidate.shape
         is_own = shape.layers == recipe.architecture.layers and shape.head_vocab == (wanted.size if wanted else 0)
-        if is_own and one.own is not None:
-            steps = basis.steps[one.candidate.name]
-            return [("as the recipe has it", one.own)] + [
-                (name, valued(budget, basis.laws, steps, basis.costs)) for name, budget in doubled(one.own.budget)
+        if is_own and weighed_candidate.own is not None:
+            steps = basis.steps[weighed_candidate.candidate.name]
+            return [("as the recipe has it", weighed_candidate.own)] + [
+                (name, valued(budget, basis.laws, steps, basis.costs))
+                for name, budget in doubled(weighed_candidate.own.budget)
             ]
     return []
 
@@ -142,16 +147,16 @@ def best_within(minutes: float, basis: Basis, weighed: Sequence[Weighed]) -> tup
     Raises:
         UserError: If none pays within them.
     """
-    shapes = {one.candidate.name: shape_budget(one.candidate) for one in weighed}
+    shapes = {each.candidate.name: shape_budget(each.candidate) for each in weighed}
     best = fastest_within(shapes, 60 * minutes, basis.laws, basis.steps, basis.costs)
     if best is not None and best[1].speedup > PAYS:
         return *best, minutes
     reached = "no answer is written" if best is None else f"the fastest is {best[0]}, {best[1].speedup:.2f}x"
-    paying = {one.candidate.name: one.break_even for one in weighed if one.break_even is not None}
+    paying = {each.candidate.name: each.break_even for each in weighed if each.break_even is not None}
     if not paying:
         raise UserError(f"--within {minutes:g}: in so many minutes {reached}, and none of these shapes ever pays here.")
     first = min(paying, key=lambda name: paying[name].seconds)
     raise UserError(
         f"--within {minutes:g}: in so many minutes {reached}. The first to break even is {first}, after "
-        f"{paying[first].seconds / 60:.0f} minutes of {basis.found.processor}. Give more minutes."
+        f"{paying[first].seconds / 60:.0f} minutes of {basis.record.processor}. Give more minutes."
     )

@@ -14,12 +14,12 @@ BEYOND = "*"
 
 def budget_page(basis: Basis, weighed: Sequence[Weighed], doubled: Sequence[tuple[str, Mix]]) -> list[Section]:
     """What every candidate needs to pay, what the recipe makes of it, and what twice of something would."""
-    order = sorted(weighed, key=lambda one: float("inf") if one.break_even is None else one.break_even.seconds)
-    rows = [break_even_cells(one, basis) for one in order]
+    order = sorted(weighed, key=lambda each: float("inf") if each.break_even is None else each.break_even.seconds)
+    rows = [break_even_cells(each, basis) for each in order]
     beyond = [Sentence(beyond_sentence(basis))] if any(BEYOND in cell for row in rows for cell in row) else []
     needed = [Sentence(law_sentence(basis)), Table(COLUMNS, rows), *beyond]
     sections = [Section("What makes a draft pay here, greedily, at batch 1", needed)]
-    if any(one.own for one in weighed):
+    if any(each.own for each in weighed):
         sections.append(Section("What the recipe's own answers and readings make of them", [own_table(weighed)]))
     if doubled:
         sections.append(Section("What doubling buys", [doubled_table(doubled)]))
@@ -28,25 +28,25 @@ def budget_page(basis: Basis, weighed: Sequence[Weighed], doubled: Sequence[tupl
 
 def law_sentence(basis: Basis) -> str:
     """What is foretold from what, and how well."""
-    found, laws = basis.found, basis.laws
-    missed = [left_out(found.budgets, found.taus(each), each) for each in found.lookaheads]
+    record, laws = basis.record, basis.laws
+    missed = [left_out(record.budgets, record.taus(each), each) for each in record.lookaheads]
     return (
-        f"By the law of {len(found.trainings)} trainings in {basis.path}: at most {laws.most_tokens:,.0f} answer "
+        f"By the law of {len(record.trainings)} trainings in {basis.path}: at most {laws.most_tokens:,.0f} answer "
         f"tokens, {laws.most_epochs:g} readings, {laws.most_text:,.0f} tokens of text. Foretold from the others, a "
-        f"training's tokens per round are missed by {max(fmean(one.missed) for one in missed):.3f} in the mean and by "
-        f"{max(one.worst for one in missed):.3f} at most, at the worst lookahead. Steps were timed now; minutes are of "
-        f"writing and learning answers on {found.processor}, {found.threads} threads."
+        f"training's tokens per round are missed by {max(fmean(each.missed) for each in missed):.3f} in the mean and "
+        f"by {max(each.worst for each in missed):.3f} at most, at the worst lookahead. Steps were timed now; minutes "
+        f"are of writing and learning answers on {record.processor}, {record.threads} threads."
     )
 
 
-def break_even_cells(one: Weighed, basis: Basis) -> tuple[str, ...]:
-    needed = one.prospect.least_alpha
+def break_even_cells(weighed: Weighed, basis: Basis) -> tuple[str, ...]:
+    needed = weighed.prospect.least_alpha
     first = (
-        one.candidate.name,
-        f"{one.prospect.cost_ratio:.3f} of the target's",
-        "none suffices" if needed is None else f"{needed:.2f} at lookahead {one.prospect.lookahead}",
+        weighed.candidate.name,
+        f"{weighed.prospect.cost_ratio:.3f} of the target's",
+        "none suffices" if needed is None else f"{needed:.2f} at lookahead {weighed.prospect.lookahead}",
     )
-    mix = one.break_even
+    mix = weighed.break_even
     if mix is None:
         return (*first, "never", "", "", "")
     mark = BEYOND if mix.budget.answer_tokens > basis.laws.most_tokens else ""
@@ -65,7 +65,7 @@ def beyond_sentence(basis: Basis) -> str:
 
 def own_table(weighed: Sequence[Weighed]) -> Table:
     """Every candidate with the recipe's own budget, the fastest first."""
-    known = [(one.candidate.name, one.own) for one in weighed if one.own is not None]
+    known = [(each.candidate.name, each.own) for each in weighed if each.own is not None]
     rows = [(name, *mix_cells(mix)) for name, mix in sorted(known, key=lambda each: -each[1].speedup)]
     return Table(("candidate", *MIX_COLUMNS), rows)
 

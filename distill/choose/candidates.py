@@ -48,7 +48,7 @@ def candidates_of(
         target: Its shape, or that of what the draft is cut out of.
         layers: Of the candidates; of none, those of DEPTHS that are fewer than the target's.
         most_parameters: No candidate has more; None for no bound.
-        vocabulary: How many ids candidates can say, 0 for all; of none, as many as the recipe's own.
+        vocabulary: How many ids candidates can output, 0 for all; of none, as many as the recipe's own.
 
     Raises:
         UserError: If a shape cannot be cut, none is left, or heads would be trained whole that are to be frozen.
@@ -60,10 +60,10 @@ def candidates_of(
         )
     depths = sorted(set(layers)) or [depth for depth in DEPTHS if depth < target.layers]
     heads = vocabularies_of(recipe, target, vocabulary)
-    found = [candidate(recipe, target, depth, head) for depth, head in product(depths, heads)]
-    kept = [one for one in found if most_parameters is None or one.shape.parameters() <= most_parameters]
+    everything = [candidate(recipe, target, depth, head) for depth, head in product(depths, heads)]
+    kept = [each for each in everything if most_parameters is None or each.shape.parameters() <= most_parameters]
     if not kept:
-        least = min(found, key=lambda one: one.shape.parameters())
+        least = min(everything, key=lambda each: each.shape.parameters())
         raise UserError(
             f"--most-parameters {most_parameters}: the smallest candidate, {least.name}, has "
             f"{least.shape.parameters()}. Allow more, or set smaller widths in the recipe."
@@ -77,7 +77,7 @@ def refuse_frozen_heads(recipe: Recipe, target: Shape, candidates: Sequence[Cand
 
     Of several sizes of the head, each depth is trained with all of it (distill/choose/trials.py).
     """
-    sizes = {one.shape.head_rows for one in candidates}
+    sizes = {each.shape.head_rows for each in candidates}
     if recipe.distill.freeze_input_embeddings and target.tied and (len(sizes) > 1 or target.vocab in sizes):
         raise UserError(
             "--vocabularies: each depth is trained with its whole head here, which is its input embedding and frozen "

@@ -22,14 +22,14 @@ from distill.recipe.words import Debug, Overrides, RecipeFile
 
 if TYPE_CHECKING:
     from distill.choose.candidates import Candidate
-    from distill.estimates.coverage import Said
+    from distill.estimates.coverage import IdCounts
     from distill.run.run import Run
     from eval.acceptance.estimates import Resampling
     from eval.predictions.ranking import Ranked
     from eval.records.steps import ScoredLatency
 
 REPEATS = 20  # of the step times of untrained drafts
-ONE_OF = ("duration", "alphas", "untrained", "floors", "budget")
+RANKED_BY = ("duration", "alphas", "untrained", "floors", "budget")
 AT_THE_END = ("distill.eval_interval=1dur", "distill.save_interval=1dur", "distill.eval_first=false")
 
 
@@ -81,12 +81,12 @@ class ChooseSettings(Section):
 
     @property
     def head_sizes(self) -> list[int]:
-        """How many ids candidates can say."""
+        """How many ids candidates can output."""
         return [head_rows(size) for size in self.vocabularies]
 
     @model_validator(mode="after")
     def _by_one_thing(self) -> "ChooseSettings":
-        given = [flag_of(name) for name in ONE_OF if name in self.model_fields_set]
+        given = [flag_of(name) for name in RANKED_BY if name in self.model_fields_set]
         if len(given) > 1:
             raise UserError(f"{' and '.join(given)}: shapes are chosen by one of them. Leave the others out.")
         if self.within is not None and self.budget is None:
@@ -117,19 +117,19 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings) -> No
     begin(run)
     target = run.target
     candidates = candidates_in(target, short, settings)
-    said = said_for(recipe, candidates, target)
-    alphas = alphas_of(settings.alphas, candidates, said) if settings.alphas else {}
+    id_counts = id_counts_for(recipe, candidates, target)
+    alphas = alphas_of(settings.alphas, candidates, id_counts) if settings.alphas else {}
     latency = measured_steps(recipe, target, candidates)
     prospects = {name: prospect(steps) for name, steps in step_times(latency).items()}
-    tell(prospects_page(candidates, prospects), *vocabulary_page(candidates, prospects, said))
-    hopeful = [one for one in candidates if prospects[one.name].least_alpha is not None]
+    tell(prospects_page(candidates, prospects), *vocabulary_page(candidates, prospects, id_counts))
+    hopeful = [candidate for candidate in candidates if prospects[candidate.name].least_alpha is not None]
     if settings.untrained or not hopeful:
         return
     if alphas:
         ranked = ranked_as_given(recipe, hopeful, latency, alphas)
     else:
         ranked = ranked_by_training(run, hopeful, settings.duration)
-        if said is None and (written := said_for(recipe, candidates, target)) is not None:
+        if id_counts is None and (written := id_counts_for(recipe, candidates, target)) is not None:
             tell(*vocabulary_page(candidates, prospects, written))
     out = settings.out or trials_folder(run) / RECIPE_NAME
     save_recipe(chosen_recipe(recipe, hopeful, ranked), out)
@@ -144,22 +144,22 @@ def require_file(out: Path | None, path: Path) -> None:
         raise UserError(f"--out {out}: is the recipe that is read. Name another file.")
 
 
-def said_for(recipe: Recipe, candidates: Sequence["Candidate"], target: Path) -> "Said | None":
-    """What the run's answers say; None where there are none, or no candidate says what they say most.
+def id_counts_for(recipe: Recipe, candidates: Sequence["Candidate"], target: Path) -> "IdCounts | None":
+    """Of the run's answers; None where there are none, or no candidate outputs what is most frequent in them.
 
     Raises:
         UserError: If a candidate's ids cannot be had.
     """
     from distill.choose.given_alphas import require_ids
     from distill.choose.vocabulary_page import ranked_by_answers
-    from distill.estimates.coverage import answers_said
+    from distill.estimates.coverage import id_counts_of_answers
     from distill.vocabulary.choice import tokens_in
 
-    if all(one.recipe.architecture.vocabulary is None for one in candidates):
+    if all(candidate.recipe.architecture.vocabulary is None for candidate in candidates):
         return None
     tokens = tokens_in(target, candidates[0].shape.vocab)
     require_ids(candidates, target, tokens)
-    return answers_said(recipe, tokens) if ranked_by_answers(candidates) else None
+    return id_counts_of_answers(recipe, tokens) if ranked_by_answers(candidates) else None
 
 
 def tell(*blocks: Block) -> None:
@@ -189,7 +189,7 @@ def ranked_as_given(
     from distill.choose.page import GIVEN_ALPHAS, ranking_page
     from eval.predictions.ranking import ranking_of_alphas
 
-    taken = {one.name: alphas[one.name] for one in candidates}
+    taken = {candidate.name: alphas[candidate.name] for candidate in candidates}
     by_name = {name: each.alpha for name, each in taken.items()}
     ranked = ranking_of_alphas(latency, by_name, resampling_of(recipe))
     tell(ranking_page(ranked, GIVEN_ALPHAS), *scaled_sentences(taken))
@@ -229,11 +229,11 @@ def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate
     from eval.models.loading import load_model, load_tokenizer
     from eval.scorecard.record import scored_latency
 
-    config, names = recipe.eval, [one.name for one in candidates]
+    config, names = recipe.eval, [candidate.name for candidate in candidates]
     text_ids = [token for prompt in PROMPTS for token in load_tokenizer(target)(prompt)["input_ids"]]
     with torch_threads(config.num_threads):
         model = load_model(target, dtype=config.dtype)
-        drafts = dict(zip(names, untrained_models(model, [one.shape for one in candidates]), strict=True))
+        drafts = dict(zip(names, untrained_models(model, [candidate.shape for candidate in candidates]), strict=True))
         latency = measure_latency(
             model,
             drafts,
@@ -247,7 +247,7 @@ def measured_steps(recipe: Recipe, target: Path, candidates: Sequence["Candidate
 
 def chosen_recipe(recipe: Recipe, candidates: Sequence["Candidate"], ranked: Sequence["Ranked"]) -> Recipe:
     """The recipe as it was given, with the shape of the winner, in a run of its own."""
-    [winner] = [one for one in candidates if one.name == ranked[0].draft]
+    [winner] = [candidate for candidate in candidates if candidate.name == ranked[0].draft]
     name = f"{recipe.run_name}-{winner.name}"
     return recipe.model_copy(
         update={

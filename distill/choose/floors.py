@@ -33,8 +33,8 @@ def choose_by_floors(recipe: Recipe, settings: ChooseSettings, device_name: str)
     """
     refuse_unused(settings)
     device, cut = find_device(device_name), planned(recipe)
-    found = floored(recipe, cut, device, floor_candidates(recipe, cut, settings))
-    print(markdown(*floors_page(recipe, cut, device, found), level=2))
+    rows = floored(recipe, cut, device, floor_candidates(recipe, cut, settings))
+    print(markdown(*floors_page(recipe, cut, device, rows), level=2))
 
 
 def refuse_unused(settings: ChooseSettings) -> None:
@@ -56,7 +56,7 @@ def floored(recipe: Recipe, cut: Cut, device: Device, candidates: Sequence[Candi
     prompts = [read_rows(source, recipe.data) for source in recipe.data.prompts]
     work = expected_work(recipe, prompts)
 
-    def one(candidate: Candidate) -> Floored:
+    def floored_candidate(candidate: Candidate) -> Floored:
         own = replace(cut, draft=candidate.shape)
         times = [time.seconds for time in stage_times(timed_run(candidate.recipe, own, work, prompts), device)]
         seconds = [each for each in times if each is not None]
@@ -67,4 +67,4 @@ def floored(recipe: Recipe, cut: Cut, device: Device, candidates: Sequence[Candi
             max(together(memory_parts(each, 1)) for each in trainings(candidate.recipe, cut.target, candidate.shape)),
         )
 
-    return [one(candidate) for candidate in candidates]
+    return [floored_candidate(candidate) for candidate in candidates]

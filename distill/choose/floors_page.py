@@ -56,15 +56,15 @@ class Floored:
     memory_bytes: int
 
 
-def floors_page(recipe: Recipe, cut: Cut, device: Device, found: Sequence[Floored]) -> list[Block]:
+def floors_page(recipe: Recipe, cut: Cut, device: Device, floored: Sequence[Floored]) -> list[Block]:
     """Costs, then worth for each way that kernels may run, then the recipe's own shape among its neighbours."""
-    worth = [worth_section(recipe, cut, device, found, way) for way in ways_of(device)]
-    return [cost_section(recipe, device, found), *worth, *head_sentences(recipe, cut, device)]
+    worth = [worth_section(recipe, cut, device, floored, way) for way in ways_of(device)]
+    return [cost_section(recipe, device, floored), *worth, *head_sentences(recipe, cut, device)]
 
 
-def cost_section(recipe: Recipe, device: Device, found: Sequence[Floored]) -> Section:
+def cost_section(recipe: Recipe, device: Device, floored: Sequence[Floored]) -> Section:
     """What steps of the target and of candidates take at least, and what the run of each costs."""
-    dtype, target = recipe.eval.dtype, found[0].steps[FLOOR]
+    dtype, target = recipe.eval.dtype, floored[0].steps[FLOOR]
     bandwidth, peak = bandwidth_gb_s(device), peak_flops_per_s(device, PEAK_OF[dtype])
     assert bandwidth is not None  # there are floors
     assert peak is not None
@@ -77,26 +77,26 @@ def cost_section(recipe: Recipe, device: Device, found: Sequence[Floored]) -> Se
     )
     ratios = [f"cost ratio, {way.name}" for way in ways_of(device)]
     columns = ("candidate", "layers × hidden", "parameters", "hours", "memory", "least ms a step", *ratios)
-    costs = Table(columns, [cost_cells(one) for one in found])
+    costs = Table(columns, [cost_cells(each) for each in floored])
     return Section(title, [Sentence(UNMEASURED), Sentence(steps), costs])
 
 
-def cost_cells(one: Floored) -> tuple[str, ...]:
-    shape = one.candidate.shape
+def cost_cells(floored: Floored) -> tuple[str, ...]:
+    shape = floored.candidate.shape
     return (
-        one.candidate.name,
+        floored.candidate.name,
         f"{shape.layers} × {shape.hidden}",
         f"{shape.parameters() / 1e6:.1f}M",
-        "unknown" if one.hours is None else f"{one.hours:.1f}",
-        size(one.memory_bytes).strip(),
-        f"{1e3 * one.steps[FLOOR].draft_s:.3f}",
-        *(f"{steps.cost_ratio:.3f}" for steps in one.steps.values()),
+        "unknown" if floored.hours is None else f"{floored.hours:.1f}",
+        size(floored.memory_bytes).strip(),
+        f"{1e3 * floored.steps[FLOOR].draft_s:.3f}",
+        *(f"{steps.cost_ratio:.3f}" for steps in floored.steps.values()),
     )
 
 
-def worth_section(recipe: Recipe, cut: Cut, device: Device, found: Sequence[Floored], way: Way) -> Section:
+def worth_section(recipe: Recipe, cut: Cut, device: Device, floored: Sequence[Floored], way: Way) -> Section:
     """Which acceptance pays, at which lookahead, and what deeper, wider and smaller-headed drafts must bring."""
-    steps = {one.candidate.name: one.steps[way] for one in found}
+    steps = {each.candidate.name: each.steps[way] for each in floored}
     own = floor_times(device, cut.target, cut.draft, recipe.eval.dtype, way)
     near = {
         name: floor_times(device, cut.target, shape, recipe.eval.dtype, way)
@@ -108,8 +108,8 @@ def worth_section(recipe: Recipe, cut: Cut, device: Device, found: Sequence[Floo
             [worth_cells(name, each) for name, each in steps.items()],
             "From which acceptance each pays at a lookahead, and the best lookahead if a token is kept with chance α:",
         ),
-        *preferred_table(steps, preferred(found, way)),
-        *covering_table(found, way),
+        *preferred_table(steps, preferred(floored, way)),
+        *covering_table(floored, way),
         Table(
             alpha_columns(),
             [needed_cells(name, each, own) for name, each in near.items()],
@@ -129,9 +129,9 @@ def preferred_table(steps: Mapping[str, StepTimes], first: str) -> list[Table]:
     return [Table(alpha_columns(), others, told)]
 
 
-def preferred(found: Sequence[Floored], way: Way) -> str:
-    """The candidate whose step takes least; of several the one that says most ids."""
-    best = min(found, key=lambda one: (one.steps[way].draft_s, -one.candidate.shape.head_rows))
+def preferred(floored: Sequence[Floored], way: Way) -> str:
+    """The candidate whose step takes least; of several the one that outputs most ids."""
+    best = min(floored, key=lambda each: (each.steps[way].draft_s, -each.candidate.shape.head_rows))
     return best.candidate.name
 
 
@@ -166,15 +166,15 @@ def needed_words(alpha: float, needed: float | None) -> str:
     return f"{needed:.2f} ({more:+.2f})" if more else f"{needed:.2f}"
 
 
-def covering_table(found: Sequence[Floored], way: Way) -> list[Table]:
+def covering_table(floored: Sequence[Floored], way: Way) -> list[Table]:
     """What the ids of small heads must cover, where candidates of a depth differ in theirs alone."""
-    whole = {one.candidate.shape.layers: one.steps[way] for one in found if not one.candidate.shape.head_vocab}
-    small = [one for one in found if one.candidate.shape.head_vocab and one.candidate.shape.layers in whole]
+    whole = {each.candidate.shape.layers: each.steps[way] for each in floored if not each.candidate.shape.head_vocab}
+    small = [each for each in floored if each.candidate.shape.head_vocab and each.candidate.shape.layers in whole]
     if not small:
         return []
     rows = [
-        [one.candidate.name, *covering_cells(as_fast(one.steps[way], whole[one.candidate.shape.layers]))]
-        for one in small
+        [each.candidate.name, *covering_cells(as_fast(each.steps[way], whole[each.candidate.shape.layers]))]
+        for each in small
     ]
     return [Table(alpha_columns(), rows, "A small head pays where its ids cover more of the target's text than:")]
 

@@ -13,12 +13,12 @@ from architectures.pages.blocks import Sentence
 from architectures.small_head.config import COUNTED
 from distill.choose.candidates import Candidate
 from distill.choose.vocabularies import WHOLE, head_rows, size_word
-from distill.estimates.coverage import Said
+from distill.estimates.coverage import IdCounts
 from distill.vocabulary.choice import listed_ids
 
 
 class GivenAlpha(NamedTuple):
-    """A word of --alphas: layers, ids that can be said (WHOLE for all) where the word names them, and acceptance."""
+    """A word of --alphas: layers, ids that can be output (WHOLE for all) where the word names them, and acceptance."""
 
     layers: int
     size: int | None
@@ -28,9 +28,9 @@ class GivenAlpha(NamedTuple):
     def word(self) -> str:
         return f"{self.layers}{'' if self.size is None else f'x{size_word(self.size)}'}={self.alpha:g}"
 
-    def means(self, one: Candidate) -> bool:
+    def means(self, candidate: Candidate) -> bool:
         """Whether it is of a candidate."""
-        return self.layers == one.shape.layers and self.size in (None, one.shape.head_vocab)
+        return self.layers == candidate.shape.layers and self.size in (None, candidate.shape.head_vocab)
 
 
 class TakenAlpha(NamedTuple):
@@ -42,10 +42,10 @@ class TakenAlpha(NamedTuple):
 
 def known_alpha(word: str) -> GivenAlpha:
     """Layers, ids and acceptance, of a word such as 4=0.35 or 4x4096=0.35."""
-    found = re.fullmatch(r"([1-9]\d{0,5})(?:x([1-9]\d{0,5}|all))?=(\d{1,6}(?:\.\d{1,18})?|\.\d{1,18})", word)
-    if found is None:
+    match = re.fullmatch(r"([1-9]\d{0,5})(?:x([1-9]\d{0,5}|all))?=(\d{1,6}(?:\.\d{1,18})?|\.\d{1,18})", word)
+    if match is None:
         raise ValueError(f"must be LAYERS=ALPHA, such as 4=0.35 or 4x4096=0.35, got {word[:80]!r}.")
-    layers, size, alpha = found.groups()
+    layers, size, alpha = match.groups()
     if float(alpha) > 1:
         raise ValueError(f"must have an acceptance between 0 and 1, got {word!r}.")
     return GivenAlpha(int(layers), head_rows(size) if size else None, float(alpha))
@@ -53,16 +53,16 @@ def known_alpha(word: str) -> GivenAlpha:
 
 def require_ids(candidates: Sequence[Candidate], target: Path, tokens: Tokens) -> None:
     """Raise UserError unless the ids of every candidate can be had, told before anything is trained."""
-    for one in candidates:
-        wanted = one.recipe.architecture.vocabulary
+    for candidate in candidates:
+        wanted = candidate.recipe.architecture.vocabulary
         if wanted is not None and wanted.origin not in COUNTED:
             listed_ids(wanted, tokens, target)
         elif wanted is not None:
-            ids_by_count({}, tokens, one.shape.head_vocab)
+            ids_by_count({}, tokens, candidate.shape.head_vocab)
 
 
 def alphas_of(
-    given: Sequence[GivenAlpha], candidates: Sequence[Candidate], said: Said | None = None
+    given: Sequence[GivenAlpha], candidates: Sequence[Candidate], id_counts: IdCounts | None = None
 ) -> dict[str, TakenAlpha]:
     """Acceptance of every candidate, by name.
 
@@ -72,28 +72,33 @@ def alphas_of(
     Args:
         given: Words of --alphas.
         candidates: All.
-        said: What answers say; None where none are at hand.
+        id_counts: Of answers; None where none are at hand.
 
     Raises:
         UserError: If a word means no candidate or several, or nothing is given for one.
     """
-    found = {one.name: [each for each in given if each.means(one)] for one in candidates}
+    words_by_name = {candidate.name: [each for each in given if each.means(candidate)] for candidate in candidates}
     of_whole = {each.layers: each for each in given if each.size == WHOLE}
-    meant = Counter(each for words in found.values() for each in words)
+    meant = Counter(each for words in words_by_name.values() for each in words)
     scaled = {
-        one.name: times_covered(of_whole[one.shape.layers].alpha, one.shape.head_vocab, said)
-        for one in candidates
-        if said is not None and not found[one.name] and one.shape.head_vocab != WHOLE and one.shape.layers in of_whole
+        candidate.name: times_covered(of_whole[candidate.shape.layers].alpha, candidate.shape.head_vocab, id_counts)
+        for candidate in candidates
+        if id_counts is not None
+        and not words_by_name[candidate.name]
+        and candidate.shape.head_vocab != WHOLE
+        and candidate.shape.layers in of_whole
     }
-    once = all(len(words) == 1 for name, words in found.items() if name not in scaled)
+    once = all(len(words) == 1 for name, words in words_by_name.items() if name not in scaled)
     if not once or any(meant[each] != 1 for each in given):
         raise UserError(refusal(given, candidates, of_whole))
-    return {name: scaled[name] if name in scaled else TakenAlpha(words[0].alpha) for name, words in found.items()}
+    return {
+        name: scaled[name] if name in scaled else TakenAlpha(words[0].alpha) for name, words in words_by_name.items()
+    }
 
 
-def times_covered(alpha: float, size: int, said: Said) -> TakenAlpha:
+def times_covered(alpha: float, size: int, id_counts: IdCounts) -> TakenAlpha:
     """Acceptance of the whole head, and what is left of it with so many ids."""
-    covered = said.covered(size, said.all_held_out)
+    covered = id_counts.covered(size, id_counts.all_held_out)
     return TakenAlpha(alpha * covered, covered)
 
 
@@ -110,7 +115,7 @@ def scaled_sentences(taken: Mapping[str, TakenAlpha]) -> list[Sentence]:
 
 def refusal(given: Sequence[GivenAlpha], candidates: Sequence[Candidate], of_whole: Mapping[int, GivenAlpha]) -> str:
     """Why acceptance is not known, in words."""
-    names, words = ", ".join(one.name for one in candidates), ", ".join(each.word for each in given)
+    names, words = ", ".join(candidate.name for candidate in candidates), ", ".join(each.word for each in given)
     answers = " What is given for the whole head counts for smaller ones only where <run>/data holds answers."
     return (
         f"--alphas are given for {words}, and the candidates are {names}. Give each one once, as LAYERS=ALPHA, or as "

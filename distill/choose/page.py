@@ -16,25 +16,26 @@ RANKED_COLUMNS = ("candidate", "lookahead", "predicted speed", "tokens/s", "the 
 
 def prospects_page(candidates: Sequence[Candidate], prospects: Mapping[str, Prospect]) -> Section:
     """What each could do at most, by step times alone."""
-    rows = [prospect_cells(one, prospects[one.name]) for one in candidates]
+    rows = [prospect_cells(candidate, prospects[candidate.name]) for candidate in candidates]
     blocks = [Table(PROSPECT_COLUMNS, rows), Sentence(prospects_verdict(prospects))]
     return Section("Step times of untrained drafts", blocks)
 
 
-def prospect_cells(one: Candidate, found: Prospect) -> tuple[str, ...]:
+def prospect_cells(candidate: Candidate, prospect: Prospect) -> tuple[str, ...]:
     return (
-        one.name,
-        f"{one.shape.layers} × {one.shape.hidden}",
-        f"{one.shape.parameters() / 1e6:.1f}M",
-        f"{found.cost_ratio:.3f} of the target's",
-        f"{found.most:.2f}x",
-        "none suffices" if found.least_alpha is None else f"{found.least_alpha:.2f} at lookahead {found.lookahead}",
+        candidate.name,
+        f"{candidate.shape.layers} × {candidate.shape.hidden}",
+        f"{candidate.shape.parameters() / 1e6:.1f}M",
+        f"{prospect.cost_ratio:.3f} of the target's",
+        f"{prospect.most:.2f}x",
+        "none suffices"
+        if prospect.least_alpha is None
+        else f"{prospect.least_alpha:.2f} at lookahead {prospect.lookahead}",
     )
 
 
 def prospects_verdict(prospects: Mapping[str, Prospect]) -> str:
-    """Whether any shape can pay."""
-    hopeless = [name for name, found in prospects.items() if found.least_alpha is None]
+    hopeless = [name for name, prospect in prospects.items() if prospect.least_alpha is None]
     if len(hopeless) == len(prospects):
         return (
             "No draft of these shapes can pay on this machine, whatever it learns: even if every token were kept, "
@@ -72,17 +73,17 @@ GIVEN_ALPHAS = Basis(
 
 def ranking_page(ranked: Sequence[Ranked], basis: Basis) -> Section:
     """The candidates, the fastest first, and how sure that is."""
-    rows = [ranked_cells(one) for one in ranked]
+    rows = [ranked_cells(each) for each in ranked]
     return Section(basis.title, [Table(RANKED_COLUMNS, rows), Sentence(ranking_verdict(ranked, basis))])
 
 
-def ranked_cells(one: Ranked) -> tuple[str, ...]:
+def ranked_cells(ranked: Ranked) -> tuple[str, ...]:
     return (
-        one.draft,
-        str(one.lookahead),
-        figure_words(one.speedup, one.interval, times=True),
-        f"{one.tokens_per_s:.1f}",
-        f"{one.first_share:.0%} of draws",
+        ranked.draft,
+        str(ranked.lookahead),
+        figure_words(ranked.speedup, ranked.interval, times=True),
+        f"{ranked.tokens_per_s:.1f}",
+        f"{ranked.first_share:.0%} of draws",
     )
 
 
@@ -91,6 +92,6 @@ def ranking_verdict(ranked: Sequence[Ranked], basis: Basis) -> str:
     best, *others = ranked
     low, high = best.interval or (0.0, math.inf)
     pays = basis.pays if low > 1 else basis.loses if high < 1 else basis.undecided
-    rivals = [one.draft for one in others if best.interval is None or one.first_share >= RIVAL_SHARE]
+    rivals = [each.draft for each in others if best.interval is None or each.first_share >= RIVAL_SHARE]
     doubt = f" The fastest may as well be {' or '.join(rivals)}." if rivals else ""
     return f"{best.draft} promises most.{doubt} {pays}"

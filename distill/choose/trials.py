@@ -51,18 +51,20 @@ def train_candidates(run: Run, candidates: Sequence[Candidate]) -> dict[str, Pat
 
 def trials_of(candidates: Sequence[Candidate]) -> dict[int, Recipe]:
     """What is trained, by layers: the candidates, or with the whole head where they have heads of several sizes."""
-    one_size = len({one.shape.head_rows for one in candidates}) == 1
-    return {one.shape.layers: one.recipe if one_size else whole_recipe(one) for one in candidates}
+    same_size = len({candidate.shape.head_rows for candidate in candidates}) == 1
+    return {
+        candidate.shape.layers: candidate.recipe if same_size else whole_recipe(candidate) for candidate in candidates
+    }
 
 
-def whole_recipe(one: Candidate) -> Recipe:
-    """The recipe of the candidate of the same depth that can say everything."""
-    name = depth_name(one.shape.layers)
-    return one.recipe.model_copy(
+def whole_recipe(candidate: Candidate) -> Recipe:
+    """The recipe of the candidate of the same depth that can output everything."""
+    name = depth_name(candidate.shape.layers)
+    return candidate.recipe.model_copy(
         update={
-            "run_name": one.recipe.run_name.removesuffix(one.name) + name,
-            "run_dir": str(Path(one.recipe.run_dir).with_name(name)),
-            "architecture": one.recipe.architecture.model_copy(update={"vocabulary": None}),
+            "run_name": candidate.recipe.run_name.removesuffix(candidate.name) + name,
+            "run_dir": str(Path(candidate.recipe.run_dir).with_name(name)),
+            "architecture": candidate.recipe.architecture.model_copy(update={"vocabulary": None}),
         }
     )
 
@@ -71,24 +73,26 @@ def name_of(trial: Recipe) -> str:
     return Path(trial.run_dir).name
 
 
-def weights_of(run: Run, one: Candidate, trial: Recipe) -> Path:
+def weights_of(run: Run, candidate: Candidate, trial: Recipe) -> Path:
     """The folder of a candidate's weights: the draft that was trained, or what is cut out of it now."""
     draft = Run.of(trial).draft.path
-    if trial == one.recipe:
+    if trial == candidate.recipe:
         return draft
-    print(f"== {one.name}, cut out of {name_of(trial)}", flush=True)
-    cut = trial_run(run, cut_recipe(one, draft))
+    print(f"== {candidate.name}, cut out of {name_of(trial)}", flush=True)
+    cut = trial_run(run, cut_recipe(candidate, draft))
     with owned_run(cut):
         share_answers(run, cut)
         timed("prune", partial(prune_stage, cut))
     return cut.init.path
 
 
-def cut_recipe(one: Candidate, draft: Path) -> Recipe:
+def cut_recipe(candidate: Candidate, draft: Path) -> Recipe:
     """The recipe of a candidate that keeps everything of a trained draft but rows of its head."""
-    vocabulary = one.recipe.architecture.vocabulary
-    wanted = ArchitectureConfig(layers=one.shape.layers, method="first_last", source=str(draft), vocabulary=vocabulary)
-    return one.recipe.model_copy(update={"architecture": wanted})
+    vocabulary = candidate.recipe.architecture.vocabulary
+    wanted = ArchitectureConfig(
+        layers=candidate.shape.layers, method="first_last", source=str(draft), vocabulary=vocabulary
+    )
+    return candidate.recipe.model_copy(update={"architecture": wanted})
 
 
 def trial_run(run: Run, trial: Recipe) -> Run:

@@ -1,4 +1,4 @@
-"""The output heads that may be chosen: how many ids a draft can say. No torch."""
+"""The output heads that may be chosen: how many ids a draft can output. No torch."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from architectures.shapes.shape import Shape
 from architectures.small_head.config import VocabularyConfig
 from distill.recipe.recipe import Recipe
 
-ALL = "all"  # the word for the whole head, which says WHOLE ids: as Shape.head_vocab has it
+ALL = "all"  # the word for the whole head, which outputs WHOLE ids: as Shape.head_vocab has it
 WHOLE = 0
 
 
@@ -43,8 +43,8 @@ def vocabularies_of(recipe: Recipe, target: Shape, sizes: Sequence[int]) -> list
     require_sizes(target, sizes)
     by = own.origin if own is not None else "text" if recipe.distill.train_on == "text" else "answers"
     counts = sorted(size for size in sizes if size != WHOLE)
-    found: list[VocabularyConfig | None] = [VocabularyConfig.model_validate({"size": n, "from": by}) for n in counts]
-    return [*found, None] if WHOLE in sizes else found
+    sections: list[VocabularyConfig | None] = [VocabularyConfig.model_validate({"size": n, "from": by}) for n in counts]
+    return [*sections, None] if WHOLE in sizes else sections
 
 
 def require_sizes(target: Shape, sizes: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Step time against coverage: what candidates with small output heads cost, and how much they could say. No torch."""
+"""Step time against coverage: what candidates with small output heads cost, and how much they cover. No torch."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from architectures.pages.blocks import Section, Sentence, Table
 from distill.choose.candidates import Candidate
 from distill.choose.vocabularies import ALL, WHOLE
-from distill.estimates.coverage import Said
+from distill.estimates.coverage import IdCounts
 from eval.predictions.ranking import Prospect
 
 TITLE = "Step time against coverage"
@@ -15,30 +15,32 @@ RANKED_OTHERWISE = "Ids are not ranked by answers here, so what they cover of th
 
 
 def vocabulary_page(
-    candidates: Sequence[Candidate], prospects: Mapping[str, Prospect], said: Said | None
+    candidates: Sequence[Candidate], prospects: Mapping[str, Prospect], id_counts: IdCounts | None
 ) -> list[Section]:
-    """One row for each size of the head; nothing where every candidate can say everything.
+    """One row for each size of the head; nothing where every candidate can output everything.
 
     Args:
         candidates: Some of which may have small heads.
         prospects: Of each, by name.
-        said: What the answers say that rank the ids; None where there are none.
+        id_counts: Of the answers that rank the ids; None where there are none.
     """
-    if not any(one.recipe.architecture.vocabulary for one in candidates):
+    if not any(candidate.recipe.architecture.vocabulary for candidate in candidates):
         return []
-    domains = {} if said is None else domains_of(said)
-    sizes = dict.fromkeys(one.shape.head_vocab for one in sorted(candidates, key=lambda one: one.shape.head_rows))
+    domains = {} if id_counts is None else domains_of(id_counts)
+    sizes = dict.fromkeys(
+        candidate.shape.head_vocab for candidate in sorted(candidates, key=lambda candidate: candidate.shape.head_rows)
+    )
     columns = ["ids said", "cost of a step", *(f"{name} ({counts.total():,})" for name, counts in domains.items())]
     rows: list[list[str]] = []
     for size in sizes:
-        covered = [coverage_words(size, said, counts) for counts in domains.values()]
+        covered = [coverage_words(size, id_counts, counts) for counts in domains.values()]
         rows.append([ids_words(size), cost_of(size, candidates, prospects), *covered])
-    return [Section(TITLE, [Table(columns, rows), Sentence(explanation(said, candidates))])]
+    return [Section(TITLE, [Table(columns, rows), Sentence(explanation(id_counts, candidates))])]
 
 
-def domains_of(said: Said) -> dict[str, Counter[int]]:
+def domains_of(id_counts: IdCounts) -> dict[str, Counter[int]]:
     """Held-out answers: all of them, and those of every domain if there are several."""
-    return {ALL: said.all_held_out, **(said.held_out if len(said.held_out) > 1 else {})}
+    return {ALL: id_counts.all_held_out, **(id_counts.held_out if len(id_counts.held_out) > 1 else {})}
 
 
 def ids_words(size: int) -> str:
@@ -48,25 +50,25 @@ def ids_words(size: int) -> str:
 
 def cost_of(size: int, candidates: Sequence[Candidate], prospects: Mapping[str, Prospect]) -> str:
     """A draft step over a target step, of the shallowest and the deepest with this head."""
-    costs = [prospects[one.name].cost_ratio for one in candidates if one.shape.head_vocab == size]
+    costs = [prospects[candidate.name].cost_ratio for candidate in candidates if candidate.shape.head_vocab == size]
     return f"{costs[0]:.3f}" if len(costs) == 1 else f"{costs[0]:.3f} to {costs[-1]:.3f}"
 
 
-def coverage_words(size: int, said: Said | None, counts: Mapping[int, int]) -> str:
-    return f"{1.0 if said is None or size == WHOLE else said.covered(size, counts):.1%}"
+def coverage_words(size: int, id_counts: IdCounts | None, counts: Mapping[int, int]) -> str:
+    return f"{1.0 if id_counts is None or size == WHOLE else id_counts.covered(size, counts):.1%}"
 
 
-def explanation(said: Said | None, candidates: Sequence[Candidate]) -> str:
+def explanation(id_counts: IdCounts | None, candidates: Sequence[Candidate]) -> str:
     """What the coverage is of, or why none is told."""
-    if said is None:
+    if id_counts is None:
         return NO_ANSWERS if ranked_by_answers(candidates) else RANKED_OTHERWISE
     return (
         f"Covered: the share of tokens of the held-out answers, by domain (tokens), that are among the ids that "
-        f"{said.train.total():,} tokens of training answers say most. No draft with these ids has more accepted."
+        f"{id_counts.train.total():,} tokens of training answers say most. No draft with these ids has more accepted."
     )
 
 
 def ranked_by_answers(candidates: Sequence[Candidate]) -> bool:
-    """Whether small heads are of the ids that training answers say most."""
-    wanted = [one.recipe.architecture.vocabulary for one in candidates]
+    """Whether small heads are of the ids that training answers hold most."""
+    wanted = [candidate.recipe.architecture.vocabulary for candidate in candidates]
     return all(each is None or each.origin == "answers" for each in wanted)

@@ -35,14 +35,14 @@ class Basis:
 
     Attributes:
         path: Of the file of trainings.
-        found: The trainings.
+        record: The trainings.
         laws: Fitted to them.
         costs: Of their machine.
         steps: Of every candidate, measured here.
     """
 
     path: Path
-    found: Trainings
+    record: Trainings
     laws: Laws
     costs: Costs
     steps: Mapping[str, StepTimes]

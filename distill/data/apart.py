@@ -16,7 +16,7 @@ from architectures.families import FAMILIES
 from architectures.importance.scoring import removable
 from distill.data.packing_rules import refuse_attention
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments by place and by name
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments by position and by name
 
 
 @contextmanager

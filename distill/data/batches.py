@@ -5,7 +5,7 @@ Shape suffixes used in this file:
 
 A batch is {"input_ids": ids_BT, "attention_mask": real_BT, "keep": keep_BT, "next_ids": next_BT}. `keep` is True at
 positions that predict a token of an answer: from the last token before it to the last but one of the answer itself.
-`next_ids` is the token that follows each position. `task` is task_B1, the place of each prompt's task among the
+`next_ids` is the token that follows each position. `task` is task_B1, the index of each prompt's task among the
 dataset's tasks.
 """
 
@@ -29,7 +29,7 @@ class Example:
     input_ids: tuple[int, ...]  # all tokens but the last, which predicts nothing
     last_id: int  # that last token, of the last answer
     spans: tuple[tuple[int, int], ...]  # (first, end) of the positions that predict each answer, in order
-    task: int = 0  # place of the prompt's task among the dataset's
+    task: int = 0  # index of the prompt's task among the dataset's
 
     @property
     def num_kept(self) -> int:
@@ -50,7 +50,7 @@ class LengthCounts:
     answers: int  # trained on
     answer_tokens: int  # of those
     cut: int  # answers shortened, a part of `answers`
-    left_out: int  # prompts that leave no room for an answer
+    left_out: int  # prompts that leave no space for an answer
 
 
 class AnswerDataset(Dataset[Example]):
@@ -61,10 +61,10 @@ class AnswerDataset(Dataset[Example]):
         self.tasks = tuple(sorted({task_of(trace.source) for trace in traces}))
         num_cut = 0
         for trace in traces:
-            room = max_seq_len - len(trace.prompt_ids)
-            if room < 1:
+            free_tokens = max_seq_len - len(trace.prompt_ids)
+            if free_tokens < 1:
                 continue
-            answer_ids = trace.answer_ids[:room]
+            answer_ids = trace.answer_ids[:free_tokens]
             num_cut += len(answer_ids) < len(trace.answer_ids)
             *input_ids, last_id = (*trace.prompt_ids, *answer_ids)
             span = (len(trace.prompt_ids) - 1, len(input_ids))
@@ -112,8 +112,8 @@ def join_turns(examples: Sequence[Example]) -> list[Example]:
 
 def task_of(source: str) -> str:
     """The file or data set that a prompt's row came from: "gsm8k" of "a/gsm8k.jsonl:3" and of "gsm8k[test]:3"."""
-    place = PurePath(source.rsplit(":", 1)[0].split("[", 1)[0])
-    return place.name.split(".")[0] if place.suffix else "-".join(place.parts)
+    path = PurePath(source.rsplit(":", 1)[0].split("[", 1)[0])
+    return path.name.split(".")[0] if path.suffix else "-".join(path.parts)
 
 
 def collate(examples: Sequence[Example]) -> dict[str, Tensor]:

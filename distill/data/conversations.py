@@ -37,7 +37,7 @@ class Conversation:
     @property
     def answers(self) -> list[int]:
         """Places of the assistant's turns among the messages."""
-        return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
 
     @property
     def question(self) -> tuple[Message, ...]:
@@ -95,11 +95,11 @@ def up_to_last_answer(messages: Sequence[Message], where: str) -> tuple[Message,
         raise UserError(
             f"{where}: messages holds no assistant turn, and data.answers is given. Give it one, {WRITTEN_INSTEAD}"
         )
-    for place, (before, role) in enumerate(zip([None, *roles], roles, strict=False)):
+    for index, (before, role) in enumerate(zip([None, *roles], roles, strict=False)):
         if role == "assistant" and before != "user":
             follows = "is the first" if before is None else f"follows a turn of the {before}"
             raise UserError(
-                f"{where}: messages[{place}] is an assistant turn that {follows}; it must answer a user turn. "
+                f"{where}: messages[{index}] is an assistant turn that {follows}; it must answer a user turn. "
                 "Mend or delete this row."
             )
     last = len(roles) - 1 - roles[::-1].index("assistant")
@@ -107,7 +107,6 @@ def up_to_last_answer(messages: Sequence[Message], where: str) -> tuple[Message,
 
 
 def assistant_turn(text: str) -> Message:
-    """A message of the assistant."""
     return {"role": "assistant", "content": text}
 
 

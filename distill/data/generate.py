@@ -97,7 +97,7 @@ def decoding_settings(config: DataConfig, *, seed: int, dtype: str) -> DecodingS
         top_p=config.top_p,
         batch_size=config.batch_size,
         shard_size=config.shard_size,
-        max_prompt_len=config.max_seq_len - 1,  # room for one token of the answer
+        max_prompt_len=config.max_seq_len - 1,  # space for one token of the answer
         seed=seed,
         dtype=dtype,
     )
@@ -138,8 +138,8 @@ def hold_out(
         )
         raise UserError(f"data.num_eval_prompts={num_eval_prompts} {problem}. Hold out fewer, or add prompts.")
     drawn = set(random.Random(seed).sample(range(len(prompts)), num_eval_prompts))  # noqa: S311 - not for secrets
-    train = [prompt for place, prompt in enumerate(prompts) if place not in drawn]
-    return train, [prompts[place] for place in sorted(drawn)]
+    train = [prompt for index, prompt in enumerate(prompts) if index not in drawn]
+    return train, [prompts[index] for index in sorted(drawn)]
 
 
 def count_answers(out: Path, name: str, prompts: Sequence[Prompt]) -> tuple[SplitCounts, int]:

@@ -97,8 +97,8 @@ def collect_given(
 def prompts_of(conversation: Conversation) -> list[Prompt]:
     """What each of a conversation's answers answers."""
     return [
-        Prompt(turn_source(conversation, number), conversation.messages[:place])
-        for number, place in enumerate(conversation.answers, start=1)
+        Prompt(turn_source(conversation, number), conversation.messages[:index])
+        for number, index in enumerate(conversation.answers, start=1)
     ]
 
 
@@ -116,7 +116,7 @@ def drop_too_long(conversations: Sequence[Conversation], renderer: Renderer, max
     fitting: list[Conversation] = []
     too_long: list[str] = []
     for each in conversations:
-        if len(renderer.opened(each.question, each.source)) <= max_prompt_len:
+        if len(renderer.opening_ids(each.question, each.source)) <= max_prompt_len:
             fitting.append(each)
         else:
             too_long.append(each.source)
@@ -236,8 +236,8 @@ def write_each(
 
 def traces_of(conversation: Conversation, renderer: Renderer, *, first_id: int) -> Iterator[Trace]:
     """Each assistant turn of a conversation, after what the target reads when it is that turn's time to be said."""
-    for number, place in enumerate(conversation.answers, start=1):
-        messages = conversation.messages[: place + 1]
+    for number, index in enumerate(conversation.answers, start=1):
+        messages = conversation.messages[: index + 1]
         prompt_ids, answer_ids = renderer.answered(messages, conversation.source)
         yield Trace(
             id=first_id + number - 1,

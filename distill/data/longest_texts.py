@@ -18,14 +18,14 @@ class LongTexts:
         tokens: That they come to.
         words: How they come to them, in the recipe's keys.
         key: The one that makes them shorter.
-        beside_key: Tokens that they have beside its value.
+        fixed_tokens: That they have beyond the value of `key`.
         other_key: What makes those fewer; empty where there is nothing.
     """
 
     tokens: int
     words: str
     key: str
-    beside_key: int = 0
+    fixed_tokens: int = 0
     other_key: str = ""
 
 
@@ -100,7 +100,7 @@ def too_long(texts: list[LongTexts], models: Lengths) -> Iterator[str]:
 
 def remedy(texts: LongTexts, most: int) -> str:
     """What to set so that no text has more than most tokens."""
-    value = most - texts.beside_key
+    value = most - texts.fixed_tokens
     if value < 2:  # the least a sequence may have
         return f"Lower {texts.other_key}." if texts.other_key else "Use another target."
     return f"Set {texts.key} to at most {value}{f', or lower {texts.other_key}' if texts.other_key else ''}."

@@ -42,12 +42,12 @@ def balanced_layout(lengths: Sequence[int], num_rows: int) -> Layout:
         num_rows: From 1 to the number of sequences.
     """
     filled = [(0, row) for row in range(num_rows)]  # a heap from the start
-    places = [(0, 0)] * len(lengths)
+    positions = [(0, 0)] * len(lengths)
     for sequence in sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence]):
         start, row = heapq.heappop(filled)
-        places[sequence] = row, start
+        positions[sequence] = row, start
         heapq.heappush(filled, (start + lengths[sequence], row))
-    rows, starts = zip(*places, strict=True)
+    rows, starts = zip(*positions, strict=True)
     return Layout(tuple(lengths), rows, starts, num_rows, width=max(tokens for tokens, _ in filled))
 
 
@@ -76,20 +76,20 @@ def cheapest_layout(
 
 def lengths_read(keep_BT: Tensor) -> list[int]:
     """Tokens of each sequence that can matter: up to its last kept position, since none sees what follows it; >= 1."""
-    places_T = torch.arange(1, keep_BT.shape[1] + 1, device=keep_BT.device)
-    return (keep_BT * places_T).amax(dim=1).clamp(min=1).tolist()
+    positions_T = torch.arange(1, keep_BT.shape[1] + 1, device=keep_BT.device)
+    return (keep_BT * positions_T).amax(dim=1).clamp(min=1).tolist()
 
 
 def slots_of(layout: Layout, padded_width: int, device: torch.device) -> Tensor:
-    """slots_BT: the place of each token in the flattened rows; -1 for what is in none."""
+    """slots_BT: the index of each token in the flattened rows; -1 for what is in none."""
     starts = [row * layout.width + start for row, start in zip(layout.rows, layout.starts, strict=True)]
     starts_B1, lengths_B1 = (torch.tensor(each, device=device)[:, None] for each in (starts, layout.lengths))
-    places_T = torch.arange(padded_width, device=device)
-    return torch.where(places_T < lengths_B1, starts_B1 + places_T, -1)
+    positions_T = torch.arange(padded_width, device=device)
+    return torch.where(positions_T < lengths_B1, starts_B1 + positions_T, -1)
 
 
 def packed(values_BT: Tensor, slots_BT: Tensor, layout: Layout) -> Tensor:
-    """values_RW: the sequences' values in their rows, and zeros where rows have room left."""
+    """values_RW: the sequences' values in their rows, and zeros in slots that are left."""
     placed_BT = slots_BT >= 0
     values_S = values_BT.new_zeros(layout.num_rows * layout.width)
     values_S[slots_BT[placed_BT]] = values_BT[placed_BT]

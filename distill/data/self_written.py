@@ -106,7 +106,7 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
 
 
 def within_context(target: Path, settings: SelfWriting, *, opening: int) -> SelfWriting:
-    """The settings, with prompts no longer than what the target was made for leaves room for after an opening.
+    """The settings, with prompts no longer than what the target was made for leaves space for after an opening.
 
     Raises:
         UserError: If that is nothing.
@@ -189,18 +189,18 @@ class Writer:
             row_seeds=[derive_seed(self.settings.seed, NAME, number) for number in candidates],
         )
         read = {
-            number: self.read(one.token_ids, stopped=one.stopped)
-            for number, one in zip(candidates, decoded, strict=True)
+            number: self.read(each.token_ids, stopped=each.stopped)
+            for number, each in zip(candidates, decoded, strict=True)
         }
         return {number: text for number, text in read.items() if text is not None}
 
     def read(self, ids: Sequence[int], *, stopped: bool) -> str | None:
         """The text of a candidate; None unless it is finished, clean and long enough to ask something."""
-        said = list(ids[:-1] if stopped else ids)
-        text = str(self.tokenizer.decode(said, clean_up_tokenization_spaces=False))
+        kept_ids = list(ids[:-1] if stopped else ids)
+        text = str(self.tokenizer.decode(kept_ids, clean_up_tokenization_spaces=False))
         text, turn_end, _ = text.partition(self.user_turn.stop_text)
         text = text.strip()
-        is_clean = self.special_ids.isdisjoint(said) and "\ufffd" not in text
+        is_clean = self.special_ids.isdisjoint(kept_ids) and "\ufffd" not in text
         is_long_enough = len(text) >= MIN_CHARACTERS and " " in text
         return text if (stopped or turn_end) and is_clean and is_long_enough else None
 

@@ -47,20 +47,20 @@ class Renderer:
     def find_lead(self) -> tuple[int, ...]:
         """What the template itself writes between the opening of a turn and the answer: for Qwen3, empty thinking."""
         asked = user_turn("?")
-        opened = render_chat(self.tokenizer, [asked], add_generation_prompt=True)
+        opening = render_chat(self.tokenizer, [asked], add_generation_prompt=True)
         x, y = (
             render_chat(self.tokenizer, [asked, assistant_turn(text)], add_generation_prompt=False) for text in "xy"
         )
-        if not continues(opened, x):
+        if not continues(opening, x):
             raise UserError(
-                f"{self.target}: its chat template opens the assistant's turn with {self.ending(opened)} but shows a "
+                f"{self.target}: its chat template opens the assistant's turn with {self.ending(opening)} but shows a "
                 f"finished one as {self.ending(x)}: nothing says what of that is the answer. "
                 f"Mend the template, {WRITTEN_INSTEAD}"
             )
-        shared = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(x, y, strict=False))]
-        return tuple(shared[len(opened) :])
+        shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(x, y, strict=False))]
+        return tuple(shared[len(opening) :])
 
-    def opened(self, messages: Sequence[Message], where: str) -> list[int]:
+    def opening_ids(self, messages: Sequence[Message], where: str) -> list[int]:
         """A conversation as the target reads it before it answers."""
         return self.render(messages, where, add_generation_prompt=True)
 
@@ -70,27 +70,27 @@ class Renderer:
         Raises:
             UserError: If the template refuses the conversation, or shows the last message not as its answer.
         """
-        opened = self.opened(messages[:-1], where)
+        opening = self.opening_ids(messages[:-1], where)
         whole = self.render(messages, where, add_generation_prompt=False)
-        place = f"{where}: messages[{len(messages) - 1}]"
-        self.refuse_stop_within(messages[-1]["content"], place)
-        if not continues(opened, whole):
+        location = f"{where}: messages[{len(messages) - 1}]"
+        self.refuse_stop_within(messages[-1]["content"], location)
+        if not continues(opening, whole):
             raise UserError(
-                f"{place}: the chat template does not continue its opening of this turn, it ends {self.ending(whole)}. "
-                f"Mend the row or the template, {WRITTEN_INSTEAD}"
+                f"{location}: the chat template does not continue its opening of this turn, it ends "
+                f"{self.ending(whole)}. Mend the row or the template, {WRITTEN_INSTEAD}"
             )
-        start = len(opened) + (len(self.lead_ids) if continues(self.lead_ids, whole[len(opened) :]) else 0)
-        end = self.end_of_answer(whole, start, place)
+        start = len(opening) + (len(self.lead_ids) if continues(self.lead_ids, whole[len(opening) :]) else 0)
+        end = self.end_of_answer(whole, start, location)
         return tuple(whole[:start]), tuple(whole[start:end])
 
-    def end_of_answer(self, whole: Sequence[int], start: int, place: str) -> int:
+    def end_of_answer(self, whole: Sequence[int], start: int, location: str) -> int:
         """Where the answer that begins at start has ended, its stop token included."""
         for position in range(start, len(whole)):
             if whole[position] in self.stop_ids:
                 return position + 1
         stops = ", ".join(repr(self.tokenizer.decode([each])) for each in sorted(self.stop_ids)) or "none"
         raise UserError(
-            f"{place}: the chat template ends it with {self.ending(whole)}, without a stop token of the target "
+            f"{location}: the chat template ends it with {self.ending(whole)}, without a stop token of the target "
             f"({stops}). "
             f"Name the right ones as eos_token_id in {self.target / 'generation_config.json'}, {WRITTEN_INSTEAD}"
         )
@@ -104,13 +104,13 @@ class Renderer:
         require_rows_for_row(ids, self.target, self.vocab_size, where)
         return ids
 
-    def refuse_stop_within(self, answer: str, place: str) -> None:
+    def refuse_stop_within(self, answer: str, location: str) -> None:
         """Refuse an answer with a stop token's text in it: the target would have ended there."""
         ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
         within = [each for each in ids if each in self.stop_ids]
         if within:
             raise UserError(
-                f"{place}.content holds {self.tokenizer.decode(within[:1])!r}, which ends an answer of this target. "
+                f"{location}.content holds {self.tokenizer.decode(within[:1])!r}, which ends an answer of this target. "
                 "Mend or delete this row."
             )
 

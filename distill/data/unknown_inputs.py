@@ -1,4 +1,4 @@
-"""Some of the tokens that a draft cannot say are shown to it as one unknown id while it trains.
+"""Some of the tokens that a draft cannot output are shown to it as one unknown id while it trains.
 
 The teacher reads what stands there, and so does the student at every evaluation. Which tokens are shown so depends on
 the seed, the batch's number and their own sequence alone: not on processes, micro-batches, padding or interruptions.
@@ -33,8 +33,8 @@ class UnknownInputs(Algorithm):
         self.unknown_id = vocabulary.unknown_id
         self.share = share
         self.seed = seed
-        self.is_said_V = torch.zeros(vocabulary.vocab_size, dtype=torch.bool)
-        self.is_said_V[torch.tensor(vocabulary.ids)] = True
+        self.is_output_V = torch.zeros(vocabulary.vocab_size, dtype=torch.bool)
+        self.is_output_V[torch.tensor(vocabulary.ids)] = True
 
     def match(self, event: Event, state: State) -> bool:  # noqa: ARG002  # Composer's signature
         """Before a training batch is cut into micro-batches."""
@@ -60,5 +60,5 @@ class UnknownInputs(Algorithm):
             content = zlib.crc32(ids_T[:length].numpy().tobytes())
             drawn_T = np.random.default_rng([self.seed, batch_number, content]).random(length, dtype=np.float32)
             chance_BT[row, :length] = torch.from_numpy(drawn_T)
-        is_hidden_BT = ~self.is_said_V[ids_BT] & (chance_BT < self.share)
+        is_hidden_BT = ~self.is_output_V[ids_BT] & (chance_BT < self.share)
         return input_ids_BT.masked_fill(is_hidden_BT.to(input_ids_BT.device), self.unknown_id)

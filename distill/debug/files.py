@@ -148,9 +148,9 @@ def write_tiny_weights(folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    if (num_said := getattr(config, CONFIG_KEY, 0)) > 0:
-        cut_head(model, torch.arange(num_said))
-        write_draft_vocabulary(DraftVocabulary(ids=tuple(range(num_said)), vocab_size=config.vocab_size), folder)
+    if (head_rows := getattr(config, CONFIG_KEY, 0)) > 0:
+        cut_head(model, torch.arange(head_rows))
+        write_draft_vocabulary(DraftVocabulary(ids=tuple(range(head_rows)), vocab_size=config.vocab_size), folder)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         model.save_pretrained(scratch)
         for name in ("generation_config.json", WEIGHTS_NAME):

@@ -146,14 +146,14 @@ def built_in(sources: list[Values], run: Path) -> list[Values]:
 def text_fields(recipe: Recipe) -> list[str]:
     """The fields that a debug run's tasks read a text from."""
     tasks = [TASKS[source.task] for source in (*recipe.data.prompts, *recipe.eval.tasks) if source.task is not None]
-    return [places[0] for task in tasks for places in task.fields.values()]
+    return [names[0] for task in tasks for names in task.fields.values()]
 
 
 def debug_text(values: Values, run: Path) -> Values:
     """Built-in text in place of every domain's, in short sequences."""
-    place = {"path": str(run / TEXT), "dataset": None, "config": None, "split": "train", "field": "text"}
+    source = {"path": str(run / TEXT), "dataset": None, "config": None, "split": "train", "field": "text"}
     return {
-        "domains": [{**domain, **place} for domain in values["domains"]],
+        "domains": [{**domain, **source} for domain in values["domains"]],
         "max_seq_len": 32,
         "num_eval_sequences": 2,
         "shuffle_block": 8,

@@ -1,4 +1,4 @@
-"""How much of a run's answers output heads of several sizes could say: coverage, by domain. No torch.
+"""How much of a run's answers output heads of several sizes could output: coverage, by domain. No torch.
 
 Ids are chosen by the answers that are trained on, as the draft's are, and held against those that are held out.
 """
@@ -14,17 +14,17 @@ from architectures.small_head.counting import coverage
 from distill.estimates.expected_work import finished_counts
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
-from distill.vocabulary.answers import Counts, pooled, said_in
+from distill.vocabulary.answer_counts import Counts, id_counts_in, pooled
 
 
 @dataclass(frozen=True)
-class Said:
-    """How often a run's answers say each token id.
+class IdCounts:
+    """How often a run's answers hold each token id.
 
     Attributes:
         train: Those that are trained on.
         held_out: The others, by domain.
-        tokens: Of the target, some of which are kept however seldom they are said.
+        tokens: Of the target, some of which are kept however seldom they occur.
     """
 
     train: Counter[int]
@@ -36,7 +36,7 @@ class Said:
         return pooled(self.held_out)
 
     def covered(self, size: int, counts: Mapping[int, int]) -> float:
-        """Share of some counted tokens that a draft of so many ids can say, in [0, 1]; NaN of no tokens.
+        """Share of some counted tokens that a draft of so many ids can output, in [0, 1]; NaN of no tokens.
 
         Raises:
             UserError: If the target's tokenizer has fewer tokens, or more that are always kept.
@@ -44,8 +44,8 @@ class Said:
         return coverage(ids_by_count(self.train, self.tokens, size), counts)
 
 
-def answers_said(recipe: Recipe, tokens: Tokens, *, most_tokens: int | None = None) -> Said | None:
-    """What the finished answers in <run>/data say; None where they are not this recipe's, or none are trained on.
+def id_counts_of_answers(recipe: Recipe, tokens: Tokens, *, most_tokens: int | None = None) -> IdCounts | None:
+    """Of the finished answers in <run>/data; None where they are not this recipe's, or none are trained on.
 
     Args:
         recipe: Whose run it is.
@@ -59,5 +59,5 @@ def answers_said(recipe: Recipe, tokens: Tokens, *, most_tokens: int | None = No
     if counts is None or not counts["train"]["answers"]:
         return None
     data = Run.of(recipe).data.path
-    train, held_out = (said_in(data, name, most_tokens=most_tokens) for name in ("train", "eval"))
-    return Said(pooled(train), held_out, tokens)
+    train, held_out = (id_counts_in(data, name, most_tokens=most_tokens) for name in ("train", "eval"))
+    return IdCounts(pooled(train), held_out, tokens)

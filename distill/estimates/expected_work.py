@@ -69,10 +69,10 @@ def expected_work(recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversati
 
 def unwritten_work(recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversation] | None]) -> Work:
     """Counts from the prompts alone; errors as for `expected_work`."""
-    bounds = [named.num_prompts for named, found in zip(recipe.data.prompts, sources, strict=True) if found is None]
+    bounds = [named.num_prompts for named, rows in zip(recipe.data.prompts, sources, strict=True) if rows is None]
     if None in bounds:
         return Work(None, None)
-    prompts = [prompt for found in sources if found is not None for prompt in found]
+    prompts = [prompt for rows in sources if rows is not None for prompt in rows]
     total = len(prompts) + sum(bound or 0 for bound in bounds) + recipe.data.self_written_prompts
     held_out = recipe.data.num_eval_prompts
     on_text = recipe.distill.train_on == "text"

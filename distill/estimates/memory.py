@@ -18,9 +18,9 @@ from architectures.shapes.shape import DTYPE_BYTES, Shape
 from architectures.shapes.sizes import masked_shape
 from distill.estimates.frozen_embeddings import trained_parameters
 from distill.formulas.losses import Knowledge
-from distill.recipe.losses import chunk_size
 from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import AnyTeacher, HiddenCache, NoTeacher, SampleCache, TopKCache, is_sharded
+from distill.recipe.token_selection import chunk_size
 from distill.recipe.training import DistillConfig
 from distill.run.stage_inputs import teacher_dtype
 

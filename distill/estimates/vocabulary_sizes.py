@@ -7,9 +7,9 @@ from architectures.draft_vocabulary.tokens import Tokens, read_tokens
 from architectures.files.number_types import Dtype
 from architectures.shapes.shape import DTYPE_BYTES, Shape
 from architectures.small_head.config import VocabularyConfig
-from distill.estimates.coverage import Said, answers_said
+from distill.estimates.coverage import IdCounts, id_counts_of_answers
 from distill.estimates.memory import matrix_parameters
-from distill.estimates.vocabulary_page import MOST_TOKENS, target_at_hand
+from distill.estimates.vocabulary_coverage import MOST_TOKENS, target_at_hand
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 
@@ -34,16 +34,16 @@ def head_blocks(recipe: Recipe, source: Shape, target: Shape, draft: Shape) -> d
     asked = sizes_told(own, target.vocab, tokens)
     if source.head_vocab or not asked or head_share(draft) < LEAST_SHARE:
         return {}
-    said = None if tokens is None else answers_said(recipe, tokens, most_tokens=MOST_TOKENS)
+    id_counts = None if tokens is None else id_counts_of_answers(recipe, tokens, most_tokens=MOST_TOKENS)
     rows = [
-        size_row(size, target, draft, said, dtype=recipe.eval.dtype, is_own=size == own)
+        size_row(size, target, draft, id_counts, dtype=recipe.eval.dtype, is_own=size == own)
         for size in (*asked, target.vocab)
     ]
     unsaid = f"unknown before {Run.of(recipe).data.path} holds finished answers"
     title = (
         f"output head, by the ids it can say: weights that a step of the draft reads, {recipe.eval.dtype}, estimated"
     )
-    return {title: rows if said else [*rows, ("coverage", unsaid)]}
+    return {title: rows if id_counts else [*rows, ("coverage", unsaid)]}
 
 
 def sizes_told(own: int, vocab: int, tokens: Tokens | None = None) -> list[int]:
@@ -63,7 +63,7 @@ def head_share(draft: Shape) -> float:
     return whole.vocab * whole.hidden / matrix_parameters(whole)
 
 
-def size_row(size: int, target: Shape, draft: Shape, said: Said | None, *, dtype: Dtype, is_own: bool) -> Row:
+def size_row(size: int, target: Shape, draft: Shape, id_counts: IdCounts | None, *, dtype: Dtype, is_own: bool) -> Row:
     """What a head of so many ids costs, and what it covers."""
     read, whole = (matrix_parameters(replace(draft, head_vocab=rows)) for rows in (size, 0))
     mebibytes = read * DTYPE_BYTES[dtype] / 2**20
@@ -72,12 +72,16 @@ def size_row(size: int, target: Shape, draft: Shape, said: Said | None, *, dtype
         f"{mebibytes:7.1f} MiB, {read / whole:4.0%} of the whole head's, "
         f"{read / matrix_parameters(target):.3f} of the target's step"
     )
-    return f"{size:7,} ids", cost + covered_words(size, target, said) + own
+    return f"{size:7,} ids", cost + covered_words(size, target, id_counts) + own
 
 
-def covered_words(size: int, target: Shape, said: Said | None) -> str:
+def covered_words(size: int, target: Shape, id_counts: IdCounts | None) -> str:
     """The share of training and held-out answers that the ids said most cover; the whole head covers them all."""
-    if said is None or size == target.vocab or not len(said.tokens.always) <= size <= len(said.tokens.ids):
+    if (
+        id_counts is None
+        or size == target.vocab
+        or not len(id_counts.tokens.always) <= size <= len(id_counts.tokens.ids)
+    ):
         return ""  # of a list, which may keep less
-    train, held_out = (said.covered(size, counts) for counts in (said.train, said.all_held_out))
+    train, held_out = (id_counts.covered(size, counts) for counts in (id_counts.train, id_counts.all_held_out))
     return f"; the ids said most cover {train:.1%} of training answers, {held_out:.1%} of held-out ones"

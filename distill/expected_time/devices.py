@@ -13,7 +13,7 @@ from pathlib import Path
 
 from architectures.checkpoints.manifest import hardware
 from architectures.errors import UserError
-from distill.expected_time.figures import DeviceFigures, load_figures
+from distill.expected_time.device_figures import DeviceFigures, load_figures
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (  # of a checkout; of a wheel, in a folder of its own and in an environment, which may hold another copy's
@@ -113,13 +113,13 @@ def find_device(wanted: str | None, folders: tuple[Path, ...] | None = None) -> 
     if wanted.endswith(".json") or Path(wanted).is_file():
         figures = load_figures(Path(wanted))
         return Device(figures.device, figures, published_of(figures.device))
-    found = known_device(wanted, folders)
-    if found.figures is None and found.published is None and found.slug != slug_of(this_device_name()):
+    device = known_device(wanted, folders)
+    if device.figures is None and device.published is None and device.slug != slug_of(this_device_name()):
         raise UserError(
             f"--device {wanted}: is no device that anything is known of. There are {', '.join(known_slugs(folders))}; "
             "or name a file that `python -m bench.gpu` wrote."
         )
-    return found
+    return device
 
 
 def known_device(name: str, folders: tuple[Path, ...] | None = None) -> Device:

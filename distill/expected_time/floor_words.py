@@ -65,7 +65,7 @@ def near_words(near: Mapping[str, StepTimes], steps: StepTimes) -> str:
 
 
 def equal_words(name: str, alpha: float | None) -> str:
-    """An acceptance; of a head that says some ids alone also as a share, which its ids must cover at least."""
+    """An acceptance; of a head that outputs some ids alone also as a share, which its ids must cover at least."""
     if alpha is None:
         return "never"
     return f"{alpha:.2f}" + (f" ({alpha / COMPARED_AT:.0%} of it)" if name.endswith(" ids") else "")

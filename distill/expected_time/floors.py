@@ -89,7 +89,7 @@ def as_fast(steps: StepTimes, reference: StepTimes) -> dict[float, float | None]
 
 
 def wanted_head(device: Device, target: Shape, draft: Shape, dtype: str) -> int | None:
-    """How many ids a draft had better say that says them all; None where too little speaks for fewer.
+    """How many ids a draft had better output that outputs them all; None where too little speaks for fewer.
 
     They are a quarter, if the draft is then as fast with PLAIN_SHARE of its acceptance, whichever of ALPHAS that was:
     so much a quarter that was chosen by counting hardly loses.
@@ -103,17 +103,17 @@ def wanted_head(device: Device, target: Shape, draft: Shape, dtype: str) -> int 
 
 
 def neighbours(draft: Shape, source: Shape) -> dict[str, Shape]:
-    """The shapes that differ from a draft's in one thing: depth, width, or the ids it can say.
+    """The shapes that differ from a draft's in one thing: depth, width, or the ids it can output.
 
     Args:
         draft: As a recipe has it.
         source: What it is cut out of, which bounds all three.
     """
-    found = {"a layer less": replace(draft, layers=draft.layers - 1), **of_another_width(draft, source)}
-    found["a layer more"] = replace(draft, layers=draft.layers + 1)
+    shapes = {"a layer less": replace(draft, layers=draft.layers - 1), **of_another_width(draft, source)}
+    shapes["a layer more"] = replace(draft, layers=draft.layers + 1)
     if not source.head_vocab:
-        found |= of_another_head(draft, source)
-    return {name: shape for name, shape in found.items() if 1 <= shape.layers <= source.layers}
+        shapes |= of_another_head(draft, source)
+    return {name: shape for name, shape in shapes.items() if 1 <= shape.layers <= source.layers}
 
 
 def of_another_width(draft: Shape, source: Shape) -> dict[str, Shape]:

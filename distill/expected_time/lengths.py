@@ -81,11 +81,11 @@ def unseen_prompt_tokens(data: DataConfig) -> int:
 def prompt_tokens(row: Row) -> int:
     """Of everything that is not learned."""
     answers = set(row.answers) if isinstance(row, Conversation) else set()
-    return tokens_of(message for place, message in enumerate(row.messages) if place not in answers)
+    return tokens_of(message for index, message in enumerate(row.messages) if index not in answers)
 
 
 def learned_tokens(row: Conversation) -> int:
-    return tokens_of(row.messages[place] for place in row.answers)
+    return tokens_of(row.messages[index] for index in row.answers)
 
 
 def tokens_of(messages: Iterable[Message]) -> int:
@@ -97,5 +97,5 @@ def tokens_of(messages: Iterable[Message]) -> int:
 
 
 def mean(counts: Iterable[int]) -> int:
-    found = list(counts)
-    return round(sum(found) / len(found))
+    listed = list(counts)
+    return round(sum(listed) / len(listed))

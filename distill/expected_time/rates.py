@@ -9,8 +9,8 @@ from math import ceil, log
 
 from architectures.shapes.shape import DTYPE_BYTES, NAMED_SHAPES, Shape
 from distill.estimates.memory import matrix_parameters
+from distill.expected_time.device_figures import AnswerRow, StepRow
 from distill.expected_time.devices import Device
-from distill.expected_time.figures import AnswerRow, StepRow
 from distill.expected_time.lengths import written_answer
 
 ASSUMED_MFU = 0.30  # of a training step, where only the peak is known
@@ -92,18 +92,18 @@ def highest(
     measured: Iterable[float | None], published: float | None, words: Callable[[float, str], str]
 ) -> Rate | None:
     """The highest of what was measured, else what is published."""
-    found = max((each for each in measured if each is not None), default=None)
-    if found is not None:
-        return Rate(found, measured=True, words=words(found, "measured"))
+    best = max((each for each in measured if each is not None), default=None)
+    if best is not None:
+        return Rate(best, measured=True, words=words(best, "measured"))
     return None if published is None else Rate(published, measured=False, words=words(published, "published"))
 
 
 def step_s(device: Device, shape: Shape, dtype: str, *, batch: int, context: int) -> Rate | None:
     """Seconds of a decoding step as our decoder takes it: kernels launched one by one."""
     floor_s = least_step_s(device, shape, dtype, batch, context)
-    found = measured_steps(device, dtype)
-    if found:
-        return scaled_step(device, nearest_step(found, shape, batch, context), shape, floor_s)
+    known_steps = measured_steps(device, dtype)
+    if known_steps:
+        return scaled_step(device, nearest_step(known_steps, shape, batch, context), shape, floor_s)
     if device.is_processor or floor_s is None:
         return None
     launches_s, bytes_s = ASSUMED_LAUNCH_MS / 1e3 * shape.layers, floor_s / ASSUMED_FLOOR_SHARE
@@ -163,17 +163,17 @@ def of_answers(row: AnswerRow) -> MeasuredStep:
     return MeasuredStep(row.model, shape.layers, shape.parameters(), row.batch, context, seconds, share=row.floor_share)
 
 
-def nearest_step(found: Iterable[MeasuredStep], shape: Shape, batch: int, context: int) -> MeasuredStep:
+def nearest_step(steps: Iterable[MeasuredStep], shape: Shape, batch: int, context: int) -> MeasuredStep:
     """The measurement of the same shape, else of the most similar size, at the nearest batch, then context."""
 
-    def order(one: MeasuredStep) -> tuple[float, ...]:
-        size = 0.0 if one.is_of(shape) else 1 + distance(one.parameters, shape.parameters())
-        return size, distance(one.batch, batch), distance(one.context + 1, context + 1)
+    def order(step: MeasuredStep) -> tuple[float, ...]:
+        size = 0.0 if step.is_of(shape) else 1 + distance(step.parameters, shape.parameters())
+        return size, distance(step.batch, batch), distance(step.context + 1, context + 1)
 
-    return min(found, key=order)
+    return min(steps, key=order)
 
 
-def scaled_step(device: Device, one: MeasuredStep, shape: Shape, floor_s: float | None) -> Rate:
+def scaled_step(device: Device, step: MeasuredStep, shape: Shape, floor_s: float | None) -> Rate:
     """A measured step, as long as this shape at this batch and context makes it.
 
     On a GPU a step waits for launches, which grow with layers, or for memory, whichever takes longer. On a processor it
@@ -181,20 +181,20 @@ def scaled_step(device: Device, one: MeasuredStep, shape: Shape, floor_s: float 
 
     Args:
         device: Where.
-        one: The measurement.
+        step: The measurement.
         shape: Of the model whose step is wanted.
         floor_s: The least that takes; None where that is not known, and layers alone count.
     """
-    value_s = one.seconds * shape.layers / one.layers
-    if floor_s is not None and one.share is not None:
+    value_s = step.seconds * shape.layers / step.layers
+    if floor_s is not None and step.share is not None:
         if not device.is_processor:
-            value_s = max(value_s, floor_s / max(one.share, ASSUMED_FLOOR_SHARE))
-        elif one.is_of(shape):
-            value_s = max(floor_s, value_s + floor_s - one.share * one.seconds)
+            value_s = max(value_s, floor_s / max(step.share, ASSUMED_FLOOR_SHARE))
+        elif step.is_of(shape):
+            value_s = max(floor_s, value_s + floor_s - step.share * step.seconds)
         else:
-            value_s = floor_s / one.share
-    where = f"{1e3 * one.seconds:.3g} ms measured of {one.name} at batch {one.batch}, {one.context} tokens"
-    if one.is_of(shape):
+            value_s = floor_s / step.share
+    where = f"{1e3 * step.seconds:.3g} ms measured of {step.name} at batch {step.batch}, {step.context} tokens"
+    if step.is_of(shape):
         return Rate(value_s, measured=True, words=f"{1e3 * value_s:.3g} ms a step, from {where}")
     return Rate(value_s, measured=False, words=f"assumed {1e3 * value_s:.3g} ms a step, from {where}")
 
@@ -249,9 +249,9 @@ def shape_named(name: str) -> Shape | None:
     return NAMED_SHAPES[name].shape if name in NAMED_SHAPES else None
 
 
-def distance(one: float, other: float) -> float:
+def distance(first: float, second: float) -> float:
     """How many times larger one is than the other, either way, as a logarithm."""
-    return abs(log(one / other))
+    return abs(log(first / second))
 
 
 def tera(flops: float) -> str:

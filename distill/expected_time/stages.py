@@ -6,9 +6,9 @@ Not counted: loading models, cutting the draft, writing files, padding.
 from distill.expected_time.devices import Device
 from distill.expected_time.lengths import written_answer
 from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
-from distill.expected_time.scorecard import scorecard_time
+from distill.expected_time.scorecard_time import scorecard_time
 from distill.expected_time.stage_time import PlannedRun, StageTime, unknown
-from distill.expected_time.training import masks_time, trained_drafts, training_time
+from distill.expected_time.training_time import masks_time, trained_drafts, training_time
 from distill.monitoring.flops import forward_flops, head_flops
 from distill.recipe.teacher import AnyTeacher, Cache, SparseCache, keeps_states
 

@@ -183,6 +183,6 @@ def divergence(of_logp_AV: Tensor, from_logp_AV: Tensor) -> Tensor:
     return (of_logp_AV.exp() * (of_logp_AV - from_logp_AV)).sum(dim=-1)
 
 
-def mixture(one_logp_AV: Tensor, other_logp_AV: Tensor, *, share: float) -> Tensor:
+def mixture(first_logp_AV: Tensor, second_logp_AV: Tensor, *, share: float) -> Tensor:
     """Log-probabilities of share * one + (1 - share) * other."""
-    return (one_logp_AV + log(share)).logaddexp(other_logp_AV + log(1 - share))
+    return (first_logp_AV + log(share)).logaddexp(second_logp_AV + log(1 - share))

@@ -76,7 +76,7 @@ class AnswerLogits(nn.Module):
         slots_BT = slots_of(layout, width, keep_BT.device)
         if position_ids_BT is None:
             position_ids_BT = torch.arange(width, device=keep_BT.device).expand_as(slots_BT)
-        # where rows have room left every position is 0: each slot there is a text of its own
+        # where rows have slots left every position is 0: each slot there is a text of its own
         ids_RW, positions_RW = (packed(each_BT, slots_BT, layout) for each_BT in (input_ids_BT, position_ids_BT))
         return self.last_hidden(ids_RW, positions_RW).flatten(0, 1)[slots_BT[keep_BT]]
 
@@ -114,7 +114,7 @@ def head_of(lm: PreTrainedModel) -> Head:
 
 
 def vocab_size_of(lm: PreTrainedModel) -> int:
-    """How many ids a model knows: rows of its head, or of its embedding where its head says some of them alone."""
+    """How many ids a model knows: rows of its head, or of its embedding where its head outputs some of them alone."""
     head = head_of(lm)
     return head.vocab_size if head.ids_V is None else lm.config.get_text_config(decoder=True).vocab_size
 

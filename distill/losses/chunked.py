@@ -5,7 +5,7 @@ of 128k entries over 8,192 tokens would be 25 GB of logits, probabilities and gr
 
 Shape suffixes used in this file:
     A = tokens, one row each, C = tokens of one chunk, H = hidden width
-    V = entries of the head: all ids of the vocabulary, or those that a small head says; K = some of them
+    V = entries of the head: all ids of the vocabulary, or those that a small head outputs; K = some of them
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from distill.recipe.losses import chunk_size
+from distill.recipe.token_selection import chunk_size
 
 FunctionOfRows = Callable[[Tensor, slice], Tensor]
 GRADIENT_DTYPES = (
@@ -36,7 +36,7 @@ class Head:
         bias_V: Added to the logits, where there is one.
         softcap: Gemma's bound c on logits z, which become c * tanh(z / c).
         vocab_size: The first so many rows are used; those behind them are padding, and get no logit and no gradient.
-        ids_V: The token id that each row says, ascending; None where row k is token k.
+        ids_V: The token id that each row outputs, ascending; None where row k is token k.
     """
 
     weight_VH: Tensor
@@ -63,7 +63,7 @@ class Head:
         return replace(self, vocab_size=min(vocab_size, self.vocab_size))
 
     def rows_of(self, ids_K: Tensor) -> "Head":
-        """A head of its own with the rows of some token ids, copied out of this one, which says every id."""
+        """A head of its own with the rows of some token ids, copied out of this one, which outputs every id."""
         assert self.ids_V is None, "rows of a small head are not found by their ids"
         bias_K = None if self.bias_V is None else self.bias_V[ids_K]
         return replace(self, weight_VH=self.weight_VH[ids_K], bias_V=bias_K, vocab_size=len(ids_K), ids_V=ids_K)
@@ -138,7 +138,7 @@ def map_rows(
     chunk_tokens: int | None = None,
     entries: int | None = None,
 ) -> Tensor:
-    """What a function of logits says of every token, without gradients: metrics, or what tokens are chosen by.
+    """The value of a function of logits for every token, without gradients: metrics, or what tokens are chosen by.
 
     Args:
         hidden_AH: What the last norm put out.
@@ -153,11 +153,11 @@ def map_rows(
     dtype = product_dtype(hidden_AH)
     with torch.autocast(hidden_AH.device.type, enabled=False):
         cast = head.frozen(dtype)
-        found = [
+        values = [
             function_of_rows(cast.logits(hidden_AH[rows].to(dtype)), rows)
             for rows in chunks(len(hidden_AH), chunk_tokens or chunk_size(entries or head.vocab_size))
         ]
-    return torch.cat(found)
+    return torch.cat(values)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
-"""What a student learns whose output head says some ids alone, from a teacher that says all of them.
+"""What a student learns whose output head outputs some ids alone, from a teacher that outputs all of them.
 
 Shape suffixes used in this file:
     B = sequences in the batch, T = tokens per sequence, X = any axes
     K = rows of the student's head; A = positions that predict an answer token, of all sequences together
 
-Let S be the ids that the head says, p the teacher's distribution, P = p(S) the mass it gives to them, p_S = p / P on S,
-and q the student's, zero outside S. The rule: a position whose answer token is outside S is not trained on (its loss is
-0, and it counts in the mean); at every other one the student is compared with p_S, which is the softmax of the
+Let S be the ids that the head outputs, p the teacher's distribution, P = p(S) the mass it gives to them, p_S = p / P
+on S, and q the student's, zero outside S. The rule: a position whose answer token is outside S is not trained on (its
+loss is 0, and it counts in the mean); at every other one the student is compared with p_S, which is the softmax of the
 teacher's logits over S.
 
 For answers sampled from the teacher at temperature 1 this is the forward KL, unbiased, as far as a student can change
@@ -29,7 +29,7 @@ from distill.losses.chunked import Head
 
 
 def rows_of_tokens(ids_K: Tensor, token_ids_X: Tensor) -> tuple[Tensor, Tensor]:
-    """rows_X and is_said_X: the row of a head that says each token, and whether there is one; else the row is any.
+    """rows_X and is_output_X: the row of a head that outputs each token, and whether there is one; else the row is any.
 
     Args:
         ids_K: The token id of each row, ascending.
@@ -40,7 +40,7 @@ def rows_of_tokens(ids_K: Tensor, token_ids_X: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def learned(batch: Mapping[str, Tensor], ids_K: Tensor | None) -> dict[str, Tensor]:
-    """A batch as a head of some ids learns from it: what it cannot say is no longer in `keep`, but in `unsaid`.
+    """A batch as a head of some ids learns from it: what it cannot output is no longer in `keep`, but in `unsaid`.
 
     Args:
         batch: Of distill/data/batches.py, distill/training/text_training.py or distill/teacher_cache/answers.py.
@@ -52,8 +52,8 @@ def learned(batch: Mapping[str, Tensor], ids_K: Tensor | None) -> dict[str, Tens
     if ids_K is None:
         return dict(batch)
     next_BT, keep_BT = batch["next_ids"], batch["keep"]
-    rows_BT, is_said_BT = rows_of_tokens(ids_K.to(next_BT.device), next_BT)
-    return {**batch, "next_ids": rows_BT, "keep": keep_BT & is_said_BT, "unsaid": keep_BT & ~is_said_BT}
+    rows_BT, is_output_BT = rows_of_tokens(ids_K.to(next_BT.device), next_BT)
+    return {**batch, "next_ids": rows_BT, "keep": keep_BT & is_output_BT, "unsaid": keep_BT & ~is_output_BT}
 
 
 class FrozenRows:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from distill.formulas.losses import AnyLoss, Knowledge, loss_terms
 
-# What a teacher says of some rows: its logits_CV, or what a cache kept of each row instead.
-Said = Tensor | Mapping[str, Tensor]
+# What a teacher outputs for some rows: its logits_CV, or what a cache kept of each row instead.
+TeacherOutput = Tensor | Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Objective:
         """Whether any term compares with the teacher."""
         return any(term.needs() > Knowledge.TOKENS for term in self.terms)
 
-    def __call__(self, student_CV: Tensor, teacher: Said | None, token_ids_C: Tensor) -> Tensor:
-        """loss_C, float32, from the student's logits, what the teacher says of them and the tokens that followed.
+    def __call__(self, student_CV: Tensor, teacher: TeacherOutput | None, token_ids_C: Tensor) -> Tensor:
+        """loss_C, float32, from the student's logits, what the teacher outputs for them and the tokens that followed.
 
-        The teacher's words may be None where asks_teacher is False.
+        The teacher's output may be None where asks_teacher is False.
         """
         first, *others = (term.weight * self.of_term(term, student_CV, teacher, token_ids_C) for term in self.terms)
         return sum(others, start=first)
 
-    def of_term(self, term: AnyLoss, student_CV: Tensor, teacher: Said | None, token_ids_C: Tensor) -> Tensor:
+    def of_term(self, term: AnyLoss, student_CV: Tensor, teacher: TeacherOutput | None, token_ids_C: Tensor) -> Tensor:
         """One term without its weight."""
         if term.needs() is Knowledge.TOKENS:
             return term.formulas[Knowledge.TOKENS](student_CV, token_ids_C)

@@ -16,7 +16,7 @@ from architectures.masks.masking import fold
 from architectures.masks.masks import Masks, middle
 from architectures.pruning.draft_config import with_dtype
 from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
-from architectures.pruning.slicing import tensor_places
+from architectures.pruning.slicing import tensor_locations
 from architectures.shapes.shape import checkpoint_tensors
 from architectures.targets.target import read_config
 from distill.exporting.export import stored_name
@@ -46,7 +46,7 @@ def export_masks(
     require_replaceable(out, MANIFEST_NAME, reading=target, stage="masks")
     family, cast = FAMILIES[masks.source.family], getattr(torch, dtype)
     trained = {stored_name(name, family): tensor for name, tensor in student.state_dict().items()}
-    places, gates = tensor_places(masks.source), masks.final()
+    places, gates = tensor_locations(masks.source), masks.final()
 
     def read(name: str) -> Tensor:
         return fold(trained[name], places[name], gates, masks.source).to("cpu", cast)

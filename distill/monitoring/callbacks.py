@@ -111,14 +111,14 @@ class CheckpointWriter(CheckpointSaver):
 
     def tidy(self, folder: Path, batch: int) -> None:
         """Point `best` at the best; remove all but it and the newest, first damaged ones beyond the given batch."""
-        found = sorted(
+        checkpoints = sorted(
             find_checkpoints(folder), key=lambda path: (training_time(path)[0] <= batch, training_time(path))
         )
-        for path in found:
+        for path in checkpoints:
             if training_time(path)[0] == self.best_batch:
                 link_to(path, BEST_NAME)
         best = linked(folder / BEST_NAME)
-        for surplus in found[: -self.num_checkpoints_to_keep]:
+        for surplus in checkpoints[: -self.num_checkpoints_to_keep]:
             if surplus.name != best:
                 surplus.unlink()
 

@@ -196,10 +196,10 @@ class ConsoleReport(LoggerDestination):
         return timedelta(seconds=round(elapsed_s * (1 - done) / max(done - self.start_fraction, 1e-9)))
 
 
-def describe_evaluation(found: Mapping[str, Estimate]) -> list[str]:
+def describe_evaluation(results: Mapping[str, Estimate]) -> list[str]:
     """One line about all answers, and one about each task where there are several."""
     lines: dict[str, list[str]] = {}
-    for name, estimate in found.items():
+    for name, estimate in results.items():
         task, _, metric = name.rpartition("/")
         interval = "" if estimate.interval is None else " [{:.3f}, {:.3f}]".format(*estimate.interval)
         lines.setdefault(task, []).append(f"{metric.replace('_', ' ')} {estimate.value:.3f}{interval}")

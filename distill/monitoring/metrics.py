@@ -168,7 +168,7 @@ class PooledOverAnswers(Metric):
 
     Args:
         terms: One answer's part of both sums.
-        task: Only answers to this task's prompts count, by its place among the tasks; None for all.
+        task: Only answers to this task's prompts count, by its index among the tasks; None for all.
     """
 
     full_state_update = False
@@ -245,8 +245,8 @@ def eval_metrics(tasks: Sequence[str] = (), known: Known = Known()) -> dict[str,
     metrics = {name: PooledOverAnswers(of_answer) for name, of_answer in terms.items()}
     if len(tasks) > 1:
         metrics |= {
-            f"{task}/{name}": PooledOverAnswers(of_answer, task=place)
-            for place, task in enumerate(tasks)
+            f"{task}/{name}": PooledOverAnswers(of_answer, task=index)
+            for index, task in enumerate(tasks)
             for name, of_answer in terms.items()
         }
     return metrics

@@ -38,7 +38,7 @@ class StepProfile(Callback):
         self.part: Any = None  # the label that is open
         self.steps = 0  # trained in this session
         self.is_closed = False
-        self.found: Profile | None = None
+        self.profile: Profile | None = None
 
     @property
     def is_recorded(self) -> bool:
@@ -84,10 +84,10 @@ class StepProfile(Callback):
             assert recording is not None
             recording.step()
             self.stop()
-            self.found = recording.written(self.folder, "step", PARTS)
-            names = ", ".join(path.name for path in self.found.files)
+            self.profile = recording.written(self.folder, "step", PARTS)
+            names = ", ".join(path.name for path in self.profile.files)
             print(
-                f"{self.folder}: {names}: the step of batch {state.timestamp.batch.value}, {self.found.describe()}",
+                f"{self.folder}: {names}: the step of batch {state.timestamp.batch.value}, {self.profile.describe()}",
                 file=sys.stderr,
             )
         self.steps += 1

@@ -17,7 +17,7 @@ from distill.process.own_packages import WAIT_FOR_RANK_0_S
 # What gloo and NCCL say when a process they talk to is gone.
 LOST_PROCESS = re.compile("Connection (closed|reset) by peer|ncclRemoteError")
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
-NO_SUCH_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 SHOWN_CHARACTERS = 200  # of a path
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as a shell has it of any program whose reader is gone
 FROM_CHECKPOINT = "Run the same command again to continue from the newest checkpoint, if there is one."
@@ -57,7 +57,7 @@ def report_user_errors(command: Callable[[], None]) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and stdout_is_closed():
             return PIPE_CLOSED
-        message = place_problem(error)
+        message = path_problem(error)
         if message is None:
             raise
         return fail(message)
@@ -72,15 +72,15 @@ def report_user_errors(command: Callable[[], None]) -> int:
     return 0
 
 
-def place_problem(error: OSError) -> str | None:
-    """What is wrong with the place that an error of the system names, and what to do; None if it is no such error."""
-    place = str(error.filename2 or error.filename or "")
-    shown = place if len(place) <= SHOWN_CHARACTERS else f"{place[:SHOWN_CHARACTERS]}..."
+def path_problem(error: OSError) -> str | None:
+    """What is wrong with the path that an error of the system names, and what to do; None if it is no such error."""
+    path = str(error.filename2 or error.filename or "")
+    shown = path if len(path) <= SHOWN_CHARACTERS else f"{path[:SHOWN_CHARACTERS]}..."
     if error.errno in FULL_OR_FORBIDDEN:
         return (
             f"{shown or 'the run folder'}: {error.strerror}. Free or choose another place; the same command continues."
         )
-    if error.errno in NO_SUCH_PLACE and place:
+    if error.errno in UNUSABLE_PATH and path:
         return f"{shown}: {error.strerror}. Name another file or folder."
     return None
 

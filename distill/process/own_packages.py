@@ -20,12 +20,12 @@ def refuse_foreign_packages() -> None:
     ours = Path(__file__).resolve().parents[2]
     for name in ("architectures", "eval"):
         spec = find_spec(name)
-        found = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
-        if found != ours / name / "__init__.py":
+        imported = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+        if imported != ours / name / "__init__.py":
             if os.environ.get("LOCAL_RANK", "0") != "0":
                 time.sleep(WAIT_FOR_RANK_0_S)
             print(
-                f"{found}: hides widedraft's own package {name!r} at {ours / name}. "
+                f"{imported}: hides widedraft's own package {name!r} at {ours / name}. "
                 "Rename it, start from another folder, or set PYTHONSAFEPATH=1.",
                 file=sys.stderr,
                 flush=True,

@@ -68,7 +68,7 @@ class DataConfig(Section):
 
     @field_validator("max_new_tokens")
     @classmethod
-    def _leaves_room_for_prompts(cls, max_new_tokens: int, info: ValidationInfo) -> int:
+    def _leaves_tokens_for_prompts(cls, max_new_tokens: int, info: ValidationInfo) -> int:
         max_seq_len = info.data.get("max_seq_len")
         if max_seq_len is not None and max_new_tokens >= max_seq_len:
             raise ValueError(

@@ -230,9 +230,9 @@ def from_older(values: dict[str, Any]) -> dict[str, Any]:
 
 def _syntax_mistake(error: yaml.YAMLError, name: str) -> str:
     mark = getattr(error, "problem_mark", None)
-    place = f"{name}:{mark.line + 1}" if mark is not None else name
+    location = f"{name}:{mark.line + 1}" if mark is not None else name
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{place}: the recipe must be YAML ({problem}). Mend the line or the one above it."
+    return f"{location}: the recipe must be YAML ({problem}). Mend the line or the one above it."
 
 
 def value_at(path: KeyPath, values: Any) -> Any:

@@ -84,8 +84,8 @@ def tagged(values: Any) -> Any:
     """The section's keys with those that tell teachers apart, where they are left out."""
     if not isinstance(values, dict):
         return values
-    said = {"source": "live", **without_unsaid(values, UNSAID)}
-    return {"contents": "hidden", **said} if said["source"] == "cache" else said
+    section = {"source": "live", **without_unsaid(values, UNSAID)}
+    return {"contents": "hidden", **section} if section["source"] == "cache" else section
 
 
 TeacherKey: TypeAlias = Annotated[

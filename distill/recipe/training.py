@@ -10,7 +10,6 @@ from architectures.files.section import Section
 from architectures.gguf_export.names import GgufKind
 from architectures.shapes.serving import TensorParallel
 from distill.formulas.losses import AnyLoss, Knowledge, Loss, loss_terms
-from distill.recipe.losses import TokenSelection
 from distill.recipe.monitoring import Loggers
 from distill.recipe.teacher import (
     AnyTeacher,
@@ -24,6 +23,7 @@ from distill.recipe.teacher import (
     refuse_unserved,
 )
 from distill.recipe.times import ConsoleInterval, Duration, Interval, Warmup, split_time
+from distill.recipe.token_selection import TokenSelection
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 

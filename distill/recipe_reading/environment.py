@@ -18,21 +18,21 @@ def from_environment(written: dict[str, Any]) -> dict[KeyPath, str]:
     environment: it stays as true as it is where it stands.
     """
     texts = {path: text for path, text in texts_of(written, ()) if "${" in text}
-    found = {path for path, text in texts.items() if ENVIRONMENT in text}
-    while more := {path for path in texts.keys() - found if any_found(texts[path], found)}:
-        found |= more
-    return {path: text for path, text in texts.items() if path in found}
+    dependent = {path for path, text in texts.items() if ENVIRONMENT in text}
+    while more := {path for path in texts.keys() - dependent if refers_to_any(texts[path], dependent)}:
+        dependent |= more
+    return {path: text for path, text in texts.items() if path in dependent}
 
 
-def any_found(text: str, found: set[KeyPath]) -> bool:
+def refers_to_any(text: str, paths: set[KeyPath]) -> bool:
     """Whether a text may refer to one of the paths, or to what is above or below it."""
-    if not found:
+    if not paths:
         return False
     for reference in REFERENCE.findall(text):
         if not PLAIN_KEY.fullmatch(reference):
             return True
         path = tuple(int(step) if step.isdigit() else step for step in re.findall(r"[^.\[\]]+", reference))
-        if any(other[: len(path)] == path[: len(other)] for other in found):
+        if any(other[: len(path)] == path[: len(other)] for other in paths):
             return True
     return False
 

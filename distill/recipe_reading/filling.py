@@ -12,8 +12,8 @@ from architectures.errors import UserError
 from distill.recipe_reading.text_rules import INNERMOST, KEY
 from distill.recipe_reading.yaml_lines import KeyPath, dotted
 
-MOST_WORK = 300_000  # characters, and WORK_OF_ONE for every value and every ${...} on the way to it
-WORK_OF_ONE = 100  # what filling in one ${...} takes as many characters' time as
+MOST_WORK = 300_000  # characters, and WORK_PER_VALUE for every value and every ${...} on the way to it
+WORK_PER_VALUE = 100  # what filling in one ${...} takes as many characters' time as
 
 WHOLE = re.compile(r"-?\d+")
 
@@ -46,7 +46,7 @@ class Filling:
         """As many characters; what names itself, which OmegaConf refuses, is counted once."""
         if path not in self.known:
             self.known[path] = 0  # while it is counted
-            self.known[path] = WORK_OF_ONE + self._inside(path, value)
+            self.known[path] = WORK_PER_VALUE + self._inside(path, value)
         return self.known[path]
 
     def _inside(self, path: KeyPath, value: Any) -> int:
@@ -54,7 +54,7 @@ class Filling:
             return sum(self.work((*path, step), item) for step, item in steps(value))
         if not isinstance(value, str):
             return 0
-        return len(value) + sum(WORK_OF_ONE + self._named(inside, path) for inside in INNERMOST.findall(value))
+        return len(value) + sum(WORK_PER_VALUE + self._named(inside, path) for inside in INNERMOST.findall(value))
 
     def _named(self, inside: str, path: KeyPath) -> int:
         """The work of what a `${...}` names, or of the first `${...}` on the way there; 0 if that is no key."""
@@ -63,7 +63,7 @@ class Filling:
             return 0
         dots, key = match.groups()
         above = path[: len(path) - len(dots)] if dots else ()
-        found: KeyPath = ()
+        reached: KeyPath = ()
         value: Any = self.values
         for step in (*above, *re.findall(r"[\w-]+", key)):
             if isinstance(value, str):
@@ -73,8 +73,8 @@ class Filling:
                 value = value[name]
             except (KeyError, IndexError, TypeError):
                 return 0
-            found = (*found, name)
-        return self.work(found, value)
+            reached = (*reached, name)
+        return self.work(reached, value)
 
 
 def texts(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, str]]:

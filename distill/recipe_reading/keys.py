@@ -77,23 +77,23 @@ def meant(node: Schema, values: Mapping[str, Any], schema: Schema) -> list[Schem
 
 def tags(sections: Iterable[Schema]) -> str:
     """What tells sections of a union from the others: "source is cache and contents is top_k or samples"."""
-    found: dict[str, dict[str, None]] = {}
+    values_by_key: dict[str, dict[str, None]] = {}
     for key, child in (tag for section in sections for tag in _tags(section)):
-        found.setdefault(key, {})[child["const"]] = None
-    return " and ".join(f"{key} is {' or '.join(values)}" for key, values in found.items())
+        values_by_key.setdefault(key, {})[child["const"]] = None
+    return " and ".join(f"{key} is {' or '.join(values)}" for key, values in values_by_key.items())
 
 
 def _tags(section: Schema) -> list[tuple[str, Schema]]:
     return [(key, child) for key, child in section["properties"].items() if "const" in child]
 
 
-def _either(one: Schema, other: Schema) -> Schema:
+def _either(first: Schema, second: Schema) -> Schema:
     """What a key must be that several sections of a union have."""
-    if one == other:
-        return one
-    words, more = one["description"], other["description"]
+    if first == second:
+        return first
+    words, more = first["description"], second["description"]
     words = words if more in words else f"{words.removesuffix('.')}; {more}"
-    return {**other, **one, "anyOf": [*one.get("anyOf", [one]), other], "description": words}
+    return {**second, **first, "anyOf": [*first.get("anyOf", [first]), second], "description": words}
 
 
 def _below(prefix: str, node: Schema, schema: Schema) -> Iterator[tuple[str, Schema]]:

@@ -19,7 +19,8 @@ def mistakes_of(error: ValidationError, source: Source) -> Iterator[Mistake]:
     seen = {mistake.path for mistake in source.mistakes if mistake.path in source.overrides}
     schema = schema_of(source.model)
     placed = [
-        (*_place(details, source.values), details) for details in error.errors(include_url=False)[: MOST_MISTAKES + 1]
+        (*_path_and_value(details, source.values), details)
+        for details in error.errors(include_url=False)[: MOST_MISTAKES + 1]
     ]
     paths = {path for path, _, _ in placed}
     for path, value, details in placed:
@@ -34,26 +35,26 @@ def _is_above(path: KeyPath, paths: Iterable[KeyPath]) -> bool:
 
 
 def report(mistakes: Iterable[Mistake], source: Source) -> str:
-    """One line per mistake, each beginning with its place: the file in the order of its lines, then the command."""
+    """One line per mistake, each beginning with its location: the file in the order of its lines, then the command."""
     lines = [text for _, text in sorted(_located(mistake, source) for mistake in mistakes)]
     more = [] if len(lines) <= MOST_MISTAKES else ["There are more mistakes than these."]
     return "\n".join(lines[:MOST_MISTAKES] + more)
 
 
 def _located(mistake: Mistake, source: Source) -> tuple[tuple[bool, int], str]:
-    """A place to sort by, and the line to print."""
+    """What to sort by, and the line to print."""
     above = [mistake.path[:length] for length in range(len(mistake.path), 0, -1)]
     line = mistake.line or next((source.lines[path] for path in above if path in source.lines), 0)
     below = [path for path in source.overrides if path[: len(mistake.path)] == mistake.path and not line]
     word = next((source.overrides[path] for path in above + below if path in source.overrides), None)
     if mistake.line is not None or word is None:
-        place, order = (f"{source.name}:{line}" if line else source.name), (False, line)
+        location, order = (f"{source.name}:{line}" if line else source.name), (False, line)
     else:  # a command-line word replaces everything the file says below its key
-        place, order = f"command line: {short(word)}", (True, 0)
-    return order, f"{place}: {short(dotted(mistake.path)) or 'the recipe'} {mistake.text}"
+        location, order = f"command line: {short(word)}", (True, 0)
+    return order, f"{location}: {short(dotted(mistake.path)) or 'the recipe'} {mistake.text}"
 
 
-def _place(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
+def _path_and_value(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
     """The key an error is about and its value, without pydantic's names for the options of a union."""
     path: list[str | int] = []
     value = values
@@ -103,11 +104,14 @@ def _unknown_key(path: KeyPath, schema: Schema) -> str:
     return f"is not a key of a recipe. {dotted(path[:-1]) or 'A recipe'} holds {known}.{free}"
 
 
-def _key_of_others(path: KeyPath, value: Any, beside: dict[str, Any], schema: Schema) -> str:
+def _key_of_others(path: KeyPath, value: Any, siblings: dict[str, Any], schema: Schema) -> str:
     """A key that other sections of a union have, and not the one that is meant."""
     union, key = schema_at(path[:-1], schema) or {}, path[-1]
-    own, others = meant(union, beside, schema), [one for one in options(union, schema) if key in one["properties"]]
-    keys = ", ".join(name for one in own for name in one["properties"])
+    own, others = (
+        meant(union, siblings, schema),
+        [section for section in options(union, schema) if key in section["properties"]],
+    )
+    keys = ", ".join(name for section in own for name in section["properties"])
     return (
         f"must be left out when {tags(own)}, got {shown_value(value)}. Keys are then {keys}; {key} is one when "
         f"{tags(others)}. Leave it out (null on the command line)."

@@ -111,11 +111,11 @@ def with_defaults(values: Mapping[str, Any], section: Schema, schema: Schema) ->
 
 def section_at(path: KeyPath, model: type[BaseModel]) -> type[Section] | None:
     """The section at a path below a model; None where another value stands there."""
-    found: type[BaseModel] | None = model
+    section: type[BaseModel] | None = model
     for step in path:
-        field = None if found is None else found.model_fields.get(str(step))
-        found = None if field is None else _section_model(field.annotation)
-    return found if found is not None and issubclass(found, Section) else None
+        field = None if section is None else section.model_fields.get(str(step))
+        section = None if field is None else _section_model(field.annotation)
+    return section if section is not None and issubclass(section, Section) else None
 
 
 def _section_model(annotation: Any) -> type[BaseModel] | None:

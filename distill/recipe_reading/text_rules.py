@@ -34,9 +34,9 @@ def filling_problem(text: str) -> str | None:
     """
     if len(text) > MOST_CHARACTERS:
         return f"must be text of at most {MOST_CHARACTERS} characters where ${{...}} stands in it, got {shown(text)}."
-    plain, num_found = ESCAPED.sub("", text), 1
-    while num_found:
-        plain, num_found = INNERMOST.subn(_form, plain)
+    plain, num_replaced = ESCAPED.sub("", text), 1
+    while num_replaced:
+        plain, num_replaced = INNERMOST.subn(_form, plain)
     try:
         OmegaConf.create({"key": text})
     except GrammarParseError:

@@ -21,7 +21,7 @@ from distill.run.content import fingerprint_sources, fingerprint_text
 from distill.run.entry_ids import entry_ids
 from distill.run.progressive import cut_from
 from distill.run.run import Run
-from distill.vocabulary.text import TEXT_TOKENS
+from distill.vocabulary.text_counts import TEXT_TOKENS
 
 RESUMABLE_KEYS = frozenset(  # a continued training may change these
     (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from architectures.errors import UserError
 from distill.caching.stage import require_cached_teacher
-from distill.hub.files.asked import refuse_unpublishable
+from distill.hub.files.early_checks import refuse_unpublishable
 from distill.recipe.recipe import load_recipe
 from distill.recipe.teacher import Cache
 from distill.run.progressive import earlier_stages, share_answers

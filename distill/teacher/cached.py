@@ -2,7 +2,7 @@
 
 Shape suffixes used in this file:
     A = positions that predict an answer token, of all sequences of a batch, one row each; C = some of these
-    K = ids that the student says
+    K = ids that the student outputs
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class KeptEntries:
 
     kept: Mapping[str, Tensor]
 
-    def said(self, rows: slice | Tensor) -> dict[str, Tensor]:
+    def outputs(self, rows: slice | Tensor) -> dict[str, Tensor]:
         """What a loss is told of some rows: the same tensors, C rows of each."""
         return {name: kept_A[rows] for name, kept_A in self.kept.items()}
 
@@ -45,13 +45,12 @@ class CachedTeacher:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of its output head."""
         return self.head.vocab_size
 
     def rows(
         self, batch: Mapping[str, Tensor], *, vocab_size: int, ids_K: Tensor | None = None
     ) -> TeacherRows | KeptEntries:
-        """What the batch brings of the kept positions: what logits are made from, over the ids that Teacher.rows says.
+        """What the batch brings of the kept positions: what logits are made from, over the ids of Teacher.rows.
 
         Or the entries that were kept, which are of the ids that the cache was made for, whatever is asked for here.
         """

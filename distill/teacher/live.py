@@ -41,7 +41,7 @@ class TeacherRows:
         with torch.autocast(self.hidden_AH.device.type, enabled=False):
             return self.head.logits(self.hidden_AH[rows])
 
-    def said(self, rows: slice | Tensor) -> Tensor:
+    def outputs(self, rows: slice | Tensor) -> Tensor:
         """What a loss is told of some rows: their logits_CV."""
         return self.logits(rows)
 

@@ -53,10 +53,10 @@ class Selection:
 
 
 def refuse_other_ids(reference: PreTrainedModel, student: PreTrainedModel, *, where: str) -> None:
-    """Refuse a reference draft that cannot say what the student says.
+    """Refuse a reference draft that cannot output what the student outputs.
 
     Raises:
-        UserError: If its head says some ids alone, and the student's head not just these.
+        UserError: If its head outputs some ids alone, and the student's head not just these.
     """
     theirs_K, ours_K = head_ids(reference), head_ids(student)
     if theirs_K is None or (ours_K is not None and torch.equal(theirs_K.cpu(), ours_K.cpu())):

@@ -94,4 +94,4 @@ def widen(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def join_rows(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The rows of several sequences, one sequence after the other: the order of a batch's keep mask."""
-    return {name: torch.cat([one[name] for one in rows]) for name in rows[0]}
+    return {name: torch.cat([tensors[name] for tensors in rows]) for name in rows[0]}

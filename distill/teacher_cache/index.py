@@ -47,7 +47,7 @@ class Index:
     def __len__(self) -> int:
         return len(self.first_rows) - 1
 
-    def place(self, answer: int) -> tuple[int, slice]:
+    def locate(self, answer: int) -> tuple[int, slice]:
         """The number of the shard that holds an answer, and its rows there."""
         shard = bisect_right(self.first_answers, answer) - 1
         offset = self.first_rows[self.first_answers[shard]]
@@ -62,10 +62,10 @@ def cut_into_shards(name: str, num_kept: Sequence[int], *, token_bytes: int) -> 
         num_kept: Answer tokens of each answer.
         token_bytes: Bytes of one row.
     """
-    room = min(MAX_SHARD_TOKENS, max(1, MAX_SHARD_BYTES // token_bytes))
+    capacity = min(MAX_SHARD_TOKENS, max(1, MAX_SHARD_BYTES // token_bytes))
     starts, filled = [0], 0
     for answer, tokens in enumerate(num_kept):
-        if filled and filled + tokens > room:
+        if filled and filled + tokens > capacity:
             starts.append(answer)
             filled = 0
         filled += tokens
@@ -108,10 +108,10 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> FileRecord:
 
 
 def fingerprint_examples(examples: Sequence["Example"]) -> str:
-    """sha256 of the token ids and the answers' places in every example: rows fit these examples and no others."""
+    """sha256 of the token ids and the answers' spans in every example: rows fit these examples and no others."""
     digest = sha256()
     for example in examples:
-        bounds = [place for span in example.spans for place in span]
+        bounds = [bound for span in example.spans for bound in span]
         counts = [len(example.input_ids), len(example.spans)]
         digest.update(np.array([*counts, *bounds, *example.input_ids], dtype="<i4").tobytes())
     return digest.hexdigest()

@@ -78,11 +78,11 @@ class TeacherCache:
         """
         if not 0 <= answer < len(self):
             raise IndexError(f"answer must be from 0 to {len(self) - 1}, got {answer}.")
-        shard, rows = self.index.place(answer)
+        shard, rows = self.index.locate(answer)
         path = self.folder / self.files[shard]
         try:
-            with safe_open(path, framework="pt") as opened:
-                return widen({name: opened.get_slice(name)[rows] for name in opened.keys()})  # noqa: SIM118 - no dict
+            with safe_open(path, framework="pt") as shard_file:
+                return widen({name: shard_file.get_slice(name)[rows] for name in shard_file.keys()})  # noqa: SIM118 - no dict
         except (SafetensorError, OSError) as error:
             raise UserError(
                 f"{path}: damaged ({error}). Delete it and run `widedraft cache RECIPE`: it is written again."

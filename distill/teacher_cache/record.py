@@ -78,11 +78,11 @@ def recorded_files(folder: Path) -> dict[str, FileRecord]:
     return checked(FILES, manifest.get("files"), f"{folder / MANIFEST_NAME}: files", REMEDY)
 
 
-def refuse_other_format(folder: Path, found: str | None) -> None:
+def refuse_other_format(folder: Path, written: str | None) -> None:
     """Raise UserError if a cache, finished or not, was written in a format this version does not read."""
-    if found != FORMAT:
+    if written != FORMAT:
         raise UserError(
-            f"{folder}: its format is {found!r}, this version reads {FORMAT!r}. "
+            f"{folder}: its format is {written!r}, this version reads {FORMAT!r}. "
             f"Delete {folder} and run `widedraft cache RECIPE`."
         )
 

@@ -173,7 +173,7 @@ def held_out_loss(losses_of: LossesOfRows, loader: DataLoader[Any], *, device: t
     """Mean loss over the held-out sequences of one domain, on all processes, nats per token.
 
     Every process calls the model equally often, as a sharded one needs it; repeats are dropped from what it says.
-    Infinite where no token has a loss, as of a head that can say none of them.
+    Infinite where no token has a loss, as of a head that can output none of them.
     """
     num_own = len(range(dist.get_global_rank(), len(loader.dataset), dist.get_world_size()))  # pyright: ignore[reportArgumentType]  # a sized dataset
     sum_and_tokens = torch.zeros(2, dtype=torch.float64)

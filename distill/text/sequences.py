@@ -1,4 +1,4 @@
-"""Text of one domain as packed sequences of token ids, streamed, from any place that was reached before.
+"""Text of one domain as packed sequences of token ids, streamed, from any position that was reached before.
 
 A file of plain text is one document. Each row of JSON lines or of a `datasets` split is a document, framed by the
 tokenizer's own special tokens and followed by its end-of-sequence token. Documents follow each other without a gap and
@@ -27,7 +27,7 @@ ROWS_PER_CALL = 64  # of the tokenizer: enough that calls cost nothing, few enou
 
 
 @dataclass(frozen=True)
-class Place:
+class TextPosition:
     """How far the text was read: the rows' own state, how many there were, and the tokens not yet in a sequence."""
 
     rows: dict[str, Any]
@@ -51,18 +51,18 @@ class PackedText:
         self.tokenizer = tokenizer
         self.max_seq_len = max_seq_len
         self.rows = open_rows(domain)
-        self.go_to(Place(self.rows.state_dict(), 0, ()))
+        self.go_to(TextPosition(self.rows.state_dict(), 0, ()))
 
-    def place(self) -> Place:
+    def position(self) -> TextPosition:
         """Where the next sequence begins."""
-        return Place(self.rows.state_dict(), self.num_rows, tuple(self.tokens))
+        return TextPosition(self.rows.state_dict(), self.num_rows, tuple(self.tokens))
 
-    def go_to(self, place: Place) -> None:
-        """Continue from a place of this text."""
-        self.rows.load_state_dict(place.rows)
+    def go_to(self, position: TextPosition) -> None:
+        """Continue from a position in this text."""
+        self.rows.load_state_dict(position.rows)
         self.iterator = iter(self.rows)
-        self.num_rows = place.num_rows
-        self.tokens = list(place.tokens)
+        self.num_rows = position.num_rows
+        self.tokens = list(position.tokens)
 
     def take(self, count: int) -> list[list[int]]:
         """The next sequences; fewer than `count` only where the text ends.
@@ -98,7 +98,7 @@ class PackedText:
         text = row.get(self.domain.field)
         if not isinstance(text, str):
             raise UserError(
-                f"{place_of(self.domain)}: row {number} has no text in field {self.domain.field!r}, but the fields "
+                f"{text_source(self.domain)}: row {number} has no text in field {self.domain.field!r}, but the fields "
                 f"{', '.join(row)}. Set field of text.domains {self.domain.name} to the one with the text."
             )
         return text
@@ -124,7 +124,7 @@ class DomainStream:
 
     def __init__(self, text: PackedText, *, seed: int, block_size: int):
         self.text = text
-        self.start = text.place()
+        self.start = text.position()
         self.seed = seed
         self.block_size = block_size
         self.epoch = self.block_number = 0
@@ -141,30 +141,30 @@ class DomainStream:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands, as plain values."""
-        place = self.block_place
+        position = self.block_start
         return {
             "epoch": self.epoch,
             "block_number": self.block_number,
             "offset": self.offset,
-            "rows": place.rows,
-            "num_rows": place.num_rows,
-            "tokens": list(place.tokens),
+            "rows": position.rows,
+            "num_rows": position.num_rows,
+            "tokens": list(position.tokens),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a stream of the same text stood."""
         self.epoch, self.block_number = state["epoch"], state["block_number"]
-        self.text.go_to(Place(state["rows"], state["num_rows"], tuple(state["tokens"])))
+        self.text.go_to(TextPosition(state["rows"], state["num_rows"], tuple(state["tokens"])))
         self._read_block()
         self.offset = state["offset"]
 
     def _read_block(self) -> None:
-        self.block_place = self.text.place()
+        self.block_start = self.text.position()
         self.block = self.text.take(self.block_size)
         if not self.block:  # the text ended with the block before
             self.epoch, self.block_number = self.epoch + 1, 0
             self.text.go_to(self.start)
-            self.block_place = self.start
+            self.block_start = self.start
             self.block = self.text.take(self.block_size)
         self.order = np.random.default_rng([self.seed + self.epoch, self.block_number]).permutation(len(self.block))
         self.offset = 0
@@ -177,15 +177,15 @@ def held_out_sequences(text: PackedText, *, count: int) -> list[list[int]]:
         UserError: If the text has not one sequence more than that.
     """
     held_out = text.take(count)
-    place = text.place()
-    found = len(held_out) + len(text.take(1))
-    if found <= count:
+    start = text.position()
+    num_sequences = len(held_out) + len(text.take(1))
+    if num_sequences <= count:
         raise UserError(
-            f"{place_of(text.domain)}: text.domains {text.domain.name} holds {found} sequences of {text.max_seq_len} "
-            f"tokens, and {count} held out and one to train on are needed. "
+            f"{text_source(text.domain)}: text.domains {text.domain.name} holds {num_sequences} sequences of "
+            f"{text.max_seq_len} tokens, and {count} held out and one to train on are needed. "
             "Give more text, or lower text.num_eval_sequences or text.max_seq_len."
         )
-    text.go_to(place)
+    text.go_to(start)
     return held_out
 
 
@@ -235,10 +235,12 @@ def read_errors() -> tuple[type[Exception], ...]:
 def unreadable(domain: TextDomain, error: Exception) -> UserError:
     """The error as a message that names the domain."""
     reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or "it holds no rows"
-    return UserError(f"{place_of(domain)}: text.domains {domain.name} cannot be read ({reason}). Mend or replace it.")
+    return UserError(
+        f"{text_source(domain)}: text.domains {domain.name} cannot be read ({reason}). Mend or replace it."
+    )
 
 
-def place_of(domain: TextDomain) -> str:
+def text_source(domain: TextDomain) -> str:
     """Where a domain's text is, in words."""
     if domain.path is not None:
         return domain.path

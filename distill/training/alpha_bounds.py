@@ -10,7 +10,7 @@ from composer.utils import create_interval_scheduler, dist
 from torch import Tensor
 
 from distill.formulas.sparse import alpha_bounds
-from distill.losses.objective import Said
+from distill.losses.objective import TeacherOutput
 from distill.training.model import DistillModel
 
 
@@ -66,7 +66,7 @@ class AlphaBounds(Callback):
         self.model.watch = self.add
 
     @torch.no_grad()
-    def add(self, student_CV: Tensor, said: Said) -> None:
+    def add(self, student_CV: Tensor, said: TeacherOutput) -> None:
         assert not isinstance(said, Tensor), "of a top-k cache"
         low_C, high_C = alpha_bounds(student_CV, said["ids"], said["log_probs"], said["log_tail"])
         found = torch.stack([low_C.sum(), high_C.sum(), low_C.new_tensor(len(low_C))])

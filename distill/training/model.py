@@ -22,7 +22,7 @@ from distill.data.unknown_inputs import STUDENT_IDS
 from distill.losses.answer_logits import AnswerLogits, vocab_size_of
 from distill.losses.chunked import Head, map_rows, sum_of_rows
 from distill.losses.kept_rows import learned
-from distill.losses.objective import Objective, Said
+from distill.losses.objective import Objective, TeacherOutput
 from distill.monitoring.flops import answers_in, training_flops
 from distill.monitoring.metrics import (
     Answer,
@@ -94,7 +94,9 @@ class DistillModel(ComposerModel):
         self.held_out = held_out
         self.cpu_bfloat16 = cpu_bfloat16
         self.shape = Shape.from_config(student.lm.config.to_dict())
-        self.watch: Callable[[Tensor, Said], None] | None = None  # sees the student's logits and what the teacher says
+        self.watch: Callable[[Tensor, TeacherOutput], None] | None = (
+            None  # sees the student's logits and what the teacher says
+        )
         self.clock = PhaseClock(on_gpu=torch.cuda.is_available())  # StepTimes names all phases but the teacher's
         others = [teacher] if selection is None else [teacher, selection.reference]
         self.vocab_size = min(vocab_size_of(student.lm), *(each.vocab_size for each in others))
@@ -212,7 +214,7 @@ class DistillModel(ComposerModel):
             said = None
             if self.objective.asks_teacher and teacher is not None:
                 with self.teacher_time():
-                    said = teacher.said(places_C)
+                    said = teacher.outputs(places_C)
                 if self.watch is not None:
                     self.watch(student_CK.detach(), said)
             return self.objective(student_CK, said, token_ids_A[places_C])

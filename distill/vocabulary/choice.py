@@ -12,10 +12,10 @@ from architectures.draft_vocabulary.tokens import TOKENIZER, Tokens, read_tokens
 from architectures.errors import UserError
 from architectures.small_head.config import COUNTED, VocabularyConfig
 from architectures.small_head.counting import coverage
-from architectures.small_head.record import NEVER_SAID
+from architectures.small_head.record import UNUSED_IDS
 from distill.recipe.text import TextConfig
-from distill.vocabulary.answers import Counts, pooled, said_in
-from distill.vocabulary.text import said_in_text
+from distill.vocabulary.answer_counts import Counts, id_counts_in, pooled
+from distill.vocabulary.text_counts import id_counts_in_text
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ def chosen(
     if wanted.origin not in COUNTED:
         return Choice(listed_ids(wanted, tokens, target), {"from": wanted.origin})
     if wanted.origin == "answers":
-        counts = said_in(answers, "train")
+        counts = id_counts_in(answers, "train")
     else:
         assert text is not None  # the recipe's own check
-        counts = said_in_text(text, target, seed=seed)
+        counts = id_counts_in_text(text, target, seed=seed)
     total = pooled(counts)
     ids = ids_by_count(total, tokens, size)
     covered = {"counted": shares(ids, counts)}
     if wanted.origin == "answers":
-        covered["held out"] = shares(ids, said_in(answers, "eval"))
-    never_said = [id_ for id_ in ids if not total[id_]]
-    origin = {"from": wanted.origin, "tokens": total.total(), "coverage": covered, NEVER_SAID: never_said}
+        covered["held out"] = shares(ids, id_counts_in(answers, "eval"))
+    unused_ids = [id_ for id_ in ids if not total[id_]]
+    origin = {"from": wanted.origin, "tokens": total.total(), "coverage": covered, UNUSED_IDS: unused_ids}
     return Choice(ids, origin)
 
 

@@ -32,7 +32,7 @@ def with_choice(
     if choice is None:
         return plan, {} if plan.vocabulary is None else {"from": plan_file}
     if given is None:
-        print(f"   {said_line(choice, plan.draft.vocab)}", flush=True)
+        print(f"   {vocabulary_line(choice, plan.draft.vocab)}", flush=True)
         return plan.with_vocabulary(choice.ids), choice.origin
     if given != choice.ids:
         others = len(set(choice.ids) - set(given))
@@ -44,12 +44,12 @@ def with_choice(
 
 
 def ids_given(plan: PruningPlan, weights: Path) -> tuple[int, ...] | None:
-    """The ids that are said already, by the head of what is cut or by the plan; None where that is every id."""
+    """The ids that are output already, by the head of what is cut or by the plan; None where that is every id."""
     return read_draft_vocabulary(weights).ids if plan.source.head_vocab else plan.vocabulary
 
 
-def said_line(choice: Choice, vocab_size: int) -> str:
-    """How many ids a draft says, what they come from, and how much of that they cover."""
+def vocabulary_line(choice: Choice, vocab_size: int) -> str:
+    """How many ids a draft outputs, what they come from, and how much of that they cover."""
     covered = [
         f"{share:.4f} of {domain} ({name})"
         for name, domains in choice.origin.get("coverage", {}).items()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from architectures.files.atomic import partial_beside, write_bytes, write_json, write_text
+from architectures.files.atomic import partial_path, write_bytes, write_json, write_text
 from architectures.pages.blocks import Figure
 from eval.models.clock import clock_s
 from eval.profiling.figures import (
@@ -121,7 +121,7 @@ class Recording:
 
     def write_trace(self, path: Path) -> list[dict[str, Any]]:
         """Write the trace, whole or not at all; returns its events. torch writes each trace once."""
-        partial = partial_beside(path).with_suffix(".partial.gz")  # torch compresses what is called so
+        partial = partial_path(path).with_suffix(".partial.gz")  # torch compresses what is called so
         try:
             self.profiler.export_chrome_trace(str(partial))
             with gzip.open(partial, "rt", encoding="utf-8") as file:

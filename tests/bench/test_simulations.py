@@ -15,7 +15,7 @@ from bench.simulations.acceptance import checkpoint_rows, difference_rows, rate_
 from bench.simulations.latency import latency_rows, read_series
 from bench.simulations.prediction import prediction_rows
 from bench.simulations.shares import Row, share_of
-from bench.simulations.speed import CASES, any_best_is_called, case_row, default_groups, one_is_called
+from bench.simulations.speed import CASES, any_best_is_called, case_row, default_groups, single_way_is_called
 from bench.simulations.turns import Truth, drawn_times, read_recordings
 
 DOC = Path(__file__).parents[2] / "docs" / "scoring.md"
@@ -51,7 +51,7 @@ def test_a_true_gain_of_a_fifth_is_called_in_four_of_five_runs(recordings, case)
         assert row.share >= 0.8, recording.batch
 
 
-@pytest.mark.parametrize("decides", [one_is_called, any_best_is_called])
+@pytest.mark.parametrize("decides", [single_way_is_called, any_best_is_called])
 def test_two_groups_never_decide(recordings, decides):
     """Eight prompts at a batch of four, once the default."""
     [recording] = [one for one in recordings if one.batch == 4]

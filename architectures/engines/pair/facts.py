@@ -36,9 +36,9 @@ class Model:
     Attributes:
         name: As a serve line names it.
         path: By which an engine may guess a method: absolute of a folder, else the hub id.
-        model_type: Of the part that says tokens.
+        model_type: Of the part that outputs tokens.
         vocab_size: By its config.
-        small_head: Rows of an output head that says some ids alone; 0 where it says all.
+        small_head: Rows of an output head that outputs some ids alone; 0 where it outputs all.
         shape: None of a family that widedraft does not know.
         explicit_head_dim: Whether its config states how wide a head is.
         context: None where its config names no length.

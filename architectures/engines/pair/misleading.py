@@ -16,9 +16,9 @@ def refuse_misleading_name(name: str) -> None:
     Args:
         name: A hub id, or an absolute path: folders above count too.
     """
-    found = misleading_part(name)
-    if found is not None:
+    part = misleading_part(name)
+    if part is not None:
         raise UserError(
-            f"{name}: holds {found!r}, and vLLM then does not load a draft_model, whatever it is told. "
+            f"{name}: holds {part!r}, and vLLM then does not load a draft_model, whatever it is told. "
             "Choose another name."
         )

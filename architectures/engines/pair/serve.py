@@ -52,15 +52,15 @@ def serve_transformers(pair: Pair) -> str:
     """Lines of Python, for models that are loaded; the settings are the draft's, where transformers looks for them."""
     values = (pair.lookahead, "constant", 0.0)
     settings = ", ".join(f"{key}={value!r}" for key, value in zip(ASSISTANT_KEYS, values, strict=True))
-    opened = f"AutoModelForCausalLM.from_pretrained({pair.draft.name!r})"
+    load_call = f"AutoModelForCausalLM.from_pretrained({pair.draft.name!r})"
     if pair.draft.small_head:
-        opened = f"load_draft(Path({pair.draft.name!r}))  # the code of its README.md"
+        load_call = f"load_draft(Path({pair.draft.name!r}))  # the code of its README.md"
     both = ", tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer" if pair.own_vocabulary else ""
     revision = f", revision={pair.revision!r}" if pair.revision != "main" else ""
     return "\n".join(
         (
             f"target = AutoModelForCausalLM.from_pretrained({pair.target.name!r}{revision})",
-            f"draft = {opened}",
+            f"draft = {load_call}",
             f"draft.generation_config.update({settings})",
             f"target.generate(**inputs, assistant_model=draft{both})",
         )

@@ -64,8 +64,14 @@ def special_id(name: str, settings: Mapping[str, Any], ids: Mapping[str, int], c
     text = text.get("content") if isinstance(text, dict) else text
     if isinstance(text, str) and text in ids:
         return ids[text]
-    found = config.get(f"{name}_id")
-    return found[0] if isinstance(found, list) and found else found if isinstance(found, int) else None
+    configured = config.get(f"{name}_id")
+    return (
+        configured[0]
+        if isinstance(configured, list) and configured
+        else configured
+        if isinstance(configured, int)
+        else None
+    )
 
 
 def differing_ids(ours: Mapping[str, int], theirs: Mapping[str, int], *, first: int = 0) -> Iterator[int]:

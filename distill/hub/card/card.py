@@ -23,9 +23,9 @@ from distill.hub.card.figures import (
     tau_rows,
 )
 from distill.hub.card.serving import Serving
-from distill.hub.files.asked import repository_name
 from distill.hub.files.data_sets import data_sets_of
-from distill.hub.files.markdown import plain
+from distill.hub.files.early_checks import repository_name
+from distill.hub.files.escaping import plain
 from distill.hub.files.terms import Terms
 from distill.recipe.recipe import Recipe
 from eval.report.summary import report_verdict
@@ -89,22 +89,22 @@ def card_data(of: Publication) -> ModelCardData:
     return ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=list(TAGS), **known)
 
 
-def eval_results(one: ScoredDraft) -> list[EvalResult]:
+def eval_results(draft: ScoredDraft) -> list[EvalResult]:
     """Tau and alpha at every temperature, at the lookahead that promises most."""
-    found = []
-    for temperature in one.card.record.temperatures:
-        row, best = one.row(temperature), one.forecast(temperature).best_lookahead
+    results = []
+    for temperature in draft.card.record.temperatures:
+        row, best = draft.row(temperature), draft.forecast(temperature).best_lookahead
         tau = row.at(best).tau.value
         words = {"rule": row.rule}
         for name, value, args in (
             ("acceptance_length", tau, {**words, "lookahead": best}),
             ("acceptance_rate", row.alpha.value, words),
         ):
-            found.append(
+            results.append(
                 EvalResult(
                     task_type="text-generation",
                     dataset_type="prompts",
-                    dataset_name=", ".join(task_names(one)),
+                    dataset_name=", ".join(task_names(draft)),
                     dataset_config=f"temperature {temperature:g}",
                     metric_type=name,
                     metric_name=f"{name} at temperature {temperature:g}",
@@ -112,12 +112,12 @@ def eval_results(one: ScoredDraft) -> list[EvalResult]:
                     metric_args=args,
                 )
             )
-    return found
+    return results
 
 
-def task_names(one: ScoredDraft) -> list[str]:
+def task_names(draft: ScoredDraft) -> list[str]:
     """The named tasks that were scored."""
-    return [str(task.task or "prompts of no named task") for task in one.card.record.prompts.tasks]
+    return [str(task.task or "prompts of no named task") for task in draft.card.record.prompts.tasks]
 
 
 def card_page(of: Publication, folder: Path) -> Section:
@@ -150,26 +150,26 @@ def outcome(of: Publication) -> list[Block]:
     """Whether it is faster, and what every way of live decoding did."""
     if of.card is None:
         return [Verdict("Not scored: nobody has measured whether decoding is faster with it.")]
-    [one, *_] = scored_drafts([of.card])
-    rows, how = speed_rows(one), "greedy, batch 1, in the same turns"
+    [draft, *_] = scored_drafts([of.card])
+    rows, how = speed_rows(draft), "greedy, batch 1, in the same turns"
     columns = (how, "tokens a round", "speed with the prompt's reading", "decoding alone")
     return [
-        Verdict(plain(report_verdict([one], of.grids))),
+        Verdict(plain(report_verdict([draft], of.grids))),
         *(Caution(plain(text)) for text in of.card.record.warnings),
         *([plain_table(columns, rows)] if rows else []),
-        *(Sentence(plain(text)) for text in speed_notes(one)),
+        *(Sentence(plain(text)) for text in speed_notes(draft)),
     ]
 
 
-def serving_section(one: Serving) -> Section:
-    return Section(one.engine, [*([Code(one.line)] if one.line else []), Sentence(plain(one.note))])
+def serving_section(serving: Serving) -> Section:
+    return Section(serving.engine, [*([Code(serving.line)] if serving.line else []), Sentence(plain(serving.note))])
 
 
 def measured_sections(of: Publication) -> list[Section]:
     """Tokens a round and step times; nothing where nobody scored it."""
     if of.card is None:
         return []
-    [one, *_], record = scored_drafts([of.card]), of.card.record
+    [draft, *_], record = scored_drafts([of.card]), of.card.record
     settings, latency = record.settings, record.latency
     how = (
         f"{record.prompts.scored} prompts, answers of at most {settings.max_new_tokens} tokens, {settings.dtype}; "
@@ -182,10 +182,10 @@ def measured_sections(of: Publication) -> list[Section]:
     where = f"On {plain(record.machine)}, batch 1, {latency.context_tokens} tokens of context"
     steps = [
         Sentence(f"{where}, median of {latency.repeats} repetitions."),
-        plain_table(("step", "ms"), step_rows(one)),
-        Sentence(f"{plain(break_even_words(one))} {ELSEWHERE}"),
+        plain_table(("step", "ms"), step_rows(draft)),
+        Sentence(f"{plain(break_even_words(draft))} {ELSEWHERE}"),
     ]
-    taus = [Sentence(tau), plain_table(tau_columns(one), tau_rows(one))]
+    taus = [Sentence(tau), plain_table(tau_columns(draft), tau_rows(draft))]
     return [Section("Tokens per round (tau)", taus), Section("Step times", steps)]
 
 
@@ -212,13 +212,13 @@ def fact_rows(of: Publication, folder: Path) -> list[tuple[str, str]]:
         f"{shape.head_dim}, {shape.kv_heads} key/value heads"
     )
     wanted = of.recipe.architecture.vocabulary
-    said = [] if wanted is None else [("ids it was trained to say", f"{wanted.size:,} of {shape.vocab:,}")]
+    output_ids = [] if wanted is None else [("ids it was trained to say", f"{wanted.size:,} of {shape.vocab:,}")]
     return [
         ("shape", sizes),
         ("parameters", f"{shape.parameters():,} ({millions(shape.parameters())}){called}"),
         ("without embeddings", f"{shape.parameters_without_embeddings():,}"),
         ("a layer", f"{shape.parameters_per_layer():,}"),
-        *said,
+        *output_ids,
         ("made by", f"cutting the target ({of.recipe.architecture.method}), then distilling its own answers"),
         ("trained on", training_words(of)),
         ("loss", f"{loss_words(of.recipe.distill.loss)}, {of.recipe.distill.max_duration}"),
@@ -256,5 +256,5 @@ def terms_words(terms: Terms) -> str:
         return "Unknown: the target's licence was not found. Do not pass this draft on before you know it."
     notice = f" {terms.demand.notice}" if terms.demand.notice else ""
     files = ", ".join(path.name for path in terms.files)
-    beside = f" See {files} beside this card." if files else ""
-    return f"{terms.licence}, the target's ({terms.origin}).{notice}{beside}"
+    reference = f" See {files} beside this card." if files else ""
+    return f"{terms.licence}, the target's ({terms.origin}).{notice}{reference}"

@@ -10,8 +10,8 @@ from architectures.engines.pair.finding import EngineName, Finding, Severity
 from architectures.engines.pair.read_facts import read_draft, read_model
 from architectures.engines.table import ENGINES, findings, refusals, serve_line
 from architectures.errors import UserError
-from distill.hub.files.asked import repository_name
 from distill.hub.files.contents import OWN_TOKENIZER, SMALL_HEAD, Forms
+from distill.hub.files.early_checks import repository_name
 from eval.engine_runs.record import FILE_NAME, Certificate, CertificateFile, read_certificates, write_certificate
 
 
@@ -31,7 +31,7 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Place:
+class PublishedForm:
     """A form that is published.
 
     Attributes:
@@ -60,13 +60,13 @@ def servings_of(
     """
     model = replace(read_model(str(target), "main"), name=base_model or target.name, path=base_model or target.name)
 
-    def pair_of(place: Place) -> Pair:
-        draft = replace(read_draft(str(place.folder)), name=place.name, path=place.name)
+    def pair_of(published: PublishedForm) -> Pair:
+        draft = replace(read_draft(str(published.folder)), name=published.name, path=published.name)
         return Pair(draft=draft, target=model, lookahead=lookahead or DEFAULT_LOOKAHEAD)
 
-    root = Place(out, repo_id)
-    places: dict[EngineName, Place] = {"llama.cpp": gguf_place(out, forms.gguf, repo_id)}
-    told = [serving(engine, pair_of(place := places.get(engine, root)), place) for engine in ENGINES]
+    root = PublishedForm(out, repo_id)
+    published_forms: dict[EngineName, PublishedForm] = {"llama.cpp": gguf_form(out, forms.gguf, repo_id)}
+    told = [serving(engine, pair_of(published := published_forms.get(engine, root)), published) for engine in ENGINES]
     if not forms.small:
         return told
     told.append(widedraft_serving(repo_id, model.name))
@@ -74,29 +74,29 @@ def servings_of(
         return [*told, Serving(f"vLLM, {OWN_TOKENIZER}", "", f"Not in this repository: {forms.refused}")]
     name = repository_name(repo_id)
     fetch = f"hf download {repo_id} --include '{OWN_TOKENIZER}/*' --local-dir {name}"
-    own = Place(out / OWN_TOKENIZER, f"{name}/{OWN_TOKENIZER}", fetch)
+    own = PublishedForm(out / OWN_TOKENIZER, f"{name}/{OWN_TOKENIZER}", fetch)
     return [*told, serving("vllm", pair_of(own), own, f", {OWN_TOKENIZER}/")]
 
 
-def gguf_place(out: Path, files: Sequence[str], repo_id: str) -> Place:
+def gguf_form(out: Path, files: Sequence[str], repo_id: str) -> PublishedForm:
     """The first of the files for llama.cpp; without one, what its own converter makes of the root."""
     name = repository_name(repo_id)
     if files:
-        return Place(out, f"{name}/{files[0]}", f"hf download {repo_id} {' '.join(files)} --local-dir {name}")
+        return PublishedForm(out, f"{name}/{files[0]}", f"hf download {repo_id} {' '.join(files)} --local-dir {name}")
     fetch = f"hf download {repo_id} --local-dir {name}\npython convert_hf_to_gguf.py {name} --outfile {name}.gguf"
-    return Place(out, f"{name}.gguf", fetch)
+    return PublishedForm(out, f"{name}.gguf", fetch)
 
 
-def serving(engine: EngineName, pair: Pair, place: Place, form: str = "") -> Serving:
+def serving(engine: EngineName, pair: Pair, published: PublishedForm, form: str = "") -> Serving:
     """What one engine says of a form."""
-    entry, found = ENGINES[engine], findings(engine, pair)
+    entry, engine_findings = ENGINES[engine], findings(engine, pair)
     label = f"{entry.label}{form}"
-    against = refusals(found)
+    against = refusals(engine_findings)
     if against:
         return Serving(label, "", f"Not served: {' '.join(map(sentence, against))}")
-    line = "\n".join(filter(None, (place.fetched, serve_line(engine, pair))))
-    told = [f"Rules read in version {entry.version}.", certified_words(place.folder, engine)]
-    told += [sentence(finding) for finding in found if finding.severity is Severity.LOSSY]
+    line = "\n".join(filter(None, (published.fetched, serve_line(engine, pair))))
+    told = [f"Rules read in version {entry.version}.", certified_words(published.folder, engine)]
+    told += [sentence(finding) for finding in engine_findings if finding.severity is Severity.LOSSY]
     return Serving(label, line, " ".join(told))
 
 
@@ -107,18 +107,19 @@ def sentence(finding: Finding) -> str:
 
 def certified_words(folder: Path, engine: EngineName) -> str:
     """What a certificate beside a form says of an engine."""
-    found: dict[str, Certificate] = {}
+    certificates: dict[str, Certificate] = {}
     if (folder / FILE_NAME).is_file():
-        found = {**read_certificates(folder).engines}
-    if engine not in found:
+        certificates = {**read_certificates(folder).engines}
+    if engine not in certificates:
         return "Not run with this draft."
-    one = found[engine]
-    if not one.holds:
-        return f"NOT CERTIFIED in version {one.run.version}: {' '.join(one.causes)}"
-    interval = "" if one.speed.interval is None else " [{:.2f}, {:.2f}]".format(*one.speed.interval)
+    certificate = certificates[engine]
+    if not certificate.holds:
+        return f"NOT CERTIFIED in version {certificate.run.version}: {' '.join(certificate.causes)}"
+    interval = "" if certificate.speed.interval is None else " [{:.2f}, {:.2f}]".format(*certificate.speed.interval)
     return (
-        f"Certified in version {one.run.version} ({len(one.run.texts)} texts, counts as replay says); there "
-        f"{one.speed.value:.2f}x{interval} the speed without a draft, lookahead {one.run.lookahead}, {one.hardware}."
+        f"Certified in version {certificate.run.version} ({len(certificate.run.texts)} texts, counts as replay says); "
+        f"there {certificate.speed.value:.2f}x{interval} the speed without a draft, "
+        f"lookahead {certificate.run.lookahead}, {certificate.hardware}."
     )
 
 
@@ -136,7 +137,7 @@ def widedraft_serving(repo_id: str, target: str) -> Serving:
     )
 
 
-def place_certificates(out: Path, forms: Forms, target: Path, given: list[Path]) -> bool:
+def put_certificates(out: Path, forms: Forms, target: Path, given: list[Path]) -> bool:
     """Put certificates beside the forms that they are of; whether there are any.
 
     Args:
@@ -151,16 +152,21 @@ def place_certificates(out: Path, forms: Forms, target: Path, given: list[Path])
     prints = {fingerprint_checkpoint(out / name): out / name for name in forms.folders}
     of_target = fingerprint_checkpoint(target)
     for folder in given:
-        found = read_certificates(folder)
-        require_ours(found, folder, prints, of_target)
-        for certificate in found.engines.values():
-            write_certificate(prints[found.draft], certificate, target=found.target, draft=found.draft)
+        certificate_file = read_certificates(folder)
+        require_ours(certificate_file, folder, prints, of_target)
+        for certificate in certificate_file.engines.values():
+            write_certificate(
+                prints[certificate_file.draft],
+                certificate,
+                target=certificate_file.target,
+                draft=certificate_file.draft,
+            )
     return bool(given)
 
 
-def require_ours(found: CertificateFile, folder: Path, prints: dict[str, Path], of_target: str) -> None:
+def require_ours(certificate_file: CertificateFile, folder: Path, prints: dict[str, Path], of_target: str) -> None:
     """Raise UserError for a certificate of other models than those that are published."""
-    for role, fine in (("target", found.target == of_target), ("draft", found.draft in prints)):
+    for role, fine in (("target", certificate_file.target == of_target), ("draft", certificate_file.draft in prints)):
         if not fine:
             raise UserError(
                 f"{folder / FILE_NAME}: is of another {role} than is published. Certify again (widedraft certify), or "

@@ -1,7 +1,7 @@
 """The folder that is published: the draft in every form that engines load, its evidence, its plots and its card.
 
-A draft with a whole head lies at the root. Of one whose head says some ids alone the root is the form that every engine
-loads, small-head/ what widedraft decodes with, and own-tokenizer/ what vLLM decodes with as fast.
+A draft with a whole head lies at the root. Of one whose head outputs some ids alone the root is the form that every
+engine loads, small-head/ what widedraft decodes with, and own-tokenizer/ what vLLM decodes with as fast.
 """
 
 import shutil
@@ -36,7 +36,7 @@ class Forms:
     """Which folders of the repository hold which form.
 
     Attributes:
-        small: Whether the head says some ids alone, so that there are several.
+        small: Whether the head outputs some ids alone, so that there are several.
         refused: Why there is no own-tokenizer/; None where there is, or where none is wanted.
         gguf: Names of the files for llama.cpp, which say what the root says.
     """

@@ -12,8 +12,8 @@ def data_sets_of(sources: Iterable[PromptSource]) -> list[str]:
 
     A folder of this machine is none, and a task's rows in a file are still the task's.
     """
-    found = {source.name or (TASKS[source.task].hub.name if source.task else "") for source in sources}
-    return sorted(name for name in found if is_hub_id(name))
+    names = {source.name or (TASKS[source.task].hub.name if source.task else "") for source in sources}
+    return sorted(name for name in names if is_hub_id(name))
 
 
 def is_hub_id(name: str) -> bool:

@@ -83,16 +83,16 @@ class Terms:
     demand: Demand = Demand()
 
 
-def terms_of(target: Path, base_model: str | None, said: str | None) -> Terms:
+def terms_of(target: Path, base_model: str | None, given: str | None) -> Terms:
     """The terms of a target.
 
     Args:
         target: Its folder.
         base_model: Its hub id, if it has one.
-        said: The licence that the user names; it goes before what is found.
+        given: The licence that the user names; it goes before what the target's files hold.
     """
-    if said is not None:
-        licence, origin = said, "--license"
+    if given is not None:
+        licence, origin = given, "--license"
     elif (on_card := licence_of_card(target)) is not None:
         licence, origin = on_card, "the target's own card"
     else:
@@ -118,8 +118,8 @@ def licence_of_card(target: Path) -> str | None:
 
 def licence_files(target: Path) -> tuple[Path, ...]:
     """Files of a folder that hold its terms, in the order of their names."""
-    found = {path for pattern in LICENCE_FILES for path in target.glob(pattern) if path.is_file()}
-    return tuple(sorted(found))
+    files = {path for pattern in LICENCE_FILES for path in target.glob(pattern) if path.is_file()}
+    return tuple(sorted(files))
 
 
 def refuse_unlicensed(terms: Terms, name: str, *, public: bool) -> None:

@@ -25,10 +25,10 @@ def files_to_push(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder. Give the folder that is to be pushed.")
     files = regular_files(folder, root=folder.resolve())
-    found = {path.relative_to(folder).as_posix(): path.absolute() for path in files}  # a "~" means no home then
-    if not found:
+    by_name = {path.relative_to(folder).as_posix(): path.absolute() for path in files}  # a "~" means no home then
+    if not by_name:
         raise UserError(f"{folder}: holds no file. Give the folder that is to be pushed.")
-    return found
+    return by_name
 
 
 def regular_files(folder: Path, *, root: Path) -> Iterator[Path]:

@@ -13,9 +13,9 @@ from architectures.errors import UserError
 from architectures.files.atomic import staged_folder, write_text
 from architectures.gguf_export.names import GgufKind
 from distill.hub.card.card import Publication, write_card
-from distill.hub.card.serving import place_certificates, servings_of
-from distill.hub.files.asked import base_model_of, repository_name
+from distill.hub.card.serving import put_certificates, servings_of
 from distill.hub.files.contents import lay_out_forms, lay_out_gguf
+from distill.hub.files.early_checks import base_model_of, repository_name
 from distill.hub.files.evidence import published_card, published_grids, write_evidence
 from distill.hub.files.terms import Terms, refuse_unlicensed, terms_of
 from distill.hub.push.upload import Pushed, push_folder
@@ -67,8 +67,8 @@ def push_run(run: Path, wanted: Wanted) -> Pushed:
     Raises:
         UserError: As `lay_out`, or if the hub refuses.
     """
-    with tempfile.TemporaryDirectory(prefix="widedraft-push-") as place:
-        folder = Path(place) / "repository"
+    with tempfile.TemporaryDirectory(prefix="widedraft-push-") as scratch:
+        folder = Path(scratch) / "repository"
         lay_out(run, wanted, folder)
         return push_folder(
             folder,
@@ -112,7 +112,7 @@ def lay_out(folder: Path, wanted: Wanted, out: Path) -> None:
     forms = lay_out_forms(draft, target, out, lookahead=lookahead)
     forms = replace(forms, gguf=lay_out_gguf(out, list(dict.fromkeys(wanted.gguf)), name=wanted.name, draft=draft))
     own = [draft] if (draft / CERTIFICATE_NAME).is_file() else []
-    certified = place_certificates(out, forms, target, [*own, *wanted.certificates])
+    certified = put_certificates(out, forms, target, [*own, *wanted.certificates])
     names = {recipe.target.path: base_model or target.name, str(target): base_model or target.name}
     shown = None if card is None else published_card(card, names | {str(draft): wanted.repo_id}, name=wanted.name)
     grids = {} if card is None else published_grids(card)

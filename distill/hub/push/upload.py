@@ -139,12 +139,12 @@ def made_repository(push: Push, *, private: bool) -> bool:
         UserError: If it should be private, and is there and public.
     """
     patiently(lambda: push.api.create_repo(push.repo_id, private=private, exist_ok=True))
-    found = patiently(lambda: push.api.model_info(push.repo_id))
-    if private and not found.private:
+    info = patiently(lambda: push.api.model_info(push.repo_id))
+    if private and not info.private:
         raise not_pushed(push, "it is public.", "Push to another name, or say that it may be public.")
     if push.revision != MAIN:
         require_branch(push)
-    return bool(found.private)
+    return bool(info.private)
 
 
 def require_branch(push: Push) -> None:
@@ -165,22 +165,22 @@ def made_complete(push: Push, *, is_private: bool) -> Pushed:
     Raises:
         UserError: If it still is not after the last try.
     """
-    found, was_complete, refused = look(push), True, None
+    standing, was_complete, refused = look(push), True, None
     for wait_s in WAITS_S:
-        if found.is_complete:
+        if standing.is_complete:
             break
-        was_complete, refused = False, commit(push, found)
+        was_complete, refused = False, commit(push, standing)
         if refused is not None:
             pause(refused, wait_s)
-        found = look(push)
-    if found.is_complete:
-        return Pushed(url=found.url, commit=found.commit, was_complete=was_complete, is_private=is_private)
-    raise refused or never_stored(push, found)
+        standing = look(push)
+    if standing.is_complete:
+        return Pushed(url=standing.url, commit=standing.commit, was_complete=was_complete, is_private=is_private)
+    raise refused or never_stored(push, standing)
 
 
-def never_stored(push: Push, found: Standing) -> UserError:
+def never_stored(push: Push, standing: Standing) -> UserError:
     """The error of commits that the hub answered as made, and of which nothing is to be seen."""
-    names = ", ".join([*found.missing, *found.surplus][:MAX_NAMES_SHOWN])
+    names = ", ".join([*standing.missing, *standing.surplus][:MAX_NAMES_SHOWN])
     reason = f"the hub said {len(WAITS_S)} times that it had committed, and still differs in {names}."
     return not_pushed(push, reason, "Push again later; a .gitignore must not name what is pushed.")
 
@@ -209,9 +209,9 @@ def standing_of_pull_request(push: Push) -> Standing:
     if main.is_complete:
         return main
     for num in open_pull_requests(push):
-        found = standing_of(push, f"refs/pr/{num}", url=page(push, f"discussions/{num}"))
-        if found.is_complete:
-            return found
+        standing = standing_of(push, f"refs/pr/{num}", url=page(push, f"discussions/{num}"))
+        if standing.is_complete:
+            return standing
     return main
 
 
@@ -219,8 +219,10 @@ def open_pull_requests(push: Push) -> list[int]:
     """The numbers of the open pull requests that have our title."""
 
     def ask() -> list[int]:  # a generator that failed once would go on as an empty one
-        found = push.api.get_repo_discussions(push.repo_id, discussion_type="pull_request", discussion_status="open")
-        return [each.num for each in found if each.title == push.message]
+        discussions = push.api.get_repo_discussions(
+            push.repo_id, discussion_type="pull_request", discussion_status="open"
+        )
+        return [each.num for each in discussions if each.title == push.message]
 
     return patiently(ask)
 
@@ -230,12 +232,12 @@ def page(push: Push, part: str) -> str:
     return masked(f"{push.api.endpoint}/{push.repo_id}/{part}")
 
 
-def commit(push: Push, found: Standing) -> Exception | None:
+def commit(push: Push, standing: Standing) -> Exception | None:
     """Upload and commit what differs; what failed, if it may have passed by the next try."""
     from huggingface_hub import CommitOperationDelete, errors
 
-    additions = uploaded(push, found.missing)
-    deletions = [CommitOperationDelete(name, is_folder=False) for name in found.surplus]
+    additions = uploaded(push, standing.missing)
+    deletions = [CommitOperationDelete(name, is_folder=False) for name in standing.surplus]
     try:
         push.api.create_commit(
             push.repo_id,
@@ -243,7 +245,7 @@ def commit(push: Push, found: Standing) -> Exception | None:
             commit_message=push.message,
             revision=push.revision,
             create_pr=push.pull_request,
-            parent_commit=found.commit,
+            parent_commit=standing.commit,
         )
     except (errors.HTTPError, ValueError) as error:  # pyright: ignore[reportPrivateImportUsage]
         if may_pass(error) or is_stale(error):

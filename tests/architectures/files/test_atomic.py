@@ -3,7 +3,7 @@
 import pytest
 
 from architectures.files import atomic
-from architectures.files.atomic import partial_beside, remove_partials, replacing, staged_folder, write_json, write_text
+from architectures.files.atomic import partial_path, remove_partials, replacing, staged_folder, write_json, write_text
 
 
 def test_failed_write_leaves_the_old_text(tmp_path):
@@ -64,7 +64,7 @@ def test_a_link_beside_a_file_is_not_written_through(tmp_path):
 
 
 def test_a_link_is_not_written_through_even_if_its_name_was_guessed(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic, "partial_beside", lambda path: path.with_name(f"{path.name}.partial"))
+    monkeypatch.setattr(atomic, "partial_path", lambda path: path.with_name(f"{path.name}.partial"))
     victim = link_there(tmp_path / "recipe.yaml")
     with pytest.raises(FileExistsError):
         write_text("new", tmp_path / "recipe.yaml")
@@ -92,10 +92,10 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path):
     (tmp_path / "data" / "deep").mkdir(parents=True)
     (tmp_path / "owned").mkdir()
     (tmp_path / "owned" / "lock").touch()
-    left = [partial_beside(folder / "a") for folder in (tmp_path, tmp_path / "data" / "deep", tmp_path / "owned")]
+    left = [partial_path(folder / "a") for folder in (tmp_path, tmp_path / "data" / "deep", tmp_path / "owned")]
     for path in left:
         path.touch()
-    staged = partial_beside(tmp_path / "draft")
+    staged = partial_path(tmp_path / "draft")
     staged.mkdir()
     (staged / "half").touch()
     (tmp_path / "mine.partial").touch()

@@ -13,7 +13,7 @@ from architectures.families import FAMILIES
 from architectures.masks.masking import fold, masked
 from architectures.masks.masks import Gates, Masks, plan_from_masks
 from architectures.pruning.prune import prune_checkpoint
-from architectures.pruning.slicing import tensor_places
+from architectures.pruning.slicing import tensor_locations
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 
@@ -55,7 +55,7 @@ def folded(folder: Path, gates: Gates, shape: Shape, out: Path) -> Path:
 
     shutil.copytree(folder, out)
     tensors = load_file(out / "model.safetensors")
-    for name, place in tensor_places(shape).items():
+    for name, place in tensor_locations(shape).items():
         if name in tensors:
             tensors[name] = fold(tensors[name], place, gates, shape)
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})

@@ -134,8 +134,8 @@ def test_fewer_answers_are_among_more_and_not_the_first_of_the_file(files, finis
     recipe = setting.shared_recipe()
     (few, _, few_tokens), (more, held_out, more_tokens) = (some_answers(setting, recipe, tokens) for tokens in (30, 90))
     assert 30 <= few_tokens < 40 <= 90 <= more_tokens < 100
-    assert list(more.places)[: len(few)] == list(few.places) != list(range(len(few)))
-    assert [few[place][0] for place in range(len(few))] == [few.of[place][0] for place in few.places]
+    assert list(more.indices)[: len(few)] == list(few.indices) != list(range(len(few)))
+    assert [few[place][0] for place in range(len(few))] == [few.of[place][0] for place in few.indices]
     assert len(held_out) == 1
 
 

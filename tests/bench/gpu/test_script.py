@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bench.gpu import __main__ as runner
-from bench.gpu import losses, one
+from bench.gpu import losses, stage_process
 from bench.gpu.stages import STAGES
 from bench.loss import Job, measure
-from distill.expected_time.figures import load_figures
+from distill.expected_time.device_figures import load_figures
 
 ROOT = Path(__file__).parents[3]
 ON_A_GPU_ALONE = {"tests"}
@@ -21,8 +21,8 @@ ON_A_GPU_ALONE = {"tests"}
 
 def run_here(words: list[str], _limit_s: float) -> int:
     """A stage in this process, which has imported what one of its own would import."""
-    module, *files = words[words.index("bench.gpu.one") + 1 :]
-    one.main(module, *map(Path, files))
+    module, *files = words[words.index("bench.gpu.stage_process") + 1 :]
+    stage_process.main(module, *map(Path, files))
     return 0
 
 

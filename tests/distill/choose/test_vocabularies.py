@@ -19,7 +19,7 @@ from distill.choose import command, trials
 from distill.choose.candidates import candidates_of
 from distill.choose.given_alphas import GivenAlpha, alphas_of, known_alpha, require_ids
 from distill.choose.vocabulary_page import vocabulary_page
-from distill.estimates.coverage import Said
+from distill.estimates.coverage import IdCounts
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run.run import Run
 from distill.vocabulary.choice import tokens_in
@@ -36,7 +36,7 @@ ALL_LISTED = "architecture.vocabulary={from: ids.json}"
 ON_TEXT = ("distill.train_on=text", "text={domains: [{name: wiki, path: wiki.txt}], max_seq_len: 64}")
 PROSPECT = Prospect(4, 0.3, 0.2, 2.5)
 TOKENS = Tokens(frozenset(range(VOCAB)), frozenset(), frozenset(), frozenset())
-SAID = Said(Counter({1: 5, 2: 3, 3: 2}), {"code": Counter({1: 6, 9: 2}), "maths": Counter({2: 1, 3: 1})}, TOKENS)
+SAID = IdCounts(Counter({1: 5, 2: 3, 3: 2}), {"code": Counter({1: 6, 9: 2}), "maths": Counter({2: 1, 3: 1})}, TOKENS)
 
 
 @pytest.fixture

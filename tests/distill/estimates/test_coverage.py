@@ -10,7 +10,7 @@ import pytest
 from architectures.checkpoints.manifest import write_manifest
 from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
-from distill.estimates.coverage import Said, answers_said
+from distill.estimates.coverage import IdCounts, id_counts_of_answers
 from distill.recipe.recipe import load_recipe
 from distill.run.recorded import target_record
 from distill.run.stage_inputs import asked_inputs
@@ -58,7 +58,7 @@ def recipe(tmp_path, tiny_target):
 def said(recipe):
     held_out = [trace(number, ids, domain) for number, (domain, ids) in enumerate(HELD_OUT.items())]
     write_answers(recipe, [trace(number, ids) for number, ids in enumerate(TRAIN)], held_out)
-    return answers_said(recipe, TOKENS)
+    return id_counts_of_answers(recipe, TOKENS)
 
 
 def test_answers_are_counted_by_domain(said):
@@ -78,14 +78,14 @@ def test_ids_are_ranked_by_training_and_held_against_what_was_held_out(said):
 
 
 def test_coverage_never_falls_with_size():
-    said = Said(Counter({token: token % 7 for token in range(50)}), {"a": Counter(range(3, 60))}, TOKENS)
+    said = IdCounts(Counter({token: token % 7 for token in range(50)}), {"a": Counter(range(3, 60))}, TOKENS)
     covered = [said.covered(size, said.all_held_out) for size in range(2, 58)]
     assert covered == sorted(covered)
     assert covered[-1] == 1
 
 
 def test_no_more_is_read_than_is_wanted(recipe, said):
-    few = answers_said(recipe, TOKENS, most_tokens=4)
+    few = id_counts_of_answers(recipe, TOKENS, most_tokens=4)
     assert (few.train, few.all_held_out.total()) == (Counter({5: 3, 6: 1}), 5)
     assert said.train.total() == 7
 
@@ -93,17 +93,17 @@ def test_no_more_is_read_than_is_wanted(recipe, said):
 def test_answers_that_are_not_there_or_anothers_say_nothing(recipe, said):
     assert said is not None
     other = recipe.model_copy(update={"seed": recipe.seed + 1})
-    assert answers_said(other, TOKENS) is None
-    assert answers_said(recipe.model_copy(update={"run_dir": f"{recipe.run_dir}-2"}), TOKENS) is None
+    assert id_counts_of_answers(other, TOKENS) is None
+    assert id_counts_of_answers(recipe.model_copy(update={"run_dir": f"{recipe.run_dir}-2"}), TOKENS) is None
 
 
 def test_without_training_answers_no_ids_are_ranked(recipe):
     write_answers(recipe, [], [trace(0, [5])])
-    assert answers_said(recipe, TOKENS) is None
+    assert id_counts_of_answers(recipe, TOKENS) is None
 
 
 def test_a_missing_file_is_told(recipe, said):
     assert said is not None
     (Path(recipe.run_dir) / "data" / "train-00000.jsonl").unlink()
     with pytest.raises(UserError, match=r"1 of 1 shards are missing"):
-        answers_said(recipe, TOKENS)
+        id_counts_of_answers(recipe, TOKENS)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from architectures.shapes.shape import NAMED_SHAPES
+from distill.expected_time.device_figures import load_figures
 from distill.expected_time.devices import Device, find_device
-from distill.expected_time.figures import load_figures
 from distill.expected_time.rates import (
     SMOLLM2_135M,
     least_step_s,

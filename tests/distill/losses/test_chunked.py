@@ -13,7 +13,7 @@ from distill.formulas.dense import forward_kl
 from distill.formulas.losses import LOSSES, loss_term
 from distill.losses.chunked import Head, chunked_sum, chunks, map_rows, plain_sum, sum_of_rows
 from distill.losses.objective import Objective
-from distill.recipe.losses import CHUNK_ENTRIES, chunk_size
+from distill.recipe.token_selection import CHUNK_ENTRIES, chunk_size
 
 H, V, TEACHER_H = 12, 37, 9
 FORWARD_KL = (loss_term("forward_kl"),)

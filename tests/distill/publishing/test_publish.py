@@ -20,8 +20,8 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.hub.card.figures import break_even_words
 from distill.hub.card.serving import servings_of
-from distill.hub.files.asked import refuse_without_gguf
 from distill.hub.files.contents import Forms, fit_context, lay_out_small_head
+from distill.hub.files.early_checks import refuse_without_gguf
 from distill.hub.files.terms import terms_of
 from distill.hub.push.publish import Wanted, dry_run, write_terms
 from distill.recipe.training import PushConfig

@@ -12,7 +12,7 @@ import widedraft
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
 from distill.checking.check import check_recipe
-from distill.hub.files.asked import refuse_unpublishable
+from distill.hub.files.early_checks import refuse_unpublishable
 from distill.hub.push.publish import Wanted, dry_run
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run.run import Run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distill.hub.files.markdown import plain
+from distill.hub.files.escaping import plain
 from distill.hub.files.public import published
 from distill.hub.files.terms import Terms, licence_of_card, refuse_unlicensed, terms_of
 

@@ -12,8 +12,8 @@ from architectures.checkpoints.manifest import KIND_KEYS, changed_inputs, read_m
 from architectures.checkpoints.older_fingerprint import ADOPTED, sampled_fingerprint
 from architectures.errors import UserError
 from architectures.files.reading import MIB
-from distill.recipe.losses import TokenSelection
 from distill.recipe.recipe import Recipe
+from distill.recipe.token_selection import TokenSelection
 from distill.run import stage_inputs
 from distill.run.older_runs import adopt_older_run, checkpoints_of
 from distill.run.run import Run

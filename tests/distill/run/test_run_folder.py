@@ -15,7 +15,7 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from architectures.files.atomic import partial_beside
+from architectures.files.atomic import partial_path
 from distill.checking.check import check_recipe
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.run import Run
@@ -155,7 +155,7 @@ def test_two_runs_are_held_at_once(tmp_path, hold):
 
 def test_a_new_owner_removes_what_a_killed_one_left_half_written(tmp_path):
     (tmp_path / "data").mkdir()
-    left = partial_beside(tmp_path / "data" / "train-00001.jsonl")
+    left = partial_path(tmp_path / "data" / "train-00001.jsonl")
     left.touch()
     with owned(tmp_path):
         assert not left.exists()

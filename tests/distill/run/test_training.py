@@ -17,8 +17,8 @@ from architectures.checkpoints.fingerprint import fingerprint_file, fingerprint_
 from architectures.checkpoints.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.errors import UserError
 from architectures.shapes.section import ArchitectureConfig
-from distill.recipe.losses import TokenSelection
 from distill.recipe.recipe import load_recipe, save_recipe
+from distill.recipe.token_selection import TokenSelection
 from distill.recipe.training import DistillConfig, OptimizerConfig, PushConfig, SchedulerConfig
 from distill.run import content
 from distill.run.content import fingerprint_sources, fingerprint_text

@@ -90,7 +90,7 @@ def test_more_entries_than_the_vocabulary_has_are_refused(write, tmp_path):
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from architectures.files.atomic import partial_beside
+from architectures.files.atomic import partial_path
 from distill.data.batches import Example
 from distill.caching import capture, reading
 from distill.teacher_cache import index
@@ -104,7 +104,7 @@ write_tensors = capture.write_tensors
 
 def die_in_the_third_shard(tensors, path):
     if path.name == "train-00002.safetensors":
-        partial_beside(path).write_text("half of a sha")
+        partial_path(path).write_text("half of a sha")
         with (path.parent / "capture.jsonl").open("a") as journal:
             journal.write('{"name": "train-000')
         os.kill(os.getpid(), signal.SIGKILL)
@@ -334,4 +334,4 @@ def test_shards_are_cut_by_tokens_and_by_bytes(monkeypatch, token_bytes, expecte
     lengths = list(itertools.accumulate(num_kept, initial=0))
     where = index.Index(lengths, [*(shard.answers.start for shard in shards), 6])
     assert len(where) == 6
-    assert where.place(5) == (expected - 1, slice(2, 4) if expected == 4 else slice(0, 2))
+    assert where.locate(5) == (expected - 1, slice(2, 4) if expected == 4 else slice(0, 2))

@@ -99,7 +99,7 @@ def test_a_place_is_returned_to_exactly_also_by_a_new_reader(tokenizer, tmp_path
         write_rows(path, [f"row {i}" for i in range(300)])
     text = packed(tokenizer, path)
     text.take(90)  # beyond the first call of the tokenizer
-    place = text.place()
+    place = text.position()
     after = text.take(50)
     text.go_to(place)
     assert text.take(50) == after

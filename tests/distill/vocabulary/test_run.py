@@ -68,7 +68,7 @@ def test_the_draft_says_where_its_ids_come_from(answered, capsys):
     recipe = answered()
     prune_stage(Run.of(recipe))
     found = read_draft_vocabulary(init_of(recipe))
-    assert set(found.never_said) == set(found.ids) - {2, 280, 270}
+    assert set(found.unused_ids) == set(found.ids) - {2, 280, 270}
     assert {**found.origin, "never_said": []} == {
         "from": "answers",
         "tokens": 8,

@@ -191,7 +191,7 @@ def test_finished_answers_load_no_model(chatty_target, tmp_path, capsys, monkeyp
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from architectures.files.atomic import partial_beside
+from architectures.files.atomic import partial_path
 from eval.answers import shards
 from eval.decoding import answering
 from eval.prompts.forms import Prompt
@@ -201,7 +201,7 @@ prompts = [Prompt(source, tuple(messages), tuple(later)) for source, messages, l
 
 def die_in_the_second_shard(path, rows):
     if path.name == "train-00001.jsonl":
-        partial_beside(path).write_text("half of a sha")
+        partial_path(path).write_text("half of a sha")
         os.kill(os.getpid(), signal.SIGKILL)
     shards.write_shard(path, rows)
 

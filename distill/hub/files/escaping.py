@@ -15,4 +15,4 @@ def plain(text: str) -> str:
     where a link could follow, so that intervals stay readable.
     """
     words = html.escape(NOT_PRINTED.sub(" ", text)[:LONGEST], quote=False)
-    return MARKS.sub(lambda found: "".join(f"&#{ord(mark)};" for mark in found.group()), words).strip()
+    return MARKS.sub(lambda match: "".join(f"&#{ord(mark)};" for mark in match.group()), words).strip()

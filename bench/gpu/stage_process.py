@@ -1,6 +1,6 @@
 """One stage in a process of its own: each row becomes a line of JSON as soon as it is measured.
 
-    python -m bench.gpu.one MODULE SETTING.json ROWS.jsonl
+    python -m bench.gpu.stage_process MODULE SETTING.json ROWS.jsonl
 
 The last line says how it ended; where it is missing, the process was killed.
 """

@@ -3,7 +3,7 @@
 import pytest
 
 from architectures.errors import UserError
-from distill.expected_time.figures import load_figures
+from distill.expected_time.device_figures import load_figures
 
 
 def test_measurements_are_read_and_what_was_left_out_is_none(device_file, records):

@@ -44,10 +44,10 @@ def scored_steps(run: PlannedRun, device: Device) -> Steps | None:
     context = scored_prompt(run) + written_answer(config.max_new_tokens) // 2
     steps: Steps = {}
     for shape, batch in product((run.target, run.draft), sorted({1, config.batch_size, *config.latency_batch_sizes})):
-        found = step_s(device, shape, config.dtype, batch=batch, context=context)
-        if found is None:
+        rate = step_s(device, shape, config.dtype, batch=batch, context=context)
+        if rate is None:
             return None
-        steps[shape, batch] = found.value
+        steps[shape, batch] = rate.value
     return steps
 
 
@@ -73,8 +73,8 @@ def timing_s(run: PlannedRun, steps: Steps) -> float:
         (1 + len(config.lookaheads)) * steps[run.target, 1] + DRAFTS * DRAFT_STEPS * steps[run.draft, 1]
     )
     for batch in config.latency_batch_sizes:
-        one_s = (1 + GRID_LOOKAHEADS) * steps[run.target, batch] + DRAFT_STEPS * steps[run.draft, batch]
-        total_s += 2 * seldom * one_s
+        once_s = (1 + GRID_LOOKAHEADS) * steps[run.target, batch] + DRAFT_STEPS * steps[run.draft, batch]
+        total_s += 2 * seldom * once_s
     return total_s
 
 

@@ -1,4 +1,4 @@
-"""How often the text of a recipe says each token id, by domain. Imports torch and Composer only when it counts."""
+"""How often the text of a recipe holds each token id, by domain. Imports torch and Composer only when it counts."""
 
 from collections import Counter
 from math import ceil
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distill.recipe.text import TextConfig
-    from distill.vocabulary.answers import Counts
+    from distill.vocabulary.answer_counts import Counts
 
-TEXT_TOKENS = 1_000_000  # counted: a token said once in 100 thousand is then seen ten times
+TEXT_TOKENS = 1_000_000  # counted: a token that occurs once in 100 thousand is then seen ten times
 
 
-def said_in_text(text: "TextConfig", target: Path, *, seed: int) -> "Counts":
+def id_counts_in_text(text: "TextConfig", target: Path, *, seed: int) -> "Counts":
     """The counts of the first TEXT_TOKENS that a training on section text reads, in the mixture it begins with.
 
     The same sequences in the same order, held-out ones left out; fewer where every domain was read once before that.

@@ -8,8 +8,8 @@ import pytest
 from architectures.small_head.record import read_draft_vocabulary
 from distill.run.run import Run
 from distill.stages.running import prune_stage
-from distill.vocabulary import text as text_module
-from distill.vocabulary.text import said_in_text
+from distill.vocabulary import text_counts as text_module
+from distill.vocabulary.text_counts import id_counts_in_text
 from eval.models.loading import load_tokenizer
 
 LENGTH, HELD_OUT = 8, 2
@@ -37,7 +37,7 @@ def words(number: int, count: int) -> str:
 
 
 def counted(recipe, target):
-    return said_in_text(recipe.text, target, seed=recipe.seed)
+    return id_counts_in_text(recipe.text, target, seed=recipe.seed)
 
 
 def test_a_text_is_counted_once_without_what_is_held_out(on_text, wordy_target):

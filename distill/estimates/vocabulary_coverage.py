@@ -18,7 +18,7 @@ from architectures.targets.target import cached_config, is_gguf, local_path
 from distill.estimates.expected_work import finished_counts
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
-from distill.vocabulary.answers import Counts, pooled, said_in
+from distill.vocabulary.answer_counts import Counts, id_counts_in, pooled
 from distill.vocabulary.choice import listed_ids
 
 MOST_TOKENS = 2_000_000  # of one kind of answers: a second's reading
@@ -56,7 +56,7 @@ def coverage_rows(run: Run, wanted: VocabularyConfig, vocab_size: int) -> Iterat
     if finished_counts(run.recipe) is None:
         yield UNKNOWN, f"{data} holds no answers of this recipe yet; `widedraft generate` writes them"
         return
-    read = partial(said_in, data, most_tokens=MOST_TOKENS)
+    read = partial(id_counts_in, data, most_tokens=MOST_TOKENS)
     trained = read("train") if run.recipe.distill.train_on == "answers" else {}
     ids = counted_ids(run.init.path, wanted, trained, tokens) if known is None else known
     if ids is None:
@@ -87,7 +87,7 @@ def never_seen_rows(run: Run, ids: Collection[int]) -> Iterator[Row]:
     else:
         for answers in sorted((run.eval.path / "answers").iterdir()):
             kind = f"answers never trained on, temperature {answers.name.removeprefix('T')}"
-            yield from shares(kind, said_in(answers, "eval", most_tokens=MOST_TOKENS), ids)
+            yield from shares(kind, id_counts_in(answers, "eval", most_tokens=MOST_TOKENS), ids)
 
 
 def shares(kind: str, counts: Counts, ids: Collection[int]) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""How often answers on the disk say each token id, by the prompts they answer. No torch."""
+"""How often answers on the disk hold each token id, by the prompts they answer. No torch."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Counts = dict[str, Counter[int]]  # of each domain, by token id
 
 
 @dataclass(frozen=True)
-class Said:
+class CountedAnswer:
     """What counts of an answer; eval.answers.traces has the whole of it."""
 
     answer_ids: Annotated[list[TokenId], Field(min_length=1)]
@@ -28,11 +28,11 @@ class Said:
         return self.task or self.source.rpartition(":")[0] or self.source
 
 
-SAID = TypeAdapter(Said)
+COUNTED_ANSWER = TypeAdapter(CountedAnswer)
 
 
-def said_in(folder: Path, name: str, *, most_tokens: int | None = None) -> Counts:
-    """How often the answers of one name say each id; their prompts do not count.
+def id_counts_in(folder: Path, name: str, *, most_tokens: int | None = None) -> Counts:
+    """How often the answers of one name hold each id; their prompts do not count.
 
     Args:
         folder: Of answers.
@@ -47,7 +47,7 @@ def said_in(folder: Path, name: str, *, most_tokens: int | None = None) -> Count
     for where, line in shard_lines(folder, name):
         if most_tokens is not None and num_tokens >= most_tokens:
             break
-        answer = parsed(SAID, line, where, REWRITTEN)
+        answer = parsed(COUNTED_ANSWER, line, where, REWRITTEN)
         counts.setdefault(answer.domain, Counter()).update(answer.answer_ids)
         num_tokens += len(answer.answer_ids)
     return counts

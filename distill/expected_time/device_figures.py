@@ -176,7 +176,7 @@ def load_figures(file: Path) -> DeviceFigures:
 
 def measured_rows(record: DeviceRecord, stage: str, file: Path) -> Iterator[Any]:
     """The measurements of a stage; none of one that is not there."""
-    found = record.stages.get(stage)
-    for place, row in enumerate(found.rows if found else ()):
+    measured = record.stages.get(stage)
+    for index, row in enumerate(measured.rows if measured else ()):
         if NAMED_BY.get(stage, "dtype") in row and not {"skipped", "failed"} & row.keys():
-            yield checked(ROWS[stage], row, f"{file}: stages.{stage}.rows[{place}]", REMEDY)
+            yield checked(ROWS[stage], row, f"{file}: stages.{stage}.rows[{index}]", REMEDY)
