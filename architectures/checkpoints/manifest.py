@@ -54,10 +54,10 @@ def adopt_inputs(folder: Path, same: Mapping[str, str]) -> bool:
     manifest = read_manifest(folder)
     if manifest is None:
         return False
-    found = {name: same[value] for name, value in manifest["inputs"].items() if value in same}
-    if found:
-        write_json({**manifest, "fingerprint": FINGERPRINT_KIND, "adopted": found}, folder / MANIFEST_NAME)
-    return bool(found)
+    adopted = {name: same[value] for name, value in manifest["inputs"].items() if value in same}
+    if adopted:
+        write_json({**manifest, "fingerprint": FINGERPRINT_KIND, "adopted": adopted}, folder / MANIFEST_NAME)
+    return bool(adopted)
 
 
 def is_of_older_kind(manifest: Mapping[str, Any]) -> bool:

@@ -191,11 +191,11 @@ def listed(value: Any) -> Iterable[int]:
 def rope_mistakes(name: str, settings: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with rotary settings, of which there may be one for each layer type."""
     by_type = {f"{name}.{key}": value for key, value in settings.items() if isinstance(value, dict)}
-    for place, one in {name: settings, **by_type}.items():
-        if not ROPE.fits(one):
-            yield f"{place} {ROPE.mistake(one)}"
-    for place, one in (by_type or {name: settings}).items():
-        yield from rope_needs(place, one)
+    for key, entry in {name: settings, **by_type}.items():
+        if not ROPE.fits(entry):
+            yield f"{key} {ROPE.mistake(entry)}"
+    for key, entry in (by_type or {name: settings}).items():
+        yield from rope_needs(key, entry)
 
 
 def rope_needs(name: str, settings: Mapping[str, Any]) -> Iterator[str]:

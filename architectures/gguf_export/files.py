@@ -124,7 +124,7 @@ def write_gguf(model: Model, out: Path, kind: GgufKind) -> GgufFile:
 
 def require_disk_space(out: Path, stored: Mapping[str, Stored]) -> None:
     """Raise UserError if the disk has too little room for the tensors."""
-    needed, free = sum(one.num_bytes for one in stored.values()), shutil.disk_usage(out.parent).free
+    needed, free = sum(tensor.num_bytes for tensor in stored.values()), shutil.disk_usage(out.parent).free
     if needed > free:
         raise UserError(
             f"{out}: needs {needed / 2**30:.2f} GiB, the disk has {free / 2**30:.2f} GiB free. Make room there."
@@ -208,8 +208,8 @@ def add_entry(writer: GGUFWriter, key: str, value: Any) -> None:
 
 def write_tensors(writer: GGUFWriter, stored: Mapping[str, Stored], read: Any) -> None:
     """Header and tensors; memory holds one of them at a time."""
-    for name, one in stored.items():
-        writer.add_tensor_info(name, one.size, np.dtype(np.float32), one.num_bytes, raw_dtype=one.type)
+    for name, tensor in stored.items():
+        writer.add_tensor_info(name, tensor.size, np.dtype(np.float32), tensor.num_bytes, raw_dtype=tensor.type)
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -56,4 +56,4 @@ def number_type(size: tuple[int, ...], kind: GgufKind, *, is_head: bool) -> GGML
 
 def fallen_back(stored: Mapping[str, Stored], kind: GgufKind) -> list[str]:
     """The matrices that are F16 in a file of narrower ones."""
-    return [] if kind == "f16" else [name for name, one in stored.items() if one.type == F16]
+    return [] if kind == "f16" else [name for name, tensor in stored.items() if tensor.type == F16]

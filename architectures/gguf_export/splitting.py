@@ -38,8 +38,8 @@ def flattened(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
     if inner is None:
         yield part
     else:
-        for one in inner:
-            yield from flattened(one)
+        for step in inner:
+            yield from flattened(step)
 
 
 def part_name(part: Mapping[str, Any]) -> tuple[str, str]:

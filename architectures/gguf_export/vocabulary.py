@@ -87,8 +87,8 @@ def load_tokenizer(folder: Path) -> Any:
     except Exception as error:  # the tokenizers library raises plain Exceptions
         if not (isinstance(error, TOKENIZER_ERRORS) or type(error) is Exception):
             raise
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(f"{folder}: its tokenizer could not be read ({said}). {COPY_TOKENIZER}") from error
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"{folder}: its tokenizer could not be read ({message}). {COPY_TOKENIZER}") from error
     if not tokenizer.is_fast or not tokenizer.get_vocab():
         raise UserError(f"{folder}: holds no tokenizer.json that says what its tokenizer is. {COPY_TOKENIZER}")
     return tokenizer

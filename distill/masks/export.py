@@ -46,10 +46,10 @@ def export_masks(
     require_replaceable(out, MANIFEST_NAME, reading=target, stage="masks")
     family, cast = FAMILIES[masks.source.family], getattr(torch, dtype)
     trained = {stored_name(name, family): tensor for name, tensor in student.state_dict().items()}
-    places, gates = tensor_locations(masks.source), masks.final()
+    locations, gates = tensor_locations(masks.source), masks.final()
 
     def read(name: str) -> Tensor:
-        return fold(trained[name], places[name], gates, masks.source).to("cpu", cast)
+        return fold(trained[name], locations[name], gates, masks.source).to("cpu", cast)
 
     layout = {name: TensorInfo(cast, size) for name, size in checkpoint_tensors(masks.source).items()}
     with staged_folder(out) as folder:

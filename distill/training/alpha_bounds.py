@@ -66,8 +66,8 @@ class AlphaBounds(Callback):
         self.model.watch = self.add
 
     @torch.no_grad()
-    def add(self, student_CV: Tensor, said: TeacherOutput) -> None:
-        assert not isinstance(said, Tensor), "of a top-k cache"
-        low_C, high_C = alpha_bounds(student_CV, said["ids"], said["log_probs"], said["log_tail"])
-        found = torch.stack([low_C.sum(), high_C.sum(), low_C.new_tensor(len(low_C))])
-        self.sums = self.sums.to(found.device) + found
+    def add(self, student_CV: Tensor, output: TeacherOutput) -> None:
+        assert not isinstance(output, Tensor), "of a top-k cache"
+        low_C, high_C = alpha_bounds(student_CV, output["ids"], output["log_probs"], output["log_tail"])
+        bounds = torch.stack([low_C.sum(), high_C.sum(), low_C.new_tensor(len(low_C))])
+        self.sums = self.sums.to(bounds.device) + bounds

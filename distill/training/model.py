@@ -207,21 +207,21 @@ class DistillModel(ComposerModel):
         head, token_ids_A = head.narrowed(self.rows), batch["next_ids"][batch["keep"]]
         weights_A = self.selected(hidden_AH, head, batch, teacher)
         # what is left out needs no logits; where nothing is, nothing is copied, and no GPU is waited for
-        places_A = None if weights_A is None else weights_A.nonzero().squeeze(1)
+        positions_A = None if weights_A is None else weights_A.nonzero().squeeze(1)
 
         def loss_of_rows(student_CK: Tensor, rows: slice) -> Tensor:
-            places_C = rows if places_A is None else places_A[rows]
-            said = None
+            positions_C = rows if positions_A is None else positions_A[rows]
+            output = None
             if self.objective.asks_teacher and teacher is not None:
                 with self.teacher_time():
-                    said = teacher.outputs(places_C)
+                    output = teacher.outputs(positions_C)
                 if self.watch is not None:
-                    self.watch(student_CK.detach(), said)
-            return self.objective(student_CK, said, token_ids_A[places_C])
+                    self.watch(student_CK.detach(), output)
+            return self.objective(student_CK, output, token_ids_A[positions_C])
 
         if weights_A is None:
             return sum_of_rows(hidden_AH, head, loss_of_rows)
-        return sum_of_rows(hidden_AH[places_A], head, loss_of_rows, weights_A=weights_A[places_A])
+        return sum_of_rows(hidden_AH[positions_A], head, loss_of_rows, weights_A=weights_A[positions_A])
 
     def selected(
         self, hidden_AH: Tensor, head: Head, batch: Batch, teacher: TeacherRows | KeptEntries | None

@@ -140,9 +140,9 @@ def collate_text(samples: Sequence[Mapping[str, Any]], *, end_id: int | None) ->
 
 def positions_in_documents(is_end_BT: Tensor) -> Tensor:
     """positions_BT: how many tokens of the same document and row stand before each. After an end comes a document."""
-    places_T = torch.arange(is_end_BT.shape[1])
-    starts_BT = places_T.where(is_end_BT.roll(1, dims=1), 0)
-    return places_T - starts_BT.cummax(dim=1).values
+    positions_T = torch.arange(is_end_BT.shape[1])
+    starts_BT = positions_T.where(is_end_BT.roll(1, dims=1), 0)
+    return positions_T - starts_BT.cummax(dim=1).values
 
 
 def student_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:

@@ -49,10 +49,10 @@ def equal_tokens(pair: Pair, *, comparing: bool, why: str) -> Verdict:
         return unread_tokenizer(pair)
     if ours.ids == theirs.ids:
         return fine(f"Both tokenizers have the same {len(theirs.ids)} texts under the same ids.")
-    found = next(differing_ids(ours.ids, theirs.ids), None)
+    id_ = next(differing_ids(ours.ids, theirs.ids), None)
     told = f"The draft's tokenizer has {len(ours.ids)} texts, the target's {len(theirs.ids)}"
-    if found is not None:
-        told += f"; id {found} is {text_of(ours.ids, found)} in the first and {text_of(theirs.ids, found)} in the other"
+    if id_ is not None:
+        told += f"; id {id_} is {text_of(ours.ids, id_)} in the first and {text_of(theirs.ids, id_)} in the other"
     judge = refused if comparing else lossy
     return judge(f"{told}. {why}", "Copy the target's tokenizer files into the draft, if it was trained with them.")
 

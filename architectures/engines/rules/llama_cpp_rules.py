@@ -62,11 +62,11 @@ def same_tokens(pair: Pair) -> Verdict:
     ours, theirs = pair.draft.tokenizer, pair.target.tokenizer
     if ours is None or theirs is None:
         return unread_tokenizer(pair)
-    found = next(differing_ids(ours.ids, theirs.ids, first=FIRST_COMPARED), None)
-    if found is None:
+    id_ = next(differing_ids(ours.ids, theirs.ids, first=FIRST_COMPARED), None)
+    if id_ is None:
         return fine(f"The texts are equal from id {FIRST_COMPARED} on.")
     return refused(
-        f"Id {found} is {text_of(ours.ids, found)} in the draft and {text_of(theirs.ids, found)} in the target; texts "
+        f"Id {id_} is {text_of(ours.ids, id_)} in the draft and {text_of(theirs.ids, id_)} in the target; texts "
         f"must be equal from id {FIRST_COMPARED} on.",
         COPY,
     )

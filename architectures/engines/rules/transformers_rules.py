@@ -46,7 +46,7 @@ def same_tokens(pair: Pair) -> Verdict:
     return equal_tokens(pair, comparing=False, why=why)
 
 
-def opened_head(pair: Pair) -> Verdict:
+def loaded_head(pair: Pair) -> Verdict:
     """The output head has a row for every id, or is opened by the code on the draft's card."""
     rows = pair.draft.small_head
     if not rows:
@@ -76,13 +76,13 @@ def assistant_settings(pair: Pair) -> Verdict:
 
 def no_ensemble(pair: Pair) -> Verdict:
     """Nothing mixes the draft's distribution into the target's."""
-    found = [each.settings for each in (pair.draft, pair.target) if each.settings is not None]
-    if any(settings.get("assistant_ensemble_weight") is not None for settings in found):
+    present = [each.settings for each in (pair.draft, pair.target) if each.settings is not None]
+    if any(settings.get("assistant_ensemble_weight") is not None for settings in present):
         return lossy(
             "A generation_config.json has assistant_ensemble_weight: texts are then no longer the target's.",
             "Remove assistant_ensemble_weight.",
         )
-    if len(found) < 2:
+    if len(present) < 2:
         return not_checked(
             "Not every generation_config.json was read; one with assistant_ensemble_weight changes texts."
         )
@@ -101,7 +101,7 @@ RULES = (
     Rule("vocabulary size", GENERATION, vocabulary),
     Rule("token texts", CANDIDATES, same_tokens),
     Rule("chat template", CANDIDATES, equal_templates),
-    Rule("output head", "modeling_utils.py", opened_head),
+    Rule("output head", "modeling_utils.py", loaded_head),
     Rule("shape", "models/llama/modeling_llama.py", servable_shape),
     Rule("assistant settings", CANDIDATES, assistant_settings),
     Rule("ensemble", GENERATION, no_ensemble),

@@ -32,11 +32,11 @@ NOTES = (
 
 def plain_name(pair: Pair) -> Verdict:
     """No part of the draft's path makes vLLM guess another method."""
-    found = misleading_part(pair.draft.path)
-    if found is None:
+    part = misleading_part(pair.draft.path)
+    if part is None:
         return fine("No part of the draft's path or name stands for another method.")
     return refused(
-        f"The draft's path or name holds {found!r} ({pair.draft.path}), by which vLLM takes it for another method's "
+        f"The draft's path or name holds {part!r} ({pair.draft.path}), by which vLLM takes it for another method's "
         "whatever --speculative-config says.",
         "Move or rename it.",
     )
