@@ -31,8 +31,9 @@ class Area:
 
 AREAS = {
     "losses": Area(
-        ("distill/losses",),
+        ("distill/formulas", "distill/losses"),
         (
+            "tests/distill/formulas",
             "tests/distill/losses",
             "tests/distill/test_model.py",
             "tests/distill/test_small_heads.py",

@@ -16,7 +16,7 @@ from distill.recipe.teacher import Cache
 from distill.run.progressive import earlier_stages, share_answers
 from distill.run.run import Run
 from distill.run.run_folder import owned_run
-from distill.run.stage import begin, carry_out
+from distill.run.stage import carry_out
 from distill.run.stage_inputs import counts_answers
 from distill.stages.processes import distill_stage, mask_stage
 from distill.stages.table import CACHE, GENERATE, PRUNE, SCORE, eval_prompts, read_scorecard
@@ -143,7 +143,6 @@ def checkpoints_stage(run: Run) -> None:
     from eval.training_curve.score import score_checkpoints
 
     eval_stage(run)
-    begin(run)
     folder, recipe = run.eval.path, run.recipe
     curves = score_checkpoints(run.target, saved_models(run), eval_prompts(run), recipe.eval, folder, seed=recipe.seed)
     report_stage(run)
