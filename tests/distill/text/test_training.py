@@ -37,6 +37,7 @@ ROOT = Path(__file__).parents[3]
 EOS = 2  # of the tiny tokenizer, whose other tokens are single bytes
 T = 12  # tokens of a sequence
 CPU = torch.device("cpu")
+COUNTS = {"prompts": 0, "train": {"answers": 0, "answer_tokens": 0}}  # of answers nobody wrote
 # Rows of other lengths in one product, float32: 1e-6 of a loss of 5 nats.
 ALONE = {"rtol": 1e-6, "atol": 5e-6}
 UPDATE_RTOL = 1e-5  # of the norm of Adam's first moments: float32 sums in another order
@@ -322,7 +323,9 @@ def test_the_seed_decides_what_is_read(make_text_run):
 @pytest.mark.parametrize("train_on", ["answers", "text"])
 def test_answers_to_train_on_are_written_only_where_they_are(make_run, make_text_run, monkeypatch, train_on):
     asked = []
-    monkeypatch.setattr(distill.data.generate, "generate_answers", lambda *_, **settings: asked.append(settings) or {})
+    monkeypatch.setattr(
+        distill.data.generate, "generate_answers", lambda *_, **settings: asked.append(settings) or COUNTS
+    )
     recipe = make_text_run() if train_on == "text" else make_run()
     shutil.rmtree(Path(recipe.run_dir) / "data")
     generate_stage(Run.of(recipe))
