@@ -1,6 +1,7 @@
 """The house: imports point one way, light modules stay light, and no module hides a package we import."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -198,8 +199,25 @@ def test_recipes_is_no_package():
     assert not list((ROOT / "tests").rglob("__init__.py"))
 
 
-@pytest.mark.parametrize("module", LIGHT_MODULES)
-def test_light_modules_import_nothing_heavy(module):
-    code = f"import {module}, sys; print([name for name in {HEAVY_PACKAGES} if name in sys.modules])"
+def heavy_imports(modules: tuple[str, ...], heavy: tuple[str, ...]) -> dict[str, list[str]]:
+    """Which modules, imported one after the other by one process, bring heavy packages, and which."""
+    code = f"""
+import importlib, json, sys
+found, loaded = {{}}, set()
+for module in {modules}:
+    importlib.import_module(module)
+    brought = {{name for name in {heavy} if name in sys.modules}} - loaded
+    loaded |= brought
+    found |= {{module: sorted(brought)}} if brought else {{}}
+print(json.dumps(found))
+"""
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert completed.stdout.strip() == "[]"
+    return json.loads(completed.stdout)
+
+
+def test_light_modules_import_nothing_heavy():
+    """One process for all: where none brings a heavy package, each is light by itself."""
+    assert heavy_imports(LIGHT_MODULES, HEAVY_PACKAGES) == {}
+    assert heavy_imports(("architectures.errors", "distill.recipe.recipe"), ("pydantic",)) == {
+        "distill.recipe.recipe": ["pydantic"]
+    }

@@ -196,6 +196,7 @@ def test_two_processes_share_one_lock_and_others_are_refused(pair, make_run):
     train_by(pair, recipe, max_duration="2ba")
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_user_error_is_said_once(make_run):
     completed = launch(make_run(global_train_batch_size=5), 2)
     assert completed.returncode == 2
