@@ -32,8 +32,8 @@ from distill.commands.preflight import preflight
 from distill.commands.recipe_commands import StageSettings, TrainingSettings
 from distill.hub.push.command import PushSettings, push
 from distill.process.exits import report_user_errors
-from distill.stages import scoring
-from eval.commands import pair
+from distill.stages import scoring_without_recipe
+from eval.commands import checks
 from eval.commands.certify import CertifySettings, certify
 from eval.commands.latency import LatencySettings, latency
 from eval.commands.lookup import LookupSettings, lookup
@@ -200,7 +200,7 @@ STAGES = {
     "eval": Stage(
         recipe_commands.score,
         "score a draft against its target, into <run>/eval",
-        scoring.EvalSettings,
+        scoring_without_recipe.EvalSettings,
         usage=(
             "widedraft eval RECIPE [--checkpoints] [key=value ...]\n"
             "       widedraft eval --target A --draft B --prompts FILE|TASK[=FILE] [--prompts ...] [--baseline C] "
@@ -209,19 +209,19 @@ STAGES = {
         ),
     ),
     "verify": Stage(
-        pair.verify,
+        checks.verify,
         "prove that a draft leaves the target's text as it is; exit code 1 if not",
-        pair.VerifySettings,
+        checks.VerifySettings,
     ),
     "quality": Stage(
-        pair.quality,
+        checks.quality,
         "ask GSM8K or products with and without a draft: how many are right; exit code 1 if it changed a text",
-        pair.QualitySettings,
+        checks.QualitySettings,
     ),
     "compare": Stage(
-        pair.compare,
+        checks.compare,
         "answer prompts with and without a draft, side by side, each token coloured by its writer",
-        pair.CompareSettings,
+        checks.CompareSettings,
     ),
     "choose": Stage(
         recipe_commands.choose,
@@ -254,14 +254,14 @@ STAGES = {
         LatencySettings,
     ),
     "export-recorded": Stage(
-        scoring.export_recorded,
+        scoring_without_recipe.export_recorded,
         "write recorded answers as text: blocks of tensors, and prompts as JSON lines",
-        scoring.ExportRecordedSettings,
+        scoring_without_recipe.ExportRecordedSettings,
     ),
     "rounds": Stage(
-        scoring.rounds,
+        scoring_without_recipe.rounds,
         "print the figures of rounds: tau, positions, times of a trace; or of a file of totals what they matched",
-        scoring.RoundsSettings,
+        scoring_without_recipe.RoundsSettings,
     ),
     "report": Stage(
         report,

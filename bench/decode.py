@@ -27,7 +27,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.manifest import git_commit, hardware
-from eval.checks.loaded import load_pair, prompts_of
+from eval.checks.loaded_pair import load_pair, prompts_of
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.steps.compiled import CompiledSteps

@@ -37,9 +37,9 @@ from architectures.files.number_types import dtype_here
 from architectures.files.progress import track
 from architectures.pages.blocks import Table
 from architectures.pages.markdown import markdown
+from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
-from architectures.shapes.sizes import draft_shape
 from architectures.targets.known_targets import LLAMA_3_2_1B, QWEN_2_5_7B
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.intervals import percentile_interval

@@ -27,7 +27,7 @@ from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from eval.acceptance.estimates import Resampling
-from eval.checks.loaded import LoadedPair, prompts_of
+from eval.checks.loaded_pair import LoadedPair, prompts_of
 from eval.commands.speed import NUM_RESAMPLES, SpeedSettings, measured, setup_of
 from eval.latency.machine import torch_threads
 from eval.models.loading import load_model, load_tokenizer

@@ -53,7 +53,7 @@ LIGHT_MODULES = (
     "distill.data.packing_rules",
     "distill.commands.preflight",
     "distill.recipe.recipe",
-    "distill.stages.scoring",
+    "distill.stages.scoring_without_recipe",
     "distill.checking.served_shape",
     "distill.stages.running",
     "distill.stages.processes",

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.files.progress import track
-from architectures.importance.scoring import evaluating, removable
+from architectures.importance.activation_scores import evaluating, removable
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from architectures.pruning.plan_laws import broken_laws
 from architectures.pruning.plan_record import REMEDY, Cut, PruningPlan
 from architectures.pruning.scores import Scores
 from architectures.pruning.width import Kept, best, best_heads, channel_scores, width_scores
+from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
-from architectures.shapes.sizes import draft_shape
 
 PLAN_MIB = 256  # a plan that names each neuron of 80 layers has some 10 MB
 LAYER_SCORES = {"block_influence": "block_influence_L", "greedy": "removal_order", "merge": "merge_order"}

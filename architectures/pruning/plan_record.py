@@ -7,8 +7,8 @@ from pydantic import TypeAdapter
 
 from architectures.files.typed_file import parsed
 from architectures.pruning.width import Kept
+from architectures.shapes.requested_shape import WIDTHS
 from architectures.shapes.shape import Shape
-from architectures.shapes.sizes import WIDTHS
 
 PLAN_NAME = "plan.json"
 REMEDY = "Name a plan.json as `widedraft prune` wrote it."

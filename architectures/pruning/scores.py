@@ -1,4 +1,4 @@
-"""What calibration text says about a target: computed once by `architectures.importance.scoring`, used for every shape.
+"""What calibration text says about a target: computed once by architectures.importance, used for every shape.
 
 Shape suffixes used in this file:
     L = layers, J = L + 1 positions of the residual stream (before each layer, and after the last), N = heads,

@@ -33,7 +33,7 @@ from eval.latency.machine import torch_threads
 from eval.models.loading import load_model
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.draft_scores import DraftScore
-from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.loaded_models import Pair, replay_drafts
 
 GREEDY = 0.0
 DRAFT = "draft"

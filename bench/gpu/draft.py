@@ -17,7 +17,7 @@ from bench.gpu.stage import Row, Setting, Size, SkippedError, lack_of_time, numb
 from bench.gpu.steps import listed
 from bench.gpu.trained_draft import Trained, Training, trained_draft
 from eval.acceptance.estimates import Resampling
-from eval.checks.loaded import LoadedPair, load_pair
+from eval.checks.loaded_pair import LoadedPair, load_pair
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Limits, Seeds
 from eval.latency.grid import repeated

@@ -14,7 +14,7 @@ from eval.latency.steps import Setting as StepSetting
 from eval.models.loading import load_model
 from eval.scorecard.acceptance_record import acceptance_row
 from eval.scorecard.answers import context_of
-from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.loaded_models import Pair, replay_drafts
 from eval.scorecard.record import scored_latency
 
 EVERY_LOOKAHEAD = range(LOOKAHEADS[0], LOOKAHEADS[1] + 1)

@@ -6,8 +6,8 @@ import numpy as np
 
 from bench.simulations.prompts import LOOKAHEAD, Population, population
 from bench.simulations.shares import Row, is_inside, share_of
-from eval.acceptance.comparison import even_chance_p, sign_flip_p
 from eval.acceptance.estimates import Estimate, Resampling, mean_of_ratios, paired_ratio_difference, pooled_ratio
+from eval.acceptance.paired_tests import even_chance_p, sign_flip_p
 from eval.training_curve.score import behind_the_best
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)

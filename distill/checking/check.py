@@ -13,9 +13,9 @@ from architectures.files.number_types import has_bfloat16, many_rows_gain
 from architectures.pages.blocks import Facts, Section
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
 from architectures.shapes.context_length import ContextLength, context_length
+from architectures.shapes.requested_shape import WIDTHS, draft_shape, masked_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
-from architectures.shapes.sizes import WIDTHS, draft_shape, masked_shape
 from architectures.small_head.record import CONFIG_KEY, refuse_small_head
 from architectures.targets.target import config_at_hand, is_gguf
 from distill.checking.served_shape import engine_blocks

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from architectures.draft_vocabulary.asked import with_asked_head
 from architectures.errors import UserError
+from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
-from architectures.shapes.sizes import draft_shape
 from architectures.small_head.config import VocabularyConfig
 from distill.choose.vocabularies import vocabularies_of
 from distill.recipe.recipe import Recipe

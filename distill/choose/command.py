@@ -153,7 +153,7 @@ def id_counts_for(recipe: Recipe, candidates: Sequence["Candidate"], target: Pat
     from distill.choose.given_alphas import require_ids
     from distill.choose.vocabulary_page import ranked_by_answers
     from distill.estimates.coverage import id_counts_of_answers
-    from distill.vocabulary.choice import tokens_in
+    from distill.vocabulary.output_ids import tokens_in
 
     if all(candidate.recipe.architecture.vocabulary is None for candidate in candidates):
         return None

@@ -14,7 +14,7 @@ from architectures.small_head.config import COUNTED
 from distill.choose.candidates import Candidate
 from distill.choose.vocabularies import WHOLE, head_rows, size_word
 from distill.estimates.coverage import IdCounts
-from distill.vocabulary.choice import listed_ids
+from distill.vocabulary.output_ids import listed_ids
 
 
 class GivenAlpha(NamedTuple):

@@ -14,7 +14,7 @@ from architectures.settings.kinds import Rehash
 from distill.checkpoints.trust import TrustCheckpoints, Trusting, trust_checkpoints
 from distill.choose.command import ChooseSettings
 from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile
-from distill.stages.scoring import EvalSettings, score_without_recipe
+from distill.stages.scoring_without_recipe import EvalSettings, score_without_recipe
 from eval.profiling.option import Profile, require_profile_folder
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import prod
 
 from architectures.families import FAMILIES
+from architectures.shapes.requested_shape import masked_shape
 from architectures.shapes.shape import DTYPE_BYTES, Shape
-from architectures.shapes.sizes import masked_shape
 from distill.estimates.frozen_embeddings import trained_parameters
 from distill.formulas.losses import Knowledge
 from distill.recipe.recipe import Recipe

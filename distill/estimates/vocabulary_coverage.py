@@ -19,7 +19,7 @@ from distill.estimates.expected_work import finished_counts
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 from distill.vocabulary.answer_counts import Counts, id_counts_in, pooled
-from distill.vocabulary.choice import listed_ids
+from distill.vocabulary.output_ids import listed_ids
 
 MOST_TOKENS = 2_000_000  # of one kind of answers: a second's reading
 UNKNOWN = "unknown"

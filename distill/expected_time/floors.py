@@ -11,8 +11,8 @@ from math import log2
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
+from architectures.shapes.requested_shape import WIDTHS
 from architectures.shapes.shape import Shape
-from architectures.shapes.sizes import WIDTHS
 from distill.expected_time.devices import Device, known_slugs
 from distill.expected_time.rates import ASSUMED_LAUNCH_MS, least_step_s, peak_flops_per_s
 from eval.acceptance.speedup import StepTimes

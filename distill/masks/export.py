@@ -12,7 +12,7 @@ from architectures.checkpoints.target_files import carry_files
 from architectures.checkpoints.weights import TensorInfo, require_replaceable, write_weights
 from architectures.families import FAMILIES
 from architectures.files.atomic import staged_folder, write_json, write_text
-from architectures.masks.masking import fold
+from architectures.masks.gating import fold
 from architectures.masks.masks import Masks, middle
 from architectures.pruning.draft_config import with_dtype
 from architectures.pruning.plan_record import PLAN_NAME, PruningPlan

@@ -12,7 +12,7 @@ from composer.models import ComposerModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.masks.masking import masked
+from architectures.masks.gating import masked
 from architectures.masks.masks import Masks
 from architectures.shapes.section import MasksConfig
 from distill.formulas.dense import cross_entropy, forward_kl

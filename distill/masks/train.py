@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.masks.masking import masked
+from architectures.masks.gating import masked
 from architectures.masks.masks import Masks, plan_from_masks
+from architectures.shapes.requested_shape import masked_shape
 from architectures.shapes.section import MasksConfig
 from architectures.shapes.shape import Shape
-from architectures.shapes.sizes import masked_shape
 from architectures.targets.target import read_config, require_whole_head
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
 from distill.checkpoints.trust import guard_composer

@@ -20,8 +20,8 @@ from distill.data.longest_texts import refuse_long_calibration
 from distill.run.progressive import cut_from
 from distill.run.run import Run, length_of
 from distill.run.stage_inputs import scores_inputs
-from distill.vocabulary.choice import Choice, chosen
 from distill.vocabulary.head import with_choice
+from distill.vocabulary.output_ids import Choice, chosen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,8 +110,8 @@ def compute_scores(run: Run, source: Path, missing: set[str]) -> dict[str, Any]:
     """The missing scores, and all others that the same pass over the text gives."""
     import numpy as np
 
+    from architectures.importance.activation_scores import activation_scores
     from architectures.importance.layer_search import merge_order, removal_order
-    from architectures.importance.scoring import activation_scores
     from eval.models.loading import load_model
 
     ids_ST = calibration_ids(run)

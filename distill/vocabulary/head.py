@@ -7,7 +7,7 @@ from architectures.draft_vocabulary.lists import KEY
 from architectures.errors import UserError
 from architectures.pruning.plan_record import PruningPlan
 from architectures.small_head.record import broken_law, read_draft_vocabulary
-from distill.vocabulary.choice import Choice
+from distill.vocabulary.output_ids import Choice
 
 
 def with_choice(

@@ -18,7 +18,7 @@ from eval.certificate.engine_speed import speed_of
 from eval.certificate.laws import LEAST_PROMPTS, Known, find
 from eval.certificate.replayed import own_tokens, replay_run
 from eval.certificate.ties import differs, find_partings
-from eval.checks.loaded import prompts_of
+from eval.checks.loaded_pair import prompts_of
 from eval.engine_runs.llama_cpp_engine import run_llama_cpp
 from eval.engine_runs.openvino_engine import run_openvino
 from eval.engine_runs.record import Certificate, Engine, EngineRun, pooled

@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from eval.checks.loaded import LoadedPair
+from eval.checks.loaded_pair import LoadedPair
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed

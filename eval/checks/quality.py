@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 
 from architectures.files.progress import track
 from eval.checks.exams import Exam
-from eval.checks.loaded import LoadedPair
+from eval.checks.loaded_pair import LoadedPair
 from eval.checks.near_ties import Parting, excess_p, find_parting, tie_allowance
 from eval.checks.verify import LEAST_P, Finding, kept_of
 from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode

@@ -152,8 +152,8 @@ class LatencySettings(Section):
 def latency(settings: LatencySettings) -> None:
     """Measure, print and perhaps write."""
     from architectures.files.atomic import write_bytes
+    from eval.commands.depth_and_width_plot import shapes_plot
     from eval.commands.latency_page import grid_page
-    from eval.commands.shapes_plot import shapes_plot
     from eval.models.identity import model_facts
     from eval.records.files import write_record
     from eval.records.grid import TARGET, GridFile, GridModel
@@ -240,7 +240,7 @@ def resampling_of(settings: LatencySettings) -> "Resampling":
 def target_and_drafts(settings: LatencySettings) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
     """The target and its drafts by name, and the text that fills their caches."""
     from architectures.targets.target import require_whole_head, resolve_checkpoint
-    from eval.checks.loaded import prompts_of
+    from eval.checks.loaded_pair import prompts_of
     from eval.models.loading import load_model, load_tokenizer, require_same_tokenizer
     from eval.prompts.rendering import render_prompt
     from eval.records.grid import TARGET

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from architectures.pages.blocks import Block, Section, Sentence, Table
-from eval.commands.shapes_page import depth_sentences, shapes_table
+from eval.commands.depth_and_width_page import depth_sentences, shapes_table
 from eval.pages.scorecard_page import with_interval_ms
 from eval.records.grid import TARGET, Cell, GridFigures, GridStep
 

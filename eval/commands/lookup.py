@@ -26,7 +26,7 @@ from eval.prompts.words import PromptWords
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from eval.checks.loaded import LoadedPair
+    from eval.checks.loaded_pair import LoadedPair
     from eval.policies.policy_file import PolicyFile
     from eval.prompts.forms import Prompt
 
@@ -67,7 +67,7 @@ class LookupSettings(Section):
 
 def lookup(settings: LookupSettings) -> None:
     """Tune, write the file into the draft's folder, and say what it is worth."""
-    from eval.checks.loaded import load_pair
+    from eval.checks.loaded_pair import load_pair
     from eval.commands.lookup_page import policies_page
     from eval.latency.machine import torch_threads
     from eval.policies.policy_file import write_policies
@@ -85,7 +85,7 @@ def lookup(settings: LookupSettings) -> None:
 
 def prompts_to_tune_on(settings: LookupSettings) -> "list[Prompt]":
     """Those that are named; of the built-in ones others than `widedraft speed` takes."""
-    from eval.checks.loaded import prompts_of
+    from eval.checks.loaded_pair import prompts_of
 
     if settings.prompts:
         return prompts_of(settings.prompts, settings.num_prompts)

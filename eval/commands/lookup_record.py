@@ -6,7 +6,7 @@ from architectures.files.progress import track
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import answer_logits, replay_answer, rule_name
 from eval.acceptance.speedup import StepTimes
-from eval.checks.loaded import LoadedPair
+from eval.checks.loaded_pair import LoadedPair
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits, Seeds, row_seed

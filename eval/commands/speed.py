@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from eval.acceptance.estimates import Resampling
-    from eval.checks.loaded import LoadedPair
+    from eval.checks.loaded_pair import LoadedPair
     from eval.latency.measure import Latency
     from eval.policies.policy_file import TunedPolicy
     from eval.records.speed import MeasuredWith, SpeedFile
@@ -118,7 +118,7 @@ def speed(settings: SpeedSettings) -> None:
         require_profile_folder(settings.profile)
     from architectures.files.atomic import write_bytes
     from eval.acceptance.estimates import Resampling
-    from eval.checks.loaded import load_pairs, prompts_of
+    from eval.checks.loaded_pair import load_pairs, prompts_of
     from eval.latency.machine import torch_threads
     from eval.records.files import write_record
     from eval.speed.page import speed_page
@@ -180,7 +180,7 @@ def measured(
     """The record of all ways."""
     import torch
 
-    from eval.checks.loaded import identity_of
+    from eval.checks.loaded_pair import identity_of
     from eval.latency.machine import machine_state
     from eval.records.origin import Machine, Provenance
     from eval.records.speed import SpeedFile

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from architectures.shapes.equal_shapes import EqualShape
+from architectures.shapes.requested_shape import WIDTHS
 from architectures.shapes.shape import Shape
-from architectures.shapes.sizes import WIDTHS
 from eval.acceptance.estimates import Resampling, resampled
 from eval.records.grid import DepthAndWidth, DepthFit, GridFigures, ShapeRow, SizeEnds
 

@@ -34,8 +34,8 @@ from eval.latency.machine import torch_threads
 from eval.models.identity import model_facts
 from eval.models.loading import load_model, require_positions
 from eval.recorded.answers import RecordedAnswer, Recording
+from eval.recorded.matched_tokens import write_rounds
 from eval.recorded.page import find_warnings, recorded_page, verdict
-from eval.recorded.rounds_file import write_rounds
 from eval.records import scorecard as records
 from eval.records.acceptance import RecordedRow
 from eval.records.files import CARD_NAME, write_record
@@ -191,14 +191,14 @@ def count_rounds(
 
 
 def write_greedy_rounds(accept: Sequence[Array], lookaheads: Iterable[int], folder: Path) -> None:
-    """Write folder/lookahead-<g>.txt: the rounds along every answer, as eval.recorded.rounds_file reads them."""
+    """Write folder/lookahead-<g>.txt: the rounds along every answer, as eval.recorded.matched_tokens reads them."""
     for lookahead in lookaheads:
         totals = [round_totals(accept_T, lookahead=lookahead) for accept_T in accept]
         write_rounds(totals, folder / f"lookahead-{lookahead}.txt")
 
 
 def round_totals(accept_T: Array, *, lookahead: int) -> list[int]:
-    """Tokens after each round of a greedy answer, as eval.recorded.rounds_file has them: the last are not run."""
+    """Tokens after each round of a greedy answer, as eval.recorded.matched_tokens has them: the last are not run."""
     num_tokens = len(accept_T)
     starts = [int(start) for start in round_starts(acceptance_tails(accept_T, lookahead)).nonzero()[0]]
     ends = [*starts[1:], num_tokens]

@@ -17,7 +17,7 @@ from eval.pages.verdict import (
 from eval.records.scorecard import Scorecard
 from eval.records.scorecard_speeds import Live
 from eval.report.batches import batch_words
-from eval.report.differences import difference_blocks
+from eval.report.difference_blocks import difference_blocks
 from eval.report_inputs.cards import Card
 from eval.report_inputs.drafts import ScoredDraft, all_temperatures, primaries, scored_at
 from eval.report_inputs.grid_file import Grids

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from eval.acceptance.comparison import compare_matches
 from eval.acceptance.counts import Counts, pool
 from eval.acceptance.estimates import (
     Columns,
@@ -14,6 +13,7 @@ from eval.acceptance.estimates import (
     paired_ratio_difference,
     pooled_ratio,
 )
+from eval.acceptance.paired_tests import compare_matches
 from eval.records.acceptance import (
     AcceptanceRow,
     Bin,

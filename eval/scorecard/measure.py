@@ -21,7 +21,7 @@ from eval.scorecard.answers import Answers, context_of
 from eval.scorecard.draft_scores import DraftScore, ReplayedDraft
 from eval.scorecard.live import compare_with_replay, decode_live, live_run
 from eval.scorecard.live_record import live_record, ways_of
-from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.loaded_models import Pair, replay_drafts
 from eval.scorecard.policies import policy_rows, tune_policies
 from eval.scorecard.record import scored_latency, speedup_row
 

@@ -19,7 +19,7 @@ from eval.records.origin import ScoredModel
 from eval.records.scorecard_speeds import LookupRow, PolicyRow
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.draft_scores import ReplayedDraft
-from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.loaded_models import Pair, replay_drafts
 
 FOLDER = "tuning"  # of the answers, beside those that are scored on
 

@@ -26,8 +26,8 @@ from eval.records.origin import AnswersRow, DraftModel, Prompts, Provenance, Sco
 from eval.records.scorecard import Scorecard, ScoredSettings
 from eval.scorecard.answers import Answers, context_of, longest_text, record_answers, require_rows_of
 from eval.scorecard.grid import measure_batches, write_grid
+from eval.scorecard.loaded_models import Pair
 from eval.scorecard.measure import measure
-from eval.scorecard.pair import Pair
 from eval.scorecard.policies import FOLDER as TUNING_FOLDER
 from eval.scorecard.policies import policy_file, record_tuning_answers, tuning_prompts
 from eval.scorecard.sidecars import write_sidecars

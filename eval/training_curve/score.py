@@ -21,7 +21,7 @@ from eval.prompts.forms import Prompt
 from eval.records.files import CARD_NAME, read_scorecard
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.draft_scores import DraftScore
-from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.loaded_models import Pair, replay_drafts
 from eval.scorecard.record import speedup_row
 from eval.training_curve.curves import JSON_NAME, PAGE_NAME, SCHEMA, Curve, Curves, Point, write_curves
 from eval.training_curve.page import curves_page

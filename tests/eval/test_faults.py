@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eval.checks import compare
-from eval.checks import loaded as opened
+from eval.checks import loaded_pair as opened
 from eval.checks.built_in import PROMPTS
 from eval.decoding.batch import Emitted
 from eval.decoding.sampling import Sampling, distribution

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from architectures.shapes.equal_shapes import equal_shape, equal_shapes
+from architectures.shapes.requested_shape import BLOCK
 from architectures.shapes.serving import serving_problems
 from architectures.shapes.shape import NAMED_SHAPES
-from architectures.shapes.sizes import BLOCK
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 GROUPED = replace(LLAMA, kv_heads=8, tied=True)

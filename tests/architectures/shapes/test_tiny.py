@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
-from architectures.shapes.sizes import draft_shape
 from architectures.shapes.tiny import head_divisor, shrunk, tiny_config, tiny_shapes
 from architectures.targets.known_targets import KNOWN_CONFIGS
 from architectures.targets.target import read_config

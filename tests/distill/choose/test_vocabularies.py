@@ -12,8 +12,8 @@ from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
 from architectures.pages.markdown import markdown
 from architectures.pruning.plan import needed_scores
+from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.shape import Shape
-from architectures.shapes.sizes import draft_shape
 from architectures.targets.target import read_config
 from distill.choose import command, trials
 from distill.choose.candidates import candidates_of
@@ -22,7 +22,7 @@ from distill.choose.vocabulary_page import vocabulary_page
 from distill.estimates.coverage import IdCounts
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run.run import Run
-from distill.vocabulary.choice import tokens_in
+from distill.vocabulary.output_ids import tokens_in
 from eval.latency.untrained import untrained_models
 from eval.models.loading import load_model
 from eval.predictions.ranking import Prospect

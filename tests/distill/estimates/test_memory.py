@@ -9,11 +9,11 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
-from architectures.masks.masking import masked
+from architectures.masks.gating import masked
 from architectures.masks.masks import Masks
+from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
-from architectures.shapes.sizes import draft_shape
 from distill.estimates.memory import (
     Training,
     layer_bytes_per_token,

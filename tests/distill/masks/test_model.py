@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from architectures.masks.masking import masked
+from architectures.masks.gating import masked
 from architectures.masks.masks import Masks
 from architectures.shapes.section import MasksConfig
 from architectures.shapes.shape import Shape

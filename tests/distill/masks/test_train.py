@@ -14,7 +14,7 @@ import distill.masks.train
 import widedraft
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
-from architectures.masks.masking import masked
+from architectures.masks.gating import masked
 from architectures.pruning.plan_record import PruningPlan
 from distill.checkpoints.files import find_checkpoints
 from distill.masks.train import build_mask_model, build_mask_optimizer, in_batches, weights

@@ -3,7 +3,7 @@
 import pytest
 
 import widedraft
-from eval.checks import loaded as opened
+from eval.checks import loaded_pair as opened
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models.loading import load_model

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from eval.checks.compare import Comparison, compare
-from eval.checks.loaded import LoadedPair, load_pair, prompts_of
+from eval.checks.loaded_pair import LoadedPair, load_pair, prompts_of
 from eval.decoding.batch import Emitted
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode

@@ -9,7 +9,7 @@ import pytest
 import widedraft
 from eval.acceptance.replay import answer_logits
 from eval.checks.exams import open_exam
-from eval.checks.loaded import load_pair
+from eval.checks.loaded_pair import load_pair
 from eval.checks.near_ties import Parting, find_parting, tie_allowance
 from eval.checks.quality import Asking, Outcome, check_answers, compare_answers, favour_p, share_words
 from eval.checks.verify import LEAST_P

@@ -7,7 +7,7 @@ from scipy.stats import binom
 
 from architectures.errors import UserError
 from eval.checks import verify
-from eval.checks.loaded import load_pair
+from eval.checks.loaded_pair import load_pair
 from eval.checks.verify import (
     LEAST_P,
     Verification,

@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from eval.checks.compare import Comparison, compare
-from eval.checks.loaded import load_pair
+from eval.checks.loaded_pair import load_pair
 from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps, plain_decode, speculative_decode

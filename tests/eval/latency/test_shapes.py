@@ -12,10 +12,10 @@ from architectures.errors import UserError
 from architectures.pages.markdown import markdown
 from architectures.shapes.equal_shapes import EqualShape, equal_shape, equal_shapes
 from eval.acceptance.estimates import Estimate, Resampling
+from eval.commands.depth_and_width_page import depth_sentences, shapes_table, verdict
+from eval.commands.depth_and_width_plot import draw
 from eval.commands.latency import with_head_of
 from eval.commands.latency_page import grid_page
-from eval.commands.shapes_page import depth_sentences, shapes_table, verdict
-from eval.commands.shapes_plot import draw
 from eval.latency.depth_and_width import with_depth_and_width
 from eval.latency.floor import shape_of, weight_bytes_read
 from eval.latency.untrained import source_shape, untrained_models

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from eval.checks.loaded import prompts_of
+from eval.checks.loaded_pair import prompts_of
 from eval.prompts.forms import Prompt, raw_text, user_turn
 from eval.prompts.loading import load_in_turn, load_prompts, tasks_record
 from eval.prompts.source import PromptSource

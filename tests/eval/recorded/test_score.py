@@ -10,8 +10,8 @@ from eval.answers.traces import read_traces
 from eval.config import EvalConfig
 from eval.recorded.answers import answer_lengths, read_recorded_text, read_recorded_traces
 from eval.recorded.export import export_recorded
+from eval.recorded.matched_tokens import match_with_answers, read_rounds
 from eval.recorded.page import headline
-from eval.recorded.rounds_file import match_with_answers, read_rounds
 from eval.recorded.score import accept_chances, score_recording
 from eval.records.files import form_of
 from eval.records.scorecard import RecordedScorecard

@@ -6,7 +6,7 @@ import pytest
 
 from eval.acceptance.estimates import Estimate
 from eval.pages.verdict import with_interval
-from eval.report.differences import Differences, paired_difference
+from eval.report.difference_blocks import Differences, paired_difference
 from eval.report_inputs.cards import read_card
 from tests.eval.report.edits import two_lookaheads_alone
 

@@ -20,7 +20,7 @@ from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers
 from eval.scorecard.live import DRAFT
 from eval.scorecard.live_record import ways_of
-from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.loaded_models import Pair, replay_drafts
 from eval.scorecard.policies import FOLDER, recorded_along, row_of, tuning_prompts
 
 CONFIG = EvalConfig(

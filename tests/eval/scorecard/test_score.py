@@ -23,7 +23,7 @@ from eval.prompts.loading import tasks_record
 from eval.records.files import read_scorecard
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers, typical_context
-from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.loaded_models import Pair, replay_drafts
 
 TIMED = ("latency", "speedup", "live", "verdict", "warnings", "provenance")
 

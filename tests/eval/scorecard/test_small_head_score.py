@@ -23,7 +23,7 @@ from eval.recorded.answers import read_recorded_traces
 from eval.recorded.score import score_recording
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import TRACES_NAME, Answers, answers_folder
-from eval.scorecard.pair import Pair, replay_drafts
+from eval.scorecard.loaded_models import Pair, replay_drafts
 from tests.eval.conftest import SAID
 from tests.eval.decoding.laws import FIRST, TEXT
 from tests.eval.decoding.small_heads import spread_out

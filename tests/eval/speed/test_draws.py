@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from eval.checks.compare import Comparison, compare
-from eval.checks.loaded import load_pair
+from eval.checks.loaded_pair import load_pair
 from eval.checks.verify import Verification, decode_run
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode

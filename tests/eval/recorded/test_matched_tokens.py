@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from architectures.errors import UserError
-from eval.recorded.rounds_file import (
+from eval.recorded.matched_tokens import (
     match_by_totals,
     match_with_answers,
     matched_table,

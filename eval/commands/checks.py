@@ -33,7 +33,7 @@ from eval.commands.steps import how_asked, one_way, opener_of
 from eval.prompts.words import PromptWords
 
 if TYPE_CHECKING:
-    from eval.checks.loaded import LoadedPair
+    from eval.checks.loaded_pair import LoadedPair
     from eval.checks.verify import Finding
     from eval.decoding.policy import ProposalPolicy
     from eval.rounds.round_trace import Run
@@ -89,7 +89,7 @@ class VerifySettings(Section):
 
 def verify(settings: VerifySettings) -> None:
     """Print every finding; exit code 1 where a law does not hold."""
-    from eval.checks.loaded import load_pair, prompts_of
+    from eval.checks.loaded_pair import load_pair, prompts_of
     from eval.checks.verify import Verification, verify_pair
     from eval.decoding.sampling import Sampling
 
@@ -156,7 +156,7 @@ class QualitySettings(Section):
 def quality(settings: QualitySettings) -> None:
     """Print how many answers are right alone and with the draft; exit code 1 where the draft changed a text."""
     from eval.checks.exams import open_exam
-    from eval.checks.loaded import load_pair
+    from eval.checks.loaded_pair import load_pair
     from eval.checks.quality import Asking, check_answers
 
     exams = [open_exam(word, settings.num_prompts, seed=settings.seed) for word in settings.checks]
@@ -210,7 +210,7 @@ def compare(settings: CompareSettings) -> None:
     from rich.console import Console
 
     from eval.checks.compare import Comparison, compare, compared_run, typed_prompts
-    from eval.checks.loaded import load_pair, prompts_of
+    from eval.checks.loaded_pair import load_pair, prompts_of
     from eval.decoding.sampling import Sampling
     from eval.decoding.texts import Limits, Seeds, Speculation
     from eval.latency.machine import torch_threads

@@ -7,7 +7,7 @@ import pytest
 
 from architectures.draft_vocabulary.tokens import TOKENIZER
 from architectures.errors import UserError
-from distill.vocabulary.choice import tokens_in
+from distill.vocabulary.output_ids import tokens_in
 
 
 @pytest.fixture

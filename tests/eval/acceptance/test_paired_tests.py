@@ -6,8 +6,8 @@ from math import comb
 import numpy as np
 import pytest
 
-from eval.acceptance.comparison import compare_matches, even_chance_p, sign_flip_p
 from eval.acceptance.estimates import Resampling
+from eval.acceptance.paired_tests import compare_matches, even_chance_p, sign_flip_p
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 

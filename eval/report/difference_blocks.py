@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from architectures.pages.blocks import Absent, Block, Sentence, Table
-from eval.acceptance.comparison import sign_flip_p
 from eval.acceptance.estimates import Estimate, Resampling, paired_ratio_difference
+from eval.acceptance.paired_tests import sign_flip_p
 from eval.pages.verdict import with_interval
 from eval.records.acceptance import PromptSums
 from eval.report_inputs.cards import Card

@@ -244,7 +244,7 @@ def traced_rounds(settings: RoundsSettings) -> None:
 
 def matched_rounds(settings: RoundsSettings) -> None:
     """Print what rounds matched that a file tells by their totals."""
-    from eval.recorded.rounds_file import match_by_totals, match_with_answers, matched_table, read_rounds
+    from eval.recorded.matched_tokens import match_by_totals, match_with_answers, matched_table, read_rounds
 
     if settings.recorded is None:
         print(matched_table(match_by_totals(read_rounds(settings.file), lookahead=settings.lookahead)))

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from architectures.families import FAMILIES
-from architectures.masks.masking import fold, masked
+from architectures.masks.gating import fold, masked
 from architectures.masks.masks import Gates, Masks, plan_from_masks
 from architectures.pruning.prune import prune_checkpoint
 from architectures.pruning.slicing import tensor_locations
