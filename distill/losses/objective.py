@@ -25,7 +25,7 @@ class Objective:
     """
 
     terms: tuple[AnyLoss, ...]
-    temperature: float = 1.0
+    temperature: float
 
     @property
     def asks_teacher(self) -> bool:
