@@ -244,10 +244,10 @@ def traced_rounds(settings: RoundsSettings) -> None:
 
 def matched_rounds(settings: RoundsSettings) -> None:
     """Print what rounds matched that a file tells by their totals."""
-    from eval.recorded.matched_tokens import match_by_totals, match_with_answers, matched_table, read_rounds
+    from eval.recorded.matched_tokens import match_by_totals, match_with_answers, matched_lines, read_rounds
 
     if settings.recorded is None:
-        print(matched_table(match_by_totals(read_rounds(settings.file), lookahead=settings.lookahead)))
+        print(matched_lines(match_by_totals(read_rounds(settings.file), lookahead=settings.lookahead)))
         return
     if settings.lookahead is None:
         raise UserError(
@@ -257,4 +257,4 @@ def matched_rounds(settings: RoundsSettings) -> None:
 
     lengths = answer_lengths(settings.recorded)
     matched = match_with_answers(read_rounds(settings.file), lengths, lookahead=settings.lookahead)
-    print(matched_table(matched, num_answers=len(lengths)))
+    print(matched_lines(matched, num_answers=len(lengths)))

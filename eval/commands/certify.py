@@ -5,19 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from architectures.errors import UserError
 from architectures.files.number_types import Dtype
 from architectures.files.section import Section
+from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag, flag_of
 from architectures.settings.kinds import MOST, Lookahead, MaxScoredTokens, NumThreads, Rehash, Seed, Target
 from eval.prompts.words import PromptWords
-
-if TYPE_CHECKING:
-    from eval.engine_runs.record import Certificate
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,7 @@ def certify(settings: CertifySettings) -> None:
     """Print every finding and the speed; exit code 1 where a law does not hold."""
     from architectures.checkpoints.fingerprint import fingerprint_checkpoint
     from eval.certificate.certify import Asked, certify_pair
+    from eval.certificate.page import certificate_page
     from eval.engine_runs.record import write_certificate
     from eval.latency.machine import torch_threads
 
@@ -111,29 +110,10 @@ def certify(settings: CertifySettings) -> None:
         certificate, loaded = certify_pair(asked)
     prints = {"target": fingerprint_checkpoint(loaded.target), "draft": fingerprint_checkpoint(loaded.draft)}
     path = write_certificate(settings.out or loaded.draft, certificate, **prints)
-    print(certificate_page(certificate))
+    print(terminal(*certificate_page(certificate)))
     print(f"{path}: {settings.engine} {'serves this draft as scored' if certificate.holds else 'FAILS'}")
     if not certificate.holds:
         raise SystemExit(1)
-
-
-def certificate_page(certificate: "Certificate") -> str:
-    """Findings, likely causes and speed, as text."""
-    run, speed = certificate.run, certificate.speed
-    lines = [
-        f"{run.engine} {run.version}, {run.dtype}, lookahead {run.lookahead}, on {certificate.hardware}",
-        run.command,
-    ]
-    lines += [
-        f"{'holds' if finding.holds else 'FAILS':6} {finding.law}: {finding.detail}" for finding in certificate.findings
-    ]
-    lines += [f"likely cause: {cause}" for cause in certificate.causes]
-    interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
-    lines.append(
-        f"speed in this engine: {speed.value:.2f}x{interval}, {speed.plain_tokens_per_s:.1f} tokens/s without and "
-        f"{speed.drafted_tokens_per_s:.1f} with the draft"
-    )
-    return "\n".join(lines)
 
 
 def files_of(settings: CertifySettings) -> tuple[Path, Path] | None:

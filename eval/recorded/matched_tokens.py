@@ -138,7 +138,7 @@ def write_rounds(prompts: Sequence[Sequence[int]], path: Path) -> None:
     write_text("".join(f"[{total}]\n" for totals in prompts for total in totals), path)
 
 
-def matched_table(matched: Matched, *, num_answers: int | None = None) -> str:
+def matched_lines(matched: Matched, *, num_answers: int | None = None) -> str:
     """The averages a person reads, those of every prompt first."""
     means = ["no round" if mean is None else f"{mean:.2f}" for mean in matched.per_prompt()]
     lines = [

@@ -11,7 +11,7 @@ from architectures.errors import UserError
 from eval.recorded.matched_tokens import (
     match_by_totals,
     match_with_answers,
-    matched_table,
+    matched_lines,
     read_rounds,
     write_rounds,
 )
@@ -88,7 +88,7 @@ def test_a_prompt_whose_first_total_is_above_the_last_total_is_not_merged_where_
     assert alone.doubtful_lines == (2,)
     assert alone.per_data_set() == 12 / 4
     assert alone.highest_per_data_set() == 14 / 4
-    page = matched_table(alone)
+    page = matched_lines(alone)
     assert "NOT CERTAIN: at line 2 a prompt may begin" in page
     assert "(at most 3.50)" in page
 
@@ -97,14 +97,14 @@ def test_nothing_is_doubtful_where_answers_are_given(rounds_of):
     matched = match_with_answers(rounds_of(BY_HAND), LENGTHS, lookahead=LOOKAHEAD)
     assert matched.doubtful_lines == ()
     assert matched.highest_per_data_set() == matched.per_data_set()
-    assert "NOT CERTAIN" not in matched_table(matched)
+    assert "NOT CERTAIN" not in matched_lines(matched)
 
 
 def test_without_a_lookahead_every_rise_is_doubtful_and_nothing_bounds_it(rounds_of):
     matched = match_by_totals(rounds_of(BY_HAND))
     assert matched.doubtful_lines == (2, 3, 4, 6, 7, 9, 10)
     assert matched.highest_per_data_set() is None
-    assert "give --lookahead to bound it" in matched_table(matched)
+    assert "give --lookahead to bound it" in matched_lines(matched)
 
 
 def possible_averages(totals, lookahead):
@@ -176,12 +176,12 @@ def test_what_is_written_is_one_line_a_round(tmp_path):
 def test_a_prompt_without_a_round_has_no_average(rounds_of):
     matched = match_with_answers(rounds_of([(2,), (3,)]), [8, 6, 9], lookahead=LOOKAHEAD)
     assert matched.per_prompt() == [2.0, None, 3.0]
-    assert "prompt 2: no round (0 tokens, 0 rounds)" in matched_table(matched)
+    assert "prompt 2: no round (0 tokens, 0 rounds)" in matched_lines(matched)
 
 
 def test_fewer_prompts_than_answers_are_told(rounds_of):
     matched = match_with_answers(rounds_of(BY_HAND), [*LENGTHS, 30], lookahead=LOOKAHEAD)
-    assert matched_table(matched, num_answers=4).endswith("data set: 2.60 (26 tokens, 10 rounds, 3 of 4 prompts)")
+    assert matched_lines(matched, num_answers=4).endswith("data set: 2.60 (26 tokens, 10 rounds, 3 of 4 prompts)")
 
 
 def test_answers_that_fill_no_batch_are_never_decoded(rounds_in):
@@ -240,7 +240,7 @@ def test_mistakes_name_file_line_and_round(tmp_path, rounds_in, text, line, mess
 
 
 def test_the_table_has_a_line_a_prompt(rounds_of):
-    assert matched_table(match_with_answers(rounds_of(BY_HAND), LENGTHS, lookahead=LOOKAHEAD)).splitlines() == [
+    assert matched_lines(match_with_answers(rounds_of(BY_HAND), LENGTHS, lookahead=LOOKAHEAD)).splitlines() == [
         "matched tokens a round, the target's own included",
         "prompt 1: 2.50 (10 tokens, 4 rounds)",
         "prompt 2: 3.00 (9 tokens, 3 rounds)",
