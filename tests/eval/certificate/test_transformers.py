@@ -75,9 +75,9 @@ def test_a_draft_of_another_target_fails_and_its_file_is_named(target_folder, no
     shutil.copytree(noisy_folder, wrong)
     text = (wrong / name).read_text() if (wrong / name).exists() else ""
     (wrong / name).write_text(f"{text}\n")
-    certificate, _ = certify_pair(replace(ASKED, target=str(target_folder), draft=str(wrong)))
-    assert [one.law for one in certificate.findings if not one.holds] == ["files"]
-    assert certificate.causes[0].startswith(cause)
+    certificate, _ = certify_pair(replace(ASKED, target=str(target_folder), draft=str(wrong), max_new_tokens=8))
+    assert [one.law for one in certificate.findings if not one.holds] == ["enough", "files"]  # short texts, for speed
+    assert any(each.startswith(cause) for each in certificate.causes)
 
 
 def test_the_command_writes_beside_the_draft_and_prints(target_folder, noisy_folder, tmp_path, capsys):
