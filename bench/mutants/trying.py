@@ -20,7 +20,9 @@ from bench.mutants.mutant import Mutant
 OURS = ("architectures", "eval", "distill", "widedraft", "tests", "conftest")
 LOADED_FIRST = ("torch", "transformers", "composer", "composer.algorithms", "datasets", "scipy.stats", "hypothesis")
 REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis is loaded already
-OPTIONS = ("-q", "-n", "0", "-x", "-W", REWRITTEN, "-p", "no:cacheprovider", "-m", "not slow and not gpu and not real")
+MOST_TEST_S = 60  # of one test, twice the longest: a rule that is broken may leave a loop without an end
+RUN = ("-q", "-n", "0", "-x", "-W", REWRITTEN, "-p", "no:cacheprovider", f"--timeout={MOST_TEST_S}")
+OPTIONS = (*RUN, "-m", "not slow and not gpu and not real")
 POLL_S = 0.05
 AGES = count(1)  # of broken files: seconds since 1970, each its own
 
