@@ -24,7 +24,8 @@ from bench.gpu.stage import Row
 from bench.loss import peak, reset_peak
 from bench.teacher_cache import write_cache
 from distill.data.batches import AnswerDataset
-from distill.estimates.memory import memory_parts, together, trainings
+from distill.estimates.memory import memory_parts, together
+from distill.estimates.trainings import trainings
 from distill.losses.answer_logits import AnswerLogits
 from distill.losses.chunked import Head
 from distill.monitoring.callbacks import CheckpointWriter

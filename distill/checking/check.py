@@ -25,7 +25,8 @@ from distill.estimates.cache_sizes import cache_sizes
 from distill.estimates.expected_work import Work, expected_work, loss_words, read_prompts, read_rows, work_rows
 from distill.estimates.frozen_embeddings import refuse_tied, trained_parameters
 from distill.estimates.mask_memory import refuse_sharded_masks
-from distill.estimates.memory import MASTER_BYTES, Training, memory_parts, process_counts, together, trainings
+from distill.estimates.memory import MASTER_BYTES, memory_parts, process_counts, together
+from distill.estimates.trainings import Training, trainings
 from distill.estimates.vocabulary_coverage import vocabulary_block
 from distill.estimates.vocabulary_sizes import head_blocks
 from distill.expected_time.devices import find_device

@@ -11,7 +11,8 @@ from distill.choose.candidates import DEPTHS, Candidate, candidates_of
 from distill.choose.command import ChooseSettings
 from distill.choose.floors_page import Floored, floors_page
 from distill.estimates.expected_work import expected_work, read_rows
-from distill.estimates.memory import memory_parts, together, trainings
+from distill.estimates.memory import memory_parts, together
+from distill.estimates.trainings import trainings
 from distill.expected_time.devices import Device, find_device
 from distill.expected_time.floors import floor_times, ways_of
 from distill.expected_time.stages import stage_times

@@ -4,7 +4,8 @@ import sys
 
 from architectures.errors import UserError
 from architectures.shapes.shape import Shape
-from distill.estimates.memory import Training, held_bytes, mask_training, memory_parts, process_counts, together
+from distill.estimates.memory import held_bytes, memory_parts, process_counts, together
+from distill.estimates.trainings import Training, mask_training
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 from distill.run.training import masks_are_due

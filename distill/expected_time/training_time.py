@@ -11,7 +11,8 @@ from math import ceil
 
 from architectures.shapes.shape import Shape
 from distill.estimates.expected_work import expected_reading
-from distill.estimates.memory import learned_tokens, process_counts, trainings
+from distill.estimates.memory import process_counts
+from distill.estimates.trainings import learned_tokens, trainings
 from distill.expected_time.devices import Device
 from distill.expected_time.rates import training_flops_per_s
 from distill.expected_time.stage_time import PlannedRun, StageTime, unknown

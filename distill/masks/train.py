@@ -29,7 +29,7 @@ from architectures.targets.target import read_config, require_whole_head
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
 from distill.checkpoints.trust import guard_composer
 from distill.estimates.mask_memory import refuse_masks_beyond, refuse_sharded_masks
-from distill.estimates.memory import mask_training
+from distill.estimates.trainings import mask_training
 from distill.losses.answer_logits import head_of
 from distill.masks.export import export_masks, open_kept_fraction
 from distill.masks.model import MaskModel

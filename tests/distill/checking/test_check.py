@@ -15,7 +15,7 @@ from distill.checking.check import check_recipe, disk_rows, planned
 from distill.data.generate import generate_answers
 from distill.estimates.cache_sizes import cache_sizes
 from distill.estimates.expected_work import Work
-from distill.estimates.memory import trainings
+from distill.estimates.trainings import trainings
 from distill.expected_time import devices
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run.recorded import target_record

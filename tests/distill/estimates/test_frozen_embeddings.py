@@ -12,7 +12,8 @@ from architectures.targets.target import read_config
 from distill.checking.check import check_recipe
 from distill.checkpoints.files import find_checkpoints
 from distill.estimates.frozen_embeddings import freeze_input_embeddings, trained_parameters
-from distill.estimates.memory import memory_parts, trainings
+from distill.estimates.memory import memory_parts
+from distill.estimates.trainings import trainings
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.run import Run
 from distill.run.stage_inputs import training_inputs

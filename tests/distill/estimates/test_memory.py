@@ -15,7 +15,6 @@ from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from distill.estimates.memory import (
-    Training,
     layer_bytes_per_token,
     loss_bytes,
     matrix_parameters,
@@ -23,8 +22,8 @@ from distill.estimates.memory import (
     process_counts,
     sequences_at_once,
     together,
-    trainings,
 )
+from distill.estimates.trainings import Training, trainings
 from distill.formulas.dense import forward_kl
 from distill.losses.chunked import Head, sum_of_rows
 from distill.losses.kept_rows import FrozenRows

@@ -13,7 +13,8 @@ from architectures.pages.terminal import terminal
 from architectures.shapes.shape import NAMED_SHAPES
 from distill.checking.check import check_recipe
 from distill.estimates.mask_memory import refuse_masks_beyond, refuse_sharded_masks
-from distill.estimates.memory import held_bytes, mask_training, memory_parts, together
+from distill.estimates.memory import held_bytes, memory_parts, together
+from distill.estimates.trainings import mask_training
 from distill.recipe.recipe import Recipe
 from distill.train import train
 from widedraft import main

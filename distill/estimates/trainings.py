@@ -1,0 +1,136 @@
+"""The trainings of a recipe as far as memory and time go: models, number types, tokens. No torch."""
+
+from dataclasses import dataclass
+
+from architectures.shapes.requested_shape import masked_shape
+from architectures.shapes.shape import DTYPE_BYTES, Shape
+from distill.estimates.frozen_embeddings import trained_parameters
+from distill.formulas.losses import Knowledge
+from distill.recipe.recipe import Recipe
+from distill.recipe.teacher import (
+    AnyTeacher,
+    HiddenCache,
+    NoTeacher,
+    SampleCache,
+    TopKCache,
+    is_sharded,
+    teacher_dtype,
+)
+from distill.recipe.training import DistillConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training, as far as memory goes.
+
+    Attributes:
+        title: What is trained.
+        student: Its shape; all of it is trained, but for frozen embeddings.
+        teacher: The frozen one's shape; None where there is none.
+        teacher_dtype: Number type of the teacher's weights.
+        precision: amp_bf16 or fp32.
+        batch: Sequences per step over all processes.
+        microbatch: Sequences per forward pass; None for the whole batch of a process.
+        seq_len: Tokens of a sequence at most.
+        loss_tokens: Tokens of a sequence that make loss, at most.
+        gated: Whether learned masks are multiplied in.
+        sharded: Whether FSDP2 divides the student.
+        packing: Whether sequences share rows. The slots of a packed batch are fewer; all of them are counted.
+        cached_bytes: What a batch holds of a cached teacher per answer token; None where the teacher runs.
+        teacher_sharded: Whether FSDP2 divides the teacher.
+        logits_of_teacher: Whether the loss is made of the teacher's logits, which a cache of entries spares.
+        frozen_embeddings: Whether the student's input embeddings have neither gradients nor moments.
+    """
+
+    title: str
+    student: Shape
+    teacher: Shape | None
+    teacher_dtype: str
+    precision: str
+    batch: int
+    microbatch: int | None
+    seq_len: int
+    loss_tokens: int
+    gated: bool = False
+    sharded: bool = False
+    packing: bool = False
+    cached_bytes: int | None = None
+    teacher_sharded: bool = False
+    logits_of_teacher: bool = True
+    frozen_embeddings: bool = False
+
+    @property
+    def trained_parameters(self) -> int:
+        """Of the student, those that have gradients."""
+        return trained_parameters(self.student, frozen=self.frozen_embeddings)
+
+
+def trainings(recipe: Recipe, target: Shape, draft: Shape) -> list[Training]:
+    """The trainings of a recipe: of learned masks, where it has them, and of the draft."""
+    config = recipe.distill
+    seq_len, loss_tokens = learned_tokens(recipe)
+    dtype = teacher_dtype(recipe.target.dtype, config.precision)
+    distillation = Training(
+        title="distillation",
+        student=draft,
+        teacher=None if isinstance(config.teacher, NoTeacher) else target,
+        teacher_dtype=dtype,
+        precision=config.precision,
+        batch=config.global_train_batch_size,
+        microbatch=None if config.device_train_microbatch_size == "auto" else config.device_train_microbatch_size,
+        seq_len=seq_len,
+        loss_tokens=loss_tokens,
+        sharded=config.parallelism == "fsdp2",
+        packing=config.packing,
+        cached_bytes=cached_bytes(config.teacher, target, dtype),
+        teacher_sharded=is_sharded(config.teacher),
+        logits_of_teacher=asks_logits(config),
+        frozen_embeddings=config.freeze_input_embeddings,
+    )
+    masks = recipe.architecture.method == "learned_masks"
+    return [mask_training(recipe, target), distillation] if masks else [distillation]
+
+
+def asks_logits(config: DistillConfig) -> bool:
+    """Whether a training step makes logits of the teacher: neither of a cache's entries, nor of tokens alone."""
+    compares = config.token_selection is not None or any(term.needs() > Knowledge.TOKENS for term in config.terms)
+    return compares and config.teacher.tells is Knowledge.LOGITS
+
+
+def learned_tokens(recipe: Recipe) -> tuple[int, int]:
+    """Tokens of a sequence of distillation, and how many of them make loss, at most."""
+    if recipe.distill.train_on == "answers":
+        return recipe.data.max_seq_len, recipe.data.longest_answer
+    assert recipe.text is not None  # whoever trains on text has some
+    return recipe.text.max_seq_len - 1, recipe.text.max_seq_len - 1
+
+
+def mask_training(recipe: Recipe, target: Shape) -> Training:
+    """The training of learned masks: the whole target is trained beside its frozen self."""
+    masks, text = recipe.architecture.masks, recipe.text
+    assert text is not None  # a recipe with learned masks has text
+    masked_shape(target, recipe.architecture)  # the cut is possible
+    return Training(
+        title="mask training",
+        student=target,
+        teacher=target if masks.kl_weight else None,
+        teacher_dtype=teacher_dtype(recipe.target.dtype, masks.precision),
+        precision=masks.precision,
+        batch=masks.global_train_batch_size,
+        microbatch=None if masks.device_train_microbatch_size == "auto" else masks.device_train_microbatch_size,
+        seq_len=text.max_seq_len,
+        loss_tokens=text.max_seq_len - 1,
+        gated=True,
+    )
+
+
+def cached_bytes(teacher: AnyTeacher, target: Shape, dtype: str) -> int | None:
+    """What a batch holds per answer token: hidden states as they are, ids widened to 8 bytes and numbers to 4."""
+    match teacher:
+        case HiddenCache():
+            return target.hidden * DTYPE_BYTES[dtype]
+        case TopKCache(k=k):
+            return k * (8 + 4) + 4
+        case SampleCache(num_samples=num_samples):
+            return num_samples * 8
+    return None
