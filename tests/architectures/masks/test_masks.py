@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from architectures.masks.masks import (
+    Axis,
     Masks,
     ascending,
     cut_axes,
@@ -177,6 +178,13 @@ def test_a_decided_mask_counts_as_its_kept_gates(kept):
     assert float(masks.log_alpha["layers"].max()) == pytest.approx(high)
     assert float(masks.expected_sizes()["layers"].detach()) == pytest.approx(kept, rel=0.01)
     assert float(open_probability(torch.tensor(high))) >= 1 - 1.001e-4
+
+
+@pytest.mark.parametrize(("size", "kept"), [(32, 1), (11008, 1), (11008, 64), (11008, 5504)])
+def test_closed_gates_count_together_as_a_hundredth_of_the_kept_ones_at_most(size, kept):
+    low, _ = Axis((size,), kept).limits
+    closed = float(open_probability(torch.tensor(low, dtype=torch.float64))) * (size - kept)
+    assert closed <= 0.01 * kept * (1 + 1e-6)
 
 
 def test_the_plan_keeps_the_largest_and_has_the_drafts_shape():
