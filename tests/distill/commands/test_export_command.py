@@ -106,6 +106,15 @@ def test_sums_in_another_order_are_told_and_let_pass(tmp_path):
         reloaded.verdict(ours, ours * torch.nan, dtype="float32", out=tmp_path)
 
 
+@pytest.mark.parametrize(("dtype", "share"), [("float32", 1e-5), ("bfloat16", 2**-6), ("float16", 2**-9)])
+def test_logits_may_differ_by_the_order_of_sums_of_their_number_type(tmp_path, dtype, share):
+    """Of the largest logit: some units in the last place of float32, four of 16-bit numbers."""
+    ours = torch.tensor([[1.0, -8.0]], dtype=torch.float64)
+    assert reloaded.verdict(ours, ours + 0.9 * share * 8, dtype=dtype, out=tmp_path).startswith("within")
+    with pytest.raises(UserError, match="its logits differ"):
+        reloaded.verdict(ours, ours + 1.1 * share * 8, dtype=dtype, out=tmp_path)
+
+
 def test_probes_are_ids_of_the_vocabulary_and_differ():
     for rows in (66, 264, 49152):
         ids = reloaded.probe_ids(rows).tolist()

@@ -24,7 +24,14 @@ from distill.run import content
 from distill.run.content import fingerprint_sources, fingerprint_text
 from distill.run.run import Run
 from distill.run.stage import begin
-from distill.run.stage_inputs import draft_inputs, eval_inputs, generate_inputs, prune_inputs, training_inputs
+from distill.run.stage_inputs import (
+    asked_inputs,
+    draft_inputs,
+    eval_inputs,
+    generate_inputs,
+    prune_inputs,
+    training_inputs,
+)
 from distill.run.training import begin_training, refuse_orphaned_training, require_training_inputs
 from distill.stages.processes import distill_stage
 from distill.stages.running import export_stage
@@ -176,6 +183,16 @@ def test_a_source_without_a_task_is_what_it_was_before_there_were_tasks(make_run
     shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
     settings = {**recipe.eval.recorded(exclude={"policy_prompts"}), "tasks": [before]}
     assert eval_inputs(Run.of(changed(recipe, "eval.tasks", (source,))))["eval"] == fingerprint_value(settings)
+
+
+def test_answers_of_a_training_on_text_are_others_and_those_of_answers_what_they_were(make_run, tmp_path):
+    """Of a training on text held-out prompts alone are answered."""
+    (tmp_path / "t.txt").write_text("a b c")
+    text = {"domains": [{"name": "d", "path": str(tmp_path / "t.txt")}]}
+    on_text = make_run(train_on="text", text=text, max_duration="6ba", eval_interval="3ba")
+    on_answers = asked_inputs(make_run("answers"))
+    assert asked_inputs(on_text).items() - on_answers.items() == {("distill.train_on", "text")}
+    assert "distill.train_on" not in on_answers
 
 
 @pytest.mark.parametrize(("name", "has_other_reader"), [("rows.jsonl", True), ("text.txt", False)])

@@ -120,7 +120,10 @@ def test_a_shard_that_is_a_pipe_or_a_folder_is_refused(folder):
         ({}, r"eval\.settings: Field required"),
         ([], r"eval: Input should be an object, got \[\]"),
         ({"settings": SETTINGS}, r"eval\.num_shards: Field required"),
-        *(({"settings": SETTINGS, "num_shards": n}, r"eval\.num_shards: ") for n in ("1", -1, 10**12, 1.5, True, None)),
+        *(
+            ({"settings": SETTINGS, "num_shards": n}, r"eval\.num_shards: ")
+            for n in ("1", -1, 10**6 + 1, 10**12, 1.5, True, None)
+        ),
         ({"settings": 3, "num_shards": 1}, r"eval\.settings: Input should be an object, got 3"),
         ({"settings": SETTINGS, "num_shards": 1, "tokenizer": "a"}, r"eval\.tokenizer: Input should"),
     ],
