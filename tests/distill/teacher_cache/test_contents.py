@@ -18,7 +18,7 @@ from distill.data.batches import collate
 from distill.formulas.sparse import alpha_bounds, top_k_kl
 from distill.losses.answer_logits import head_of
 from distill.teacher.live import load_teacher
-from distill.teacher_cache import index
+from distill.teacher_cache import index, record
 from distill.teacher_cache.contents import (
     join_rows,
     load_head,
@@ -208,3 +208,12 @@ def test_top_k_of_everything_leaves_no_tail():
     rows = top_k_rows(torch.randn(3, 6), 6)
     assert (rows["log_tail"] == -torch.inf).all()
     torch.testing.assert_close(rows["log_probs"].float().exp().sum(-1), torch.ones(3), rtol=0, atol=2e-3)
+
+
+def test_caches_of_one_format_are_cut_into_shards_at_the_same_answers():
+    """Shards are found by these limits again: another limit is another format."""
+    assert (record.FORMAT, index.MAX_SHARD_BYTES, index.MAX_SHARD_TOKENS) == (
+        "widedraft.teacher_cache/2",
+        2**28,
+        2**16,
+    )
