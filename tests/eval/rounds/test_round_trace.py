@@ -47,6 +47,14 @@ def test_what_is_read_is_what_was_decoded(path):
     assert {"git_commit", "hardware", "versions", "argv"} <= trace.header.provenance.keys()
 
 
+def test_a_trace_from_before_steps_were_captured_is_of_none(path):
+    first, *lines = write(path, RUN)
+    header = json.loads(first)
+    del header["captured"]
+    path.write_text("\n".join([json.dumps(header), *lines, ""]), encoding="utf-8")
+    assert read_round_trace(path).header.captured is False
+
+
 def test_a_line_is_a_round_and_whose_it_is(path):
     _, *lines = write(path, RUN)
     assert [json.loads(line) for line in lines[:2]] == [
