@@ -24,7 +24,7 @@ check-code: $(READY)
 	$(BIN)/pyright
 
 unit-tests: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 40
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --durations 40
 
 # vLLM and llama.cpp, each in an environment of its own; vLLM for processors, without the builds that do not fit its torch.
 test-engines: $(READY) $(MODEL)/config.json $(VENV)-vllm/ready $(VENV)-llama-cpp/ready

@@ -304,8 +304,9 @@ def test_four_processes_say_it_once(recipe):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     message = "command line: distill.optimizer.rl=1: distill.optimizer.rl is not a key of a recipe."
-    assert (completed.stdout + completed.stderr).count(message) == 1
-    assert "Traceback" not in completed.stdout + completed.stderr
+    output = completed.stdout + completed.stderr
+    assert output.count(message) == 1, output
+    assert "Traceback" not in output, output
     assert completed.returncode == 2
 
 
