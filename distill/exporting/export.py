@@ -24,7 +24,6 @@ from architectures.families.family import Family
 from architectures.files.atomic import staged_folder, write_json, write_text
 from architectures.pruning.draft_config import with_dtype
 from architectures.pruning.plan_record import PLAN_NAME
-from architectures.shapes.shape import Shape
 from architectures.small_head.record import (
     CONFIG_KEY,
     DRAFT_VOCABULARY_NAME,
@@ -37,7 +36,7 @@ from distill.checkpoints.files import damage
 from distill.data.unknown_inputs import UnknownInputs
 from distill.exporting.reading import algorithms_of, read_state
 from distill.exporting.reloaded import compare_reloaded
-from distill.run.run import Run
+from distill.run.run import Run, shape_of
 from distill.run.stage_inputs import draft_inputs
 
 STUDENT_PREFIX = "student.lm."  # where DistillModel keeps the language model
@@ -185,7 +184,7 @@ def vocabulary_tensors(names: Iterable[str], family: Family, *, small_head: bool
 
 def vocab_size_of(folder: Path) -> int:
     """Rows of the embeddings of a checkpoint folder."""
-    return Shape.from_config(read_config(folder), where=str(folder / "config.json")).vocab
+    return shape_of(folder).vocab
 
 
 def require_ids_of(target: Path, vocab_size: int, vocabulary: DraftVocabulary, init: Path) -> None:

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.families.family import Family
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config
+from distill.run.run import shape_of
 from eval.models.loading import load_model
 
 NUM_TOKENS = 16
@@ -47,7 +46,7 @@ def compare_reloaded(
     Raises:
         UserError: If they differ by more than the order of sums explains.
     """
-    ids_T = probe_ids(min(vocab_rows(init), vocab_rows(folder)))
+    ids_T = probe_ids(min(shape_of(init).vocab, shape_of(folder).vocab))
     model = load_model(init, dtype=dtype, device="cpu")
     take_weights(model, student, family)
     ours_TV = probe_logits(model, ids_T)
@@ -67,11 +66,6 @@ def take_weights(model: PreTrainedModel, student: Mapping[str, Tensor], family: 
     tied = {head: student[embedding]} if head not in student and head in model.state_dict() else {}
     with torch.no_grad():
         model.load_state_dict({**student, **tied}, strict=True)
-
-
-def vocab_rows(folder: Path) -> int:
-    """Rows of the embeddings of a checkpoint folder."""
-    return Shape.from_config(read_config(folder), where=str(folder / "config.json")).vocab
 
 
 def probe_ids(rows: int) -> Tensor:

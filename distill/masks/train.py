@@ -24,8 +24,7 @@ from architectures.masks.gating import masked
 from architectures.masks.masks import Masks, plan_from_masks
 from architectures.shapes.requested_shape import masked_shape
 from architectures.shapes.section import MasksConfig
-from architectures.shapes.shape import Shape
-from architectures.targets.target import read_config, require_whole_head
+from architectures.targets.target import require_whole_head
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
 from distill.checkpoints.trust import guard_composer
 from distill.estimates.mask_memory import refuse_masks_beyond, refuse_sharded_masks
@@ -40,7 +39,7 @@ from distill.monitoring.step_profile import profiled_steps
 from distill.recipe.teacher import teacher_dtype
 from distill.recipe.times import split_time
 from distill.run.older_runs import adopt_older_run
-from distill.run.run import Run
+from distill.run.run import Run, shape_of
 from distill.run.stage_inputs import mask_inputs
 from distill.teacher.live import load_teacher
 from distill.text.dynamic_loading import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
@@ -86,7 +85,7 @@ def train_masks(run: Run, profile: Path | None = None) -> None:
 
 def refuse_too_large(run: Run) -> None:
     """Raise UserError, before anything is loaded, if this process cannot hold the training or was told to share it."""
-    source = target_shape(run)
+    source = shape_of(run.target)
     refuse_sharded_masks(run.recipe, source)
     device, sharers = torch.device("cpu"), dist.get_local_world_size()
     if torch.cuda.is_available():
@@ -98,10 +97,6 @@ def refuse_too_large(run: Run) -> None:
         free_bytes=None if free is None else free // sharers,
         device=str(device),
     )
-
-
-def target_shape(run: Run) -> Shape:
-    return Shape.from_config(read_config(run.target), where=str(run.target / "config.json"))
 
 
 def begin_masks(run: Run) -> None:
@@ -116,7 +111,7 @@ def begin_masks(run: Run) -> None:
 def build_mask_model(run: Run) -> MaskModel:
     """The target's weights in float32 and fresh masks, beside the frozen target on this process's device."""
     recipe, target, on_gpu = run.recipe, run.target, torch.cuda.is_available()
-    config, source = recipe.architecture.masks, target_shape(run)
+    config, source = recipe.architecture.masks, shape_of(run.target)
     masks = Masks(source, masked_shape(source, recipe.architecture), seed=recipe.seed)
     full_precision = config.precision == "fp32"
     device = f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"

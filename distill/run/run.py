@@ -8,6 +8,7 @@ from typing import Any
 
 from architectures.checkpoints.manifest import write_manifest
 from architectures.shapes.context_length import ContextLength, context_length
+from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config, require_whole_head, resolve_checkpoint
 from distill.data.longest_texts import refuse_long_texts
 from distill.recipe.recipe import Recipe, save_recipe
@@ -128,6 +129,11 @@ class Run:
         """Raise UserError if a text may come to more tokens than the target, or another model, was made for."""
         target = {self.recipe.target.path: length_of(self.target)}
         refuse_long_texts(self.recipe, target, {str(folder): length_of(folder) for folder in drafts})
+
+
+def shape_of(folder: Path) -> Shape:
+    """The shape of a checkpoint folder."""
+    return Shape.from_config(read_config(folder), where=str(folder / "config.json"))
 
 
 def length_of(folder: Path) -> ContextLength | None:

@@ -13,12 +13,10 @@ from architectures.checkpoints.manifest import changed_inputs
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
 from architectures.pruning.plan_record import PLAN_NAME, PruningPlan
 from architectures.pruning.scores import Scores
-from architectures.shapes.shape import Shape
 from architectures.small_head.config import VocabularyConfig
-from architectures.targets.target import read_config
 from distill.data.longest_texts import refuse_long_calibration
 from distill.run.progressive import cut_from
-from distill.run.run import Run, length_of
+from distill.run.run import Run, length_of, shape_of
 from distill.run.stage_inputs import scores_inputs
 from distill.vocabulary.head import with_choice
 from distill.vocabulary.output_ids import Choice, chosen
@@ -54,11 +52,6 @@ def chosen_ids(run: Run, wanted: VocabularyConfig, vocab_size: int) -> Choice:
     """The output ids that a recipe asks for; errors as for `chosen`."""
     recipe = run.recipe
     return chosen(wanted, run.target, vocab_size, answers=run.data.path, text=recipe.text, seed=recipe.seed)
-
-
-def shape_of(folder: Path) -> Shape:
-    """The shape of a checkpoint folder."""
-    return Shape.from_config(read_config(folder), where=str(folder / "config.json"))
 
 
 def require_shared_tokens(target: Path, source: Path) -> None:
