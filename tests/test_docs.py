@@ -1,9 +1,11 @@
 """Pages name tests there are, and show what commands print."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 from architectures.pages.terminal import terminal
 from eval.prompts.page import tasks_page
@@ -35,6 +37,44 @@ def test_prose_is_narrower_than_120_characters(page):
     """Tables, code and what commands write into a page are as wide as they are."""
     long = [line for line in prose(page) if len(line) >= 120]
     assert not long
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_link_leads_to_a_file_and_a_heading_in_it(page):
+    assert not [link for link in links(page) if not is_there(page, link)]
+
+
+@pytest.mark.parametrize("link", ["speed.md", "nowhere.md", "speed.md#nowhere", "../eval/report/nowhere.py"])
+def test_a_link_that_leads_nowhere_is_seen(link):
+    assert is_there(Path("docs/scoring.md"), link) == (link == "speed.md")
+
+
+def links(page):
+    """What a page links to or shows, but for other sites."""
+    spans = [span for block in parsed(page) for span in block.children or [] if span.type in {"link_open", "image"}]
+    targets = [str(span.attrs.get("href") or span.attrs.get("src")) for span in spans]
+    return [target for target in targets if not target.startswith("https://")]
+
+
+def is_there(page, link):
+    name, _, heading = link.partition("#")
+    target = (ROOT / page).parent / name if name else ROOT / page
+    return target.exists() and (not heading or heading in anchors(target.resolve().relative_to(ROOT)))
+
+
+@cache
+def anchors(page):
+    """Headings of a page as links name them: small letters, hyphens for spaces, a number behind one that is repeated."""
+    blocks = parsed(page)
+    heads = [blocks[place + 1] for place, block in enumerate(blocks) if block.type == "heading_open"]
+    slugs = ["".join(span.content for span in head.children or []).lower() for head in heads]
+    slugs = [re.sub(r"[^\w\- ]", "", slug).replace(" ", "-") for slug in slugs]
+    return {slug + (f"-{before}" if (before := slugs[:place].count(slug)) else "") for place, slug in enumerate(slugs)}
+
+
+@cache
+def parsed(page):
+    return MarkdownIt("commonmark").enable("table").parse((ROOT / page).read_text(encoding="utf-8"))
 
 
 def prose(page):
