@@ -64,7 +64,7 @@ def is_there(page, link):
 
 @cache
 def anchors(page):
-    """Headings of a page as links name them: small letters, hyphens for spaces, a number behind one that is repeated."""
+    """Headings of a page as links name them: small letters, hyphens for spaces, a number behind a repeated one."""
     blocks = parsed(page)
     heads = [blocks[place + 1] for place, block in enumerate(blocks) if block.type == "heading_open"]
     slugs = ["".join(span.content for span in head.children or []).lower() for head in heads]
