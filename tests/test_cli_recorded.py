@@ -59,6 +59,23 @@ def test_traces_are_scored_exported_scored_again_and_their_rounds_read(traces, t
         assert f"{len(Path(rounds).read_text().split())} rounds, 3 of 3 prompts)" in capsys.readouterr().out
 
 
+def test_an_answered_beginning_of_many_prompts_is_scored_whole_and_said(tiny_draft, capsys):
+    """As published: fewer blocks than prompts. All that are answered are scored, unless eval.num_prompts says fewer."""
+    Path("truth.txt").write_text("".join(f"tensor([[{5 + i}, 6, 7]])\n" for i in range(70)))
+    Path("p.jsonl").write_text("".join(f'{{"prompt": "row {i}"}}\n' for i in range(4321)))
+    words = ["eval", "--recorded", "truth.txt", "--prompts", "p.jsonl", "--draft", str(tiny_draft), "--out", "card"]
+    said = "truth.txt answers the first 70 of 4,321 prompts: these are used, the 4,251 behind them are left out."
+    for told, scored in (([], 70), (["eval.num_prompts=2"], 2)):
+        assert widedraft.main([*words, *FAST, *told]) == 0
+        assert f"WARNING: {said}" in capsys.readouterr().out
+        assert said in Path("card/scorecard.md").read_text()
+        card = json.loads(Path("card/scorecard.json").read_text())
+        assert said in card["warnings"]
+        recording = card["recording"]
+        assert [recording[name] for name in ("given", "unanswered", "scored")] == [70, 4251, scored]
+        assert card["settings"]["max_prompts"] == scored
+
+
 def test_rounds_of_a_file_alone(capsys):
     Path("r.txt").write_text(BY_HAND)
     assert widedraft.main(["rounds", "r.txt"]) == 0

@@ -143,9 +143,11 @@ def score_recorded(settings: EvalSettings, recorded: Path, name: str) -> None:
     require_used(settings.words, USED_KEYS)
     draft, out = resolve_checkpoint(name), output_folder(settings.out, name)
     with owned(out):
-        scorecard = score_recording(
-            read_recording(recorded, settings.prompts, draft), draft, scoring.eval, out, seed=scoring.seed
-        )
+        recording = read_recording(recorded, settings.prompts, draft)
+        config = scoring.eval
+        if "num_prompts" not in keys_of_eval(settings.words):  # a pass over an answer is cheap
+            config = config.model_copy(update={"num_prompts": recording.num_prompts})
+        scorecard = score_recording(recording, draft, config, out, seed=scoring.seed)
     print(f"scorecard: {out / 'scorecard.md'}\n\n{headline(scorecard)}")
 
 
@@ -189,7 +191,7 @@ def require_recorded_words(settings: EvalSettings, recorded: Path) -> None:
 
 def require_used(words: Sequence[str], used: set[str]) -> None:
     """Raise UserError if words that were read as settings set a key that scoring without a target would ignore."""
-    ignored = sorted(str(key) for key in OmegaConf.from_dotlist(list(words)).get("eval", {}) if key not in used)
+    ignored = sorted(keys_of_eval(words) - used)
     if ignored:
         names, counted = (", ".join(f"eval.{key}" for key in keys) for keys in (ignored, sorted(used)))
         raise UserError(
@@ -258,3 +260,8 @@ def matched_rounds(settings: RoundsSettings) -> None:
     lengths = answer_lengths(settings.recorded)
     matched = match_with_answers(read_rounds(settings.file), lengths, lookahead=settings.lookahead)
     print(matched_lines(matched, num_answers=len(lengths)))
+
+
+def keys_of_eval(words: Sequence[str]) -> set[str]:
+    """The keys of section eval that words set."""
+    return {str(key) for key in OmegaConf.from_dotlist(list(words)).get("eval", {})}

@@ -64,12 +64,14 @@ class Recording:
         temperature: They were decoded at; text is greedy.
         target: Fingerprint of the target, or None where the form does not carry it.
         answers: In the order of the prompts.
+        unanswered: Prompts behind the last that has an answer.
     """
 
     path: Path
     temperature: float
     target: str | None
     answers: tuple[RecordedAnswer, ...]
+    unanswered: int = 0
 
     @property
     def num_prompts(self) -> int:
@@ -112,17 +114,18 @@ def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
 
     Args:
         path: As eval.recorded.ground_truth reads it.
-        prompts: JSON lines {"prompt": text}, one a block.
+        prompts: JSON lines {"prompt": text}, one a block and in their order; there may be more, which are left out, as
+            of the file that was published with 145 answers and 10,003 prompts.
         draft: The folder of the draft, whose tokenizer must be that of the answers.
 
     Raises:
-        UserError: If the counts differ, a prompt has no token, or an id is beyond the draft's vocabulary.
+        UserError: If there are fewer prompts, one has no token, or an id is beyond the draft's vocabulary.
     """
     blocks = read_ground_truth(path, vocab_size=text_config(draft).vocab_size)
     rows = load_rows(PromptSource(path=prompts), lambda row, where: (where, prompt_text(row, where)))
-    if len(blocks) != len(rows):
+    if len(blocks) > len(rows):
         raise UserError(
-            f"{path}: holds {len(blocks)} blocks, but {prompts} {len(rows)} prompts. Give one block to each prompt."
+            f"{path}: holds {len(blocks)} blocks, but {prompts} {len(rows)} prompts. Give the prompt of every block."
         )
     tokenizer = load_tokenizer(draft)
     return Recording(
@@ -131,8 +134,9 @@ def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
         None,
         tuple(
             RecordedAnswer(where, number, prompt_ids(tokenizer, text, where), answer_ids)
-            for number, ((where, text), answer_ids) in enumerate(zip(rows, blocks, strict=True))
+            for number, ((where, text), answer_ids) in enumerate(zip(rows[: len(blocks)], blocks, strict=True))
         ),
+        unanswered=len(rows) - len(blocks),
     )
 
 

@@ -11,6 +11,7 @@ from architectures.files.reading import read_text
 KEYWORDS = r"(?:,\s*\w+=[^\s,()\[\]]+)*"  # torch says where a tensor lies and, of unusual ones, the number type
 NUMBER = re.compile("[0-9]+")
 SPACE = re.compile(r"\s*")
+CLOSINGS = ("]])", "])", ")", "]")
 MAX_CHARS_SHOWN = 40
 
 
@@ -92,6 +93,11 @@ def read_bracketed(path: Path, pattern: re.Pattern[str], *, noun: str, example: 
         line += text.count("\n", position, start)
         match = pattern.match(text, start)
         if match is None:
+            if is_cut_short(text[start:].strip(), pattern):
+                raise UserError(
+                    f"{path}:{line}: {noun} {number} is cut short: the file ends within it. Take the whole file, or "
+                    f"delete what there is of this {noun}."
+                )
             wrong = what_is_wrong(text, start, pattern)
             raise UserError(f"{path}:{line}: {noun} {number} {wrong}. Write it as {example}.")
         yield Bracketed(path, noun, number, line, match["body"])
@@ -106,6 +112,11 @@ def end_of_space(text: str, start: int) -> int:
     match = SPACE.match(text, start)
     assert match is not None
     return match.end()
+
+
+def is_cut_short(rest: str, pattern: re.Pattern[str]) -> bool:
+    """Whether the rest of a file is the beginning of one piece, which closing brackets would end."""
+    return any(pattern.fullmatch(rest + closing) for closing in CLOSINGS)
 
 
 def what_is_wrong(text: str, start: int, pattern: re.Pattern[str]) -> str:

@@ -240,6 +240,7 @@ def recording_record(recording: Recording, answers: Sequence[RecordedAnswer]) ->
         target_fingerprint=recording.target,
         temperature=recording.temperature,
         given=recording.num_prompts,
+        unanswered=recording.unanswered,
         scored=len(firsts),
         answers=len(answers),
         tokens=sum(len(answer.answer_ids) for answer in answers),

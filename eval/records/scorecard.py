@@ -147,6 +147,7 @@ class Recording:
     target_fingerprint: str | None
     temperature: NotNegative
     given: Counted
+    unanswered: Counted = 0  # further prompts of the file, behind the last that has an answer
     scored: Counted
     answers: Counted
     tokens: Counted

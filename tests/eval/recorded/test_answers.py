@@ -162,7 +162,7 @@ def text_files(tmp_path):
     ("blocks", "rows", "message"),
     [
         ("tensor([[1]])\ntensor([[2]])", [{"prompt": "a"}], r"truth\.txt: holds 2 blocks, but .*p\.jsonl 1 prompts"),
-        ("tensor([[1]])", [{"prompt": "a"}, {"prompt": "b"}], r"truth\.txt: holds 1 blocks, but .*p\.jsonl 2 prompts"),
+        ("tensor([[1]])\ntensor([[2, 3", [{"prompt": "a"}] * 3, r"truth\.txt:2: block 2 is cut short: the file ends"),
         ("tensor([[1]])", [{"question": "a"}], r"p\.jsonl:1: has none of the known fields prompt; it has question"),
         ("tensor([[1]])", [{"prompt": " "}], r"p\.jsonl:1: prompt must be a non-empty text"),
         (
@@ -175,6 +175,18 @@ def text_files(tmp_path):
 def test_text_and_prompts_that_do_not_fit_are_refused(text_files, noisy_folder, blocks, rows, message):
     with pytest.raises(UserError, match=message):
         read_recorded_text(*text_files(blocks, *rows), noisy_folder)
+
+
+def test_prompts_behind_the_last_answer_are_left_out(text_files, noisy_folder):
+    """The published file holds 145 blocks, and lies beside 10,003 prompts."""
+    blocks = "\n".join(f"tensor([[{5 + i}, 6]])" for i in range(145))
+    rows = [{"prompt": f"row {i}"} for i in range(10_003)]
+    recording = read_recorded_text(*text_files(blocks, *rows), noisy_folder)
+    assert (recording.num_prompts, recording.unanswered) == (145, 9858)
+    assert [answer.answer_ids for answer in recording.answers] == [(5 + i, 6) for i in range(145)]
+    last = recording.answers[-1]
+    assert last.source.endswith("p.jsonl:145")
+    assert load_tokenizer(noisy_folder).decode(last.prompt_ids) == "row 144"
 
 
 def test_prompts_of_text_are_read_without_a_chat_template(text_files, noisy_folder):

@@ -86,6 +86,9 @@ def test_blocks_may_share_a_line_or_leave_some_empty(text_file):
         ("tensor([1, 2])", 1, "block 1 has another form: 'tensor([1, 2])'"),
         ("tensor([[1]])\nloading weights\ntensor([[2]])", 2, "block 2 has another form: 'loading weights'"),
         ("tensor([[1]])\n]", 2, "block 2 has brackets that are not balanced"),
+        ("tensor([[1]])\ntensor([[1, 2,", 2, "block 2 is cut short: the file ends within it. Take the whole file"),
+        ("tensor([[1]])\n\ntensor([[1,\n  2]\n", 3, "block 2 is cut short: the file ends within it"),
+        ("tensor([[1]])\ntensor([[1, 2]], device='cu", 2, "block 2 is cut short: the file ends within it"),
         ("tensor([[1, 2]])\ntensor([[5,\n 7,\n 8]])", 4, "block 2 holds 8, but the draft's vocab_size is 8"),
     ],
 )
