@@ -28,6 +28,7 @@ from architectures.settings.flags import Flag, read_settings
 from architectures.settings.kinds import Rehash, Revision
 from distill.choose.command import ChooseSettings
 from distill.commands import export_command, recipe_commands
+from distill.commands.check_command import CheckSettings, check
 from distill.commands.preflight import preflight
 from distill.commands.recipe_commands import StageSettings, TrainingSettings
 from distill.hub.push.command import PushSettings, push
@@ -128,13 +129,15 @@ def shapes(settings: ShapesSettings) -> None:
     """Print the named shapes, or what they would be if cut out of a target."""
     from architectures.shapes.shape import Shape
     from architectures.shapes.shapes_table import shapes_page, target_page
-    from architectures.targets.target import read_remote_config
+    from architectures.targets.target import NOT_HERE, config_at_hand
 
     if settings.target is None:
         print(terminal(*shapes_page()))
     else:
-        config = read_remote_config(settings.target, settings.revision)
+        config, own = config_at_hand(settings.target, settings.revision)
         print(terminal(*target_page(Shape.from_config(config, where=settings.target), settings.target)))
+        if not own:
+            print(f"\nnot checked: {settings.target}: {NOT_HERE}.")
 
 
 def tasks(_: TasksSettings) -> None:
@@ -154,9 +157,9 @@ def import_gguf(settings: ImportSettings) -> None:
 
 STAGES = {
     "check": Stage(
-        recipe_commands.check,
-        "check a recipe; print shape, parameters, memory, disk, steps, hours; loads no weights",
-        recipe_commands.CheckSettings,
+        check,
+        "check recipes; print shape, parameters, memory, disk, steps, hours; loads no weights",
+        CheckSettings,
     ),
     "preflight": Stage(
         preflight,

@@ -18,6 +18,7 @@ from architectures.targets.known_targets import known_config
 REMEDY = "Fetch the checkpoint again."
 GENERAL_REMEDY = "Check the name, log in for a gated model, or give a local folder or a .gguf file."
 WEIGHTS_AND_WORDS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
+NOT_HERE = "not on this machine: sizes are from widedraft's own table; access, weights and tokenizer are unchecked"
 TERMS = ["README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]  # which go with a draft that is published
 WANTED_FILES = [*WEIGHTS_AND_WORDS, *TERMS]
 

@@ -17,7 +17,7 @@ from architectures.shapes.requested_shape import WIDTHS, draft_shape, masked_sha
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.small_head.record import CONFIG_KEY, refuse_small_head
-from architectures.targets.target import config_at_hand, is_gguf
+from architectures.targets.target import NOT_HERE, config_at_hand, is_gguf
 from distill.checking.served_shape import engine_blocks
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
 from distill.data.longest_texts import refuse_long_calibration, refuse_long_texts
@@ -194,8 +194,7 @@ def model_rows(recipe: Recipe, cut: Cut) -> list[Row]:
     if recipe.architecture.source is not None:
         rows += [("cut out of", recipe.architecture.source), *described(cut.source, None)]
     rows += [("draft", cut.origin), *described(cut.draft, recipe.architecture.shape)]
-    unchecked = "not on this machine: sizes are from widedraft's own table; access, weights and tokenizer are unchecked"
-    return rows + [("not checked", f"{path}: {unchecked}") for path in cut.unread]
+    return rows + [("not checked", f"{path}: {NOT_HERE}") for path in cut.unread]
 
 
 def described(shape: Shape, name: str | None) -> list[Row]:

@@ -5,8 +5,7 @@ from pathlib import Path
 from architectures.engines.command import NAMES, PreflightSettings, preflight_folders
 from architectures.errors import UserError
 from architectures.pages.terminal import terminal
-
-RECIPE_SUFFIXES = (".yaml", ".yml")
+from distill.recipe.words import RECIPE_SUFFIXES, named_too_many
 
 
 def preflight(settings: PreflightSettings) -> None:
@@ -29,6 +28,8 @@ def preflight_recipe(settings: PreflightSettings) -> None:
     from distill.checking.served_shape import planned_pair
     from distill.recipe.recipe import load_recipe
 
+    if (problem := named_too_many(settings.overrides)) is not None:
+        raise UserError(f"key=value {problem}")
     if settings.target is not None or settings.revision != "main":
         raise UserError(f"{settings.draft}: a recipe names its target. Leave --target and --revision out.")
     recipe = load_recipe(settings.draft, settings.overrides)

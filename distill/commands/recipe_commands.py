@@ -3,13 +3,11 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
 from architectures.files.section import Section
-from architectures.pages.terminal import terminal
-from architectures.settings.flags import Flag
 from architectures.settings.kinds import Rehash
 from distill.checkpoints.trust import TrustCheckpoints, Trusting, trust_checkpoints
 from distill.choose.command import ChooseSettings
@@ -28,19 +26,6 @@ class Named(NamedTuple):
     run: "Run"
     path: Path
     overrides: list[str]
-
-
-class CheckSettings(Section):
-    """The recipe that is checked, and for which device."""
-
-    recipe: RecipeFile
-    overrides: Overrides = ()
-    debug: Debug = False
-    device: Annotated[str | None, Flag(metavar="NAME|FILE", absent="this machine's GPU, else its processor")] = Field(
-        default=None,
-        description="Tell hours on this device: one that was measured, a GPU whose figures are published, or a file of "
-        "`python -m bench.gpu`.",
-    )
 
 
 class StageSettings(Section):
@@ -125,13 +110,6 @@ def own_run(settings: NamesRecipe) -> Iterator[Named]:
     run = Run.of(load_recipe(path, overrides))
     with owned_run(run):
         yield Named(run, path, overrides)
-
-
-def check(settings: CheckSettings) -> None:
-    """Print what the recipe would make and cost."""
-    from distill.checking.check import check_recipe
-
-    print(terminal(*check_recipe(recipe_of(settings, weights=False), settings.device)))
 
 
 def choose(settings: ChooseSettings) -> None:

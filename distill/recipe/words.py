@@ -1,19 +1,55 @@
 """A recipe as command lines name it: RECIPE key=value ..., and perhaps --debug. No torch."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Protocol
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from architectures.settings.flags import Flag
+
+RECIPE_SUFFIXES = (".yaml", ".yml")
+MOST_NAMED = 3  # of recipes too many
+
+
+def is_recipe(word: str) -> bool:
+    """Whether a word behind a recipe names another one, and is no value for the first."""
+    return "=" not in word and Path(word).suffix.lower() in RECIPE_SUFFIXES
+
+
+def named_too_many(words: Sequence[str]) -> str | None:
+    """What is wrong with words behind a recipe of which one names another; None where none does."""
+    more = [word for word in words if is_recipe(word)]
+    if not more:
+        return None
+    named = f"{', '.join(more[:MOST_NAMED])}{f' and {len(more) - MOST_NAMED} more' if len(more) > MOST_NAMED else ''}"
+    return (
+        f"must be values of the one recipe this command takes, got another: {named}. "
+        "Run it once for each; only `widedraft check` takes several."
+    )
+
+
+def values_alone(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words, none of which is a recipe."""
+    problem = named_too_many(words)
+    if problem is not None:
+        raise ValueError(problem)
+    return words
+
+
+def one_recipe(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words, of which the first alone may be a recipe."""
+    return (*words[:1], *values_alone(words[1:]))
+
 
 RecipeFile = Annotated[Path, Field(description="A YAML file, see recipes/."), Flag(metavar="RECIPE", is_word=True)]
 Overrides = Annotated[
     tuple[str, ...],
     Field(description="Replaces the recipe's value of a dotted key."),
     Flag(metavar="key=value", is_word=True),
+    AfterValidator(values_alone),
 ]
-RecipeWords = Annotated[tuple[str, ...], Flag(metavar="RECIPE | key=value", is_word=True)]
+RecipeWords = Annotated[tuple[str, ...], Flag(metavar="RECIPE | key=value", is_word=True), AfterValidator(one_recipe)]
 Debug = Annotated[
     bool,
     Field(description="The same with a tiny random target and few steps, in <run>-debug: minutes on two cores."),

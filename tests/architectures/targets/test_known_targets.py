@@ -6,6 +6,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
+import widedraft
 from architectures.errors import UserError
 from architectures.shapes.shape import Shape
 from architectures.targets import target
@@ -86,3 +87,10 @@ def test_a_local_folder_of_a_known_name_is_read(cache, tiny_target, tmp_path, mo
 
 def test_the_real_hub_cache_is_asked_as_it_wants_to_be():
     assert target.cached_config("widedraft-tests/no-such-model", "main") is None
+
+
+def test_shapes_of_a_known_target_need_no_network(cache, capsys):
+    assert widedraft.main(["shapes", "--target", QWEN]) == 0
+    told = capsys.readouterr().out
+    assert f"{PUBLISHED[QWEN] / 1e6:.1f}M" in told
+    assert told.splitlines()[-1].startswith(f"not checked: {QWEN}: not on this machine: sizes are from")

@@ -1,0 +1,76 @@
+"""`widedraft check` of one recipe or of several. No torch."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from architectures.errors import UserError
+from architectures.files.section import Section
+from architectures.pages.terminal import terminal
+from architectures.settings.flags import Flag
+from distill.commands.recipe_commands import of_words, recipe_of
+from distill.recipe.words import Debug, RecipeFile, is_recipe
+
+
+class CheckSettings(Section):
+    """The recipes that are checked, and for which device."""
+
+    recipe: RecipeFile
+    words: Annotated[tuple[str, ...], Flag(metavar="RECIPE | key=value", is_word=True)] = Field(
+        default=(), description="More recipes; and values that replace those of a dotted key in all of them."
+    )
+    debug: Debug = False
+    device: Annotated[str | None, Flag(metavar="NAME|FILE", absent="this machine's GPU, else its processor")] = Field(
+        default=None,
+        description="Tell hours on this device: one that was measured, a GPU whose figures are published, or a file of "
+        "`python -m bench.gpu`.",
+    )
+
+    @property
+    def recipes(self) -> list[Path]:
+        """Each once."""
+        more = (Path(word) for word in self.words if is_recipe(word))
+        return list(dict.fromkeys((self.recipe, *more)))
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        return tuple(word for word in self.words if not is_recipe(word))
+
+
+def check(settings: CheckSettings) -> None:
+    """Print what recipes would make and cost.
+
+    Raises:
+        UserError: With every mistake of the one recipe; of several, how many are wrong.
+    """
+    if len(settings.recipes) == 1:
+        print_check(settings.recipe, settings)
+        return
+    wrong = [path for path in settings.recipes if not is_right(path, settings)]
+    count = len(settings.recipes)
+    if wrong:
+        raise UserError(
+            f"{len(wrong)} of {count} recipes are wrong: {', '.join(map(str, wrong))}. Each says above what to mend."
+        )
+    print(f"{count} recipes are checked; nothing is wrong with them.")
+
+
+def is_right(path: Path, settings: CheckSettings) -> bool:
+    """Whether a recipe of several can be run; prints it under a heading, or what is wrong with it."""
+    print(f"== {path}", flush=True)
+    try:
+        print_check(path, settings)
+    except UserError as error:
+        print(error, file=sys.stderr, flush=True)
+        return False
+    print(flush=True)
+    return True
+
+
+def print_check(path: Path, settings: CheckSettings) -> None:
+    from distill.checking.check import check_recipe
+
+    named = of_words((str(path), *settings.overrides), debug=settings.debug)
+    print(terminal(*check_recipe(recipe_of(named, weights=False), settings.device)))

@@ -1,0 +1,64 @@
+"""`widedraft check` takes several recipes; every other command one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import widedraft
+
+RECIPE = """\
+run_name: NAME
+target: {path: TARGET}
+architecture: {layers: 2, method: first_last}
+data: {prompts: [{path: prompts.jsonl}], num_eval_prompts: 2}
+"""
+
+
+@pytest.fixture
+def recipes(tmp_path, tiny_target, monkeypatch):
+    """The names of two recipes in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        Path(f"{name}.yaml").write_text(RECIPE.replace("TARGET", str(tiny_target)).replace("NAME", name))
+    Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"Count to {n}."}) for n in range(10)))
+    return ["one.yaml", "two.yaml"]
+
+
+def test_several_recipes_are_checked_each_under_its_heading(recipes, capsys):
+    assert widedraft.main(["check", *recipes, "architecture.layers=3", "one.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("==")] == ["== one.yaml", "== two.yaml"]
+    assert sum("3 layers, hidden 64" in line for line in lines) == 2
+    assert lines[-1] == "2 recipes are checked; nothing is wrong with them."
+
+
+def test_a_wrong_recipe_among_several_does_not_hide_the_others(recipes, capsys):
+    Path("one.yaml").write_text(Path("one.yaml").read_text().replace("layers: 2", "layers: 9"))
+    assert widedraft.main(["check", *recipes]) == 2
+    told = capsys.readouterr()
+    assert "2 layers, hidden 64" in told.out
+    assert told.err.splitlines()[0].startswith("architecture exceeds the target in layers 9 (target 4).")
+    assert told.err.splitlines()[-1] == "1 of 2 recipes are wrong: one.yaml. Each says above what to mend."
+
+
+def test_a_word_that_is_neither_recipe_nor_value_is_a_mistake_of_each(recipes, capsys):
+    assert widedraft.main(["check", *recipes, "seed"]) == 2
+    assert capsys.readouterr().err.count("command line: seed: seed must be key=value") == 2
+
+
+@pytest.mark.parametrize("command", ["run", "prune", "export", "eval", "choose", "preflight", "cache"])
+def test_other_commands_take_one_recipe(command, recipes, capsys):
+    assert widedraft.main([command, *recipes, "seed=1"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "key=value must be values of the one recipe this command takes, got another: two.yaml. "
+        "Run it once for each; only `widedraft check` takes several.\n"
+    )
+    assert not Path("runs").exists()
+
+
+def test_the_training_takes_one_recipe(recipes, capsys):
+    from distill.train import main
+
+    assert main([*recipes]) == 2
+    assert "got another: two.yaml." in capsys.readouterr().err
