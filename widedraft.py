@@ -26,7 +26,7 @@ from architectures.files.section import Section
 from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag, read_settings
 from architectures.settings.kinds import Rehash, Revision
-from distill.choose.command import ChooseSettings
+from distill.choose.shapes.settings import ChooseSettings
 from distill.commands import export_command, recipe_commands
 from distill.commands.check_command import CheckSettings, check
 from distill.commands.preflight import preflight

@@ -10,7 +10,7 @@ from pydantic import Field
 from architectures.files.section import Section
 from architectures.settings.kinds import Rehash
 from distill.checkpoints.trust import TrustCheckpoints, Trusting, trust_checkpoints
-from distill.choose.command import ChooseSettings
+from distill.choose.shapes.settings import ChooseSettings
 from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile
 from distill.stages.scoring_without_recipe import EvalSettings, score_without_recipe
 from eval.profiling.option import Profile, require_profile_folder
@@ -114,17 +114,17 @@ def own_run(settings: NamesRecipe) -> Iterator[Named]:
 
 def choose(settings: ChooseSettings) -> None:
     """Rank shapes by predicted speed; the winner becomes a recipe. Or weigh them by floors, in no run at all."""
-    from distill.choose.command import choose as choose_shape
+    from distill.choose.ranked.command import choose as choose_shape
 
     if settings.floors is not None:
-        from distill.choose.floors import choose_by_floors
+        from distill.choose.foretold.floors import choose_by_floors
 
         choose_by_floors(recipe_of(settings, weights=False), settings, settings.floors)
         return
     trust_if_asked(settings)
     with own_run(settings) as named:
         if settings.budget is not None:
-            from distill.choose.budget import choose_by_budget
+            from distill.choose.foretold.budget import choose_by_budget
 
             choose_by_budget(named.run.recipe, settings, settings.budget)
             return

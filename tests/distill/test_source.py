@@ -19,7 +19,8 @@ from architectures.errors import UserError
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.checking.check import planned
-from distill.choose.command import ChooseSettings, candidates_in
+from distill.choose.shapes.asked import candidates_in
+from distill.choose.shapes.settings import ChooseSettings
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run.progressive import earlier_stages
 from distill.run.run import Run

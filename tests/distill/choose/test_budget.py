@@ -10,7 +10,7 @@ import widedraft
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from distill.budget.law import Budget, Law
 from distill.budget.record import SCHEMA, Training, Trainings, read_trainings, write_trainings
-from distill.choose import budget as asking
+from distill.choose.foretold import budget as asking
 from eval.acceptance.speedup import StepTimes
 
 LAW = Law(lookahead=1, level=-0.6, growth=0.25, deeper=0.0, depth=0.05, ids=0.0, reuse=3.0, text=0.3)

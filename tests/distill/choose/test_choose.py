@@ -10,9 +10,9 @@ from architectures.errors import UserError
 from architectures.pages.markdown import markdown
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.targets.target import read_config
-from distill.choose import command
-from distill.choose.candidates import DEPTHS, candidates_of
-from distill.choose.page import GIVEN_ALPHAS, after_training, prospects_page, ranking_verdict
+from distill.choose.ranked import command
+from distill.choose.ranked.page import GIVEN_ALPHAS, after_training, prospects_page, ranking_verdict
+from distill.choose.shapes.candidates import DEPTHS, candidates_of
 from distill.recipe.recipe import load_recipe, save_recipe
 from eval.predictions.ranking import Prospect, Ranked, prospect, step_times
 from tests.distill.run.test_progressive import TINY

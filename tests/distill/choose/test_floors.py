@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from distill.choose import command
+from distill.choose.ranked import command
 
 ROOT = Path(__file__).parents[3]
 H100 = ("--floors", "nvidia-h100-80gb-hbm3")

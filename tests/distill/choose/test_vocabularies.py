@@ -15,10 +15,11 @@ from architectures.pruning.plan import needed_scores
 from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
-from distill.choose import command, trials
-from distill.choose.candidates import candidates_of
-from distill.choose.given_alphas import GivenAlpha, alphas_of, known_alpha, require_ids
-from distill.choose.vocabulary_page import vocabulary_page
+from distill.choose.ranked import command
+from distill.choose.ranked.vocabulary_page import vocabulary_page
+from distill.choose.shapes.candidates import candidates_of
+from distill.choose.shapes.given_alphas import GivenAlpha, alphas_of, known_alpha, require_ids
+from distill.choose.trainings import trials
 from distill.estimates.coverage import IdCounts
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run.run import Run

@@ -7,9 +7,9 @@ from architectures.errors import UserError
 from architectures.pages.markdown import markdown
 from architectures.settings.flags import flag_of
 from distill.checking.check import Cut, planned, timed_run
-from distill.choose.candidates import DEPTHS, Candidate, candidates_of
-from distill.choose.command import ChooseSettings
-from distill.choose.floors_page import Floored, floors_page
+from distill.choose.foretold.floors_page import Floored, floors_page
+from distill.choose.shapes.candidates import DEPTHS, Candidate, candidates_of
+from distill.choose.shapes.settings import ChooseSettings
 from distill.estimates.expected_work import expected_work, read_rows
 from distill.estimates.memory import memory_parts, together
 from distill.estimates.trainings import trainings

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from architectures.pages.blocks import Section, Sentence, Table
-from distill.choose.candidates import Candidate
+from distill.choose.shapes.candidates import Candidate
 from eval.pages.verdict import figure_words
 from eval.predictions.ranking import Prospect, Ranked
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from distill.budget.costs import Costs
 from distill.budget.mixes import Laws, Mix
 from distill.budget.record import Trainings
-from distill.choose.candidates import Candidate
+from distill.choose.shapes.candidates import Candidate
 from eval.acceptance.speedup import StepTimes
 from eval.predictions.ranking import Prospect
 

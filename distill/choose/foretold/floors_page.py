@@ -7,7 +7,7 @@ from architectures.files.disk import size
 from architectures.pages.blocks import Block, Section, Sentence, Table
 from architectures.shapes.shape import Shape
 from distill.checking.check import Cut
-from distill.choose.candidates import Candidate
+from distill.choose.shapes.candidates import Candidate
 from distill.expected_time.devices import Device
 from distill.expected_time.floors import (
     ALPHAS,

@@ -10,9 +10,11 @@ from distill.budget.costs import costs_of
 from distill.budget.law import Budget, fit
 from distill.budget.mixes import Laws, Mix, cheapest, doubled, fastest_within, valued
 from distill.budget.record import Trainings, read_trainings, shapes_of
-from distill.choose.candidates import Candidate
-from distill.choose.command import ChooseSettings, candidates_in, measured_steps
-from distill.choose.weighed import Basis, Weighed
+from distill.choose.foretold.weighed import Basis, Weighed
+from distill.choose.shapes.asked import candidates_in
+from distill.choose.shapes.candidates import Candidate
+from distill.choose.shapes.settings import ChooseSettings
+from distill.choose.steps.timed import measured_steps
 from distill.estimates.expected_work import expected_reading, expected_work, read_rows
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
@@ -34,7 +36,7 @@ def choose_by_budget(recipe: Recipe, settings: ChooseSettings, path: Path) -> No
         UserError: If the file is of another target, a candidate lies beyond its trainings, or no mix pays within
             --within.
     """
-    from distill.choose.budget_page import budget_page, within_sentence
+    from distill.choose.foretold.budget_page import budget_page, within_sentence
 
     if settings.out is not None:
         raise UserError("--out: --budget ranks mixes of tokens and writes no recipe. Leave it out.")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from architectures.shapes.section import ArchitectureConfig
-from distill.choose.candidates import Candidate, depth_name, trials_folder
+from distill.choose.shapes.candidates import Candidate, depth_name, trials_folder
 from distill.recipe.recipe import Recipe
 from distill.run.progressive import share_answers, with_imported_target
 from distill.run.run import Run

@@ -11,7 +11,7 @@ from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.small_head.config import VocabularyConfig
-from distill.choose.vocabularies import vocabularies_of
+from distill.choose.shapes.vocabularies import vocabularies_of
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 
@@ -75,7 +75,7 @@ def candidates_of(
 def refuse_frozen_heads(recipe: Recipe, target: Shape, candidates: Sequence[Candidate]) -> None:
     """Raise UserError where a depth is trained with its whole head, which is its embedding, and that is frozen.
 
-    Of several sizes of the head, each depth is trained with all of it (distill/choose/trials.py).
+    Of several sizes of the head, each depth is trained with all of it (distill/choose/trainings/trials.py).
     """
     sizes = {each.shape.head_rows for each in candidates}
     if recipe.distill.freeze_input_embeddings and target.tied and (len(sizes) > 1 or target.vocab in sizes):

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from architectures.pages.blocks import Section, Sentence, Table
-from distill.choose.candidates import Candidate
-from distill.choose.vocabularies import ALL, WHOLE
+from distill.choose.shapes.candidates import Candidate
+from distill.choose.shapes.vocabularies import ALL, WHOLE
 from distill.estimates.coverage import IdCounts
 from eval.predictions.ranking import Prospect
 

@@ -11,8 +11,8 @@ from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
 from architectures.pages.blocks import Sentence
 from architectures.small_head.config import COUNTED
-from distill.choose.candidates import Candidate
-from distill.choose.vocabularies import WHOLE, head_rows, size_word
+from distill.choose.shapes.candidates import Candidate
+from distill.choose.shapes.vocabularies import WHOLE, head_rows, size_word
 from distill.estimates.coverage import IdCounts
 from distill.vocabulary.output_ids import listed_ids
 

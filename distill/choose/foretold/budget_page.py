@@ -6,7 +6,7 @@ from statistics import fmean
 from architectures.pages.blocks import Section, Sentence, Table
 from distill.budget.law import left_out
 from distill.budget.mixes import Mix
-from distill.choose.weighed import Basis, Weighed
+from distill.choose.foretold.weighed import Basis, Weighed
 
 COLUMNS = ("candidate", "cost of a step", "α it needs", "answer tokens to break even", "readings", "text", "minutes")
 BEYOND = "*"

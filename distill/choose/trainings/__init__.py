@@ -1,0 +1,1 @@
+"""Short trainings of candidates, longer ones of those that are still in play."""
