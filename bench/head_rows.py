@@ -34,9 +34,9 @@ from architectures.checkpoints.manifest import provenance
 from architectures.draft_vocabulary.head import cut_head
 from architectures.files.atomic import write_json
 from architectures.files.number_types import dtype_here
-from architectures.files.progress import track
 from architectures.pages.blocks import Table
 from architectures.pages.markdown import markdown
+from architectures.progress.track import track
 from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape

@@ -22,9 +22,9 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from architectures.checkpoints.manifest import processor_name
-from architectures.files.progress import track
 from architectures.pages.blocks import Table
 from architectures.pages.markdown import markdown
+from architectures.progress.track import track
 from eval.latency.machine import torch_threads
 from eval.models.loading import load_model
 from eval.models.products import Packed, onednn_product

@@ -17,7 +17,7 @@ import torch
 
 from architectures.checkpoints.manifest import git_commit, hardware
 from architectures.files.number_types import dtype_here
-from architectures.files.progress import track
+from architectures.progress.track import track
 from eval.checks.loaded_pair import prompts_of
 from eval.decoding.texts import Limits
 from eval.models.loading import load_model, load_tokenizer, stop_token_ids

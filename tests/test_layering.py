@@ -33,7 +33,7 @@ LIGHT_MODULES = (
     "architectures.checkpoints.manifest",
     "architectures.checkpoints.older_fingerprint",
     "architectures.pruning.plan",
-    "architectures.files.progress",
+    "architectures.progress.track",
     "architectures.shapes.shape",
     "architectures.targets.target",
     "distill.checking.check",

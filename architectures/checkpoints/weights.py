@@ -19,8 +19,8 @@ from torch import Tensor
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
 from architectures.files.entry_kinds import Kind
-from architectures.files.progress import track
 from architectures.files.reading import read_json_object
+from architectures.progress.track import track
 
 SINGLE_NAME = "model.safetensors"
 REMEDY = "Choose another folder, or empty this one."

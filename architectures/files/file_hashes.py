@@ -27,8 +27,8 @@ from threading import Event
 
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
-from architectures.files.progress import track
 from architectures.files.reading import MIB, read_json_object, require_regular
+from architectures.progress.track import track
 
 CACHE_VARIABLE = "WIDEDRAFT_CACHE"
 REHASH_VARIABLE = "WIDEDRAFT_REHASH_FROM"  # nanoseconds since 1970; also seen by the processes a command starts

@@ -25,13 +25,13 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Gguf
 from architectures.files.atomic import partial_path
-from architectures.files.progress import track
 from architectures.gguf.importing import gguf_names
 from architectures.gguf_export.kinds import FILE_TYPES, Stored, fallen_back, stored_tensors
 from architectures.gguf_export.names import GgufKind
 from architectures.gguf_export.rope import FACTORS_NAME, rope_entries, rope_factors
 from architectures.gguf_export.supported import gguf_architecture
 from architectures.gguf_export.vocabulary import GgufVocabulary, entries, read_vocabulary
+from architectures.progress.track import track
 from architectures.pruning.prune import require_numbers
 from architectures.shapes.shape import Shape, checkpoint_tensors
 from architectures.targets.target import read_config

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family, Part
-from architectures.files.progress import track
+from architectures.progress.track import track
 from architectures.pruning.slicing import READERS
 from architectures.shapes.shape import Shape
 

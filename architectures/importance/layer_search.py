@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.files.progress import track
 from architectures.importance.activation_scores import evaluating, removable
+from architectures.progress.track import track
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from architectures.errors import UserError
 from architectures.files.disk import free_bytes, size
-from architectures.files.progress import track
+from architectures.progress.track import track
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.data.batches import Example

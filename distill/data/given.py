@@ -18,7 +18,7 @@ from typing import Any
 from architectures.checkpoints.fingerprint import fingerprint_tokenizer, fingerprint_value
 from architectures.checkpoints.manifest_record import Counts, SplitCounts
 from architectures.errors import UserError
-from architectures.files.progress import track
+from architectures.progress.track import track
 from distill.data.conversations import Conversation, load_conversations
 from distill.data.generate import count_answers, decoding_settings, drop_duplicates, hold_out
 from distill.data.turns import Renderer

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from architectures.files.progress import track
+from architectures.progress.track import track
 from eval.answers.older_answers import adopt_older_answers
 from eval.answers.shards import claim_shards, read_shard, write_shard
 from eval.decoding.answering import claimed_draws, derive_seed

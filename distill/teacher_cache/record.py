@@ -28,9 +28,9 @@ from architectures.checkpoints.manifest import (
 from architectures.errors import UserError
 from architectures.files.atomic import write_text
 from architectures.files.file_hashes import hash_files
-from architectures.files.progress import track
 from architectures.files.reading import read_text
 from architectures.files.typed_file import checked, parsed
+from architectures.progress.track import track
 
 # Of files, names and journal. Where shards are cut belongs to it: a journal knows them by number alone.
 FORMAT = "widedraft.teacher_cache/2"

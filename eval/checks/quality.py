@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from scipy.stats import binomtest
 
-from architectures.files.progress import track
+from architectures.progress.track import track
 from eval.checks.exams import Exam
 from eval.checks.loaded_pair import LoadedPair
 from eval.checks.near_ties import Parting, excess_p, find_parting, tie_allowance

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from architectures.files.progress import track
+from architectures.progress.track import track
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import answer_logits, replay_answer, rule_name
 from eval.acceptance.speedup import StepTimes

@@ -240,7 +240,7 @@ def decode_and_time(
     """What every way took; and steps timed between the turns, in the middle of the texts and at this batch."""
     import numpy as np
 
-    from architectures.files.progress import track
+    from architectures.progress.track import track
     from eval.latency.grid import repeated
     from eval.latency.measure import measure_latency
     from eval.latency.steps import Setting

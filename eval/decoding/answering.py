@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.errors import UserError
-from architectures.files.progress import track
+from architectures.progress.track import track
 from eval.answers.asked_turns import Turn, first_turns, num_turns
 from eval.answers.earlier_answers import Earlier, earlier_answers
 from eval.answers.older_answers import adopt_older_answers

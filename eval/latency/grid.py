@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
-from architectures.files.progress import track
+from architectures.progress.track import track
 from eval.acceptance.estimates import Resampling
 from eval.latency.floor import step_bytes
 from eval.latency.machine import machine_state, memory_bandwidth

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from architectures.files.progress import track
+from architectures.progress.track import track
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes
 from eval.latency.steps import Kind, Setting, decoding_steps, prefill_steps

@@ -245,7 +245,7 @@ def default_device() -> str:
 
 
 def show_progress_only_in_a_terminal() -> None:
-    """Keep transformers' bars out of log files, as architectures.files.progress keeps ours."""
+    """Keep transformers' bars out of log files, as architectures.progress.track keeps ours."""
     if sys.stderr.isatty():
         transformers_logging.enable_progress_bar()
     else:

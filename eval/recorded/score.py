@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.draft_vocabulary.head import head_ids
 from architectures.files.atomic import write_text
-from architectures.files.progress import track
 from architectures.pages.markdown import markdown
+from architectures.progress.track import track
 from eval.acceptance.counts import Array, Counts, pool
 from eval.acceptance.estimates import INTERVALS, Resampling
 from eval.acceptance.replay import (

@@ -6,8 +6,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from architectures.files.atomic import write_bytes, write_text
-from architectures.files.progress import track
 from architectures.pages.blocks import Figure, Section
+from architectures.progress.track import track
 from eval.pages.drawing import Drawing, render
 from eval.report.depth import depth_section
 from eval.report.groups import groups_section

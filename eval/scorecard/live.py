@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from transformers import PreTrainedModel
 
-from architectures.files.progress import track
+from architectures.progress.track import track
 from eval.acceptance.counts import Counts, count_trace, pool
 from eval.acceptance.estimates import Columns, Estimate, Resampling
 from eval.acceptance.paired_ratios import paired_ratio_quotient

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids
-from architectures.files.progress import track
+from architectures.progress.track import track
 from eval.acceptance.bins import ReplayedAnswer
 from eval.acceptance.replay import answer_logits, replay_answer
 from eval.models.loading import shared_vocab_size

@@ -2,15 +2,15 @@
 
 import pytest
 
-from architectures.files import progress
-from architectures.files.progress import track
+from architectures.progress import track as tracking
+from architectures.progress.track import track
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass when a test says so."""
     now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(tracking.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -42,6 +42,6 @@ def test_a_loop_that_is_done_in_a_minute_says_nothing(clock, capsys):
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_every_item_comes_through(monkeypatch, capsys, is_terminal):
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(tracking.sys.stderr, "isatty", lambda: is_terminal)
     assert list(track(iter("abc"), description="Letters", total=3)) == ["a", "b", "c"]
     assert ("Letters" in capsys.readouterr().err) is is_terminal
