@@ -49,6 +49,20 @@ def test_a_link_that_leads_nowhere_is_seen(link):
     assert is_there(Path("docs/scoring.md"), link) == (link == "speed.md")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_table_has_as_many_heads_as_columns(page):
+    """Else it is shown as lines of text."""
+    assert not [block.content for block in parsed(page) if block.type == "inline" and block.content.startswith("|")]
+
+
+@pytest.mark.parametrize(
+    "file", [path for path in (ROOT / "docs").rglob("*") if path.suffix not in {".md", ""}], ids=lambda path: path.name
+)
+def test_what_is_no_page_is_small(file):
+    """A report of megabytes is made by the command that a page names."""
+    assert file.stat().st_size < 100_000
+
+
 def links(page):
     """What a page links to or shows, but for other sites."""
     spans = [span for block in parsed(page) for span in block.children or [] if span.type in {"link_open", "image"}]
