@@ -31,6 +31,7 @@ from distill.commands import export_command, recipe_commands
 from distill.commands.check_command import CheckSettings, check
 from distill.commands.preflight import preflight
 from distill.commands.recipe_commands import StageSettings, TrainingSettings
+from distill.commands.recipes import RecipesSettings, recipes
 from distill.hub.push.command import PushSettings, push
 from distill.process.exits import report_user_errors
 from distill.stages import scoring_without_recipe
@@ -156,6 +157,9 @@ def import_gguf(settings: ImportSettings) -> None:
 
 
 STAGES = {
+    "recipes": Stage(
+        recipes, "list the recipes that come with widedraft, or write them with their prompts to run", RecipesSettings
+    ),
     "check": Stage(
         check,
         "check recipes; print shape, parameters, memory, disk, steps, hours; loads no weights",

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from architectures.draft_vocabulary.tokens import Tokens
 from architectures.errors import UserError
-from architectures.files.reading import read_text
+from architectures.files.reading import looked_for, read_text
 from architectures.files.typed_file import parsed
 from architectures.small_head.record import DRAFT_VOCABULARY_NAME, MOST_MIB, parse_draft_vocabulary
 
@@ -33,7 +33,7 @@ def list_file(origin: str) -> Path:
             raise UserError(f"{origin}: is a folder without {DRAFT_VOCABULARY_NAME}, so no draft of some ids. {REMEDY}")
         return path / DRAFT_VOCABULARY_NAME
     if not path.exists():
-        raise UserError(f"{origin}: no such file, for {KEY}.from. {REMEDY}")
+        raise UserError(f"{origin}: no such file, for {KEY}.from.{looked_for(path)} {REMEDY}")
     return path
 
 

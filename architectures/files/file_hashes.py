@@ -27,7 +27,7 @@ from threading import Event
 
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
-from architectures.files.reading import MIB, read_json_object, require_regular
+from architectures.files.reading import MIB, read_json_object, require_regular, unreadable
 from architectures.progress.track import track
 
 CACHE_VARIABLE = "WIDEDRAFT_CACHE"
@@ -136,7 +136,7 @@ def hash_file(path: Path, piece_done: Callable[[int], None], stopped: Event) -> 
                 piece_done(num_bytes)
             after = file_state(os.fstat(file.fileno()))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}). {REMEDY}") from error
+        raise UserError(unreadable(path, error, REMEDY)) from error
     if before == after and begun_ns - before.written_ns >= SETTLED_NS:
         remember(path, before, digest.hexdigest(), begun_ns)
     return digest.hexdigest()
@@ -152,7 +152,7 @@ def state_of(path: Path) -> FileState:
         require_regular(path, remedy=REMEDY)
         return file_state(path.stat())
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}). {REMEDY}") from error
+        raise UserError(unreadable(path, error, REMEDY)) from error
 
 
 def file_state(status: os.stat_result) -> FileState:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
+from architectures.shipped.recipes import shipped_words
 
 MIB = 1 << 20
 JSON_MIB = 64  # config, index, manifest, scorecard: the largest index of a sharded checkpoint has some 5 MB
@@ -32,13 +33,32 @@ def read_text(path: Path, *, remedy: str = "Check the path.", most_mib: float | 
         require_regular(path, remedy=remedy, most_mib=most_mib)
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}). {remedy}") from error
+        raise UserError(unreadable(path, error, remedy)) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8.") from error
     except UserError:
         raise
     except ValueError as error:  # a NUL in a path
         raise UserError(f"{str(path)!r}: is no path ({error}). {remedy}") from error
+
+
+def unreadable(path: Path, error: OSError, remedy: str) -> str:
+    """What is told of a file that cannot be read; of one that is not there also where it was looked for.
+
+    Args:
+        path: The file, as it was named.
+        error: What the system says.
+        remedy: The last sentence, where widedraft does not bring the file itself.
+    """
+    words = f"{path}: cannot be read ({error.strerror})."
+    if not isinstance(error, FileNotFoundError):
+        return f"{words} {remedy}"
+    return f"{words}{looked_for(path)} {shipped_words(path) or remedy}"
+
+
+def looked_for(path: Path) -> str:
+    """The sentence, behind a space, that tells where a relative path led; empty of an absolute one."""
+    return "" if path.is_absolute() else f" Looked for {path.absolute()}: relative paths start at the working folder."
 
 
 def require_regular(path: Path, *, remedy: str, most_mib: float | None = None) -> None:

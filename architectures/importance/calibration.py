@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from architectures.errors import UserError
-from architectures.files.reading import require_regular
+from architectures.files.reading import require_regular, unreadable
 
+REMEDY = "Give a UTF-8 text file as architecture.calibration.text."
 MAX_PARAGRAPH_CHARS = 100_000  # a file without blank lines is handed over in pieces, never read as a whole
 
 
@@ -57,15 +58,15 @@ def read_text(file: Path) -> Iterator[str]:
     """
     has_text = False
     try:
-        require_regular(file, remedy="Give a UTF-8 text file as architecture.calibration.text.")
+        require_regular(file, remedy=REMEDY)
         with file.open(encoding="utf-8") as stream:
             for paragraph in paragraphs(iter(partial(stream.readline, MAX_PARAGRAPH_CHARS), "")):
                 has_text = True
                 yield paragraph
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{file}: cannot be read as text ({error}). Give a UTF-8 text file as architecture.calibration.text."
-        ) from error
+    except OSError as error:
+        raise UserError(unreadable(file, error, REMEDY)) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: cannot be read as text ({error}). {REMEDY}") from error
     if not has_text:
         raise UserError(f"{file}: holds no text. Give another file as architecture.calibration.text.")
 

@@ -6,7 +6,7 @@ in the hub's cache always comes first.
 Sources: the models' reports ("LLaMA", arXiv 2302.13971; "Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models",
 arXiv 2407.21783; "Mistral 7B", arXiv 2310.06825; "Qwen2.5 Technical Report", arXiv 2412.15115) and transformers'
 printouts of the configs in public repositories; the parameter counts that follow are those of the models' pages (a test
-compares them).
+compares them). SmolLM2's entries are what its GGUF file is imported with.
 """
 
 from collections.abc import Mapping
@@ -74,6 +74,19 @@ QWEN_2_5_7B = {
     "use_sliding_window": False,
     "vocab_size": 152064,
 }
+SMOLLM2_135M = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
 KNOWN_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "huggyllama/llama-7b": LLAMA_7B,
     "meta-llama/Llama-2-7b-hf": LLAMA_2_7B,
@@ -87,6 +100,7 @@ KNOWN_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "mistralai/Mistral-7B-Instruct-v0.3": {**MISTRAL_7B, "vocab_size": 32768},
     "Qwen/Qwen2.5-7B": {**QWEN_2_5_7B, "max_position_embeddings": 131072},
     "Qwen/Qwen2.5-7B-Instruct": QWEN_2_5_7B,
+    "models/SmolLM2-135M-Instruct": SMOLLM2_135M,  # no hub id: the folder that is made of a package
 }
 
 

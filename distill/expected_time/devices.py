@@ -6,21 +6,16 @@ What is known of it is a file that was measured there, else what its maker publi
 import re
 import shutil
 import subprocess
-import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from architectures.checkpoints.manifest import hardware
 from architectures.errors import UserError
+from architectures.shipped.folders import shipped_folders
 from distill.expected_time.device_figures import DeviceFigures, load_figures
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = (  # of a checkout; of a wheel, in a folder of its own and in an environment, which may hold another copy's
-    ROOT / "bench" / "results" / "devices",
-    ROOT / "share" / "widedraft" / "devices",
-    Path(sysconfig.get_path("data")) / "share" / "widedraft" / "devices",
-)
+FOLDERS = shipped_folders("devices", in_checkout="bench/results/devices")
 PROCESSOR = re.compile(r", \d+ cores$")
 
 

@@ -31,7 +31,7 @@ from eval.config import EvalConfig, from_recorded
 AnySection = TypeVar("AnySection", bound=Section)
 
 MOST_MIB = 1  # of a recipe; the longest here has 3 KiB
-
+REMEDY = "Name a recipe, which is a YAML file; `widedraft recipes` lists those that come with it."
 
 RESOLVED = "# Resolved by widedraft"  # begins every recipe that a stage wrote
 
@@ -181,7 +181,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         RecipeError: If the file cannot be read; otherwise with every mistake of file and command line, one line each.
     """
     try:
-        text = read_text(Path(path), remedy="Name a recipe, which is a YAML file.", most_mib=MOST_MIB)
+        text = read_text(Path(path), remedy=REMEDY, most_mib=MOST_MIB)
     except UserError as error:
         raise RecipeError(str(error)) from error
     return _load(text, str(path), overrides, Recipe)

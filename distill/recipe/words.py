@@ -42,7 +42,11 @@ def one_recipe(words: tuple[str, ...]) -> tuple[str, ...]:
     return (*words[:1], *values_alone(words[1:]))
 
 
-RecipeFile = Annotated[Path, Field(description="A YAML file, see recipes/."), Flag(metavar="RECIPE", is_word=True)]
+RecipeFile = Annotated[
+    Path,
+    Field(description="A YAML file; `widedraft recipes` writes those that come with it."),
+    Flag(metavar="RECIPE", is_word=True),
+]
 Overrides = Annotated[
     tuple[str, ...],
     Field(description="Replaces the recipe's value of a dotted key."),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from architectures.errors import UserError
-from architectures.files.reading import parse_json, require_regular
+from architectures.files.reading import looked_for, parse_json, require_regular
 from distill.recipe.text import TextConfig, TextDomain, is_plain_text
 from eval.prompts.rows import require_object
 
@@ -235,8 +235,9 @@ def read_errors() -> tuple[type[Exception], ...]:
 def unreadable(domain: TextDomain, error: Exception) -> UserError:
     """The error as a message that names the domain."""
     reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or "it holds no rows"
+    where = looked_for(Path(domain.path)) if domain.path and isinstance(error, FileNotFoundError) else ""
     return UserError(
-        f"{text_source(domain)}: text.domains {domain.name} cannot be read ({reason}). Mend or replace it."
+        f"{text_source(domain)}: text.domains {domain.name} cannot be read ({reason}).{where} Mend or replace it."
     )
 
 

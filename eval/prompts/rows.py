@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from architectures.errors import UserError
-from architectures.files.reading import parse_json, require_regular
+from architectures.files.reading import parse_json, require_regular, unreadable
 from eval.prompts.page import hub_words
 from eval.prompts.source import PromptSource
 from eval.prompts.table import TASKS, HubRows
@@ -57,7 +57,7 @@ def file_rows(path: Path, absent: str) -> Iterator[tuple[str, Any]]:
                 if line.strip():
                     yield f"{path}:{number}", parse_json(line, f"{path}:{number}", "Write one JSON object per line.")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}). {absent}") from error
+        raise UserError(unreadable(path, error, absent)) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8 JSON lines.") from error
 

@@ -92,7 +92,7 @@ def test_a_file_without_blank_lines_comes_in_pieces(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"text\.txt: cannot be read as text \(.*No such file.*\)\. Give a UTF-8 text file as architecture"),
+        (None, r"text\.txt: cannot be read \(No such file.*\)\. Give a UTF-8 text file as architecture"),
         (b"fine\n\n\xff\n", r"text\.txt: cannot be read as text \(.*0xff.*\)\. Give a UTF-8"),
         (b" \n\n", r"text\.txt: holds no text\. Give another file as architecture\.calibration\.text\."),
     ],

@@ -101,7 +101,8 @@ def test_an_interrupted_fetch_goes_on_with_the_files_that_are_missing(hub, model
     read_remote_config("org/model", "main")
     hub.faults.plan("download", Fault(cut_after_bytes=0), times=6)
     assert refused() == (
-        "org/model (revision main): not a local folder, and not to be had from the hub: the connection to the hub "
+        f"org/model (revision main): not a local folder ({Path('org/model').absolute()}), and not to be had from "
+        "the hub: the connection to the hub "
         "failed (RemoteProtocolError). Check network and HF_ENDPOINT. Run the command again: what has arrived is kept."
     )
     hub.requests.clear()
@@ -160,14 +161,17 @@ def test_a_model_that_is_not_there_or_private_is_named(hub, model, monkeypatch, 
     log_in(monkeypatch, token)
     for name in ("org/model", "org/gone"):
         message = refused(name)
-        assert message.startswith(f"{name} (revision main): not a local folder, and not to be had from the hub: ")
+        assert message.startswith(
+            f"{name} (revision main): not a local folder ({Path(name).absolute()}), and not to be had from the hub: "
+        )
         assert f"({status}: Repository not found)" in message
         assert "og in" in message
 
 
 def test_a_revision_that_is_not_there_is_named(hub, model):
     assert refused(revision="v9") == (
-        "org/model (revision v9): not a local folder, and not to be had from the hub: it has no such revision (404). "
+        f"org/model (revision v9): not a local folder ({Path('org/model').absolute()}), and not to be had from "
+        "the hub: it has no such revision (404). "
         "Name a branch, a tag or a commit that it has."
     )
 

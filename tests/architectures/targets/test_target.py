@@ -101,8 +101,8 @@ def test_a_hub_that_fails_is_one_message_naming_id_and_revision(hub, error):
     with pytest.raises(UserError) as caught:
         resolve_checkpoint("owner/name", revision="v1")
     assert str(caught.value) == (
-        "owner/name (revision v1): not a local folder, and not to be had from the hub: No network. Check the name, "
-        "log in for a gated model, or give a local folder or a .gguf file."
+        f"owner/name (revision v1): not a local folder ({Path('owner/name').absolute()}), and not to be had from the "
+        "hub: No network. Check the name, log in for a gated model, or give a local folder or a .gguf file."
     )
 
 

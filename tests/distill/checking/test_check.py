@@ -449,7 +449,8 @@ def test_everything_wrong_with_target_and_prompts_at_once(checked):
         )
     lines = str(raised.value).splitlines()
     assert lines[0] == (
-        "target.path: ./nowhere: no such folder. Give a Hugging Face folder, a hub id (owner/name) or a .gguf file. "
+        f"target.path: ./nowhere: no such folder. Looked for {Path('nowhere').absolute()}: relative paths start at the "
+        "working folder. Give a Hugging Face folder, a hub id (owner/name) or a .gguf file. "
         "A GGUF file becomes this folder by `widedraft import-gguf FILE --to ./nowhere`."
     )
     assert [line.split(": ")[0] for line in lines[1:]] == ["absent.jsonl", "empty.jsonl", "odd.jsonl:2"]

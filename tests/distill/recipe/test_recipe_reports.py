@@ -84,8 +84,8 @@ def test_text_that_is_not_yaml_is_reported_with_its_line(mistakes):
 def test_a_file_that_cannot_be_read(tmp_path):
     (tmp_path / "latin.yaml").write_bytes(b"run_name: caf\xe9\n")
     for name, reason in (
-        ("absent.yaml", "cannot be read (No such file or directory). Name a recipe, which is a YAML file."),
-        (".", "is a folder, not a file. Name a recipe, which is a YAML file."),
+        ("absent.yaml", "cannot be read (No such file or directory). Name a recipe, which is a YAML file; `widedraft "),
+        (".", "is a folder, not a file. Name a recipe, which is a YAML file; `widedraft "),
         ("latin.yaml", "is not UTF-8 text ('utf-8' codec can't decode byte 0xe9 in position 13: invalid"),
     ):
         path = tmp_path / name

@@ -171,7 +171,7 @@ def test_an_empty_text_is_refused_by_name(tokenizer, tmp_path, name):
 REFUSED = {
     "no such file": (
         {"path": "absent.txt"},
-        "absent.txt: text.domains d cannot be read (No such file or directory). Mend or replace it.",
+        "absent.txt: text.domains d cannot be read (No such file or directory). Looked for ",
     ),
     "no such dataset": ({"dataset": "absent_folder"}, "dataset absent_folder, train: text.domains d cannot be read ("),
     "another field": (

@@ -1,0 +1,115 @@
+"""`widedraft recipes`: those that came with the installation, listed or copied to where they run."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import Field
+
+from architectures.errors import UserError
+from architectures.files.section import Section
+from architectures.pages.blocks import Code, Facts, Sentence
+from architectures.pages.terminal import terminal
+from architectures.settings.flags import Flag
+from architectures.shipped.packaged_targets import packaged_target
+from architectures.shipped.recipes import FOLDER, shipped_recipes
+from distill.shipped_recipes.copying import Copy, copies_of, write_copies
+from distill.shipped_recipes.header import header_paragraphs
+from distill.shipped_recipes.packaged_target import make_packaged_target
+from distill.shipped_recipes.page import recipes_page
+
+
+class RecipesSettings(Section):
+    """Which recipes are written, and where to; none are listed."""
+
+    names: Annotated[tuple[str, ...], Flag(metavar="NAME", is_word=True)] = Field(
+        default=(), description="Recipes to write, with their prompts, into recipes/ of the folder; none lists them."
+    )
+    to: Annotated[Path, Flag(metavar="DIR")] = Field(
+        default=Path(), description="The folder they are to run from, since their paths are relative to it."
+    )
+    with_target: bool = Field(
+        default=False,
+        description="Make their target as well, where a package of a package index carries it: downloaded by pip.",
+    )
+    force: bool = Field(default=False, description="Replace files there that hold something else.")
+
+
+def recipes(settings: RecipesSettings) -> None:
+    """List the recipes, or write some of them."""
+    if not settings.names:
+        refuse_pointless(settings)
+        print(terminal(*recipes_page()))
+        return
+    copies = copies_of(settings.names, settings.to, force=settings.force)
+    texts = {name: shipped_recipes()[name].read_text(encoding="utf-8") for name in settings.names}
+    targets = {name: str(yaml.safe_load(text)["target"]["path"]) for name, text in texts.items()}
+    if settings.with_target:
+        refuse_unpackaged(targets)
+    write_copies(copies, settings.to)
+    print(terminal(Facts([(str(settings.to / copy.name), state(copy)) for copy in copies])))
+    if settings.with_target:
+        for path in dict.fromkeys(targets.values()):
+            make_target(path, settings.to / path)
+    print()
+    print(terminal(*next_steps(texts, targets, settings.to)))
+
+
+def refuse_pointless(settings: RecipesSettings) -> None:
+    """Raise UserError for options of writing where nothing is named that could be written."""
+    options = {
+        "--to": settings.to != Path(),
+        "--with-target": settings.with_target,
+        "--force": settings.force,
+    }
+    if any(options.values()):
+        given = " and ".join(flag for flag, is_given in options.items() if is_given)
+        raise UserError(f"{given}: no recipe is named that could be written. `widedraft recipes` alone lists them.")
+
+
+def refuse_unpackaged(targets: Mapping[str, str]) -> None:
+    """Raise UserError for a recipe whose target no package carries."""
+    for name, path in targets.items():
+        if packaged_target(path) is None:
+            raise UserError(
+                f"--with-target: the target of {name}, {path}, comes from the model hub, and a run fetches it itself. "
+                "Leave --with-target out."
+            )
+
+
+def state(copy: Copy) -> str:
+    return "is there, the same" if copy.is_there else "written"
+
+
+def make_target(path: str, folder: Path) -> None:
+    """Make the target of a package, unless it is there."""
+    packaged = packaged_target(path)
+    assert packaged is not None  # others are refused
+    if is_made(folder):
+        print(f"{folder}: is there")
+        return
+    print(f"{folder}: made of the package {packaged.requirement}, {packaged.megabytes} MB ...", flush=True)
+    make_packaged_target(packaged, folder)
+
+
+def is_made(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def next_steps(texts: Mapping[str, str], targets: Mapping[str, str], to: Path) -> list[Sentence | Code]:
+    """What comes next, as it is typed: the target if it is not there, a debug run, and what each header says."""
+    lines = [] if to == Path() else [f"cd {shlex.quote(str(to))}"]
+    for name, text in texts.items():
+        lines.append(
+            f"widedraft run {FOLDER}/{name}.yaml --debug    # first the same tiny, in a minute; needs no target"
+        )
+        lines += [line for line in header_paragraphs(text)["Command"] if "--with-target" not in line]
+    steps = [Sentence("What comes next:"), Code("\n".join(lines))]
+    absent = [name for name, path in targets.items() if packaged_target(path) is not None and not is_made(to / path)]
+    if not absent:
+        return steps
+    folder = "" if to == Path() else f" --to {shlex.quote(str(to))}"
+    told = f"{targets[absent[0]]} is not there. pip can get it, without a model hub:"
+    return [Sentence(told), Code(f"widedraft recipes {absent[0]} --with-target{folder}"), *steps]

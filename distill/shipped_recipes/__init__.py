@@ -1,0 +1,1 @@
+"""Recipes that came with this installation: listed, copied with their prompts, and a target out of its package."""
