@@ -1,0 +1,72 @@
+"""README and docs name commands, flags and recipe keys that there are. The log tells of its days and is not asked."""
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from architectures.settings.flags import add_flags
+from distill.recipe.recipe import Recipe
+from distill.recipe_reading.keys import known_keys, schema_of
+from widedraft import STAGES
+
+ROOT = Path(__file__).parents[1]
+PAGES = [path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if path.stem != "log"]
+CODE = re.compile(r"^ {4}.*$|`widedraft [^`]+`", re.MULTILINE)
+COMMAND = re.compile(r"widedraft ([a-z][a-z-]*)((?: +[^\s#|;`&]+)*)")
+KEY = re.compile(r"`((?:target|architecture|data|distill|text|eval|export)(?:\.\w+(?:\[\d*\])?)+)[`=]")
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=str)
+def test_every_command_has_the_flags_that_a_page_gives_it(page):
+    assert not unknown_flags(text_of(page))
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=str)
+def test_every_key_of_a_page_is_one_of_recipes(page):
+    assert not unknown_keys(text_of(page))
+
+
+def test_what_is_no_command_flag_or_key_is_seen():
+    text = (
+        "    widedraft sped --target A\n    widedraft speed --draft B\n\n`widedraft report --plots` `eval.lookahed=4`"
+    )
+    assert unknown_flags(text) == ["sped", "speed --draft", "report --plots"]
+    assert unknown_keys(text) == ["eval.lookahed"]
+
+
+def text_of(page):
+    return (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+def unknown_flags(text):
+    """Words after `widedraft` that are no stage of it, and flags that their stage does not have."""
+    unknown = []
+    for name, words in (each for code in CODE.findall(text) for each in COMMAND.findall(" ".join(code.split()))):
+        flags = flags_of(name) if name in STAGES else None
+        unknown += [name] if flags is None else [f"{name} {flag}" for flag in flags_in(words) if flag not in flags]
+    return unknown
+
+
+def flags_in(words):
+    return re.findall(r"(?<!\S)--[a-z-]+", words)
+
+
+def flags_of(stage):
+    parser = argparse.ArgumentParser()
+    add_flags(parser, STAGES[stage].settings)
+    return set(re.findall(r"(?<![\w-])--[a-z-]+", parser.format_help()))
+
+
+def unknown_keys(text):
+    """Dotted names below a section of recipes that are neither its keys nor rooms of the code."""
+    keys = {re.sub(r"\[\d*\]", "", key) for key in known_keys(schema_of(Recipe))}
+    named = [re.sub(r"\[\d*\]", "", key) for key in KEY.findall(text)]
+    return [key for key in named if key not in keys and not is_code(key)]
+
+
+def is_code(name):
+    """Whether a dotted name is that of a room, a file or what a file holds."""
+    path = ROOT / name.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").exists() or path.parent.with_suffix(".py").exists()
