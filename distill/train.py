@@ -44,6 +44,7 @@ from architectures.files.file_hashes import rehash_from_now
 from architectures.files.section import Section
 from architectures.settings.flags import read_settings
 from architectures.settings.kinds import Rehash
+from architectures.settings.recipe_command import command_of, of_recipe, started_with
 from architectures.small_head.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_draft_vocabulary
 from architectures.targets.target import read_config
 from distill.checkpoints.files import chosen_checkpoint, find_checkpoints
@@ -57,7 +58,7 @@ from distill.process.freed_memory import keep_freed_memory
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.recipe.teacher import Cache, is_sharded
 from distill.recipe.training import DistillConfig
-from distill.recipe.words import Debug, Overrides, RecipeFile
+from distill.recipe.words import Debug, Overrides, RecipeFile, words_of
 from distill.run.run import Run
 from distill.run.run_folder import owned_run
 from distill.run.training import begin_training, masks_are_due, require_training_inputs
@@ -97,12 +98,13 @@ def train_from_arguments(argv: Sequence[str] | None) -> None:
         rehash_from_now()
     if settings.trust_checkpoints:
         trust_checkpoints()
-    path, overrides = settings.recipe, settings.overrides
-    if settings.debug:
-        path, overrides = debug_run(path, overrides), ()
-    if settings.profile is not None:
-        require_profile_folder(settings.profile)
-    train(load_recipe(path, overrides), settings.profile)
+    with of_recipe(started_with(words_of(settings))):
+        path, overrides = settings.recipe, settings.overrides
+        if settings.debug:
+            path, overrides = debug_run(path, overrides), ()
+        if settings.profile is not None:
+            require_profile_folder(settings.profile)
+        train(load_recipe(path, overrides), settings.profile)
 
 
 def debug_run(recipe_path: Path, overrides: Sequence[str]) -> Path:
@@ -258,7 +260,7 @@ def read_split(run: Run, name: str, *, joined: bool = False) -> AnswerDataset:
     if not counts.answers:
         raise UserError(
             f"{folder}: no {name} answer fits data.max_seq_len={max_seq_len}. "
-            "Raise it, or give shorter prompts, and run `widedraft generate` again."
+            f"Raise it, or give shorter prompts, and run {command_of('generate')} again."
         )
     return dataset
 

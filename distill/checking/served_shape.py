@@ -9,6 +9,7 @@ from architectures.engines.pair.read_facts import read_model
 from architectures.engines.table import ENGINES, findings, refusals
 from architectures.errors import UserError
 from architectures.families import FAMILIES
+from architectures.settings.recipe_command import command_of
 from architectures.shapes.shape import Shape
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
@@ -75,7 +76,7 @@ def engine_blocks(recipe: Recipe, draft: Shape) -> dict[str, list[tuple[str, str
     if problems:
         raise UserError("\n".join(problems))
     rows = [(ENGINES[engine].label, summary(of)) for engine, of in by_engine.items()]
-    rows.append(("", "widedraft preflight RECIPE tells which"))
+    rows.append(("", f"{command_of('preflight')} tells which"))
     return {f"engines (tensor parallel {pair.tensor_parallel}), by rules read in their code": rows}
 
 

@@ -10,8 +10,9 @@ from architectures.errors import UserError
 from architectures.files.section import Section
 from architectures.pages.terminal import terminal
 from architectures.settings.flags import Flag
+from architectures.settings.recipe_command import of_recipe
 from distill.commands.recipe_commands import of_words, recipe_of
-from distill.recipe.words import Debug, RecipeFile, is_recipe
+from distill.recipe.words import Debug, RecipeFile, is_recipe, words_of
 
 
 class CheckSettings(Section):
@@ -73,4 +74,5 @@ def print_check(path: Path, settings: CheckSettings) -> None:
     from distill.checking.check import check_recipe
 
     named = of_words((str(path), *settings.overrides), debug=settings.debug)
-    print(terminal(*check_recipe(recipe_of(named, weights=False), settings.device)))
+    with of_recipe(words_of(named)):
+        print(terminal(*check_recipe(recipe_of(named, weights=False), settings.device)))

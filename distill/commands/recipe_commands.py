@@ -9,9 +9,10 @@ from pydantic import Field
 
 from architectures.files.section import Section
 from architectures.settings.kinds import Rehash
+from architectures.settings.recipe_command import of_recipe
 from distill.checkpoints.trust import TrustCheckpoints, Trusting, trust_checkpoints
 from distill.choose.shapes.settings import ChooseSettings
-from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile
+from distill.recipe.words import Debug, NamesRecipe, Overrides, RecipeFile, words_of
 from distill.stages.scoring_without_recipe import EvalSettings, score_without_recipe
 from eval.profiling.option import Profile, require_profile_folder
 
@@ -106,10 +107,11 @@ def own_run(settings: NamesRecipe) -> Iterator[Named]:
     from distill.run.run import Run
     from distill.run.run_folder import owned_run
 
-    path, overrides = recipe_words(settings)
-    run = Run.of(load_recipe(path, overrides))
-    with owned_run(run):
-        yield Named(run, path, overrides)
+    with of_recipe(words_of(settings)):
+        path, overrides = recipe_words(settings)
+        run = Run.of(load_recipe(path, overrides))
+        with owned_run(run):
+            yield Named(run, path, overrides)
 
 
 def choose(settings: ChooseSettings) -> None:
@@ -162,7 +164,8 @@ def cache(settings: CacheSettings) -> None:
     from distill.stages.running import cache_stage, verify_cache_stage
 
     if settings.verify:
-        verify_cache_stage(Run.of(recipe_of(settings)))
+        with of_recipe(words_of(settings)):
+            verify_cache_stage(Run.of(recipe_of(settings)))
         return
     with own_run(settings) as named:
         cache_stage(named.run)

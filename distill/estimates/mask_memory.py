@@ -3,6 +3,7 @@
 import sys
 
 from architectures.errors import UserError
+from architectures.settings.recipe_command import command_of
 from architectures.shapes.shape import Shape
 from distill.estimates.memory import held_bytes, memory_parts, process_counts, together
 from distill.estimates.trainings import Training, mask_training
@@ -27,7 +28,8 @@ def refuse_sharded_masks(recipe: Recipe, target: Shape) -> None:
     each = [f"{gib(together(memory_parts(training, count)))} on each of {count}" for count in process_counts(training)]
     raise UserError(
         f"distill.parallelism is fsdp2, and masks are trained whole on every process: {', '.join(each)}, estimated. "
-        f"Where a device holds that, train them with ddp (`widedraft masks`) and set fsdp2 again; else use {REMEDY}."
+        f"Where a device holds that, train them with ddp ({command_of('masks')}) and set fsdp2 again; else "
+        f"use {REMEDY}."
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from architectures.draft_vocabulary.asked import ids_by_count
 from architectures.draft_vocabulary.tokens import TOKENIZER, Tokens, read_tokens
+from architectures.settings.recipe_command import command_of
 from architectures.shapes.shape import Shape
 from architectures.small_head.config import COUNTED, VocabularyConfig
 from architectures.small_head.counting import coverage
@@ -54,13 +55,13 @@ def coverage_rows(run: Run, wanted: VocabularyConfig, vocab_size: int) -> Iterat
     known = None if wanted.origin in COUNTED else listed_ids(wanted, tokens, folder)
     data = run.data.path
     if finished_counts(run.recipe) is None:
-        yield UNKNOWN, f"{data} holds no answers of this recipe yet; `widedraft generate` writes them"
+        yield UNKNOWN, f"{data} holds no answers of this recipe yet; {command_of('generate')} writes them"
         return
     read = partial(id_counts_in, data, most_tokens=MOST_TOKENS)
     trained = read("train") if run.recipe.distill.train_on == "answers" else {}
     ids = counted_ids(run.init.path, wanted, trained, tokens) if known is None else known
     if ids is None:
-        yield UNKNOWN, "`widedraft prune` counts the text, and leaves its ids in <run>/init"
+        yield UNKNOWN, f"{command_of('prune')} counts the text, and leaves its ids in <run>/init"
         return
     yield from shares("training answers", trained, ids)
     yield from shares("held-out answers", read("eval"), ids)
@@ -83,7 +84,10 @@ def never_seen_rows(run: Run, ids: Collection[int]) -> Iterator[Row]:
     if not run.recipe.eval.tasks:
         yield UNKNOWN, "other prompts than the data's: eval.tasks names none"
     elif not run.eval.is_finished:
-        yield UNKNOWN, "answers to eval.tasks, which training never sees, until `widedraft eval` has scored on them"
+        yield (
+            UNKNOWN,
+            f"answers to eval.tasks, which training never sees, until {command_of('eval')} has scored on them",
+        )
     else:
         for answers in sorted((run.eval.path / "answers").iterdir()):
             kind = f"answers never trained on, temperature {answers.name.removeprefix('T')}"

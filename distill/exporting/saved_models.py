@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
+from architectures.settings.recipe_command import command_of
 from distill.checkpoints.files import damage, find_checkpoints
 from distill.exporting.export import STUDENT_PREFIX
 from distill.exporting.reading import read_state
@@ -28,7 +29,7 @@ def saved_models(run: Run) -> list[Saved]:
     folder, init = run.checkpoints.path, run.init.path
     paths = [path for path in find_checkpoints(folder) if is_whole(path)]
     if not paths:
-        raise UserError(f"{folder}: no checkpoint to score. Run `widedraft distill` first.")
+        raise UserError(f"{folder}: no checkpoint to score. Run {command_of('distill')} first.")
     dtype, rounded = run.recipe.eval.dtype, run.recipe.export.dtype
     start = Saved(UNTRAINED, 0, 0, partial(load_model, init, dtype=dtype))
     load = partial(load_checkpoint, init, dtype=dtype, rounded=rounded)

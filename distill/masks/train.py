@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.masks.gating import masked
 from architectures.masks.masks import Masks, plan_from_masks
+from architectures.settings.recipe_command import command_of
 from architectures.shapes.requested_shape import masked_shape
 from architectures.shapes.section import MasksConfig
 from architectures.targets.target import require_whole_head
@@ -291,4 +292,4 @@ def write_masks(run: Run, model: MaskModel) -> None:
                 "Raise architecture.masks.max_duration, or lower mask_lr.",
                 file=sys.stderr,
             )
-    print(f"{out}: {plan.summary()}. Run `widedraft prune` next.", file=sys.stderr)
+    print(f"{out}: {plan.summary()}. Run {command_of('prune')} next.", file=sys.stderr)

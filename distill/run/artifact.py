@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from architectures.checkpoints.manifest import changed_inputs, read_manifest
 from architectures.checkpoints.manifest_record import Manifest, StageName
 from architectures.errors import UserError
+from architectures.settings.recipe_command import command_of
 
 
 class Made(NamedTuple):
@@ -70,8 +71,7 @@ class Artifact:
         """Refuse to go on without it."""
         if not self.is_finished:
             raise UserError(
-                f"{self.path}: not there yet. Run `widedraft {self.made.command} RECIPE` first, or "
-                "`widedraft run RECIPE`."
+                f"{self.path}: not there yet. Run {command_of(self.made.command)} first, or {command_of('run')}."
             )
 
     def refuse_changed(self, inputs: Mapping[str, str]) -> None:

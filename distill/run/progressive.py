@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from architectures.errors import UserError
+from architectures.settings.recipe_command import command_of
 from architectures.targets.target import is_gguf, resolve_checkpoint
 from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import Cache
@@ -82,7 +83,7 @@ def cut_from(run: Run) -> Path:
     if stages is not None:
         draft = stage_run(run, stages[-2]).draft
         if not (draft.manifest or {}).get("finished"):
-            raise UserError(f"{draft.path}: not finished. `widedraft run RECIPE` makes one stage after another.")
+            raise UserError(f"{draft.path}: not finished. {command_of('run')} makes one stage after another.")
         return draft.path
     return source_folder(run.recipe) or run.target
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from architectures.checkpoints.manifest import changed_inputs
 from architectures.errors import UserError
+from architectures.settings.recipe_command import command_of, handed_on
 from distill.recipe.recipe import load_recipe
 from distill.run.run import Run
 from distill.run.run_folder import held
@@ -27,7 +28,7 @@ def mask_stage(recipe_path: Path, overrides: Sequence[str]) -> None:
     if method != "learned_masks":
         raise UserError(
             f"{recipe_path}: architecture.method is {method}; only learned_masks has masks to train. "
-            "Run `widedraft prune` next."
+            f"Run {command_of('prune')} next."
         )
 
     def train(_: Run, __: Finish) -> None:
@@ -76,4 +77,4 @@ def training_command(recipe_path: Path, overrides: Sequence[str]) -> list[str]:
 
 def training_environment() -> dict[str, str]:
     """This environment, with the working folder off the import path: a user's own eval.py must not hide ours."""
-    return {**os.environ, "PYTHONSAFEPATH": "1"}
+    return {**os.environ, "PYTHONSAFEPATH": "1", **handed_on()}

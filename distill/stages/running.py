@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from architectures.errors import UserError
+from architectures.settings.recipe_command import command_of
 from distill.caching.stage import require_cached_teacher
 from distill.hub.files.early_checks import refuse_unpublishable
 from distill.recipe.recipe import load_recipe
@@ -131,7 +132,7 @@ def export_stage(run: Run) -> None:
     saved = run.checkpoints.path
     checkpoint = chosen_checkpoint(saved, run.recipe.export.checkpoint)
     if checkpoint is None:
-        raise UserError(f"{saved}: no checkpoint to export. Run `widedraft distill` first.")
+        raise UserError(f"{saved}: no checkpoint to export. Run {command_of('distill')} first.")
     export_draft(run, checkpoint, finished=False)
     print(f"   {run.draft.path}: from {checkpoint}")
 

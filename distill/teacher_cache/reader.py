@@ -16,9 +16,10 @@ from typing_extensions import TypedDict
 from architectures.checkpoints.manifest import read_manifest
 from architectures.errors import UserError
 from architectures.files.typed_file import checked
+from architectures.settings.recipe_command import command_of
 from distill.teacher_cache.contents import widen
 from distill.teacher_cache.index import fingerprint_examples, load_index
-from distill.teacher_cache.record import REMEDY, refuse_ill_sized
+from distill.teacher_cache.record import refuse_ill_sized, remedy
 
 if TYPE_CHECKING:
     from distill.data.batches import Example
@@ -51,7 +52,7 @@ class TeacherCache:
 
     def __init__(self, folder: Path, name: str):
         refuse_ill_sized(folder)
-        splits = checked(SPLITS, (read_manifest(folder) or {}).get("splits"), f"{folder}: splits", REMEDY)
+        splits = checked(SPLITS, (read_manifest(folder) or {}).get("splits"), f"{folder}: splits", remedy())
         if name not in splits:
             raise UserError(
                 f"{folder}: holds no {name} answers, but {', '.join(splits)}. Delete it, and make it again."
@@ -85,7 +86,7 @@ class TeacherCache:
                 return widen({name: shard_file.get_slice(name)[rows] for name in shard_file.keys()})  # noqa: SIM118 - no dict
         except (SafetensorError, OSError) as error:
             raise UserError(
-                f"{path}: damaged ({error}). Delete it and run `widedraft cache RECIPE`: it is written again."
+                f"{path}: damaged ({error}). Delete it and run {command_of('cache')}: it is written again."
             ) from error
 
     def require_examples(self, examples: Sequence["Example"]) -> None:
@@ -97,5 +98,5 @@ class TeacherCache:
         if fingerprint_examples(examples) != self.examples:
             raise UserError(
                 f"{self.folder}: its {self.name} rows belong to other answers than those in the data folder. "
-                f"Delete {self.folder} and run `widedraft cache RECIPE`."
+                f"Delete {self.folder} and run {command_of('cache')}."
             )

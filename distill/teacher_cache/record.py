@@ -31,6 +31,7 @@ from architectures.files.file_hashes import hash_files
 from architectures.files.reading import read_text
 from architectures.files.typed_file import checked, parsed
 from architectures.progress.track import track
+from architectures.settings.recipe_command import command_of
 
 # Of files, names and journal. Where shards are cut belongs to it: a journal knows them by number alone.
 FORMAT = "widedraft.teacher_cache/2"
@@ -61,8 +62,12 @@ class Row(TypedDict):
     sha256: str
 
 
-REMEDY = "Delete the folder and run `widedraft cache RECIPE`."
 FILES, HEAD, ROW = TypeAdapter(dict[str, FileRecord]), TypeAdapter(Head), TypeAdapter(Row)
+
+
+def remedy() -> str:
+    """What mends a damaged cache."""
+    return f"Delete the folder and run {command_of('cache')}."
 
 
 def recorded_files(folder: Path) -> dict[str, FileRecord]:
@@ -73,9 +78,9 @@ def recorded_files(folder: Path) -> dict[str, FileRecord]:
     """
     manifest = read_manifest(folder)
     if manifest is None:
-        raise UserError(f"{folder}: holds no finished teacher cache. Run `widedraft cache RECIPE`: it continues.")
+        raise UserError(f"{folder}: holds no finished teacher cache. Run {command_of('cache')}: it continues.")
     refuse_other_format(folder, manifest.get("format"))
-    return checked(FILES, manifest.get("files"), f"{folder / MANIFEST_NAME}: files", REMEDY)
+    return checked(FILES, manifest.get("files"), f"{folder / MANIFEST_NAME}: files", remedy())
 
 
 def refuse_other_format(folder: Path, written: str | None) -> None:
@@ -83,7 +88,7 @@ def refuse_other_format(folder: Path, written: str | None) -> None:
     if written != FORMAT:
         raise UserError(
             f"{folder}: its format is {written!r}, this version reads {FORMAT!r}. "
-            f"Delete {folder} and run `widedraft cache RECIPE`."
+            f"Delete {folder} and run {command_of('cache')}."
         )
 
 
@@ -107,7 +112,7 @@ def refuse_ill_sized(folder: Path) -> None:
     if damaged:
         raise UserError(
             f"{folder / damaged[0]}: missing, or not as long as it was written; {len(damaged)} such files. "
-            "Run `widedraft cache RECIPE`: it writes them again."
+            f"Run {command_of('cache')}: it writes them again."
         )
 
 
@@ -122,7 +127,7 @@ def verify_files(folder: Path) -> int:
     if damaged:
         raise UserError(
             f"{folder}: not as they were written: {', '.join(damaged)}. "
-            "Delete these files and run `widedraft cache RECIPE`: it writes them again."
+            f"Delete these files and run {command_of('cache')}: it writes them again."
         )
     return len(records)
 
@@ -176,11 +181,11 @@ class Journal:
 
     def _read(self) -> dict[str, FileRecord]:
         """What an interrupted capture wrote; its last line may be cut short."""
-        _, *lines = read_text(self.path, remedy=REMEDY).split("\n")  # the last is empty, or cut short
+        _, *lines = read_text(self.path, remedy=remedy()).split("\n")  # the last is empty, or cut short
         head = journal_head(self.path)
         refuse_other_format(self.folder, head["format"])
         self._refuse_others(head["inputs"])
-        rows = [parsed(ROW, line, f"{self.path}:{number}", REMEDY) for number, line in enumerate(lines[:-1], start=2)]
+        rows = [parsed(ROW, line, f"{self.path}:{number}", remedy()) for number, line in enumerate(lines[:-1], start=2)]
         return {row["name"]: FileRecord(row["num_bytes"], row["sha256"]) for row in rows}
 
     def _refuse_others(self, inputs: Mapping[str, str]) -> None:
@@ -215,7 +220,7 @@ def adopt_journal(folder: Path, same: Mapping[str, str]) -> bool:
 def journal_head(path: Path) -> Head:
     """The first line of a journal: what the cache is made from."""
     with path.open(encoding="utf-8") as file:
-        return parsed(HEAD, file.readline(), f"{path}:1", REMEDY)
+        return parsed(HEAD, file.readline(), f"{path}:1", remedy())
 
 
 def journal_line(name: str, record: FileRecord) -> str:

@@ -23,16 +23,21 @@ from torch import Tensor
 
 from architectures.errors import UserError
 from architectures.files.atomic import replacing
+from architectures.settings.recipe_command import command_of
 from eval.answers.shards import hidden_path
 
 FORMAT = "widedraft.hidden_states/1"
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # as safetensors calls them
 LENGTH_BYTES = 8  # of the number that begins a safetensors file: how long its header is
 METADATA_BYTES, ENTRY_BYTES = 256, 128  # of a header at most, and of each answer in it
-AGAIN = (
-    "`widedraft generate RECIPE` answers its shard again; or set distill.teacher.captured_while to reading, and the "
-    "target reads the answers once more."
-)
+
+
+def again() -> str:
+    """What brings the states of a shard back."""
+    return (
+        f"{command_of('generate')} answers its shard again; or set distill.teacher.captured_while to reading, and the "
+        "target reads the answers once more."
+    )
 
 
 class HiddenFile:
@@ -94,15 +99,15 @@ def require_states(shard: Path, lengths: Mapping[int, int], *, width: int, dtype
         metadata = states.metadata() or {}
         if metadata.get("format") != FORMAT:
             format_ = metadata.get("format")
-            raise UserError(f"{file}: its format is {format_!r}, this version reads {FORMAT!r}. Delete it: {AGAIN}")
+            raise UserError(f"{file}: its format is {format_!r}, this version reads {FORMAT!r}. Delete it: {again()}")
         if metadata.get("answers") != sha256(shard.read_bytes()).hexdigest():
-            raise UserError(f"{file}: belongs to other answers than those in {shard.name}. Delete both: {AGAIN}")
+            raise UserError(f"{file}: belongs to other answers than those in {shard.name}. Delete both: {again()}")
         for answer, length in lengths.items():
             kept = states.get_slice(str(answer))
             if (kept.get_dtype(), kept.get_shape()) != (kind, [length, width]):
                 raise UserError(
                     f"{file}: holds {kept.get_dtype()} {kept.get_shape()} of answer {answer}, where {kind} "
-                    f"{[length, width]} belongs. Delete it: {AGAIN}"
+                    f"{[length, width]} belongs. Delete it: {again()}"
                 )
 
 
@@ -115,7 +120,9 @@ def read_states(shard: Path, answer: int, count: int) -> Tensor:
     with open_states(hidden_path(shard)) as states:
         hidden_AH = states.get_slice(str(answer))[:count]
     if not is_finite(hidden_AH):
-        raise UserError(f"{hidden_path(shard)}: the states of answer {answer} are not all numbers. Delete it: {AGAIN}")
+        raise UserError(
+            f"{hidden_path(shard)}: the states of answer {answer} are not all numbers. Delete it: {again()}"
+        )
     return hidden_AH
 
 
@@ -128,9 +135,9 @@ def is_finite(hidden_AH: Tensor) -> bool:
 def open_states(file: Path) -> Iterator[Any]:
     """A file of hidden states, mapped into memory for as long as the block lasts."""
     if not file.is_file():
-        raise UserError(f"{file}: not there. {AGAIN}")
+        raise UserError(f"{file}: not there. {again()}")
     try:
         with safe_open(file, framework="pt") as states:
             yield states
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{file}: damaged ({error}). Delete it: {AGAIN}") from error
+        raise UserError(f"{file}: damaged ({error}). Delete it: {again()}") from error

@@ -8,6 +8,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter
 
 from architectures.files.atomic import write_json
 from architectures.files.typed_file import read_typed
+from architectures.settings.recipe_command import command_of
 from eval.acceptance.estimates import Estimate
 
 Schema = Literal["widedraft.checkpoints/1"]
@@ -82,4 +83,4 @@ def read_curves(path: Path) -> Curves:
     Raises:
         UserError: If it is no such file; the message names it and the field.
     """
-    return read_typed(path, FILE, "Delete the file, or run `widedraft eval RECIPE --checkpoints` again.")
+    return read_typed(path, FILE, f"Delete the file, or run {command_of('eval', '--checkpoints')} again.")

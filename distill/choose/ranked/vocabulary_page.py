@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from architectures.pages.blocks import Section, Sentence, Table
+from architectures.settings.recipe_command import command_of
 from distill.choose.shapes.candidates import Candidate
 from distill.choose.shapes.vocabularies import ALL, WHOLE
 from distill.estimates.coverage import IdCounts
 from eval.predictions.ranking import Prospect
 
 TITLE = "Step time against coverage"
-NO_ANSWERS = "How much of the target's answers these ids cover is known once there are answers: `widedraft generate`."
 RANKED_OTHERWISE = "Ids are not ranked by answers here, so what they cover of them is not told."
 
 
@@ -61,7 +61,8 @@ def coverage_words(size: int, id_counts: IdCounts | None, counts: Mapping[int, i
 def explanation(id_counts: IdCounts | None, candidates: Sequence[Candidate]) -> str:
     """What the coverage is of, or why none is told."""
     if id_counts is None:
-        return NO_ANSWERS if ranked_by_answers(candidates) else RANKED_OTHERWISE
+        known = "How much of the target's answers these ids cover is known once there are answers"
+        return f"{known}: {command_of('generate')}." if ranked_by_answers(candidates) else RANKED_OTHERWISE
     return (
         f"Covered: the share of tokens of the held-out answers, by domain (tokens), that are among the ids that "
         f"{id_counts.train.total():,} tokens of training answers say most. No draft with these ids has more accepted."

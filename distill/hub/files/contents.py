@@ -20,6 +20,7 @@ from architectures.files.reading import read_json_object
 from architectures.gguf_export.files import export_gguf
 from architectures.gguf_export.names import GgufKind, file_name
 from architectures.pruning.plan_record import PLAN_NAME
+from architectures.settings.recipe_command import command_of
 from architectures.shapes.context_length import context_length, has_scaled_positions
 from architectures.small_head.record import CONFIG_KEY, DRAFT_VOCABULARY_NAME
 from architectures.targets.target import read_config
@@ -28,7 +29,6 @@ from eval.policies.policy_file import FILE_NAME as POLICY_NAME
 SMALL_HEAD, OWN_TOKENIZER = "small-head", "own-tokenizer"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 OF_A_DRAFT = ("config.json", *CARRIED_FILES, DRAFT_VOCABULARY_NAME, PLAN_NAME, POLICY_NAME)
-REMEDY = "Export the draft again: widedraft export RECIPE."
 
 
 @dataclass(frozen=True)
@@ -121,17 +121,22 @@ def copy_draft(draft: Path, out: Path) -> None:
                 shutil.copyfile(path, out / path.name)
 
 
+def again() -> str:
+    """What mends a draft folder."""
+    return f"Export the draft again: {command_of('export')}."
+
+
 def refuse_own_code(config: dict[str, object], draft: Path) -> None:
     """Raise UserError for a draft that asks engines to run code of its own."""
     if "auto_map" in config:
-        raise UserError(f"{draft / 'config.json'}: auto_map asks to run remote code, which is not published. {REMEDY}")
+        raise UserError(f"{draft / 'config.json'}: auto_map asks to run remote code, which is not published. {again()}")
 
 
 def require_files_of(target: Path, draft: Path) -> None:
     """Raise UserError unless tokenizer and chat template are the target's, byte for byte."""
     for name in CARRIED_FILES:
         if name != SETTINGS_NAME and bytes_below(target / name) != bytes_below(draft / name):
-            raise UserError(f"{draft / name}: is not that of the target {target}. {REMEDY}")
+            raise UserError(f"{draft / name}: is not that of the target {target}. {again()}")
 
 
 def fit_context(folder: Path, target: Path) -> None:
@@ -143,7 +148,7 @@ def fit_context(folder: Path, target: Path) -> None:
         UserError: If its positions end before the target's.
     """
     file = folder / "config.json"
-    config = read_json_object(file, REMEDY)
+    config = read_json_object(file, again())
     ours, theirs = (
         context_length(of, where=str(where / "config.json"))
         for of, where in ((config, folder), (read_config(target), target))

@@ -10,8 +10,11 @@ from architectures.files.section import Renamed, Section
 from architectures.gguf_export.names import GgufKind
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import Rehash
+from architectures.settings.recipe_command import of_recipe
+from distill.run.run import RECIPE_NAME
 
 if TYPE_CHECKING:
+    from distill.hub.push.publish import Wanted
     from distill.hub.push.upload import Pushed
 
 
@@ -59,7 +62,7 @@ class PushSettings(Section):
 
 def push(settings: PushSettings) -> None:
     """Lay out what is published, and push it unless it is a dry run."""
-    from distill.hub.push.publish import Wanted, dry_run, push_run
+    from distill.hub.push.publish import Wanted
 
     wanted = Wanted(
         repo_id=settings.repo_id,
@@ -72,6 +75,14 @@ def push(settings: PushSettings) -> None:
         certificates=settings.certificates,
         gguf=settings.gguf,
     )
+    with of_recipe([str(settings.run / RECIPE_NAME)]):
+        push_or_write(settings, wanted)
+
+
+def push_or_write(settings: PushSettings, wanted: "Wanted") -> None:
+    """Push a draft and say where it stands; of a dry run write what would go, and list it."""
+    from distill.hub.push.publish import dry_run, push_run
+
     if settings.dry_run is not None:
         files = dry_run(settings.run, wanted, settings.dry_run)
         sizes = [(settings.dry_run / name).stat().st_size for name in files]

@@ -12,6 +12,7 @@ from architectures.engines.pair.misleading import refuse_misleading_name
 from architectures.errors import UserError
 from architectures.files.atomic import staged_folder, write_text
 from architectures.gguf_export.names import GgufKind
+from architectures.settings.recipe_command import command_of
 from distill.hub.card.card import Publication, write_card
 from distill.hub.card.serving import put_certificates, servings_of
 from distill.hub.files.contents import lay_out_forms, lay_out_gguf
@@ -146,10 +147,10 @@ def finished_run(folder: Path) -> Run:
     run = Run(load_recipe(folder / RECIPE_NAME), folder)
     manifest = run.draft.manifest
     if manifest is None:
-        raise UserError(f"{run.draft.path}: not there yet. Run `widedraft run RECIPE` first.")
+        raise UserError(f"{run.draft.path}: not there yet. Run {command_of('run')} first.")
     if not manifest.get("finished"):
         raise UserError(
-            f"{run.draft.path}: was exported before its training had finished. Let `widedraft run RECIPE` go on."
+            f"{run.draft.path}: was exported before its training had finished. Let {command_of('run')} go on."
         )
     return run
 
@@ -166,7 +167,7 @@ def scorecard_of(run: Run, allowed: Collection[Allowed]) -> Card | None:
             return None
         raise UserError(
             f"{run.folder}: has no scorecard, and nobody knows whether its draft makes anything faster. "
-            "Run `widedraft eval RECIPE` first, or say --allow unscored."
+            f"Run {command_of('eval')} first, or say --allow unscored."
         )
     card = read_card(path)
     scored = {"draft": card.record.drafts[-1].fingerprint, "target": card.record.target.fingerprint}
@@ -174,7 +175,7 @@ def scorecard_of(run: Run, allowed: Collection[Allowed]) -> Card | None:
     changed = [name for name, fingerprint in scored.items() if fingerprint != today[name]]
     if changed and "stale" not in allowed:
         raise UserError(
-            f"{path}: is of another {' and '.join(changed)} than is there now. Run `widedraft eval RECIPE` again, or "
+            f"{path}: is of another {' and '.join(changed)} than is there now. Run {command_of('eval')} again, or "
             "say --allow stale."
         )
     return card

@@ -51,8 +51,8 @@ def test_check_refuses_shards_of_what_is_trained_whole(recipe_of):
         check_recipe(recipe_of(parallelism="fsdp2"))
     assert str(refused.value) == (
         "distill.parallelism is fsdp2, and masks are trained whole on every process: 394.5 GiB on each of 1, "
-        "184.7 GiB on each of 8, estimated. Where a device holds that, train them with ddp (`widedraft masks`) and set "
-        "fsdp2 again; else use a smaller target, or another architecture.method, such as greedy."
+        "184.7 GiB on each of 8, estimated. Where a device holds that, train them with ddp (`widedraft masks "
+        "RECIPE`) and set fsdp2 again; else use a smaller target, or another architecture.method, such as greedy."
     )
 
 

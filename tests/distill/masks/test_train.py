@@ -54,7 +54,7 @@ def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys
     assert 0 < manifest["metrics"]["masks/layers/expected"] <= 4
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith(f"{folder}: layers ")
-    assert message.endswith("Run `widedraft prune` next.")
+    assert message.endswith("Run `widedraft prune RECIPE` next.")
 
     model = build_mask_model(Run.of(recipe))
     model.load_state_dict(last_state(recipe, "mask_checkpoints")["model"])

@@ -71,7 +71,7 @@ def test_without_answers_one_line_says_so(make_recipe, answered, lines):
     recipe = make_recipe(COUNTED)
     (row,) = lines(recipe)[1:]
     assert row.startswith("unknown ")
-    assert row.endswith("data holds no answers of this recipe yet; `widedraft generate` writes them")
+    assert row.endswith("data holds no answers of this recipe yet; `widedraft generate RECIPE` writes them")
     answered()
     (row,) = lines(recipe.model_copy(update={"seed": 18}))[1:]  # those are of another recipe
     assert row.startswith("unknown ")
@@ -92,7 +92,7 @@ def test_ids_of_text_are_known_once_they_were_counted(answered, lines, tmp_path)
     (tmp_path / "t.txt").write_text("word12" * 99)
     text = {"domains": [{"name": "a", "path": str(tmp_path / "t.txt")}], "max_seq_len": 8, "num_eval_sequences": 1}
     recipe = answered({"size": 260, "from": "text"}, text=text)
-    assert lines(recipe)[1:] == ["unknown `widedraft prune` counts the text, and leaves its ids in <run>/init"]
+    assert lines(recipe)[1:] == ["unknown `widedraft prune RECIPE` counts the text, and leaves its ids in <run>/init"]
     prune_stage(Run.of(recipe))
     assert [line.split()[0] for line in lines(recipe)[1:4]] == ["0.1667", "0.5000", "0.0000"]
     assert lines(answered({"size": 262, "from": "text"}, text=text))[1].startswith("unknown")
