@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -25,6 +27,19 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("installed")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", out, wheel]
     subprocess.run(command, check=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel as pip installs it; what it requires it sees in this one, but no checkout."""
+    out = tmp_path_factory.mktemp("environment")
+    venv.create(out, with_pip=False)
+    python = out / "bin" / "python"
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
+    subprocess.run(command, check=True)
+    [packages] = out.glob("lib/python*/site-packages")
+    (packages / "requirements.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
     return out
 
 
@@ -95,3 +110,24 @@ def test_training_entry_point_names_the_stray_module(installed, tmp_path):
     assert completed.returncode == 2, completed.stderr
     assert str(tmp_path / "eval.py") in completed.stderr
     assert "Traceback" not in completed.stderr
+
+
+@pytest.mark.slow
+def test_who_has_the_wheel_alone_begins_in_an_empty_folder(environment, tmp_path):
+    """Ends with a whole run: a recipe that lacked a file of its own would not."""
+
+    def widedraft(*words: str) -> str:
+        command = [environment / "bin" / "widedraft", *words]
+        env = {"PATH": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "\nquickstart\n  target    models/SmolLM2-135M-Instruct\n" in widedraft("recipes")
+    told = widedraft("recipes", "quickstart")
+    lines = [line.partition("#")[0].split() for line in told.splitlines() if line.startswith("  widedraft ")]
+    assert lines[0] == ["widedraft", "recipes", "quickstart", "--with-target"]
+    assert ["widedraft", "check", "recipes/quickstart.yaml"] in lines
+    assert "570; 48 of them held out" in widedraft("check", "recipes/quickstart.yaml")
+    debug = next(line for line in lines if "--debug" in line)
+    assert "scorecard: runs/quickstart-debug/eval/scorecard.md" in widedraft(*debug[1:])

@@ -51,6 +51,7 @@ def test_a_file_that_is_not_there_is_told_with_where_it_was_looked_for(tmp_path,
 
 def test_an_installation_without_recipes_tells_of_none(tmp_path, monkeypatch):
     (tmp_path / "recipes").mkdir()  # another package's, beside ours
+    (tmp_path / "recipes" / "quickstart.yaml").write_text("flour: 500 g\n")
     monkeypatch.setattr(recipes, "shipped_folders", lambda *_: (tmp_path / "recipes",))
     assert shipped_recipes() == {}
     assert shipped_words(PurePath("quickstart.yaml")) == ""

@@ -71,7 +71,9 @@ def test_every_recipe_is_written_into_a_folder_that_is_named(here, capsys):
 
 def test_what_is_there_is_replaced_only_where_that_is_asked_for(here, capsys):
     told(capsys, "quickstart")
+    written_ns = Path("recipes/quickstart.yaml").stat().st_ctime_ns
     assert told(capsys, "quickstart").count("is there, the same") == 3
+    assert Path("recipes/quickstart.yaml").stat().st_ctime_ns == written_ns
     Path("recipes/prompts/quickstart.jsonl").write_text("mine")
     Path("recipes/recipe.schema.json").unlink()
     said = told(capsys, "quickstart", code=2)
