@@ -10,17 +10,27 @@ JOBS ?= 2
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart test test-engines check-code unit-tests simulations mutants schema requirements clean
+.PHONY: quickstart test test-engines docs check-code unit-tests simulations mutants schema requirements clean
 
 quickstart: $(READY) $(MODEL)/config.json
 	$(BIN)/widedraft run recipes/quickstart.yaml
 
-test: $(READY) $(MODEL)/config.json check-code unit-tests
+test: $(READY) $(MODEL)/config.json check-code docs unit-tests
 
 check-code: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# site/index.html: README and docs/, with every link and anchor looked at.
+docs: $(VENV)-docs/ready
+	$(VENV)-docs/bin/sphinx-build -E -q -W --keep-going -c docs -d $(VENV)-docs/doctrees -b html . site
+	cp site/README.html site/index.html
+
+$(VENV)-docs/ready: docs/requirements.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet --requirement docs/requirements.txt
+	touch $@
 
 unit-tests: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --durations 40
@@ -70,4 +80,4 @@ requirements: $(READY) # needs uv on PATH
 	uv pip compile pyproject.toml requirements.in --extra dev --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.txt
 
 clean:
-	rm -rf $(VENV) $(VENV)-mutants models runs dist build
+	rm -rf $(VENV) $(VENV)-mutants $(VENV)-docs models runs dist build site

@@ -1,6 +1,7 @@
 """Pages name tests there are, and show what commands print."""
 
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -43,6 +44,12 @@ def test_prose_is_narrower_than_120_characters(page):
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_link_leads_to_a_file_and_a_heading_in_it(page):
     assert not [link for link in links(page) if not is_there(page, link)]
+
+
+def test_every_page_stands_once_in_the_sidebar_of_the_site():
+    groups = runpy.run_path(str(ROOT / "docs" / "conf.py"))["NAVIGATION"].values()
+    listed = sorted(f"docs/{page}.md" for pages in groups for page in pages.values())
+    assert listed == sorted(map(str, PAGES[1:]))
 
 
 @pytest.mark.parametrize("link", ["speed.md", "nowhere.md", "speed.md#nowhere", "../eval/report/nowhere.py"])
