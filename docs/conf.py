@@ -21,6 +21,7 @@ root_doc = "README"
 include_patterns = ["README.md", "docs/**.md"]
 myst_heading_anchors = 4  # levels of headings that links may name, spelt as GitHub spells them
 highlight_language = "none"  # of commands and what they print
+smartquotes = False  # signs stay as they are written
 html_theme = "furo"
 html_title = "widedraft"
 html_copy_source = False

@@ -30,6 +30,8 @@ PAIR = ("--target", "a", "--draft", "b")
         ("check", "r.yaml", "data.prompts=[{path: WORD}]"),
         ("check", "r.yaml", "eval.tasks=[{path: WORD}]"),
         ("prune", "r.yaml", "run_dir=WORD"),
+        ("recipes", "WORD"),
+        ("recipes", "quickstart", "--to", "WORD"),
         ("shapes", "--target", "WORD"),
         ("import-gguf", "WORD", "--to", "out"),
         ("import-gguf", "WORD.gguf", "--to", "out"),

@@ -44,6 +44,7 @@ def copies_of(names: Sequence[str], to: Path, *, force: bool = False) -> list[Co
         require_known(name, known)
     wanted = dict.fromkeys(file for name in names for file in files_of(known[name]))
     copies = [copy_of(file, known[names[0]].parent, to) for file in wanted]
+    refuse_other_kinds(copies, to)
     if not force:
         refuse_to_replace(copies, to)
     return copies
@@ -91,6 +92,16 @@ def copy_of(file: Path, root: Path, to: Path) -> Copy:
     name, content = Path(FOLDER) / file.relative_to(root), file.read_bytes()
     there = to / name
     return Copy(name, content, there.is_file() and there.read_bytes() == content)
+
+
+def refuse_other_kinds(copies: Sequence[Copy], to: Path) -> None:
+    """Raise UserError if a folder stands where a file goes, or anything else where a folder goes."""
+    places = [to / copy.name for copy in copies]
+    folders = {folder for place in places for folder in place.parents}
+    wrong = [f"{place}: is a folder" for place in places if place.is_dir()]
+    wrong += [f"{folder}: is no folder" for folder in folders if folder.exists() and not folder.is_dir()]
+    if wrong:
+        raise UserError(f"{wrong[0]}. Nothing was written. Rename it, or choose another folder with --to.")
 
 
 def refuse_to_replace(copies: Sequence[Copy], to: Path) -> None:

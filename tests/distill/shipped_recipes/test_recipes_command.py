@@ -86,6 +86,22 @@ def test_what_is_there_is_replaced_only_where_that_is_asked_for(here, capsys):
     assert Path(OF_QUICKSTART[0]).read_bytes() == (ROOT / OF_QUICKSTART[0]).read_bytes()
 
 
+@pytest.mark.parametrize("force", [[], ["--force"]], ids=["", "force"])
+@pytest.mark.parametrize("kind", ["to a file", "recipes is a file", "prompts is a folder"])
+def test_a_file_and_a_folder_do_not_take_each_others_place(here, capsys, kind, force):
+    """Nothing is written beside them either."""
+    if kind == "prompts is a folder":
+        Path("work/recipes/prompts/quickstart.jsonl").mkdir(parents=True)
+    elif kind == "recipes is a file":
+        Path("work").mkdir()
+        Path("work/recipes").touch()
+    else:
+        Path("work").touch()
+    before = files(here)
+    assert "Nothing was written. Rename it" in told(capsys, "quickstart", "--to", "work", *force, code=2)
+    assert files(here) == before
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
