@@ -73,12 +73,13 @@ def predicted_speedup(tau: float, full_rate: float, lookahead: int, times: StepT
     return tau * times.target_s / round_s
 
 
-def iid_speedup(alpha: float, lookahead: int, times: StepTimes) -> float:
-    """Speed-up if every proposal is kept with chance alpha, independently.
+def iid_speedup(alpha: float, lookahead: int, times: StepTimes, batch: int = 1) -> float:
+    """Speed-up if every proposal is kept with chance alpha, independently, in each row of a batch.
 
     Source: theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192) when times are the ideal ones.
     """
-    return predicted_speedup(iid_tau(alpha, lookahead), alpha**lookahead, lookahead, times)
+    full_rate = 1 - (1 - alpha**lookahead) ** batch
+    return predicted_speedup(iid_tau(alpha, lookahead), full_rate, lookahead, times)
 
 
 def memory_bound_speedup(tau: float, lookahead: int, byte_ratio: float) -> float:
@@ -99,13 +100,13 @@ def best_lookahead(speedups: Mapping[int, float]) -> int:
     return max(sorted(speedups), key=lambda lookahead: speedups[lookahead])
 
 
-def break_even_alpha(lookahead: int, times: StepTimes) -> float | None:
+def break_even_alpha(lookahead: int, times: StepTimes, batch: int = 1) -> float | None:
     """The alpha at which drafting neither gains nor loses time, if proposals are kept independently.
 
     Returns:
         A number in [0, 1]; None if no alpha pays, not even one.
     """
-    return root_in_unit(lambda alpha: iid_speedup(alpha, lookahead, times) - 1)
+    return root_in_unit(lambda alpha: iid_speedup(alpha, lookahead, times, batch) - 1)
 
 
 def root_in_unit(gain: Callable[[float], float]) -> float | None:

@@ -25,7 +25,7 @@ from eval.acceptance.speedup import (
     predicted_speedup,
     root_in_unit,
 )
-from eval.predictions.promise import RoundsAt, promise
+from eval.predictions.promise import RoundsAt, any_full_rate, promise
 from eval.records.steps import ScoredLatency, StepTime
 
 Array = NDArray[np.float64]
@@ -79,15 +79,17 @@ def ranking(rows: Sequence[DraftRow], latency: ScoredLatency, resampling: Resamp
 
     Args:
         rows: Of drafts of one target on the same answers, with the sums of every prompt.
-        latency: Steps of all of them.
+        latency: Steps of all of them, in batches of some rows at some context.
         resampling: How many draws, and the coverage of intervals.
     """
     steps, draws = step_times(latency), drawn_times(latency, resampling)
     chosen, drawn, counts = {}, {}, []
     for row in rows:
         assert row.by_prompt is not None, "no scorecard of today lacks them"
-        chosen[row.draft] = promise(row.lookahead, steps[row.draft])
-        drawn[row.draft] = drawn_speedups(row, row.by_prompt, chosen[row.draft][0], draws[row.draft], resampling)
+        chosen[row.draft] = promise(row.lookahead, steps[row.draft], batch=latency.batch)
+        drawn[row.draft] = drawn_speedups(
+            row, row.by_prompt, chosen[row.draft][0], draws[row.draft], resampling, batch=latency.batch
+        )
         counts.append(len(row.by_prompt.tokens))
     intervals = {name: drawn_interval(drawn_N, latency, resampling, min(counts)) for name, drawn_N in drawn.items()}
     return in_order(chosen, drawn, intervals, steps)
@@ -135,18 +137,19 @@ def ranking_of_alphas(latency: ScoredLatency, alphas: Mapping[str, float], resam
         resampling: How many draws, and the coverage of intervals.
     """
     steps, draws = step_times(latency), drawn_times(latency, resampling)
-    chosen = {name: iid_promise(alpha, steps[name]) for name, alpha in alphas.items()}
+    batch = latency.batch
+    chosen = {name: iid_promise(alpha, steps[name], batch) for name, alpha in alphas.items()}
     drawn = {
-        name: np.array([iid_speedup(alpha, chosen[name][0], each) for each in draws[name]])
+        name: np.array([iid_speedup(alpha, chosen[name][0], each, batch) for each in draws[name]])
         for name, alpha in alphas.items()
     }
     intervals = {name: drawn_interval(drawn_N, latency, resampling, None) for name, drawn_N in drawn.items()}
     return in_order(chosen, drawn, intervals, steps)
 
 
-def iid_promise(alpha: float, steps: StepTimes) -> tuple[int, float]:
+def iid_promise(alpha: float, steps: StepTimes, batch: int = 1) -> tuple[int, float]:
     """The lookahead that promises most, and what."""
-    speedups = {lookahead: iid_speedup(alpha, lookahead, steps) for lookahead in steps.verify_s}
+    speedups = {lookahead: iid_speedup(alpha, lookahead, steps, batch) for lookahead in steps.verify_s}
     lookahead = best_lookahead(speedups)
     return lookahead, speedups[lookahead]
 
@@ -174,13 +177,19 @@ def in_order(
 
 
 def drawn_speedups(
-    row: DraftRow, sums: PromptSums, lookahead: int, times: Sequence[StepTimes], resampling: Resampling
+    row: DraftRow,
+    sums: PromptSums,
+    lookahead: int,
+    times: Sequence[StepTimes],
+    resampling: Resampling,
+    *,
+    batch: int = 1,
 ) -> Array:
     """What a draft is worth in every draw of prompts and times, at one lookahead."""
     tokens_P, rounds_P = np.array(sums.tokens), np.array(sums.rounds_at(lookahead))
     weights_NP = resampling_weights(len(tokens_P), resampling)
     taus_N = (weights_NP @ tokens_P) / (weights_NP @ rounds_P)
-    [full_rate] = [entry.full_rate for entry in row.lookahead if entry.lookahead == lookahead]
+    [full_rate] = [any_full_rate(entry, batch) for entry in row.lookahead if entry.lookahead == lookahead]
     return np.array(
         [predicted_speedup(tau, full_rate, lookahead, each) for tau, each in zip(taus_N, times, strict=True)]
     )
@@ -233,12 +242,12 @@ class Prospect:
     most: float
 
 
-def prospect(steps: StepTimes) -> Prospect:
-    """What step times alone allow, over all lookaheads whose verification was timed."""
-    needed = {lookahead: break_even_alpha(lookahead, steps) for lookahead in steps.verify_s}
+def prospect(steps: StepTimes, batch: int = 1) -> Prospect:
+    """What step times alone allow, over all lookaheads whose verification was timed at this batch."""
+    needed = {lookahead: break_even_alpha(lookahead, steps, batch) for lookahead in steps.verify_s}
     paying = {lookahead: alpha for lookahead, alpha in needed.items() if alpha is not None}
     lookahead = min(paying, key=lambda each: paying[each]) if paying else min(needed)
-    _, most = iid_promise(1.0, steps)
+    _, most = iid_promise(1.0, steps, batch)
     return Prospect(lookahead, paying.get(lookahead), steps.cost_ratio, most)
 
 

@@ -79,7 +79,7 @@ class DraftSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredLatency:
-    """Steps of the target and all drafts, timed in turn at batch 1.
+    """Steps of the target and all drafts, timed in turn; those of a scorecard at batch 1.
 
     Attributes:
         batch: Rows.

@@ -16,10 +16,10 @@ from eval.records.steps import DraftSteps, ScoredLatency, VerifyStep
 from eval.scorecard.draft_scores import DraftScore
 
 
-def scored_latency(latency: Latency) -> ScoredLatency:
+def scored_latency(latency: Latency, *, batch: int = 1) -> ScoredLatency:
     """Step times of the target and every draft."""
     return ScoredLatency(
-        batch=1,
+        batch=batch,
         context_tokens=latency.context,
         repeats=latency.repeats,
         warm_up_repeats=latency.warm_up_repeats,

@@ -194,3 +194,24 @@ def test_no_acceptance_makes_up_for_every_step_and_none_is_needed_to_be_slow():
     dear, cheap = dear_and_cheap()
     assert equal_alpha(iid_promise(1.0, cheap)[1], dear) is None
     assert equal_alpha(0.5, cheap) == 0.0
+
+
+def test_in_a_batch_one_row_that_kept_everything_makes_all_catch_up():
+    """At batch 4 a round catches up where any of four rows kept everything, by what a step of two tokens takes more."""
+    times = StepTimes(target_s=0.04, draft_s=0.004, draft_two_s=0.02, verify_s={1: 0.044})
+    in_batch = predicted_speedup(1.5, 1 - 0.5**4, 1, times)
+    assert iid_speedup(0.5, 1, times, 4) == in_batch < iid_speedup(0.5, 1, times)
+    steps = replace(records.latency(40.0, {1: 44.0}, {"a": (4.0, 20.0)}), batch=4)
+    [given] = ranking_of_alphas(steps, {"a": 0.5}, RESAMPLING)
+    assert given.speedup == pytest.approx(in_batch)
+    assert given.interval == pytest.approx((in_batch, in_batch))
+    assert prospect(times, 4).least_alpha > prospect(times).least_alpha
+    assert prospect(times, 4).most == prospect(times).most
+
+
+def test_what_was_scored_is_ranked_at_the_batch_that_was_timed():
+    [row], steps = rows_and_steps({"a": (4.0, [5, 5])}, wide_ms=0.0)
+    row = replace(row, lookahead=tuple(replace(each, fully_accepted=each.rounds / 2) for each in row.lookahead))
+    [alone], [in_batch] = ranking([row], steps, RESAMPLING), ranking([row], replace(steps, batch=8), RESAMPLING)
+    assert in_batch.speedup < alone.speedup
+    assert in_batch.interval[1] < alone.interval[0]
