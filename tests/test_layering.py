@@ -61,7 +61,6 @@ LIGHT_MODULES = (
     "distill.teacher_cache.record",
     "distill.caching.stage",
     "distill.commands.recipe_commands",
-    "distill.choose.ranked.command",
     "distill.choose.shapes.settings",
     "distill.choose.shapes.vocabularies",
     "distill.recipe.teacher",

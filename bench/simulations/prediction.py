@@ -8,7 +8,7 @@ import numpy as np
 from bench.simulations.latency import Series, stretch
 from bench.simulations.prompts import LOOKAHEAD, Population, population
 from bench.simulations.shares import Row, is_inside, share_of
-from distill.choose.ranked.page import RIVAL_SHARE
+from distill.choose.trainings.in_play import RIVAL_SHARE
 from eval.acceptance.estimates import Estimate, Resampling
 from eval.latency.steps import Kind
 from eval.predictions.promise import promise

@@ -1,6 +1,7 @@
 """`widedraft choose --budget FILE`: what tokens, readings and minutes make a draft pay here, by a law of trainings."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
@@ -11,10 +12,11 @@ from distill.budget.law import Budget, fit
 from distill.budget.mixes import Laws, Mix, cheapest, doubled, fastest_within, valued
 from distill.budget.record import Trainings, read_trainings, shapes_of
 from distill.choose.foretold.weighed import Basis, Weighed
-from distill.choose.shapes.asked import candidates_in
-from distill.choose.shapes.candidates import Candidate
+from distill.choose.ranked.page import left_out_page
+from distill.choose.shapes.asked import shapes_in
+from distill.choose.shapes.candidates import Candidate, Wanted
 from distill.choose.shapes.settings import ChooseSettings
-from distill.choose.steps.timed import measured_steps
+from distill.choose.steps.timed import measured_steps, places_of
 from distill.estimates.expected_work import expected_reading, expected_work, read_rows
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
@@ -38,8 +40,6 @@ def choose_by_budget(recipe: Recipe, settings: ChooseSettings, path: Path) -> No
     """
     from distill.choose.foretold.budget_page import budget_page, within_sentence
 
-    if settings.out is not None:
-        raise UserError("--out: --budget ranks mixes of tokens and writes no recipe. Leave it out.")
     record = read_trainings(path)
     run = Run.of(recipe)
     begin(run)
@@ -49,12 +49,15 @@ def choose_by_budget(recipe: Recipe, settings: ChooseSettings, path: Path) -> No
             f"{path}: its trainings are of another target than {recipe.target.path}. "
             "Make them of this one: `python -m bench.budget RECIPE` in a checkout."
         )
-    candidates = within_reach(candidates_in(target, recipe, with_trained_shapes(settings, record)), record, path)
-    steps = step_times(measured_steps(recipe, target, candidates))
+    asked = shapes_in(target, recipe, with_trained_shapes(settings.wanted, record))
+    candidates = within_reach(asked.candidates, record, path)
+    [latency] = measured_steps(recipe, target, candidates, places_of([], []))
+    steps = step_times(latency)
     basis = Basis(path, record, laws_of(record), costs_of(record), steps)
     own = own_budget(recipe, record)
     weighed = [weigh(candidate, basis, own) for candidate in candidates]
-    print(markdown(*budget_page(basis, weighed, doubled_mixes(recipe, basis, weighed)), level=2))
+    out = left_out_page(asked.left_out, len(candidates) + len(asked.left_out), "By sizes alone")
+    print(markdown(*budget_page(basis, weighed, doubled_mixes(recipe, basis, weighed)), *out, level=2))
     if settings.within is not None:
         print("\n" + within_sentence(*best_within(settings.within, basis, weighed)))
 
@@ -69,12 +72,14 @@ def laws_of(record: Trainings) -> Laws:
     )
 
 
-def with_trained_shapes(settings: ChooseSettings, record: Trainings) -> ChooseSettings:
-    """The settings, with the depths and heads that were trained where none are asked for."""
+def with_trained_shapes(wanted: Wanted, record: Trainings) -> Wanted:
+    """What is asked for, with the depths and heads that were trained where none are."""
     shapes = shapes_of(record.trainings)
-    layers = settings.layers or tuple(sorted({layers for layers, _ in shapes}))
-    vocabularies = settings.vocabularies or tuple(sorted({ids for _, ids in shapes}))
-    return settings.model_copy(update={"layers": layers, "vocabularies": vocabularies})
+    return replace(
+        wanted,
+        layers=wanted.layers or sorted({layers for layers, _ in shapes}),
+        vocabularies=wanted.vocabularies or sorted({ids for _, ids in shapes}),
+    )
 
 
 def within_reach(candidates: Sequence[Candidate], record: Trainings, path: Path) -> list[Candidate]:

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from architectures.errors import UserError
 from architectures.pages.markdown import markdown
-from architectures.settings.flags import flag_of
 from distill.checking.check import Cut, planned, timed_run
 from distill.choose.foretold.floors_page import Floored, floors_page
-from distill.choose.shapes.candidates import DEPTHS, Candidate, candidates_of
+from distill.choose.ranked.page import left_out_page
+from distill.choose.shapes.candidates import DEPTHS, Asked, Candidate, Wanted, asked_shapes
 from distill.choose.shapes.settings import ChooseSettings
 from distill.estimates.expected_work import expected_work, read_rows
 from distill.estimates.memory import memory_parts, together
@@ -17,8 +16,6 @@ from distill.expected_time.devices import Device, find_device
 from distill.expected_time.floors import floor_times, ways_of
 from distill.expected_time.stages import stage_times
 from distill.recipe.recipe import Recipe
-
-UNUSED = ("out", "trust_checkpoints", "rehash")
 
 
 def choose_by_floors(recipe: Recipe, settings: ChooseSettings, device_name: str) -> None:
@@ -30,26 +27,20 @@ def choose_by_floors(recipe: Recipe, settings: ChooseSettings, device_name: str)
         device_name: What that names.
 
     Raises:
-        UserError: If an option of theirs would do nothing here, or a floor is not known.
+        UserError: If a floor is not known.
     """
-    refuse_unused(settings)
     device, cut = find_device(device_name), planned(recipe)
-    rows = floored(recipe, cut, device, floor_candidates(recipe, cut, settings))
-    print(markdown(*floors_page(recipe, cut, device, rows), level=2))
+    asked = floor_candidates(recipe, cut, settings.wanted)
+    rows = floored(recipe, cut, device, asked.candidates)
+    out = left_out_page(asked.left_out, len(rows) + len(asked.left_out), "By sizes alone")
+    print(markdown(*floors_page(recipe, cut, device, rows), *out, level=2))
 
 
-def refuse_unused(settings: ChooseSettings) -> None:
-    """Raise UserError for an option of what is trained, written or fingerprinted."""
-    given = [flag_of(name) for name in UNUSED if getattr(settings, name)]
-    if given:
-        raise UserError(f"{given[0]}: --floors trains, reads and writes nothing that it goes with. Leave it out.")
-
-
-def floor_candidates(recipe: Recipe, cut: Cut, settings: ChooseSettings) -> list[Candidate]:
+def floor_candidates(recipe: Recipe, cut: Cut, wanted: Wanted) -> Asked:
     """The shapes that were asked for; of no depths the usual ones and the recipe's own."""
     source = replace(cut.source, vocab=cut.target.vocab)
     usual = [depth for depth in {*DEPTHS, cut.draft.layers} if depth < source.layers]
-    return candidates_of(recipe, source, settings.layers or usual, settings.most_parameters, settings.head_sizes)
+    return asked_shapes(recipe, source, replace(wanted, layers=wanted.layers or usual))
 
 
 def floored(recipe: Recipe, cut: Cut, device: Device, candidates: Sequence[Candidate]) -> list[Floored]:

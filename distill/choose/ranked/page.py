@@ -4,28 +4,49 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from architectures.pages.blocks import Section, Sentence, Table
+from architectures.pages.blocks import Block, Section, Sentence, Table
 from distill.choose.shapes.candidates import Candidate
+from distill.choose.shapes.left_out import LeftOut
+from distill.choose.trainings.in_play import is_rival
+from distill.choose.trainings.rungs import Cell, Rung
 from eval.pages.verdict import figure_words
-from eval.predictions.ranking import Prospect, Ranked
+from eval.predictions.ranking import Prospect, Ranked, step_times
+from eval.records.steps import ScoredLatency
 
-PROSPECT_COLUMNS = ("candidate", "layers × hidden", "parameters", "cost of a step", "most it can gain", "α it needs")
-RIVAL_SHARE = 0.025  # of the draws that name a rival: one of two equal drafts wins fewer in 5 % of runs
+PROSPECT_COLUMNS = (
+    "candidate",
+    "layers × hidden",
+    "parameters",
+    "ms a step",
+    "cost of a step",
+    "most it can gain",
+    "α it needs",
+)
 RANKED_COLUMNS = ("candidate", "lookahead", "predicted speed", "tokens/s", "the fastest in")
+LEFT_OUT_COLUMNS = ("candidate", "left out", "why")
+CELL_COLUMNS = ("temperature", "batch", "context", "the fastest", "predicted speed", "the fastest in")
 
 
-def prospects_page(candidates: Sequence[Candidate], prospects: Mapping[str, Prospect]) -> Section:
-    """What each could do at most, by step times alone."""
-    rows = [prospect_cells(candidate, prospects[candidate.name]) for candidate in candidates]
-    blocks = [Table(PROSPECT_COLUMNS, rows), Sentence(prospects_verdict(prospects))]
-    return Section("Step times of untrained drafts", blocks)
+def prospects_page(
+    candidates: Sequence[Candidate], prospects: Mapping[str, Prospect], timed: Sequence[ScoredLatency]
+) -> list[Block]:
+    """What each could do at most, by step times alone: at the place that decides, and what a step costs at others."""
+    first, *others = timed
+    rows = [prospect_cells(each, prospects[each.name], first) for each in candidates]
+    where = f"batch {first.batch}, {first.context_tokens:,} tokens of context"
+    blocks: list[Block] = [Table(PROSPECT_COLUMNS, rows), Sentence(prospects_verdict(prospects))]
+    return [
+        Section(f"Step times of untrained drafts: {where}", blocks),
+        *([costs_elsewhere(candidates, others)] if others else []),
+    ]
 
 
-def prospect_cells(candidate: Candidate, prospect: Prospect) -> tuple[str, ...]:
+def prospect_cells(candidate: Candidate, prospect: Prospect, latency: ScoredLatency) -> tuple[str, ...]:
     return (
         candidate.name,
         f"{candidate.shape.layers} × {candidate.shape.hidden}",
         f"{candidate.shape.parameters() / 1e6:.1f}M",
+        f"{latency.of(candidate.name).one_token.median_ms:.2f}",
         f"{prospect.cost_ratio:.3f} of the target's",
         f"{prospect.most:.2f}x",
         "none suffices"
@@ -41,7 +62,37 @@ def prospects_verdict(prospects: Mapping[str, Prospect]) -> str:
             "No draft of these shapes can pay on this machine, whatever it learns: even if every token were kept, "
             "drafting and verification would take longer than the target alone."
         )
-    return f"Left out, for no acceptance makes them pay here: {', '.join(hopeless)}." if hopeless else "All can pay."
+    return f"No acceptance makes these pay here: {', '.join(hopeless)}." if hopeless else "All can pay."
+
+
+def costs_elsewhere(candidates: Sequence[Candidate], timed: Sequence[ScoredLatency]) -> Section:
+    """What a step costs at the other batches and contexts."""
+    columns = ("candidate", *(f"batch {each.batch}, context {each.context_tokens:,}" for each in timed))
+    ratios = [{name: steps.cost_ratio for name, steps in step_times(latency).items()} for latency in timed]
+    rows = [(each.name, *(f"{of_place[each.name]:.3f}" for of_place in ratios)) for each in candidates]
+    return Section("Cost of a step elsewhere", [Table(columns, rows)])
+
+
+def left_out_page(left_out: Sequence[LeftOut], total: int, when: str = "Before any training") -> list[Section]:
+    """Who is out, how many of how many, and why; nothing where nobody is."""
+    if not left_out:
+        return []
+    rows = [(each.candidate, rule_words(each), each.reason) for each in left_out]
+    return [Section(f"{when}: {len(left_out)} of {total} shapes left out", [Table(LEFT_OUT_COLUMNS, rows)])]
+
+
+def rule_words(left_out: LeftOut) -> str:
+    """By which rule, in a few words."""
+    words = {
+        "cannot be cut": "cannot be cut",
+        "parameters": "too many parameters",
+        "milliseconds": "too slow",
+        "narrower": "a wider one fits",
+        "cannot pay": "cannot pay",
+        "dominated": "dominated",
+        "beaten": "beaten",
+    }
+    return words[left_out.rule]
 
 
 @dataclass(frozen=True)
@@ -54,9 +105,9 @@ class Basis:
     loses: str
 
 
-def after_training(duration: str, temperature: float) -> Basis:
+def after_training(length: str) -> Basis:
     return Basis(
-        title=f"Predicted speed after {duration} of training, temperature {temperature:g}, batch 1",
+        title=f"Predicted speed after {length} of training",
         pays="It pays already.",
         undecided="Whether it pays already is not decided.",
         loses="After so short a training it does not pay yet; longer training raises what is accepted.",
@@ -64,17 +115,34 @@ def after_training(duration: str, temperature: float) -> Basis:
 
 
 GIVEN_ALPHAS = Basis(
-    title="Predicted speed with the acceptance given, every token independently, batch 1",
+    title="Predicted speed with the acceptance given, every token independently",
     pays="It pays.",
     undecided="Whether it pays is not decided.",
     loses="With so little accepted it does not pay.",
 )
 
 
-def ranking_page(ranked: Sequence[Ranked], basis: Basis) -> Section:
-    """The candidates, the fastest first, and how sure that is."""
-    rows = [ranked_cells(each) for each in ranked]
-    return Section(basis.title, [Table(RANKED_COLUMNS, rows), Sentence(ranking_verdict(ranked, basis))])
+def basis_of(rung: Rung) -> Basis:
+    return GIVEN_ALPHAS if rung.length is None else after_training(rung.length)
+
+
+def rung_page(rung: Rung) -> list[Section]:
+    """The ranking that decides, who comes first elsewhere, and who is not trained on."""
+    first = rung.cells[0]
+    basis, table = basis_of(rung), Table(RANKED_COLUMNS, [ranked_cells(each) for each in first.ranked])
+    elsewhere: list[Block] = [cells_table(rung.cells), Sentence(cells_verdict(rung.cells))]
+    return [
+        Section(
+            f"{basis.title}, {cell_words(first)}",
+            [table, Sentence(ranking_verdict(rung.ranked, basis)), *(elsewhere if len(rung.cells) > 1 else [])],
+        ),
+        *left_out_page(rung.left_out, len(rung.ranked), f"Not trained beyond {rung.length}"),
+    ]
+
+
+def cell_words(cell: Cell) -> str:
+    temperature = "" if cell.temperature is None else f"temperature {cell.temperature:g}, "
+    return f"{temperature}batch {cell.batch}, {cell.context:,} tokens of context"
 
 
 def ranked_cells(ranked: Ranked) -> tuple[str, ...]:
@@ -87,11 +155,40 @@ def ranked_cells(ranked: Ranked) -> tuple[str, ...]:
     )
 
 
+def cells_table(cells: Sequence[Cell]) -> Table:
+    """Who comes first where, and what the one that decides is worth there."""
+    chosen = cells[0].ranked[0].draft
+    return Table((*CELL_COLUMNS, f"{chosen} there"), [winner_cells(cell, chosen) for cell in cells])
+
+
+def winner_cells(cell: Cell, chosen: str) -> tuple[str, ...]:
+    best = cell.ranked[0]
+    [own] = [each for each in cell.ranked if each.draft == chosen]
+    return (
+        "given" if cell.temperature is None else f"{cell.temperature:g}",
+        str(cell.batch),
+        f"{cell.context:,}",
+        best.draft,
+        figure_words(best.speedup, best.interval, times=True),
+        f"{best.first_share:.0%} of draws",
+        f"{own.speedup:.2f}x, first in {own.first_share:.0%}",
+    )
+
+
+def cells_verdict(cells: Sequence[Cell]) -> str:
+    """Which decides, and where another comes first."""
+    first, *others = cells
+    chosen = first.ranked[0].draft
+    elsewhere = [f"{cell.ranked[0].draft} at {cell_words(cell)}" for cell in others if cell.ranked[0].draft != chosen]
+    told = f"Elsewhere another comes first: {'; '.join(elsewhere)}." if elsewhere else "It comes first everywhere."
+    return f"The first row decides. {told}"
+
+
 def ranking_verdict(ranked: Sequence[Ranked], basis: Basis) -> str:
     """The winner, its rivals, and whether it pays at all."""
     best, *others = ranked
     low, high = best.interval or (0.0, math.inf)
     pays = basis.pays if low > 1 else basis.loses if high < 1 else basis.undecided
-    rivals = [each.draft for each in others if best.interval is None or each.first_share >= RIVAL_SHARE]
+    rivals = [each.draft for each in others if best.interval is None or is_rival(each)]
     doubt = f" The fastest may as well be {' or '.join(rivals)}." if rivals else ""
     return f"{best.draft} promises most.{doubt} {pays}"

@@ -49,9 +49,9 @@ def ids_words(size: int) -> str:
 
 
 def cost_of(size: int, candidates: Sequence[Candidate], prospects: Mapping[str, Prospect]) -> str:
-    """A draft step over a target step, of the shallowest and the deepest with this head."""
+    """A draft step over a target step, the cheapest and the dearest with this head."""
     costs = [prospects[candidate.name].cost_ratio for candidate in candidates if candidate.shape.head_vocab == size]
-    return f"{costs[0]:.3f}" if len(costs) == 1 else f"{costs[0]:.3f} to {costs[-1]:.3f}"
+    return f"{costs[0]:.3f}" if len(costs) == 1 else f"{min(costs):.3f} to {max(costs):.3f}"
 
 
 def coverage_words(size: int, id_counts: IdCounts | None, counts: Mapping[int, int]) -> str:

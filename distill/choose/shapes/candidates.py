@@ -1,8 +1,8 @@
-"""Shapes that may be chosen: the recipe's own architecture with other depths and output heads. No torch."""
+"""Shapes that may be chosen: the recipe's own architecture with other depths, widths and output heads. No torch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, product
 from pathlib import Path
 
 from architectures.draft_vocabulary.asked import with_asked_head
@@ -11,7 +11,9 @@ from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.small_head.config import VocabularyConfig
+from distill.choose.shapes.left_out import LeftOut
 from distill.choose.shapes.vocabularies import vocabularies_of
+from distill.choose.shapes.widths import Widths, own_widths, proportioned_widths, width_words, widths_of
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 
@@ -24,52 +26,139 @@ class Candidate:
     """A shape that may be chosen.
 
     Attributes:
-        name: Of its folder and in tables: "4-layers", or "4-layers-4096-ids".
+        name: Of its folder and in tables: "4-layers", "4-layers-288-hidden", or "4-layers-4096-ids".
+        body: The name of what has the same layers and widths, and the whole head.
         shape: What would be cut.
         recipe: The recipe that makes it.
     """
 
     name: str
+    body: str
     shape: Shape
     recipe: Recipe
 
+    @property
+    def body_shape(self) -> Shape:
+        """All but the output head."""
+        return replace(self.shape, head_vocab=0)
 
-def candidates_of(
-    recipe: Recipe,
-    target: Shape,
-    layers: Sequence[int],
-    most_parameters: int | None,
-    vocabulary: Sequence[int] = (),
-) -> list[Candidate]:
-    """The recipe with each number of layers and each output head, from shallow to deep; widths as the recipe has them.
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which shapes are asked for; nothing of a kind stands for the usual depths, or the recipe's own.
+
+    Attributes:
+        layers: Numbers of layers; of none, those of DEPTHS that are fewer than the target's.
+        vocabularies: How many ids candidates can output, 0 for all.
+        widths: Numbers, shares or "all", by the recipe key of a width.
+        most_parameters: No candidate has more; None for no bound.
+        is_widest: Whether the widest alone stays that a bound allows, of every depth and head; of no widths asked for,
+            all of them then shrink together.
+        is_bound_by_time: Whether there is a bound that only step times tell of, so that the widest is found by them.
+    """
+
+    layers: Sequence[int] = ()
+    vocabularies: Sequence[int] = ()
+    widths: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
+    most_parameters: int | None = None
+    is_widest: bool = False
+    is_bound_by_time: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Shapes that were asked for: the candidates, and those that are out before anything is timed."""
+
+    candidates: list[Candidate]
+    left_out: list[LeftOut]
+
+
+def asked_shapes(recipe: Recipe, target: Shape, wanted: Wanted) -> Asked:
+    """The recipe with each number of layers, width and output head; from shallow to deep, from narrow to wide.
 
     Args:
-        recipe: Says target, data, training, and widths other than the target's.
+        recipe: Says target, data, training, and what is not asked for.
         target: Its shape, or that of what the draft is cut out of.
-        layers: Of the candidates; of none, those of DEPTHS that are fewer than the target's.
-        most_parameters: No candidate has more; None for no bound.
-        vocabulary: How many ids candidates can output, 0 for all; of none, as many as the recipe's own.
+        wanted: What is asked for.
 
     Raises:
-        UserError: If a shape cannot be cut, none is left, or heads would be trained whole that are to be frozen.
+        UserError: If no shape can be cut or none is left, or heads would be trained whole that are to be frozen.
     """
     if recipe.architecture.method == "learned_masks":
         raise UserError(
             "architecture.method=learned_masks trains masks for every shape, which is no short training. Choose with "
             "architecture.method=greedy, then set the shape here."
         )
-    depths = sorted(set(layers)) or [depth for depth in DEPTHS if depth < target.layers]
-    heads = vocabularies_of(recipe, target, vocabulary)
-    everything = [candidate(recipe, target, depth, head) for depth, head in product(depths, heads)]
-    kept = [each for each in everything if most_parameters is None or each.shape.parameters() <= most_parameters]
+    depths = sorted(set(wanted.layers)) or [depth for depth in DEPTHS if depth < target.layers]
+    heads = vocabularies_of(recipe, target, wanted.vocabularies)
+    found, left_out = cuttable(recipe, target, depths, all_widths(recipe, target, wanted), heads)
+    kept = [each for each in found if is_within(each, wanted.most_parameters)]
     if not kept:
-        least = min(everything, key=lambda each: each.shape.parameters())
+        least = min(found, key=lambda each: each.shape.parameters())
         raise UserError(
-            f"--most-parameters {most_parameters}: the smallest candidate, {least.name}, has "
-            f"{least.shape.parameters()}. Allow more, or set smaller widths in the recipe."
+            f"--most-parameters {wanted.most_parameters}: the smallest candidate, {least.name}, has "
+            f"{least.shape.parameters()}. Allow more, or ask for smaller widths."
         )
+    too_large = [
+        LeftOut(each.name, "parameters", f"has {each.shape.parameters():,} parameters, of {wanted.most_parameters:,}")
+        for each in found
+        if each not in kept
+    ]
+    kept, narrow = widest(kept) if wanted.is_widest and not wanted.is_bound_by_time else (kept, [])
     refuse_frozen_heads(recipe, target, kept)
-    return kept
+    return Asked(kept, [*left_out, *too_large, *narrow])
+
+
+def all_widths(recipe: Recipe, target: Shape, wanted: Wanted) -> list[Widths]:
+    """Every width that candidates have."""
+    if wanted.is_widest and not any(wanted.widths.values()):
+        own_widths(recipe.architecture, target)  # a plan is refused
+        return proportioned_widths(target)
+    return widths_of(recipe.architecture, target, wanted.widths)
+
+
+def cuttable(
+    recipe: Recipe,
+    target: Shape,
+    depths: Sequence[int],
+    widths: Sequence[Widths],
+    heads: Sequence[VocabularyConfig | None],
+) -> tuple[list[Candidate], list[LeftOut]]:
+    """Candidates, and those among several widths that cannot be cut.
+
+    Raises:
+        UserError: If that is all of them, or a depth exceeds the target's.
+    """
+    found, problems = [], []
+    for depth, each, head in product(depths, widths, heads):
+        try:
+            found.append(candidate(recipe, target, depth, each, head))
+        except UserError as error:
+            if len(widths) == 1 or depth > target.layers:
+                raise
+            name = "-".join([depth_name(depth), *width_words(each, own_widths(recipe.architecture, target), target)])
+            problems.append(LeftOut(name, "cannot be cut", str(error)))
+    if not found:
+        raise UserError(f"{problems[0].candidate}, as all of them: {problems[0].reason}")
+    return found, list(dict.fromkeys(problems))
+
+
+def is_within(candidate: Candidate, most_parameters: int | None) -> bool:
+    return most_parameters is None or candidate.shape.parameters() <= most_parameters
+
+
+def widest(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[LeftOut]]:
+    """The one with the most parameters of every depth and head, and the others."""
+
+    def depth_and_head(candidate: Candidate) -> tuple[int, int]:
+        return candidate.shape.layers, candidate.shape.head_rows
+
+    kept, left_out = [], []
+    for _, group in groupby(sorted(candidates, key=depth_and_head), key=depth_and_head):
+        *others, best = sorted(group, key=lambda each: each.shape.parameters())
+        kept.append(best)
+        left_out += [LeftOut(each.name, "narrower", f"{best.name} is wider and fits too") for each in others]
+    return kept, left_out
 
 
 def refuse_frozen_heads(recipe: Recipe, target: Shape, candidates: Sequence[Candidate]) -> None:
@@ -85,20 +174,31 @@ def refuse_frozen_heads(recipe: Recipe, target: Shape, candidates: Sequence[Cand
         )
 
 
-def candidate(recipe: Recipe, target: Shape, layers: int, vocabulary: VocabularyConfig | None) -> Candidate:
-    sizes = written_widths(recipe.architecture, target)
-    wanted = recipe.architecture.model_copy(update={**dict.fromkeys(REPLACED), **sizes, "layers": layers})
-    shape, name = with_asked_head(draft_shape(target, wanted), vocabulary), depth_name(layers)
-    if vocabulary is not None:
-        name = f"{name}-{shape.head_vocab}-ids"
-    trial = recipe.model_copy(
+def candidate(
+    recipe: Recipe, target: Shape, layers: int, widths: Widths, vocabulary: VocabularyConfig | None
+) -> Candidate:
+    """The recipe with one shape.
+
+    Raises:
+        UserError: If it cannot be cut.
+    """
+    own = own_widths(recipe.architecture, target)
+    wanted = recipe.architecture.model_copy(update={**dict.fromkeys(REPLACED), **widths, "layers": layers})
+    shape = with_asked_head(draft_shape(target, wanted), vocabulary)
+    body = "-".join([depth_name(layers), *width_words(widths, own, target)])
+    name = body if vocabulary is None else f"{body}-{shape.head_vocab}-ids"
+    return Candidate(name, body, shape, trial_recipe(recipe, name, wanted, vocabulary))
+
+
+def trial_recipe(recipe: Recipe, name: str, wanted: ArchitectureConfig, vocabulary: VocabularyConfig | None) -> Recipe:
+    """The recipe that trains a candidate, in a run of its own."""
+    return recipe.model_copy(
         update={
             "run_name": f"{recipe.run_name}-{name}",
             "run_dir": str(trials_folder(Run.of(recipe)) / name),
             "architecture": wanted.model_copy(update={"vocabulary": vocabulary}),
         }
     )
-    return Candidate(name, shape, trial)
 
 
 def trials_folder(run: Run) -> Path:
@@ -107,14 +207,5 @@ def trials_folder(run: Run) -> Path:
 
 
 def depth_name(layers: int) -> str:
-    """What a candidate with the whole head is called."""
+    """What a candidate with the recipe's own widths and the whole head is called."""
     return f"{layers}-layers"
-
-
-def written_widths(architecture: ArchitectureConfig, target: Shape) -> dict[str, int]:
-    """The recipe's widths where they are not the target's, in numbers."""
-    if architecture.plan is not None:
-        raise UserError("architecture.plan says one shape, so there is nothing to choose from. Write sizes instead.")
-    shape = draft_shape(target, architecture)
-    widths = ("hidden", "intermediate", "heads", "kv_heads")
-    return {name: getattr(shape, name) for name in widths if getattr(shape, name) != getattr(target, name)}

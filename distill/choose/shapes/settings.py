@@ -8,14 +8,40 @@ from pydantic import BeforeValidator, Field, model_validator
 from architectures.errors import UserError
 from architectures.files.section import Renamed, Section
 from architectures.settings.flags import Flag, flag_of
-from architectures.settings.kinds import MOST, Rehash
+from architectures.settings.kinds import MOST, BatchSizes, Contexts, Rehash
 from distill.checkpoints.trust import TrustCheckpoints
+from distill.choose.shapes.candidates import Wanted
+from distill.choose.shapes.durations import rung_durations
 from distill.choose.shapes.given_alphas import GivenAlpha, known_alpha
 from distill.choose.shapes.vocabularies import VocabularySize, head_rows
+from distill.choose.shapes.widths import AXES, WidthSize
 from distill.recipe.times import Duration
 from distill.recipe.words import Debug, Overrides, RecipeFile
 
+AskedWidths = Annotated[tuple[WidthSize, ...], Flag(metavar="N|0.5x|all", absent="as the recipe has it")]
+
 RANKED_BY = ("duration", "alphas", "untrained", "floors", "budget")
+NEITHER = "trains, reads and writes nothing that it goes with"
+UNTRAINED = "trains nothing"
+BATCH_1 = "holds for batch 1 at one context"
+NO_WIDTHS = "goes by a law that knows layers and ids alone"
+REFUSED = {  # by what shapes are ranked by: the options that would do nothing there, and why
+    "floors": {
+        **dict.fromkeys(("out", "trust_checkpoints", "rehash"), NEITHER),
+        "most_milliseconds": "times nothing",
+        **dict.fromkeys(("batch_sizes", "contexts"), BATCH_1),
+        "longest": UNTRAINED,
+    },
+    "budget": {
+        "out": "ranks mixes of tokens and writes no recipe",
+        **dict.fromkeys((*AXES, "widest"), NO_WIDTHS),
+        "most_milliseconds": "bounds minutes alone, by --within",
+        **dict.fromkeys(("batch_sizes", "contexts"), BATCH_1),
+        "longest": UNTRAINED,
+    },
+    "alphas": {"longest": UNTRAINED},
+    "untrained": {"longest": UNTRAINED, "out": "ends before there is a winner"},
+}
 
 
 class ChooseSettings(Section):
@@ -32,18 +58,39 @@ class ChooseSettings(Section):
     vocabularies: Annotated[tuple[VocabularySize, ...], Flag(metavar="N|all", absent="as the recipe has it")] = Field(
         default=(), description="Token ids that candidates can say, each with each number of layers."
     )
+    hidden: AskedWidths = Field(default=(), description="Channels of candidates: numbers, or shares of the target's.")
+    intermediate: AskedWidths = Field(default=(), description="Neurons of a feed-forward layer, likewise.")
+    heads: AskedWidths = Field(default=(), description="Query heads of a layer, likewise; key/value heads follow.")
     most_parameters: Annotated[int, Field(ge=1, le=10**13)] | None = Field(
         default=None, description="No candidate has more."
     )
+    most_milliseconds: Annotated[Annotated[float, Field(gt=0, le=MOST)] | None, Flag(metavar="MS")] = Field(
+        default=None, description="No candidate's step takes longer, at the first batch and context."
+    )
+    widest: bool = Field(
+        default=False,
+        description="Of every depth and head only the widest that --most-parameters or --most-milliseconds allows; of "
+        "no widths asked for, all shrink together, by eighths.",
+    )
+    batch_sizes: Annotated[BatchSizes, Flag(absent="1")] = Field(
+        default=(), description="Rows decoded together, at each of which candidates are ranked; the first decides."
+    )
+    contexts: Annotated[Contexts, Flag(absent="as in the scored texts")] = Field(
+        default=(), description="Tokens before a step, at each of which candidates are ranked; the first decides."
+    )
     duration: Annotated[Duration, Flag(metavar="T")] = Field(
-        default="100ba", description="Length of each short training, as distill.max_duration."
+        default="100ba", description="Length of the first, short trainings, as distill.max_duration."
+    )
+    longest: Annotated[Duration | None, Flag(metavar="T", absent="4 times --duration")] = Field(
+        default=None, description="Candidates still in play are trained on, twice as long each time, up to this."
     )
     alphas: Annotated[
         tuple[Annotated[GivenAlpha, BeforeValidator(known_alpha, json_schema_input_type=str)], ...],
-        Flag(metavar="N[xK]=A"),
+        Flag(metavar="N[xK]|NAME=A"),
     ] = Field(
         default=(),
-        description="Train nothing: N layers that say K ids have a token accepted with chance A, for every candidate.",
+        description="Train nothing: N layers that say K ids, or the candidate of a name, have a token accepted with "
+        "chance A; for every candidate.",
     )
     untrained: bool = Field(default=False, description="Stop after step times: what each could do at most.")
     floors: Annotated[str | None, Flag(metavar="NAME|FILE")] = Field(
@@ -65,9 +112,27 @@ class ChooseSettings(Section):
     renamed: ClassVar = {"vocabulary": Renamed("vocabularies"), "alpha": Renamed("alphas")}
 
     @property
-    def head_sizes(self) -> list[int]:
-        """How many ids candidates can output."""
-        return [head_rows(size) for size in self.vocabularies]
+    def wanted(self) -> Wanted:
+        """The shapes; those that --alphas name where no others are asked for."""
+        named = dict.fromkeys(each.size for each in self.alphas if each.size is not None)
+        return Wanted(
+            layers=self.layers or [each.layers for each in self.alphas],
+            vocabularies=[head_rows(size) for size in self.vocabularies] or list(named),
+            widths={axis: getattr(self, axis) for axis in AXES},
+            most_parameters=self.most_parameters,
+            is_widest=self.widest,
+            is_bound_by_time=self.most_milliseconds is not None,
+        )
+
+    @property
+    def durations(self) -> list[str]:
+        """Of the trainings, one behind the other."""
+        return rung_durations(self.duration, self.longest)
+
+    @property
+    def ranked_by(self) -> str:
+        """What shapes are ranked by: a name of RANKED_BY; "duration" where nothing is named."""
+        return next((name for name in RANKED_BY if name in self.model_fields_set), RANKED_BY[0])
 
     @model_validator(mode="after")
     def _by_one_thing(self) -> "ChooseSettings":
@@ -76,4 +141,14 @@ class ChooseSettings(Section):
             raise UserError(f"{' and '.join(given)}: shapes are chosen by one of them. Leave the others out.")
         if self.within is not None and self.budget is None:
             raise UserError("--within: is a number of minutes for --budget FILE. Name both, or neither.")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> "ChooseSettings":
+        for name, why in REFUSED.get(self.ranked_by, {}).items():
+            if name in self.model_fields_set:
+                raise UserError(f"{flag_of(name)}: {flag_of(self.ranked_by)} {why}. Leave it out.")
+        if self.widest and self.most_parameters is None and self.most_milliseconds is None:
+            raise UserError("--widest: the widest that fits what? Give --most-parameters or --most-milliseconds too.")
+        rung_durations(self.duration, self.longest)
         return self

@@ -1,8 +1,9 @@
 """Step times of candidates that nobody has trained. Imports torch only when it runs."""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distill.choose.shapes.candidates import Candidate
 from distill.recipe.recipe import Recipe
@@ -14,32 +15,60 @@ if TYPE_CHECKING:
 REPEATS = 20
 
 
-def measured_steps(recipe: Recipe, target: Path, candidates: Sequence[Candidate]) -> "ScoredLatency":
-    """Step times of the target and of every candidate, which no one trained, as a scorecard holds them."""
+class Place(NamedTuple):
+    """Where steps are timed: rows decoded together, and tokens before a step."""
+
+    batch: int
+    context: int
+
+
+def places_of(batch_sizes: Sequence[int], contexts: Sequence[int]) -> list[Place]:
+    """Every batch with every context, the deciding one first; of none, one text of the usual length."""
     from distill.expected_time.floors import CONTEXT
+
+    return [Place(*place) for place in product(batch_sizes or [1], contexts or [CONTEXT])]
+
+
+def measured_steps(
+    recipe: Recipe, target: Path, candidates: Sequence[Candidate], places: Sequence[Place]
+) -> "list[ScoredLatency]":
+    """Step times of the target and of every candidate, which no one trained, as a scorecard holds them; of each place.
+
+    Raises:
+        UserError: If the models do not fit into memory, or take one text at a time and larger batches are asked for.
+    """
     from eval.checks.built_in import PROMPTS
-    from eval.latency.grid import repeated
+    from eval.latency.grid import Grid, repeated, require_rows
     from eval.latency.machine import torch_threads
     from eval.latency.measure import measure_latency, timing_ticks
+    from eval.latency.memory import require_memory
     from eval.latency.steps import Setting
     from eval.latency.untrained import untrained_models
     from eval.models.loading import load_model, load_tokenizer
+    from eval.records.grid import TARGET
     from eval.scorecard.record import scored_latency
 
     config, names = recipe.eval, [candidate.name for candidate in candidates]
     text_ids = [token for prompt in PROMPTS for token in load_tokenizer(target)(prompt)["input_ids"]]
+    found = []
     with torch_threads(config.num_threads):
         model = load_model(target, dtype=config.dtype)
         drafts = dict(zip(names, untrained_models(model, [candidate.shape for candidate in candidates]), strict=True))
-        latency = measure_latency(
-            model,
-            drafts,
-            Setting(repeated(text_ids, CONTEXT)),
-            lookaheads=config.lookaheads,
-            repetitions=timing_ticks(REPEATS),
-            resampling=resampling_of(recipe),
-        )
-    return scored_latency(latency)
+        models = {TARGET: model, **drafts}
+        require_rows(models, Grid([each.batch for each in places], [], [], REPEATS))
+        for place in places:
+            require_memory(models, batch=place.batch, context=place.context)
+        for batch, context in places:
+            latency = measure_latency(
+                model,
+                drafts,
+                Setting(repeated(text_ids, context), batch),
+                lookaheads=config.lookaheads,
+                repetitions=timing_ticks(REPEATS),
+                resampling=resampling_of(recipe),
+            )
+            found.append(scored_latency(latency, batch=batch))
+    return found
 
 
 def resampling_of(recipe: Recipe) -> "Resampling":

@@ -1,19 +1,28 @@
-"""Short trainings of candidates, each a run of its own in <run>/choose, on the answers of the run.
+"""Trainings of candidates, each a run of its own in <run>/choose/<length>, on the answers of the run.
 
-Where several sizes of the vocabulary are asked for, each depth is trained once, with its whole head, and its small
-heads are cut out of what was trained. That takes one training for each depth and not one for each candidate, and the
-candidates of a depth differ by their heads alone. In equal steps it is no worse than training each: docs/choosing.md
-has what was measured. The recipe that is chosen trains its small head from the start.
+A training that is longer than one before goes on from its checkpoint: <run>/choose/200ba/2-layers links to that of
+<run>/choose/100ba/2-layers, which stays as it is. The learning rate is then where the recipe's schedule has it for the
+longer training: it rises again, and falls to its end at the new one. Every length so ends as the recipe's own training
+would; what that costs beside a training of the same length in one piece is in docs/choosing.md.
+
+Where several sizes of the vocabulary are asked for, each depth and width is trained once, with its whole head, and its
+small heads are cut out of what was trained. That takes one training for each of them and not one for each candidate,
+and candidates of one body differ by their heads alone. In equal steps it is no worse than training each:
+docs/choosing.md has what was measured. The recipe that is chosen trains its small head from the start.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.shapes.section import ArchitectureConfig
-from distill.choose.shapes.candidates import Candidate, depth_name, trials_folder
+from distill.choose.shapes.candidates import Candidate, trials_folder
 from distill.recipe.recipe import Recipe
+from distill.run.artifact import ARTIFACTS, Artifact
+from distill.run.content import fingerprint_sources
 from distill.run.progressive import share_answers, with_imported_target
 from distill.run.run import Run
 from distill.run.run_folder import owned_run
@@ -23,63 +32,93 @@ from distill.stages.running import cache_if_asked, generate_stage, prune_stage, 
 from distill.stages.table import eval_prompts
 
 if TYPE_CHECKING:
+    from eval.config import EvalConfig
     from eval.records.scorecard import Scorecard
 
+LINKED = "*.pt"  # checkpoints, and the links to the best and the latest
 
-def train_candidates(run: Run, candidates: Sequence[Candidate]) -> dict[str, Path]:
+
+def prepare_answers(run: Run) -> None:
+    """What all trainings share: the answers, and a cached teacher."""
+    timed("generate", lambda: generate_stage(run))
+    cache_if_asked(run)
+
+
+def train_candidates(
+    run: Run, candidates: Sequence[Candidate], trials: Mapping[str, Recipe], length: str, earlier: str | None = None
+) -> dict[str, Path]:
     """Train what the candidates need, and cut small heads where sizes are compared; what is finished is left as it is.
 
     Args:
-        run: That they belong to.
+        run: That they belong to, with its answers.
         candidates: Each in a folder of its own.
+        trials: What is trained of them and of others, by body.
+        length: Of the trainings.
+        earlier: Length of trainings of the same candidates that these go on from; None to begin.
 
     Returns:
         The folder of each one's weights, by name.
     """
-    timed("generate", lambda: generate_stage(run))
-    cache_if_asked(run)
-    trials = trials_of(candidates)
-    for number, recipe in enumerate(trials.values(), start=1):
-        print(f"== {name_of(recipe)}, {number} of {len(trials)}", flush=True)
-        trial = trial_run(run, recipe)
+    needed = [trials[body] for body in dict.fromkeys(candidate.body for candidate in candidates)]
+    for number, recipe in enumerate(needed, start=1):
+        print(f"== {Path(recipe.run_dir).name} for {length}, {number} of {len(needed)}", flush=True)
+        trial = trial_run(run, recipe, length)
         with owned_run(trial):
             share_answers(run, trial)
+            if earlier is not None:
+                go_on_from(trial_run(run, recipe, earlier), trial)
             timed("prune", partial(prune_stage, trial))
             timed("distill", partial(distill_stage, trial.recipe_file, []))
-    return {each.name: weights_of(run, each, trials[each.shape.layers]) for each in candidates}
+    return {each.name: weights_of(run, each, trials[each.body], length) for each in candidates}
 
 
-def trials_of(candidates: Sequence[Candidate]) -> dict[int, Recipe]:
-    """What is trained, by layers: the candidates, or with the whole head where they have heads of several sizes."""
+def trials_of(candidates: Sequence[Candidate]) -> dict[str, Recipe]:
+    """What is trained, by body: the candidates, or their bodies where they have heads of several sizes."""
     same_size = len({candidate.shape.head_rows for candidate in candidates}) == 1
-    return {
-        candidate.shape.layers: candidate.recipe if same_size else whole_recipe(candidate) for candidate in candidates
-    }
+    return {candidate.body: candidate.recipe if same_size else whole_recipe(candidate) for candidate in candidates}
 
 
 def whole_recipe(candidate: Candidate) -> Recipe:
-    """The recipe of the candidate of the same depth that can output everything."""
-    name = depth_name(candidate.shape.layers)
-    return candidate.recipe.model_copy(
+    """The recipe of the same layers and widths with the whole head."""
+    recipe, name = candidate.recipe, candidate.body
+    return recipe.model_copy(
         update={
-            "run_name": candidate.recipe.run_name.removesuffix(candidate.name) + name,
-            "run_dir": str(Path(candidate.recipe.run_dir).with_name(name)),
-            "architecture": candidate.recipe.architecture.model_copy(update={"vocabulary": None}),
+            "run_name": recipe.run_name.removesuffix(candidate.name) + name,
+            "run_dir": str(Path(recipe.run_dir).with_name(name)),
+            "architecture": recipe.architecture.model_copy(update={"vocabulary": None}),
         }
     )
 
 
-def name_of(trial: Recipe) -> str:
-    return Path(trial.run_dir).name
+def go_on_from(earlier: Run, later: Run) -> None:
+    """Let a training that has not begun start where a shorter one ended."""
+    if later.checkpoints.is_finished:
+        return
+    link(earlier.init.path, later.init.path)
+    for path in sorted(earlier.checkpoints.path.glob(LINKED)):
+        linked = later.checkpoints.path / path.name
+        if path.is_symlink():
+            linked.parent.mkdir(parents=True, exist_ok=True)
+            linked.unlink(missing_ok=True)
+            linked.symlink_to(path.readlink())
+        else:
+            link(path, linked)
 
 
-def weights_of(run: Run, candidate: Candidate, trial: Recipe) -> Path:
+def link(path: Path, place: Path) -> None:
+    """A relative link, unless there is something already."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.is_symlink() and not place.exists():
+        place.symlink_to(os.path.relpath(path, place.parent))
+
+
+def weights_of(run: Run, candidate: Candidate, trial: Recipe, length: str) -> Path:
     """The folder of a candidate's weights: the draft that was trained, or what is cut out of it now."""
-    draft = Run.of(trial).draft.path
+    draft = trial_run(run, trial, length).draft.path
     if trial == candidate.recipe:
         return draft
-    print(f"== {candidate.name}, cut out of {name_of(trial)}", flush=True)
-    cut = trial_run(run, cut_recipe(candidate, draft))
+    print(f"== {candidate.name}, cut out of {candidate.body}", flush=True)
+    cut = trial_run(run, cut_recipe(candidate, draft), length)
     with owned_run(cut):
         share_answers(run, cut)
         timed("prune", partial(prune_stage, cut))
@@ -95,17 +134,51 @@ def cut_recipe(candidate: Candidate, draft: Path) -> Recipe:
     return candidate.recipe.model_copy(update={"architecture": wanted})
 
 
-def trial_run(run: Run, trial: Recipe) -> Run:
-    """The run of a trial, with the imported target and the scores of the run it belongs to."""
-    architecture = trial.architecture.model_copy(update={"scores": str(run.scores.path)})
-    return Run.of(with_imported_target(trial.model_copy(update={"architecture": architecture}), run))
+def trial_run(run: Run, trial: Recipe, length: str) -> Run:
+    """The run of a trial of some length, with the imported target and the scores of the run it belongs to."""
+    place = Path(trial.run_dir)
+    timed_trial = trial.model_copy(
+        update={
+            "run_dir": str(place.parent / length / place.name),
+            "architecture": trial.architecture.model_copy(update={"scores": str(run.scores.path)}),
+            "distill": trial.distill.model_copy(update={"max_duration": length}),
+        }
+    )
+    return Run.of(with_imported_target(timed_trial, run))
 
 
-def score_candidates(run: Run, drafts: Mapping[str, Path]) -> "Scorecard":
-    """One scorecard of all drafts, in <run>/choose/eval: the same prompts, step times taken in turns."""
+def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scorecard":
+    """One scorecard of all drafts of a length: the same prompts, step times taken in turns; read where it is there.
+
+    The target's answers are those of every other length.
+    """
+    from eval.records.files import CARD_NAME, read_scorecard
     from eval.scorecard import score_drafts
 
-    folder, recipe = trials_folder(run) / "eval", run.recipe
-    config = recipe.eval.model_copy(update={"latency_batch_sizes": (), "policy_prompts": 0})  # ranked alone, at batch 1
     begin(run)
-    return score_drafts(run.target, drafts, eval_prompts(run), config, folder, seed=recipe.seed)
+    scored = Artifact(trials_folder(run) / length / "eval", ARTIFACTS["eval"])
+    inputs = scored_inputs(run, drafts)
+    if not scored.is_current(inputs):
+        answers = trials_folder(run) / "answers"
+        answers.mkdir(parents=True, exist_ok=True)
+        link(answers, scored.path / answers.name)
+        score_drafts(run.target, drafts, eval_prompts(run), config_of(run), scored.path, seed=run.recipe.seed)
+        run.record(scored, inputs)
+    return read_scorecard(scored.path / CARD_NAME)
+
+
+def config_of(run: Run) -> "EvalConfig":
+    """The recipe's scoring, without what a ranking does not look at."""
+    return run.recipe.eval.model_copy(update={"latency_batch_sizes": (), "policy_prompts": 0, "live_prompts": 1})
+
+
+def scored_inputs(run: Run, drafts: Mapping[str, Path]) -> dict[str, str]:
+    """What a scorecard of candidates is made from."""
+    scoring = config_of(run)
+    return {
+        "target": fingerprint_checkpoint(run.target),
+        **{f"draft {name}": fingerprint_checkpoint(folder) for name, folder in drafts.items()},
+        "eval": fingerprint_value(scoring.recorded()),
+        "prompts": fingerprint_sources(scoring.tasks) if scoring.tasks else fingerprint_value(run.data.inputs),
+        "seed": str(run.recipe.seed),
+    }

@@ -2,33 +2,16 @@
 
 import json
 from dataclasses import asdict, replace
-from itertools import product
 
 import pytest
 
 import widedraft
-from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from distill.budget.law import Budget, Law
-from distill.budget.record import SCHEMA, Training, Trainings, read_trainings, write_trainings
+from distill.budget.record import read_trainings, write_trainings
 from distill.choose.foretold import budget as asking
 from eval.acceptance.speedup import StepTimes
+from tests.distill.choose.foretold import trainings_of
 
-LAW = Law(lookahead=1, level=-0.6, growth=0.25, deeper=0.0, depth=0.05, ids=0.0, reuse=3.0, text=0.3)
-STEP_S = 1e-4
 FILE = "trainings.json"
-
-
-def training(budget: Budget) -> Training:
-    read = budget.answer_tokens * budget.epochs
-    taus = (LAW.tau(budget), replace(LAW, lookahead=2, level=LAW.level - 0.3).tau(budget))
-    return Training(
-        asked=budget,
-        budget=budget,
-        answers_s=read * STEP_S * budget.layers,
-        text_s=budget.text_tokens * STEP_S * budget.layers,
-        taus=taus,
-        greedy_match=0.2,
-    )
 
 
 @pytest.fixture
@@ -42,31 +25,13 @@ def here(tiny_target, tmp_path, monkeypatch):
         "data: {prompts: [{path: prompts.jsonl}], num_eval_prompts: 8}\n"
         "distill: {max_duration: 3ep}\n"
     )
-    shapes = product([(2e4, 1), (2e5, 3)], [1, 2], [259, 262], [0, 1e5])
-    budgets = [Budget(tokens, epochs, text, layers, ids) for (tokens, epochs), layers, ids, text in shapes]
-    found = Trainings(
-        schema=SCHEMA,
-        target=fingerprint_checkpoint(tiny_target),
-        recipe="tiny",
-        inputs="i",
-        prompts=8,
-        processor="a processor",
-        threads=2,
-        torch="2",
-        precision="fp32",
-        answers_per_s=200,
-        tokens_per_answer=1000,
-        commit=None,
-        created="now",
-        trainings=tuple(map(training, budgets)),
-    )
-    write_trainings(found, tmp_path / FILE)
+    write_trainings(trainings_of(tiny_target), tmp_path / FILE)
     steps = {"draft_two_s": 0.0, "verify_s": {1: 1.35, 2: 1.9}}
 
     def timed(_, candidates):
         return {one.name: StepTimes(1.0, draft_s=0.15 * one.shape.layers, **steps) for one in candidates}
 
-    monkeypatch.setattr(asking, "measured_steps", lambda recipe, target, candidates: timed(target, candidates))
+    monkeypatch.setattr(asking, "measured_steps", lambda _, target, candidates, places: [timed(target, candidates)])
     monkeypatch.setattr(asking, "step_times", lambda found: found)
     return tmp_path
 
@@ -128,7 +93,7 @@ def test_a_budget_that_cannot_be_met_is_refused_with_one_that_can(here, capsys):
 def test_shapes_that_never_pay_are_told(here, capsys, monkeypatch):
     hopeless = StepTimes(1.0, 2.0, 2.0, {1: 1.0, 2: 1.0})
     monkeypatch.setattr(
-        asking, "measured_steps", lambda recipe, target, found: dict.fromkeys(map(name_of, found), hopeless)
+        asking, "measured_steps", lambda recipe, target, found, _: [dict.fromkeys(map(name_of, found), hopeless)]
     )
     assert choose() == 0
     page = capsys.readouterr().out

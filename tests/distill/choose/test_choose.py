@@ -1,48 +1,24 @@
 """Choosing a shape: candidates are the recipe at other depths, hopeless ones stay untrained, a recipe is the winner."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-import widedraft
 from architectures.errors import UserError
 from architectures.pages.markdown import markdown
-from architectures.shapes.shape import NAMED_SHAPES, Shape
-from architectures.targets.target import read_config
+from architectures.shapes.shape import NAMED_SHAPES
 from distill.choose.ranked import command
 from distill.choose.ranked.page import GIVEN_ALPHAS, after_training, prospects_page, ranking_verdict
-from distill.choose.shapes.candidates import DEPTHS, candidates_of
+from distill.choose.shapes.candidates import DEPTHS
+from distill.choose.steps.timed import Place
 from distill.recipe.recipe import load_recipe, save_recipe
 from eval.predictions.ranking import Prospect, Ranked, prospect, step_times
+from tests.distill.choose.asked import candidates_of, run_choose
 from tests.distill.run.test_progressive import TINY
 from tests.eval.records import latency
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 HOPEFUL, HOPELESS = Prospect(4, 0.3, 0.2, 2.5), Prospect(1, None, 1.2, 0.8)
-
-
-@pytest.fixture
-def recipe_file(tiny_target, tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(6)))
-    file = tmp_path / "recipe.yaml"
-    file.write_text(
-        f"run_name: tiny\nrun_dir: {tmp_path / 'out'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
-        f"architecture: {{method: first_last, layers: 3, intermediate: 96, width_method: random}}\n"
-        f"data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 2}}\n"
-    )
-    return file
-
-
-@pytest.fixture
-def recipe(recipe_file):
-    return load_recipe(recipe_file)
-
-
-@pytest.fixture
-def source(tiny_target):
-    return Shape.from_config(read_config(tiny_target))
 
 
 def test_candidates_differ_in_depth_alone(recipe, source, tmp_path):
@@ -99,7 +75,9 @@ def test_prospects_are_measured_for_every_candidate(recipe, source, tiny_target)
     config = recipe.eval.model_copy(update={"num_threads": 1, "lookaheads": (1, 2), "num_resamples": 20})
     recipe = recipe.model_copy(update={"eval": config})
     candidates = candidates_of(recipe, source, [1, 3], None)
-    steps = step_times(command.measured_steps(recipe, tiny_target, candidates))
+    [latency_here, in_batch] = command.measured_steps(recipe, tiny_target, candidates, [Place(1, 16), Place(2, 8)])
+    assert (in_batch.batch, in_batch.context_tokens) == (2, 8)
+    steps = step_times(latency_here)
     found = {name: prospect(each) for name, each in steps.items()}
     assert list(found) == ["1-layers", "3-layers"]
     assert 0 < found["1-layers"].cost_ratio < found["3-layers"].cost_ratio
@@ -108,14 +86,20 @@ def test_prospects_are_measured_for_every_candidate(recipe, source, tiny_target)
 
 def test_the_page_says_what_cannot_pay(recipe, source):
     candidates = candidates_of(recipe, source, [1, 3], None)
-    some = markdown(prospects_page(candidates, {"1-layers": HOPEFUL, "3-layers": HOPELESS}))
+    timed = [latency(40.0, {1: 42.0}, {"1-layers": (8.0, 8.0), "3-layers": (48.0, 48.0)})]
+
+    def page(*found):
+        return markdown(*prospects_page(candidates, dict(zip(("1-layers", "3-layers"), found, strict=True)), timed))
+
+    some = page(HOPEFUL, HOPELESS)
+    assert "Step times of untrained drafts: batch 1, 9 tokens of context" in some
     assert "| 1-layers | 1 × 64 |" in some
+    assert "| 8.00 | 0.200 of the target's |" in some
     assert "| 0.200 of the target's | 2.50x | 0.30 at lookahead 4 |" in some
     assert "| 1.200 of the target's | 0.80x | none suffices |" in some
-    assert "Left out, for no acceptance makes them pay here: 3-layers." in some
-    none = markdown(prospects_page(candidates, {"1-layers": HOPELESS, "3-layers": HOPELESS}))
-    assert "No draft of these shapes can pay on this machine, whatever it learns" in none
-    assert "All can pay." in markdown(prospects_page(candidates, {"1-layers": HOPEFUL, "3-layers": HOPEFUL}))
+    assert "No acceptance makes these pay here: 3-layers." in some
+    assert "No draft of these shapes can pay on this machine, whatever it learns" in page(HOPELESS, HOPELESS)
+    assert "All can pay." in page(HOPEFUL, HOPEFUL)
 
 
 @pytest.mark.parametrize(
@@ -131,22 +115,7 @@ def test_the_page_says_what_cannot_pay(recipe, source):
 )
 def test_the_verdict_says_how_sure_it_is(interval, shares, words):
     ranked = [Ranked(name, 4, 1.0, interval, 20.0, share) for name, share in zip("abc", shares, strict=False)]
-    assert ranking_verdict(ranked, after_training("9ba", 0.0)).startswith(words)
-
-
-def run_choose(recipe_file, *words):
-    return widedraft.main(["choose", str(recipe_file), *TINY, *map(str, words)])
-
-
-@pytest.fixture
-def prospects(monkeypatch):
-    """Step times of models so small say nothing: here three layers take longer than the target."""
-
-    def steps(_recipe, _target, candidates):
-        times = {one.name: ({1: 4.0, 2: 6.0, 3: 60.0}[one.shape.layers],) * 2 for one in candidates}
-        return latency(40.0, {lookahead: 40.0 + 2 * lookahead for lookahead in (1, 2, 3)}, times, 0.5)
-
-    monkeypatch.setattr(command, "measured_steps", steps)
+    assert ranking_verdict(ranked, after_training("9ba")).startswith(words)
 
 
 ANSWERING = "distill.teacher={source: cache, captured_while: answering}"  # candidates share answers and cache
@@ -157,7 +126,9 @@ def test_hopeful_candidates_are_trained_ranked_and_the_winner_is_a_recipe(recipe
     assert run_choose(recipe_file, ANSWERING, "--layers", 1, 2, 3, "--duration", "2ba") == 0
     printed, run = capfd.readouterr().out, tmp_path / "out"
     assert "Predicted speed after 2ba of training, temperature 0, batch 1" in printed
-    assert sorted(path.name for path in (run / "choose").iterdir() if path.is_dir()) == ["1-layers", "2-layers", "eval"]
+    assert "Before any training: 1 of 3 shapes left out" in printed
+    assert "| 3-layers | cannot pay | no acceptance makes it pay here |" in printed
+    assert sorted(path.name for path in (run / "choose" / "2ba").iterdir()) == ["1-layers", "2-layers", "eval"]
     assert not (run / "draft").exists()
     chosen = load_recipe(run / "choose" / "recipe.yaml")
     assert f"{chosen.architecture.layers}-layers promises most" in printed
@@ -171,7 +142,7 @@ def test_hopeful_candidates_are_trained_ranked_and_the_winner_is_a_recipe(recipe
     assert run_choose(recipe_file, ANSWERING, *words) == 0
     printed = capfd.readouterr().out
     for name in ("1-layers", "2-layers"):
-        assert f"{run / 'choose' / name / 'draft'}: up to date" in printed
+        assert f"{run / 'choose' / '2ba' / name / 'draft'}: up to date" in printed
     assert load_recipe(tmp_path / "mine.yaml").architecture.intermediate == 96
 
 
@@ -180,7 +151,7 @@ def test_hopeful_candidates_are_trained_ranked_and_the_winner_is_a_recipe(recipe
 def test_nothing_is_trained_where_nothing_can_pay_or_nothing_was_asked(recipe_file, tmp_path, capsys, words):
     assert run_choose(recipe_file, *words) == 0
     assert "Step times of untrained drafts" in capsys.readouterr().out
-    assert not (tmp_path / "out" / "choose").exists()
+    assert [path.name for path in (tmp_path / "out" / "choose").iterdir()] == ["choice.json"]
 
 
 @pytest.mark.usefixtures("prospects")

@@ -17,7 +17,6 @@ from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 from distill.choose.ranked import command
 from distill.choose.ranked.vocabulary_page import vocabulary_page
-from distill.choose.shapes.candidates import candidates_of
 from distill.choose.shapes.given_alphas import GivenAlpha, alphas_of, known_alpha, require_ids
 from distill.choose.trainings import trials
 from distill.estimates.coverage import IdCounts
@@ -27,6 +26,7 @@ from distill.vocabulary.output_ids import tokens_in
 from eval.latency.untrained import untrained_models
 from eval.models.loading import load_model
 from eval.predictions.ranking import Prospect
+from tests.distill.choose.asked import candidates_of
 from tests.distill.run.test_progressive import TINY
 from tests.eval.records import latency
 
@@ -190,11 +190,17 @@ def test_untrained_models_have_the_heads(recipe_file, source, tiny_target):
 
 @pytest.mark.parametrize(
     ("word", "meaning"),
-    [("4=0.35", (4, None, 0.35)), ("4x4096=0.35", (4, 4096, 0.35)), ("2xall=1", (2, 0, 1.0))],
+    [
+        ("4=0.35", GivenAlpha(4, None, 0.35)),
+        ("4x4096=0.35", GivenAlpha(4, 4096, 0.35)),
+        ("2xall=1", GivenAlpha(2, 0, 1.0)),
+        ("2-layers-288-hidden=0.4", GivenAlpha(2, None, 0.4, "2-layers-288-hidden")),
+        ("2-layers-288-hidden-4096-ids=.4", GivenAlpha(2, 4096, 0.4, "2-layers-288-hidden-4096-ids")),
+    ],
 )
 def test_words_of_alpha(word, meaning):
-    assert tuple(known_alpha(word)) == meaning
-    assert known_alpha(word).word == word
+    assert known_alpha(word) == meaning
+    assert known_alpha(meaning.word) == meaning
 
 
 @pytest.fixture
@@ -285,9 +291,9 @@ def run_choose(recipe_file, *words):
 def steps(monkeypatch):
     """A step takes 4 ms, and with 50 ids 2."""
 
-    def measured(_recipe, _target, candidates):
+    def measured(_recipe, _target, candidates, _places):
         times = {one.name: (2.0 if one.shape.head_vocab else 4.0,) * 2 for one in candidates}
-        return latency(40.0, {1: 42.0}, times, 0.1)
+        return [latency(40.0, {1: 42.0}, times, 0.1)]
 
     monkeypatch.setattr(command, "measured_steps", measured)
 
@@ -369,9 +375,14 @@ def stages(monkeypatch):
     return asked
 
 
+def trained(run, candidates):
+    trials.prepare_answers(run)
+    return trials.train_candidates(run, candidates, trials.trials_of(candidates), "9ba")
+
+
 def test_of_several_sizes_each_depth_is_trained_once_and_cut(recipe_file, source, stages, tmp_path):
     recipe = load_recipe(recipe_file)
-    found = trials.train_candidates(Run.of(recipe), candidates_of(recipe, source, [1, 2], None, [50, 100]))
+    found = trained(Run.of(recipe), candidates_of(recipe, source, [1, 2], None, [50, 100]))
     assert stages[1:] == [
         ("prune", "1-layers", 1, None, None),
         ("distill", "1-layers", 1, None, None),
@@ -382,7 +393,7 @@ def test_of_several_sizes_each_depth_is_trained_once_and_cut(recipe_file, source
         ("prune", "2-layers-50-ids", 2, "2-layers/draft", 50),
         ("prune", "2-layers-100-ids", 2, "2-layers/draft", 100),
     ]
-    choose = tmp_path / "out" / "choose"
+    choose = tmp_path / "out" / "choose" / "9ba"
     assert found == {
         f"{n}-layers-{size}-ids": choose / f"{n}-layers-{size}-ids" / "init" for n in (1, 2) for size in (50, 100)
     }
@@ -391,23 +402,23 @@ def test_of_several_sizes_each_depth_is_trained_once_and_cut(recipe_file, source
 def test_the_whole_head_among_them_is_what_was_trained(recipe_file, source, stages, tmp_path):
     recipe = load_recipe(recipe_file)
     candidates = candidates_of(recipe, source, [1], None, [0, 50])
-    found = trials.train_candidates(Run.of(recipe), candidates)
+    found = trained(Run.of(recipe), candidates)
     assert [each[:2] for each in stages[1:]] == [
         ("prune", "1-layers"),
         ("distill", "1-layers"),
         ("prune", "1-layers-50-ids"),
     ]
-    assert found["1-layers"] == tmp_path / "out" / "choose" / "1-layers" / "draft"
-    assert trials.trials_of(candidates) == {1: candidates[1].recipe}
-    assert load_recipe(tmp_path / "out" / "choose" / "1-layers" / "recipe.yaml").architecture.vocabulary is None
+    assert found["1-layers"] == tmp_path / "out" / "choose" / "9ba" / "1-layers" / "draft"
+    assert trials.trials_of(candidates) == {"1-layers": candidates[1].recipe}
+    assert load_recipe(tmp_path / "out" / "choose" / "9ba" / "1-layers" / "recipe.yaml").architecture.vocabulary is None
 
 
 @pytest.mark.parametrize(("size", "name"), [(50, "2-layers-50-ids"), (0, "2-layers")])
 def test_one_size_is_trained_itself(recipe_file, source, stages, tmp_path, size, name):
     recipe = load_recipe(recipe_file)
-    found = trials.train_candidates(Run.of(recipe), candidates_of(recipe, source, [2], None, [size]))
+    found = trained(Run.of(recipe), candidates_of(recipe, source, [2], None, [size]))
     assert stages[1:] == [(stage, name, 2, None, size or None) for stage in ("prune", "distill")]
-    assert found == {name: tmp_path / "out" / "choose" / name / "draft"}
+    assert found == {name: tmp_path / "out" / "choose" / "9ba" / name / "draft"}
 
 
 def test_a_cut_draft_keeps_everything_but_rows_of_its_head(recipe_file, source, tmp_path):

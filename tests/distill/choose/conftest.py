@@ -1,0 +1,47 @@
+"""A recipe of a tiny target, and step times in which its depths differ."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from architectures.shapes.shape import Shape
+from architectures.targets.target import read_config
+from distill.choose.ranked import command
+from distill.recipe.recipe import load_recipe
+from tests.eval.records import latency
+
+
+@pytest.fixture
+def recipe_file(tiny_target, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(6)))
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        f"run_name: tiny\nrun_dir: {tmp_path / 'out'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
+        f"architecture: {{method: first_last, layers: 3, intermediate: 96, width_method: random}}\n"
+        f"data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 2}}\n"
+    )
+    return file
+
+
+@pytest.fixture
+def recipe(recipe_file):
+    return load_recipe(recipe_file)
+
+
+@pytest.fixture
+def source(tiny_target):
+    return Shape.from_config(read_config(tiny_target))
+
+
+@pytest.fixture
+def prospects(monkeypatch):
+    """Step times of models so small say nothing: here three layers take longer than the target."""
+
+    def steps(_recipe, _target, candidates, places):
+        times = {one.name: ({1: 4.0, 2: 6.0, 3: 60.0}[one.shape.layers],) * 2 for one in candidates}
+        timed = latency(40.0, {lookahead: 40.0 + 2 * lookahead for lookahead in (1, 2, 3)}, times, 0.5)
+        return [replace(timed, batch=batch, context_tokens=context) for batch, context in places]
+
+    monkeypatch.setattr(command, "measured_steps", steps)
