@@ -34,7 +34,7 @@ REFUSED = {  # by what shapes are ranked by: the options that would do nothing t
     },
     "budget": {
         "out": "ranks mixes of tokens and writes no recipe",
-        **dict.fromkeys((*AXES, "widest"), NO_WIDTHS),
+        **dict.fromkeys((*AXES.values(), "widest"), NO_WIDTHS),
         "most_milliseconds": "bounds minutes alone, by --within",
         **dict.fromkeys(("batch_sizes", "contexts"), BATCH_1),
         "longest": UNTRAINED,
@@ -58,8 +58,10 @@ class ChooseSettings(Section):
     vocabularies: Annotated[tuple[VocabularySize, ...], Flag(metavar="N|all", absent="as the recipe has it")] = Field(
         default=(), description="Token ids that candidates can say, each with each number of layers."
     )
-    hidden: AskedWidths = Field(default=(), description="Channels of candidates: numbers, or shares of the target's.")
-    intermediate: AskedWidths = Field(default=(), description="Neurons of a feed-forward layer, likewise.")
+    hidden_sizes: AskedWidths = Field(
+        default=(), description="Channels of candidates: numbers, or shares of the target's."
+    )
+    intermediate_sizes: AskedWidths = Field(default=(), description="Neurons of a feed-forward layer, likewise.")
     heads: AskedWidths = Field(default=(), description="Query heads of a layer, likewise; key/value heads follow.")
     most_parameters: Annotated[int, Field(ge=1, le=10**13)] | None = Field(
         default=None, description="No candidate has more."
@@ -118,7 +120,7 @@ class ChooseSettings(Section):
         return Wanted(
             layers=self.layers or [each.layers for each in self.alphas],
             vocabularies=[head_rows(size) for size in self.vocabularies] or list(named),
-            widths={axis: getattr(self, axis) for axis in AXES},
+            widths={axis: getattr(self, name) for axis, name in AXES.items()},
             most_parameters=self.most_parameters,
             is_widest=self.widest,
             is_bound_by_time=self.most_milliseconds is not None,

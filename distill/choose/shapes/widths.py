@@ -9,12 +9,13 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from architectures.errors import UserError
+from architectures.settings.flags import flag_of
 from architectures.shapes.requested_shape import BLOCK, draft_shape, written_size
 from architectures.shapes.section import ArchitectureConfig, size
 from architectures.shapes.shape import Shape
 from distill.choose.shapes.vocabularies import ALL
 
-AXES = ("hidden", "intermediate", "heads")  # recipe keys of architecture, and flags
+AXES = {"hidden": "hidden_sizes", "intermediate": "intermediate_sizes", "heads": "heads"}  # settings, by recipe key
 WIDTHS = (*AXES, "kv_heads")
 PARTS = 8  # of the target's widths, which --widest goes through where no widths are asked for
 
@@ -60,9 +61,11 @@ def sizes_of(axis: str, asked: Sequence[int | str], own: int, target: Shape) -> 
     sizes = [of_target if word == ALL else written_size(axis, word, of_target) for word in asked]
     for number, count in Counter(sizes).items():
         if count > 1:
-            raise UserError(f"--{axis}: {number} stands there {count} times. Give each size once.")
+            raise UserError(f"{flag_of(AXES[axis])}: {number} stands there {count} times. Give each size once.")
         if number > of_target:
-            raise UserError(f"--{axis} {number}: exceeds the target's {of_target}. A draft is cut from its target.")
+            raise UserError(
+                f"{flag_of(AXES[axis])} {number}: exceeds the target's {of_target}. A draft is cut from its target."
+            )
     return sorted(sizes) or [own]
 
 

@@ -22,8 +22,8 @@ HEAD = "| option |"
 WORDS = {  # of options in the table, where they need a value
     "--layers": (1, 2),
     "--vocabularies": (259,),
-    "--hidden": ("all",),
-    "--intermediate": (128,),
+    "--hidden-sizes": ("all",),
+    "--intermediate-sizes": (128,),
     "--heads": (4,),
     "--most-parameters": (10**9,),
     "--most-milliseconds": (50,),

@@ -69,8 +69,8 @@ def test_of_several_widths_those_that_cannot_be_cut_are_told(recipe, source):
 @pytest.mark.parametrize(
     ("widths", "message"),
     [
-        ({"hidden": [32, "0.5x"]}, "--hidden: 32 stands there 2 times"),
-        ({"intermediate": [129]}, "--intermediate 129: exceeds the target's 128"),
+        ({"hidden": [32, "0.5x"]}, "--hidden-sizes: 32 stands there 2 times"),
+        ({"intermediate": [129]}, "--intermediate-sizes 129: exceeds the target's 128"),
         ({"heads": ["0.3x"]}, "architecture.heads=0.3x of the target's 4 is 1.2. Heads come whole"),
     ],
 )
@@ -81,8 +81,10 @@ def test_widths_that_make_no_sense(recipe, source, widths, message):
 
 @pytest.mark.parametrize("word", ["0", "1.5x", "half", "-3", "0.0x"])
 def test_words_that_are_no_width(recipe_file, capsys, word):
-    assert run_choose(recipe_file, "--hidden", word) == 2
-    assert "--hidden must be a whole number > 0, or a share of the target's size as 0.5x" in capsys.readouterr().err
+    assert run_choose(recipe_file, "--hidden-sizes", word) == 2
+    assert (
+        "--hidden-sizes must be a whole number > 0, or a share of the target's size as 0.5x" in capsys.readouterr().err
+    )
 
 
 def test_words_of_widths():
@@ -131,7 +133,9 @@ def test_a_target_whose_layers_alone_can_be_cut_keeps_its_widths(recipe_file, so
 
 
 def test_the_settings_say_which_shapes(recipe_file):
-    settings = ChooseSettings(recipe=recipe_file, layers=(2,), hidden=("0.5x", 64), most_parameters=9, widest=True)
+    settings = ChooseSettings(
+        recipe=recipe_file, layers=(2,), hidden_sizes=("0.5x", 64), most_parameters=9, widest=True
+    )
     assert settings.wanted == Wanted(
         layers=(2,),
         widths={"hidden": ("0.5x", 64), "intermediate": (), "heads": ()},
@@ -143,7 +147,7 @@ def test_the_settings_say_which_shapes(recipe_file):
 
 @pytest.mark.usefixtures("prospects")
 def test_the_winners_widths_are_in_its_recipe_and_everything_is_in_the_record(recipe_file, tmp_path, capsys):
-    words = ("--layers", 1, 2, "--hidden", "0.5x", "all", "--alphas", "1-layers-32-hidden=0.9", "1-layers=0.1")
+    words = ("--layers", 1, 2, "--hidden-sizes", "0.5x", "all", "--alphas", "1-layers-32-hidden=0.9", "1-layers=0.1")
     assert run_choose(recipe_file, *words, "2-layers=0.1", "2-layers-32-hidden=0.1") == 0
     assert "1-layers-32-hidden promises most. It pays." in capsys.readouterr().out
     chosen = load_recipe(tmp_path / "out" / "choose" / "recipe.yaml")
