@@ -83,6 +83,12 @@ def tokens_of(tokenizer: Mapping[str, Any], folder: Path, vocab_size: int) -> To
     return Tokens(ids, ids & special, ids & single_bytes, ids & ends)
 
 
+def tokens_beyond(folder: Path, vocab_size: int) -> dict[str, int]:
+    """The added tokens of a tokenizer.json that its model has no row for, by their text."""
+    added = read_json_object(folder / TOKENIZER, REMEDY).get("added_tokens") or ()
+    return {token["content"]: token["id"] for token in added if token["id"] >= vocab_size}
+
+
 def vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
     """Ids by text; of a unigram model, which lists its tokens with their scores, by their index."""
     entries = model["vocab"]

@@ -4,19 +4,13 @@ Shape suffixes used in this file:
     S = sequences, T = tokens per sequence
 """
 
-from collections.abc import Iterable, Iterator
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from architectures.errors import UserError
-from architectures.files.reading import require_regular, unreadable
-
-REMEDY = "Give a UTF-8 text file as architecture.calibration.text."
-MAX_PARAGRAPH_CHARS = 100_000  # a file without blank lines is handed over in pieces, never read as a whole
+from architectures.importance.calibration_text import calibration_ids
 
 
 def calibration_sequences(texts: Iterable[str], tokenizer: Any, *, tokens: int, sequence_len: int) -> Tensor:
@@ -33,53 +27,11 @@ def calibration_sequences(texts: Iterable[str], tokenizer: Any, *, tokens: int, 
     Raises:
         UserError: If the texts are too short.
     """
-    num_sequences = tokens // sequence_len
-    needed = num_sequences * sequence_len
-    ids: list[int] = []
-    for text in texts:
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
-        if ids and token_ids and tokenizer.eos_token_id is not None:
-            ids.append(tokenizer.eos_token_id)
-        ids += token_ids
-        if len(ids) >= needed:
-            return torch.tensor(ids[:needed]).view(num_sequences, sequence_len)
-    raise UserError(
-        f"The calibration text has {len(ids)} tokens, {needed} are asked for ({num_sequences} sequences of "
-        f"{sequence_len}). Lower architecture.calibration.tokens, or give a longer text as "
-        "architecture.calibration.text."
+    ids = calibration_ids(
+        texts,
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
+        tokenizer.eos_token_id,
+        tokens=tokens,
+        sequence_len=sequence_len,
     )
-
-
-def read_text(file: Path) -> Iterator[str]:
-    """The paragraphs of a plain text file, which blank lines part.
-
-    Raises:
-        UserError: When the first one is asked for, if the file cannot be read or holds none.
-    """
-    has_text = False
-    try:
-        require_regular(file, remedy=REMEDY)
-        with file.open(encoding="utf-8") as stream:
-            for paragraph in paragraphs(iter(partial(stream.readline, MAX_PARAGRAPH_CHARS), "")):
-                has_text = True
-                yield paragraph
-    except OSError as error:
-        raise UserError(unreadable(file, error, REMEDY)) from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: cannot be read as text ({error}). {REMEDY}") from error
-    if not has_text:
-        raise UserError(f"{file}: holds no text. Give another file as architecture.calibration.text.")
-
-
-def paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """Neighbouring lines that are not blank, joined; long ones in pieces."""
-    gathered, num_chars = [], 0
-    for line in lines:
-        if gathered and (not line.strip() or num_chars > MAX_PARAGRAPH_CHARS):
-            yield "".join(gathered)
-            gathered, num_chars = [], 0
-        if line.strip():
-            gathered.append(line)
-            num_chars += len(line)
-    if gathered:
-        yield "".join(gathered)
+    return torch.tensor(ids).view(-1, sequence_len)

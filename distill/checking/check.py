@@ -1,10 +1,10 @@
 """What a recipe would make and cost, told before any weight is read. No torch: `widedraft check` answers at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from architectures.draft_vocabulary.asked import with_asked_head
 from architectures.errors import UserError
@@ -18,11 +18,21 @@ from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.small_head.record import CONFIG_KEY, refuse_small_head
 from architectures.targets.target import NOT_HERE, config_at_hand, is_gguf, packaged_words
+from distill.checking.attempts import attempt
+from distill.checking.later_failures import Looked, looks, scored_rows
 from distill.checking.served_shape import engine_blocks
 from distill.checkpoints.files import MASK_CHECKPOINTS_KEPT
 from distill.data.longest_texts import refuse_long_calibration, refuse_long_texts
 from distill.estimates.cache_sizes import cache_sizes
-from distill.estimates.expected_work import Work, expected_work, loss_words, read_prompts, read_rows, work_rows
+from distill.estimates.expected_work import (
+    Work,
+    expected_work,
+    finished_counts,
+    loss_words,
+    read_prompts,
+    read_rows,
+    work_rows,
+)
 from distill.estimates.frozen_embeddings import refuse_tied, trained_parameters
 from distill.estimates.mask_memory import refuse_sharded_masks
 from distill.estimates.memory import MASTER_BYTES, memory_parts, process_counts, together
@@ -36,10 +46,9 @@ from distill.expected_time.stage_time import PlannedRun
 from distill.hub.files.early_checks import refuse_unpublishable, refuse_without_gguf
 from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import refuse_k_beyond
-from distill.run.run import Run
+from distill.run.run import Run, length_of
 from distill.run.run_folder import require_run_folder
 
-Value = TypeVar("Value")
 Row = tuple[str, str]
 
 BYTES_PER_TOKEN = 12  # of answers on disk: a token's id and its text as JSON
@@ -84,9 +93,13 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
     attempt(lambda: refuse_unpublishable(recipe), problems)
     cut = attempt(lambda: planned(recipe), problems)
     prompts = [attempt(partial(read_rows, source, recipe.data), problems) for source in recipe.data.prompts]
-    for source in recipe.eval.tasks:
-        attempt(partial(read_prompts, source), problems)
+    tasks = [attempt(partial(read_prompts, source), problems) for source in recipe.eval.tasks]
+    counts = attempt(lambda: finished_counts(recipe), problems)
+    unchecked: list[str] = []
     if cut is not None:
+        of = Looked(recipe, cut.target, cut.source, is_answered=counts is not None)
+        seen = [attempt(look, problems) for look in looks(of, prompts, tasks)]
+        unchecked = [words for words in seen if words is not None]
         attempt(lambda: refuse_k_beyond(recipe.distill.teacher, **entries_of(cut)), problems)
         attempt(lambda: refuse_texts_beyond(recipe, cut), problems)
         attempt(lambda: refuse_without_gguf(recipe.distill.push_to_hub, Run.of(recipe).draft.path, cut.draft), problems)
@@ -96,17 +109,22 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
             attempt(lambda: refuse_sharded_masks(recipe, cut.target), problems)
     served = None if cut is None else attempt(partial(engine_blocks, recipe, cut.draft), problems)
     coverage = None if cut is None else attempt(partial(vocabulary_block, recipe, cut.target, cut.draft), problems)
-    work = None if problems else attempt(lambda: expected_work(recipe, prompts), problems)
+    work = None if problems else attempt(lambda: expected_work(recipe, prompts, counts), problems)
     if cut is None or work is None or timed_on is None or coverage is None or served is None:
         raise UserError("\n".join(problems))
     rows = {
-        f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut),
+        f"{recipe.run_name}, in {recipe.run_dir}": model_rows(recipe, cut, unchecked),
         **coverage,
         **head_blocks(recipe, cut.source, cut.target, cut.draft),
         **served,
         **{memory_title(training): memory_rows(training) for training in trainings(recipe, cut.target, cut.draft)},
         f"disk ({size(free_bytes(Path(recipe.run_dir))).strip()} free)": disk_rows(recipe, cut, work),
-        "work": [*work_rows(recipe, work), ("loss", loss_words(recipe.distill)), *slow_rows(recipe)],
+        "work": [
+            *work_rows(recipe, work),
+            *scored_rows(recipe, tasks),
+            ("loss", loss_words(recipe.distill)),
+            *slow_rows(recipe),
+        ],
         time_title(timed_on): time_rows(timed_run(recipe, cut, work, prompts), timed_on),
     }
     return [Section(title, [Facts(pairs)]) for title, pairs in rows.items()]
@@ -115,15 +133,6 @@ def check_recipe(recipe: Recipe, device: str | None = None) -> list[Section]:
 def timed_run(recipe: Recipe, cut: Cut, work: Work, prompts: Sequence[Sequence[Any] | None]) -> PlannedRun:
     """What hours are derived from."""
     return PlannedRun(recipe, cut.target, cut.draft, cut.source, work, mean_lengths(recipe.data, work, prompts))
-
-
-def attempt(step: Callable[[], Value], problems: list[str]) -> Value | None:
-    """What a step returns; None, and its message among the problems, if the user has to mend something."""
-    try:
-        return step()
-    except UserError as error:
-        problems.append(str(error))
-        return None
 
 
 def planned(recipe: Recipe) -> Cut:
@@ -159,7 +168,9 @@ def refuse_texts_beyond(recipe: Recipe, cut: Cut) -> None:
     """Raise UserError if a text may be longer than the target, or what the draft is cut from, was made for."""
     of_target, of_source = cut.lengths
     source = recipe.architecture.source or recipe.target.path
-    refuse_long_texts(recipe, {recipe.target.path: of_target}, {source: of_source})
+    selection = recipe.distill.token_selection
+    reference = {} if selection is None else {selection.reference: length_of(Path(selection.reference))}
+    refuse_long_texts(recipe, {recipe.target.path: of_target}, {source: of_source, **reference})
     if recipe.architecture.plan is None and needed_scores(cut.source, recipe.architecture):
         refuse_long_calibration(recipe, source, of_source)
 
@@ -192,13 +203,14 @@ def keeping(layers: Sequence[int], source: Shape) -> str:
     return f"keeping layers {', '.join(map(str, layers))} of 0 to {source.layers - 1}"
 
 
-def model_rows(recipe: Recipe, cut: Cut) -> list[Row]:
+def model_rows(recipe: Recipe, cut: Cut, unchecked: Sequence[str]) -> list[Row]:
     """Target, draft, which layers link them, and what could not be checked."""
     rows = [("target", recipe.target.path), *described(cut.target, None)]
     if recipe.architecture.source is not None:
         rows += [("cut out of", recipe.architecture.source), *described(cut.source, None)]
     rows += [("draft", cut.origin), *described(cut.draft, recipe.architecture.shape)]
-    return rows + [("not checked", f"{path}: {NOT_HERE}. {packaged_words(path)}".rstrip(" .")) for path in cut.unread]
+    unread = (f"{path}: {NOT_HERE}. {packaged_words(path)}".rstrip(" .") for path in cut.unread)
+    return rows + [("not checked", words) for words in (*unread, *unchecked)]
 
 
 def described(shape: Shape, name: str | None) -> list[Row]:

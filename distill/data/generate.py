@@ -3,17 +3,11 @@
 Training learns from the target's own answers, because those are the contexts in which the draft will propose.
 """
 
-import random
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
 
-from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.checkpoints.manifest_record import Counts, SplitCounts
-from architectures.errors import UserError
-from distill.data.conversations import Conversation
+from distill.data.held_out import drop_duplicates, hold_out
 from distill.data.self_written import SelfWriting, write_own_prompts
 from distill.recipe.data import DataConfig
 from eval.answers.traces import DecodingSettings, read_traces
@@ -24,7 +18,6 @@ from eval.prompts.lengths import drop_too_long
 from eval.prompts.loading import load_prompts
 
 NO_ANSWERS = SplitCounts(prompts=0, answers=0, answer_tokens=0), 0  # as count_answers counts
-Row = TypeVar("Row", Prompt, Conversation)
 
 
 def generate_answers(
@@ -101,45 +94,6 @@ def decoding_settings(config: DataConfig, *, seed: int, dtype: str) -> DecodingS
         seed=seed,
         dtype=dtype,
     )
-
-
-def drop_duplicates(prompts: Sequence[Row]) -> list[Row]:
-    """The prompts that ask something new, so that none is both held out and trained on; says how many are not."""
-    distinct: dict[str, Row] = {}
-    for prompt in prompts:
-        content = {name: value for name, value in asdict(prompt).items() if name not in ("source", "category", "task")}
-        distinct.setdefault(fingerprint_value(content), prompt)
-    if len(distinct) < len(prompts):
-        print(
-            f"{len(prompts) - len(distinct)} of {len(prompts)} prompts are duplicates and are left out", file=sys.stderr
-        )
-    return list(distinct.values())
-
-
-def hold_out(
-    prompts: Sequence[Row], num_eval_prompts: int, *, seed: int, least_left: int = 1
-) -> tuple[list[Row], list[Row]]:
-    """The prompts to train on and those held out, drawn with the seed; both in their old order.
-
-    Args:
-        prompts: All different.
-        num_eval_prompts: How many to hold out.
-        seed: Of the draw.
-        least_left: How many there must be to train on.
-
-    Raises:
-        UserError: If there are fewer.
-    """
-    if num_eval_prompts + least_left > len(prompts):
-        problem = (
-            f"leaves none of the {len(prompts)} prompts to train on"
-            if least_left
-            else f"is more than the {len(prompts)} prompts"
-        )
-        raise UserError(f"data.num_eval_prompts={num_eval_prompts} {problem}. Hold out fewer, or add prompts.")
-    drawn = set(random.Random(seed).sample(range(len(prompts)), num_eval_prompts))  # noqa: S311 - not for secrets
-    train = [prompt for index, prompt in enumerate(prompts) if index not in drawn]
-    return train, [prompts[index] for index in sorted(drawn)]
 
 
 def count_answers(out: Path, name: str, prompts: Sequence[Prompt]) -> tuple[SplitCounts, int]:

@@ -20,7 +20,8 @@ from architectures.checkpoints.manifest_record import Counts, SplitCounts
 from architectures.errors import UserError
 from architectures.progress.track import track
 from distill.data.conversations import Conversation, load_conversations
-from distill.data.generate import count_answers, decoding_settings, drop_duplicates, hold_out
+from distill.data.generate import count_answers, decoding_settings
+from distill.data.held_out import drop_duplicates, hold_out
 from distill.data.turns import Renderer
 from distill.recipe.data import DataConfig
 from eval.answers.older_answers import adopt_older_answers

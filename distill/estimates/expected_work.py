@@ -54,13 +54,14 @@ def read_rows(source: PromptSource, data: DataConfig) -> Sequence[Prompt | Conve
     return load_conversations([source])
 
 
-def expected_work(recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversation] | None]) -> Work:
-    """Counts from the finished answers if they are this recipe's, else from the prompts.
+def expected_work(
+    recipe: Recipe, sources: Sequence[Sequence[Prompt | Conversation] | None], counts: Counts | None
+) -> Work:
+    """Counts of the finished answers if they are this recipe's (`finished_counts`), else from the prompts.
 
     Raises:
         UserError: If no prompt would be left to train on.
     """
-    counts = finished_counts(recipe)
     if counts is not None:
         train = counts["train"]
         return Work(counts["prompts"], train.get("sequences", train["answers"]), train["answer_tokens"])

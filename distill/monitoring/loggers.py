@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from architectures.errors import UserError
 from distill.monitoring.metrics import estimates
 from distill.monitoring.step_times import PhaseShares
+from distill.recipe.monitoring import missing_package
 from distill.recipe.training import DistillConfig
 from eval.acceptance.estimates import Estimate
 
@@ -53,11 +53,8 @@ def build_logger(name: str, arguments: Mapping[str, Any]) -> LoggerDestination:
     """One logger by its name in the recipe."""
     if name == "file":
         return MetricsFile(**arguments)
-    if find_spec(name) is None:
-        raise UserError(
-            f"distill.loggers.{name}: the package {name} is not installed. "
-            f"Run `pip install 'widedraft[{name}]'`, or leave the logger out."
-        )
+    if (problem := missing_package(name)) is not None:
+        raise UserError(problem)
     return TRACKERS[name](**arguments)
 
 

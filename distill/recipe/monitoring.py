@@ -1,5 +1,6 @@
 """Recipe section `distill.loggers`: where training logs go. No torch, no Composer."""
 
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, with_config
@@ -58,3 +59,13 @@ class Loggers(TypedDict, total=False):
     tensorboard: TensorboardLogger
     wandb: WandbLogger
     mlflow: MlflowLogger
+
+
+def missing_package(name: str) -> str | None:
+    """What is wrong where a logger's package is not installed; None where it is, or the logger needs none."""
+    if name == "file" or find_spec(name) is not None:
+        return None
+    return (
+        f"distill.loggers.{name}: the package {name} is not installed. "
+        f"Run `pip install 'widedraft[{name}]'`, or leave the logger out."
+    )

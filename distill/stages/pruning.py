@@ -136,7 +136,7 @@ def calibration_ids(run: Run) -> "Tensor":
 
 def calibration_texts(run: Run, tokenizer: Any) -> Iterator[str]:
     """A text file's text, or prompts as the target reads them: of a file, of the data, or written by itself."""
-    from architectures.importance.calibration import read_text
+    from architectures.importance.calibration_text import read_text
     from distill.data.generate import write_own_prompts_if_asked
     from eval.prompts.loading import load_prompts
     from eval.prompts.rendering import render_prompt

@@ -11,7 +11,7 @@ from pathlib import Path
 from architectures.errors import UserError
 from architectures.settings.recipe_command import command_of
 from distill.caching.stage import require_cached_teacher
-from distill.hub.files.early_checks import refuse_unpublishable
+from distill.checking.check import check_recipe
 from distill.recipe.recipe import load_recipe
 from distill.recipe.teacher import Cache
 from distill.run.progressive import earlier_stages, share_answers
@@ -25,12 +25,12 @@ from distill.teacher_cache.record import verify_files
 
 
 def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
-    """Prune, generate, distil, export, score, report, publish; skip what is current; end with the scorecard's headline.
+    """Check, prune, generate, distil, export, score, report, publish; skip what is current; print the headline.
 
     Learned masks are trained first, where the recipe wants them; answers are written before the cut that counts them.
     """
     run = Run.of(load_recipe(recipe_path, overrides))
-    refuse_unpublishable(run.recipe)
+    check_first(run)
     if run.recipe.architecture.stages is not None:
         run_earlier_stages(run)
     if run.recipe.architecture.method == "learned_masks":
@@ -45,6 +45,17 @@ def run_all(recipe_path: Path, overrides: Sequence[str]) -> None:
     if run.recipe.distill.push_to_hub is not None:
         timed("push", lambda: push_stage(run))
     print_outcome(run)
+
+
+def check_first(run: Run) -> None:
+    """Refuse everything that `widedraft check` finds before the first stage computes anything.
+
+    Raises:
+        UserError: As `check_recipe`.
+    """
+    start_s = time.monotonic()
+    check_recipe(run.recipe)
+    print(f"== check: nothing is wrong with the recipe ({time.monotonic() - start_s:.1f} s)", flush=True)
 
 
 def run_earlier_stages(run: Run) -> None:

@@ -9,6 +9,7 @@ from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.errors import UserError
 from eval.answers.asked_turns import first_turns
 from eval.answers.shards import Claim, changed_settings, hidden_path, read_claims, shard_paths
+from eval.answers.token_ids import unknown_id
 from eval.answers.traces import Trace, traces_of_shard
 from eval.prompts.forms import Prompt
 
@@ -72,6 +73,23 @@ def num_answered(prompts: Sequence[Prompt], folders: Sequence[Path]) -> int:
         count += sum(answer is not None for _, answer in asked)
         turns = [turn.following(answer) for turn, answer in asked if answer is not None and turn.later_turns]
     return count
+
+
+def refuse_ids_beyond(folders: Sequence[Path], model: str, vocab_size: int) -> None:
+    """Raise UserError for earlier answers with a token id that a model has no row for.
+
+    Raises:
+        UserError: Naming the shard, the answer and the id; or if a folder holds no answers, or a shard is damaged.
+    """
+    for folder in folders:
+        for name, claim in answered(folder).items():
+            for shard in filter(Path.is_file, shard_paths(folder, name, claim["num_shards"])):
+                for trace in traces_of_shard(shard):
+                    if (unknown := unknown_id(trace.token_ids, vocab_size)) is not None:
+                        raise UserError(
+                            f"{OPTION}: {shard}: token id {unknown} of answer {trace.id} is beyond the vocabulary of "
+                            f"{model}, vocab_size {vocab_size}. Leave the folder out, or answer its prompts again."
+                        )
 
 
 def answered(folder: Path) -> dict[str, Claim]:

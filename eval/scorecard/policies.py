@@ -1,13 +1,9 @@
 """When the text proposes beside the last draft: tuned on prompts that nothing is scored on, judged on the others."""
 
-import re
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 
-from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.checkpoints.manifest import processor_name
-from architectures.errors import UserError
 from eval.acceptance.replay import rule_name
 from eval.acceptance.speedup import StepTimes
 from eval.config import EvalConfig
@@ -15,6 +11,7 @@ from eval.policies.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fi
 from eval.policies.policy_replay import RecordedAnswer, Rounds
 from eval.policies.tune import Tuned, rounds_of, tune
 from eval.prompts.forms import Prompt
+from eval.prompts.to_tune_on import prompts_behind
 from eval.records.origin import ScoredModel
 from eval.records.scorecard_speeds import LookupRow, PolicyRow
 from eval.scorecard.answers import Answers, record_answers
@@ -30,27 +27,7 @@ def tuning_prompts(prompts: Sequence[Prompt], config: EvalConfig) -> Sequence[Pr
     Raises:
         UserError: If there are fewer than are asked for.
     """
-    first, count = config.num_prompts, config.policy_prompts
-    scored = prompts[:first]
-    rows, asked = {row_of(prompt) for prompt in scored}, {fingerprint_value(prompt.messages) for prompt in scored}
-    others = (
-        prompt
-        for prompt in prompts[first:]
-        if row_of(prompt) not in rows and fingerprint_value(prompt.messages) not in asked
-    )
-    left = list(islice(others, count))
-    if len(left) < count:
-        raise UserError(
-            f"eval.policy_prompts={count}: policies are tuned on prompts behind the eval.num_prompts={first} scored "
-            f"ones that ask something else, and of {len(prompts)} in all {len(left)} are left. Give more prompts "
-            "(data.num_eval_prompts, eval.tasks, --prompts), or lower either number."
-        )
-    return left
-
-
-def row_of(prompt: Prompt) -> str:
-    """The row of a prompt, whichever of its turns this is."""
-    return re.sub(r"#\d+$", "", prompt.source)
+    return prompts_behind(prompts, scored=config.num_prompts, count=config.policy_prompts)
 
 
 def record_tuning_answers(

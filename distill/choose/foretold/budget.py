@@ -17,7 +17,7 @@ from distill.choose.shapes.asked import shapes_in
 from distill.choose.shapes.candidates import Candidate, Wanted
 from distill.choose.shapes.settings import ChooseSettings
 from distill.choose.steps.timed import measured_steps, places_of
-from distill.estimates.expected_work import expected_reading, expected_work, read_rows
+from distill.estimates.expected_work import expected_reading, expected_work, finished_counts, read_rows
 from distill.recipe.recipe import Recipe
 from distill.run.run import Run
 from distill.run.stage import begin
@@ -115,7 +115,9 @@ def own_budget(recipe: Recipe, record: Trainings) -> tuple[float, float] | None:
     """
     if recipe.distill.train_on == "text":
         return None
-    work = expected_work(recipe, [read_rows(source, recipe.data) for source in recipe.data.prompts])
+    work = expected_work(
+        recipe, [read_rows(source, recipe.data) for source in recipe.data.prompts], finished_counts(recipe)
+    )
     reading = expected_reading(recipe.distill, work.answers)
     if work.answers is None or reading is None or reading.epochs is None:
         return None

@@ -9,7 +9,7 @@ from distill.choose.foretold.floors_page import Floored, floors_page
 from distill.choose.ranked.page import left_out_page
 from distill.choose.shapes.candidates import DEPTHS, Asked, Candidate, Wanted, asked_shapes
 from distill.choose.shapes.settings import ChooseSettings
-from distill.estimates.expected_work import expected_work, read_rows
+from distill.estimates.expected_work import expected_work, finished_counts, read_rows
 from distill.estimates.memory import memory_parts, together
 from distill.estimates.trainings import trainings
 from distill.expected_time.devices import Device, find_device
@@ -46,7 +46,7 @@ def floor_candidates(recipe: Recipe, cut: Cut, wanted: Wanted) -> Asked:
 def floored(recipe: Recipe, cut: Cut, device: Device, candidates: Sequence[Candidate]) -> list[Floored]:
     """Every candidate with its steps and costs."""
     prompts = [read_rows(source, recipe.data) for source in recipe.data.prompts]
-    work = expected_work(recipe, prompts)
+    work = expected_work(recipe, prompts, finished_counts(recipe))
 
     def floored_candidate(candidate: Candidate) -> Floored:
         own = replace(cut, draft=candidate.shape)

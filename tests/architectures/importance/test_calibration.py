@@ -9,8 +9,9 @@ import torch
 from transformers import AutoTokenizer
 
 from architectures.errors import UserError
-from architectures.importance import calibration
-from architectures.importance.calibration import calibration_sequences, read_text
+from architectures.importance import calibration_text
+from architectures.importance.calibration import calibration_sequences
+from architectures.importance.calibration_text import read_text
 from architectures.pruning.score_files import load_scores, save_scores
 
 EOS = 2
@@ -81,7 +82,7 @@ def test_paragraphs_are_parted_by_blank_lines(tmp_path):
 
 
 def test_a_file_without_blank_lines_comes_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(calibration, "MAX_PARAGRAPH_CHARS", 5)
+    monkeypatch.setattr(calibration_text, "MAX_PARAGRAPH_CHARS", 5)
     (tmp_path / "text.txt").write_text("one\ntwo\nsix\nten\nend\n")
 
     pieces = list(read_text(tmp_path / "text.txt"))

@@ -15,13 +15,14 @@ from eval.policies.policy_replay import Rounds
 from eval.policies.policy_words import engine_words
 from eval.policies.tune import Tuned, rounds_of
 from eval.prompts.forms import Prompt
+from eval.prompts.to_tune_on import row_of
 from eval.records.scorecard_speeds import LOOKUP, POLICY
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers
 from eval.scorecard.live import DRAFT
 from eval.scorecard.live_record import ways_of
 from eval.scorecard.loaded_models import Pair, replay_drafts
-from eval.scorecard.policies import FOLDER, recorded_along, row_of, tuning_prompts
+from eval.scorecard.policies import FOLDER, recorded_along, tuning_prompts
 
 CONFIG = EvalConfig(
     num_prompts=4,
