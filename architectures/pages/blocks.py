@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +18,20 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     caption: str = ""
+
+
+Judgement = Literal["faster", "slower", "not decided", "not measured"]
+MARKS: dict[Judgement, str] = {"faster": "▲", "slower": "▼", "not decided": "◆", "not measured": "○"}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A cell that says what a measurement decides: by a mark and words, and by a colour where there are colours."""
+
+    judgement: Judgement
+
+    def __str__(self) -> str:
+        return f"{MARKS[self.judgement]} {self.judgement}"
 
 
 @dataclass(frozen=True)
@@ -121,6 +135,14 @@ class Texts:
 
 
 @dataclass(frozen=True)
+class Folded:
+    """What few readers ask for: its title alone is seen until it is opened."""
+
+    title: str
+    blocks: "Sequence[Block]"
+
+
+@dataclass(frozen=True)
 class Section:
     """A heading and what stands below it; `name` is what links of an HTML page go to."""
 
@@ -129,7 +151,7 @@ class Section:
     name: str = ""
 
 
-Block = Table | Figure | Sentence | Verdict | Caution | Absent | Facts | Items | Code | Texts | Section
+Block = Table | Figure | Sentence | Verdict | Caution | Absent | Facts | Items | Code | Texts | Folded | Section
 
 
 def folded(name: str, most: int = MOST_LETTERS) -> str:

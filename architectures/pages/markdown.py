@@ -7,6 +7,7 @@ from architectures.pages.blocks import (
     Code,
     Facts,
     Figure,
+    Folded,
     Items,
     Section,
     Sentence,
@@ -23,7 +24,7 @@ def markdown(*blocks: Block, level: int = 1) -> str:
 
 def in_markdown(block: Block, level: int) -> str:  # noqa: PLR0911  # one for each kind
     match block:
-        case Section(title, blocks):
+        case Section(title, blocks) | Folded(title, blocks):
             heading = Sentence(f"{'#' * level} {title}")
             return markdown(heading, *blocks, level=level + 1)
         case Table(columns, rows, caption):

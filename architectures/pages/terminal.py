@@ -9,6 +9,7 @@ from architectures.pages.blocks import (
     Code,
     Facts,
     Figure,
+    Folded,
     Items,
     Section,
     Sentence,
@@ -27,7 +28,7 @@ def terminal(*blocks: Block) -> str:
 
 def in_terminal(block: Block) -> str:  # noqa: PLR0911  # one for each kind
     match block:
-        case Section(title, blocks):
+        case Section(title, blocks) | Folded(title, blocks):
             return "\n".join([title, *map(under_title, blocks)])
         case Table(columns, rows, caption):
             lines = aligned([list(columns), *([str(cell) for cell in row] for row in rows)])

@@ -15,9 +15,8 @@ from distill.exporting.export import STUDENT_PREFIX
 from distill.exporting.reading import read_state
 from distill.run.run import Run
 from eval.models.loading import load_model
+from eval.records.origin import UNDISTILLED
 from eval.training_curve.score import Saved
-
-UNTRAINED = "undistilled"
 
 
 def saved_models(run: Run) -> list[Saved]:
@@ -31,7 +30,7 @@ def saved_models(run: Run) -> list[Saved]:
     if not paths:
         raise UserError(f"{folder}: no checkpoint to score. Run {command_of('distill')} first.")
     dtype, rounded = run.recipe.eval.dtype, run.recipe.export.dtype
-    start = Saved(UNTRAINED, 0, 0, partial(load_model, init, dtype=dtype))
+    start = Saved(UNDISTILLED, 0, 0, partial(load_model, init, dtype=dtype))
     load = partial(load_checkpoint, init, dtype=dtype, rounded=rounded)
     return [start, *(saved_model(path, partial(load, path)) for path in paths)]
 

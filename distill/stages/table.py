@@ -69,16 +69,17 @@ def make_answers(run: Run) -> Counts:
 
 
 def require_drafts(run: Run) -> None:
-    """Refuse to score before there is a draft, trained and untrained."""
+    """Refuse to score before there is a draft, distilled and undistilled."""
     run.init.require_finished()
     run.draft.require_finished()
 
 
 def score_draft(run: Run, finish: Finish) -> None:
     """Score <run>/draft and the undistilled <run>/init against the target, into <run>/eval."""
+    from eval.records.origin import UNDISTILLED
     from eval.scorecard import score_drafts
 
-    drafts = {"undistilled": run.init.path, "draft": run.draft.path}
+    drafts = {UNDISTILLED: run.init.path, "draft": run.draft.path}
     score_drafts(run.target, drafts, eval_prompts(run), run.recipe.eval, run.eval.path, seed=run.recipe.seed)
     finish()
     take_policies(run)

@@ -5,7 +5,6 @@ Ito 2008, "Color Universal Design", without the yellow, which white paper swallo
 """
 
 import io
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +12,24 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import MaxNLocator
 
-from architectures.pages.blocks import MOST_LETTERS, Figure, folded
+from architectures.pages.blocks import MOST_LETTERS, Figure, Judgement, folded
 from eval.acceptance.estimates import Estimate
+from eval.pages.svg import inside
 
-INK, GRID, PAPER = "#1b1b1b", "#cdcdcd", "#fefefe"
+INK, GRID, PAPER, SOFT = "#1b1b1b", "#cdcdcd", "#fefefe", "#5a5a5a"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-HATCHES = ("", "///", "...", "xxx")
-ROLES = {INK: "currentColor", GRID: "var(--grid)", PAPER: "var(--paper)"} | {
+HATCHES = ("", "///", "\\\\", "xx")  # lines alone: dots are ten times the markup
+JUDGED: dict[Judgement, tuple[str, str]] = {  # colour and marker of what a measurement decides
+    "faster": (COLOURS[0], "^"),
+    "slower": (COLOURS[1], "v"),
+    "not decided": (SOFT, "D"),
+    "not measured": (SOFT, "o"),
+}
+ROLES = {INK: "currentColor", GRID: "var(--grid)", PAPER: "var(--paper)", SOFT: "var(--soft)"} | {
     colour: f"var(--series-{number})" for number, colour in enumerate(COLOURS, start=1)
 }
 STYLE: dict[str, Any] = {
@@ -71,7 +78,7 @@ def render(figure: Figure) -> Drawing:
             svg, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
         )
         canvas.savefig(png, format="png", dpi=PNG_DPI, facecolor="white", metadata={"Software": None})
-    view_box, body = inside(svg.getvalue(), figure.name)
+    view_box, body = inside(svg.getvalue(), figure.name, ROLES)
     return Drawing(view_box, body, png.getvalue())
 
 
@@ -89,20 +96,6 @@ def add_legend(canvas: Canvas, axes: Axes) -> None:
 def in_legend(name: str) -> str:
     """A name that matplotlib does not leave out of the legend, as it does with those that begin with _."""
     return f" {name}"
-
-
-def inside(svg: str, name: str) -> tuple[str, str]:
-    """The view box and the markup of an SVG file, with names and colours that suit a page of several."""
-    svg_tag = re.search(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', svg)
-    assert svg_tag is not None, "matplotlib writes a view box"
-    body = svg[svg_tag.end() : svg.rindex("</svg>")]
-    body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
-    body = re.sub(r'\bid="', f'id="{name}-', body)
-    body = re.sub(r'\b(?:xlink:)?href="#', f'href="#{name}-', body)
-    body = body.replace("url(#", f"url(#{name}-")
-    for colour, role in ROLES.items():
-        body = body.replace(colour, role)
-    return svg_tag.group(1), body
 
 
 def series_style(index: int) -> dict[str, Any]:
@@ -178,3 +171,91 @@ def draw_parts(axes: Axes, rows: Sequence[str], parts: Sequence[str], values: Se
     axes.set_yticks(range(len(rows)), [folded(row) for row in rows])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """One line of the picture of speeds.
+
+    Attributes:
+        name: What was measured or predicted.
+        speed: Over the target alone.
+        interval: Of it.
+        judgement: What that decides.
+        words: All of it in words.
+        lookup: The speed of n-gram lookup in the same turns; None where it was not measured.
+    """
+
+    name: str
+    speed: float
+    interval: tuple[float, float] | None
+    judgement: Judgement
+    words: str
+    lookup: float | None = None
+
+
+ROW_INCHES, LINE_OF_ROW, FRAME_INCHES = 0.42, 0.4, 0.62  # of a row, of a further line of its name, of what is around
+ROW_LETTERS = 25  # of a name, beside the words of its speed
+
+
+def rows_height(rows: Sequence[SpeedRow]) -> float:
+    """Inches that the picture of speeds needs."""
+    return FRAME_INCHES + ROW_INCHES * (row_places(rows)[-1] + 1)
+
+
+def row_places(rows: Sequence[SpeedRow]) -> list[float]:
+    """Where the points of the rows stand; names of several lines have room above their points."""
+    more = [LINE_OF_ROW * folded(row.name, ROW_LETTERS).count("\n") for row in rows]
+    return [place + sum(more[: place + 1]) for place in range(len(rows))]
+
+
+def draw_speed_rows(axes: Axes, rows: Sequence[SpeedRow]) -> None:
+    """A line of words and an interval below it for each row; what is only predicted is open and dotted."""
+    axes.axvline(1, color=INK, linewidth=1.2, label="the target alone (1x)")
+    places = row_places(rows)
+    for at, row in zip(places, rows, strict=True):
+        draw_speed(axes, at, row)
+    draw_lookups(axes, [(at, row.lookup) for at, row in zip(places, rows, strict=True) if row.lookup is not None])
+    axes.set(ylim=(places[-1] + 0.4, -0.8), yticks=[])
+    axes.spines["left"].set_visible(False)
+    axes.margins(x=0.05)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}x")
+
+
+def draw_speed(axes: Axes, at: float, row: SpeedRow) -> None:
+    """The point of a row with its interval, and its words above them."""
+    colour, marker = JUDGED[row.judgement]
+    predicted = row.judgement == "not measured"
+    if row.interval is not None:
+        axes.hlines(at, *row.interval, color=colour, linewidth=3, linestyle=":" if predicted else "-")
+    fill = PAPER if predicted else colour
+    axes.plot([row.speed], [at], marker=marker, markersize=9, color=colour, markerfacecolor=fill, linestyle="none")
+    for x, words, side, weight in (
+        (0.0, folded(row.name, ROW_LETTERS), "left", "bold"),
+        (1.0, row.words, "right", "normal"),
+    ):
+        axes.text(
+            x,
+            at - 0.24,
+            words,
+            transform=axes.get_yaxis_transform(),
+            ha=side,
+            va="bottom",
+            weight=weight,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5},
+        )
+
+
+def draw_lookups(axes: Axes, lookups: Sequence[tuple[float, float]]) -> None:
+    """The speed of n-gram lookup in each row's own turns, as a stretch of a line."""
+    if lookups:
+        axes.vlines(
+            [lookup for _, lookup in lookups],
+            [at - 0.24 for at, _ in lookups],
+            [at + 0.3 for at, _ in lookups],
+            color=COLOURS[2],
+            linewidth=2,
+            linestyle=(0, (2, 1)),
+            label="n-gram lookup, no draft",
+        )

@@ -1,5 +1,6 @@
 """What a scorecard says in words: verdict, warnings, and the headline a run ends with. Pure text from the record."""
 
+from architectures.pages.blocks import Judgement
 from eval.acceptance.estimates import Estimate
 from eval.acceptance.intervals import least_units
 from eval.predictions.ranking import predicted_interval
@@ -28,16 +29,22 @@ def verdict(scorecard: Scorecard) -> str:
 
 def measured_verdict(scorecard: Scorecard, live: Live, how: str) -> str:
     """What a measured speed-up decides."""
+    told = judgement(live.main_speedup)
     speed, interval = with_interval(live.main_speedup, times=True), live.main_speedup.interval
-    setting = f"at batch 1, temperature 0, {how}"
+    why = "" if told != "not decided" else "; the interval holds 1"
     if interval is None:
-        return f"Unclear: {speed} the speed of the target alone {setting}; {too_few_live(scorecard, live)}."
-    low, high = interval
+        why = f"; {too_few_live(scorecard, live)}"
+    return f"{told[0].upper()}{told[1:]}: {speed} the speed of the target alone at batch 1, temperature 0, {how}{why}."
+
+
+def judgement(speedup: HasInterval) -> Judgement:
+    """What a measured speed-up decides: a direction only where the whole interval lies there."""
+    if speedup.interval is None:
+        return "not decided"
+    low, high = speedup.interval
     if low > 1:
-        return f"{speed} faster {setting}."
-    if high < 1:
-        return f"Not faster here: {speed} the speed of the target alone {setting}."
-    return f"No difference shown: {speed} the speed of the target alone {setting}; the interval holds 1."
+        return "faster"
+    return "slower" if high < 1 else "not decided"
 
 
 def main_way_words(live: Live) -> str:
@@ -58,15 +65,21 @@ def decision(speedup: Estimate, *, too_few: str) -> str:
         speedup: With its interval.
         too_few: Why there is none, where there is none.
     """
+    told, why = judgement(speedup), doubt(speedup, too_few=too_few)
+    which_way = f"{told[0].upper()}{told[1:]}"
+    if told == "not decided":
+        return f"{which_way}, because {why}"
+    return f"{which_way}, but by how much is not decided, because {why}" if why else which_way
+
+
+def doubt(speedup: Estimate, *, too_few: str) -> str:
+    """Why it is not decided which way a speed-up goes, or how far; empty where both are."""
     if speedup.interval is None:
-        return f"Not decided, because {too_few}"
+        return too_few
     low, high = speedup.interval
-    if low <= 1 <= high:
-        return "Not decided, because the interval holds 1"
-    which_way = "Faster" if low > 1 else "Slower"
-    if high - low > abs(speedup.value - 1):
-        return f"{which_way}, but by how much is not decided, because the interval is wider than the effect"
-    return which_way
+    if judgement(speedup) == "not decided":
+        return "the interval holds 1"
+    return "the interval is wider than the effect" if high - low > abs(speedup.value - 1) else ""
 
 
 def too_few_words(count: int, singular: str, plural: str, least: int) -> str:

@@ -9,6 +9,8 @@ from architectures.checkpoints.manifest import provenance
 from eval.acceptance.estimates import Resampling
 from eval.records.values import Confidence, Count, Counted, NotNegative, Positive, Some
 
+UNDISTILLED = "undistilled"  # the name of what a draft was before it was distilled, scored beside it
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredModel:

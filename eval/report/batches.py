@@ -7,8 +7,9 @@ from architectures.pages.blocks import Absent, Block, Sentence, Table
 from eval.pages.tables import by_draft
 from eval.predictions.promise import promise
 from eval.records.grid import Cell, GridFile
-from eval.report_inputs.drafts import ScoredDraft, all_temperatures, scored_at
+from eval.report_inputs.drafts import ScoredDraft, all_temperatures, measured, scored_at
 from eval.report_inputs.grid_file import Grids
+from eval.report_opening.sentence import fastest
 
 COLUMNS = ("draft", "batch", "context", "steps", "temperature", "lookahead", "predicted speed")
 
@@ -31,6 +32,17 @@ def promises(draft: ScoredDraft, temperature: float, grid: GridFile) -> list[Pro
         Promise(cell, *promise(row.lookahead, cell.step_times(name, grid.lookaheads), batch=cell.batch))
         for cell in grid.cells
     ]
+
+
+def best_batches(drafts: Sequence[ScoredDraft], grids: Grids) -> str:
+    """At which batches the fastest draft is predicted to pay; empty where none was measured, or no steps are known."""
+    live = measured(drafts)
+    if not live:
+        return ""
+    best = fastest(live)
+    grid = grids.get(best.card.path)
+    assert best.live is not None, "it was measured"
+    return "" if grid is None else batch_words(best, best.live.temperature, grid.grid)
 
 
 def batch_words(draft: ScoredDraft, temperature: float, grid: GridFile) -> str:
@@ -75,6 +87,39 @@ def batches_blocks(drafts: Sequence[ScoredDraft], grids: Grids) -> list[Block]:
                 "--latency."
             )
         ]
+    table = batches_table(drafts, grids, "Speed by batch and context, predicted")
+    origins = dict.fromkeys(f"{grid.path}, taken on {grid.grid.where}" for grid in grids.values())
+    note = Sentence(
+        f"Predicted for a batch whose rows are all at work, by the step times in {'; '.join(origins)}. 1x is the "
+        f"target alone at the same batch.{batch_1_words(table)}"
+    )
+    return [by_draft(table), note, *absent_blocks(drafts, table)]
+
+
+def absent_blocks(drafts: Sequence[ScoredDraft], table: Table) -> list[Block]:
+    """The drafts that a table of batches lacks."""
+    shown = {row[0] for row in table.rows}
+    lacking = [draft.label for draft in drafts if draft.label not in shown]
+    return [Absent(f"Speed by batch of {label}: no steps of it at a lookahead that was scored.") for label in lacking]
+
+
+def undistilled_batches(drafts: Sequence[ScoredDraft], grids: Grids) -> list[Block]:
+    """The same of drafts before they were distilled; nothing where no steps are known."""
+    if not grids:
+        return []
+    table = batches_table(drafts, grids, "Speed by batch and context, predicted of undistilled drafts")
+    return [*([table] if table.rows else []), *absent_blocks(drafts, table)]
+
+
+def batch_1_words(table: Table) -> str:
+    """That batch 1 is predicted twice on the page, where it is."""
+    if not any(row[1] == "1" for row in table.rows):
+        return ""
+    return " At batch 1 it is not the scorecard's prediction, whose steps were timed at another moment."
+
+
+def batches_table(drafts: Sequence[ScoredDraft], grids: Grids, caption: str) -> Table:
+    """Every draft in every cell."""
     rows = [
         cells(draft, temperature, promise)
         for temperature in all_temperatures(drafts)
@@ -82,14 +127,7 @@ def batches_blocks(drafts: Sequence[ScoredDraft], grids: Grids) -> list[Block]:
         if draft.card.path in grids
         for promise in promises(draft, temperature, grids[draft.card.path].grid)
     ]
-    lacking = [draft.label for draft in drafts if draft.label not in {row[0] for row in rows}]
-    origins = dict.fromkeys(f"{grid.path}, taken on {grid.grid.where}" for grid in grids.values())
-    note = Sentence(
-        f"Predicted for a batch whose rows are all at work, by the step times in {'; '.join(origins)}. 1x is the "
-        "target alone at the same batch."
-    )
-    absent = [Absent(f"Speed by batch of {label}: no steps of it at a lookahead that was scored.") for label in lacking]
-    return [by_draft(Table(COLUMNS, rows, "Speed by batch and context, predicted")), note, *absent]
+    return Table(COLUMNS, rows, caption)
 
 
 def cells(draft: ScoredDraft, temperature: float, promise: Promise) -> tuple[str, ...]:

@@ -5,20 +5,27 @@ from typing import TYPE_CHECKING
 
 from architectures.pages.blocks import Absent, Block, Figure, Section, Table
 from eval.pages.scorecard_page import step_words
-from eval.report.batches import batches_blocks
+from eval.records.steps import StepTime
+from eval.report.batches import batches_blocks, undistilled_batches
+from eval.report.summary import undistilled
 from eval.report_inputs.cards import Card
-from eval.report_inputs.drafts import ScoredDraft
+from eval.report_inputs.drafts import ScoredDraft, twins_apart
 from eval.report_inputs.grid_file import Grids
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+STEP_COLUMNS = ("step", "median", "10 %", "90 %")
+
 
 def depth_section(drafts: Sequence[ScoredDraft], cards: Sequence[Card], grids: Grids) -> Section:
     """Plot where depths differ, and every step; and what steps at other batches promise."""
-    blocks: list[Block] = [depth_block(drafts)]
-    blocks += [steps_table(card, [draft for draft in drafts if draft.card is card]) for card in cards]
-    blocks += batches_blocks(drafts, grids)
+    shown, twins = twins_apart(drafts)
+    blocks: list[Block] = [depth_block(shown)]
+    blocks += [steps_table(card, [draft for draft in shown if draft.card is card]) for card in cards]
+    blocks += batches_blocks(shown, grids)
+    if twins:
+        blocks.append(undistilled(draft_steps_table(twins), *undistilled_batches(twins, grids)))
     return Section("Step times, and latency against depth", blocks, name="latency")
 
 
@@ -68,18 +75,23 @@ def steps_table(card: Card, drafts: Sequence[ScoredDraft]) -> Table:
             (f"{draft.label}, 2 tokens", draft.steps.two_tokens),
         ]
     steps += [(f"target verifies {step.lookahead + 1} tokens", step) for step in latency.verify]
-    rows = [
-        (
-            name,
-            step_words(step),
-            f"{step.p10_ms.value:.2f}",
-            f"{step.p90_ms.value:.2f}",
-            f"{step.median_ms / target_ms:.3f}",
-        )
-        for name, step in steps
-    ]
+    rows = [(*step_cells(name, step), f"{step.median_ms / target_ms:.3f}") for name, step in steps]
     caption = (
         f"Step times of {card.name} in milliseconds: batch 1, {latency.context_tokens} tokens of context, "
         f"{latency.repeats} repetitions"
     )
-    return Table(("step", "median", "10 %", "90 %", "of a target step"), rows, caption)
+    return Table((*STEP_COLUMNS, "of a target step"), rows, caption)
+
+
+def draft_steps_table(drafts: Sequence[ScoredDraft]) -> Table:
+    """The steps of some drafts, of whatever scorecards."""
+    rows = [
+        step_cells(f"{draft.label}, {words}", step)
+        for draft in drafts
+        for words, step in (("1 token", draft.steps.one_token), ("2 tokens", draft.steps.two_tokens))
+    ]
+    return Table(STEP_COLUMNS, rows, "Step times of undistilled drafts in milliseconds")
+
+
+def step_cells(name: str, step: StepTime) -> tuple[str, ...]:
+    return name, step_words(step), f"{step.p10_ms.value:.2f}", f"{step.p90_ms.value:.2f}"

@@ -10,10 +10,16 @@ from eval.acceptance.estimates import Estimate, Resampling, paired_ratio_differe
 from eval.acceptance.paired_tests import sign_flip_p
 from eval.pages.verdict import with_interval
 from eval.records.acceptance import PromptSums
+from eval.records.differences import DifferenceRow
+from eval.records.origin import UNDISTILLED
 from eval.report_inputs.cards import Card
 from eval.report_inputs.drafts import ScoredDraft, label_of
 
 COLUMNS = ("difference", "temperature", "α", "τ", "at lookahead", "argmax agreement", "p over prompts")
+NOTE = (
+    "Each difference is first minus second, resampled with the same prompts for both; an interval that holds 0 shows "
+    "none. p flips the sign of whole prompts."
+)
 
 
 @dataclass(frozen=True)
@@ -28,29 +34,34 @@ class Differences:
 
 def difference_blocks(cards: Sequence[Card]) -> Sequence[Block]:
     """A table of all differences, and why others cannot be told."""
-    differences = [*within(cards), *between(cards)]
+    differences = [*(cells for row, cells in within(cards) if row.baseline != UNDISTILLED), *between(cards)]
     rows = [row for row in differences if isinstance(row, tuple)]
     absent = [Absent(reason) for reason in differences if isinstance(reason, str)]
     if not rows:
         alone = "Paired differences: only one draft was scored. Name another run, or score a baseline."
         return absent or [Absent(alone)]
-    note = Sentence(
-        "Each difference is first minus second, resampled with the same prompts for both; an interval that holds 0 "
-        "shows none. p flips the sign of whole prompts."
+    return [Table(COLUMNS, rows, "Paired differences on the same prompts and answers"), Sentence(NOTE), *absent]
+
+
+def gain_blocks(cards: Sequence[Card]) -> Sequence[Block]:
+    """The same of every draft and what it was before it was distilled; nothing where that was not scored."""
+    rows = [cells for row, cells in within(cards) if row.baseline == UNDISTILLED]
+    return (
+        [Table(COLUMNS, rows, "What distilling gained, on the same prompts and answers"), Sentence(NOTE)]
+        if rows
+        else []
     )
-    return [Table(COLUMNS, rows, "Paired differences on the same prompts and answers"), note, *absent]
 
 
-def within(cards: Sequence[Card]) -> Iterator[tuple[str, ...]]:
-    """Rows of the differences that scorecards hold."""
+def within(cards: Sequence[Card]) -> Iterator[tuple[DifferenceRow, tuple[str, ...]]]:
+    """The differences that scorecards hold, and their cells."""
     for card in cards:
         for row in card.record.differences:
             names = [label_of(cards, card, name) for name in (row.draft, row.baseline)]
             best = card.record.speedup_of(row.draft, row.temperature).best_lookahead
             sign_flip_p = row.greedy_match.sign_flip_p
-            yield cells(
-                names, row.temperature, Differences(row.alpha, row.at(best), row.greedy_match, sign_flip_p), best
-            )
+            told = Differences(row.alpha, row.at(best), row.greedy_match, sign_flip_p)
+            yield row, cells(names, row.temperature, told, best)
 
 
 def between(cards: Sequence[Card]) -> Iterator[tuple[str, ...] | str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from architectures.pages.blocks import Absent, Block, Figure, Section, Sentence, Table
 from eval.acceptance.speedup import iid_tau
 from eval.pages.tables import by_draft
-from eval.pages.verdict import alpha_words, speedup_words, with_interval
+from eval.pages.verdict import alpha_words, with_interval
 from eval.records.acceptance import Rounds
 from eval.records.scorecard_speeds import Forecast
 from eval.report_inputs.drafts import ScoredDraft, all_temperatures, plotted, primaries, scored_at
@@ -22,8 +22,9 @@ def lookaheads_section(drafts: Sequence[ScoredDraft]) -> Section:
     blocks: list[Block] = [
         Sentence(
             "τ is what a round emits, the target's own token included. Speeds are predicted from τ and the measured "
-            "steps (docs/scoring.md, Figures); a filled point with its interval is a speed that was measured while "
-            "decoding, the reading of the prompt left out, at the lookahead that promised most. – is not measured."
+            "steps (docs/scoring.md, Figures), reading the prompts left out; a filled point with its interval is the "
+            "speed that was measured of the draft alone, reading them included, at the lookahead that promised most. "
+            "– is not measured."
         )
     ]
     for temperature in all_temperatures(drafts):
@@ -80,7 +81,7 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
                 assert draft.live is not None
                 shift = APART * (index - (len(drafts) - 1) / 2)
                 at = draft.live.lookahead + shift
-                draw_measured(axes, at, draft.live.decoding_speedup, index, f"{draft.label}, measured")
+                draw_measured(axes, at, draft.live.speedup, index, f"{draft.label}, measured")
         whole_ticks(axes, all_lookaheads(drafts, temperature))
         draw_parity_line(axes)
         axes.set(xlabel="lookahead", ylabel="times the target alone")
@@ -89,7 +90,7 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
     return Figure(
         name=f"speed-t{temperature:g}",
         alt=f"Speed by lookahead at temperature {temperature:g}, 1 being the target alone: {told}.",
-        caption=f"Speed, temperature {temperature:g}; above the line at 1 the draft pays",
+        caption=f"Speed of the draft alone, temperature {temperature:g}; above the line at 1 it pays",
         draw=draw,
     )
 
@@ -102,11 +103,11 @@ def all_lookaheads(drafts: Sequence[ScoredDraft], temperature: float) -> list[in
 def speed_words(draft: ScoredDraft, temperature: float) -> str:
     """A draft's predicted and measured speeds in a sentence's part."""
     entries = draft.forecast(temperature).lookahead
-    told = f"{draft.label} predicted " + ", ".join(f"{e.predicted:.2f} at {e.lookahead}" for e in entries)
+    told = f"{draft.label} predicted " + ", ".join(f"{e.predicted:.2f}x at {e.lookahead}" for e in entries)
     if not is_measured(draft, temperature):
         return told
     assert draft.live is not None
-    return f"{told}, measured {with_interval(draft.live.decoding_speedup, times=True)} at {draft.live.lookahead}"
+    return f"{told}, measured {with_interval(draft.live.speedup, times=True)} at {draft.live.lookahead}"
 
 
 def lookahead_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
@@ -121,7 +122,7 @@ def lookahead_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
         "lookahead",
         "τ",
         "τ, independent",
-        "measured speed",
+        "measured, the draft alone",
         "predicted",
         "independent",
         "Leviathan's formula",
@@ -136,16 +137,16 @@ def lookahead_cells(draft: ScoredDraft, temperature: float, entry: Rounds, forec
     lookahead = entry.lookahead
     measured = "–"
     if is_measured(draft, temperature) and draft.live is not None and draft.live.lookahead == lookahead:
-        measured = with_interval(draft.live.decoding_speedup, times=True)
+        measured = with_interval(draft.live.speedup, times=True)
     return (
         draft.label,
         str(lookahead),
         with_interval(entry.tau),
         f"{iid_tau(draft.row(temperature).alpha.value, lookahead):.3f}",
         measured,
-        f"{forecast.predicted:.3f}",
-        f"{forecast.iid:.3f}",
-        f"{forecast.leviathan:.3f}",
-        speedup_words(forecast.memory_bound),
+        f"{forecast.predicted:.2f}x",
+        f"{forecast.iid:.2f}x",
+        f"{forecast.leviathan:.2f}x",
+        "unknown" if forecast.memory_bound is None else f"{forecast.memory_bound:.2f}x",
         alpha_words(forecast.break_even_alpha),
     )

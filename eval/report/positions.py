@@ -55,7 +55,7 @@ def positions_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figur
     return Figure(
         name=f"positions-t{temperature:g}",
         alt=f"Share of rounds that keep each position at temperature {temperature:g}: {told}.",
-        caption=f"Temperature {temperature:g}, rule {drafts[0].row(temperature).rule}",
+        caption=f"Share of rounds that keep each position, temperature {temperature:g}",
         draw=draw,
     )
 

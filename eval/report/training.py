@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from architectures.pages.blocks import Absent, Block, Figure, Section, Sentence, Table
-from architectures.settings.recipe_command import command_of
 from eval.pages.verdict import with_interval
 from eval.report_inputs.cards import Card
 from eval.training_curve.curves import Curve
@@ -28,7 +27,7 @@ def training_section(cards: Sequence[Card]) -> Section:
             caption = f"{name}, temperature {temperature:g}, lookahead {curve.lookahead}"
             blocks += [Table(COLUMNS, point_rows(curve), caption), Sentence(best_sentence(curve))]
     if lacking:
-        how = f"{command_of('eval', '--checkpoints')} scores them."
+        how = "`widedraft eval RECIPE --checkpoints` scores them."  # whoever reads the page has folders of their own
         blocks.append(Absent(f"Checkpoints of {', '.join(lacking)}: {how}"))
     return Section("Checkpoints against tokens trained", blocks, name="training")
 

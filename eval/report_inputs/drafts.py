@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from eval.acceptance.estimates import Estimate
 from eval.records.acceptance import AcceptanceRow
-from eval.records.origin import DraftModel
+from eval.records.origin import UNDISTILLED, DraftModel
 from eval.records.scorecard_speeds import Live, SpeedupRow
 from eval.records.steps import DraftSteps
 from eval.report_inputs.cards import Card
@@ -42,6 +43,16 @@ class ScoredDraft:
         """Live decoding with it; None where it was not decoded live."""
         return self.card.record.live if self.is_primary else None
 
+    @property
+    def is_undistilled(self) -> bool:
+        """Whether it is what its scorecard's draft was before it was distilled."""
+        return self.draft == UNDISTILLED and not self.is_primary
+
+    @property
+    def main_forecast(self) -> SpeedupRow:
+        """Its predicted speed-up at temperature 0, or at the first one scored."""
+        return self.forecast(self.card.record.main_forecast.temperature)
+
     def row(self, temperature: float) -> AcceptanceRow:
         """Its acceptance at a temperature that was scored."""
         return self.card.record.row(self.draft, temperature)
@@ -67,6 +78,26 @@ def label_of(cards: Sequence[Card], card: Card, draft: str) -> str:
     if len(cards) == 1:
         return draft
     return card.name if draft == card.draft else f"{card.name}: {draft}"
+
+
+def measured(drafts: Iterable[ScoredDraft]) -> list[ScoredDraft]:
+    """Those that were decoded live."""
+    return [draft for draft in drafts if draft.live is not None]
+
+
+def speed_of(draft: ScoredDraft) -> Estimate:
+    """The one measured speed of a draft: reading the prompts included, and with its policy if it has one.
+
+    What else is measured of its speed is named for what it leaves out.
+    """
+    assert draft.live is not None, "it was measured"
+    return draft.live.main_speedup
+
+
+def twins_apart(drafts: Iterable[ScoredDraft]) -> tuple[list[ScoredDraft], list[ScoredDraft]]:
+    """The drafts, and what they were before they were distilled."""
+    told = list(drafts)
+    return [draft for draft in told if not draft.is_undistilled], [draft for draft in told if draft.is_undistilled]
 
 
 def plotted(drafts: Sequence[ScoredDraft]) -> list[ScoredDraft]:

@@ -28,10 +28,11 @@ from distill.hub.files.early_checks import repository_name
 from distill.hub.files.escaping import plain
 from distill.hub.files.terms import Terms
 from distill.recipe.recipe import Recipe
-from eval.report.summary import report_verdict
+from eval.report.batches import best_batches
 from eval.report_inputs.cards import Card
 from eval.report_inputs.drafts import ScoredDraft, scored_drafts
 from eval.report_inputs.grid_file import Grids
+from eval.report_opening.sentence import how_sentences, opening_sentence
 
 CARD_NAME = "README.md"
 ELSEWHERE = "A prediction for another machine: `widedraft latency` there, then `widedraft report --latency`."
@@ -154,7 +155,8 @@ def outcome(of: Publication) -> list[Block]:
     rows, how = speed_rows(draft), "greedy, batch 1, in the same turns"
     columns = (how, "tokens a round", "speed with the prompt's reading", "decoding alone")
     return [
-        Verdict(plain(report_verdict([draft], of.grids))),
+        Verdict(plain(opening_sentence([draft]))),
+        *(Sentence(plain(told)) for told in how_sentences([draft], batches=best_batches([draft], of.grids))),
         *(Caution(plain(text)) for text in of.card.record.warnings),
         *([plain_table(columns, rows)] if rows else []),
         *(Sentence(plain(text)) for text in speed_notes(draft)),

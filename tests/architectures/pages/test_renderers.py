@@ -11,6 +11,7 @@ from architectures.pages.blocks import (
     Code,
     Facts,
     Figure,
+    Folded,
     Items,
     MarkedText,
     Section,
@@ -40,6 +41,7 @@ SHOWN = (
     (Table(("a",), [("b",)], "Beside:"), "Beside:\n\n| a |\n| --- |\n| b |", "Beside:\na\nb"),
     (Figure("f", "tau is 2", "tau", lambda axes: None), "tau is 2", "tau is 2"),
     (TEXTS, "a draft\n\n[its own]\n\nso[it is]", "a draft\n\n[its own]\n\nso[it is]"),
+    (Folded("More", [Sentence("x")]), "# More\n\nx", "More\n  x"),
     (
         Section("Speed", [Sentence("x"), Section("Batch 2", [Facts([("n", "1")])])]),
         "# Speed\n\nx\n\n## Batch 2\n\n- n: 1",

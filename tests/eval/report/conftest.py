@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from architectures.pages.blocks import Figure
 from eval.config import EvalConfig
 from eval.pages.drawing import Drawing
 from eval.prompts.forms import Prompt
-from eval.report.page import report_page, report_sections
+from eval.report.page import page_figures, report_opening, report_page, report_sections
 from eval.report_inputs.cards import read_cards
 from eval.scorecard import score_drafts
 
@@ -86,9 +85,9 @@ def page_of(runs):
 
     def read(*names):
         cards = read_cards([runs / name for name in names])
-        sections = report_sections(cards, {})
-        figures = [block for section in sections for block in section.blocks if isinstance(block, Figure)]
-        return Page(report_page(cards, sections, {figure.name: Drawing("0 0 1 1", "", b"") for figure in figures}, {}))
+        opening, sections = report_opening(cards, {}), report_sections(cards, {})
+        figures = page_figures(opening, sections)
+        return Page(report_page(cards, opening, sections, {each.name: Drawing("0 0 1 1", "", b"") for each in figures}))
 
     return read
 
@@ -100,7 +99,7 @@ class Page(HTMLParser):
         text: The file.
         elements: (name, attributes) of every element, in order.
         tables: Rows of cells by the table's name.
-        words: Text by the class of the element it stands in.
+        words: Text of elements by each class they are of, what stands within included.
         shown: All text a reader sees.
     """
 
@@ -117,7 +116,10 @@ class Page(HTMLParser):
         self.elements.append((tag, attributes))
         if tag == "meta":
             return
-        self.open.append((tag, attributes.get("class")))
+        classes = (attributes.get("class") or "").split()
+        self.open.append((tag, classes))
+        for name in classes:
+            self.words.setdefault(name, []).append("")
         if tag == "table":
             assert attributes["aria-label"] not in self.tables
             self.rows = self.tables[attributes["aria-label"]] = []
@@ -136,10 +138,11 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if not self.open or self.open[-1][0] == "style":
             return
-        tag, name = self.open[-1]
+        tag, _ = self.open[-1]
         self.shown.append(data)
-        if name is not None:
-            self.words.setdefault(name, []).append(data)
+        for _, classes in self.open:
+            for name in classes:
+                self.words[name][-1] += data
         if tag in ("th", "td"):
             self.rows[-1][-1] += data
 

@@ -11,6 +11,7 @@ from architectures.pages.blocks import (
     Code,
     Facts,
     Figure,
+    Folded,
     Items,
     MarkedText,
     Section,
@@ -34,6 +35,7 @@ BLOCKS = (
     Table((HOSTILE,), [(HOSTILE,)], HOSTILE),
     Figure("f", HOSTILE, HOSTILE, lambda axes: None),
     Texts(HOSTILE, [(HOSTILE, "draft")], [MarkedText(HOSTILE, HOSTILE, [(HOSTILE, "draft")])]),
+    Folded(HOSTILE, [Sentence(HOSTILE)]),
     Section(HOSTILE, [Section(HOSTILE, [Sentence(HOSTILE)])], name="here"),
 )
 

@@ -43,7 +43,7 @@ def test_every_checkpoint_has_a_row_and_the_best_is_named(beside, page_of):
 def test_of_two_runs_the_one_without_says_what_would_score_them(beside, page_of):
     beside("deep")
     told = "".join(page_of("deep", "shallow").shown)
-    assert "Checkpoints of shallow: `widedraft eval RECIPE --checkpoints` scores them." in told
+    assert "Checkpoints of shallow: widedraft eval RECIPE --checkpoints scores them." in told
 
 
 @pytest.mark.parametrize("model", ["target", "draft"])

@@ -56,7 +56,7 @@ def test_nothing_sticks_out_of_a_phone_or_a_desk(report, tmp_path, width):
     found = json.loads(html.unescape(re.findall(r"<pre>(.*?)</pre>", dom)[-1]))
     assert found["content"] <= found["width"] <= width
     assert found["verdict"] < 200
-    assert len(found["figures"]) == 8
+    assert len(found["figures"]) == 9
     for left, right, height in found["figures"]:
         assert 0 <= left < right <= width
         assert height > 100

@@ -15,7 +15,7 @@ from eval.rounds.race import Writer
 
 FETCHING = ("src", "srcset", "data", "action", "poster", "background", "formaction", "xlink:href")
 SECTIONS = ["drafts", "positions", "lookahead", "round", "latency", "groups", "training", "texts", "origin"]
-FIGURES = ["positions-t0", "positions-t1", "tau-t0", "speed-t0", "tau-t1", "speed-t1", "round", "depth"]
+FIGURES = ["speeds", "positions-t0", "positions-t1", "tau-t0", "speed-t0", "tau-t1", "speed-t1", "round", "depth"]
 
 
 @pytest.fixture(scope="module", params=[("deep",), ("deep", "shallow")], ids=["one", "two"])
@@ -28,8 +28,14 @@ def page(request, scored, read_back, tmp_path_factory):
 def test_the_verdict_comes_first_and_once(page):
     assert len(page.words["verdict"]) == 1
     body = [tag for tag, _ in page.elements][[tag for tag, _ in page.elements].index("body") :]
-    assert body[:4] == ["body", "header", "h1", "p"]
-    assert page.all("p")[0] == {"class": "verdict"}
+    assert body[:5] == ["body", "header", "p", "h1", "span"]
+    assert page.all("h1")[0]["class"].split()[0] == "verdict"
+
+
+def test_sentence_picture_and_next_step_stand_above_everything_else(page):
+    first = page.text.index('<h1 class="verdict'), page.text.index("<svg"), page.text.index('<p class="next"')
+    assert list(first) == sorted(first)
+    assert first[-1] < page.text.index('<div class="how">') < page.text.index("<nav") < page.text.index("<table")
 
 
 def test_sections_stand_in_their_order_and_are_linked(page):
@@ -39,7 +45,9 @@ def test_sections_stand_in_their_order_and_are_linked(page):
 
 def test_every_figure_says_what_it_shows(page):
     pictures = page.all("svg")
-    assert len(pictures) == len(page.all("figure")) == len(page.all("figcaption")) == len(FIGURES)
+    drafts_of_two_depths = len(page.words["about"][0].split("2 drafts")) - 1
+    due = len(FIGURES) - 1 + drafts_of_two_depths
+    assert len(pictures) == len(page.all("figure")) == len(page.all("figcaption")) == due
     for attributes in pictures:
         assert attributes["role"] == "img"
         assert re.search(r"\d", attributes["aria-label"]), "the words hold the numbers"
@@ -117,13 +125,13 @@ def test_texts_show_marks_beside_colours(page, scored):
 
 
 def test_plots_lie_beside_the_page_as_pictures(runs, tmp_path):
-    page, *plots = write_report([runs / "deep"], tmp_path / "x" / "my page.html")
+    page, *plots = write_report([runs / "deep", runs / "shallow"], tmp_path / "x" / "my page.html")
     assert page == tmp_path / "x" / "my page.html"
     assert [path.name for path in plots] == [f"my page-{name}.png" for name in FIGURES]
     assert sorted(path.name for path in page.parent.iterdir()) == sorted([page.name, *(path.name for path in plots)])
     for path in plots:
         with Image.open(path) as picture:
-            assert picture.width == 1000
+            assert picture.width in (940, 1000)
             assert picture.getpixel((0, 0)) == (255, 255, 255, 255)
 
 
@@ -138,7 +146,7 @@ def test_names_with_markup_and_dollars_are_shown_as_they_are(runs, read_back, tm
     write_report([runs / "deep", runs / odd], tmp_path / "report.html")
     page = read_back(tmp_path / "report.html")
     assert "<b>" not in page.text
-    assert any(row["draft"] == odd for row in page.cells("Acceptance and speed, 1x being the target alone"))
+    assert any(row["draft"] == odd for row in page.cells("Acceptance and predicted speed"))
     assert any(odd in words for words in page.shown)
 
 

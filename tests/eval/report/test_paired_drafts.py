@@ -11,6 +11,7 @@ from eval.report_inputs.cards import read_card
 from tests.eval.report.edits import two_lookaheads_alone
 
 CAPTION = "Paired differences on the same prompts and answers"
+GAINS = "What distilling gained, on the same prompts and answers"
 
 
 def row_of(card, draft, temperature):
@@ -46,7 +47,7 @@ def test_a_second_run_is_paired_with_the_first(scored, page_of):
     own = read_card(scored / "deep" / "eval" / "scorecard.json").record.differences
     rows = page_of("shallow", "deep").cells(CAPTION)
     found = [row for row in rows if row["difference"] == "deep − shallow"]
-    assert [row["difference"] for row in rows] == ["deep − deep: undistilled"] * 2 + ["deep − shallow"] * 2
+    assert [row["difference"] for row in rows] == ["deep − shallow"] * 2
     for row, told in zip(found, own, strict=True):
         assert row["α"] == with_interval(told.alpha)
         assert row["argmax agreement"] == with_interval(told.greedy_match)
@@ -60,10 +61,12 @@ def test_the_first_named_is_what_others_are_compared_with(page_of):
 
 
 def test_a_baseline_that_another_run_is_about_is_listed_once(page_of):
-    rows = page_of("shallow", "deep").cells("Acceptance and speed, 1x being the target alone")
+    rows = page_of("shallow", "deep").cells("Acceptance and predicted speed")
     assert [row["draft"] for row in rows] == ["shallow", "deep"] * 2
-    rows = page_of("deep", "shallow").cells("Acceptance and speed, 1x being the target alone")
-    assert [row["draft"] for row in rows] == ["deep", "deep: undistilled", "shallow"] * 2
+    rows = page_of("deep", "shallow").cells("Acceptance and predicted speed")
+    assert [row["draft"] for row in rows] == ["deep", "shallow"] * 2
+    twins = page_of("deep", "shallow").cells("Acceptance and predicted speed, undistilled")
+    assert [row["draft"] for row in twins] == ["deep: undistilled"] * 2
 
 
 def other_prompts(record):
@@ -109,7 +112,8 @@ def other_lookaheads(record):
 def test_why_two_runs_are_not_paired(rewrite, page_of, edit, told):
     rewrite("shallow", edit)
     page = page_of("deep", "shallow")
-    assert {row["difference"] for row in page.cells(CAPTION)} == {"deep − deep: undistilled"}
+    assert CAPTION not in page.tables
+    assert {row["difference"] for row in page.cells(GAINS)} == {"deep − deep: undistilled"}
     shown = "".join(page.shown)
     for temperature in "01":
         assert f"Paired difference shallow − deep at temperature {temperature}: " in shown
@@ -124,7 +128,7 @@ def test_a_temperature_that_one_run_lacks_is_named(rewrite, page_of):
     rewrite("deep", drop)
     page = page_of("deep", "shallow")
     assert "shallow − deep at temperature 1: " in "".join(page.shown)
-    assert [row["temperature"] for row in page.cells(CAPTION)] == ["0", "0"]
+    assert [row["temperature"] for row in page.cells(CAPTION)] == ["0"]
 
 
 def test_tau_is_compared_at_a_lookahead_that_both_have(rewrite, page_of):
@@ -137,13 +141,11 @@ def test_tau_is_compared_at_a_lookahead_that_both_have(rewrite, page_of):
 def test_other_prompts_are_warned_of(rewrite, page_of):
     rewrite("shallow", other_prompts)
     told = [words for words in page_of("deep", "shallow").words["warning"] if "in their prompts" in words]
-    assert [words.partition(": ")[2] for words in told] == ["acceptance and speed may differ for that alone."]
+    assert [words.split(": ")[2] for words in told] == ["acceptance and speed may differ for that alone."]
     assert not any("in their prompts" in words for words in page_of("deep").words.get("warning", []))
 
 
 def test_runs_of_one_name_are_told_apart(runs, page_of):
     shutil.copytree(runs / "shallow", runs / "again" / "deep")
-    names = {
-        row["draft"] for row in page_of("deep", "again/deep").cells("Acceptance and speed, 1x being the target alone")
-    }
+    names = {row["draft"] for row in page_of("deep", "again/deep").cells("Acceptance and predicted speed")}
     assert {str(runs / "deep" / "eval"), str(runs / "again" / "deep" / "eval")} <= names

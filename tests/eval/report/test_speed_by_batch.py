@@ -174,7 +174,7 @@ def test_the_verdict_ends_with_the_batches_that_pay(drafts, write_grid, page_wit
     near = drafts[0].card.record.latency.context_tokens + 3
     others = [cell(batch, near + 900, 1.0) for batch in (1, 4, 16)] + [cell(4, near, 0.1, compiled=True)]
     cells = [cell(16, near, 900.0), cell(1, near, 0.1), cell(4, near, 800.0), *others]
-    [words] = page_with(write_grid(cells)).words["verdict"]
+    words = page_with(write_grid(cells)).words["how"][0].split("\n")[1]
     assert words.endswith(
         f"1 thread); at {near} tokens of context predicted to pay up to batch 1, not from batch 4 on."
     )
@@ -216,7 +216,7 @@ def test_what_the_command_wrote_is_read(target_folder, noisy_folder, page_with, 
     assert widedraft.main(["latency", *models, *words, "--out", str(out)]) == 0
     page = page_with(out)
     assert [(row["batch"], row["context"]) for row in page.cells(CAPTION)] == [("1", "8"), ("2", "8")] * 2
-    assert "; at 8 tokens of context predicted to pay " in page.words["verdict"][0]
+    assert "; at 8 tokens of context predicted to pay " in page.words["how"][0]
 
 
 def other_target(record):

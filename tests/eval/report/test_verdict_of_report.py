@@ -1,7 +1,5 @@
 """The first sentence of a report: what the interval decides, and which of several drafts is the fastest."""
 
-import shutil
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,57 +56,107 @@ def live(value, low, high):
     return edit
 
 
+def verdict_of(page):
+    [words] = page.words["verdict"]
+    return words.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def how(page):
+    return [line.strip() for line in page.words["how"][0].splitlines() if line.strip()]
+
+
 def test_of_one_draft_it_is_its_own(rewrite, page_of):
     record = rewrite("deep", live(1.5, 1.4, 1.6))
     processor = record["provenance"]["hardware"]["processor"]
-    [words] = page_of("deep").words["verdict"]
-    assert words == (
-        "Faster: 1.50x [1.40, 1.60] the speed of the target alone at batch 1, temperature 0, lookahead 2, on a CPU "
+    page = page_of("deep")
+    assert verdict_of(page) == "▲ Faster: the draft decodes at 1.50x [1.40, 1.60] the speed of the target alone."
+    assert how(page)[0] == (
+        "Measured on 4 prompts, reading them included, at batch 1, temperature 0, lookahead 2, on a CPU "
         f"({processor}, 1 thread)."
     )
+
+
+@pytest.mark.parametrize(
+    ("speed", "words", "undecided"),
+    [
+        ((0.8, 0.75, 0.85), "▼ Slower: the draft decodes at 0.80x [0.75, 0.85]", []),
+        (
+            (1.1, 0.9, 1.2),
+            "◆ Not decided: the draft decodes at 1.10x [0.90, 1.20]",
+            ["Whether the draft is faster is not decided: the interval holds 1."],
+        ),
+        (
+            (1.1, 1.05, 1.2),
+            "▲ Faster: the draft decodes at 1.10x [1.05, 1.20]",
+            ["By how much is not decided: the interval is wider than the effect."],
+        ),
+    ],
+)
+def test_a_doubt_stands_below_the_sentence(rewrite, page_of, speed, words, undecided):
+    rewrite("deep", live(*speed))
+    page = page_of("deep")
+    assert verdict_of(page).startswith(words)
+    assert [line for line in how(page)[1:] if "Warning" not in line] == undecided
 
 
 def test_of_several_it_is_the_fastest_one_s(rewrite, page_of):
     rewrite("deep", live(0.7, 0.65, 0.75))
     rewrite("shallow", live(1.5, 1.4, 1.6))
     for names in (("deep", "shallow"), ("shallow", "deep")):
-        [words] = page_of(*names).words["verdict"]
-        assert words.startswith("Of 2 measured drafts shallow is the fastest. Faster: 1.50x [1.40, 1.60]")
+        page = page_of(*names)
+        assert verdict_of(page) == (
+            "▲ 1 of 2 drafts is faster: shallow, the fastest, decodes at 1.50x [1.40, 1.60] the speed of the target "
+            "alone."
+        )
+        assert not any("the fastest is not decided" in line for line in how(page))
+
+
+@pytest.mark.parametrize(
+    ("deep", "shallow", "head"),
+    [
+        ((1.3, 1.2, 1.35), (1.5, 1.4, 1.6), "▲ All 2 drafts are faster: shallow, the fastest, "),
+        ((0.7, 0.6, 0.75), (0.8, 0.78, 0.9), "▼ All 2 drafts are slower: shallow, the fastest, "),
+        ((0.7, 0.6, 0.75), (0.99, 0.9, 1.1), "◆ None of 2 drafts is shown to be faster: shallow, the fastest, "),
+        ((0.9, 0.8, 1.05), (0.99, 0.9, 1.1), "◆ None of 2 drafts is shown to be faster: shallow, perhaps the "),
+    ],
+)
+def test_drafts_are_counted_by_what_is_decided_of_them(rewrite, page_of, deep, shallow, head):
+    rewrite("deep", live(*deep))
+    rewrite("shallow", live(*shallow))
+    assert verdict_of(page_of("deep", "shallow")).startswith(head)
 
 
 def test_the_fastest_is_not_decided_where_intervals_overlap(rewrite, page_of):
-    rewrite("deep", live(1.4, 1.3, 1.45))
     rewrite("shallow", live(1.5, 1.4, 1.6))
-    [words] = page_of("deep", "shallow").words["verdict"]
-    assert words.startswith(
-        "Of 2 measured drafts shallow came out fastest, which is not decided: its interval overlaps that of deep. "
-    )
-
-
-def test_the_fastest_is_decided_where_intervals_do_not_meet(rewrite, page_of):
-    rewrite("shallow", live(1.5, 1.4, 1.6))
-    for high, told in ((1.39, "is the fastest"), (1.4, "came out fastest, which is not decided")):
+    for high, perhaps in ((1.39, False), (1.4, True)):
         rewrite("deep", live(1.3, 1.2, high))
-        assert told in page_of("deep", "shallow").words["verdict"][0]
+        page = page_of("deep", "shallow")
+        told = "That shallow is the fastest is not decided: its interval overlaps that of deep."
+        assert (told in how(page)) == ("perhaps the fastest" in verdict_of(page)) == perhaps
 
 
 def test_without_an_interval_the_fastest_is_not_decided(rewrite, page_of):
     rewrite("shallow", live(9.0, 8.9, 9.1))
     rewrite("deep", lambda record: record["live"].update(speedup={"value": 1.4, "interval": None}))
-    assert "which is not decided: its interval overlaps" in page_of("deep", "shallow").words["verdict"][0]
+    page = page_of("deep", "shallow")
+    assert "That shallow is the fastest is not decided: its interval overlaps that of deep." in how(page)
 
 
 def test_without_an_interval_it_says_how_many_prompts_give_one(rewrite, page_of):
     rewrite("deep", lambda record: record["live"].update(speedup={"value": 1.4, "interval": None}, prompts=2))
-    [words] = page_of("deep").words["verdict"]
-    assert words.startswith("Not decided, because 2 prompts give no interval: 3 are the least: 1.40x the speed of")
+    page = page_of("deep")
+    assert verdict_of(page) == "◆ Not decided: the draft decodes at 1.40x the speed of the target alone."
+    assert how(page)[1].startswith("Whether the draft is faster is not decided: 2 prompts give no interval: 3 are ")
 
 
-def test_where_one_draft_alone_was_measured_it_is_not_the_fastest(rewrite, page_of):
+def test_where_one_draft_alone_was_measured_the_other_is_named(rewrite, page_of):
     rewrite("deep", lambda record: record.update(live=None))
     rewrite("shallow", live(1.5, 1.4, 1.6))
-    [words] = page_of("deep", "shallow").words["verdict"]
-    assert words.startswith("Of 2 drafts only shallow was measured. Faster: 1.50x")
+    page = page_of("deep", "shallow")
+    assert verdict_of(page).startswith("▲ Faster: shallow decodes at 1.50x")
+    assert "Not measured: deep." in how(page)
+    [picture] = [words["aria-label"] for words in page.all("svg") if words["aria-label"].startswith("Speed over the")]
+    assert "; deep ○ predicted " in picture
 
 
 def test_different_machines_decide_nothing_between_drafts(rewrite, page_of):
@@ -119,10 +167,8 @@ def test_different_machines_decide_nothing_between_drafts(rewrite, page_of):
     rewrite("deep", move)
     rewrite("shallow", live(1.5, 1.4, 1.6))
     page = page_of("deep", "shallow")
-    assert (
-        "shallow came out fastest, which decides nothing between them: they differ in their machine. Faster:"
-        in page.words["verdict"][0]
-    )
+    assert "shallow, perhaps the fastest," in verdict_of(page)
+    assert "That shallow is the fastest is not decided: the scorecards differ in their machine." in how(page)
     shown = "".join(page.shown)
     assert "differ in their machine (deep CPU (Abacus 9, 1 thread), shallow CPU (" in shown
     assert "the drafts were timed on different machines" in shown
@@ -139,29 +185,28 @@ def test_different_number_types_or_prompts_decide_nothing_either(rewrite, page_o
     rewrite("shallow", live(1.5, 1.4, 1.6))
     rewrite("deep", lambda record: (live(0.7, 0.65, 0.75)(record), edit(record)))
     page = page_of("deep", "shallow")
-    assert f"which decides nothing between them: they differ in their {what}. Faster:" in page.words["verdict"][0]
+    assert f"That shallow is the fastest is not decided: the scorecards differ in their {what}." in how(page)
     assert any(f"The scorecards differ in their {what} (deep " in words for words in page.words["warning"])
 
 
 def test_without_live_decoding_nothing_is_measured(rewrite, page_of):
     for name in ("deep", "shallow"):
         rewrite(name, lambda record: record.update(live=None))
-    [words] = page_of("deep", "shallow").words["verdict"]
-    assert words == "Not measured for any of 2 drafts: temperature 0, at which texts are decoded, was not scored."
+    page = page_of("deep", "shallow")
+    assert verdict_of(page).startswith("○ None of 2 drafts was measured: ")
+    assert " is predicted to decode at " in verdict_of(page)
+    assert how(page)[0] == "Decoding is measured at temperature 0 alone, which was not scored."
 
 
-def test_warnings_stand_below_it_with_the_run_s_name(rewrite, page_of):
+def test_a_warning_stands_below_it_once_with_the_names_of_its_runs(rewrite, page_of):
     rewrite("deep", lambda record: record.update(warnings=["Mind the gap."]))
-    assert " Mind the gap." in page_of("deep").words["warning"]
-    assert " deep: Mind the gap." in page_of("deep", "shallow").words["warning"]
+    assert page_of("deep").words["warning"] == ["Warning: Mind the gap."]
+    assert "Warning: deep: Mind the gap." in page_of("deep", "shallow").words["warning"]
+    rewrite("shallow", lambda record: record.update(warnings=["Mind the gap."]))
+    told = page_of("deep", "shallow").words["warning"]
+    assert [words for words in told if "gap" in words] == ["Warning: deep, shallow: Mind the gap."]
 
 
-def test_the_title_asks_for_all_drafts(runs, page_of):
-    shutil.copytree(runs / "shallow", runs / "shallower")
-    for names, asked in (
-        (("deep",), "deep?"),
-        (("deep", "shallow"), "deep or shallow?"),
-        (("deep", "shallow", "shallower"), "deep, shallow or shallower?"),
-    ):
-        title = page_of(*names).text
-        assert f"<h1>Is it faster with {asked}</h1>" in title
+def test_what_the_page_is_about_is_said(page_of):
+    assert page_of("deep").words["about"][0].endswith(", draft deep")
+    assert page_of("deep", "shallow").words["about"][0].endswith(", 2 drafts")

@@ -339,7 +339,7 @@ def test_one_prompt_has_no_intervals_and_the_scorecard_says_so(target_folder, no
     )
     assert acceptance(scorecard, "draft", 0.0).alpha.interval is None
     assert scorecard.live.speedup.interval is None
-    assert scorecard.verdict.startswith("Unclear")
+    assert scorecard.verdict.startswith("Not decided")
     assert "One scored prompt gives no interval: 3 are the least." in scorecard.warnings
 
 

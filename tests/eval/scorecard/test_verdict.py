@@ -30,12 +30,16 @@ def scorecard(
 @pytest.mark.parametrize(
     ("value", "interval", "start"),
     [
-        (1.12, (1.05, 1.2), "1.12x [1.05, 1.20] faster at batch 1, temperature 0, lookahead 3"),
-        (0.85, (0.8, 0.9), "Not faster here: 0.85x [0.80, 0.90] the speed of the target alone at batch 1"),
-        (1.12, (0.99, 1.3), "No difference shown: 1.12x [0.99, 1.30] the speed of the target alone"),
-        (1.05, (1.0, 1.1), "No difference shown: 1.05x [1.00, 1.10] the speed of the target alone"),
-        (0.95, (0.9, 1.0), "No difference shown: 0.95x [0.90, 1.00] the speed of the target alone"),
-        (1.12, None, "Unclear: 1.12x the speed of the target alone"),
+        (
+            1.12,
+            (1.05, 1.2),
+            "Faster: 1.12x [1.05, 1.20] the speed of the target alone at batch 1, temperature 0, lookahead 3",
+        ),
+        (0.85, (0.8, 0.9), "Slower: 0.85x [0.80, 0.90] the speed of the target alone at batch 1"),
+        (1.12, (0.99, 1.3), "Not decided: 1.12x [0.99, 1.30] the speed of the target alone"),
+        (1.05, (1.0, 1.1), "Not decided: 1.05x [1.00, 1.10] the speed of the target alone"),
+        (0.95, (0.9, 1.0), "Not decided: 0.95x [0.90, 1.00] the speed of the target alone"),
+        (1.12, None, "Not decided: 1.12x the speed of the target alone"),
     ],
 )
 def test_the_verdict_follows_from_the_interval(value, interval, start):
@@ -168,10 +172,11 @@ def with_ways(record, value, interval, same_text=4):
 def test_where_a_policy_was_tuned_the_verdict_is_about_it():
     faster = with_ways(scorecard(0.5, (0.4, 0.6)), 1.375, (1.25, 1.5))
     assert verdict(faster) == (
-        "1.38x [1.25, 1.50] faster at batch 1, temperature 0, draft with its policy, lookahead 2, on this CPU "
+        "Faster: 1.38x [1.25, 1.50] the speed of the target alone at batch 1, temperature 0, draft with its policy, "
+        "lookahead 2, on this CPU "
         "(Abacus 9, 2 threads)."
     )
-    assert verdict(with_ways(scorecard(), 0.9, (0.8, 0.95))).startswith("Not faster here: 0.90x [0.80, 0.95]")
+    assert verdict(with_ways(scorecard(), 0.9, (0.8, 0.95))).startswith("Slower: 0.90x [0.80, 0.95]")
 
 
 def test_the_headline_tells_every_way_and_each_with_a_draft_over_looking_up():
