@@ -10,13 +10,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from architectures.errors import UserError
-from architectures.families.classic import BLOOM, GPT2, GPT_NEOX, OPT
+from architectures.families.classic import BLOOM, GPT2, GPT_BIGCODE, GPT_NEOX, OPT
 from architectures.families.family import Family
-from architectures.families.rotary import GEMMA2, GEMMA3, LLAMA, MISTRAL, PHI3, QWEN2, QWEN3
+from architectures.families.rotary import (
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    OLMO2,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+)
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OPT, GPT_NEOX, BLOOM, GPT2)
+    for family in (
+        *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, SMOLLM3, OLMO2, GRANITE),
+        *(OPT, GPT_NEOX, BLOOM, GPT2, GPT_BIGCODE),
+    )
+}
+OF_OWN_CODE = {  # families that are Python code of their checkpoints alone: what helps
+    "baichuan": (
+        "Baichuan-7B is a LLaMA whose W_pack holds the rows of q_proj, k_proj and v_proj one after the other: save it "
+        "as model_type llama with the three apart, or use another target."
+    ),
 }
 
 
@@ -27,6 +47,11 @@ def family_of(config: Mapping[str, Any], *, where: str = "config.json") -> Famil
         UserError: If its model_type is unknown, it is quantised, or an entry makes it a model we do not know.
     """
     model_type = config.get("model_type")
+    if model_type in OF_OWN_CODE:
+        raise UserError(
+            f"{where}: model_type {model_type!r} is Python code that comes with the checkpoint (trust_remote_code), "
+            f"which is never run, and transformers has no model of its own for it. {OF_OWN_CODE[model_type]}"
+        )
     if model_type not in FAMILIES:
         raise UserError(
             f"{where}: model_type {model_type!r} is not a known family. Use a target of one of: {', '.join(FAMILIES)}."

@@ -1,10 +1,14 @@
 """Families before LLaMA: learned or relative positions, layer norms with biases. Layers can be cut, widths cannot.
 
 Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type; of
-heads that are the embedding: SGLang 0.5.23, models/gpt2.py.
+heads that are the embedding: SGLang 0.5.23, models/gpt2.py and gpt_bigcode.py.
 """
 
+from dataclasses import replace
+
 from architectures.families.family import LLAMA_KEYS, Family, conv1d, layer_norm, linear
+
+NO_WIDTH = "its norms take means over all channels, and its config.json has no entry for the width of a head"
 
 OPT = Family(
     model_type="opt",
@@ -36,7 +40,7 @@ OPT = Family(
         "vocab": "vocab_size",
         "positions": "max_position_embeddings",
     },
-    width=False,
+    no_width=NO_WIDTH,
     tied=True,
     extra_positions=2,
     fixed_entries={
@@ -68,7 +72,7 @@ GPT_NEOX = Family(
     },
     layer_prefix="gpt_neox.layers.",
     keys={name: LLAMA_KEYS[name] for name in ("layers", "hidden", "intermediate", "heads", "vocab")},
-    width=False,
+    no_width=NO_WIDTH,
     ignored_suffixes=("attention.rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
     fixed_entries={"attention_bias": True},
     renamed_modules={"lm_head": "embed_out"},
@@ -96,7 +100,7 @@ BLOOM = Family(
     layer_prefix="transformer.h.",
     base_prefix="transformer.",
     keys={"layers": "n_layer", "hidden": "hidden_size", "heads": "n_head", "vocab": "vocab_size"},
-    width=False,
+    no_width=NO_WIDTH,
     tied=True,
     texts_apart="mask_and_bias",  # a bias by distance stands for positions, which it does not take
     context_key=None,
@@ -131,7 +135,7 @@ GPT2 = Family(
         "vocab": "vocab_size",
         "positions": "n_positions",
     },
-    width=False,
+    no_width=NO_WIDTH,
     tied=True,
     ignored_suffixes=("attn.bias", "attn.masked_bias"),
     context_key="n_positions",
@@ -140,4 +144,21 @@ GPT2 = Family(
     by_rows=True,
     engines=("vLLM", "SGLang", "llama.cpp"),
     head_is_embedding=("SGLang",),
+)
+GPT_BIGCODE = replace(
+    GPT2,
+    model_type="gpt_bigcode",
+    label="GPT BigCode",
+    architecture="GPTBigCodeForCausalLM",
+    layer={
+        "attention_norm": layer_norm("ln_1"),
+        "qkv": linear("attn.c_attn", "query+key_value+key_value", "hidden", bias=True),
+        "attention_output": linear("attn.c_proj", "hidden", "query", bias=True),
+        "ffn_norm": layer_norm("ln_2"),
+        "ffn_up": linear("mlp.c_fc", "intermediate", "hidden", bias=True),
+        "ffn_down": linear("mlp.c_proj", "hidden", "intermediate", bias=True),
+    },
+    default_kv_heads=1,  # one key and one value for all queries
+    fixed_entries={"multi_query": True, "add_cross_attention": False},
+    engines=("SGLang", "llama.cpp"),
 )

@@ -36,6 +36,7 @@ from architectures.files.entry_kinds import (
     whole,
 )
 
+Rotates = Literal[0, 1]
 LAYERS, HEADS, WIDTH = count(10_000), count(2**16), count(2**24)
 ACTIVATION = one_of(Activation)
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the decoder of a larger model
@@ -85,6 +86,10 @@ CONFIG: dict[str, Kind] = {
     **kinds("hidden_act", "activation_function", of=ACTIVATION),
     "hidden_activation": ACTIVATION.or_null(),
     **kinds("dtype", "torch_dtype", of=one_of(NumberType).or_null()),
+    **kinds("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling", of=POSITIVE),
+    "no_rope_layers": Kind("a list of 1 (with rotary positions) and 0 for each layer, or null", list[Rotates] | None),
+    "no_rope_layer_interval": LAYERS,
+    "multi_query": FLAG,
     "layer_types": Kind("a list with the kind of each layer, as full_attention, or null", list[LayerType] | None),
     **kinds("quantization_config", "id2label", "label2id", *TEXT_PARTS, of=OBJECT.or_null()),
     "num_labels": WIDTH,
@@ -158,9 +163,9 @@ def contradictions(config: Mapping[str, Any]) -> Iterator[str]:
         for token in listed(config.get(name)):
             if vocab_size is not None and token >= vocab_size:
                 yield f"{name} is {token}, but vocab_size is {vocab_size}: the model cannot say or read it"
-    layer_types = config.get("layer_types")
-    if layer_types is not None and layers is not None and len(layer_types) != layers:
-        yield f"layer_types has {len(layer_types)} entries for {layers} layers"
+    for name in ("layer_types", "no_rope_layers"):
+        if config.get(name) is not None and layers is not None and len(config[name]) != layers:
+            yield f"{name} has {len(config[name])} entries for {layers} layers"
     if windowed(config) and not has_window(config):
         yield "layers have sliding_attention, but sliding_window or use_sliding_window says that there is no window"
     for name in ("rope_parameters", "rope_scaling"):

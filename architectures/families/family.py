@@ -68,18 +68,37 @@ class Gguf:
     Attributes:
         name: `general.architecture`; where it is the model_type too, such a file is imported as this family.
         bias_tensors: Config entry -> a tensor that is there when the entry is true.
+        scales: Config entry -> entry below the architecture's name, of numbers that the model multiplies or divides by.
         own_row_order: Whether query and key rows are stored in llama.cpp's rotary order, of neighbouring pairs.
         query_is_hidden: Whether the query's channels are taken to be as many as the hidden ones.
         attention_bias: Whether there may be biases behind the attention.
+        ffn_bias: Whether there may be biases in the feed-forward.
+        tied_head: Whether the output head may be left out, the embedding being it.
+        rope_factors: Whether the layers read the factors that a Llama 3 divides rotary frequencies by.
+        rope_period: The n by which each n-th layer has no rotary positions, which no entry says; None where all have.
         taken_for_eagle: Whether one layer with draft_vocab_size in its config is converted as a head of EAGLE-3.
     """
 
     name: str
     bias_tensors: Mapping[str, str] = field(default_factory=dict)
+    scales: Mapping[str, str] = field(default_factory=dict)
     own_row_order: bool = False
     query_is_hidden: bool = False
     attention_bias: bool = True
+    ffn_bias: bool = True
+    tied_head: bool = True
+    rope_factors: bool = False
+    rope_period: int | None = None
     taken_for_eagle: bool = False
+
+    def rotary_layers(self, layers: int) -> list[int] | None:
+        """Of each layer 1 if llama.cpp gives it rotary positions, else 0; None where all have them."""
+        return None if self.rope_period is None else all_but_each(self.rope_period, layers)
+
+
+def all_but_each(period: int, layers: int) -> list[int]:
+    """Of each layer 1, but of each period-th 0."""
+    return [int((layer + 1) % period != 0) for layer in range(layers)]
 
 
 LLAMA_KEYS = {
@@ -106,6 +125,7 @@ class Family:
         keys: Size -> entry of config.json.
         window_layers: The entry that holds the first layer with a sliding window.
         window_pattern: The entry n by which each n-th layer is without window, where no layer_types says so.
+        rope_pattern: The entry n by which each n-th layer is without rotary positions, where no no_rope_layers says so.
         fixed_entries: Config entries that must have this value, or be absent: others make another model.
         renamed_modules: Name in transformers' module -> name in a checkpoint, where they differ.
         texts_apart: What keeps several texts of one row apart. positions: transformers masks the earlier ones wherever
@@ -117,7 +137,9 @@ class Family:
         by_rows: Whether the model follows positions and masks it is given, so that texts of different lengths are rows
             of one batch, each with tokens taken back; else rows only ever go on.
         mask_per_kind: Whether it asks for a mask of each kind of layer, where it is given masks.
+        no_width: Why heads, neurons and channels cannot be cut; empty where they can.
         engines: Those with a model of its own for the family.
+        heads_share_hidden: Of these, those that take hidden / heads for the width of a head, whatever the config says.
         head_is_embedding: Of these, those whose model has no output head but the embedding: lm_head.weight is left out.
         gguf: As which its folders become GGUF files; None where they do not.
         no_gguf: Why they do not.
@@ -131,7 +153,7 @@ class Family:
     layer_prefix: str = "model.layers."
     base_prefix: str = ""
     keys: Mapping[str, str] = field(default_factory=lambda: LLAMA_KEYS)
-    width: bool = True  # whether heads, neurons and channels can be cut; else layers alone
+    no_width: str = ""
     qkv_bias: BiasRule = False
     output_bias: BiasRule = False
     ffn_bias: BiasRule = False
@@ -146,6 +168,7 @@ class Family:
     per_layer_lists: tuple[str, ...] = ("layer_types",)  # config entries with one value for each layer
     window_layers: ConfigEntry | None = None
     window_pattern: ConfigEntry | None = None
+    rope_pattern: ConfigEntry | None = None
     fixed_entries: Mapping[str, Any] = field(default_factory=dict)
     renamed_modules: Mapping[str, str] = field(default_factory=dict)
     texts_apart: Literal["positions", "mask", "mask_and_bias"] = "positions"
@@ -155,9 +178,26 @@ class Family:
     by_rows: bool = False
     mask_per_kind: bool = False
     engines: tuple[ModelEngine, ...]
+    heads_share_hidden: tuple[ModelEngine, ...] = ()
     head_is_embedding: tuple[ModelEngine, ...] = ()
     gguf: Gguf | None = None
     no_gguf: str = "it is not written"
+
+    @property
+    def width(self) -> bool:
+        """Whether heads, neurons and channels can be cut; else layers alone."""
+        return not self.no_width
+
+    @property
+    def norms_over_heads(self) -> bool:
+        """Whether queries and keys are normalised over all heads together, so that none is by itself."""
+        return "query_norm" in self.layer and self.layer["query_norm"].axes == ("query",)
+
+    def rotary_layers(self, config: Mapping[str, Any], layers: int) -> list[int] | None:
+        """Of each layer 1 if it has rotary positions, else 0, as the config says or implies; None where all have."""
+        if self.rope_pattern is None or config.get("no_rope_layers") is not None:
+            return config.get("no_rope_layers")
+        return all_but_each(config.get(self.rope_pattern.key, self.rope_pattern.default), layers)
 
     def biases(self, config: Mapping[str, Any]) -> dict[str, bool]:
         """Which biases a checkpoint with this config has."""

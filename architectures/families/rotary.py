@@ -2,7 +2,8 @@
 
 Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type; of
 heads that are the embedding: vLLM 0.32, models/gemma2.py; SGLang 0.5.23, models/gemma2.py and gemma3_causal.py;
-llama.cpp, conversion/gemma.py.
+llama.cpp, conversion/gemma.py; of widths of heads: SGLang 0.5.23, models/olmo2.py; llama.cpp, conversion/granite.py;
+of GGUF files: src/models/smollm3.cpp, olmo2.cpp and granite.cpp of llama-cpp-python 0.3.36.
 """
 
 from dataclasses import replace
@@ -35,6 +36,13 @@ GEMMA_LAYER = {
     "ffn_norm": rms_norm("pre_feedforward_layernorm"),
     "ffn_post_norm": rms_norm("post_feedforward_layernorm"),
 }
+OLMO2_LAYER = {  # no norm reads the stream: attention and feed-forward do
+    **{role: part for role, part in LLAMA_LAYER.items() if role not in ("attention_norm", "ffn_norm")},
+    "query_norm": rms_norm("self_attn.q_norm", "query"),
+    "key_norm": rms_norm("self_attn.k_norm", "key_value"),
+    "attention_post_norm": rms_norm("post_attention_layernorm"),
+    "ffn_post_norm": rms_norm("post_feedforward_layernorm"),
+}
 PHI3_LAYER = {
     "qkv": linear("self_attn.qkv_proj", "query+key_value+key_value", "hidden"),
     "attention_output": linear("self_attn.o_proj", "hidden", "query"),
@@ -61,6 +69,7 @@ LLAMA = Family(
         name="llama",
         bias_tensors={**ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"},
         own_row_order=True,
+        rope_factors=True,
         taken_for_eagle=True,
     ),
 )
@@ -74,7 +83,7 @@ MISTRAL = Family(
     default_context=131072,
     by_rows=True,
     engines=("vLLM", "SGLang", "llama.cpp"),
-    gguf=Gguf(name="llama", own_row_order=True),
+    gguf=Gguf(name="llama", own_row_order=True, rope_factors=True),
 )
 QWEN2 = Family(
     model_type="qwen2",
@@ -152,12 +161,73 @@ PHI3 = Family(
     engines=("vLLM", "SGLang", "llama.cpp"),
 )
 
+SMOLLM3 = Family(
+    model_type="smollm3",
+    label="SmolLM3",
+    architecture="SmolLM3ForCausalLM",
+    layer=LLAMA_LAYER,
+    outside=OUTSIDE,
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    ffn_bias="mlp_bias",
+    tied=True,
+    default_kv_heads=4,
+    per_layer_lists=("layer_types", "no_rope_layers"),
+    rope_pattern=ConfigEntry("no_rope_layer_interval", 4),
+    default_context=32768,
+    by_rows=True,
+    mask_per_kind=True,
+    engines=("llama.cpp",),
+    gguf=Gguf(name="smollm3", own_row_order=True, attention_bias=False, ffn_bias=False, rope_period=4),
+)
+OLMO2 = Family(
+    model_type="olmo2",
+    label="OLMo 2",
+    architecture="Olmo2ForCausalLM",
+    layer=OLMO2_LAYER,
+    outside=OUTSIDE,
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    default_norm_eps=1e-5,
+    by_rows=True,
+    engines=("SGLang", "llama.cpp"),
+    heads_share_hidden=("SGLang", "llama.cpp"),
+    gguf=Gguf(name="olmo2", query_is_hidden=True, attention_bias=False, tied_head=False),
+)
+GRANITE = Family(
+    model_type="granite",
+    label="Granite",
+    architecture="GraniteForCausalLM",
+    layer=LLAMA_LAYER,
+    outside=OUTSIDE,
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    ffn_bias="mlp_bias",
+    by_rows=True,
+    engines=("vLLM", "SGLang", "llama.cpp"),
+    heads_share_hidden=("llama.cpp",),
+    gguf=Gguf(
+        name="granite",
+        bias_tensors={**ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"},
+        scales={
+            "embedding_multiplier": "embedding_scale",
+            "attention_multiplier": "attention.scale",
+            "residual_multiplier": "residual_scale",
+            "logits_scaling": "logit_scale",
+        },
+        own_row_order=True,
+        rope_factors=True,
+    ),
+)
+
 GGUF_LAYER = {
     "attention_norm": "attn_norm",
     "query": "attn_q",
     "key": "attn_k",
     "value": "attn_v",
     "attention_output": "attn_output",
+    "attention_post_norm": "post_attention_norm",
+    "ffn_post_norm": "post_ffw_norm",
     "query_norm": "attn_q_norm",
     "key_norm": "attn_k_norm",
     "ffn_norm": "ffn_norm",

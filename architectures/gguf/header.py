@@ -6,7 +6,7 @@ Source of the layout: the GGUF specification, ggml-org/ggml docs/gguf.md, versio
 
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,10 +198,12 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
         )
     prefix = f"{architecture}."
     stated = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
-    refuse_unknown_entries(file, architecture, stated)
-    require_kinds(file, header, {f"{prefix}{key}": name for key, name in CONFIG_KEYS.items()})
+    scales = {entry: name for name, entry in ARCHITECTURES[architecture].scales.items()}
+    refuse_unknown_entries(file, architecture, stated, known={*CONFIG_KEYS, *CHECKED_KEYS, *NEUTRAL_KEYS, *scales})
+    require_scales(file, architecture, stated, scales)
+    require_kinds(file, header, {f"{prefix}{key}": name for key, name in (CONFIG_KEYS | scales).items()})
     require_kinds(file, header, {f"tokenizer.ggml.{key}": name for key, name in (TOKEN_KEYS | END_OF_TURN).items()})
-    config = {name: stated[key] for key, name in CONFIG_KEYS.items() if key in stated}
+    config = {name: stated[key] for key, name in (CONFIG_KEYS | scales).items() if key in stated}
     config |= {
         name: header.metadata[f"tokenizer.ggml.{key}"]
         for key, name in TOKEN_KEYS.items()
@@ -209,7 +211,9 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
     }
     config |= {"model_type": architecture, **facts_from_tensors(file, architecture, header)}
     config["head_dim"] = head_dim(file, architecture, config, stated)
-    for name in ("rms_norm_eps", "rope_theta"):
+    rotary = ARCHITECTURES[architecture].rotary_layers(config.get("num_hidden_layers", 0))
+    config |= {} if rotary is None else {"no_rope_layers": rotary}
+    for name in ("rms_norm_eps", "rope_theta", *scales.values()):
         if name in config:
             config[name] = shortest_decimal(config[name])
     require_config(config, str(file))
@@ -223,10 +227,18 @@ def require_kinds(file: Path, header: GgufHeader, names: Mapping[str, str]) -> N
             raise UserError(f"{file}: {key} {CONFIG[name].mistake(header.metadata[key])}. Fetch the file again.")
 
 
-def refuse_unknown_entries(file: Path, architecture: str, stated: Mapping[str, Any]) -> None:
+def require_scales(file: Path, architecture: str, stated: Mapping[str, Any], scales: Mapping[str, str]) -> None:
+    """Raise UserError where a number that the model multiplies by is left to what each engine takes it to be."""
+    for entry in scales:
+        if entry not in stated:
+            raise UserError(
+                f"{file}: {architecture}.{entry} is missing. Use the original Hugging Face folder as the target."
+            )
+
+
+def refuse_unknown_entries(file: Path, architecture: str, stated: Mapping[str, Any], *, known: Collection[str]) -> None:
     """Every entry of the architecture must be one we carry over; a dropped one could change the model's answers."""
     neutral_scaling = {"rope.scaling.type": "none"}
-    known = {*CONFIG_KEYS, *CHECKED_KEYS, *NEUTRAL_KEYS}
     for key, value in stated.items():
         if key not in known and neutral_scaling.get(key) != value:
             raise UserError(

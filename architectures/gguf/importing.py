@@ -20,6 +20,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from architectures.checkpoints.fingerprint import fingerprint_file
@@ -253,7 +254,8 @@ def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
     the header: transformers 5.17 mistakes the beginning for the end and adds no beginning.
     """
     try:
-        rebuilt = AutoTokenizer.from_pretrained(
+        known = header.metadata["general.architecture"] in GGUF_SUPPORTED_ARCHITECTURES
+        rebuilt = (AutoTokenizer if known else PreTrainedTokenizerFast).from_pretrained(
             file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # the library raises plain Exceptions of lists that do not fit each other

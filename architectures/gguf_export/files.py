@@ -190,6 +190,7 @@ def model_entries(model: Model) -> dict[str, Any]:
         "attention.value_length": shape.head_dim,
         "attention.layer_norm_rms_epsilon": float(model.config.rms_norm_eps),
         "rope.dimension_count": shape.head_dim,
+        **{entry: float(getattr(model.config, key)) for key, entry in model.gguf.scales.items()},
         **{f"rope.{key}": value for key, value in rope_entries(model.config.rope_parameters).items()},
     }
 

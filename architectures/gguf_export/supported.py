@@ -37,7 +37,8 @@ def gguf_architecture(folder: Path, shape: Shape, config: "PreTrainedConfig") ->
     if config.hidden_act != "silu":
         refuse(folder, f"hidden_act is {config.hidden_act!r}, and llama.cpp computes {shape.family} with silu")
     refuse_windows(folder, config)
-    refuse_other_rope(folder, config.rope_parameters)
+    refuse_other_rope(folder, config.rope_parameters, gguf)
+    refuse_other_rotary_layers(folder, shape, config, gguf)
     return gguf
 
 
@@ -59,9 +60,22 @@ def refuse_windows(folder: Path, config: "PreTrainedConfig") -> None:
         refuse(folder, f"layers look back {window} tokens of {config.max_position_embeddings}, and in llama.cpp all")
 
 
-def refuse_other_rope(folder: Path, rope: dict[str, Any]) -> None:
+def refuse_other_rotary_layers(folder: Path, shape: Shape, config: "PreTrainedConfig", gguf: Gguf) -> None:
+    """Raise UserError where other layers are without rotary positions than llama.cpp leaves without."""
+    expected = gguf.rotary_layers(shape.layers)
+    if expected is not None and list(config.no_rope_layers) != expected:
+        refuse(
+            folder,
+            f"no_rope_layers is {config.no_rope_layers}, and llama.cpp's {gguf.name} leaves rotary positions out of "
+            f"every {gguf.rope_period}th layer",
+        )
+
+
+def refuse_other_rope(folder: Path, rope: dict[str, Any], gguf: Gguf) -> None:
     """Raise UserError for rotary settings that a GGUF file has no entries for."""
     kind = rope.get("rope_type", "default")
+    if kind == "llama3" and not gguf.rope_factors:
+        refuse(folder, f"rope_type is 'llama3', whose factors llama.cpp's {gguf.name} does not read")
     if kind not in ROPE_TYPES:
         refuse(folder, f"rope_type is {kind!r}, and {', '.join(ROPE_TYPES)} are written")
     for key, value in rope.items():
@@ -79,6 +93,10 @@ def refuse_other_sizes(folder: Path, shape: Shape, gguf: Gguf) -> None:
             f"{shape.heads} heads of {shape.head_dim} make {query} query channels, and llama.cpp's {gguf.name} has "
             f"hidden_size={shape.hidden} of them",
         )
+    if shape.tied and not gguf.tied_head:
+        refuse(folder, f"its output head is its embedding, and llama.cpp's {gguf.name} has one of its own")
+    if not gguf.ffn_bias and shape.ffn_bias:
+        refuse(folder, f"mlp_bias is true, and llama.cpp's {gguf.name} has no bias in its feed-forward")
     if not gguf.attention_bias and shape.qkv_bias:
         refuse(folder, f"attention_bias is true, and llama.cpp's {gguf.name} has no bias behind its attention")
 

@@ -132,7 +132,7 @@ def removable(handle: Any) -> Iterator[None]:
 
 
 def watch_parts(model: nn.Module, family: Family, shape: Shape, sums: Sums, hooks: ExitStack) -> None:
-    """Sum up the inputs of the linears behind neurons and heads, and the outputs of norms that read the stream."""
+    """Sum up the inputs of the linears behind neurons and heads, and what attention and feed-forward read."""
 
     def watch_input(role: str, layer: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
@@ -145,19 +145,28 @@ def watch_parts(model: nn.Module, family: Family, shape: Shape, sums: Sums, hook
 
         return hook
 
-    def watch_output(role: str, layer: int) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: tuple[Any, ...], y_BTH: Tensor) -> None:
-            sums.add(("norm", role, layer), y_BTH.double().abs().mean(dim=1).square().sum(dim=0))
+    def add_read(role: str, layer: int, x_BTH: Tensor) -> None:
+        sums.add(("read", role, layer), x_BTH.double().abs().mean(dim=1).square().sum(dim=0))
 
-        return hook
+    def watch_output(role: str, layer: int) -> Callable[..., None]:
+        return lambda _module, _args, y_BTH: add_read(role, layer, y_BTH)
+
+    def watch_read(role: str, layer: int) -> Callable[..., None]:
+        return lambda _module, args: add_read(role, layer, args[0])
 
     for layer in range(shape.layers):
         for role in ("attention_output", "ffn_down"):
             module = model.get_submodule(family.layer_module(layer, role))
             hooks.enter_context(removable(module.register_forward_pre_hook(watch_input(role, layer))))
-        for role in READERS:
+        for norm, linear in zip(READERS, ("query", "ffn_gate"), strict=True):
+            role = norm if norm in family.layer else linear
             module = model.get_submodule(family.layer_module(layer, role))
-            hooks.enter_context(removable(module.register_forward_hook(watch_output(role, layer))))
+            watch, put = (
+                (watch_output, module.register_forward_hook)
+                if role == norm
+                else (watch_read, module.register_forward_pre_hook)
+            )
+            hooks.enter_context(removable(put(watch(role, layer))))
     final_norm = model.get_submodule(family.outside["final_norm"].name)
     hooks.enter_context(removable(final_norm.register_forward_hook(watch_output("final_norm", shape.layers))))
 
@@ -172,14 +181,14 @@ def stream_scores(sums: Sums, shape: Shape, *, num_tokens: int) -> dict[str, Ten
 
 
 def minitron_scores(sums: Sums, shape: Shape) -> dict[str, Tensor]:
-    """The root of the sums over sequences; a channel's are added up over the norms."""
+    """The root of the sums over sequences; a channel's are added up over all that reads it."""
     neurons = [sums["activation", "ffn_down", layer] for layer in range(shape.layers)]
     heads = [sums["activation", "attention_output", layer] for layer in range(shape.layers)]
-    norms = [sums[name] for name in sums if isinstance(name, tuple) and name[0] == "norm"]
+    read = [sums[name] for name in sums if isinstance(name, tuple) and name[0] == "read"]
     return {
         "activation.neurons_LF": torch.stack(neurons).sqrt(),
         "activation.heads_LN": torch.stack(heads).sqrt(),
-        "activation.channels_H": torch.stack(norms).sqrt().sum(dim=0),
+        "activation.channels_H": torch.stack(read).sqrt().sum(dim=0),
     }
 
 

@@ -233,7 +233,7 @@ class LayerSearch:
 
     def log_probabilities(self, exit_1TH: Tensor) -> Tensor:
         """Of the next token, in float32."""
-        logits_1TV = self.head(exit_1TH).float()
+        logits_1TV = self.head(exit_1TH).float() / getattr(self.model.config, "logits_scaling", 1.0)  # of Granite
         cap = getattr(self.model.config, "final_logit_softcapping", None)  # Gemma alone has it
         if cap is not None:
             logits_1TV = cap * (logits_1TV / cap).tanh()

@@ -52,6 +52,9 @@ def cut_layer_entries(config: Mapping[str, Any], plan: PruningPlan, family: Fami
         period = config.get(family.window_pattern.key, family.window_pattern.default)
         kinds = ("full_attention", "sliding_attention")
         cut["layer_types"] = [kinds[(layer + 1) % period != 0] for layer in plan.source_layers]
+    rotary = family.rotary_layers(config, plan.source.layers)
+    if rotary is not None:
+        cut["no_rope_layers"] = [rotary[layer] for layer in plan.source_layers]
     if family.window_layers is not None:
         first_window = config.get(family.window_layers.key, family.window_layers.default)
         cut[family.window_layers.key] = sum(layer < first_window for layer in plan.source_layers)

@@ -18,6 +18,7 @@ from architectures.pruning.plan_record import PruningPlan
 from architectures.shapes.shape import Shape
 
 READERS = ("attention_norm", "ffn_norm")  # norms that read the residual stream
+BARE_READERS = ("query", "key", "value", "ffn_gate", "ffn_up")  # linears that read it where no norm does
 WRITERS = ("attention_output", "ffn_down")  # linears that write it, unless a norm stands behind them
 POST_NORMS = ("attention_post_norm", "ffn_post_norm")
 
@@ -145,11 +146,12 @@ def scaled(plan: PruningPlan, location: TensorLocation, axes: tuple[str, ...], t
         return ((tensor.float() + offset) * factor_H - offset).to(tensor.dtype)
     if location.role == "embedding" and FAMILIES[plan.source.family].scaled_embedding and plan.channels is not None:
         return (tensor.float() * sqrt(plan.source.hidden / plan.draft.hidden)).to(tensor.dtype)
-    scale_H = stream_scale(plan, location.layer) if location.role in written_by(plan) else None
-    if scale_H is None:
+    scale_H = stream_scale(plan, location.layer) if location.role in (*written_by(plan), *read_by(plan)) else None
+    if scale_H is None or "hidden" not in axes:
         return tensor
     along_H = [-1 if axis == "hidden" else 1 for axis in axes]  # a linear's rows, the columns of GPT-2's
-    return (tensor.float() / scale_H.view(along_H)).to(tensor.dtype)
+    scale = scale_H.view(along_H)
+    return (tensor.float() * scale if location.role in read_by(plan) else tensor.float() / scale).to(tensor.dtype)
 
 
 def norm_factor(plan: PruningPlan, location: TensorLocation, axes: tuple[str, ...]) -> Tensor | float | None:
@@ -173,6 +175,11 @@ def written_by(plan: PruningPlan) -> tuple[str, ...]:
     """The roles whose outputs are added to the residual stream as they are."""
     has_post_norms = any(role in FAMILIES[plan.source.family].layer for role in POST_NORMS)
     return () if has_post_norms else WRITERS
+
+
+def read_by(plan: PruningPlan) -> tuple[str, ...]:
+    """The roles of linears that read the residual stream as it is, without a norm that could take a scale."""
+    return () if READERS[0] in FAMILIES[plan.source.family].layer else BARE_READERS
 
 
 def stream_scale(plan: PruningPlan, layer: int | None) -> Tensor | None:

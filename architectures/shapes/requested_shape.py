@@ -47,11 +47,17 @@ def masked_shape(source: Shape, config: ArchitectureConfig) -> Shape:
     """The shape of a draft that masks are trained for: smaller than the target in something.
 
     Raises:
-        UserError: As `draft_shape`, and if nothing is cut.
+        UserError: As `draft_shape`, if nothing is cut, and for heads that masks and cuts treat differently.
     """
     draft = draft_shape(source, config)
     if draft == source:
         raise UserError("architecture.method=learned_masks with the target's own sizes leaves nothing to learn. Cut.")
+    if FAMILIES[source.family].norms_over_heads and (draft.heads, draft.kv_heads) != (source.heads, source.kv_heads):
+        raise UserError(
+            f"architecture.method=learned_masks cuts heads of {source.family}, which normalises queries and keys of "
+            "all heads together: behind a mask the closed ones still count in that, behind a cut they are gone. Leave "
+            "heads and kv_heads out, or choose another method."
+        )
     return draft
 
 
@@ -130,8 +136,8 @@ def refuse_width_of_classic_family(wanted: dict[str, int], source: Shape, key: s
     changed = [name for name in WIDTHS if wanted[name] != getattr(source, name)]
     if changed and not FAMILIES[source.family].width:
         raise UserError(
-            f"{key} changes {', '.join(changed)}; of {source.family} targets only layers can be cut. "
-            "Set architecture.layers alone."
+            f"{key} changes {', '.join(changed)}; of {source.family} targets only layers can be cut: "
+            f"{FAMILIES[source.family].no_width}. Set architecture.layers alone."
         )
 
 

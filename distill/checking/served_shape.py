@@ -45,6 +45,7 @@ def planned_pair(
         explicit_head_dim=source.explicit_head_dim or FAMILIES[draft.family].width,  # as in draft_config
         dtype=recipe.export.dtype,
         quantisation=None,
+        rotary_layers=None,
         tokenizer=None,
         without_tokenizer=NOT_MADE,
         settings=None,

@@ -110,7 +110,8 @@ def head_of(lm: PreTrainedModel) -> Head:
     module = lm.get_output_embeddings()
     assert isinstance(module, nn.Linear), "a causal language model has a linear output head"
     cap = getattr(lm.config, "final_logit_softcapping", None)  # of Gemma
-    return Head(module.weight, module.bias, cap, vocab_size=len(module.weight), ids_V=head_ids(lm))
+    divisor = getattr(lm.config, "logits_scaling", 1.0)  # of Granite
+    return Head(module.weight, module.bias, cap, vocab_size=len(module.weight), ids_V=head_ids(lm), divisor=divisor)
 
 
 def vocab_size_of(lm: PreTrainedModel) -> int:

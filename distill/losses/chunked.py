@@ -35,6 +35,7 @@ class Head:
         weight_VH: Its matrix.
         bias_V: Added to the logits, where there is one.
         softcap: Gemma's bound c on logits z, which become c * tanh(z / c).
+        divisor: What Granite divides its logits by.
         vocab_size: The first so many rows are used; those behind them are padding, and get no logit and no gradient.
         ids_V: The token id that each row outputs, ascending; None where row k is token k.
     """
@@ -44,18 +45,20 @@ class Head:
     softcap: float | None
     vocab_size: int
     ids_V: Tensor | None = None
+    divisor: float = 1.0
 
     def logits(self, hidden_AH: Tensor) -> Tensor:
         """Logits_AV over the first vocab_size entries, in the dtype that autocast or the head has."""
         weight_VH, bias_V = self.used()
-        return self.capped(linear(hidden_AH, weight_VH, bias_V))
+        return self.shaped(linear(hidden_AH, weight_VH, bias_V))
 
     def used(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias without the rows of padding."""
         return self.weight_VH[: self.vocab_size], None if self.bias_V is None else self.bias_V[: self.vocab_size]
 
-    def capped(self, logits_AV: Tensor) -> Tensor:
-        """The logits under the softcap."""
+    def shaped(self, logits_AV: Tensor) -> Tensor:
+        """The logits divided, and under the softcap."""
+        logits_AV = logits_AV if self.divisor == 1 else logits_AV / self.divisor
         return logits_AV if self.softcap is None else self.softcap * (logits_AV / self.softcap).tanh()
 
     def narrowed(self, vocab_size: int) -> "Head":
@@ -210,11 +213,11 @@ class ChunkedSum(torch.autograd.Function):
 
 
 def loss_and_gradient(hidden_CH: Tensor, head: Head, job: Job, rows: slice) -> tuple[Tensor, Tensor]:
-    """The loss of one chunk, and its gradient with respect to the logits before the softcap."""
+    """The loss of one chunk, and its gradient with respect to the logits before divisor and softcap."""
     weight_VH, bias_V = head.used()
     logits_CV = linear(hidden_CH, weight_VH, bias_V).requires_grad_()
     with torch.enable_grad():
-        loss = weighted(job.loss_of_rows(head.capped(logits_CV), rows), job.weights_A, rows).sum()
+        loss = weighted(job.loss_of_rows(head.shaped(logits_CV), rows), job.weights_A, rows).sum()
     (grad_CV,) = torch.autograd.grad(loss, logits_CV)
     return loss.detach(), grad_CV
 

@@ -45,8 +45,10 @@ def load_head(target: Path, *, dtype: str, device: str) -> Head:
     role = "embedding" if Shape.from_config(config, where=str(target / "config.json")).tied else "head"
     weights = open_weights(target, base_prefix=family.base_prefix)
     weight_VH = weights.read(family.weight(role)).to(device=device, dtype=getattr(torch, dtype))
-    softcap = getattr(text_config(target), "final_logit_softcapping", None)
-    return Head(weight_VH, bias_V=None, softcap=softcap, vocab_size=len(weight_VH))
+    settings = text_config(target)
+    softcap = getattr(settings, "final_logit_softcapping", None)
+    divisor = getattr(settings, "logits_scaling", 1.0)
+    return Head(weight_VH, bias_V=None, softcap=softcap, vocab_size=len(weight_VH), divisor=divisor)
 
 
 def top_k_rows(logits_AV: Tensor, k: int) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from architectures.gguf.importing import gguf_names
 from architectures.shapes.shape import Shape
 from tests.conftest import MERGES
 
-CLASSIC = ("opt", "gpt_neox", "bloom", "gpt2")
+CLASSIC = ("opt", "gpt_neox", "bloom", "gpt2", "gpt_bigcode")
 FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
     "mistral": {"tie_word_embeddings": False, "sliding_window": 8},
@@ -31,10 +31,19 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 32},
     "gemma3_text": {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 32, "sliding_window_pattern": 3},
     "phi3": {"tie_word_embeddings": False, "head_dim": 16},
+    "smollm3": {"attention_bias": True, "no_rope_layers": [1, 0, 0, 1]},
+    "olmo2": {"tie_word_embeddings": False, "rms_norm_eps": 1e-6},  # as published, not transformers' default
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 3.0,
+    },
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "gpt_neox": {"tie_word_embeddings": False},
     "bloom": {"n_layer": 4, "n_head": 4},
     "gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 512, "n_inner": 96},
+    "gpt_bigcode": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 512, "n_inner": 96},
 }
 WIDE_FAMILIES = tuple(name for name in FAMILY_SETTINGS if name not in CLASSIC)
 

@@ -79,10 +79,14 @@ def test_tied_stays_tied_and_untied_untied(trained, make_checkpoint, tmp_path, t
     [
         ("gemma3_text", {"query_pre_attn_scalar": 16}),
         ("phi3", {}),
+        ("smollm3", {"no_rope_layers": [1, 0, 0, 1]}),
+        ("olmo2", {}),
+        ("granite", {"logits_scaling": 3.0}),
         ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
         ("gpt_neox", {"tie_word_embeddings": False}),  # its module calls the head by another name than its files
         ("bloom", {"n_layer": 4, "n_head": 4}),
         ("gpt2", {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 512}),
+        ("gpt_bigcode", {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 512}),
     ],
 )
 def test_every_family_is_exported_under_the_names_of_its_files(make_checkpoint, tmp_path, family, settings):

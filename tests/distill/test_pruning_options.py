@@ -24,6 +24,7 @@ SIZES = {  # four layers of heads 16 wide, 64 channels, as every tiny checkpoint
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "bloom": {"n_layer": 4, "n_head": 4},
     "gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_inner": 96},
+    "gpt_bigcode": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_inner": 96},
 }
 CLASSIC = [name for name, family in FAMILIES.items() if not family.width]
 DEPTH = ("first_last", "evenly_spaced", "random", "block_influence", "greedy", "merge")

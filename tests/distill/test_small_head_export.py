@@ -28,10 +28,14 @@ FAMILIES = {
     "llama": {},
     "gemma2": {"query_pre_attn_scalar": 16},  # whose logits are capped behind the head
     "phi3": {},
+    "smollm3": {"no_rope_layers": [1, 0, 0, 1]},
+    "olmo2": {},
+    "granite": {"logits_scaling": 3.0},  # whose logits are divided behind the head
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "gpt_neox": {"tie_word_embeddings": False},  # which calls the head otherwise in its files
     "bloom": {"n_layer": 4, "n_head": 4},
     "gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 512},
+    "gpt_bigcode": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 512},
 }
 INPUTS = torch.randint(0, 264, (2, 20), generator=torch.Generator().manual_seed(1))
 

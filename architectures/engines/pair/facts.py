@@ -47,6 +47,7 @@ class Model:
         custom_code: Whether its config names code of its own (auto_map).
         multimodal: Whether it reads more than text.
         eagle_entry: Whether its config has draft_vocab_size, by which llama.cpp knows EAGLE-3.
+        rotary_layers: Of each layer 1 if it has rotary positions, else 0; None where all have, or none is cut yet.
         window: Tokens that layers with a sliding window look back; None where no layer has one.
         tokenizer: None where it cannot be read, for the reason in without_tokenizer.
         settings: generation_config.json; None where it cannot be read, empty where there is none.
@@ -67,6 +68,7 @@ class Model:
     custom_code: bool = False
     multimodal: bool = False
     eagle_entry: bool = False
+    rotary_layers: tuple[int, ...] | None = None
     window: int | None = None
     tokenizer: Tokenizer | None = None
     without_tokenizer: str = "its files are not on this machine"

@@ -79,6 +79,7 @@ def model_of(config: Mapping[str, Any], *, name: str, path: str) -> Model:
         custom_code="auto_map" in config,
         multimodal=any(isinstance(config.get(key), dict) for key in OTHER_PARTS),
         eagle_entry="draft_vocab_size" in config,
+        rotary_layers=rotary_layers(config, shape),
         window=part.get("sliding_window") if part.get("use_sliding_window", True) else None,
     )
 
@@ -89,6 +90,12 @@ def shape_of(config: Mapping[str, Any], where: str) -> Shape | None:
     if family is None or any(config.get(key, value) != value for key, value in family.fixed_entries.items()):
         return None
     return Shape.from_config({**config, "quantization_config": None}, where=where)
+
+
+def rotary_layers(config: Mapping[str, Any], shape: Shape | None) -> tuple[int, ...] | None:
+    """Which layers have rotary positions, where some may have none."""
+    layers = None if shape is None else FAMILIES[shape.family].rotary_layers(config, shape.layers)
+    return None if layers is None else tuple(layers)
 
 
 def quantisation_of(config: Mapping[str, Any]) -> str | None:

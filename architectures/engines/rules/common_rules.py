@@ -110,6 +110,20 @@ def own_head(pair: Pair, *, engine: str) -> Verdict:
     )
 
 
+def own_head_width(pair: Pair, *, engine: str) -> Verdict:
+    """The engine takes heads of the width they have."""
+    shape = pair.draft.shape
+    if shape is None:
+        return not_checked(f"Of the draft, {UNKNOWN_SHAPE.format(repr(pair.draft.model_type))}")
+    if engine not in FAMILIES[shape.family].heads_share_hidden or shape.head_dim * shape.heads == shape.hidden:
+        return fine(f"{engine} finds heads of {shape.head_dim}.")
+    return refused(
+        f"The draft has {shape.heads} heads of {shape.head_dim}, and {engine} takes hidden / heads = {shape.hidden} / "
+        f"{shape.heads} for the width of a head of {shape.family}, whatever its config says.",
+        "Cut heads and hidden by the same share, or neither.",
+    )
+
+
 def servable_shape(pair: Pair) -> Verdict:
     """The sizes fit each other."""
     if pair.draft.shape is None:

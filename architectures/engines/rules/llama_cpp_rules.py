@@ -12,6 +12,7 @@ from architectures.engines.rules.common_rules import (
     long_enough,
     no_custom_code,
     own_head,
+    own_head_width,
     plain_numbers,
     remedy_of_sizes,
     servable_shape,
@@ -138,12 +139,32 @@ def stated_head(pair: Pair) -> Verdict:
     shape = pair.draft.shape
     if shape is None:
         return not_checked(f"Of the draft, {UNKNOWN_SHAPE.format(repr(pair.draft.model_type))}")
+    if NAME in FAMILIES[shape.family].heads_share_hidden:
+        return own_head_width(pair, engine=NAME)
     if pair.draft.explicit_head_dim or shape.head_dim * shape.heads == shape.hidden:
         return fine(f"The converter finds heads of {shape.head_dim}.")
     return not_checked(
         f"The draft's config does not state its heads of {shape.head_dim}, and hidden {shape.hidden} by {shape.heads} "
         "heads is another width: whether the converter knows what this model type means was not read.",
         f"Write head_dim {shape.head_dim} into its config.json.",
+    )
+
+
+def rotary_period(pair: Pair) -> Verdict:
+    """Layers without rotary positions are those that the engine has without."""
+    shape, layers = pair.draft.shape, pair.draft.rotary_layers
+    gguf = None if shape is None else FAMILIES[shape.family].gguf
+    expected = None if shape is None or gguf is None else gguf.rotary_layers(shape.layers)
+    if gguf is None or expected is None:
+        return fine("No layer of a model type of its own is without rotary positions.")
+    told = f"llama.cpp leaves rotary positions out of every {gguf.rope_period}th layer"
+    if layers is None:
+        return not_checked(f"{told}; which layers the draft keeps shows when it is cut.", "Ask again then.")
+    if list(layers) == expected:
+        return fine(f"{told}, as the draft does.")
+    return refused(
+        f"{told}, and no entry of a file says otherwise; the draft's no_rope_layers are {list(layers)}.",
+        "Keep layers in such an order (architecture.plan), or take another engine.",
     )
 
 
@@ -170,6 +191,7 @@ RULES = (
     Rule("model type", "conversion/__init__.py", convertible),
     Rule("shape", "conversion/llama.py", servable_shape),
     Rule("head width", CONVERSION, stated_head),
+    Rule("rotary layers", "src/models/smollm3.cpp", rotary_period),
     Rule("quantised rows", "src/llama-quant.cpp", rows_of_blocks),
     Rule("quantisation", CONVERSION, partial(plain_numbers, told=UNREAD, judge=partial(not_checked, remedy=QUANTISE))),
     Rule("length", SPECULATIVE, partial(long_enough, past=PAST)),

@@ -14,7 +14,7 @@ from architectures.families import FAMILIES
 from architectures.small_head.record import read_draft_vocabulary, write_draft_vocabulary
 from eval.models.loading import load_model, load_tokenizer
 
-SERVED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "opt", "bloom", "gpt2")
+SERVED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "granite", "opt", "bloom", "gpt2")
 INPUTS = torch.randint(0, 264, (3, 40), generator=torch.Generator().manual_seed(1))
 UNKNOWN_ID = 263
 
@@ -121,7 +121,10 @@ def test_every_family_is_served_or_refused():
     refused = {name: without_vllm(name) for name in FAMILIES if name not in SERVED}
     assert refused == {
         "gemma2": "vLLM's Gemma 2 has no output head but the embedding",
+        "smollm3": "vLLM has no SmolLM3 of its own",
+        "olmo2": "vLLM has no OLMo 2 of its own",
         "gpt_neox": "vLLM has no GPT-NeoX of its own",
+        "gpt_bigcode": "vLLM has no GPT BigCode of its own",
     }
     assert [without_vllm(name) for name in (*SERVED, "unknown")] == [None] * (len(SERVED) + 1)
 

@@ -188,6 +188,28 @@ CASES = {
         of_both(model_type="qwen3", head_dim=None),
         at("llama.cpp", severity=UNKNOWN, rule="head width"),
     ),
+    "an OLMo 2 of wider heads": (
+        of_both(model_type="olmo2", head_dim=64),
+        together(
+            at("sglang", "llama.cpp", severity=REFUSED, rule="head width"),
+            at("vllm", severity=UNKNOWN, rule="model type"),
+        ),
+    ),
+    "a Granite of wider heads": (
+        of_both(model_type="granite", head_dim=64),
+        at("llama.cpp", severity=REFUSED, rule="head width"),
+    ),
+    "a SmolLM3 of the layers llama.cpp expects": (
+        of_both(model_type="smollm3", no_rope_layers=[1, 1]),
+        at(*GPU_ENGINES, severity=UNKNOWN, rule="model type"),
+    ),
+    "a SmolLM3 of other layers": (
+        of_both(model_type="smollm3", no_rope_layers=[1, 0]),
+        together(
+            at("llama.cpp", severity=REFUSED, rule="rotary layers"),
+            at(*GPU_ENGINES, severity=UNKNOWN, rule="model type"),
+        ),
+    ),
     "no settings": (no_settings, at("transformers", severity=LOSSY, rule="assistant settings")),
     "one setting missing": (
         lambda draft, _: draft["generation_config.json"].pop("assistant_confidence_threshold"),

@@ -44,6 +44,8 @@ REFUSED = [
     *(("text_config", value) for value in ("a", [1], {"vocab_size": 0}, {"hidden_size": "a"})),
     *(("return_dict", value) for value in (False, None, "true")),
     ("num_labels", 10**12),
+    *(("no_rope_layers", value) for value in ([2], [1, 0.5, 1, 1], ["a"], "1", [1, 0, 1])),
+    *((name, value) for name in ("logits_scaling", "residual_multiplier") for value in (0, -1.0, "8", None, True)),
     ("attn_implementation", "somebody/kernel"),
     ("temperature", "hot"),
     ("model_type", 3),

@@ -33,6 +33,9 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+SCALES = {
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.015625, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+}  # fmt: skip
 MODELS = {
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 100000.0}, "rms_norm_eps": 1e-5},
     "llama biased": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
@@ -40,6 +43,9 @@ MODELS = {
     "mistral": {"tie_word_embeddings": False, "sliding_window": None},
     "qwen2": {"vocab_size": 272, "tie_word_embeddings": False},
     "qwen3": {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 3},
+    "smollm3": {"num_hidden_layers": 5},
+    "olmo2": {"tie_word_embeddings": False, "rms_norm_eps": 1e-6},
+    "granite": {"attention_bias": True, "mlp_bias": True, "head_dim": 32, **SCALES},
 }
 KINDS = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 
@@ -216,6 +222,22 @@ REFUSED = {
     "mistral": ({"sliding_window": 8}, "layers look back 8 tokens of 2048, and in llama.cpp all"),
     "qwen2": ({"head_dim": 32}, "4 heads of 32 make 128 query channels, and llama.cpp's qwen2 has hidden_size=64"),
     "qwen3": ({"attention_bias": True}, "attention_bias is true, and llama.cpp's qwen3 has no bias"),
+    "smollm3": (
+        {"no_rope_layers": [0]},
+        r"no_rope_layers is \[0\], and llama\.cpp's smollm3 leaves rotary positions o",
+    ),
+    "smollm3 biased": ({"mlp_bias": True}, "mlp_bias is true, and llama.cpp's smollm3 has no bias in its feed-forward"),
+    "smollm3 attention": ({"attention_bias": True}, "attention_bias is true, and llama.cpp's smollm3 has no bias"),
+    "olmo2": ({}, "its output head is its embedding, and llama.cpp's olmo2 has one of its own"),
+    "olmo2 wide": (
+        {"head_dim": 32, "tie_word_embeddings": False},
+        "4 heads of 32 make 128 query channels, and llama.cpp's olmo2 has hidden_size=64",
+    ),
+    "olmo2 long": (
+        {"rope_parameters": LLAMA_3, "tie_word_embeddings": False},
+        "rope_type is 'llama3', whose factors llama.cpp's olmo2 does not read",
+    ),
+    "gpt_bigcode": ({}, r"model_type gpt_bigcode does not become a GGUF file: it is not written\. Convert"),
     "llama": ({"hidden_act": "gelu"}, "hidden_act is 'gelu', and llama.cpp computes llama with silu"),
     "llama dynamic": (
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},

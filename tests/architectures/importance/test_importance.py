@@ -19,12 +19,16 @@ WIDTH_VARIANTS = {
     "gemma2": {"sliding_window": 8},
     "gemma3_text": {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"] * 2},
     "phi3": {"tie_word_embeddings": False},
+    "smollm3": {"no_rope_layers": [1, 0, 0, 1]},
+    "olmo2": {},
+    "granite": {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1},
 }
 DEPTH_VARIANTS = {
     "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
     "gpt_neox": {},
     "bloom": {"n_layer": 4},
     "gpt2": {"n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 512},
+    "gpt_bigcode": {"n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 512},
 }
 VARIANTS = {**WIDTH_VARIANTS, **DEPTH_VARIANTS}
 STREAM_SCORES = {"block_influence_L", "mean_abs_JH", "spread_JH"}
@@ -126,7 +130,7 @@ def test_batches_do_not_matter(watched, batch_size):
 
 def test_the_model_is_left_as_it_was(any_model):
     before = {name: tensor.clone() for name, tensor in any_model.state_dict().items()}
-    any_model.get_submodule(FAMILIES[any_model.config.model_type].layer_module(1, "ffn_norm")).train()
+    any_model.get_submodule(FAMILIES[any_model.config.model_type].layer_module(1, "ffn_down")).train()
     state = [
         (module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in any_model.modules()
     ]
@@ -165,11 +169,15 @@ def test_activation_of_neurons_and_heads(watched, layer):
 
 
 def test_activation_of_channels(watched):
-    gemma = watched.config.model_type.startswith("gemma")
+    gemma, bare = (watched.config.model_type.startswith(name) for name in ("gemma", "olmo2"))
     readers = ("input_layernorm", "pre_feedforward_layernorm" if gemma else "post_attention_layernorm")
-    names = [f"model.layers.{layer}.{norm}" for layer in range(4) for norm in readers] + ["model.norm"]
+    read = {f"model.layers.{layer}.{norm}": watched.outputs for layer in range(4) for norm in readers}
+    if bare:  # attention and feed-forward read the stream itself
+        linears = ("self_attn.q_proj", "mlp.up_proj")
+        read = {f"model.layers.{layer}.{linear}": watched.inputs for layer in range(4) for linear in linears}
+    read["model.norm"] = watched.outputs
 
-    channels = sum((watched.outputs[name].abs().sum(dim=1) / T).pow(2).sum(dim=0).sqrt() for name in names)
+    channels = sum((seen[name].abs().sum(dim=1) / T).pow(2).sum(dim=0).sqrt() for name, seen in read.items())
 
     np.testing.assert_allclose(watched.scores["activation.channels_H"], channels, rtol=1e-4)
 

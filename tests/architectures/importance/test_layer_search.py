@@ -28,10 +28,14 @@ VARIANTS = {
     "gemma2": {"sliding_window": 8, "final_logit_softcapping": 2.0},
     "gemma3_text": {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"] * 2},
     "phi3": {"tie_word_embeddings": False},
+    "smollm3": {"no_rope_layers": [1, 0, 0, 1]},
+    "olmo2": {},
+    "granite": {"residual_multiplier": 0.5, "logits_scaling": 3.0},
     "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
     "gpt_neox": {},
     "bloom": {"n_layer": 4},
     "gpt2": {"n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 512},
+    "gpt_bigcode": {"n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 512},
 }
 LAYERS = 4
 IDS_ST = torch.randint(3, 260, (3, 20), generator=torch.Generator().manual_seed(7))

@@ -9,11 +9,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.masks.gating import fold, masked
 from architectures.masks.masks import Gates, Masks, plan_from_masks
 from architectures.pruning.prune import prune_checkpoint
 from architectures.pruning.slicing import tensor_locations
+from architectures.shapes.requested_shape import masked_shape
+from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import Shape
 from architectures.targets.target import read_config
 
@@ -80,7 +83,12 @@ def check_law(folder: Path, out: Path, **cut: int) -> None:
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("family", WIDE)
-def test_a_masked_model_computes_what_its_slice_does(family_checkpoint, tmp_path, family, cut):
+def test_a_masked_model_computes_what_its_slice_does_or_is_refused(family_checkpoint, tmp_path, family, cut):
+    if FAMILIES[family].norms_over_heads and "heads" in CUTS[cut]:
+        shape, config = Shape.from_config(read_config(family_checkpoint(family))), ArchitectureConfig(**CUTS[cut])
+        with pytest.raises(UserError, match=f"cuts heads of {family}, which normalises queries and keys of all heads"):
+            masked_shape(shape, config)
+        return
     check_law(family_checkpoint(family), tmp_path, **CUTS[cut])
 
 

@@ -123,9 +123,44 @@ def test_a_removed_head_is_that_head_zeroed(wide_target, tmp_path, heads, kv_hea
             for head in set(range(4)) - set(kept[layer]):
                 output[:, head * width : (head + 1) * width] = 0
 
-    torch.testing.assert_close(
-        logits(pruned(wide_target, plan, tmp_path / "draft")), logits(edit(wide_target, zero)), **CLOSE
-    )
+    expected = edit(wide_target, zero)
+    normalise_among_kept_heads(expected, plan)
+    torch.testing.assert_close(logits(pruned(wide_target, plan, tmp_path / "draft")), logits(expected), **CLOSE)
+
+
+def normalise_among_kept_heads(model: PreTrainedModel, plan: PruningPlan) -> None:
+    """Where queries and keys of all heads are normalised together, those that are kept are, among themselves."""
+    family = FAMILIES[plan.source.family]
+    if not family.norms_over_heads:
+        return
+    for role, kept in (("query_norm", plan.heads), ("key_norm", plan.kv_heads)):
+        for layer in range(plan.source.layers if kept is not None else 0):
+            module = model.get_submodule(family.layer_module(layer, role))
+            module.register_forward_hook(normalised_by(kept_columns(kept[layer], plan.source.head_dim)))
+
+
+def kept_columns(heads: tuple[int, ...], width: int) -> list[int]:
+    return [head * width + column for head in heads for column in range(width)]
+
+
+def normalised_by(columns: list[int]):
+    def norm(module, inputs, _):
+        mean_square = inputs[0][..., columns].square().mean(dim=-1, keepdim=True)
+        return module.weight * inputs[0] * torch.rsqrt(mean_square + module.variance_epsilon)
+
+    return norm
+
+
+def test_norms_over_all_heads_lose_the_columns_of_heads_that_go(family_checkpoint, tmp_path):
+    folder = family_checkpoint("olmo2")
+    plan = plan_for(folder, heads=2, kv_heads=1)
+    prune_checkpoint(folder, plan, tmp_path / "draft")
+    kept, source = (load_file(each / "model.safetensors") for each in (tmp_path / "draft", folder))
+    for layer in range(4):
+        for name, heads in (("q_norm", plan.heads), ("k_norm", plan.kv_heads)):
+            norm = f"model.layers.{layer}.self_attn.{name}.weight"
+            assert heads is not None
+            assert torch.equal(kept[norm], source[norm][kept_columns(heads[layer], 16)])
 
 
 def test_a_removed_channel_is_that_channel_zeroed(wide_target, tmp_path):
@@ -200,15 +235,17 @@ def test_behind_a_cut_modules_write_the_inverse_of_the_scale_and_norms_read_it(t
     written = {"attention_output": plan.source.axis("query"), "ffn_down": plan.source.intermediate}
     for layer in range(3):
         factor_H = scale_H if layer else torch.ones(64)
-        for role, width in {**written, **dict.fromkeys([*post_norms, "attention_norm", "ffn_norm"], 64)}.items():
+        norms = [role for role in ("attention_norm", "ffn_norm") if role in family.layer]
+        bare = [] if norms else ["query", "key", "value", "ffn_gate", "ffn_up"]
+        for role, width in {**written, **dict.fromkeys([*post_norms, *norms, *bare], 64)}.items():
             one, other = (model.get_submodule(family.layer_module(layer, role)) for model in (cut, plain))
             x = torch.randn(5, width, generator=generator)
-            found, expected = one(x), other(x)
-            if role in ("attention_norm", "ffn_norm"):
+            found, expected = one(x), other(x * factor_H if role in bare else x)
+            if role in norms:
                 bias = getattr(other, "bias", None)
                 bias = torch.zeros(64) if bias is None else bias
                 expected = (expected - bias) * factor_H * cuts.read_gains[layer] + bias
-            elif role in post_norms or not post_norms:
+            elif role not in bare and (role in post_norms or not post_norms):
                 expected = expected / factor_H
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

@@ -225,6 +225,18 @@ def test_unknown_family_is_named():
 
 
 @pytest.mark.parametrize(
+    "own_code", [{"auto_map": {"AutoModelForCausalLM": "modeling_baichuan.BaichuanForCausalLM"}}, {}]
+)
+def test_a_family_of_code_that_comes_with_its_checkpoints_is_refused_by_name(own_code):
+    message = (
+        r"cfg\.json: model_type 'baichuan' is Python code that comes with the checkpoint \(trust_remote_code\), which "
+        r"is never run, .* W_pack .* save it as model_type llama with the three apart"
+    )
+    with pytest.raises(UserError, match=message):
+        Shape.from_config({**TINY, "model_type": "baichuan", **own_code}, where="cfg.json")
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
         (
@@ -232,6 +244,10 @@ def test_unknown_family_is_named():
             "do_layer_norm_before is False; of opt .* those with True",
         ),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        (
+            {"model_type": "gpt_bigcode", "multi_query": False},
+            "multi_query is False; of gpt_bigcode .* those with True",
+        ),
     ],
 )
 def test_an_entry_that_makes_another_model_is_refused(config, message):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from architectures.families import FAMILIES
 from architectures.shapes.requested_shape import draft_shape
 from architectures.shapes.section import ArchitectureConfig
 from architectures.shapes.shape import NAMED_SHAPES, Shape
@@ -17,9 +18,6 @@ from architectures.targets.target import read_config
 
 LLAMA = NAMED_SHAPES["llama-7b"].shape
 QWEN = Shape.from_config(KNOWN_CONFIGS["Qwen/Qwen2.5-7B"])
-FAMILIES = (
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "opt", "gpt_neox", "bloom", "gpt2"
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -27,6 +27,7 @@ eval: {max_prompt_len: 64, max_new_tokens: 64, dtype: float32}
 """
 FAMILIES = {  # each made for 128 tokens
     "gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64},
+    "gpt_bigcode": {"n_layer": 4, "n_head": 4, "n_embd": 64},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "llama": {},
     "mistral": {},

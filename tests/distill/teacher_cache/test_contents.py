@@ -43,11 +43,11 @@ def live_logits(target: Path, example) -> torch.Tensor:
 @pytest.mark.parametrize("tied", [True, False])
 def test_head_and_hidden_state_give_the_live_logits(make_checkpoint, examples, model_type, tied):
     """Bit for bit: the same batch, the same weights, the same products."""
-    if model_type in ("gpt2", "opt", "bloom", "gpt_neox", "phi3"):
+    if model_type in ("gpt2", "gpt_bigcode", "opt", "bloom", "gpt_neox", "phi3"):
         changes = {"num_key_value_heads": 4, "tie_word_embeddings": tied, "pad_token_id": 0}
     else:
         changes = {"tie_word_embeddings": tied}
-    changes |= {"final_logit_softcapping": 1.5} if model_type == "gemma2" else {}
+    changes |= {"gemma2": {"final_logit_softcapping": 1.5}, "granite": {"logits_scaling": 3.0}}.get(model_type, {})
     folder = make_checkpoint(model_type=model_type, **changes)
     teacher = load_teacher(folder, dtype="bfloat16", device="cpu")
     source = TargetReading(folder, settings_for(HIDDEN, dtype="bfloat16"))

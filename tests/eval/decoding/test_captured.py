@@ -16,6 +16,7 @@ from eval.steps.captured import CapturedSteps, Capturer, CudaRecorder
 from eval.steps.row_cache import RowCache
 from eval.steps.row_step import Sight, forward
 from tests.conftest import TINY_SHAPE
+from tests.eval.decoding.small_heads import WITHOUT_WINDOW
 from widedraft import main
 
 READS_BACK = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
@@ -38,7 +39,7 @@ class Operations(TorchDispatchMode):
 
 def operations_of(family, attention, *, tokens, whole):
     """Of a step, by a model without values: to read one back is an error, as to mix devices is."""
-    window = {} if family in {"llama", "gpt_neox", "gpt2"} else {"sliding_window": 6}
+    window = {} if family in WITHOUT_WINDOW else {"sliding_window": 6}
     config = AutoConfig.for_model(family, **{**TINY_SHAPE, **window, "pad_token_id": 0})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attention).eval()

@@ -23,6 +23,7 @@ from eval.rounds.round_trace import read_round_trace
 from eval.steps import captured, compiled
 from eval.steps.sequencer import RowSequencer
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
+from tests.eval.decoding.small_heads import WITHOUT_WINDOW
 from tests.eval.decoding.stand_ins import Watched, watched_maker
 from widedraft import main
 
@@ -93,8 +94,8 @@ def test_rows_of_a_batch_do_not_feel_each_other(target, noisy_draft, prompts, ma
 @pytest.mark.parametrize("kind", ["compiled", "traced"], indirect=True)
 @pytest.mark.parametrize("family", [name for name, of in FAMILIES.items() if of.by_rows])
 def test_every_family_and_windows_far_shorter_than_the_cache(make_checkpoint, prompts, maker, family):
-    window = {} if family in {"llama", "gpt_neox", "gpt2"} else {"sliding_window": 6}
-    kinds = {"use_sliding_window": True, "max_window_layers": 2} if family in {"qwen2", "qwen3"} else {}
+    window = {} if family in WITHOUT_WINDOW else {"sliding_window": 6}
+    kinds = {"use_sliding_window": True, "max_window_layers": 2} if family in {"qwen2", "qwen3", "smollm3"} else {}
     folder = make_checkpoint(seed=4, model_type=family, **window, **kinds)
     model = load_model(folder, dtype="float32", device="cpu")
     law_greedy_text_is_the_targets(model, model, prompts, Limits(12), opener=maker.opener())

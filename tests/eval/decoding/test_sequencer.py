@@ -26,8 +26,12 @@ BY_ROWS = {
     "gemma2": {"sliding_window": 6},
     "gemma3_text": {"sliding_window": 6},
     "phi3": {"sliding_window": 6, "pad_token_id": 0},
+    "smollm3": {"use_sliding_window": True, "sliding_window": 6},
+    "olmo2": {},
+    "granite": {"attention_multiplier": 0.3, "logits_scaling": 3.0},
     "gpt_neox": {},
     "gpt2": {},
+    "gpt_bigcode": {},
 }
 ONE_BY_ONE = {"opt": {"ffn_dim": 128, "word_embed_proj_dim": 64}, "bloom": {}}
 GO_ON = {
