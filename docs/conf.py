@@ -58,6 +58,7 @@ NAVIGATION = {
     },
     "Look inside": {
         "The house": "house",
+        "Adding to it": "contributing",
         "Log of results": "log",
         "Faults of other tools": "faults",
         "Mutants": "mutants",

@@ -77,7 +77,8 @@ def written_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
     sizes = {name: written_size(name, getattr(config, name), getattr(source, name)) for name in SIZES}
     if config.stages is not None:
         sizes["layers"] = config.stages[-1]
-    if config.heads is not None and config.kv_heads is None:
+    can_follow = FAMILIES[source.family].width  # of others no heads can go, which is told behind this
+    if can_follow and config.heads is not None and config.kv_heads is None:
         sizes["kv_heads"] = following_kv_heads(sizes["heads"], source)
     return sizes
 

@@ -1,13 +1,14 @@
 """A family is one entry: no file outside architectures/families names one."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from architectures.families import FAMILIES
+from architectures.families import FAMILIES, OF_OWN_CODE
 from architectures.families.family import Family, Gguf
 
 ROOT = Path(__file__).parents[3]
@@ -78,6 +79,18 @@ def test_prose_and_other_names_are_let_through(source):
 def test_the_table_itself_is_where_families_are_named():
     named = {name for path in TABLE.glob("*.py") for name in names_in(path.read_text(encoding="utf-8"))}
     assert named == NAMES
+
+
+def test_the_page_says_of_every_family_what_can_be_cut():
+    page = (ROOT / "docs" / "pruning.md").read_text(encoding="utf-8")
+    table = page.split("| families (`model_type` in config.json) | can be cut |")[1].split("\n\n")[0]
+    rows = [line.strip("|").split("|") for line in table.strip().splitlines()[1:]]
+    cuts = {name: cut.split()[0] for names, cut in rows for name in re.findall("`(.+?)`", names)}
+    of_width = {name: "layers:" if family.no_width else "layers," for name, family in FAMILIES.items()}
+    assert {name: cut.replace("the", "layers,") for name, cut in cuts.items()} == {
+        **of_width,
+        **dict.fromkeys(OF_OWN_CODE, "nothing:"),
+    }
 
 
 def test_engines_without_a_head_are_engines_that_load_the_family():
