@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from architectures.checkpoints.manifest_record import Manifest
 from architectures.files.atomic import write_json
 from architectures.pruning.plan_record import PruningPlan
+from distill.choose.ranked.record import Choice
 from distill.commands.recipe_headers import write_headers
 from distill.recipe.recipe import Recipe
 from distill.recipe_reading.keys import schema_of
@@ -34,6 +35,7 @@ RECORDS = {
     "checkpoints": Curves,
     "lookup_policy": PolicyFile,
     "certificate": CertificateFile,
+    "choice": Choice,
     "plan": PruningPlan,
     "manifest": Manifest,
 }

@@ -4,10 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from pydantic import TypeAdapter
 
 from architectures.errors import UserError
 from architectures.shapes.serving import serving_problems
 from architectures.shapes.shape import NAMED_SHAPES
+from distill.choose.ranked.record import Choice
 from distill.choose.shapes.candidates import Wanted, asked_shapes
 from distill.choose.shapes.settings import ChooseSettings
 from distill.choose.shapes.widths import known_width, proportioned_widths
@@ -154,6 +156,7 @@ def test_the_winners_widths_are_in_its_recipe_and_everything_is_in_the_record(re
     assert (chosen.architecture.layers, chosen.architecture.hidden, chosen.architecture.intermediate) == (1, 32, 96)
     assert chosen.run_name == "tiny-1-layers-32-hidden"
     found = json.loads((tmp_path / "out" / "choose" / "choice.json").read_text())
+    TypeAdapter(Choice).validate_python(found, strict=False)
     assert found["winner"] == "1-layers-32-hidden"
     assert [each["name"] for each in found["candidates"]] == [
         "1-layers-32-hidden",
