@@ -4,7 +4,7 @@ A section takes a kind and says its own default (`lookahead: Lookahead = 4`). Wh
 """
 
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
@@ -70,12 +70,12 @@ MaxScoredTokens = Annotated[int, Field(ge=2, le=MOST, description="Tokens of an 
 Repeats = Annotated[int, Field(ge=1, le=MOST, description="Repetitions.")]
 Confidence = Annotated[float, Field(gt=0, lt=1, description="Coverage of every interval, a fraction.")]
 NumThreads = Annotated[
-    int | None,
+    Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] | None,
     Field(
-        ge=1,
-        le=1024,
-        description="Processor threads; by default as many as OMP_NUM_THREADS says, or every core it may.",
+        description="Processor threads; by default as many as OMP_NUM_THREADS says, or every core it may. auto times "
+        "the target's step with one, half of those and all, and takes the fastest.",
     ),
+    Flag(metavar="N|auto"),
 ]
 Seed = Annotated[int, Field(ge=0, lt=2**32, description="Seed of every random choice.")]
 NumberType = Annotated[

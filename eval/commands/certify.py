@@ -78,6 +78,15 @@ class CertifySettings(Section):
     rehash: Rehash = False
 
     @model_validator(mode="after")
+    def _threads_of_the_engine(self) -> "CertifySettings":
+        if self.num_threads == "auto":
+            raise UserError(
+                "--num-threads auto picks by steps that PyTorch takes in this process, and the engine takes its own in "
+                "another. Name a number, or leave it out."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _files_are_there(self) -> "CertifySettings":
         files_of(self)
         return self
@@ -91,6 +100,7 @@ def certify(settings: CertifySettings) -> None:
     from eval.engine_runs.record import write_certificate
     from eval.latency.machine import torch_threads
 
+    assert settings.num_threads != "auto"
     with torch_threads(settings.num_threads) as threads:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # of the engine's own process
         asked = Asked(

@@ -213,7 +213,7 @@ def compare(settings: CompareSettings) -> None:
     from eval.checks.loaded_pair import load_pair, prompts_of
     from eval.decoding.sampling import Sampling
     from eval.decoding.texts import Limits, Seeds, Speculation
-    from eval.latency.machine import torch_threads
+    from eval.latency.threads import chosen_threads
 
     console = Console()
     from_file = prompts_of(settings.prompts, count=None) if settings.prompts else None
@@ -225,7 +225,7 @@ def compare(settings: CompareSettings) -> None:
         Seeds.of(settings.seed),
         opener_of(settings),
     )
-    with torch_threads(settings.num_threads):
+    with chosen_threads(settings.num_threads, lambda: pair.target):
         answered = compare(pair, from_file or typed_prompts(console), wanted, console)
         run = compared_run(wanted, [text for _, text in answered])
         write_rounds(settings, pair, [run], [source for source, _ in answered])

@@ -184,8 +184,9 @@ def measured(
 ) -> "GridFigures":
     """The figures of the grid."""
     from eval.latency.grid import Grid, measure_grid
-    from eval.latency.machine import torch_threads
     from eval.latency.memory import require_memory
+    from eval.latency.threads import chosen_threads
+    from eval.records.grid import TARGET
 
     for batch, context in product(settings.batch_sizes, settings.contexts):
         require_memory(models, batch=batch, context=context)
@@ -198,8 +199,9 @@ def measured(
         how_asked(settings),
         prefill=prefill,
     )
-    with torch_threads(settings.num_threads):
-        return measure_grid(models, text_ids, grid, resampling_of(settings))
+    with chosen_threads(settings.num_threads, lambda: models[TARGET]) as threads:
+        figures = measure_grid(models, text_ids, grid, resampling_of(settings))
+        return replace(figures, evidence=threads.noted(figures.evidence))
 
 
 def measured_shapes(settings: LatencySettings, target: "PreTrainedModel", text_ids: Sequence[int]) -> "GridFigures":

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from architectures.pages.blocks import Block, Section, Sentence, Table
+from architectures.pages.blocks import Block, Caution, Section, Sentence, Table
 from eval.commands.depth_and_width_page import depth_sentences, shapes_table
+from eval.pages.doubts import chosen_words, doubt_words
 from eval.pages.scorecard_page import with_interval_ms
 from eval.records.grid import TARGET, Cell, GridFigures, GridStep
 
@@ -13,13 +14,14 @@ COLUMNS = ("ms by itself", "least ms", "share reached")
 def grid_page(record: GridFigures) -> list[Block]:
     """Every cell with its steps, then what they mean for drafting."""
     bandwidth = record.bandwidth_gb_s
+    threads = chosen_words(record.evidence) or record.machine.threads_words
     head = (
-        f"{record.machine.threads_words}; memory is read at {bandwidth.read:.1f} GB/s and copied at "
+        f"{threads}; memory is read at {bandwidth.read:.1f} GB/s and copied at "
         f"{bandwidth.copy:.1f} GB/s; load {record.machine.before.load_average} before, "
         f"{record.machine.after.load_average} after"
     )
     shapes = [] if record.shapes is None else [shapes_table(record.shapes)]
-    return [Sentence(head), *shapes, *map(cell_section, record.cells)]
+    return [*map(Caution, doubt_words(record.evidence)), Sentence(head), *shapes, *map(cell_section, record.cells)]
 
 
 def cell_section(cell: Cell) -> Section:

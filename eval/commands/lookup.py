@@ -69,14 +69,14 @@ def lookup(settings: LookupSettings) -> None:
     """Tune, write the file into the draft's folder, and say what it is worth."""
     from eval.checks.loaded_pair import load_pair
     from eval.commands.lookup_page import policies_page
-    from eval.latency.machine import torch_threads
+    from eval.latency.threads import chosen_threads
     from eval.policies.policy_file import write_policies
 
     prompts = prompts_to_tune_on(settings)
     pair = load_pair(settings.target, str(settings.draft), dtype=settings.dtype)
     rendered = [pair.rendered(prompt) for prompt in prompts]
     pair.require_context(rendered, settings.max_new_tokens)
-    with torch_threads(settings.num_threads):
+    with chosen_threads(settings.num_threads, lambda: pair.target):
         tuned = tuned_file(settings, pair, rendered)
     path = write_policies(tuned, settings.draft)
     print(markdown(*policies_page(tuned)))

@@ -1,6 +1,7 @@
 """`widedraft speed`: its settings, and what it does. Imports torch only when it runs."""
 
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -119,7 +120,7 @@ def speed(settings: SpeedSettings) -> None:
     from architectures.files.atomic import write_bytes
     from eval.acceptance.estimates import Resampling
     from eval.checks.loaded_pair import load_pairs, prompts_of
-    from eval.latency.machine import torch_threads
+    from eval.latency.threads import chosen_threads
     from eval.records.files import write_record
     from eval.speed.page import speed_page
     from eval.speed.plot import speed_plot
@@ -132,10 +133,12 @@ def speed(settings: SpeedSettings) -> None:
     for pair in loaded:
         pair.require_context(prompts, settings.max_new_tokens)
     setup = setup_of(settings, pairs, policies_of(settings, pairs, prompts))
-    with torch_threads(settings.num_threads):
-        record = measured(
-            settings, setup, pairs, prompts, Resampling(settings.confidence, NUM_RESAMPLES, settings.seed)
-        )
+    resampling = Resampling(settings.confidence, NUM_RESAMPLES, settings.seed)
+    with chosen_threads(
+        settings.num_threads, lambda: setup.target, batch=min(settings.batch_size, len(prompts))
+    ) as threads:
+        record = measured(settings, setup, pairs, prompts, resampling)
+        record = replace(record, evidence=threads.noted(record.evidence))
         print(markdown(speed_page(record), level=2))
         if settings.profile is not None:
             profile_a_round(settings, setup, prompts, settings.profile)
@@ -198,6 +201,7 @@ def measured(
         machine=Machine(before=before, after=machine_state(device), threads=torch.get_num_threads()),
         **vars(speed_figures(times, latency, resampling)),
         provenance=Provenance.of_this_process(),
+        evidence=latency.evidence,
     )
 
 

@@ -10,11 +10,13 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.progress.track import track
 from eval.acceptance.estimates import Resampling
+from eval.latency.evidence import Started, step_evidence
 from eval.latency.floor import step_bytes
 from eval.latency.machine import machine_state, memory_bandwidth
 from eval.latency.measure import Latency, measure_both_ways
 from eval.latency.steps import Setting
 from eval.models.execution import How
+from eval.records.evidence import StepEvidence
 from eval.records.grid import TARGET, Bandwidth, Cell, GridFigures, GridStep, GridSteps
 from eval.records.origin import Machine
 from eval.steps.fixed_steps import FixedSteps
@@ -69,7 +71,7 @@ def measure_grid(
     require_rows(models, grid)
     openers = openers_for(grid, models)
     device, cells = models[TARGET].device, grid.cells()
-    bandwidth, before = memory_bandwidth(device), machine_state(device)
+    bandwidth, before, started = memory_bandwidth(device), machine_state(device), Started()
     total = grid.repeats * len(cells)
     ticks = track(range(total), description="timing steps", total=total)
     measured = []
@@ -94,7 +96,17 @@ def measure_grid(
         bandwidth_gb_s=Bandwidth(**{name: value / 1e9 for name, value in bandwidth.items()}),
         machine=Machine(before=before, after=machine_state(device), threads=torch.get_num_threads()),
         cells=tuple(measured),
+        evidence=evidence_of_first(measured[0], models, text_ids, started),
     )
+
+
+def evidence_of_first(
+    cell: Cell, models: Mapping[str, PreTrainedModel], text_ids: Sequence[int], started: Started
+) -> StepEvidence:
+    """What the grid's first cell, whose steps are eager, is held against."""
+    medians_ms = {name: cell.together.of(name, 1).median_ms for name in models}
+    setting = Setting(repeated(text_ids, cell.context_tokens), cell.batch)
+    return step_evidence(models, medians_ms, setting, started)
 
 
 def openers_for(grid: Grid, models: Mapping[str, PreTrainedModel]) -> dict[How, Opener]:

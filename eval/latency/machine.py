@@ -27,11 +27,16 @@ def torch_threads(num_threads: int | None) -> Iterator[int]:
         num_threads: None for as many as OMP_NUM_THREADS says, or every usable core where it is not set.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(num_threads or (before if "OMP_NUM_THREADS" in os.environ else usable_cores()))
+    torch.set_num_threads(num_threads or default_threads())
     try:
         yield torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
+
+
+def default_threads() -> int:
+    """As many as OMP_NUM_THREADS says, which torch has read at its start, or every usable core where it is not set."""
+    return torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else usable_cores()
 
 
 def usable_cores(cgroup_limit: Path = CGROUP / "cpu.max") -> int:

@@ -1,7 +1,7 @@
 """Step times of one target and some drafts, in one place: a batch, a context, a way to run the models."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -11,8 +11,10 @@ from transformers import PreTrainedModel
 from architectures.progress.track import track
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.speedup import StepTimes
+from eval.latency.evidence import Started, step_evidence
 from eval.latency.steps import Kind, Setting, decoding_steps, prefill_steps
 from eval.latency.timing import Timed, time_alone, time_together
+from eval.records.evidence import StepEvidence
 from eval.records.grid import TARGET
 from eval.records.steps import StepTime
 
@@ -28,6 +30,7 @@ class Latency:
         is_settled: Whether warm-up ended because the times had settled.
         times: Of every kind of step.
         seconds: The same, one for each repetition.
+        evidence: What they are held against.
     """
 
     context: int
@@ -36,6 +39,7 @@ class Latency:
     is_settled: bool
     times: Mapping[Kind, StepTime]
     seconds: Mapping[Kind, Sequence[float]]
+    evidence: StepEvidence | None = None
 
     @property
     def target(self) -> StepTime:
@@ -102,9 +106,18 @@ def measure_latency(
         repetitions: One item for each of every step; what happens until it comes is not timed.
         resampling: Its confidence is that of percentiles, its seed draws the order of the steps.
     """
-    steps = decoding_steps(target, drafts, setting, lookaheads)
+    steps, started = decoding_steps(target, drafts, setting, lookaheads), Started()
     timed = time_together(steps, np.random.default_rng(resampling.seed), repetitions)
-    return latency_of(timed, len(setting.context_ids), resampling)
+    latency = latency_of(timed, len(setting.context_ids), resampling)
+    return replace(latency, evidence=evidence_of(latency, {TARGET: target, **drafts}, setting, started))
+
+
+def evidence_of(
+    latency: Latency, models: Mapping[str, PreTrainedModel], setting: Setting, started: Started
+) -> StepEvidence:
+    """What these step times are held against."""
+    medians_ms = {name: latency.times[Kind(name, 1)].median_ms for name in models}
+    return step_evidence(models, medians_ms, setting, started)
 
 
 @torch.inference_mode()

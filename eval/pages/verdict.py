@@ -3,6 +3,7 @@
 from architectures.pages.blocks import Judgement
 from eval.acceptance.estimates import Estimate
 from eval.acceptance.intervals import least_units
+from eval.pages.doubts import DISTRUSTED, NOT_BELIEVED, doubt_words, is_distrusted
 from eval.predictions.ranking import predicted_interval
 from eval.records.scorecard import Scorecard
 from eval.records.scorecard_speeds import LOOKUP, POLICY, Live, SpeedupRow, WayRow
@@ -17,6 +18,9 @@ def verdict(scorecard: Scorecard) -> str:
     """One sentence: is decoding faster with the last draft, and by how much."""
     live = scorecard.live
     where = f"on this {scorecard.machine}"
+    if is_unbelievable(scorecard):
+        measured = "" if live is None else f" Measured meanwhile: {with_interval(live.main_speedup, times=True)}."
+        return f"{DISTRUSTED}, {where}.{measured}"
     if live is None:
         forecast = scorecard.main_forecast
         return (
@@ -25,6 +29,13 @@ def verdict(scorecard: Scorecard) -> str:
             f"{forecast.best_lookahead}, {where}."
         )
     return measured_verdict(scorecard, live, f"{main_way_words(live)}, {where}")
+
+
+def is_unbelievable(scorecard: Scorecard) -> bool:
+    """Whether step times, or the tokens of live decoding beside them, say more of the machine than of the models."""
+    live, step = scorecard.live, scorecard.latency.target
+    disturbed = live is not None and live.plain.ms_per_token > NOT_BELIEVED * step.median_ms + LOOP_MS
+    return disturbed or is_distrusted(scorecard.latency.evidence)
 
 
 def measured_verdict(scorecard: Scorecard, live: Live, how: str) -> str:
@@ -45,6 +56,11 @@ def judgement(speedup: HasInterval) -> Judgement:
     if low > 1:
         return "faster"
     return "slower" if high < 1 else "not decided"
+
+
+def judged(scorecard: Scorecard, speedup: HasInterval) -> Judgement:
+    """The same of a speed-up of a scorecard: nothing is decided where its step times are not to be believed."""
+    return "not decided" if is_unbelievable(scorecard) else judgement(speedup)
 
 
 def main_way_words(live: Live) -> str:
@@ -117,6 +133,7 @@ def find_warnings(scorecard: Scorecard) -> list[str]:
             f"Step times had not settled after {scorecard.latency.warm_up_repeats} warm-up repetitions: the "
             "machine was doing other work. Measure again when it is quiet."
         )
+    warnings += doubt_words(scorecard.latency.evidence)
     if live is not None:
         warnings += disturbed_words(live, scorecard.latency.target)
     if live is not None and is_exact_dtype:

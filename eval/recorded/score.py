@@ -7,6 +7,7 @@ rules of exact match, for every lookahead, from one pass of the draft. What need
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from architectures.checkpoints.fingerprint import fingerprint_value
 from architectures.draft_vocabulary.head import head_ids
+from architectures.errors import UserError
 from architectures.files.atomic import write_text
 from architectures.pages.markdown import markdown
 from architectures.progress.track import track
@@ -111,7 +113,7 @@ def score_recording(
     answers = recording.first(config.num_prompts)
     require_positions(draft, max(len(each.prompt_ids) + len(each.answer_ids) for each in answers))
     lookaheads = config.lookaheads
-    with torch_threads(config.num_threads) as num_threads:
+    with torch_threads(plain_threads(config.num_threads)) as num_threads:
         model = load_model(draft, dtype=config.dtype)
         scores = replay_recording(model, answers, lookaheads, temperature=recording.temperature)
     scorecard = RecordedScorecard(
@@ -136,6 +138,20 @@ def score_recording(
     write_text(f"{markdown(recorded_page(scorecard))}\n", out / "scorecard.md")
     write_record(scorecard, out / CARD_NAME)
     return scorecard
+
+
+def plain_threads(asked: int | Literal["auto"] | None) -> int | None:
+    """The number of threads.
+
+    Raises:
+        UserError: If it is to be picked by steps of the target, which is not here.
+    """
+    if asked == "auto":
+        raise UserError(
+            "eval.num_threads=auto picks by steps of the target, which is not here, and nothing is timed of recorded "
+            "answers. Name a number, or leave it out."
+        )
+    return asked
 
 
 def rules_at(temperature: float) -> list[str]:

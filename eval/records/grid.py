@@ -10,6 +10,7 @@ from architectures.shapes.shape import Shape
 from eval.acceptance.estimates import Estimate
 from eval.acceptance.speedup import StepTimes
 from eval.models.execution import How, how_of
+from eval.records.evidence import StepEvidence
 from eval.records.origin import Machine, Provenance, ScoredModel, machine_words
 from eval.records.steps import StepTime
 from eval.records.values import Count, Counted, Positive, Some, only
@@ -141,6 +142,7 @@ class GridFigures:
         machine: While times were taken.
         cells: Of the grid.
         shapes: Of equal size, where untrained drafts were measured.
+        evidence: What the eager steps of the first cell are held against; null in files of before there was any.
     """
 
     lookaheads: tuple[Count, ...]
@@ -148,6 +150,7 @@ class GridFigures:
     machine: Machine
     cells: Some[Cell]
     shapes: tuple[ShapeRow, ...] | None = None
+    evidence: StepEvidence | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from pydantic import FiniteFloat
 
 from eval.acceptance.estimates import Estimate
 from eval.models.execution import How, how_of
+from eval.records.evidence import StepEvidence
 from eval.records.origin import Machine, Provenance
 from eval.records.values import Confidence, Count, Counted, NotNegative, Positive, SpeedUp, only
 from eval.rounds.round_trace import ModelIdentity
@@ -166,7 +167,11 @@ class SpeedFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedFile(SpeedFigures):
-    """The file."""
+    """The file.
+
+    Attributes:
+        evidence: What its step times are held against; null in files of before there was any.
+    """
 
     schema: Literal["widedraft.speed/1"] = SCHEMA
     target: ModelIdentity
@@ -174,3 +179,4 @@ class SpeedFile(SpeedFigures):
     settings: MeasuredWith
     machine: Machine
     provenance: Provenance
+    evidence: StepEvidence | None = None

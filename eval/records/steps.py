@@ -9,6 +9,7 @@ from pydantic import Field, FiniteFloat
 from eval.acceptance.estimates import Estimate
 from eval.acceptance.intervals import holds
 from eval.acceptance.speedup import StepTimes
+from eval.records.evidence import StepEvidence
 from eval.records.values import Count, Counted, Positive, Some, only
 
 Bound = Annotated[FiniteFloat, Field(ge=0)]
@@ -90,6 +91,7 @@ class ScoredLatency:
         target: One token.
         verify: Several tokens, by lookahead.
         drafts: Each of them.
+        evidence: What these times are held against; null in files of before there was any.
     """
 
     batch: Count
@@ -100,6 +102,7 @@ class ScoredLatency:
     target: StepTime
     verify: Some[VerifyStep]
     drafts: Some[DraftSteps]
+    evidence: StepEvidence | None = None
 
     @property
     def lookaheads(self) -> list[int]:

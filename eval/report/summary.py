@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from architectures.pages.blocks import Absent, Block, Folded, Judged, Section, Sentence, Table
 from eval.pages.tables import with_coverage
-from eval.pages.verdict import judgement, prediction, way_words, with_interval
+from eval.pages.verdict import judged, prediction, way_words, with_interval
 from eval.records.scorecard_speeds import Live
 from eval.records.values import HasInterval
 from eval.report.difference_blocks import difference_blocks, gain_blocks
@@ -59,7 +59,8 @@ def way_rows(draft: ScoredDraft) -> list[tuple[object, ...]]:
     ways = [(way_words(row), row.speedup, row.decoding_speedup, over_lookup(live, row.way)) for row in live.ways]
     told = [alone, *ways]
     return [
-        (draft.label, times(speed), Judged(judgement(speed)), way, times(part), over) for way, speed, part, over in told
+        (draft.label, times(speed), Judged(judged(draft.card.record, speed)), way, times(part), over)
+        for way, speed, part, over in told
     ]
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from eval.acceptance.intervals import least_units
-from eval.pages.verdict import disturbed_words, judgement, prediction, with_interval
+from eval.pages.verdict import disturbed_words, is_unbelievable, judged, judgement, prediction, with_interval
 from eval.records.scorecard_speeds import LOOKUP, POLICY, Live, OverLookup
 from eval.report_inputs.drafts import ScoredDraft, measured, primaries, speed_of
 from eval.report_opening.conditions import may_be_as_fast
@@ -22,7 +22,7 @@ def next_step(drafts: Sequence[ScoredDraft]) -> str:
         return "Score at temperature 0 too (eval.temperatures): that is where decoding is measured."
     best = fastest(live)
     assert best.live is not None, "it was measured"
-    decided = judgement(speed_of(best))
+    decided = judged(best.card.record, speed_of(best))
     if decided == "faster":
         return use_words(best, named, live)
     if speed_of(best).interval is None:
@@ -111,7 +111,7 @@ def was_disturbed(draft: ScoredDraft) -> bool:
     """Whether other work ran beside a measurement."""
     record = draft.card.record
     disturbed = [] if record.live is None else disturbed_words(record.live, record.latency.target)
-    return bool(disturbed) or not record.latency.settled
+    return bool(disturbed) or not record.latency.settled or is_unbelievable(record)
 
 
 def main_lookahead(live: Live) -> int:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from architectures.pages.blocks import MARKS, Figure
 from eval.acceptance.estimates import Estimate
 from eval.pages.drawing import SpeedRow, rows_height
-from eval.pages.verdict import figure_words, judgement, with_interval
+from eval.pages.verdict import figure_words, judged, with_interval
 from eval.predictions.ranking import predicted_interval
+from eval.records.scorecard import Scorecard
 from eval.records.scorecard_speeds import LOOKUP, POLICY
 from eval.report_inputs.drafts import ScoredDraft, measured, primaries, speed_of
 
@@ -49,24 +50,26 @@ def measured_row(draft: ScoredDraft) -> SpeedRow:
     assert draft.live is not None, "it was measured"
     lookup = draft.live.way(LOOKUP)
     name = draft.label if draft.live.way(POLICY) is None else f"{draft.label} with its policy"
-    return replace(row_of(name, speed_of(draft)), lookup=None if lookup is None else lookup.speedup.value)
+    return replace(
+        row_of(name, speed_of(draft), draft.card.record), lookup=None if lookup is None else lookup.speedup.value
+    )
 
 
 def all_ways(draft: ScoredDraft) -> list[SpeedRow]:
     """A draft with its policy and alone, and lookup, as far as they were decoded."""
-    live = draft.live
+    live, record = draft.live, draft.card.record
     assert live is not None, "it was measured"
     alone = "the draft" if live.way(POLICY) is None else "the draft alone"
     names = {POLICY: "the draft with its policy", LOOKUP: f"{LOOKUP}, no draft"}
     lookup = live.way(LOOKUP)
     line = None if lookup is None else lookup.speedup.value
-    rows = [row_of(alone, live.speedup), *(row_of(names[row.way], row.speedup) for row in live.ways)]
+    rows = [row_of(alone, live.speedup, record), *(row_of(names[row.way], row.speedup, record) for row in live.ways)]
     return [replace(row, lookup=line) for row in rows]
 
 
-def row_of(name: str, speed: Estimate) -> SpeedRow:
-    """A measured speed in words and with its mark."""
-    told = judgement(speed)
+def row_of(name: str, speed: Estimate, record: Scorecard) -> SpeedRow:
+    """A measured speed of a scorecard in words and with its mark."""
+    told = judged(record, speed)
     words = f"{MARKS[told]} {told} {with_interval(speed, times=True)}"
     return SpeedRow(name, speed.value, speed.interval, told, words)
 

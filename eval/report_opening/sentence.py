@@ -4,7 +4,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from architectures.pages.blocks import Judgement
-from eval.pages.verdict import doubt, judgement, main_way_words, prediction, too_few_live, with_interval
+from eval.pages.verdict import (
+    doubt,
+    is_unbelievable,
+    judged,
+    main_way_words,
+    prediction,
+    too_few_live,
+    with_interval,
+)
 from eval.records.scorecard_speeds import POLICY
 from eval.report_inputs.drafts import ScoredDraft, measured, primaries, speed_of
 from eval.report_opening.conditions import standing
@@ -15,7 +23,7 @@ OF_TARGET = "the speed of the target alone"
 def opening_judgement(drafts: Sequence[ScoredDraft]) -> Judgement:
     """What is decided of the draft, or of the one that came out fastest."""
     live = measured(drafts)
-    return judgement(speed_of(fastest(live))) if live else "not measured"
+    return judged_speed(fastest(live)) if live else "not measured"
 
 
 def opening_sentence(drafts: Sequence[ScoredDraft]) -> str:
@@ -43,15 +51,20 @@ def predicted_sentence(named: Sequence[ScoredDraft]) -> str:
 def head(live: Sequence[ScoredDraft]) -> str:
     """How many of the measured drafts are what."""
     if len(live) == 1:
-        told = judgement(speed_of(live[0]))
+        told = judged_speed(live[0])
         return f"{told[0].upper()}{told[1:]}"
-    counted, total = Counter(judgement(speed_of(draft)) for draft in live), len(live)
+    counted, total = Counter(map(judged_speed, live)), len(live)
     for which in ("faster", "slower"):
         if counted[which] == total:
             return f"All {total} drafts are {which}"
     if not counted["faster"]:
         return f"None of {total} drafts is shown to be faster"
     return f"{counted['faster']} of {total} drafts {'is' if counted['faster'] == 1 else 'are'} faster"
+
+
+def judged_speed(draft: ScoredDraft) -> Judgement:
+    """What the measured speed of a draft decides."""
+    return judged(draft.card.record, speed_of(draft))
 
 
 def subject_words(draft: ScoredDraft, named: Sequence[ScoredDraft]) -> str:
@@ -102,8 +115,10 @@ def doubt_words(best: ScoredDraft, named: Sequence[ScoredDraft]) -> str:
     """Why it is not decided whether the best is faster, or by how much; empty where both are."""
     assert best.live is not None, "it was measured"
     why = doubt(speed_of(best), too_few=too_few_live(best.card.record, best.live))
+    if is_unbelievable(best.card.record):
+        why = "step times are not to be believed (see the warnings)"
     if not why:
         return ""
-    is_open = judgement(speed_of(best)) == "not decided"
+    is_open = judged_speed(best) == "not decided"
     what = f"Whether {subject_words(best, named)} is faster" if is_open else "By how much"
     return f"{what} is not decided: {why}."

@@ -35,6 +35,7 @@ def scored_latency(latency: Latency, *, batch: int = 1) -> ScoredLatency:
             )
             for name in latency.drafts
         ),
+        evidence=latency.evidence,
     )
 
 

@@ -13,7 +13,7 @@ from architectures.pages.markdown import markdown
 from eval.acceptance import paired_ratios
 from eval.acceptance.estimates import INTERVALS, Resampling
 from eval.config import EvalConfig
-from eval.latency.machine import torch_threads
+from eval.latency.threads import chosen_threads
 from eval.models.identity import model_facts
 from eval.models.loading import load_model, require_positions, require_same_tokenizer
 from eval.pages.scorecard_page import scorecard_page
@@ -55,7 +55,7 @@ def score_drafts(
     for draft in drafts.values():
         require_same_tokenizer(target, draft)
     taken, to_tune_on = prompts[: config.num_prompts], tuning_prompts(prompts, config)
-    with torch_threads(config.num_threads) as num_threads:
+    with chosen_threads(config.num_threads, lambda: load_model(target, dtype=config.dtype)) as threads:
         answers = {t: record_answers(target, taken, config, out, temperature=t, seed=seed) for t in config.temperatures}
         tuning = record_tuning_answers(target, to_tune_on, config, out, seed=seed)
         for group, folder in ((answers, out), (tuning, out / TUNING_FOLDER)):
@@ -76,14 +76,14 @@ def score_drafts(
             settings=ScoredSettings(
                 **config.recorded(),
                 seed=seed,
-                threads=num_threads,
+                threads=threads.count,
                 device=pair.device,
                 intervals=INTERVALS,
                 speedup_intervals=paired_ratios.INTERVALS,
             ),
             acceptance=measured.acceptance,
             differences=measured.differences,
-            latency=measured.latency,
+            latency=replace(measured.latency, evidence=threads.noted(measured.latency.evidence)),
             speedup=measured.speedup,
             policies=measured.policies,
             live=measured.live,
@@ -93,7 +93,7 @@ def score_drafts(
         write_grid(grid, scorecard, out)
         if measured.tuned:
             models = {"target": scorecard.target, "draft": scorecard.drafts[-1]}
-            write_policies(policy_file(measured.tuned, tuning, **models, num_threads=num_threads), out)
+            write_policies(policy_file(measured.tuned, tuning, **models, num_threads=threads.count), out)
     scorecard = replace(scorecard, warnings=(*find_warnings(scorecard), *left_out), verdict=verdict(scorecard))
     write_text(f"{markdown(scorecard_page(scorecard))}\n", out / "scorecard.md")
     write_record(scorecard, out / CARD_NAME)

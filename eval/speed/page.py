@@ -1,7 +1,8 @@
 """Tokens per second as a table and sentences. Pure, from the record."""
 
-from architectures.pages.blocks import Section, Sentence, Table
+from architectures.pages.blocks import Caution, Section, Sentence, Table
 from eval.acceptance.intervals import least_units
+from eval.pages.doubts import DISTRUSTED, chosen_words, doubt_words, is_distrusted
 from eval.pages.verdict import decision, too_few_words, with_interval
 from eval.records.speed import AgainstLookup, BehindFastest, BestWay, SpeedFile, SpeedWay
 from eval.speed.ways import DRAFT, PLAIN
@@ -34,7 +35,10 @@ def speed_page(record: SpeedFile) -> Section:
         f"{settings.repeats} repetitions, {settings.how} steps"
     )
     told = [*best_sentences(record), *fastest_sentence(record), *lookup_sentence(record), error_sentence(record)]
-    return Section(title, [Table(COLUMNS, rows), *map(Sentence, told)])
+    chosen = chosen_words(record.evidence)
+    threads = [] if chosen is None else [Sentence(f"Measured with {chosen}.")]
+    warnings = map(Caution, doubt_words(record.evidence))
+    return Section(title, [*warnings, *threads, Table(COLUMNS, rows), *map(Sentence, told)])
 
 
 def way_cells(row: SpeedWay) -> tuple[str, ...]:
@@ -72,10 +76,11 @@ def best_sentences(record: SpeedFile) -> list[str]:
 
 def best_sentence(way: BestWay, record: SpeedFile) -> str:
     """What a way is worth where it is fastest, and whether that is decided."""
+    decided = decision(way.speedup, too_few=too_few_groups(record))
     return (
         f"At its best of those measured, lookahead {way.lookahead}, {label_of(way)} gives "
         f"{with_interval(way.speedup, times=True)}, the reading of the prompt included. "
-        f"{decision(way.speedup, too_few=too_few_groups(record))}."
+        f"{DISTRUSTED if is_distrusted(record.evidence) else decided}."
     )
 
 
@@ -117,6 +122,8 @@ def lookup_sentence(record: SpeedFile) -> list[str]:
 
 def fastest_decision(record: SpeedFile) -> str:
     """Whether the fastest is faster than all others."""
+    if is_distrusted(record.evidence):
+        return DISTRUSTED
     intervals = {row.draft: row.fastest.interval for row in record.behind}
     if None in intervals.values():
         return f"Not decided, because {too_few_groups(record)}"

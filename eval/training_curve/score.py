@@ -59,7 +59,7 @@ def score_checkpoints(
     """
     card = read_scorecard(folder / CARD_NAME)
     taken, temperatures = prompts[: config.num_prompts], config.temperatures
-    with torch_threads(config.num_threads):
+    with torch_threads(card.settings.threads if config.num_threads == "auto" else config.num_threads):
         answers = {t: record_answers(target, taken, config, folder, temperature=t, seed=seed) for t in temperatures}
         scores = replay_all(load_model(target, dtype=config.dtype), saved, answers, config)
     resampling = Resampling(config.confidence, config.num_resamples, seed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from architectures.errors import UserError
 from architectures.pages.blocks import Block
 from architectures.pages.markdown import markdown
-from distill.choose.ranked.page import left_out_page, prospects_page, rung_page
+from distill.choose.ranked.page import left_out_page, prospects_page, rung_page, steps_blocks
 from distill.choose.ranked.record import Choice, timed_candidates, write_choice
 from distill.choose.ranked.vocabulary_page import ranked_by_answers, vocabulary_page
 from distill.choose.shapes.asked import shapes_in
@@ -120,6 +120,7 @@ def tell_prospects(timed: Timed, id_counts: "IdCounts | None") -> None:
     candidates, prospects = timed.asked.candidates, timed.pruned.prospects
     left_out = [*timed.asked.left_out, *timed.pruned.left_out]
     tell(
+        *(block for latency in timed.steps for block in steps_blocks(latency.evidence)),
         *prospects_page(candidates, prospects, timed.steps),
         *vocabulary_page(candidates, prospects, id_counts),
         *left_out_page(left_out, len(left_out) + len(timed.pruned.kept)),
@@ -154,7 +155,13 @@ def ranked_as_given(recipe: Recipe, timed: Timed, alphas: Mapping[str, TakenAlph
     yield Rung(
         None,
         tuple(
-            Cell(None, latency.batch, latency.context_tokens, tuple(ranking_of_alphas(latency, by_name, resampling)))
+            Cell(
+                None,
+                latency.batch,
+                latency.context_tokens,
+                tuple(ranking_of_alphas(latency, by_name, resampling)),
+                latency.evidence,
+            )
             for latency in timed.steps
         ),
     )

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from architectures.pages.blocks import Block, Section, Sentence, Table
+from architectures.pages.blocks import Block, Caution, Section, Sentence, Table
 from distill.choose.shapes.candidates import Candidate
 from distill.choose.shapes.left_out import LeftOut
 from distill.choose.trainings.in_play import is_rival
 from distill.choose.trainings.rungs import Cell, Rung
+from eval.pages.doubts import chosen_words, doubt_words, is_distrusted
 from eval.pages.verdict import figure_words
 from eval.predictions.ranking import Prospect, Ranked, step_times
+from eval.records.evidence import StepEvidence
 from eval.records.steps import ScoredLatency
 
 PROSPECT_COLUMNS = (
@@ -104,6 +106,11 @@ class Basis:
     undecided: str
     loses: str
 
+    def distrusted(self) -> "Basis":
+        """The same where step times are not to be believed: nothing is decided by them."""
+        doubt = "Neither that nor whether it pays is decided: step times are not to be believed (see the warnings)."
+        return replace(self, pays=doubt, undecided=doubt, loses=doubt)
+
 
 def after_training(length: str) -> Basis:
     return Basis(
@@ -123,7 +130,15 @@ GIVEN_ALPHAS = Basis(
 
 
 def basis_of(rung: Rung) -> Basis:
-    return GIVEN_ALPHAS if rung.length is None else after_training(rung.length)
+    basis = GIVEN_ALPHAS if rung.length is None else after_training(rung.length)
+    return basis.distrusted() if is_distrusted(rung.cells[0].evidence) else basis
+
+
+def steps_blocks(evidence: StepEvidence | None) -> list[Block]:
+    """What must be known before step times are believed, and which number of threads was picked."""
+    chosen = chosen_words(evidence)
+    threads = [] if chosen is None else [Sentence(f"Steps were timed with {chosen}.")]
+    return [*map(Caution, doubt_words(evidence)), *threads]
 
 
 def rung_page(rung: Rung) -> list[Section]:
@@ -134,7 +149,12 @@ def rung_page(rung: Rung) -> list[Section]:
     return [
         Section(
             f"{basis.title}, {cell_words(first)}",
-            [table, Sentence(ranking_verdict(rung.ranked, basis)), *(elsewhere if len(rung.cells) > 1 else [])],
+            [
+                *steps_blocks(first.evidence),
+                table,
+                Sentence(ranking_verdict(rung.ranked, basis)),
+                *(elsewhere if len(rung.cells) > 1 else []),
+            ],
         ),
         *left_out_page(rung.left_out, len(rung.ranked), f"Not trained beyond {rung.length}"),
     ]

@@ -1,6 +1,7 @@
 """Step times of candidates that nobody has trained. Imports torch only when it runs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,10 +40,10 @@ def measured_steps(
     """
     from eval.checks.built_in import PROMPTS
     from eval.latency.grid import Grid, repeated, require_rows
-    from eval.latency.machine import torch_threads
     from eval.latency.measure import measure_latency, timing_ticks
     from eval.latency.memory import require_memory
     from eval.latency.steps import Setting
+    from eval.latency.threads import chosen_threads
     from eval.latency.untrained import untrained_models
     from eval.models.loading import load_model, load_tokenizer
     from eval.records.grid import TARGET
@@ -51,8 +52,8 @@ def measured_steps(
     config, names = recipe.eval, [candidate.name for candidate in candidates]
     text_ids = [token for prompt in PROMPTS for token in load_tokenizer(target)(prompt)["input_ids"]]
     found = []
-    with torch_threads(config.num_threads):
-        model = load_model(target, dtype=config.dtype)
+    model = load_model(target, dtype=config.dtype)
+    with chosen_threads(config.num_threads, lambda: model) as threads:
         drafts = dict(zip(names, untrained_models(model, [candidate.shape for candidate in candidates]), strict=True))
         models = {TARGET: model, **drafts}
         require_rows(models, Grid([each.batch for each in places], [], [], REPEATS))
@@ -67,7 +68,8 @@ def measured_steps(
                 repetitions=timing_ticks(REPEATS),
                 resampling=resampling_of(recipe),
             )
-            found.append(scored_latency(latency, batch=batch))
+            scored = scored_latency(latency, batch=batch)
+            found.append(replace(scored, evidence=threads.noted(scored.evidence)))
     return found
 
 

@@ -10,6 +10,7 @@ from distill.choose.trainings.in_play import beaten
 from distill.choose.trainings.trials import prepare_answers, score_candidates, train_candidates, trials_of
 from distill.run.run import Run
 from eval.predictions.ranking import Ranked
+from eval.records.evidence import StepEvidence
 
 if TYPE_CHECKING:
     from eval.records.scorecard import Scorecard
@@ -25,12 +26,14 @@ class Cell:
         batch: Rows decoded together.
         context: Tokens before a step.
         ranked: The candidates, the fastest first.
+        evidence: What the step times behind it are held against; null in files of before there was any.
     """
 
     temperature: float | None
     batch: int
     context: int
     ranked: tuple[Ranked, ...]
+    evidence: StepEvidence | None = None
 
 
 @dataclass(frozen=True)
@@ -85,4 +88,4 @@ def ranked_cells(card: "Scorecard", timed: "Sequence[ScoredLatency]") -> Iterato
         rows = card.rows_at(temperature)
         for latency in timed or [card.latency]:
             ranked = ranking(rows, latency, card.settings.resampling)
-            yield Cell(temperature, latency.batch, latency.context_tokens, tuple(ranked))
+            yield Cell(temperature, latency.batch, latency.context_tokens, tuple(ranked), latency.evidence)

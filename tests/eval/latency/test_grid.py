@@ -318,7 +318,7 @@ def test_caches_are_filled_with_the_prompts_that_are_named(target_folder, tmp_pa
         (("--lookaheads", 0), "--lookaheads must be a whole number >= 1 and <= 1000000, got 0"),
         (("--repeats", 5), "--repeats must be at least 6, or no median has an interval at confidence 0.95; got 5"),
         (("--confidence", 1.5), "--confidence must be a number > 0 and < 1, got 1.5"),
-        (("--num-threads", 0), "--num-threads must be a whole number >= 1 and <= 1024, got 0"),
+        (("--num-threads", 0), "--num-threads must be a whole number >= 1 and <= 1024 or auto, got 0"),
         (("--out", "."), "--out .: is a folder"),
     ],
 )

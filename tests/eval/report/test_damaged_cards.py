@@ -14,7 +14,7 @@ from eval.records.scorecard import ScoredSettings
 from eval.report.page import report_sections
 from eval.report_inputs.cards import read_cards
 
-OPTIONAL = {"model_type", "head_vocab_size", "p99_ms", "speedup_intervals", "confidence", "schema"}
+OPTIONAL = {"model_type", "head_vocab_size", "p99_ms", "speedup_intervals", "evidence", "confidence", "schema"}
 TYPED_SETTINGS = {*ScoredSettings.model_fields}
 
 

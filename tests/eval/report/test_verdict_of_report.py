@@ -5,7 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval.acceptance.estimates import Estimate
+from eval.pages import verdict
 from eval.pages.verdict import decision
+from eval.report_opening import next_step, sentence
+
+IS_UNBELIEVABLE = verdict.is_unbelievable
 
 
 def speedup(value, low, high):
@@ -97,6 +101,21 @@ def test_a_doubt_stands_below_the_sentence(rewrite, page_of, speed, words, undec
     page = page_of("deep")
     assert verdict_of(page).startswith(words)
     assert [line for line in how(page)[1:] if "Warning" not in line] == undecided
+
+
+def test_steps_that_are_not_to_be_believed_decide_nothing(rewrite, page_of, monkeypatch):
+    def slow_with_two(record):
+        live(1.5, 1.4, 1.6)(record)
+        taken = [{"threads": 1, "ms": 1.5}, {"threads": 2, "ms": 105.0}]
+        record["latency"]["evidence"] |= {"threads": 2, "by_threads": taken}
+
+    rewrite("deep", slow_with_two)
+    for module in (verdict, sentence, next_step):
+        monkeypatch.setattr(module, "is_unbelievable", IS_UNBELIEVABLE)
+    page = page_of("deep")
+    assert "Not decided: the draft decodes at 1.50x" in verdict_of(page)
+    assert any("step times are not to be believed (see the warnings)" in line for line in how(page))
+    assert "Measure again on a quiet machine" in page.words["next"][0]
 
 
 def test_of_several_it_is_the_fastest_one_s(rewrite, page_of):

@@ -16,10 +16,12 @@ from eval.answers.traces import Trace, read_traces
 from eval.config import EvalConfig
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
+from eval.latency import threads
 from eval.latency.floor import step_bytes
 from eval.models.loading import load_model
 from eval.prompts.forms import Prompt
 from eval.prompts.loading import tasks_record
+from eval.records.evidence import ThreadStep
 from eval.records.files import read_scorecard
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers, typical_context
@@ -341,6 +343,20 @@ def test_one_prompt_has_no_intervals_and_the_scorecard_says_so(target_folder, no
     assert scorecard.live.speedup.interval is None
     assert scorecard.verdict.startswith("Not decided")
     assert "One scored prompt gives no interval: 3 are the least." in scorecard.warnings
+
+
+def test_auto_scores_with_the_threads_it_picked_and_keeps_what_the_others_took(
+    target_folder, noisy_folder, tmp_path, monkeypatch
+):
+    tried = (ThreadStep(threads=1, ms=9.0), ThreadStep(threads=2, ms=4.0))
+    monkeypatch.setattr(threads, "tried_threads", lambda target, batch: tried)
+    monkeypatch.setattr(threads, "VISITS", 1)
+    scoring = config(num_threads="auto", policy_prompts=1, num_prompts=2, temperatures=(0.0,), lookaheads=(1,))
+    card = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, scoring, tmp_path, seed=1)
+    assert card == read_scorecard(tmp_path / "scorecard.json")
+    assert (card.settings.threads, card.settings.asked("num_threads")) == (2, "auto")
+    assert (card.latency.evidence.threads, card.latency.evidence.chosen_from) == (2, tried)
+    assert json.loads((tmp_path / "lookup_policy.json").read_text())["threads"] == 2
 
 
 def test_without_temperature_zero_nothing_is_decoded_live(target_folder, noisy_folder, tmp_path):

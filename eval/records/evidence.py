@@ -1,0 +1,66 @@
+"""What step times are held against before anybody believes them; eval.pages.doubts says what follows."""
+
+from dataclasses import dataclass
+
+from eval.records.values import Count, NotNegative, Positive, Share, Some
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadStep:
+    """Mean milliseconds that the target's step of one token took with so many threads, in turns with other numbers."""
+
+    threads: Count
+    ms: Positive
+
+    @property
+    def words(self) -> str:
+        return f"{threads_words(self.threads)}: {ms_words(self.ms)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStep:
+    """A step of one token by one model.
+
+    Attributes:
+        model: Its name.
+        layers: Of it.
+        ms: The median that was measured.
+        least_ms: What its bytes and FLOPs take on a single thread, as that was measured; null where they are not known.
+    """
+
+    model: str
+    layers: Count
+    ms: Positive
+    least_ms: Positive | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEvidence:
+    """Taken while steps were timed, and right behind.
+
+    Attributes:
+        threads: With which steps were timed.
+        by_threads: The target's step with fewer threads and with those; empty on a GPU, and where there was one thread.
+        chosen_from: Of `num_threads=auto`: what each number took before one was picked; else empty.
+        steps: Of the target and every draft.
+        refused: Share of the processor time asked for that this process waited for; null where nobody counts it.
+        others: Cores that other processes kept busy, on average; null where nobody counts it.
+        load_average: Of the last minute, when timing began.
+    """
+
+    threads: Count
+    by_threads: tuple[ThreadStep, ...]
+    chosen_from: tuple[ThreadStep, ...]
+    steps: Some[ModelStep]
+    refused: Share | None
+    others: NotNegative | None
+    load_average: NotNegative
+
+
+def threads_words(count: int) -> str:
+    return f"{count} thread{'' if count == 1 else 's'}"
+
+
+def ms_words(milliseconds: float) -> str:
+    """Three digits that count: 0.0123 ms, 1.50 ms, 105 ms."""
+    return f"{milliseconds:.3g} ms"
