@@ -1,5 +1,6 @@
 """Every family through prune, save, load, compare: what is kept is kept bit for bit, what is removed counts as zero."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,18 @@ def test_a_draft_computes_what_the_target_computes_without_the_other_layers(targ
         model.config.layer_types = [model.config.layer_types[layer] for layer in plan.source_layers]
 
     assert torch.equal(logits(draft), logits(model))
+
+
+def test_layers_keep_their_rotary_positions_where_an_interval_says_which_have_some(family_copy, tmp_path):
+    copy = family_copy("smollm3")
+    config = read_config(copy) | {"no_rope_layers": None, "no_rope_layer_interval": 2}
+    (copy / "config.json").write_text(json.dumps(config))
+    plan = replace(plan_for(copy, layers=2), source_layers=(1, 2))
+    draft = pruned(copy, plan, tmp_path / "draft")
+
+    assert read_config(tmp_path / "draft")["no_rope_layers"] == [0, 1]
+    assert [layer.self_attn.use_rope for layer in draft.model.layers] == [0, 1]
+    assert [layer.self_attn.use_rope for layer in load(copy).model.layers] == [1, 0, 1, 0]
 
 
 def test_a_removed_neuron_is_that_neuron_zeroed(wide_target, tmp_path):

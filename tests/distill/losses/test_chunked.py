@@ -29,11 +29,13 @@ def random(*size, seed=0, scale=1.0):
 class Problem:
     """Fresh leaves with the same values each time, and the loss of a frozen teacher's head over them."""
 
-    def __init__(self, num_tokens, *, bias=False, softcap=None, vocab_size=V, terms=FORWARD_KL, device="cpu"):
+    def __init__(
+        self, num_tokens, *, bias=False, softcap=None, divisor=1.0, vocab_size=V, terms=FORWARD_KL, device="cpu"
+    ):
         self.hidden = random(num_tokens, H, seed=1).to(device).requires_grad_()
         self.weight = random(V, H, seed=2).to(device).requires_grad_()
         self.bias = random(V, seed=3).to(device).requires_grad_() if bias else None
-        self.head = Head(self.weight, self.bias, softcap, vocab_size)
+        self.head = Head(self.weight, self.bias, softcap, vocab_size, divisor=divisor)
         self.teacher = Head(random(V, TEACHER_H, seed=4).to(device), None, None, vocab_size)
         self.teacher_hidden = random(num_tokens, TEACHER_H, seed=5).to(device)
         self.token_ids = torch.arange(num_tokens, device=device) % vocab_size
@@ -63,11 +65,11 @@ def assert_same(found, expected, rtol=RTOL):
         assert float((one - other).norm()) <= rtol * float(other.norm())
 
 
-@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(("softcap", "divisor"), [(None, 1.0), (2.0, 1.0), (None, 8.0), (2.0, 8.0)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 11, 64])
-def test_chunks_change_nothing(chunk_tokens, bias, softcap):
-    problems = [Problem(11, bias=bias, softcap=softcap) for _ in range(2)]
+def test_chunks_change_nothing(chunk_tokens, bias, softcap, divisor):
+    problems = [Problem(11, bias=bias, softcap=softcap, divisor=divisor) for _ in range(2)]
     assert_same(problems[0].chunked(chunk_tokens), problems[1].plain())
 
 

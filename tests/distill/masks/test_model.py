@@ -121,8 +121,16 @@ def test_gates_follow_the_step_alone(tiny_target):
     assert not torch.equal(losses(other)["lm"], first)
 
 
-def test_logits_of_answers_are_capped_as_the_model_caps_them(make_checkpoint):
-    folder = make_checkpoint(model_type="gemma2", final_logit_softcapping=1.5, query_pre_attn_scalar=16)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gemma2", "final_logit_softcapping": 1.5, "query_pre_attn_scalar": 16},
+        {"model_type": "granite", "logits_scaling": 3.0},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_logits_of_answers_are_capped_and_divided_as_the_model_does(make_checkpoint, config):
+    folder = make_checkpoint(**config)
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
     keep = torch.ones_like(IDS, dtype=torch.bool)
     with torch.inference_mode():
