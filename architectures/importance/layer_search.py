@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,16 @@ class Passage:
 
 
 Tail = Callable[[int], Sequence[Block]]
+
+
+class Shrinking(TypedDict):
+    """Steps that become shorter, as `track` takes them."""
+
+    total: int
+    works: Callable[[int], float]
+    whole: float
+
+
 DistanceFrom = Callable[[Passage], Callable[[Tensor], Tensor]]  # of the whole model to one with another exit_1TH
 
 
@@ -76,7 +86,7 @@ def removal_order(model: PreTrainedModel, ids_ST: Tensor) -> list[int]:
     with evaluating(model), torch.inference_mode():
         search = LayerSearch(model, ids_ST)
         blocks, order = search.single_layers(), []
-        for _ in track(range(len(blocks) - 1), description="Greedy removal of layers", total=len(blocks) - 1):
+        for _ in track(steps_left(len(blocks)), description="Greedy removal of layers", **shrinking(len(blocks))):
             order += blocks.pop(search.nearest_layer(blocks)).layers
         return order
 
@@ -105,12 +115,22 @@ def merge_order(model: PreTrainedModel, ids_ST: Tensor) -> list[int]:
         search = LayerSearch(model, ids_ST)
         blocks, order = search.single_layers(), []
         pairs: list[Block] = []
-        for _ in track(range(len(blocks) - 1), description="Merging of layers", total=len(blocks) - 1):
+        for _ in track(steps_left(len(blocks)), description="Merging of layers", **shrinking(len(blocks))):
             pairs = search.pairs(blocks, known=pairs)
             index = search.nearest_pair(blocks, pairs)
             order.append(blocks[index + 1].layers[0])
             blocks[index : index + 2] = [pairs[index]]
         return order
+
+
+def steps_left(count: int) -> range:
+    """How many blocks each step starts with."""
+    return range(count, 1, -1)
+
+
+def shrinking(count: int) -> Shrinking:
+    """What there is to do in these steps, as `track` takes it: each tries every block, and runs all that are left."""
+    return {"total": count - 1, "works": lambda left: left**2, "whole": sum(left**2 for left in steps_left(count))}
 
 
 class LayerSearch:

@@ -36,6 +36,8 @@ class TimeLeft:
 
     def advance(self, work: float, now_s: float) -> None:
         """Some more work was done by now."""
+        if work == 0:
+            return
         self.done += work
         self._marks.append((now_s, self.done))
         if self._has_start and len(self._marks) > FIRST_ITEMS:

@@ -99,6 +99,10 @@ def lines(description: str, total: int, time_left: TimeLeft) -> Iterator[Advance
     yield advance
 
 
+def no_progress(work: float, /, *, items: int = 1) -> None:
+    """Nothing is shown."""
+
+
 def words(seconds: float | None) -> str:
     """0:01:30; a question mark where nothing is known yet."""
     return "?" if seconds is None else str(timedelta(seconds=round(seconds)))

@@ -232,7 +232,11 @@ def write_shards(split: Split, capturer: Capturer, journal: Journal) -> None:
     num_tokens = sum(split.examples[answer].num_kept for shard in missing for answer in shard.answers)
     start_s = time.monotonic()
     for _ in track(
-        write_each(split, missing, capturer, journal), description=f"teacher of {split.name}", total=num_answers
+        write_each(split, missing, capturer, journal),
+        description=f"teacher of {split.name}",
+        total=num_answers,
+        works=lambda answer: len(split.examples[answer].input_ids),
+        whole=sum(len(split.examples[answer].input_ids) for shard in missing for answer in shard.answers),
     ):
         pass
     if num_answers:

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,13 @@ from composer import Event, Logger, State
 from composer.loggers import LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
 from composer.utils import create_interval_scheduler, dist
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from architectures.errors import UserError
+from architectures.progress.track import words
 from distill.monitoring.metrics import estimates
 from distill.monitoring.step_times import PhaseShares
+from distill.monitoring.time_left import TrainingTimeLeft, share_of
 from distill.recipe.monitoring import missing_package
 from distill.recipe.training import DistillConfig
 from eval.acceptance.estimates import Estimate
@@ -41,7 +42,11 @@ def build_loggers(config: DistillConfig, log_folder: Path, run_name: str) -> lis
         "mlflow": {"run_name": run_name},
     }
     loggers: list[LoggerDestination] = [
-        ConsoleReport(show_bar=config.progress_bar, log_interval=config.console_log_interval)
+        ConsoleReport(
+            show_bar=config.progress_bar,
+            log_interval=config.console_log_interval,
+            evaluated_every=share_of(config.eval_interval, config.max_duration),
+        )
     ]
     for name, arguments in config.loggers.items():
         assert isinstance(arguments, Mapping)
@@ -109,16 +114,18 @@ class ConsoleReport(LoggerDestination):
     Args:
         show_bar: Show one bar with the time left where stderr is a terminal.
         log_interval: Otherwise, time between lines, as a Composer time string.
+        evaluated_every: Share of the training between two evaluations; None where it is not known, or there are none.
     """
 
-    def __init__(self, *, show_bar: bool, log_interval: str):
+    def __init__(self, *, show_bar: bool, log_interval: str, evaluated_every: float | None = None):
         self.console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=dist.get_global_rank() != 0)
         self.is_due = create_interval_scheduler(log_interval, checkpoint_events=False)
         self.bar = build_bar(self.console) if show_bar and self.console.is_terminal else None
         self.latest: dict[str, float] = {}
         self.shares = PhaseShares()  # since the last line
-        self.start_s = time.monotonic()
-        self.start_fraction = 0.0
+        self.evaluated_every = evaluated_every
+        self.left = TrainingTimeLeft(0.0, time.monotonic(), evaluated_every)
+        self.evaluation_start_s = 0.0
         self.start_tokens = 0
         self.start_training_s = 0.0
 
@@ -129,8 +136,7 @@ class ConsoleReport(LoggerDestination):
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Start the clock, wherever in the training this session starts."""
-        self.start_s = time.monotonic()
-        self.start_fraction = fraction_done(state)
+        self.left = TrainingTimeLeft(fraction_done(state), time.monotonic(), self.evaluated_every)
         self.start_tokens = state.timestamp.token.value
         self.start_training_s = training_s(state)
         if self.bar is not None:
@@ -138,8 +144,10 @@ class ConsoleReport(LoggerDestination):
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Move the bar, or print a line when one is due."""
+        left = self.time_left(state)
         if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], completed=fraction_done(state), description=self.describe(state))
+            done, told = fraction_done(state), self.describe(state)
+            self.bar.update(self.bar.task_ids[0], completed=done, description=told, left=left)
         elif self.is_due(state, Event.BATCH_END):
             self.print_line(state)
 
@@ -147,6 +155,10 @@ class ConsoleReport(LoggerDestination):
         """Print a line when lines are due by epoch."""
         if self.bar is None and self.is_due(state, Event.EPOCH_END):
             self.print_line(state)
+
+    def eval_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Evaluations have a clock of their own."""
+        self.evaluation_start_s = time.monotonic()
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Say in the bar that the pause is an evaluation."""
@@ -156,6 +168,7 @@ class ConsoleReport(LoggerDestination):
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Print what the held-out answers say, and let the bar tell of the training again."""
+        self.left.evaluated(fraction_done(state), time.monotonic() - self.evaluation_start_s)
         if self.bar is not None and "loss/train/total" in self.latest:
             self.bar.update(self.bar.task_ids[0], description=self.describe(state))
         for line in describe_evaluation(estimates(state.eval_metrics["eval"])):
@@ -186,11 +199,10 @@ class ConsoleReport(LoggerDestination):
         rate = self.latest.get("throughput/device/mfu")
         return "" if rate is None else f" ({rate:.0%} of the FLOPs this device can do)"
 
-    def time_left(self, state: State) -> timedelta:
-        """Time left at this session's mean speed, evaluations included, in whole seconds."""
-        elapsed_s = time.monotonic() - self.start_s
-        done = fraction_done(state)
-        return timedelta(seconds=round(elapsed_s * (1 - done) / max(done - self.start_fraction, 1e-9)))
+    def time_left(self, state: State) -> str:
+        """Time left at the latest speed, evaluations that are still to come included."""
+        self.left.trained(fraction_done(state), time.monotonic())
+        return words(self.left.seconds)
 
 
 def describe_evaluation(results: Mapping[str, Estimate]) -> list[str]:
@@ -216,7 +228,7 @@ def training_s(state: State) -> float:
 
 def build_bar(console: Console) -> Progress:
     """One bar for the whole training."""
-    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    bar = Progress(TextColumn("{task.description}"), *columns, console=console, speed_estimate_period=120)
-    bar.add_task("training", total=1.0)
+    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]} left"))
+    bar = Progress(TextColumn("{task.description}"), *columns, console=console)
+    bar.add_task("training", total=1.0, left="?")
     return bar

@@ -5,6 +5,7 @@ A killed run continues at its first missing shard and ends in the same bytes as 
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
 from architectures.errors import UserError
-from architectures.progress.track import track
+from architectures.progress.track import Advance, no_progress, progress
 from eval.answers.asked_turns import Turn, first_turns, num_turns
 from eval.answers.earlier_answers import Earlier, earlier_answers
 from eval.answers.older_answers import adopt_older_answers
@@ -25,7 +26,7 @@ from eval.answers.token_ids import require_rows_for_row
 from eval.answers.traces import DecodingSettings, Trace, asked, rows_of
 from eval.decoding.batch import Emitted
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import decode_steps, finished
+from eval.decoding.speculative import decode_steps
 from eval.decoding.texts import DRAWS, Decoded, Limits
 from eval.decoding.wanted import Wanted
 from eval.models.loading import (
@@ -133,6 +134,7 @@ class Answerer:
         self.settings = settings
         self.name = name
         self.earlier = earlier or {}
+        self.advance: Advance = no_progress
         self.taken: dict[int, Earlier] = {}  # of the earlier ones those that answer a turn, by its id
 
     @cached_property
@@ -194,10 +196,18 @@ class Answerer:
         return ids
 
     def answer_batch(self, batch: Sequence[Rendered]) -> Iterator[tuple[Turn, Trace]]:
-        """The answers to some turns that are decoded together, as they end."""
-        for index, decoded in finished(self.decode(batch)):
-            prompt_ids, turn = batch[index]
-            yield turn, self.trace(turn, prompt_ids, decoded)
+        """The answers to some turns that are decoded together, as they end; the time they take is that of all steps."""
+        step_work, steps, emitted = len(batch) / self.settings.max_new_tokens, 0, Counter[int]()
+        for event in self.decode(batch):
+            if isinstance(event, tuple):
+                prompt_ids, turn = batch[event[0]]
+                yield turn, self.trace(turn, prompt_ids, event[1])
+                continue
+            emitted[event.index] += 1
+            if emitted[event.index] > steps:
+                steps += 1
+                self.advance(step_work, items=0)
+        self.advance(len(batch) - steps * step_work, items=0)
 
     def decode(self, batch: Sequence[Rendered]) -> Iterator[Emitted | tuple[int, Decoded]]:
         """Decode some turns together, step by step."""
@@ -233,9 +243,12 @@ def write_missing(missing: Sequence[tuple[Path, Sequence[Turn]]], answerer: Answ
     total = sum(num_turns(turns) for _, turns in missing)
     each = (trace for path, turns in missing for trace in answerer.write(path, turns))
     written = [0, 0]  # answers and their tokens
-    for trace in track(each, description=f"{name} answers", total=total):
-        if trace.id not in answerer.taken:
-            written = [written[0] + 1, written[1] + len(trace.answer_ids)]
+    with progress(f"{name} answers", total=total, whole=total) as answerer.advance:
+        for trace in each:
+            is_taken = trace.id in answerer.taken
+            answerer.advance(1 if is_taken else 0)  # else its batch counts the steps that it takes
+            if not is_taken:
+                written = [written[0] + 1, written[1] + len(trace.answer_ids)]
     if answerer.taken:
         print(f"{name}: {len(answerer.taken)} answers taken from earlier ones", file=sys.stderr)
     if written[0]:

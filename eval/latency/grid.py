@@ -1,14 +1,15 @@
 """Step times on a grid of batches and contexts, by eager steps and others, beside what the machine was doing."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import torch
 from transformers import PreTrainedModel
 
 from architectures.errors import UserError
-from architectures.progress.track import track
+from architectures.progress.track import Advance, progress
 from eval.acceptance.estimates import Resampling
 from eval.latency.evidence import Started, step_evidence
 from eval.latency.floor import step_bytes
@@ -22,6 +23,8 @@ from eval.records.origin import Machine
 from eval.steps.fixed_steps import FixedSteps
 from eval.steps.openers import new_opener
 from eval.steps.sequencer import Opener, open_sequencer, takes_rows
+
+PASS_ROWS = 32  # that cost what the weights of a pass do: 54 ms of them and 1.4 ms a row read, of docs/latency.md
 
 
 @dataclass(frozen=True)
@@ -72,25 +75,26 @@ def measure_grid(
     openers = openers_for(grid, models)
     device, cells = models[TARGET].device, grid.cells()
     bandwidth, before, started = memory_bandwidth(device), machine_state(device), Started()
-    total = grid.repeats * len(cells)
-    ticks = track(range(total), description="timing steps", total=total)
+    works = [cell_work(grid, len(models), how, batch, context) for how, batch, context in cells]
     measured = []
-    for how, batch, context in cells:
-        setting = Setting(repeated(text_ids, context), batch, openers[how])
-        together, alone = steps_both_ways(models, setting, grid, ticks, resampling)
-        floor = floors(models, batch, context, max(bandwidth.values()))
-        measured.append(
-            Cell(
-                batch=batch,
-                context_tokens=context,
-                compiled=how == "compiled",
-                captured=how == "captured",
-                together=together,
-                alone=alone,
-                floor=floor,
+    with progress("timing steps", total=len(cells), whole=sum(works)) as advance:
+        for (how, batch, context), work in zip(cells, works, strict=True):
+            setting = Setting(repeated(text_ids, context), batch, openers[how])
+            share = partial(advance_share, advance, work)
+            together, alone = steps_both_ways(models, setting, grid, share, resampling)
+            floor = floors(models, batch, context, max(bandwidth.values()))
+            measured.append(
+                Cell(
+                    batch=batch,
+                    context_tokens=context,
+                    compiled=how == "compiled",
+                    captured=how == "captured",
+                    together=together,
+                    alone=alone,
+                    floor=floor,
+                )
             )
-        )
-    assert next(ticks, None) is None  # and the bar ends
+            advance(0)
     return GridFigures(
         lookaheads=tuple(grid.lookaheads),
         bandwidth_gb_s=Bandwidth(**{name: value / 1e9 for name, value in bandwidth.items()}),
@@ -109,6 +113,20 @@ def evidence_of_first(
     return step_evidence(models, medians_ms, setting, started)
 
 
+def cell_work(grid: Grid, num_models: int, how: How, batch: int, context: int) -> float:
+    """What the steps of a cell are to those of another: passes, and rows read at once, as far as they cost time."""
+    passes = [*(batch * (lookahead + 1) for lookahead in (0, *grid.lookaheads)), *([batch] * 9 * (num_models - 1))]
+    if grid.prefill and how == "eager":
+        passes += [batch * context] * num_models
+    setting_up = 2 * batch * context * num_models
+    return 2 * grid.repeats * sum(PASS_ROWS + rows for rows in passes) + setting_up
+
+
+def advance_share(advance: Advance, work: float, share: float) -> None:
+    """Some share of the work of a cell is done."""
+    advance(work * share, items=0)
+
+
 def openers_for(grid: Grid, models: Mapping[str, PreTrainedModel]) -> dict[How, Opener]:
     """What runs the models, each asked about every model before anything is measured."""
     openers: dict[How, Opener] = {how: new_opener(how) for how in grid.ways}
@@ -123,7 +141,7 @@ def steps_both_ways(
     models: Mapping[str, PreTrainedModel],
     setting: Setting,
     grid: Grid,
-    ticks: Iterator[int],
+    advance: Callable[[float], None],
     resampling: Resampling,
 ) -> tuple[GridSteps, GridSteps]:
     """Every step of one cell, in turn with the others and by itself."""
@@ -133,7 +151,7 @@ def steps_both_ways(
         lookaheads=grid.lookaheads,
         with_prefill=grid.prefill and setting.opener is open_sequencer,  # prompts are read by eager steps
         repeats=grid.repeats,
-        ticks=ticks,
+        advance=advance,
         resampling=resampling,
     )
     return grid_steps(together), grid_steps(alone)

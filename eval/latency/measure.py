@@ -1,8 +1,7 @@
 """Step times of one target and some drafts, in one place: a batch, a context, a way to run the models."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import numpy as np
 import torch
@@ -17,6 +16,8 @@ from eval.latency.timing import Timed, time_alone, time_together
 from eval.records.evidence import StepEvidence
 from eval.records.grid import TARGET
 from eval.records.steps import StepTime
+
+MEAN_WARM_UPS = 12  # repetitions, of 10 to 20
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def measure_both_ways(
     lookaheads: Sequence[int],
     with_prefill: bool,
     repeats: int,
-    ticks: Iterator[int],
+    advance: Callable[[float], None],
     resampling: Resampling,
 ) -> tuple[Latency, Latency]:
     """Time every kind of step in turn with the others, and again by itself.
@@ -139,7 +140,7 @@ def measure_both_ways(
         lookaheads: Numbers of draft tokens whose verification is timed.
         with_prefill: Whether the reading of the context is timed too.
         repeats: Timed repetitions of every step, each of the two ways.
-        ticks: So many are taken, one for each repetition of the steps in turn.
+        advance: Told the share of all this that is done.
         resampling: As for `measure_latency`.
     """
     drafts = {name: model for name, model in models.items() if name != TARGET}
@@ -147,9 +148,19 @@ def measure_both_ways(
     if with_prefill:
         steps |= prefill_steps(models, setting)
     rng = np.random.default_rng(resampling.seed)
-    together, alone = time_together(steps, rng, islice(ticks, repeats)), time_alone(steps, rng, repeats)
+    together = time_together(steps, rng, shares_in_turn(repeats, advance))
+    alone = time_alone(steps, rng, repeats, after_each=lambda: advance(0.5 / len(steps)))
     context = len(setting.context_ids)
     return latency_of(together, context, resampling), latency_of(alone, context, resampling)
+
+
+def shares_in_turn(repeats: int, advance: Callable[[float], None]) -> Iterator[int]:
+    """So many repetitions, which with the warm-up before them are half of what is done both ways."""
+    share = 0.5 / (MEAN_WARM_UPS + repeats)
+    advance(MEAN_WARM_UPS * share)
+    for repeat in range(repeats):
+        yield repeat
+        advance(share)
 
 
 def timing_ticks(repeats: int) -> Iterable[int]:

@@ -64,13 +64,23 @@ def time_together(
     return Timed(seconds, warm_up_repeats, is_settled)
 
 
-def time_alone(steps: Mapping[Kind, Step], rng: np.random.Generator, repeats: int) -> Timed[Kind]:
-    """Time each kind of step by itself, again and again: what a cache of the processor holds stays there."""
+def time_alone(
+    steps: Mapping[Kind, Step], rng: np.random.Generator, repeats: int, *, after_each: Callable[[], None]
+) -> Timed[Kind]:
+    """Time each kind of step by itself, again and again: what a cache of the processor holds stays there.
+
+    Args:
+        steps: By kind.
+        rng: Draws their order.
+        repeats: That count.
+        after_each: Called when a kind is done.
+    """
     seconds: dict[Kind, list[float]] = {kind: [] for kind in steps}
     warm_ups = []
     for kind in shuffled(steps, rng):
         warm_ups.append(warm_up(steps[kind]))
         seconds[kind] = [steps[kind]() for _ in range(repeats)]
+        after_each()
     return Timed(seconds, max(count for count, _ in warm_ups), all(is_settled for _, is_settled in warm_ups))
 
 

@@ -86,7 +86,13 @@ def decode_live(
     rng = np.random.default_rng(seed)
     limits, names = Limits(max_new_tokens, stop_ids), [None, *ways]
     decoded = []
-    for answer in track(answers, description="live decoding", total=len(answers)):
+    for answer in track(
+        answers,
+        description="live decoding",
+        total=len(answers),
+        works=lambda answer: len(answer.answer_ids),
+        whole=sum(len(answer.answer_ids) for answer in answers),
+    ):
         texts = {}
         for index in rng.permutation(len(names)):
             name = names[index]

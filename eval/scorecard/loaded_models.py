@@ -41,7 +41,14 @@ def replay_drafts(pair: Pair, answers: Answers, *, temperature: float) -> list[R
     """Every draft along every answer; the target's pass over an answer serves all of them."""
     replayed: dict[str, list[ReplayedAnswer]] = {name: [] for name in pair.drafts}
     numbered = list(zip(answers.prompt_numbers, answers.traces, strict=True))
-    for prompt, trace in track(numbered, description=f"replay at T={temperature:g}", total=len(numbered)):
+    tokens = [len(trace.prompt_ids) + len(trace.answer_ids) for trace in answers.traces]
+    for prompt, trace in track(
+        numbered,
+        description=f"replay at T={temperature:g}",
+        total=len(numbered),
+        works=lambda pair: len(pair[1].prompt_ids) + len(pair[1].answer_ids),
+        whole=sum(tokens),
+    ):
         target_logits_TV = answer_logits(pair.target, trace.prompt_ids, trace.answer_ids)
         for name, draft in pair.drafts.items():
             vocab_size = shared_vocab_size(pair.target, draft)

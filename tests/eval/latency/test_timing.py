@@ -125,7 +125,7 @@ def test_bounds_hold_the_percentile_whatever_the_law_is(repeats):
 def test_steps_by_themselves_run_one_kind_after_the_other():
     order = []
     steps = {name: (lambda name=name: order.append(name) or 1.0) for name in "abc"}
-    timed = time_alone(steps, np.random.default_rng(0), 5)
+    timed = time_alone(steps, np.random.default_rng(0), 5, after_each=lambda: None)
     assert {name: list(values) for name, values in timed.seconds.items()} == dict.fromkeys("abc", [1.0] * 5)
     changes = sum(before != after for before, after in pairwise(order))
     assert (len(order), changes) == (3 * (10 + 5), 2)
@@ -134,5 +134,7 @@ def test_steps_by_themselves_run_one_kind_after_the_other():
 
 def test_one_kind_that_never_settles_is_told():
     growing = (2.0**n for n in range(100))
-    timed = time_alone({"calm": lambda: 1.0, "wild": lambda: next(growing)}, np.random.default_rng(0), 2)
+    timed = time_alone(
+        {"calm": lambda: 1.0, "wild": lambda: next(growing)}, np.random.default_rng(0), 2, after_each=lambda: None
+    )
     assert (timed.warm_up_repeats, timed.is_settled) == (WARM_UP_LIMIT, False)
