@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from architectures.progress.processor import CurrentStage
 from architectures.progress.time_left import TimeLeft
 
 LINE_INTERVAL_S = 60  # between two lines, where there is no terminal
@@ -79,6 +80,7 @@ def bar(description: str, total: int, time_left: TimeLeft) -> Iterator[Advance]:
             shown.update(task, completed=time_left.done, items=done, left=words(time_left.seconds))
 
         yield advance
+    tell_load(description)
 
 
 @contextmanager
@@ -94,9 +96,16 @@ def lines(description: str, total: int, time_left: TimeLeft) -> Iterator[Advance
         if now_s - reported_s >= LINE_INTERVAL_S and done < total:
             gone, left = words(now_s - time_left.start_s), words(time_left.seconds)
             print(f"{description}: {done} of {total}, {gone} gone, {left} left", file=sys.stderr, flush=True)
+            tell_load(description)
             reported_s = now_s
 
     yield advance
+
+
+def tell_load(description: str) -> None:
+    """Say that other work has the processor, once in a stage."""
+    if (told := CurrentStage.watch.told()) is not None:
+        print(f"{description}: {told}.", file=sys.stderr, flush=True)
 
 
 def no_progress(work: float, /, *, items: int = 1) -> None:

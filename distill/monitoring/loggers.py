@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from architectures.errors import UserError
+from architectures.progress.processor import CurrentStage
 from architectures.progress.track import words
 from distill.monitoring.metrics import estimates
 from distill.monitoring.step_times import PhaseShares
@@ -22,6 +23,8 @@ from distill.recipe.training import DistillConfig
 from eval.acceptance.estimates import Estimate
 
 TRACKERS = {"tensorboard": TensorboardLogger, "wandb": WandBLogger, "mlflow": MLFlowLogger}  # name = its package
+
+LOAD_AFTER_S = 30  # of a training: before that its start, which reads and compiles, says little
 
 
 def build_loggers(config: DistillConfig, log_folder: Path, run_name: str) -> list[LoggerDestination]:
@@ -125,7 +128,7 @@ class ConsoleReport(LoggerDestination):
         self.shares = PhaseShares()  # since the last line
         self.evaluated_every = evaluated_every
         self.left = TrainingTimeLeft(0.0, time.monotonic(), evaluated_every)
-        self.evaluation_start_s = 0.0
+        self.evaluation_start_s, self.begun_s = 0.0, time.monotonic()
         self.start_tokens = 0
         self.start_training_s = 0.0
 
@@ -136,7 +139,9 @@ class ConsoleReport(LoggerDestination):
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Start the clock, wherever in the training this session starts."""
-        self.left = TrainingTimeLeft(fraction_done(state), time.monotonic(), self.evaluated_every)
+        self.begun_s = time.monotonic()
+        self.left = TrainingTimeLeft(fraction_done(state), self.begun_s, self.evaluated_every)
+        CurrentStage.begin()
         self.start_tokens = state.timestamp.token.value
         self.start_training_s = training_s(state)
         if self.bar is not None:
@@ -175,15 +180,22 @@ class ConsoleReport(LoggerDestination):
             self.console.print(f"batch {state.timestamp.batch.value}: held-out {line}", style="bold")
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Leave the terminal as it was, also after an error."""
+        """Leave the terminal as it was, also after an error; say what was not said of other work."""
         if self.bar is not None:
             self.bar.stop()
+        self.tell_load()
 
     def print_line(self, state: State) -> None:
         """How far the training is, and where the time since the last line went."""
         shares = self.shares.describe()
         line = f"{self.describe(state)}, {self.time_left(state)} left"
         self.console.print(f"{line} ({shares})" if shares else line)
+        self.tell_load()
+
+    def tell_load(self) -> None:
+        """Say that other work has the processor, once in a training."""
+        if time.monotonic() - self.begun_s >= LOAD_AFTER_S and (told := CurrentStage.watch.told()) is not None:
+            self.console.print(f"training: {told}.")
 
     def describe(self, state: State) -> str:
         """The state of training in one line."""

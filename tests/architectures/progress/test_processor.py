@@ -5,13 +5,16 @@ from dataclasses import replace
 
 import pytest
 
+from architectures.progress import processor, track
 from architectures.progress.processor import (
     Contention,
+    CurrentStage,
     ProcessorTimes,
     contention,
     processor_times,
     refused_words,
 )
+from distill.stages.running import timed
 
 START = ProcessorTimes(at_s=100.0, threads={1: (5.0, 1.0), 2: (7.0, 0.0)}, own_s=12.0, all_s=1000.0)
 
@@ -60,3 +63,45 @@ def test_a_share_worth_a_word_comes_with_the_remedy(refused, told):
     if words is not None:
         assert f"{refused:.0%} of the processor time" in words
         assert "OMP_NUM_THREADS" in words
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """Threads that a test lets run and wait: refused(ran_s, waited_s) since the start."""
+    now = [START]
+    monkeypatch.setattr(processor, "processor_times", lambda: now[0])
+
+    def after_seconds(ran_s, waited_s):
+        now[0] = after(ran_s, threads={1: (5.0 + ran_s, 1.0 + waited_s), 2: (7.0, 0.0)})
+
+    return after_seconds
+
+
+def test_a_load_is_told_as_soon_as_it_is_seen_and_once_a_stage(refused):
+    CurrentStage.begin()
+    refused(10.0, 0.2)
+    assert CurrentStage.watch.told() is None
+    refused(10.0, 10.0)
+    assert "did not get 50% of the processor time" in CurrentStage.watch.told()
+    assert CurrentStage.watch.told() is None
+    refused(0.0, 0.0)
+    CurrentStage.begin()
+    refused(6.0, 4.0)
+    assert "40%" in CurrentStage.watch.told()
+
+
+def test_each_stage_of_a_run_tells_it(refused, capsys):
+    for name in ("generate", "eval"):
+        refused(0.0, 0.0)
+        timed(name, lambda: refused(6.0, 4.0))
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["generate", "eval"]
+
+
+def test_a_line_of_progress_is_followed_by_it(refused, monkeypatch, capsys):
+    refused(0.0, 0.0)
+    CurrentStage.begin()
+    monkeypatch.setattr(track, "LINE_INTERVAL_S", 0)
+    for _ in track.track(range(4), description="Letters", total=4):
+        refused(6.0, 4.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.startswith("Letters: this process did not get 40%") for line in lines] == [False, True, False, False]

@@ -6,6 +6,12 @@ from architectures.progress import track as tracking
 from architectures.progress.track import track
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Whatever else runs beside the tests, nothing is told of it."""
+    monkeypatch.setattr(tracking, "tell_load", lambda description: None)
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass when a test says so."""
