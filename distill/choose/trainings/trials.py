@@ -12,12 +12,15 @@ docs/choosing.md has what was measured. The recipe that is chosen trains its sma
 """
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint, fingerprint_value
+from architectures.progress.time_left import TimeLeft
+from architectures.progress.track import words
 from architectures.shapes.section import ArchitectureConfig
 from distill.choose.shapes.candidates import Candidate, trials_folder
 from distill.recipe.recipe import Recipe
@@ -60,6 +63,7 @@ def train_candidates(
         The folder of each one's weights, by name.
     """
     needed = [trials[body] for body in dict.fromkeys(candidate.body for candidate in candidates)]
+    left = TimeLeft(len(needed), time.monotonic())
     for number, recipe in enumerate(needed, start=1):
         print(f"== {Path(recipe.run_dir).name} for {length}, {number} of {len(needed)}", flush=True)
         trial = trial_run(run, recipe, length)
@@ -69,6 +73,9 @@ def train_candidates(
                 go_on_from(trial_run(run, recipe, earlier), trial)
             timed("prune", partial(prune_stage, trial))
             timed("distill", partial(distill_stage, trial.recipe_file, []))
+        left.advance(1, time.monotonic())
+        if number < len(needed):
+            print(f"   {number} of {len(needed)} trained, {words(left.seconds)} left", flush=True)
     return {each.name: weights_of(run, each, trials[each.body], length) for each in candidates}
 
 
