@@ -51,8 +51,9 @@ $(VENV)-llama-cpp/ready:
 	$(VENV)-llama-cpp/bin/python -m pip install --quiet xllamacpp==2026.10.11549
 	touch $@
 
-simulations: $(READY) # about ten minutes of one core; the table of docs/scoring.md
+simulations: $(READY) # about fifteen minutes of one core; the tables of docs/scoring.md and docs/choosing.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.simulations --out bench/results/simulations.json --doc docs/scoring.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.simulations.halving --out bench/results/halving.json --doc docs/choosing.md
 
 # About an hour of two cores. The tool that breaks has an environment of its own; what it breaks is tried in this one.
 mutants: $(READY) $(VENV)-mutants/ready

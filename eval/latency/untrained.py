@@ -61,6 +61,6 @@ def require_memory(target: PreTrainedModel, shapes: Sequence[Shape]) -> None:
     free = free_bytes(target.device)
     if free is not None and needed > free:
         raise UserError(
-            f"--shapes: the drafts take {needed / 2**30:.1f} GiB together, and {target.device} has {free / 2**30:.1f} "
-            "GiB free. Ask for fewer layers or smaller --parameters."
+            f"the untrained drafts take {needed / 2**30:.1f} GiB together, and {target.device} has "
+            f"{free / 2**30:.1f} GiB free. Ask for fewer shapes, or for smaller ones."
         )

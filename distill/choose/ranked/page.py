@@ -79,22 +79,8 @@ def left_out_page(left_out: Sequence[LeftOut], total: int, when: str = "Before a
     """Who is out, how many of how many, and why; nothing where nobody is."""
     if not left_out:
         return []
-    rows = [(each.candidate, rule_words(each), each.reason) for each in left_out]
+    rows = [(each.candidate, each.rule, each.reason) for each in left_out]
     return [Section(f"{when}: {len(left_out)} of {total} shapes left out", [Table(LEFT_OUT_COLUMNS, rows)])]
-
-
-def rule_words(left_out: LeftOut) -> str:
-    """By which rule, in a few words."""
-    words = {
-        "cannot be cut": "cannot be cut",
-        "parameters": "too many parameters",
-        "milliseconds": "too slow",
-        "narrower": "a wider one fits",
-        "cannot pay": "cannot pay",
-        "dominated": "dominated",
-        "beaten": "beaten",
-    }
-    return words[left_out.rule]
 
 
 @dataclass(frozen=True)

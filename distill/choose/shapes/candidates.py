@@ -84,29 +84,25 @@ def asked_shapes(recipe: Recipe, target: Shape, wanted: Wanted) -> Asked:
     Raises:
         UserError: If no shape can be cut or none is left, or heads would be trained whole that are to be frozen.
     """
+    refuse_masks(recipe)
+    depths = sorted(set(wanted.layers)) or [depth for depth in DEPTHS if depth < target.layers]
+    heads = vocabularies_of(recipe, target, wanted.vocabularies)
+    found, left_out = cuttable(recipe, target, depths, all_widths(recipe, target, wanted), heads)
+    kept, too_large = found, []
+    if wanted.most_parameters is not None:
+        kept, too_large = bounded(found, wanted.most_parameters)
+    kept, narrow = widest(kept) if wanted.is_widest and not wanted.is_bound_by_time else (kept, [])
+    refuse_frozen_heads(recipe, target, kept)
+    return Asked(kept, [*left_out, *too_large, *narrow])
+
+
+def refuse_masks(recipe: Recipe) -> None:
+    """Raise UserError where every shape would need masks of its own."""
     if recipe.architecture.method == "learned_masks":
         raise UserError(
             "architecture.method=learned_masks trains masks for every shape, which is no short training. Choose with "
             "architecture.method=greedy, then set the shape here."
         )
-    depths = sorted(set(wanted.layers)) or [depth for depth in DEPTHS if depth < target.layers]
-    heads = vocabularies_of(recipe, target, wanted.vocabularies)
-    found, left_out = cuttable(recipe, target, depths, all_widths(recipe, target, wanted), heads)
-    kept = [each for each in found if is_within(each, wanted.most_parameters)]
-    if not kept:
-        least = min(found, key=lambda each: each.shape.parameters())
-        raise UserError(
-            f"--most-parameters {wanted.most_parameters}: the smallest candidate, {least.name}, has "
-            f"{least.shape.parameters()}. Allow more, or ask for smaller widths."
-        )
-    too_large = [
-        LeftOut(each.name, "parameters", f"has {each.shape.parameters():,} parameters, of {wanted.most_parameters:,}")
-        for each in found
-        if each not in kept
-    ]
-    kept, narrow = widest(kept) if wanted.is_widest and not wanted.is_bound_by_time else (kept, [])
-    refuse_frozen_heads(recipe, target, kept)
-    return Asked(kept, [*left_out, *too_large, *narrow])
 
 
 def all_widths(recipe: Recipe, target: Shape, wanted: Wanted) -> list[Widths]:
@@ -143,8 +139,25 @@ def cuttable(
     return found, list(dict.fromkeys(problems))
 
 
-def is_within(candidate: Candidate, most_parameters: int | None) -> bool:
-    return most_parameters is None or candidate.shape.parameters() <= most_parameters
+def bounded(candidates: Sequence[Candidate], most_parameters: int) -> tuple[list[Candidate], list[LeftOut]]:
+    """Those that have no more parameters, and the others.
+
+    Raises:
+        UserError: If that is all of them.
+    """
+    kept = [each for each in candidates if each.shape.parameters() <= most_parameters]
+    if not kept:
+        least = min(candidates, key=lambda each: each.shape.parameters())
+        raise UserError(
+            f"--most-parameters {most_parameters}: the smallest candidate, {least.name}, has "
+            f"{least.shape.parameters()}. Allow more, or ask for smaller widths."
+        )
+    too_large = [
+        LeftOut(each.name, "too many parameters", f"has {each.shape.parameters():,}, of {most_parameters:,}")
+        for each in candidates
+        if each not in kept
+    ]
+    return kept, too_large
 
 
 def widest(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[LeftOut]]:
@@ -157,7 +170,7 @@ def widest(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[LeftO
     for _, group in groupby(sorted(candidates, key=depth_and_head), key=depth_and_head):
         *others, best = sorted(group, key=lambda each: each.shape.parameters())
         kept.append(best)
-        left_out += [LeftOut(each.name, "narrower", f"{best.name} is wider and fits too") for each in others]
+        left_out += [LeftOut(each.name, "a wider one fits", f"{best.name} is wider and fits too") for each in others]
     return kept, left_out
 
 

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Rule = Literal["cannot be cut", "parameters", "milliseconds", "narrower", "cannot pay", "dominated", "beaten"]
+Rule = Literal[
+    "cannot be cut", "too many parameters", "too slow", "a wider one fits", "cannot pay", "dominated", "beaten"
+]
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def too_slow(candidates: Sequence[Candidate], latency: ScoredLatency, most_milli
     """Those whose step takes longer than allowed."""
     milliseconds = {each.draft: each.one_token.median_ms for each in latency.drafts}
     return [
-        LeftOut(each.name, "milliseconds", f"a step takes {milliseconds[each.name]:.2f} ms, of {most_milliseconds:g}")
+        LeftOut(each.name, "too slow", f"a step takes {milliseconds[each.name]:.2f} ms, of {most_milliseconds:g}")
         for each in candidates
         if most_milliseconds is not None and milliseconds[each.name] > most_milliseconds
     ]

@@ -143,7 +143,7 @@ def test_drafts_that_do_not_fit_are_refused(target, shapes, monkeypatch):
     monkeypatch.setattr("eval.latency.untrained.free_bytes", lambda _device: needed)
     assert len(untrained_models(target, [one.shape for one in shapes])) == len(shapes)
     monkeypatch.setattr("eval.latency.untrained.free_bytes", lambda _device: needed - 1)
-    with pytest.raises(UserError, match=r"--shapes: the drafts take .* GiB together.*smaller --parameters"):
+    with pytest.raises(UserError, match=r"the untrained drafts take .* GiB together.*Ask for fewer shapes"):
         untrained_models(target, [one.shape for one in shapes])
 
 
