@@ -68,7 +68,8 @@ class PruningPlan:
     def summary(self) -> str:
         """What is kept, in one line."""
         merged = " (others merged in)" if self.merged_layers else ""
-        text = f"layers {', '.join(map(str, self.source_layers))} of {self.source.layers}{merged}"
+        kept = f"layer{'' if len(self.source_layers) == 1 else 's'} {', '.join(map(str, self.source_layers))}"
+        text = f"keeps {kept} of 0 to {self.source.layers - 1}{merged}"
         sizes = {name: (getattr(self.draft, name), getattr(self.source, name)) for name in WIDTHS}
         cut = [f"{name} {kept} of {of}" for name, (kept, of) in sizes.items() if kept != of]
         head = [] if self.vocabulary is None else [f"ids said {self.draft.head_vocab} of {self.draft.vocab}"]

@@ -11,6 +11,7 @@ from architectures.errors import UserError
 from architectures.files.disk import free_bytes, size
 from architectures.files.number_types import has_bfloat16, many_rows_gain
 from architectures.pages.blocks import Facts, Section
+from architectures.pages.counts import number_of
 from architectures.pruning.plan import load_plan, needed_scores, plan_pruning
 from architectures.shapes.context_length import ContextLength, context_length
 from architectures.shapes.requested_shape import WIDTHS, draft_shape, masked_shape
@@ -200,7 +201,8 @@ def draft_and_origin(wanted: ArchitectureConfig, source: Shape, seed: int) -> tu
 
 
 def keeping(layers: Sequence[int], source: Shape) -> str:
-    return f"keeping layers {', '.join(map(str, layers))} of 0 to {source.layers - 1}"
+    kept = f"layer{'' if len(layers) == 1 else 's'} {', '.join(map(str, layers))}"
+    return f"keeping {kept} of 0 to {source.layers - 1}"
 
 
 def model_rows(recipe: Recipe, cut: Cut, unchecked: Sequence[str]) -> list[Row]:
@@ -217,8 +219,8 @@ def described(shape: Shape, name: str | None) -> list[Row]:
     """A shape's dimensions, and its true size beside the published one."""
     nominal = [named.nominal for key, named in NAMED_SHAPES.items() if key == name or named.shape == shape]
     dimensions = (
-        f"{shape.layers} layers, hidden {shape.hidden}, intermediate {shape.intermediate}, "
-        f"{shape.heads} heads of {shape.head_dim} ({shape.kv_heads} kv), vocabulary {shape.vocab}"
+        f"{number_of(shape.layers, 'layer')}, hidden {shape.hidden}, intermediate {shape.intermediate}, "
+        f"{number_of(shape.heads, 'head')} of {shape.head_dim} ({shape.kv_heads} kv), vocabulary {shape.vocab}"
         f"{f', of which {shape.head_vocab} are said' if shape.head_vocab else ''}"
     )
     true_size = f"{shape.parameters():,} parameters, {shape.parameters_without_embeddings():,} without embeddings"

@@ -5,7 +5,6 @@ scores, plans) is replaced by files that distill/debug/files.py writes into the 
 elsewhere is left out. Everything else stays what the recipe says: method, loss, precision, parallelism, number types.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,10 +211,21 @@ def replaced(before: Recipe, after: Recipe) -> list[str]:
     old, new = (dict(leaves(recipe.to_save())) for recipe in (before, after))
     keys = [*old, *(key for key in new if key not in old)]
     return [
-        masked(f"{key}: {json.dumps(old.get(key))} -> {json.dumps(new.get(key))}")
-        for key in keys
-        if old.get(key) != new.get(key)
+        masked(f"{key}: {shown(old.get(key))} -> {shown(new.get(key))}") for key in keys if old.get(key) != new.get(key)
     ]
+
+
+def shown(value: Any) -> str:
+    """A value of a recipe as a person writes it; of rows of a list what is set in them."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={shown(each)}" for key, each in value.items() if each is not None)
+    if isinstance(value, list):
+        return ", ".join(map(shown, value)) or "none"
+    return str(value)
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

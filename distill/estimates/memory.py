@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from architectures.families import FAMILIES
+from architectures.pages.counts import number_of
 from architectures.shapes.shape import DTYPE_BYTES, Shape
 from distill.estimates.trainings import Training
 from distill.recipe.token_selection import chunk_size
@@ -167,7 +168,8 @@ def activation_part(training: Training, processes: int) -> Part:
     tokens, per_token = sequences * training.seq_len, layer_bytes_per_token(training)
     size = tokens * (student.layers * per_token + NORM_BYTES * student.hidden)
     origin = (
-        f"{sequences} sequences x {training.seq_len} tokens x {student.layers} layers x {per_token:,} bytes, "
+        f"{number_of(sequences, 'sequence')} x {training.seq_len} tokens x "
+        f"{number_of(student.layers, 'layer')} x {per_token:,} bytes, "
         "and the last norm"
     )
     return Part("activations", size, origin)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from architectures.checkpoints.manifest import hardware
 from architectures.errors import UserError
+from architectures.pages.counts import number_of
 from architectures.shipped.folders import shipped_folders
 from distill.expected_time.device_figures import DeviceFigures, load_figures
 
@@ -80,7 +81,8 @@ def this_device_name() -> str:
 def processor_device_name() -> str:
     """The processor and the cores this process may use."""
     machine = hardware()
-    return f"{machine['processor']}, {machine['cores']} cores"
+    processor, cores = machine["processor"], machine["cores"]
+    return processor if cores is None else f"{processor}, {number_of(cores, 'core')}"
 
 
 def gpu_name() -> str | None:

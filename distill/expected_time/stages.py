@@ -3,6 +3,7 @@
 Not counted: loading models, cutting the draft, writing files, padding.
 """
 
+from architectures.pages.counts import number_of
 from distill.expected_time.devices import Device
 from distill.expected_time.lengths import written_answer
 from distill.expected_time.rates import step_s, steps_of_answers, training_flops_per_s
@@ -77,5 +78,6 @@ def cache_time(run: PlannedRun, device: Device) -> StageTime:
     else:
         count = run.work.answers + run.recipe.data.num_eval_prompts
         flops = count * forward_flops(run.target, [(run.lengths.whole, run.lengths.answer)])
-        done = f"{count:,} sequences of {run.lengths.whole:,} tokens, assumed to be read at the speed of training"
+        sequences = number_of(count, "sequence")
+        done = f"{sequences} of {run.lengths.whole:,} tokens, assumed to be read at the speed of training"
     return StageTime("teacher cache", flops / rate.value, measured=False, words=f"{done}; {rate.words}")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 
+from architectures.pages.counts import number_of
 from architectures.shapes.shape import Shape
 from distill.estimates.expected_work import expected_reading
 from distill.estimates.memory import process_counts
@@ -28,7 +29,7 @@ def trained_drafts(run: PlannedRun) -> Iterator[tuple[str, Shape]]:
     """The drafts of the stages before the last, which share its answers, and the draft."""
     for layers in (run.recipe.architecture.stages or [])[:-1]:
         head = {"vocab": run.target.vocab, "head_vocab": run.draft.head_vocab, "tied": run.draft.tied}
-        yield f"training, {layers} layers", replace(run.source, layers=layers, **head)
+        yield f"training, {number_of(layers, 'layer')}", replace(run.source, layers=layers, **head)
     yield "training", run.draft
 
 
@@ -46,8 +47,8 @@ def training_time(run: PlannedRun, device: Device, draft: Shape, name: str) -> S
     evaluations = num_evaluations(run, count)
     flops = count * each + evaluations * evaluation_flops(run, draft)
     words = (
-        f"{count:,} sequences of {sequence[0]:,} tokens, {each / sequence[0] / 1e9:.3g} GFLOP a token, and "
-        f"{evaluations} evaluations; {rate.words}"
+        f"{number_of(count, 'sequence')} of {sequence[0]:,} tokens, {each / sequence[0] / 1e9:.3g} GFLOP a token, and "
+        f"{number_of(evaluations, 'evaluation')}; {rate.words}"
     )
     most = most_processes(run, device, "distillation")
     return StageTime(name, flops / rate.value, rate.measured, words, processes=most)
@@ -64,7 +65,7 @@ def masks_time(run: PlannedRun, device: Device) -> StageTime:
     sequence = (text.max_seq_len, text.max_seq_len - 1)
     teacher = forward_flops(run.target, [sequence]) if masks.kl_weight else 0
     flops = count * training_flops(run.target, [sequence], teacher=teacher)
-    words = f"{count:,} sequences of {text.max_seq_len:,} tokens, gates not counted; {rate.words}"
+    words = f"{number_of(count, 'sequence')} of {text.max_seq_len:,} tokens, gates not counted; {rate.words}"
     most = most_processes(run, device, "mask training")
     return StageTime("mask training", flops / rate.value, measured=False, words=words, processes=most)
 

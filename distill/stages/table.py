@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_assistant_settings
 from architectures.checkpoints.manifest_record import Counts
+from architectures.pages.counts import number_of
 from distill.caching.stage import require_own_answers, states_are_due, write_cache
 from distill.recipe.teacher import keeps_states
 from distill.run.run import Run
@@ -45,7 +46,28 @@ def write_answers(run: Run, finish: Finish) -> str:
     """Let the target answer the prompts, or lay out the answers they come with, into <run>/data."""
     counts = make_answers(run)
     finish(answers=run.recipe.data.answers, counts=counts)
-    return str(counts)
+    return counts_words(counts)
+
+
+LEFT_OUT = {  # counts of prompts that nobody answers, in words
+    "self_written": "written by the target itself",
+    "duplicates": "left out as duplicates",
+    "too_long": "left out as too long",
+    "asked_in_eval": "left out because they are held out",
+}
+
+
+def counts_words(counts: Counts) -> str:
+    """What became of the prompts, in a sentence; nothing of what did not happen."""
+    told = [number_of(counts["prompts"], "prompt")]
+    for key, words in LEFT_OUT.items():
+        if number := counts.get(key):
+            told.append(f"{number:,} {words}")
+    for name, split in (("to train on", counts["train"]), ("held out", counts.get("eval"))):
+        if split is not None:
+            answers, tokens = number_of(split["answers"], "answer"), number_of(split["answer_tokens"], "token")
+            told.append(f"{answers} {name} ({tokens})")
+    return ", ".join(told)
 
 
 def make_answers(run: Run) -> Counts:

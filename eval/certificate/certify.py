@@ -9,6 +9,7 @@ from typing import Any
 from architectures.checkpoints.manifest import processor_name
 from architectures.checkpoints.target_files import TEMPLATES, TOKENIZERS, bytes_below
 from architectures.errors import UserError
+from architectures.pages.counts import number_of
 from architectures.shapes.context_length import context_length
 from architectures.small_head.record import CONFIG_KEY
 from architectures.targets.target import read_config, resolve_checkpoint
@@ -106,7 +107,7 @@ def certify_pair(asked: Asked) -> tuple[Certificate, Loaded]:
         findings=tuple(find(run, loaded.ids, pooled(replayed), known, ties)),
         causes=tuple(likely_causes(run, loaded.ids, replayed, known, ties)),
         speed=speed_of(run, Resampling(CONFIDENCE, RESAMPLES, asked.seed)),
-        hardware=f"{processor_name()}, {asked.threads} threads",
+        hardware=f"{processor_name()}, {number_of(asked.threads, 'thread')}",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return certificate, loaded

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from architectures.errors import UserError
 from architectures.files.section import Section
+from architectures.pages.counts import number_of
 from architectures.settings.flags import Flag
 
 PAGE_NAME = "report.html"
@@ -46,7 +47,7 @@ def report(settings: ReportSettings) -> None:
     if out.is_dir():
         raise UserError(f"{out}: is a folder. Remove it, or name another page with --out.")
     page, *plots = write_report(settings.runs, out, latency=settings.latency)
-    print(f"{page}: open it in a browser; {len(plots)} plots beside it")
+    print(f"{page}: open it in a browser; {number_of(len(plots), 'plot')} beside it")
 
 
 def default_page(runs: Sequence[Path]) -> Path:

@@ -1,6 +1,7 @@
 """scorecard.md: the verdict first, then the tables behind it. Pure, from the record."""
 
 from architectures.pages.blocks import Absent, Caution, Facts, Section, Sentence, Table, Verdict
+from architectures.pages.counts import number_of
 from eval.pages.acceptance_page import acceptance_section
 from eval.pages.tables import with_head_size
 from eval.pages.verdict import (
@@ -56,7 +57,9 @@ def speed_section(scorecard: Scorecard) -> Section:
     for row in latency.drafts:
         steps += [(f"{row.draft}, 1 token", row.one_token), (f"{row.draft}, 2 tokens", row.two_tokens)]
     cells = [(name, step_words(step), f"{step.p10_ms.value:.2f}", f"{step.p90_ms.value:.2f}") for name, step in steps]
-    title = f"Step times at batch 1, {latency.context_tokens} tokens of context, {latency.repeats} repetitions"
+    title = (
+        f"Step times at batch 1, {latency.context_tokens} tokens of context, {number_of(latency.repeats, 'repetition')}"
+    )
     ours = [row for row in scorecard.speedup if row.draft == scorecard.primary]
     forecasts = [forecast_section(row, prediction(scorecard, row)) for row in ours]
     return Section(title, [Table(("step", "median ms", "p10", "p90"), cells), *forecasts])

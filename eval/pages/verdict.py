@@ -6,7 +6,7 @@ from eval.acceptance.intervals import least_units
 from eval.pages.doubts import DISTRUSTED, NOT_BELIEVED, doubt_words, is_distrusted
 from eval.predictions.ranking import predicted_interval
 from eval.records.scorecard import Scorecard
-from eval.records.scorecard_speeds import LOOKUP, POLICY, Live, SpeedupRow, WayRow
+from eval.records.scorecard_speeds import POLICY, Live, SpeedupRow, WayRow
 from eval.records.steps import StepTime
 from eval.records.values import HasInterval
 
@@ -161,57 +161,6 @@ def disturbed_words(live: Live, step: StepTime) -> list[str]:
         "quiet: delete the folder of this scorecard and run the command again."
     )
     return [told]
-
-
-def headline(scorecard: Scorecard) -> str:
-    """The few lines that answer: is it faster, what did distillation change, what does a token cost."""
-    latency, forecast = scorecard.latency.of(scorecard.primary), scorecard.main_forecast
-    break_even = alpha_words(forecast.break_even_alpha)
-    subject = "the draft alone" if scorecard.live and scorecard.live.way(POLICY) else "speed-up"
-    return "\n".join(
-        [
-            scorecard.verdict,
-            *(f"WARNING: {text}" for text in scorecard.warnings),
-            *(acceptance_line(scorecard, temperature) for temperature in scorecard.temperatures),
-            (
-                f"milliseconds per token: draft {latency.one_token.median_ms:.2f}, target "
-                f"{scorecard.latency.target.median_ms:.2f} (cost ratio {latency.cost_ratio:.3f})"
-            ),
-            f"{subject}: predicted {prediction(scorecard, forecast)}{measured_words(scorecard.live)}",
-            f"best lookahead {forecast.best_lookahead}, break-even alpha there: {break_even}",
-            *lookup_lines(scorecard.live),
-        ]
-    )
-
-
-def acceptance_line(scorecard: Scorecard, temperature: float) -> str:
-    """Alpha of every draft at one temperature, and the paired gains of the last one."""
-    rows = scorecard.rows_at(temperature)
-    line = ", ".join(f"{row.draft} {with_interval(row.alpha)}" for row in rows)
-    gains = [
-        f"{with_interval(row.alpha)} over {row.baseline}"
-        for row in scorecard.differences
-        if row.temperature == temperature
-    ]
-    return f"acceptance (alpha, {rows[0].rule}) at temperature {temperature:g}: " + "; gain ".join([line, *gains])
-
-
-def measured_words(live: Live | None) -> str:
-    """The measured speed-ups, for the headline."""
-    if live is None:
-        return ", not measured"
-    decoding, whole = (with_interval(speedup, times=True) for speedup in (live.decoding_speedup, live.speedup))
-    return f", measured {decoding}; {whole} with the prompt's reading"
-
-
-def lookup_lines(live: Live | None) -> list[str]:
-    """What looking up alone gives, and every way with a draft over it; nothing in older scorecards."""
-    lookup = None if live is None else live.way(LOOKUP)
-    if live is None or lookup is None:
-        return []
-    over = ", ".join(f"{row.way} {with_interval(row.speedup, times=True)}" for row in live.over_lookup)
-    alone = with_interval(lookup.speedup, times=True)
-    return [f"{way_words(lookup)}: {alone} the speed of the target alone; over it, in the same turns: {over}"]
 
 
 def agreement_sentence(live: Live) -> str:

@@ -1,6 +1,7 @@
 """What a scorecard without a target says in words: its page, its verdict, its headline. Pure, from the record."""
 
 from architectures.pages.blocks import Block, Caution, Facts, Section, Table, Verdict
+from architectures.pages.counts import number_of
 from eval.pages.acceptance_page import position_section, tau_section
 from eval.pages.scorecard_page import FIGURES
 from eval.pages.tables import with_coverage
@@ -93,7 +94,7 @@ def method_section(scorecard: RecordedScorecard) -> Section:
         (
             "Draft",
             (
-                f"{draft.layers} layers, hidden {draft.hidden}, {draft.parameters:,} parameters, "
+                f"{number_of(draft.layers, 'layer')}, hidden {draft.hidden}, {draft.parameters:,} parameters, "
                 f"number type {draft.dtype}."
             ),
         ),

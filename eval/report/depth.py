@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from architectures.pages.blocks import Absent, Block, Figure, Section, Table
+from architectures.pages.counts import number_of
 from eval.pages.scorecard_page import step_words
 from eval.records.steps import StepTime
 from eval.report.batches import batches_blocks, undistilled_batches
@@ -34,7 +35,8 @@ def depth_block(drafts: Sequence[ScoredDraft]) -> Block:
     depths = sorted({draft.model.layers for draft in drafts})
     if len(depths) == 1:
         return Absent(
-            f"Latency against depth: every draft has {depths[0]} layers. Name runs of other depths beside it."
+            f"Latency against depth: every draft has {number_of(depths[0], 'layer')}. Name runs of other depths beside "
+            "it."
         )
     if len({draft.card.record.machine for draft in drafts}) > 1:
         return Absent("Latency against depth: the drafts were timed on different machines.")
@@ -53,7 +55,8 @@ def depth_figure(drafts: Sequence[ScoredDraft]) -> Figure:
         axes.set(xlabel="layers of the draft", ylabel="milliseconds a token", ylim=(0, None))
 
     told = "; ".join(
-        f"{draft.label} {draft.model.layers} layers, {draft.model.hidden} wide, {step_words(draft.steps.one_token)} ms"
+        f"{draft.label} {number_of(draft.model.layers, 'layer')}, {draft.model.hidden} wide, "
+        f"{step_words(draft.steps.one_token)} ms"
         for draft in drafts
     )
     return Figure(
@@ -78,7 +81,7 @@ def steps_table(card: Card, drafts: Sequence[ScoredDraft]) -> Table:
     rows = [(*step_cells(name, step), f"{step.median_ms / target_ms:.3f}") for name, step in steps]
     caption = (
         f"Step times of {card.name} in milliseconds: batch 1, {latency.context_tokens} tokens of context, "
-        f"{latency.repeats} repetitions"
+        f"{number_of(latency.repeats, 'repetition')}"
     )
     return Table((*STEP_COLUMNS, "of a target step"), rows, caption)
 

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 
 from architectures.pages.blocks import Block, Facts, Section, Sentence, Table
+from architectures.pages.counts import number_of
 from eval.pages.tables import with_head_size
 from eval.pages.verdict import agreement_sentence
 from eval.records.origin import ScoredModel
@@ -47,6 +48,7 @@ def facts(card: Card) -> list[tuple[str, str]]:
     record = card.record
     origin, settings = record.provenance, record.settings
     hardware = origin.hardware
+    cores = "a number of cores that is not known" if hardware.cores is None else number_of(hardware.cores, "core")
     return [
         ("prompts", prompts_words(record)),
         (
@@ -57,7 +59,10 @@ def facts(card: Card) -> list[tuple[str, str]]:
             ),
         ),
         ("live decoding", "not run" if record.live is None else live_words(record.live)),
-        ("machine", f"{record.machine}, {hardware.cores} cores, {hardware.memory_gib:g} GiB of memory"),
+        (
+            "machine",
+            f"{record.machine}, {cores}, {hardware.memory_gib:g} GiB of memory",
+        ),
         ("number type", settings.dtype),
         ("versions", origin.versions_words),
         ("commit", origin.git_commit or "unknown: git did not track the code"),

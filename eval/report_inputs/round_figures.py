@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from architectures.pages.blocks import Section, Sentence, Table
+from architectures.pages.counts import number_of
 from eval.acceptance.counts import Counts, count_proposals, pool, ratio
 from eval.acceptance.estimates import INTERVALS, Resampling
 from eval.config import EvalConfig
@@ -120,8 +121,9 @@ def rounds_page(trace: RoundTrace) -> Section:
     header = trace.header
     origin = header.provenance
     told = (
-        f"Number types {header.draft.dtype} and {header.target.dtype}, on {header.device} with {header.threads} "
-        f"threads; commit {origin.get('git_commit')}, {origin.get('created')}. Intervals: "
+        f"Number types {header.draft.dtype} and {header.target.dtype}, on {header.device} with "
+        f"{number_of(header.threads, 'thread')}; "
+        f"commit {origin.get('git_commit') or 'unknown'}, {origin.get('created')}. Intervals: "
         f"{100 * RESAMPLING.confidence:g} % {INTERVALS} over prompts, {RESAMPLING.num_resamples} "
         f"resamples, seed {RESAMPLING.seed}."
     )
@@ -136,7 +138,8 @@ def run_section(run: RunSettings, rounds: Sequence[TracedRound]) -> Section:
     record = run_figures(rounds)
     [entry] = record.lookahead
     behind = record.drafted - entry.proposed
-    how = f"Rule {record.rule}, {settings_words(run)}; {record.texts} texts of {record.prompts} prompts."
+    texts = f"{number_of(record.texts, 'text')} of {number_of(record.prompts, 'prompt')}"
+    how = f"Rule {record.rule}, {settings_words(run)}; {texts}."
     rates = f"alpha of rounds {with_interval(entry.alpha_of_rounds)}, utilisation {with_interval(entry.utilisation)}"
     counts = Table(
         ("rounds", "drafted", "of them behind a text's end", "accepted", "emitted"),

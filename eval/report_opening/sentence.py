@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from architectures.pages.blocks import Judgement
+from architectures.pages.counts import number_of
 from eval.pages.verdict import (
     doubt,
     is_unbelievable,
@@ -104,7 +105,7 @@ def measured_words(best: ScoredDraft, batches: str) -> str:
     """How the speed was measured."""
     live, record = best.live, best.card.record
     assert live is not None, "it was measured"
-    prompts = "1 prompt" if live.prompts == 1 else f"{live.prompts} prompts"
+    prompts = number_of(live.prompts, "prompt")
     return (
         f"Measured on {prompts}, reading them included, at batch 1, temperature {live.temperature:g}, "
         f"{main_way_words(live)}, on a {record.machine}{batches}."

@@ -1,6 +1,7 @@
 """Tokens per second as a table and sentences. Pure, from the record."""
 
 from architectures.pages.blocks import Caution, Section, Sentence, Table
+from architectures.pages.counts import number_of
 from eval.acceptance.intervals import least_units
 from eval.pages.doubts import DISTRUSTED, chosen_words, doubt_words, is_distrusted
 from eval.pages.verdict import decision, too_few_words, with_interval
@@ -32,7 +33,7 @@ def speed_page(record: SpeedFile) -> Section:
     settings = record.settings
     title = (
         f"Batch {settings.batch}, temperature {settings.temperature:g}, {settings.prompts} prompts, "
-        f"{settings.repeats} repetitions, {settings.how} steps"
+        f"{number_of(settings.repeats, 'repetition')}, {settings.how} steps"
     )
     told = [*best_sentences(record), *fastest_sentence(record), *lookup_sentence(record), error_sentence(record)]
     chosen = chosen_words(record.evidence)

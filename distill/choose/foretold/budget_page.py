@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from architectures.pages.blocks import Section, Sentence, Table
+from architectures.pages.counts import number_of
 from distill.budget.law import left_out
 from distill.budget.mixes import Mix
 from distill.choose.foretold.weighed import Basis, Weighed
@@ -35,7 +36,7 @@ def law_sentence(basis: Basis) -> str:
         f"tokens, {laws.most_epochs:g} readings, {laws.most_text:,.0f} tokens of text. Foretold from the others, a "
         f"training's tokens per round are missed by {max(fmean(each.missed) for each in missed):.3f} in the mean and "
         f"by {max(each.worst for each in missed):.3f} at most, at the worst lookahead. Steps were timed now; minutes "
-        f"are of writing and learning answers on {record.processor}, {record.threads} threads."
+        f"are of writing and learning answers on {record.processor}, {number_of(record.threads, 'thread')}."
     )
 
 

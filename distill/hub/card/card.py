@@ -9,6 +9,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from architectures.files.atomic import write_text
 from architectures.pages.blocks import Block, Caution, Code, Items, Section, Sentence, Table, Verdict
+from architectures.pages.counts import number_of
 from architectures.pages.markdown import markdown
 from architectures.shapes.shape import NAMED_SHAPES, Shape
 from architectures.shapes.shapes_table import millions
@@ -183,7 +184,7 @@ def measured_sections(of: Publication) -> list[Section]:
     )
     where = f"On {plain(record.machine)}, batch 1, {latency.context_tokens} tokens of context"
     steps = [
-        Sentence(f"{where}, median of {latency.repeats} repetitions."),
+        Sentence(f"{where}, median of {number_of(latency.repeats, 'repetition')}."),
         plain_table(("step", "ms"), step_rows(draft)),
         Sentence(f"{plain(break_even_words(draft))} {ELSEWHERE}"),
     ]
@@ -208,7 +209,7 @@ def fact_rows(of: Publication, folder: Path) -> list[tuple[str, str]]:
     shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
     nominal = of.recipe.architecture.shape
     called = "" if nominal is None else f"; the shape is called {NAMED_SHAPES[nominal].nominal}"
-    layers = "1 layer" if shape.layers == 1 else f"{shape.layers} layers"
+    layers = number_of(shape.layers, "layer")
     sizes = (
         f"{layers}, hidden {shape.hidden}, feed-forward {shape.intermediate}, {shape.heads} heads of "
         f"{shape.head_dim}, {shape.kv_heads} key/value heads"

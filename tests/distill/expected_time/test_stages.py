@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from architectures.pages.counts import number_of
 from architectures.shapes.shape import NAMED_SHAPES
 from distill.data.conversations import Conversation
 from distill.estimates.expected_work import Work
@@ -153,7 +154,7 @@ def test_evaluations_are_counted(interval, first, count):
     base = training(run_of()) * SPEED - EVALUATION
     found = times(run_of(eval_interval=interval, eval_first=first))["training"]
     assert found.seconds == pytest.approx((base + count * EVALUATION) / SPEED)
-    assert f"and {count} evaluations" in found.words
+    assert f"and {number_of(count, 'evaluation')}" in found.words
 
 
 def test_stages_of_cuts_are_trained_one_after_the_other():

@@ -148,7 +148,7 @@ def test_the_page_tells_counts_rates_and_times(tmp_path):
             "time: 1.375 s, 27.3% of it the draft's; a round, of 1.5 texts together, takes 687.50 ms, 187.50 of the "
             "draft and 500.00 of the target"
         ),
-        "on cpu with 1 threads",
+        "on cpu with 1 thread; ",
     ):
         assert told in page, told
 
@@ -157,7 +157,7 @@ def test_an_adaptive_run_and_one_without_texts_say_so(tmp_path):
     text = Decoded((1, 2), (Round(0, 1, 1, 1, 1, 0.0, 0.0),), 0, 0, "rejection")
     run = Run("short", [0], [text], 4, Speculation(1, adaptive=True), Sampling(0.5), Seeds())
     page = markdown(rounds_page(written(run, ["a"], tmp_path / "r.jsonl")))
-    assert "lookahead 1 at first, adaptive; 1 texts of 1 prompts." in page
+    assert "lookahead 1 at first, adaptive; 1 text of 1 prompt." in page
     assert "0.000 s, none of it the draft's; a round takes 0.00 ms" in page
     empty = markdown(rounds_page(written(replace(run, prompt_indices=[], decoded=[]), [], tmp_path / "r.jsonl")))
     assert "## short\n\nNo prompt was decoded, so there is no round.\n" in empty

@@ -312,9 +312,9 @@ def test_the_page_opens_with_the_verdict_and_names_every_rule(scored):
 def test_the_headline_holds_what_a_run_ends_with(scorecard):
     text = headline(scorecard)
     assert text.startswith(scorecard.verdict)
-    for words in ("undistilled 0.", "draft 0.", "gain 0.", "milliseconds per token", "predicted", "measured"):
+    for words in ("undistilled 0.", "draft 0.", "gain 0.", "milliseconds a token", "promise", "decides"):
         assert words in text
-    assert "best lookahead" in text
+    assert "tokens best proposed in a round" in text
     assert "break-even alpha" in text
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from eval.acceptance.estimates import Estimate
-from eval.pages.verdict import alpha_words, find_warnings, headline, verdict, with_interval
+from eval.pages.headline import headline
+from eval.pages.verdict import alpha_words, find_warnings, verdict, with_interval
 from eval.records.differences import DifferenceRow, MatchDifference, PromptSigns, TauDifference, TokenTable
 from eval.records.scorecard_speeds import OverLookup, Spent, WayRow
 from tests.eval import records
@@ -135,18 +136,25 @@ def difference(temperature):
 def test_the_headline_in_full():
     assert headline(full_scorecard(1.0, 0.0)).splitlines() == [
         "Faster.",
+        (
+            "That speed decides: whole answers to 4 prompts, reading them included, beside the target alone in the "
+            "same turns; faster if its interval lies above 1. What it comes of:"
+        ),
         "WARNING: Mind the gap.",
         (
-            "acceptance (alpha, rule 1) at temperature 1: early 0.250 [0.188, 0.312], late 0.500 [0.438, 0.562]; "
-            "gain 0.250 [0.200, 0.300] over early"
+            "share of proposed tokens that the target keeps (acceptance, alpha) at temperature 1: early 0.250 "
+            "[0.188, 0.312], late 0.500 [0.438, 0.562]; gain 0.250 [0.200, 0.300] over early"
         ),
         (
-            "acceptance (alpha, rule 0) at temperature 0: early 0.375 [0.312, 0.438], late 0.750 [0.688, 0.812]; "
-            "gain 0.250 [0.200, 0.300] over early"
+            "share of proposed tokens that the target keeps (acceptance, alpha) at temperature 0: early 0.375 "
+            "[0.312, 0.438], late 0.750 [0.688, 0.812]; gain 0.250 [0.200, 0.300] over early"
         ),
-        "milliseconds per token: draft 4.00, target 20.00 (cost ratio 0.200)",
-        "speed-up: predicted 5.10x, measured 1.50x [1.25, 1.75]; 1.12x [1.05, 1.20] with the prompt's reading",
-        "best lookahead 4, break-even alpha there: 0.500",
+        ("milliseconds a token: draft 4.00, target 20.00; one of the draft is 0.200 of one of the target (cost ratio)"),
+        (
+            "speed: 1.12x [1.05, 1.20]; without reading the prompts 1.50x [1.25, 1.75], where acceptance and step "
+            "times promise 5.10x"
+        ),
+        "tokens best proposed in a round (lookahead): 4; pays from an acceptance of 0.500 on",
     ]
 
 
@@ -182,10 +190,10 @@ def test_where_a_policy_was_tuned_the_verdict_is_about_it():
 def test_the_headline_tells_every_way_and_each_with_a_draft_over_looking_up():
     lines = headline(with_ways(full_scorecard(0.0), 1.5, (1.25, 1.75))).splitlines()
     assert lines[-1] == (
-        "n-gram lookup, lookahead 5: 1.25x [1.00, 1.50] the speed of the target alone; over it, in the same turns: "
-        "draft 0.88x [0.75, 1.00], draft with its policy 1.12x [1.06, 1.25]"
+        "without any draft, n-gram lookup, lookahead 5: 1.25x [1.00, 1.50]; over that, draft 0.88x [0.75, 1.00], "
+        "draft with its policy 1.12x [1.06, 1.25]"
     )
-    assert any(line.startswith("the draft alone: predicted 3.10x, measured 1.50x [1.25, 1.75]") for line in lines)
+    assert any(line.startswith("speed of the draft alone: ") and line.endswith("promise 3.10x") for line in lines)
 
 
 def test_a_text_that_is_not_plain_decodings_is_an_alarm_in_float32():
@@ -197,7 +205,7 @@ def test_a_text_that_is_not_plain_decodings_is_an_alarm_in_float32():
 def test_without_temperature_zero_the_forecast_is_that_of_the_first_one():
     record = full_scorecard(1.0, 0.5)
     assert "Predicted at batch 1 and temperature 1: 3.10x at lookahead 2, on this CPU" in verdict(record)
-    assert "speed-up: predicted 3.10x, not measured" in headline(record)
+    assert "speed: not measured; predicted from acceptance and step times 3.10x" in headline(record)
 
 
 def test_a_break_even_that_does_not_exist_is_said():
