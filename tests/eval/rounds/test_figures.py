@@ -4,10 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import widedraft
+from architectures.pages.counts import number_of
 from architectures.pages.markdown import markdown
 from eval.acceptance.counts import count_trace, pool, tau
 from eval.answers.traces import read_traces
@@ -148,7 +150,7 @@ def test_the_page_tells_counts_rates_and_times(tmp_path):
             "time: 1.375 s, 27.3% of it the draft's; a round, of 1.5 texts together, takes 687.50 ms, 187.50 of the "
             "draft and 500.00 of the target"
         ),
-        "on cpu with 1 thread; ",
+        f"on cpu with {number_of(torch.get_num_threads(), 'thread')}; commit ",
     ):
         assert told in page, told
 
