@@ -115,6 +115,9 @@ def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings
     return replace(settings, max_prompt_len=min(settings.max_prompt_len, longest))
 
 
+PASS_ROWS = 32  # rows that cost as much as the weights of a pass do: 48 rows took twice the time of 8 on two cores
+
+
 class Answerer:
     """The target, loaded when it is first asked what no earlier answer says."""
 
@@ -197,7 +200,8 @@ class Answerer:
 
     def answer_batch(self, batch: Sequence[Rendered]) -> Iterator[tuple[Turn, Trace]]:
         """The answers to some turns that are decoded together, as they end; the time they take is that of all steps."""
-        step_work, steps, emitted = len(batch) / self.settings.max_new_tokens, 0, Counter[int]()
+        work = PASS_ROWS + len(batch)
+        step_work, steps, emitted = work / self.settings.max_new_tokens, 0, Counter[int]()
         for event in self.decode(batch):
             if isinstance(event, tuple):
                 prompt_ids, turn = batch[event[0]]
@@ -207,7 +211,7 @@ class Answerer:
             if emitted[event.index] > steps:
                 steps += 1
                 self.advance(step_work, items=0)
-        self.advance(len(batch) - steps * step_work, items=0)
+        self.advance(work - steps * step_work, items=0)
 
     def decode(self, batch: Sequence[Rendered]) -> Iterator[Emitted | tuple[int, Decoded]]:
         """Decode some turns together, step by step."""
@@ -243,10 +247,11 @@ def write_missing(missing: Sequence[tuple[Path, Sequence[Turn]]], answerer: Answ
     total = sum(num_turns(turns) for _, turns in missing)
     each = (trace for path, turns in missing for trace in answerer.write(path, turns))
     written = [0, 0]  # answers and their tokens
-    with progress(f"{name} answers", total=total, whole=total) as answerer.advance:
+    whole = sum(work_of(num_turns(turns), answerer.settings.batch_size) for _, turns in missing)
+    with progress(f"{name} answers", total=total, whole=whole) as answerer.advance:
         for trace in each:
             is_taken = trace.id in answerer.taken
-            answerer.advance(1 if is_taken else 0)  # else its batch counts the steps that it takes
+            answerer.advance(whole / total if is_taken else 0)  # else its batch counts the steps that it takes
             if not is_taken:
                 written = [written[0] + 1, written[1] + len(trace.answer_ids)]
     if answerer.taken:
@@ -254,6 +259,11 @@ def write_missing(missing: Sequence[tuple[Path, Sequence[Turn]]], answerer: Answ
     if written[0]:
         rate = written[1] / (time.monotonic() - start_s)
         print(f"{name}: {written[0]} answers, {written[1]} tokens, {rate:.0f} tokens/s", file=sys.stderr)
+
+
+def work_of(count: int, batch_size: int) -> int:
+    """What so many answers are to others: a last small batch takes hardly less than a whole one."""
+    return -(-count // batch_size) * PASS_ROWS + count
 
 
 def derive_seed(seed: int, name: str, index: int) -> int:
