@@ -7,13 +7,14 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Unpack
 
 from architectures.checkpoints.fingerprint import FINGERPRINT_KIND
+from architectures.checkpoints.fingerprint_parts import differences, parts_of
 from architectures.checkpoints.manifest_record import Details, Hardware, Manifest, Provenance, StageName, manifest_of
 from architectures.files.atomic import write_json
 from architectures.files.masked_words import masked
@@ -28,8 +29,10 @@ def write_manifest(folder: Path, *, stage: StageName, inputs: Mapping[str, str],
 
     Write it last: a folder without a manifest is an unfinished one.
     """
-    record = {"stage": stage, "inputs": dict(inputs), "fingerprint": FINGERPRINT_KIND, **details}
-    write_json({**record, "provenance": provenance()}, folder / MANIFEST_NAME)
+    parts = parts_of(inputs)
+    record = {"stage": stage, "inputs": dict(inputs), **({"parts": parts} if parts else {})}
+    made = {"fingerprint": FINGERPRINT_KIND, **details, "provenance": provenance()}
+    write_json({**record, **made}, folder / MANIFEST_NAME)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -74,6 +77,11 @@ def changed_inputs(manifest: Mapping[str, Any], inputs: Mapping[str, str]) -> li
     """Names of the inputs whose fingerprints differ from the recorded ones, sorted."""
     recorded = recorded_inputs(manifest)
     return sorted(name for name in recorded.keys() | inputs.keys() if recorded.get(name) != inputs.get(name))
+
+
+def difference_words(manifest: Mapping[str, Any], changed: Sequence[str], inputs: Mapping[str, str]) -> str:
+    """In which keys and files the changed inputs differ from the recorded ones; nothing where that is not known."""
+    return differences(changed, recorded_inputs(manifest), inputs, manifest.get("parts", {}))
 
 
 def provenance() -> Provenance:

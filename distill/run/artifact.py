@@ -1,11 +1,11 @@
 """What one stage of a run leaves: a folder that is finished and current, or refused. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from architectures.checkpoints.manifest import changed_inputs, read_manifest
+from architectures.checkpoints.manifest import changed_inputs, difference_words, read_manifest
 from architectures.checkpoints.manifest_record import Manifest, StageName
 from architectures.errors import UserError
 from architectures.settings.recipe_command import command_of
@@ -38,6 +38,12 @@ ARTIFACTS = {  # by the name of their folder in a run, in the order in which a r
 }
 
 
+def because(manifest: Mapping[str, Any], changed: Sequence[str], inputs: Mapping[str, str]) -> str:
+    """What of the changed inputs differs, behind a colon; nothing where that is not known."""
+    words = difference_words(manifest, changed, inputs)
+    return f": {words}" if words else ""
+
+
 @dataclass(frozen=True)
 class Artifact:
     """A folder of a run, finished once it holds a manifest."""
@@ -64,7 +70,8 @@ class Artifact:
         if manifest is None:
             return False
         changed = changed_inputs(manifest, inputs)
-        print(f"   {self.path}: {'changed: ' + ', '.join(changed) if changed else 'up to date'}", flush=True)
+        told = f"changed: {', '.join(changed)}{because(manifest, changed, inputs)}" if changed else "up to date"
+        print(f"   {self.path}: {told}", flush=True)
         return not changed
 
     def require_finished(self) -> None:
@@ -76,12 +83,15 @@ class Artifact:
 
     def refuse_changed(self, inputs: Mapping[str, str]) -> None:
         """Raise UserError naming each input in which it differs from these."""
-        changed = changed_inputs(self.manifest or {"inputs": {}}, inputs)
+        manifest: Mapping[str, Any] = self.manifest or {"inputs": {}}
+        changed = changed_inputs(manifest, inputs)
         if changed:
+            why, again = because(manifest, changed, inputs), command_of(self.made.command)
             moved = " A branch on the hub moves: target.revision pins a commit." if "target" in changed else ""
             raise UserError(
-                f"{self.path} was made from another {', '.join(changed)} than the recipe now asks for. "
-                f"Choose another run_name, or delete {self.path} and what was made from it.{moved}"
+                f"{self.path} was made from another {', '.join(changed)} than the recipe now asks for{why}. "
+                f"Choose another run_name, or delete {self.path} and what was made from it; {again} makes it anew."
+                f"{moved}"
             )
 
     def require(self, inputs: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from architectures.checkpoints.fingerprint import fingerprint_file, fingerprint_folder, fingerprint_value
+from architectures.checkpoints.fingerprint_parts import Parts, flat, with_parts
 from distill.recipe.text import TextConfig, is_plain_text
 from eval.prompts.source import PromptSource
 from eval.prompts.table import TASKS
@@ -20,7 +21,15 @@ def fingerprint_sources(sources: Sequence[PromptSource]) -> str:
         parts.append(
             [source.model_dump(mode="json", exclude={"task"}), content_of(source.path, source.name), *task],
         )
-    return fingerprint_value(parts)
+    return with_parts(fingerprint_value(parts), {name: part for each in sources for name, part in told(each).items()})
+
+
+def told(source: PromptSource) -> Parts:
+    """The file, or the data set, with its content where that is here, and how it is read."""
+    name, content = str(source.path or source.name), content_of(source.path, source.name)
+    said = {"path", "name"} if source.path is None else {"path", "name", "config", "split"}  # of a data set alone
+    how = flat(source.model_dump(mode="json", exclude=said, exclude_defaults=True), name)
+    return {**({} if content is None else {name: content}), **how}
 
 
 def fingerprint_text(text: TextConfig | None) -> str:
@@ -30,7 +39,9 @@ def fingerprint_text(text: TextConfig | None) -> str:
     contents = [content_of(domain.path, domain.dataset) for domain in domains]
     by_line = any(domain.path is not None and not is_plain_text(domain.path) for domain in domains)
     reader = [JSON_READ_BY_LINE] if by_line else []
-    return fingerprint_value([text.model_dump(mode="json"), contents, *reader])
+    read = {str(domain.path or domain.dataset): content for domain, content in zip(domains, contents, strict=True)}
+    parts = {**flat(text.model_dump(mode="json"), "text"), **{name: each for name, each in read.items() if each}}
+    return with_parts(fingerprint_value([text.model_dump(mode="json"), contents, *reader]), parts)
 
 
 def content_of(path: str | None, dataset: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """What each artifact of a run is made from: named fingerprints, recorded in its manifest and compared before work."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from architectures.checkpoints.fingerprint import (
     fingerprint_tokenizer,
     fingerprint_value,
 )
+from architectures.checkpoints.fingerprint_parts import flat, with_parts
 from architectures.checkpoints.manifest import KIND_KEYS
 from architectures.draft_vocabulary.lists import list_file
 from architectures.pruning.plan import needed_scores
@@ -17,6 +19,7 @@ from architectures.targets.target import local_path, read_config
 from distill.formulas.losses import recorded_loss
 from distill.recipe.recipe import Recipe
 from distill.recipe.teacher import recorded, teacher_dtype
+from distill.recipe_reading.yaml_lines import dotted
 from distill.run.content import fingerprint_sources, fingerprint_text
 from distill.run.entry_ids import entry_ids
 from distill.run.progressive import cut_from
@@ -47,6 +50,28 @@ NOT_THE_DRAFT = {"engines", "tensor_parallel"}  # of export: what is asked about
 TASK = {"__all__": {"task"}}  # of sources, whose own fingerprint says it: one without a task stays what it was
 
 
+def section(recipe: Recipe, name: str, values: Mapping[str, Any], *, told: Mapping[str, Any] | None = None) -> str:
+    """The fingerprint of a section's values, of which a message may tell the keys.
+
+    Args:
+        recipe: Knows which values came from the environment; those are told by their reference.
+        name: Of the section, which begins its keys.
+        values: Of which the fingerprint is.
+        told: The same by today's names, where they are recorded by others.
+    """
+    parts = flat(values if told is None else told, name)
+    for path, (text, _) in recipe.references.items():
+        of = dotted(path)
+        parts |= {key: text for key in parts if of == key or of.startswith((f"{key}.", f"{key}["))}
+    return with_parts(fingerprint_value(values), parts)
+
+
+def data_as_input(run: Run) -> str:
+    """The answers of a run, known by what they were made from."""
+    inputs = run.data.inputs
+    return with_parts(fingerprint_value(inputs), inputs or {})
+
+
 def mask_inputs(run: Run) -> dict[str, str]:
     """What learned masks are made from; keys that a continued training may change are left out."""
     recipe = run.recipe
@@ -58,7 +83,7 @@ def mask_inputs(run: Run) -> dict[str, str]:
     return {
         "target": fingerprint_checkpoint(run.target),
         "target.dtype": recipe.target.dtype,
-        "architecture": fingerprint_value(architecture),
+        "architecture": section(recipe, "architecture", architecture),
         "text": fingerprint_text(recipe.text),
         "seed": str(recipe.seed),
     }
@@ -85,7 +110,7 @@ def prune_inputs(run: Run) -> dict[str, str]:
     inputs = {
         "target": fingerprint_checkpoint(run.target),
         "target.dtype": recipe.target.dtype,
-        "architecture": fingerprint_value(wanted.model_dump(mode="json", exclude=not_the_cut)),
+        "architecture": section(recipe, "architecture", wanted.model_dump(mode="json", exclude=not_the_cut)),
         **vocabulary,
     }
     if source != run.target:
@@ -124,7 +149,15 @@ def vocabulary_as_input(run: Run) -> dict[str, str]:
         origin = ["text", fingerprint_text(run.recipe.text), run.recipe.seed, TEXT_TOKENS]
     else:
         origin = ["list", fingerprint_file(list_file(wanted.origin))]
-    return {"architecture.vocabulary": fingerprint_value([wanted.size, fingerprint_tokenizer(run.target), *origin])}
+    words = fingerprint_tokenizer(run.target)
+    of = {"architecture.vocabulary.size": wanted.size, "architecture.vocabulary.from": wanted.origin, **words}
+    made = with_parts(fingerprint_value([wanted.size, words, *origin]), {**of, wanted.origin: content_in(origin)})
+    return {"architecture.vocabulary": made}
+
+
+def content_in(origin: list[Any]) -> str:
+    """What ids are counted in or read from, as one fingerprint."""
+    return origin[1] if isinstance(origin[1], str) else fingerprint_value(origin[1])
 
 
 def scores_inputs(run: Run, source: Path) -> dict[str, str]:
@@ -140,7 +173,10 @@ def scores_inputs(run: Run, source: Path) -> dict[str, str]:
     return {
         "target": fingerprint_checkpoint(source),
         "target.dtype": recipe.target.dtype,
-        "calibration": fingerprint_value([calibration.model_dump(mode="json", exclude={"text"}), text, *words]),
+        "calibration": with_parts(
+            fingerprint_value([calibration.model_dump(mode="json", exclude={"text"}), text, *words]),
+            {**flat(calibration.model_dump(mode="json"), "architecture.calibration"), "its text": text},
+        ),
     }
 
 
@@ -159,7 +195,12 @@ def asked_inputs(recipe: Recipe) -> dict[str, str]:
     held_out_alone = {"distill.train_on": "text"} if recipe.distill.train_on == "text" else {}
     return {
         "target.dtype": recipe.target.dtype,
-        "data": fingerprint_value(recipe.data.model_dump(mode="json", exclude={"prompts": TASK, "answers_from": True})),
+        "data": section(
+            recipe,
+            "data",
+            recipe.data.model_dump(mode="json", exclude={"prompts": TASK, "answers_from": True}),
+            told=recipe.data.model_dump(mode="json", exclude={"prompts", "answers_from"}),  # prompts tell of themselves
+        ),
         "prompts": fingerprint_sources(recipe.data.prompts),
         "seed": str(recipe.seed),
         **held_out_alone,
@@ -177,10 +218,10 @@ def cache_inputs(run: Run) -> dict[str, str]:
         "target": fingerprint_checkpoint(run.target),
         **fingerprint_tokenizer(run.target),
         "teacher's dtype": teacher_dtype(recipe.target.dtype, recipe.distill.precision),
-        "data": fingerprint_value(run.data.inputs),
+        "data": data_as_input(run),
         "data.max_seq_len": str(recipe.data.max_seq_len),
         "data.batch_size": str(recipe.data.batch_size),  # more rows in one product may round otherwise
-        "distill.teacher": fingerprint_value(recorded(recipe.distill.teacher)),
+        "distill.teacher": section(recipe, "distill.teacher", recorded(recipe.distill.teacher)),
         "seed": str(recipe.seed),
         **({} if ids is None else {"architecture.vocabulary": fingerprint_value(list(ids))}),
     }
@@ -201,8 +242,8 @@ def training_inputs(run: Run) -> dict[str, str]:
         others["text"] = fingerprint_text(run.recipe.text)
     return {
         "init": fingerprint_checkpoint(run.init.path),
-        "data": fingerprint_value(run.data.inputs),
-        "distill": fingerprint_value(settings),
+        "data": data_as_input(run),
+        "distill": section(run.recipe, "distill", settings),
         "seed": str(run.recipe.seed),
         **others,
     }
@@ -213,7 +254,7 @@ def draft_inputs(run: Run) -> dict[str, str]:
     return {
         **training_inputs(run),
         "distill.max_duration": run.recipe.distill.max_duration,
-        "export": fingerprint_value(run.recipe.export.model_dump(mode="json", exclude=NOT_THE_DRAFT)),
+        "export": section(run.recipe, "export", run.recipe.export.model_dump(mode="json", exclude=NOT_THE_DRAFT)),
     }
 
 
@@ -227,7 +268,7 @@ def eval_inputs(run: Run) -> dict[str, str]:
         "target": fingerprint_checkpoint(run.target),
         "undistilled": fingerprint_checkpoint(run.init.path),
         "draft": fingerprint_checkpoint(run.draft.path),
-        "eval": fingerprint_value(settings),
-        "prompts": fingerprint_sources(scoring.tasks) if scoring.tasks else fingerprint_value(run.data.inputs),
+        "eval": section(run.recipe, "eval", settings, told=scoring.model_dump(mode="json", exclude={"tasks"})),
+        "prompts": fingerprint_sources(scoring.tasks) if scoring.tasks else data_as_input(run),
         "seed": str(run.recipe.seed),
     }
