@@ -157,7 +157,7 @@ def test_it_passes_check_without_a_network(path, here):
     assert ("not checked" in report) == (path in PUBLISHED)
 
 
-ROWS = {"gsm8k": {"question": "1?"}, "alpaca": {"instruction": "Add."}, "mt_bench": {"turns": ["Hi."]}}
+FIELDS = {"gsm8k": "question", "alpaca": "instruction", "mt_bench": "turns"}
 
 
 def write_prompts(folder: Path) -> None:
@@ -165,8 +165,9 @@ def write_prompts(folder: Path) -> None:
     folder.mkdir()
     names = ("gsm8k_train", "gsm8k_test", "alpaca_train", "alpaca_test", "mt_bench", "instruct")
     for name in names:
-        row = ROWS.get(name.removesuffix("_train").removesuffix("_test"), {"prompt": "Say it."})
-        rows = "".join(json.dumps(row | {"id": number}) + "\n" for number in range(100))
+        field = FIELDS.get(name.removesuffix("_train").removesuffix("_test"), "prompt")
+        asked = [f"What is said in {name}, {number}?" for number in range(100)]
+        rows = "".join(json.dumps({field: [text] if field == "turns" else text}) + "\n" for text in asked)
         (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
 
 
