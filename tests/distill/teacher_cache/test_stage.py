@@ -193,11 +193,12 @@ def test_a_run_caches_between_answers_and_training_where_the_recipe_wants_it(rec
     for name in ("prune_stage", "generate_stage", "distill_stage", "eval_stage", "report_stage", "print_outcome"):
         monkeypatch.setattr(stages, name, lambda *_, name=name: seen.append(name))
     monkeypatch.setattr(stages, "cache_stage", lambda _: seen.append("cache_stage"))
+    monkeypatch.setattr(stages, "check_first", lambda _: seen.append("check_first"))
     for wanted in (recipe, make_run("live")):
         monkeypatch.setattr(stages, "load_recipe", lambda *_, wanted=wanted: wanted)
         stages.run_all(Path("recipe.yaml"), [])
     once = ["prune_stage", "generate_stage", "distill_stage", "eval_stage", "report_stage", "print_outcome"]
-    assert seen == [*once[:2], "cache_stage", *once[2:], *once]
+    assert seen == ["check_first", *once[:2], "cache_stage", *once[2:], "check_first", *once]
 
 
 def test_a_run_in_stages_caches_behind_its_first_cut(recipe, monkeypatch):
@@ -206,6 +207,7 @@ def test_a_run_in_stages_caches_behind_its_first_cut(recipe, monkeypatch):
     for name in ("prune_stage", "generate_stage", "distill_stage", "eval_stage", "report_stage", "print_outcome"):
         monkeypatch.setattr(stages, name, lambda given, *_, name=name: seen.append((name, run_of(given))))
     monkeypatch.setattr(stages, "cache_stage", lambda given: seen.append(("cache_stage", run_of(given))))
+    monkeypatch.setattr(stages, "check_first", lambda _: None)  # the recipe's one prompt is stood in for
     in_two = changed(recipe, "architecture", layers=None, stages=[3, 2])
     monkeypatch.setattr(stages, "load_recipe", lambda *_: in_two)
     stages.run_all(Path("recipe.yaml"), [])
