@@ -125,3 +125,12 @@ def test_the_page_names_every_option_that_is_refused_and_every_way():
 def test_the_widest_of_what_is_asked(here, capsys):
     assert run_choose(here, "--untrained", "--widest") == 2
     assert "--widest: the widest that fits what? Give --most-parameters or" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "batches"), [(("--batch-sizes", 4, 1), [4, 1]), ((), [1])])
+def test_what_was_trained_is_ranked_at_the_batches_asked_for(here, tmp_path, words, batches):
+    """Of none, at that of the scorecards."""
+    assert run_choose(here, "--layers", 1, 2, *words) == 0
+    [found] = (tmp_path / "runs").glob("*/choose/choice.json")
+    rung, *_ = json.loads(found.read_text())["rungs"]
+    assert [cell["batch"] for cell in rung["cells"]] == batches
