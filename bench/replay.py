@@ -36,6 +36,7 @@ from architectures.targets.target import read_config
 from eval.acceptance.counts import Counts, count_trace
 from eval.acceptance.replay import answer_logits, replay_answer, replay_counts
 from eval.decoding.rules import EXACT_GREEDY_DRAFT
+from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models.loading import load_model, load_tokenizer, stop_token_ids
@@ -106,7 +107,7 @@ def replay_all(
 ) -> dict[int, Counts]:
     """Counts at every lookahead from one pass of each model."""
     logits = [answer_logits(model, prompt_ids, answer_ids) for model in (target, draft)]
-    accept_T = replay_answer(*logits, answer_ids, temperature=0).rules[EXACT_GREEDY_DRAFT].accept
+    accept_T = replay_answer(*logits, answer_ids, sampling=Sampling()).rules[EXACT_GREEDY_DRAFT].accept
     return {lookahead: replay_counts(accept_T, lookahead=lookahead) for lookahead in LOOKAHEADS}
 
 

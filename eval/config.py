@@ -1,6 +1,6 @@
 """Recipe section `eval`. No torch."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from pydantic import Field, field_validator
 
@@ -13,14 +13,62 @@ from architectures.settings.kinds import (
     Contexts,
     Lookaheads,
     MaxScoredTokens,
+    MinP,
     NumPrompts,
     NumThreads,
     Repeats,
+    RepetitionPenalty,
     Temperatures,
+    TopK,
+    TopP,
 )
 from eval.prompts.source import PromptSource
 
 OLDER_NAMES = {"num_prompts": "max_prompts", "temperatures": "temperature", "latency_batch_sizes": "latency_batches"}
+
+
+class SamplingConfig(Section):
+    """How a server chooses tokens beside their temperature: the same of target and draft."""
+
+    top_p: TopP = 1.0
+    top_k: TopK = None
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+
+    def that_count(self, temperature: float) -> dict[str, float]:
+        """The settings that change what is chosen at a temperature: a greedy choice knows the penalty alone."""
+        greedy = {"repetition_penalty"}
+        return {
+            name: value
+            for name, field in type(self).model_fields.items()
+            if (value := getattr(self, name)) != field.default and (temperature > 0 or name in greedy)
+        }
+
+    def words_at(self, temperature: float) -> str:
+        """Temperature and what counts beside it: "temperature 1, top-p 0.9"."""
+        told = (f"{name.replace('_', '-')} {value:g}" for name, value in self.that_count(temperature).items())
+        return ", ".join([f"temperature {temperature:g}", *told]).replace("repetition-", "repetition ")
+
+
+class SamplingFlags(Protocol):
+    """A command's settings that say how tokens are chosen."""
+
+    @property
+    def top_p(self) -> float: ...
+
+    @property
+    def top_k(self) -> int | None: ...
+
+    @property
+    def min_p(self) -> float: ...
+
+    @property
+    def repetition_penalty(self) -> float: ...
+
+
+def sampling_asked(flags: SamplingFlags) -> SamplingConfig:
+    """What a command's flags ask for."""
+    return SamplingConfig(**{name: getattr(flags, name) for name in SamplingConfig.model_fields})
 
 
 class EvalConfig(Section):
@@ -37,6 +85,11 @@ class EvalConfig(Section):
     )
     temperatures: Temperatures = Field(
         default=(0.0, 1.0), description="Sampling temperatures to report, each once; 0 is greedy."
+    )
+    sampling: SamplingConfig = Field(
+        default_factory=SamplingConfig,
+        description="How tokens are chosen beside the temperature, where drafts are served; of greedy texts the "
+        "penalty alone.",
     )
     dtype: DtypeOrAuto = Field(
         default="float32",
@@ -84,6 +137,8 @@ class EvalConfig(Section):
         for name, older in OLDER_NAMES.items():
             values |= {older: values.pop(name)} if name in values else {}
         first, last = self.lookaheads[0], self.lookaheads[-1]
+        if values.get("sampling") == SamplingConfig().model_dump(mode="json"):  # younger than the files without it
+            del values["sampling"]
         if values.get("lookaheads") == list(range(first, last + 1)):  # lists with gaps are younger than the name
             del values["lookaheads"]
             values["lookahead"] = [first, last]

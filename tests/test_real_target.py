@@ -62,6 +62,7 @@ def test_keeping_every_layer_keeps_every_logit(target, cut, prompt_ids):
 def test_live_loop_replay_and_plain_decoding_agree_in_float32(target, cut, prompt_ids):
     from eval.acceptance.counts import count_trace
     from eval.acceptance.replay import answer_logits, replay_answer, replay_counts
+    from eval.decoding.sampling import Sampling
     from eval.decoding.speculative import plain_decode, speculative_decode
     from eval.decoding.texts import Limits, Speculation
     from eval.models.loading import load_model, stop_token_ids
@@ -75,6 +76,6 @@ def test_live_loop_replay_and_plain_decoding_agree_in_float32(target, cut, promp
         [(one.start, one.accepted) for one in decoded.rounds], num_tokens=len(decoded.token_ids), lookahead=LOOKAHEAD
     )
     logits = [answer_logits(each, prompt_ids, plain.token_ids) for each in (model, draft)]
-    replay = replay_answer(*logits, plain.token_ids, temperature=0)
+    replay = replay_answer(*logits, plain.token_ids, sampling=Sampling(0))
     assert loop == replay_counts(replay.rules["exact_greedy_draft"].accept, lookahead=LOOKAHEAD)
     assert 0 < loop.accepted_tokens < loop.proposed_tokens  # neither nothing nor everything: not a vacuous pass

@@ -51,16 +51,21 @@ def generation_identity(folder: Path) -> Values:
     return {key: value for key, value in read_generation_settings(folder).items() if key not in ASSISTANT_KEYS}
 
 
-def write_assistant_settings(draft: Path, *, lookahead: int) -> bool:
+def write_assistant_settings(draft: Path, *, lookahead: int, confidence: float) -> bool:
     """Have transformers' `generate(assistant_model=draft)` propose so many tokens each round; everything else stays.
 
-    The confidence threshold is 0, as the draft was scored: with transformers' own 0.4 it would stop early.
+    Without a threshold of its own it would end a round at the first token of which the draft is less than 0.4 sure.
+
+    Args:
+        draft: Its folder.
+        lookahead: Tokens a round at most.
+        confidence: Of the token at which a round ends; 0 for rounds of one length.
 
     Returns:
         Whether the file changed.
     """
     before = read_generation_settings(draft)
-    after = {**before, **dict(zip(ASSISTANT_KEYS, (lookahead, "constant", 0.0), strict=True))}
+    after = {**before, **dict(zip(ASSISTANT_KEYS, (lookahead, "constant", confidence), strict=True))}
     if after == before:
         return False
     write_json(after, draft / SETTINGS_NAME)

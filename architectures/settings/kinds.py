@@ -52,8 +52,41 @@ Lookahead = Annotated[int, Field(ge=1, le=MOST, description="Draft tokens per ro
 Lookaheads = Annotated[
     tuple[Lookahead, ...], Several, Field(description="Numbers of draft tokens per round, each once."), Once
 ]
+LeastConfidence = Annotated[
+    float,
+    Field(ge=0, le=1, description="Confidence of the draft below which it ends a round; 0 never does."),
+]
+LeastChance = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="Chance that a round's next token and all before it are kept, by the draft's own confidences, "
+        "below which it ends the round; 0 never does.",
+    ),
+]
+ProposeDoubted = Annotated[
+    bool, Field(description="End rounds behind the token of doubt and not before it, as transformers does.")
+]
+Adaptive = Annotated[
+    bool,
+    Field(description="Propose 2 tokens more after a round that kept everything, and 1 less after any other."),
+]
 Temperature = Annotated[float, Field(ge=0, le=MOST, description="Sampling temperature; 0 is greedy.")]
 SampledTemperature = Annotated[float, Field(gt=0, le=MOST, description="Sampling temperature.")]
+TopP = Annotated[
+    float, Field(gt=0, le=1, description="Probability mass of the likeliest tokens that are sampled from; 1 is all.")
+]
+TopK = Annotated[
+    int | None, Field(ge=1, le=MOST, description="Number of the likeliest tokens that are sampled from; none is all.")
+]
+MinP = Annotated[
+    float,
+    Field(ge=0, lt=1, description="Least chance of a token that is sampled, as a share of the likeliest one's."),
+]
+RepetitionPenalty = Annotated[
+    float, Field(gt=0, le=MOST, description="Divides the logits of tokens that stand in the text already; 1 is none.")
+]
 Temperatures = Annotated[
     tuple[Temperature, ...], Several, Field(description="Sampling temperatures, each once; 0 is greedy."), Once
 ]

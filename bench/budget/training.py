@@ -29,6 +29,7 @@ from distill.teacher_cache.reader import TeacherCache
 from distill.train import export, read_answers, read_split
 from distill.training.trainer import build_model, build_trainer
 from eval.acceptance.counts import pool, tau
+from eval.decoding.sampling import Sampling
 from eval.latency.machine import torch_threads
 from eval.models.loading import load_model
 from eval.scorecard.answers import Answers, record_answers
@@ -188,7 +189,7 @@ def scored(setting: Setting, target: Path, draft: Path) -> DraftScore:
     with torch_threads(setting.threads):
         dtype = recipe.eval.dtype
         pair = Pair(load_model(target, dtype=dtype), {DRAFT: load_model(draft, dtype=dtype)})
-        [replayed] = replay_drafts(pair, answers, temperature=GREEDY)
+        [replayed] = replay_drafts(pair, answers, sampling=Sampling.of(GREEDY, recipe.eval.sampling))
     return replayed.scores(range(1, setting.lookahead + 1))[0]
 
 

@@ -8,6 +8,7 @@ from bench.minutes.inputs import OWN, Scored
 from bench.minutes.kept import acceptance_kept, latency_kept
 from bench.minutes.setting import LOOKAHEADS, SEED, Setting
 from eval.acceptance.estimates import Resampling
+from eval.decoding.sampling import Sampling
 from eval.latency.machine import torch_threads
 from eval.latency.measure import measure_latency, timing_ticks
 from eval.latency.steps import Setting as StepSetting
@@ -27,7 +28,7 @@ def score_draft(setting: Setting, cell: Cell, draft: Path, answers: Scored) -> d
         pair, acceptance = pair_of(setting, cell, draft), []
         for name, group in answers.items():
             for temperature, written in group.items():
-                [replayed] = replay_drafts(pair, written, temperature=temperature)
+                [replayed] = replay_drafts(pair, written, sampling=Sampling(temperature))
                 row = acceptance_row(replayed.scores(EVERY_LOOKAHEAD)[:1], {}, RESAMPLING)
                 acceptance.append({"set": name, **acceptance_kept(row)})
         return {"acceptance": acceptance, "latency": measured_latency(setting, pair, answers)}

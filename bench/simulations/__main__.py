@@ -15,6 +15,7 @@ from architectures.pages.markdown import between, markdown
 from bench.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
 from bench.simulations.exams import exam_rows
 from bench.simulations.latency import latency_rows, read_series
+from bench.simulations.live_replay import replay_rows
 from bench.simulations.prediction import prediction_rows
 from bench.simulations.shares import Row
 from bench.simulations.speed import live_rows, speed_rows
@@ -48,6 +49,7 @@ def all_rows(options: argparse.Namespace) -> Iterator[Row]:
     recordings, series, seed = read_recordings(options.turns), read_series(options.steps), options.seed
     yield from speed_rows(recordings, options.runs // 2, seed=seed)
     yield from live_rows(recordings, options.runs, seed=seed)
+    yield from replay_rows(4 * options.runs, seed=seed)
     yield from rate_rows(options.runs, seed=seed)
     yield from difference_rows(options.runs // 4, seed=seed)
     yield from checkpoint_rows(options.runs // 2, seed=seed)

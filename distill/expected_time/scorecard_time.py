@@ -30,10 +30,11 @@ def scorecard_time(run: PlannedRun, device: Device) -> StageTime:
     written, live = written_answer(config.max_new_tokens), min(config.live_prompts, scored_prompts(run.recipe))
     seconds = written_s(run, device, steps) + replay_flops(run) / speed.value + timing_s(run, steps)
     ways = LIVE_WAYS + bool(config.policy_prompts)
-    seconds += ways * live * written * steps[run.target, 1]
+    seconds += len(config.temperatures) * ways * live * written * steps[run.target, 1]
     words = (
         f"estimated: {num_answers(run.recipe):,} answers of {written} tokens, replayed by {1 + DRAFTS} models, steps "
-        f"timed, {live} prompts decoded by {ways} ways; {1e3 * steps[run.target, 1]:.3g} ms a step of the target alone"
+        f"timed, {live} prompts decoded by {ways} ways at each temperature; "
+        f"{1e3 * steps[run.target, 1]:.3g} ms a step of the target alone"
     )
     return StageTime("scorecard", seconds, measured=False, words=words)
 

@@ -119,9 +119,15 @@ def take_policies(run: Run) -> None:
 
 def use_best_lookahead(run: Run) -> None:
     """Have transformers use the draft as its scorecard found best: what an export cannot know yet."""
-    lookahead = read_scorecard(run).main_forecast.best_lookahead
-    if write_assistant_settings(run.draft.path, lookahead=lookahead):
-        print(f"   {run.draft.path / SETTINGS_NAME}: num_assistant_tokens {lookahead}, the best lookahead scored")
+    from architectures.engines.pair.facts import Drafting
+    from eval.predictions.engine_settings import engine_settings
+
+    card = read_scorecard(run)
+    best = engine_settings(card).get("transformers", Drafting(card.main_forecast.best_lookahead))
+    if write_assistant_settings(run.draft.path, lookahead=best.lookahead, confidence=best.confidence):
+        doubt = f", assistant_confidence_threshold {best.confidence:g}" if best.confidence else ""
+        told = f"num_assistant_tokens {best.lookahead}{doubt}, the best that was scored"
+        print(f"   {run.draft.path / SETTINGS_NAME}: {told}")
 
 
 def read_scorecard(run: Run) -> "Scorecard":

@@ -7,8 +7,8 @@ round can start. Given the text y, each rule accepts position t with a chance of
     exact_greedy_draft    [argmax q = y_t]     the draft proposes its argmax; kept if the target sampled the same
     exact_sampled_draft   q(y_t)               the draft proposes a sample; kept if the target sampled the same
 
-At temperature 0 all three are the second. Counts at temperature > 0 are expected values over these draws, not samples
-of them.
+p and q are what is drawn from: after penalty, temperature and filters, the same of both. At temperature 0 all three are
+the second. Counts at temperature > 0 are expected values over these draws, not samples of them.
 
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", sec. 2.3 and theorem 3.5
 (arXiv 2211.17192); the conditioning on the text is ours.
@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from architectures.draft_vocabulary.head import head_ids, spread
 from eval.acceptance.counts import Array, Counts, count_visits, remaining_after
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
-from eval.decoding.sampling import confidence_of
+from eval.decoding.sampling import Sampling, confidence_of, log_distribution, penalised, seen_along
 
 
 def rule_names(temperature: float) -> tuple[str, ...]:
@@ -62,8 +62,8 @@ class Replay:
 
     Attributes:
         rules: By name, those of rule_names.
-        match: 1 where the argmax of the draft is that of the target, else 0.
-        target_logp: log p(y_t) at the temperature, in nats; 0 or -inf at temperature 0.
+        match: 1 where the draft finds likeliest what the target does, after a repetition penalty; else 0.
+        target_logp: log p(y_t) as sampled, in nats; 0 or -inf at temperature 0, and -inf where a filter leaves it out.
         draft_logp: The same for the draft; -inf where it cannot say the token.
         target_entropy: Of the target's own distribution, at temperature 1 whatever the answer's, in nats.
         covered: 1 where y_t is an output id of the draft, else 0; 1 everywhere unless it has a small head.
@@ -113,30 +113,47 @@ def whole_vocabulary(model: PreTrainedModel, logits: Tensor) -> Tensor:
 
 
 def replay_answer(
-    target_logits_TV: Tensor, draft_logits_TV: Tensor, answer_ids: Sequence[int], *, temperature: float
+    target_logits_TV: Tensor,
+    draft_logits_TV: Tensor,
+    answer_ids: Sequence[int],
+    *,
+    sampling: Sampling,
+    prompt_ids: Sequence[int] | None = None,
 ) -> Replay:
     """Accept chances along one answer.
 
     Args:
         target_logits_TV: From answer_logits of the target; float32.
         draft_logits_TV: The same of the draft.
-        answer_ids: The answer, decoded by the target at this temperature.
-        temperature: Divides both logits; 0 means that only the argmax counts.
+        answer_ids: The answer, decoded by the target with this sampling.
+        sampling: How tokens are chosen of both; at temperature 0 only the argmax counts.
+        prompt_ids: What the decoder has before the answer, which a repetition penalty asks for; else it may be left
+            out.
+
+    Raises:
+        ValueError: If the logits have two shapes, or there is a penalty and no prompt.
     """
     if target_logits_TV.shape != draft_logits_TV.shape:
         raise ValueError(
             f"target and draft logits must have one shape [answer tokens, vocab], got {tuple(target_logits_TV.shape)} "
             f"and {tuple(draft_logits_TV.shape)}. Score drafts with the target's vocabulary."
         )
-    target_logp_TV = log_probabilities(target_logits_TV, temperature)
-    draft_logp_TV = log_probabilities(draft_logits_TV, temperature)
+    if prompt_ids is None and sampling.repetition_penalty != 1:
+        raise ValueError("a repetition penalty asks which tokens stand in the prompt, got no prompt_ids.")
+    seen_TV = seen_along(prompt_ids or (), answer_ids, sampling, target_logits_TV)
+    target_logp_TV = log_distribution(target_logits_TV, sampling, seen_TV)
+    draft_logp_TV = log_distribution(draft_logits_TV, sampling, seen_TV)
     answer_T = torch.tensor(answer_ids, device=target_logits_TV.device)
+
+    def likeliest(logits_TV: Tensor) -> Tensor:
+        return penalised(logits_TV, sampling, seen_TV).argmax(dim=-1)
+
     return Replay(
         rules={
             rule: Accepts(*map(as_array, ACCEPTS[rule](target_logp_TV, draft_logp_TV, answer_T)))
-            for rule in rule_names(temperature)
+            for rule in rule_names(sampling.temperature)
         },
-        match=as_array(target_logits_TV.argmax(dim=-1) == draft_logits_TV.argmax(dim=-1)),
+        match=as_array(likeliest(target_logits_TV) == likeliest(draft_logits_TV)),
         target_logp=as_array(value_at(answer_T, target_logp_TV)),
         draft_logp=as_array(value_at(answer_T, draft_logp_TV)),
         target_entropy=as_array(torch.special.entr(target_logits_TV.softmax(dim=-1)).sum(dim=-1)),
@@ -147,8 +164,19 @@ def replay_answer(
 
 def rejection(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T: Tensor) -> tuple[Tensor, Tensor]:
     """accept_T and alpha_T = sum_x min(p, q)(x) where a draft token is kept with chance min(1, p / q)."""
-    accept_T = (value_at(answer_T, draft_logp_TV) - value_at(answer_T, target_logp_TV)).clamp(max=0).exp()
+    accept_T = rejection_accepts(value_at(answer_T, target_logp_TV), value_at(answer_T, draft_logp_TV))
     return accept_T, torch.minimum(target_logp_TV, draft_logp_TV).exp().sum(dim=-1)
+
+
+def rejection_accepts(target_logp_T: Tensor, draft_logp_T: Tensor) -> Tensor:
+    """accept_T = min(1, q / p)(y_t); 0 where the draft never says the token, which p may miss too by rounding.
+
+    Args:
+        target_logp_T: log p(y_t); of a token that was drawn and that rounding puts outside of a filter -inf.
+        draft_logp_T: log q(y_t).
+    """
+    accept_T = (draft_logp_T - target_logp_T).clamp(max=0).exp()
+    return torch.where(draft_logp_T.isneginf(), 0.0, accept_T)
 
 
 def exact_greedy_draft(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,14 +234,6 @@ def round_starts(tail_TK: Array) -> Array:
         reached = visits_T[start + 1 : start + 1 + exactly_TA.shape[1]]
         reached += visits_T[start] * exactly_TA[start, : len(reached)]
     return visits_T
-
-
-def log_probabilities(logits_TV: Tensor, temperature: float) -> Tensor:
-    """Log softmax at a temperature, of float32 logits; all mass on the argmax at temperature 0."""
-    if temperature == 0:
-        one_hot_TV = torch.nn.functional.one_hot(logits_TV.argmax(dim=-1), logits_TV.shape[-1])
-        return one_hot_TV.float().log()
-    return torch.log_softmax(logits_TV / temperature, dim=-1)
 
 
 def value_at(ids_T: Tensor, values_TV: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from eval.answers.traces import Trace, traces_of_shard
 from eval.prompts.forms import Prompt
 
 NAMES = ("train", "eval")
-DECIDING = ("answers", "target", "template", "dtype", "max_new_tokens", "temperature", "top_p", "draws")
+CHOOSING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "draws")
+DECIDING = ("answers", "target", "template", "dtype", "max_new_tokens", *CHOOSING)
 OPTION = "data.answers_from"
 
 

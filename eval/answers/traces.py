@@ -1,7 +1,7 @@
 """The target's answers to prompts, as they stand on a disk."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +14,7 @@ from eval.answers.shards import REWRITTEN, lines_of, shard_lines
 from eval.answers.trace_laws import require_messages
 from eval.prompts.forms import Message, Prompt
 
+LogProbability = Annotated[float, Field(le=0, allow_inf_nan=False)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
 
 
@@ -31,6 +32,8 @@ class Trace:
         finish_reason: "stop" if the target ended it, "length" if the limit did.
         category: The prompt's, if it has one.
         task: The prompt's, likewise.
+        answer_logp: log p(y_t) in nats of every token of the answer, of what it was drawn from: after penalty,
+            temperature and filters. None of greedy answers, and of sampled ones that an earlier widedraft wrote.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -44,6 +47,14 @@ class Trace:
     finish_reason: Literal["stop", "length"]
     category: str | None = None
     task: str | None = None
+    answer_logp: tuple[LogProbability, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.answer_logp is not None and len(self.answer_logp) != len(self.answer_ids):
+            raise ValueError(
+                f"answer_logp must have one value for each of the {len(self.answer_ids)} tokens of the answer, got "
+                f"{len(self.answer_logp)}."
+            )
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -57,7 +68,7 @@ class DecodingSettings:
     Attributes:
         max_new_tokens: Tokens of an answer at most.
         temperature: Divides the logits; 0 is greedy.
-        top_p: Probability mass sampled from; 1 keeps everything.
+        top_p: As eval.config.SamplingConfig has it, like top_k, min_p and repetition_penalty.
         batch_size: Prompts answered together.
         shard_size: Prompts per shard, the unit a rerun continues from.
         max_prompt_len: Tokens; longer prompts are dropped and counted.
@@ -73,6 +84,15 @@ class DecodingSettings:
     max_prompt_len: int
     seed: int
     dtype: str
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def claimed(self) -> dict[str, Any]:
+        """As a folder of answers claims them: what is younger than its name stands there where it changes a choice."""
+        unsaid = {field.name: field.default for field in fields(self)}  # MISSING of those that always stand there
+        return {name: value for name, value in asdict(self).items() if value != unsaid[name]}
 
 
 def asked(prompt: Prompt) -> dict[str, Any]:
@@ -120,7 +140,8 @@ def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
 
 def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     """Answers as the rows of a shard."""
-    return [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)]
+    rows = [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)]
+    return [{name: value for name, value in row.items() if (name, value) != ("answer_logp", None)} for row in rows]
 
 
 TRACE = TypeAdapter(Trace)

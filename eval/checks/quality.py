@@ -29,13 +29,13 @@ class Asking:
 
     Attributes:
         max_new_tokens: Of an answer; None leaves it to the exam.
-        lookahead: Tokens proposed per round.
+        speculation: How the draft is used.
         batch_size: Questions answered together.
         opener: How the models are run.
     """
 
     max_new_tokens: int | None = None
-    lookahead: int = 4
+    speculation: Speculation = Speculation()  # noqa: RUF009  # never changes
     batch_size: int = 16
     opener: Opener = open_sequencer
 
@@ -87,12 +87,10 @@ def check_answers(pair: LoadedPair, exam: Exam, asking: Asking) -> Finding:
     limits = Limits(asking.max_new_tokens or exam.max_new_tokens, pair.stop_ids)
     pair.require_context(prompts, limits.max_new_tokens)
     plain, drafted = decode_both(pair, prompts, limits, asking, description=exam.name)
-    outcome = compare_answers(pair, exam, prompts, plain, drafted, width=asking.lookahead + 1)
+    outcome = compare_answers(pair, exam, prompts, plain, drafted, width=asking.speculation.most + 1)
     num_cut = sum(not text.stopped for text in plain)
     cut = f"{num_cut} of {len(plain)} are cut at {limits.max_new_tokens} tokens"
-    run = Run(
-        exam.name, range(len(prompts)), drafted, limits.max_new_tokens, Speculation(asking.lookahead), GREEDY, SEEDS
-    )
+    run = Run(exam.name, range(len(prompts)), drafted, limits.max_new_tokens, asking.speculation, GREEDY, SEEDS)
     return Finding(exam.name, outcome.holds, f"{outcome.words()}; {cut}; {kept_of(drafted)}", run)
 
 
@@ -111,7 +109,7 @@ def decode_both(
             pair.draft,
             some,
             limits=limits,
-            speculation=Speculation(asking.lookahead),
+            speculation=asking.speculation,
             opener=asking.opener,
         )
     return plain, drafted

@@ -21,7 +21,7 @@ Shape suffixes used in this file:
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -33,12 +33,12 @@ from eval.acceptance.replay import answer_logits
 from eval.checks.inflation import POWER, SIZES, Evidence, evidence, pooled
 from eval.checks.near_ties import Judgement, judge_ties, read_all
 from eval.decoding.batch import first_tokens
-from eval.decoding.policy import ProposalPolicy, new_record
 from eval.decoding.rules import LOSSLESS, RULES
-from eval.decoding.sampling import Sampling, distribution
+from eval.decoding.sampling import Sampling, distribution, seen_along
 from eval.decoding.speculative import GREEDY, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed
 from eval.models.loading import shared_vocab_size
+from eval.proposing.policy import ProposalPolicy, new_record
 from eval.rounds.round_trace import Run
 from eval.steps.sequencer import Opener, open_sequencer
 
@@ -54,8 +54,8 @@ class Verification:
     Attributes:
         max_new_tokens: Length of a text at most.
         stop_ids: Tokens that end it.
-        lookahead: Tokens proposed per round.
-        sampling: Of the distribution checks; its temperature is above 0 and it has no repetition penalty.
+        speculation: How the draft is used, but for the rule.
+        sampling: Of the distribution checks; its temperature is above 0. Greedy texts are checked without any.
         samples: Texts drawn for each prompt and rule.
         seed: Of every random number.
         opener: How the models are run.
@@ -64,7 +64,7 @@ class Verification:
 
     max_new_tokens: int = 64
     stop_ids: AbstractSet[int] = frozenset()
-    lookahead: int = 4
+    speculation: Speculation = Speculation()  # noqa: RUF009  # never changes
     sampling: Sampling = Sampling(1.0)  # noqa: RUF009  # never changes
     samples: int = 4
     seed: int = 17
@@ -116,7 +116,7 @@ def check_greedy_text(
     decoded, plain = run.decoded, plain_decode(target, prompts, limits=wanted.limits, opener=wanted.opener)
     same = sum(text.token_ids == own.token_ids for text, own in zip(decoded, plain, strict=True))
     texts = [(prompt, text.token_ids) for prompt, text in zip(prompts, decoded, strict=True)]
-    judged = judge_ties(read_all(target, texts, widths=(1, wanted.lookahead + 1)))
+    judged = judge_ties(read_all(target, texts, widths=(1, wanted.speculation.most + 1)))
     detail = f"{same} of {len(prompts)} texts are those of plain decoding; {kept_of(decoded)}; {ties_words(judged)}"
     is_honest = judged.too_far == 0 and judged.p_value >= LEAST_P
     return Finding(run.label, is_honest and (same == len(prompts) or target.dtype != torch.float32), detail, run)
@@ -152,7 +152,7 @@ def decode_run(
     """
     samples = 1 if sampling.is_greedy else wanted.samples
     prompt_indices = [index for index in range(len(prompts)) for _ in range(samples)]
-    speculation, seeds = Speculation(wanted.lookahead, rule=rule), wanted.seeds
+    speculation, seeds = replace(wanted.speculation, rule=rule), wanted.seeds
     decoded = speculative_decode(
         *pair,
         [prompts[index] for index in prompt_indices],
@@ -251,10 +251,11 @@ def read_text(
 ) -> SampledText:
     """Read a text by both models again, without a cache."""
     vocab_size, token_ids, sampling = shared_vocab_size(*pair), decoded.token_ids, wanted.sampling
-    p_TV, q_TV = (distribution(answer_logits(model, prompt, token_ids)[:, :vocab_size], sampling) for model in pair)
-    for index, token in looked_up(
-        first_tokens(pair[0], prompt), decoded, wanted.lookup_policies.get(sampling.temperature)
-    ):
+    context = first_tokens(pair[0], prompt)
+    logits_TV, draft_logits_TV = (answer_logits(model, prompt, token_ids)[:, :vocab_size] for model in pair)
+    seen_TV = seen_along(context, token_ids, sampling, logits_TV)
+    p_TV, q_TV = (distribution(each_TV, sampling, seen_TV) for each_TV in (logits_TV, draft_logits_TV))
+    for index, token in looked_up(context, decoded, wanted.lookup_policies.get(sampling.temperature)):
         q_TV[index] = torch.nn.functional.one_hot(torch.tensor(token), vocab_size).to(q_TV)
     return SampledText(
         quantiles_in_order(p_TV.double(), q_TV.double(), token_ids, rng),

@@ -13,29 +13,38 @@ from architectures.settings.flags import Flag
 from architectures.settings.kinds import (
     AUTO,
     MOST,
+    Adaptive,
     BatchSize,
     Capture,
     Compile,
     Draft,
+    LeastChance,
+    LeastConfidence,
     Lookahead,
     MaxNewTokens,
+    MinP,
     NumberType,
     NumPrompts,
     NumThreads,
+    ProposeDoubted,
     Rehash,
+    RepetitionPenalty,
     SampledTemperature,
     Seed,
     Target,
     Temperature,
+    TopK,
+    TopP,
     no_folder,
 )
-from eval.commands.steps import how_asked, one_way, opener_of
+from eval.commands.steps import how_asked, one_end, one_way, opener_of, speculation_of
+from eval.config import SamplingConfig, sampling_asked
 from eval.prompts.words import PromptWords
 
 if TYPE_CHECKING:
     from eval.checks.loaded_pair import LoadedPair
     from eval.checks.verify import Finding
-    from eval.decoding.policy import ProposalPolicy
+    from eval.proposing.policy import ProposalPolicy
     from eval.rounds.round_trace import Run
 
 RoundsFile = Annotated[
@@ -71,7 +80,15 @@ class VerifySettings(Section):
     num_prompts: NumPrompts = 8
     max_new_tokens: MaxNewTokens = 64
     lookahead: Lookahead = 4
+    adaptive: Adaptive = False
+    least_confidence: LeastConfidence = 0.0
+    least_chance: LeastChance = 0.0
+    propose_doubted: ProposeDoubted = False
     temperature: SampledTemperature = Field(default=1.0, description="Sampling temperature of the distribution checks.")
+    top_p: TopP = 1.0
+    top_k: TopK = None
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     samples: Annotated[int, Field(ge=1, le=MOST, description="Texts drawn for each prompt and rule.")] = 4
     beside: Annotated[
         bool, Field(description="Look up beside the draft, by the policies `widedraft lookup` wrote there.")
@@ -84,6 +101,7 @@ class VerifySettings(Section):
     rehash: Rehash = False
 
     _one_way = model_validator(mode="after")(one_way)
+    _one_end = model_validator(mode="after")(one_end)
     _rehash_has_use = model_validator(mode="after")(rehash_has_use)
 
 
@@ -100,8 +118,8 @@ def verify(settings: VerifySettings) -> None:
     wanted = Verification(
         max_new_tokens=settings.max_new_tokens,
         stop_ids=pair.stop_ids,
-        lookahead=settings.lookahead,
-        sampling=Sampling(settings.temperature),
+        speculation=speculation_of(settings, settings.lookahead),
+        sampling=Sampling.of(settings.temperature, sampling_asked(settings)),
         samples=settings.samples,
         seed=settings.seed,
         opener=opener_of(settings),
@@ -119,7 +137,8 @@ def policies_of(settings: VerifySettings, pair: "LoadedPair") -> "dict[float, Pr
     from eval.policies.policy_file import read_policies
 
     file = read_policies(*pair.folders)
-    return {each: file.at(each, pair.folders[1]).policy for each in (0.0, settings.temperature)}
+    asked = {0.0: SamplingConfig(), settings.temperature: sampling_asked(settings)}
+    return {temperature: file.at(temperature, each, pair.folders[1]).policy for temperature, each in asked.items()}
 
 
 class QualitySettings(Section):
@@ -131,6 +150,10 @@ class QualitySettings(Section):
     num_prompts: NumPrompts = Field(default=100, description="Questions of a kind at most.")
     max_new_tokens: Annotated[MaxNewTokens | None, Flag(absent="256 of gsm8k, 8 of multiplication")] = None
     lookahead: Lookahead = 4
+    adaptive: Adaptive = False
+    least_confidence: LeastConfidence = 0.0
+    least_chance: LeastChance = 0.0
+    propose_doubted: ProposeDoubted = False
     batch_size: BatchSize = 16
     compile: Compile = False
     capture: Capture = False
@@ -141,6 +164,7 @@ class QualitySettings(Section):
     renamed: ClassVar = {"check": Renamed("checks")}
 
     _one_way = model_validator(mode="after")(one_way)
+    _one_end = model_validator(mode="after")(one_end)
     _rehash_has_use = model_validator(mode="after")(rehash_has_use)
 
     @model_validator(mode="after")
@@ -161,7 +185,12 @@ def quality(settings: QualitySettings) -> None:
 
     exams = [open_exam(word, settings.num_prompts, seed=settings.seed) for word in settings.checks]
     pair = load_pair(settings.target, settings.draft, dtype=settings.dtype)
-    asking = Asking(settings.max_new_tokens, settings.lookahead, settings.batch_size, opener_of(settings))
+    asking = Asking(
+        settings.max_new_tokens,
+        speculation_of(settings, settings.lookahead),
+        settings.batch_size,
+        opener_of(settings),
+    )
     holds, runs_of_exams = tell(check_answers(pair, exam, asking) for exam in exams)
     sources: list[str] = []
     runs: list[Run] = []
@@ -192,7 +221,15 @@ class CompareSettings(Section):
     prompts: PromptWords = ()
     max_new_tokens: MaxNewTokens = 128
     lookahead: Lookahead = 4
+    adaptive: Adaptive = False
+    least_confidence: LeastConfidence = 0.0
+    least_chance: LeastChance = 0.0
+    propose_doubted: ProposeDoubted = False
     temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = None
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     compile: Compile = False
     capture: Capture = False
     dtype: NumberType = AUTO
@@ -202,6 +239,7 @@ class CompareSettings(Section):
     rehash: Rehash = False
 
     _one_way = model_validator(mode="after")(one_way)
+    _one_end = model_validator(mode="after")(one_end)
     _rehash_has_use = model_validator(mode="after")(rehash_has_use)
 
 
@@ -212,7 +250,7 @@ def compare(settings: CompareSettings) -> None:
     from eval.checks.compare import Comparison, compare, compared_run, typed_prompts
     from eval.checks.loaded_pair import load_pair, prompts_of
     from eval.decoding.sampling import Sampling
-    from eval.decoding.texts import Limits, Seeds, Speculation
+    from eval.decoding.texts import Limits, Seeds
     from eval.latency.threads import chosen_threads
 
     console = Console()
@@ -220,8 +258,8 @@ def compare(settings: CompareSettings) -> None:
     pair = load_pair(settings.target, settings.draft, dtype=settings.dtype)
     wanted = Comparison(
         Limits(settings.max_new_tokens, pair.stop_ids),
-        Speculation(settings.lookahead),
-        Sampling(settings.temperature),
+        speculation_of(settings, settings.lookahead),
+        Sampling.of(settings.temperature, sampling_asked(settings)),
         Seeds.of(settings.seed),
         opener_of(settings),
     )

@@ -13,14 +13,19 @@ from architectures.settings.kinds import (
     BatchSize,
     Lookaheads,
     MaxNewTokens,
+    MinP,
     NumberType,
     NumPrompts,
     NumThreads,
     Rehash,
+    RepetitionPenalty,
     Seed,
     Target,
     Temperatures,
+    TopK,
+    TopP,
 )
+from eval.config import sampling_asked
 from eval.prompts.words import PromptWords
 
 if TYPE_CHECKING:
@@ -50,6 +55,10 @@ class LookupSettings(Section):
     num_prompts: NumPrompts = 32
     max_new_tokens: MaxNewTokens = 128
     temperatures: Temperatures = (0.0, 1.0)
+    top_p: TopP = 1.0
+    top_k: TopK = None
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     lookaheads: Lookaheads = Field(
         default=(1, 2, 3, 4, 5, 6), description="Numbers of tokens either may propose per round, each once."
     )
@@ -99,6 +108,7 @@ def tuned_file(settings: LookupSettings, pair: "LoadedPair", prompts: "Sequence[
     from architectures.checkpoints.fingerprint import fingerprint_checkpoint
     from architectures.checkpoints.manifest import processor_name
     from eval.commands.lookup_record import recorded_answers, steps_of
+    from eval.decoding.sampling import Sampling
     from eval.policies.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fingerprint
     from eval.policies.tune import tune
 
@@ -107,7 +117,7 @@ def tuned_file(settings: LookupSettings, pair: "LoadedPair", prompts: "Sequence[
             pair,
             prompts,
             max_new_tokens=settings.max_new_tokens,
-            temperature=temperature,
+            sampling=Sampling.of(temperature, sampling_asked(settings)),
             batch=settings.batch_size,
             seed=settings.seed,
         )
@@ -124,4 +134,5 @@ def tuned_file(settings: LookupSettings, pair: "LoadedPair", prompts: "Sequence[
         processor=processor_name(),
         threads=torch.get_num_threads(),
         dtype=str(pair.target.dtype).removeprefix("torch."),
+        sampling=sampling_asked(settings),
     )

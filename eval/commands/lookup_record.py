@@ -7,6 +7,7 @@ from eval.acceptance.estimates import Resampling
 from eval.acceptance.replay import answer_logits, replay_answer, rule_name
 from eval.acceptance.speedup import StepTimes
 from eval.checks.loaded_pair import LoadedPair
+from eval.decoding.batch import first_tokens
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits, Seeds, row_seed
@@ -24,7 +25,7 @@ def recorded_answers(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    temperature: float,
+    sampling: Sampling,
     batch: int,
     seed: int,
 ) -> list[RecordedAnswer]:
@@ -34,18 +35,17 @@ def recorded_answers(
         pair: Both models.
         prompts: Token ids.
         max_new_tokens: Of an answer at most.
-        temperature: Of the answers.
+        sampling: How the answers are chosen.
         batch: Prompts answered together.
         seed: Of what is drawn.
     """
     vocab_size, recorded = shared_vocab_size(pair.target, pair.draft), []
-    texts = answers_of(
-        pair, prompts, Limits(max_new_tokens, pair.stop_ids), Sampling(temperature), batch=batch, seed=seed
-    )
-    for prompt, answer in track(texts, description=f"answers at T = {temperature:g}", total=len(prompts)):
+    texts = answers_of(pair, prompts, Limits(max_new_tokens, pair.stop_ids), sampling, batch=batch, seed=seed)
+    for prompt, answer in track(texts, description=f"answers at T = {sampling.temperature:g}", total=len(prompts)):
         own, drafts = (answer_logits(model, prompt, answer)[:, :vocab_size] for model in (pair.target, pair.draft))
-        replayed = replay_answer(own, drafts, answer, temperature=temperature)
-        accept_T = replayed.rules[rule_name(temperature)].accept
+        context = first_tokens(pair.target, prompt)
+        replayed = replay_answer(own, drafts, answer, sampling=sampling, prompt_ids=context)
+        accept_T = replayed.rules[rule_name(sampling.temperature)].accept
         recorded.append(RecordedAnswer(prompt, answer, accept_T, replayed.draft_confidence, max_new_tokens))
     return recorded
 

@@ -14,25 +14,34 @@ from architectures.pages.markdown import markdown
 from architectures.settings.flags import Flag
 from architectures.settings.kinds import (
     AUTO,
+    Adaptive,
     BatchSize,
     Capture,
     Compile,
     Confidence,
     Drafts,
+    LeastChance,
+    LeastConfidence,
     Lookaheads,
     MaxNewTokens,
+    MinP,
     NumberType,
     NumPrompts,
     NumThreads,
     OutFile,
     Plot,
+    ProposeDoubted,
     Rehash,
     Repeats,
+    RepetitionPenalty,
     Seed,
     Target,
     Temperature,
+    TopK,
+    TopP,
 )
-from eval.commands.steps import how_asked, one_way, opener_of
+from eval.commands.steps import how_asked, one_end, one_way, opener_of, speculation_of
+from eval.config import sampling_asked
 from eval.models.execution import flags_of
 from eval.profiling.option import PROFILED_ROUNDS, Profile, require_profile_folder
 from eval.prompts.words import PromptWords
@@ -65,7 +74,15 @@ class SpeedSettings(Section):
     max_new_tokens: MaxNewTokens = 128
     lookaheads: Lookaheads = (1, 2, 3, 4, 5, 6)
     batch_size: BatchSize = 1
+    adaptive: Adaptive = False
+    least_confidence: LeastConfidence = 0.0
+    least_chance: LeastChance = 0.0
+    propose_doubted: ProposeDoubted = False
     temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = None
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     repeats: Repeats = Field(default=1, description="Repetitions of everything.")
     beside: Annotated[
         bool,
@@ -92,12 +109,18 @@ class SpeedSettings(Section):
     }
 
     _one_way = model_validator(mode="after")(one_way)
+    _one_end = model_validator(mode="after")(one_end)
 
     @model_validator(mode="after")
     def _assisted_alone(self) -> "SpeedSettings":
         if self.assisted and self.batch_size > 1:
             raise UserError(
                 "--assisted: transformers' assisted generation decodes one prompt at a time. Use --batch-size 1."
+            )
+        if self.assisted and (self.least_chance or (self.least_confidence and not self.propose_doubted)):
+            raise UserError(
+                "--assisted: transformers ends rounds behind the token of doubt and knows no chance. Give "
+                "--least-confidence with --propose-doubted alone, or leave out --assisted."
             )
         return self
 
@@ -199,7 +222,7 @@ def measured(
         drafts={name: pair.draft_identity() for name, pair in pairs.items()},
         settings=measured_with(settings, len(prompts)),
         machine=Machine(before=before, after=machine_state(device), threads=torch.get_num_threads()),
-        **vars(speed_figures(times, latency, resampling)),
+        **vars(speed_figures(times, latency, resampling, setup.speculation)),
         provenance=Provenance.of_this_process(),
         evidence=latency.evidence,
     )
@@ -217,7 +240,7 @@ def policies_of(
     for name, pair in pairs.items():
         policies = read_policies(*pair.folders)
         refuse_tuned_on(policies, prompts, pair.folders[1] / FILE_NAME)
-        tuned[name] = policies.at(settings.temperature, pair.folders[1])
+        tuned[name] = policies.at(settings.temperature, sampling_asked(settings), pair.folders[1])
     return tuned
 
 
@@ -231,10 +254,11 @@ def setup_of(settings: SpeedSettings, pairs: "Mapping[str, LoadedPair]", policie
         any_pair.target,
         {name: pair.draft for name, pair in pairs.items()},
         Limits(settings.max_new_tokens, any_pair.stop_ids),
-        Sampling(settings.temperature),
+        Sampling.of(settings.temperature, sampling_asked(settings)),
         Seeds.of(settings.seed),
         opener_of(settings),
         policies,
+        speculation_of(settings, settings.lookaheads[0]),
     )
 
 
@@ -271,8 +295,12 @@ def decode_and_time(
 
 
 def lookaheads_timed(asked: "Sequence[int]", setup: "Setup") -> list[int]:
-    """Those whose verification decoding takes: a policy looks up any number of tokens up to its own."""
+    """Those whose verification decoding takes: a policy looks up any number of tokens up to its own, as doubt does."""
     lookaheads = set(asked)
+    if setup.speculation.adaptive:
+        lookaheads |= set(range(1, setup.speculation.most + 1))
+    elif setup.speculation.stopping.is_on:
+        lookaheads |= set(range(1, max(asked) + 1))
     for tuned in setup.policies.values():
         lookaheads |= {tuned.lookahead, *range(1, tuned.policy.lookahead + 1)}
     return sorted(lookaheads)
@@ -304,4 +332,9 @@ def measured_with(settings: SpeedSettings, num_prompts: int) -> "MeasuredWith":
         **flags_of(how_asked(settings)),
         confidence=settings.confidence,
         seed=settings.seed,
+        sampling=sampling_asked(settings),
+        adaptive=settings.adaptive,
+        least_confidence=settings.least_confidence,
+        least_chance=settings.least_chance,
+        propose_doubted=settings.propose_doubted,
     )

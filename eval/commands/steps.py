@@ -1,4 +1,4 @@
-"""How commands run the steps of models, as --compile and --capture ask. No torch until it runs."""
+"""How commands run models' steps, as --compile and --capture ask, and how drafts end rounds. No torch until it runs."""
 
 import sys
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -7,6 +7,7 @@ from architectures.errors import UserError
 from eval.models.execution import How
 
 if TYPE_CHECKING:
+    from eval.decoding.texts import Speculation
     from eval.steps.sequencer import Opener
 
 
@@ -44,5 +45,48 @@ def one_way(asked: AnySteps) -> AnySteps:
         raise UserError(
             "--compile and --capture both make the steps beforehand, and each step is run in one way only. Leave out "
             "--compile for steps that are made in milliseconds, or --capture for faster ones that take minutes to make."
+        )
+    return asked
+
+
+class Rounds(Protocol):
+    """Settings that say how long the rounds of a draft are."""
+
+    @property
+    def adaptive(self) -> bool: ...
+
+    @property
+    def least_confidence(self) -> float: ...
+
+    @property
+    def least_chance(self) -> float: ...
+
+    @property
+    def propose_doubted(self) -> bool: ...
+
+
+AnyRounds = TypeVar("AnyRounds", bound=Rounds)
+
+
+def speculation_of(asked: Rounds, lookahead: int) -> "Speculation":
+    """How a draft is used, with so many tokens a round at most."""
+    from eval.decoding.texts import Speculation
+    from eval.proposing.stopping import Stopping
+
+    stopping = Stopping(asked.least_confidence, asked.least_chance, asked.propose_doubted)
+    return Speculation(lookahead, adaptive=asked.adaptive, stopping=stopping)
+
+
+def one_end(asked: AnyRounds) -> AnyRounds:
+    """The settings; UserError where rounds are to end in two ways that exclude each other, or in none."""
+    doubts = asked.least_confidence > 0 or asked.least_chance > 0
+    if asked.adaptive and doubts:
+        raise UserError(
+            "--adaptive learns how long rounds may be from whole ones, which --least-confidence and --least-chance cut "
+            "short. Leave out the one or the others."
+        )
+    if asked.propose_doubted and not doubts:
+        raise UserError(
+            "--propose-doubted says where doubt ends a round. Give --least-confidence or --least-chance too."
         )
     return asked

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -40,6 +40,8 @@ from eval.models.loading import (
 from eval.prompts.forms import Prompt
 from eval.prompts.lengths import drop_too_long
 from eval.prompts.rendering import render_prompt, template_hash
+
+LOGP_DIGITS = 6  # of log-probabilities in nats: more than float32 has of most
 
 Rendered = tuple[list[int], Turn]  # the ids of a conversation so far, and its turn
 
@@ -80,7 +82,7 @@ def write_traces(
         "target": fingerprint_checkpoint(target),
         "template": template_hash(tokenizer),
         "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
-        **asdict(settings),
+        **settings.claimed,
         **claimed_draws(settings.temperature),
     }
     kind = answered_by or Answerer
@@ -90,6 +92,11 @@ def write_traces(
     paths = claim_shards(out, name, record, num_shards=len(chunks), tokenizer=identity, hidden_states=states)
     missing = [(path, chunk) for path, chunk in zip(paths, chunks, strict=True) if not answerer.is_written(path)]
     write_missing(missing, answerer, name=name)
+
+
+def sampling_of(settings: DecodingSettings) -> Sampling:
+    """How tokens are chosen."""
+    return Sampling(settings.temperature, settings.top_p, settings.top_k, settings.min_p, settings.repetition_penalty)
 
 
 def claimed_draws(temperature: float) -> dict[str, str]:
@@ -218,7 +225,7 @@ class Answerer:
         wanted = Wanted(
             [ids for ids, _ in batch],
             Limits(self.settings.max_new_tokens, stop_token_ids(self.model)),
-            Sampling(self.settings.temperature, self.settings.top_p),
+            sampling_of(self.settings),
         )
         seeds = [derive_seed(self.settings.seed, self.name, turn.id) for _, turn in batch]
         return decode_steps([self.model], wanted, row_seeds=seeds)
@@ -238,6 +245,7 @@ class Answerer:
             finish_reason="stop" if decoded.stopped else "length",
             category=turn.category,
             task=turn.task,
+            answer_logp=tuple(round(logp, LOGP_DIGITS) for logp in decoded.logp) or None,
         )
 
 

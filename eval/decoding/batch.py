@@ -7,20 +7,21 @@ Shape suffixes used in this file:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids, ids_below, tokens_of
-from eval.decoding.policy import new_record
-from eval.decoding.rules import EXACT_GREEDY_DRAFT, REJECTION, Draws, Proposal, Verdict, follow
+from eval.decoding.rules import EXACT_GREEDY_DRAFT, REJECTION, Draws, Proposal, Verdict, at, follow
 from eval.decoding.sampling import confidence_of, distribution, invert_cumulative, penalised
 from eval.decoding.texts import Decoded, Round, Text, window
 from eval.decoding.turn import Turn
 from eval.decoding.wanted import Streams, Wanted
 from eval.models.clock import clock_s
 from eval.models.loading import shared_vocab_size
+from eval.proposing.policy import new_record
 from eval.steps.row_step import Span
 from eval.steps.sequencer import Feed, Opener, Sequencer, open_sequencer
 
@@ -116,9 +117,11 @@ class Batch:
             whole=False,
         )[:, 0]
         [draws_B] = self.draws(self.streams.target_BD, 1)
-        tokens_B, _ = self.pick(logits_BV, self.seen_BV, draws_B)
-        for text, token in zip(self.texts, tokens_B.tolist(), strict=True):
+        tokens_B, probs_BV = self.pick(logits_BV, self.seen_BV, draws_B)
+        logp_B = [] if probs_BV is None else at(probs_BV, tokens_B).log().tolist()
+        for text, token, logp in zip_longest(self.texts, tokens_B.tolist(), logp_B):
             text.extend([token], self.wanted.limits)
+            text.logp += [] if logp is None else [logp]
             yield Emitted(text.index, (token,))
         self.seen_BV = marked(self.seen_BV, tokens_B)
 
@@ -167,6 +170,8 @@ class Batch:
         kept = text.extend(token_ids, self.wanted.limits)
         policy = self.wanted.lookup_policy if looked_up else None
         asked = text.lookahead if policy is None else policy.lookahead
+        if self.wanted.stopping.proposes_doubted and not looked_up:
+            asked = max(1, proposed)  # its last token of doubt never went through the draft, like that of a whole round
         round_ = Round(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
         text.rounds.append(round_)
         text.missing = text.missing + kept if looked_up else int(round_.is_behind)
@@ -184,15 +189,15 @@ class Batch:
         seen_BS = self.seen_by_draft()
         draws = self.draws(self.streams.draft_BD, max(counts), drafting=True)
         ids_BT, spans = self.unread(counts)
-        tokens, probs = [], []
+        tokens, probs, chances = [], [], [1.0] * len(counts)
         for step, draws_B in enumerate(draws):
             logits_BS = self.drafter.feed(ids_BT, spans, whole=False)[:, 0]
-            counts = self.without_doubt(counts, step, logits_BS)
+            counts = self.without_doubt(counts, step, logits_BS, chances)
             if max(counts) <= step:
                 break
             columns_B, probs_BS = self.pick(logits_BS, seen_BS, draws_B, drafting=True)
             tokens.append(tokens_of(columns_B, self.output_ids_S))
-            probs.append(probs_BS)
+            probs.append(probs_BS if self.wanted.rule == REJECTION else None)
             ids_BT, seen_BS = tokens[-1][:, None], marked(seen_BS, columns_B)
             spans = [
                 (text.length + step, int(step + 1 < count)) for text, count in zip(self.texts, counts, strict=True)
@@ -203,13 +208,25 @@ class Batch:
         probs_BKS = torch.stack(probs, dim=1) if probs[0] is not None else None
         return Proposal(torch.stack(tokens, dim=1), probs_BKS, counts_B, self.output_ids_S), counts
 
-    def without_doubt(self, counts: Sequence[int], step: int, logits_BS: Tensor) -> Sequence[int]:
-        """How many tokens each text gets, its draft having said what may come at a step: none from where it doubts."""
-        least = self.wanted.least_confidence
-        if least == 0:  # and nothing waits for the device
+    def without_doubt(self, counts: Sequence[int], step: int, logits_BS: Tensor, chances: list[float]) -> Sequence[int]:
+        """How many tokens each text gets, its draft having said what may come at a step: no more where it doubts.
+
+        Args:
+            counts: How many each would get.
+            step: Tokens proposed before.
+            logits_BS: What may come.
+            chances: Products of the confidences before; the new ones are multiplied in.
+        """
+        stopping = self.wanted.stopping
+        if not stopping.is_on:  # and nothing waits for the device
             return counts
-        sure = (confidence_of(logits_BS) >= least).tolist()
-        return [count if own else min(count, step) for count, own in zip(counts, sure, strict=True)]
+        told = confidence_of(logits_BS).tolist()
+        chances[:] = [chance * own for chance, own in zip(chances, told, strict=True)]
+        most = step + stopping.proposes_doubted
+        return [
+            count if stopping.is_sure(own, chance) else min(count, most)
+            for count, own, chance in zip(counts, told, chances, strict=True)
+        ]
 
     def unread(self, counts: Sequence[int]) -> tuple[Tensor, list[Span]]:
         """What the draft has yet to read of every text of which it is asked something, and where that stands."""
@@ -256,13 +273,13 @@ class Batch:
     def pick(
         self, logits_BS: Tensor, seen_BS: Tensor | None, draws_B: Tensor | None, *, drafting: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """One column of logits a row, and what it was drawn from where the rule asks for that."""
+        """One column of logits a row, and what it was drawn from; None of the most likely one."""
         sampling = self.wanted.sampling
         if self.is_greedy(drafting=drafting):
             return penalised(logits_BS, sampling, seen_BS).argmax(dim=-1), None
         assert draws_B is not None  # see draws
         probs_BS = distribution(logits_BS, sampling, seen_BS)
-        return invert_cumulative(probs_BS, draws_B), probs_BS if self.wanted.rule == REJECTION else None
+        return invert_cumulative(probs_BS, draws_B), probs_BS
 
     def seen_along(self, proposal: Proposal) -> Tensor | None:
         """Which tokens stand before each token to be judged, as [B x J, V]; None where no penalty asks."""
@@ -294,7 +311,8 @@ class Batch:
         for text, finished in zip(self.texts, is_finished, strict=True):
             if finished:
                 ids, rounds = tuple(text.emitted), tuple(text.rounds)
-                yield text.index, Decoded(ids, rounds, self.prefill_s, elapsed_s, self.wanted.rule, text.stopped)
+                how = self.wanted.rule, text.stopped, tuple(text.logp)
+                yield text.index, Decoded(ids, rounds, self.prefill_s, elapsed_s, *how)
         if unfinished:
             for sequencer in (self.verifier, self.drafter):
                 if sequencer is not None:

@@ -5,7 +5,7 @@ own. Acceptance rules, sampling and residuals all see what comes out of here, so
 what its chance is computed with.
 
 Shape suffixes used in this file:
-    N = rows of logits, V = vocabulary, D = draws
+    N = rows of logits, V = vocabulary, D = draws, T = tokens of a text
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from eval.config import SamplingConfig
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Sampling:
     top_k: int | None = None
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+
+    @classmethod
+    def of(cls, temperature: float, config: SamplingConfig) -> "Sampling":
+        """What a recipe or a command asks for, at one temperature."""
+        return cls(temperature, **config.model_dump())
 
     @property
     def is_greedy(self) -> bool:
@@ -66,13 +73,43 @@ def distribution(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None =
         sampling: How tokens are chosen.
         seen_NV: As in `penalised`.
     """
+    return chosen_from(logits_NV, sampling, seen_NV).softmax(dim=-1)
+
+
+def log_distribution(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None = None) -> Tensor:
+    """Logarithms of `distribution` in float32: -inf where a token is never chosen."""
+    return chosen_from(logits_NV, sampling, seen_NV).log_softmax(dim=-1)
+
+
+def chosen_from(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None) -> Tensor:
+    """Logits in float32 whose softmax tokens are drawn from: those of tokens that are never chosen are -inf."""
     logits_NV = penalised(logits_NV, sampling, seen_NV)
     if sampling.is_greedy:
-        return torch.nn.functional.one_hot(logits_NV.argmax(dim=-1), logits_NV.shape[-1]).float()
+        return torch.nn.functional.one_hot(logits_NV.argmax(dim=-1), logits_NV.shape[-1]).float().log()
     logits_NV = logits_NV / sampling.temperature
     for keep in filters(sampling):
         logits_NV = keep(None, logits_NV)  # pyright: ignore[reportArgumentType]  # these do not look at the text
-    return logits_NV.softmax(dim=-1)
+    return logits_NV
+
+
+def seen_along(
+    prompt_ids: Sequence[int], answer_ids: Sequence[int], sampling: Sampling, like_TV: Tensor
+) -> Tensor | None:
+    """seen_TV: which tokens stand before each token of an answer; None where no penalty asks.
+
+    Args:
+        prompt_ids: Tokens a decoder has before the answer.
+        answer_ids: The answer.
+        sampling: Holds the penalty.
+        like_TV: Logits of the answer: they have the size of the vocabulary and the device.
+    """
+    if sampling.repetition_penalty == 1:
+        return None
+    seen_TV = torch.zeros_like(like_TV, dtype=torch.bool)
+    seen_TV[:, list(prompt_ids)] = True
+    for index, token in enumerate(answer_ids[:-1], start=1):
+        seen_TV[index:, token] = True
+    return seen_TV
 
 
 def filters(sampling: Sampling) -> list[LogitsProcessor]:

@@ -14,11 +14,11 @@ import torch
 from transformers import PreTrainedModel
 
 from eval.decoding.batch import Batch, Emitted
-from eval.decoding.ngram import NgramLookup
-from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Decoded, Limits, Seeds, Speculation
 from eval.decoding.wanted import Streams, Wanted
+from eval.proposing.ngram import NgramLookup
+from eval.proposing.policy import ProposalPolicy
 from eval.steps.sequencer import Opener, open_sequencer, takes_rows
 
 GREEDY, LOOKAHEAD_4, SEEDS = Sampling(), Speculation(), Seeds()  # defaults

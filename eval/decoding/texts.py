@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from eval.decoding.policy import TextRecord
 from eval.decoding.rules import LOSSLESS, RULES
 from eval.decoding.sampling import uniform_draws
+from eval.proposing.policy import TextRecord
+from eval.proposing.stopping import NEVER_STOPS, Stopping
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Round:
 
     Attributes:
         start: Tokens emitted before it.
-        lookahead: Tokens that were asked for.
+        lookahead: Tokens that were asked for; where the token of doubt is proposed too, those up to it.
         proposed: Tokens that were proposed: fewer where the text was to end before as many.
         accepted: Proposed tokens kept; a stop token is the target's own and not among them.
         rows: Texts that were decoded together and share the seconds.
@@ -106,17 +107,21 @@ class Speculation:
         adaptive: Whether a text's lookahead grows by 2 after a round that kept everything, up to MOST_LOOKAHEAD, and
             shrinks by 1 after any other, down to 1 ("heuristic" of transformers' generation config).
         rule: One of eval.decoding.rules.RULES.
+        stopping: How much doubt ends a round before.
     """
 
     lookahead: int = 4
     adaptive: bool = False
     rule: str = LOSSLESS[0]
+    stopping: Stopping = NEVER_STOPS
 
     def __post_init__(self) -> None:
         if self.lookahead < 1:
             raise ValueError(f"lookahead must be at least 1, got {self.lookahead}. Use plain_decode to do without.")
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}.")
+        if self.adaptive and self.stopping.is_on:
+            raise ValueError("an adaptive lookahead learns from whole rounds, which doubt cuts short: choose one.")
 
     def after(self, round_: Round, lookahead: int) -> int:
         """The lookahead of a text after a round."""
@@ -141,6 +146,7 @@ class Decoded:
         decode_s: Seconds from then to the last token.
         rule: How tokens were accepted, at temperature 0 by equality whatever was asked for; None for plain decoding.
         stopped: Whether a stop token or string ended it, and not its length.
+        logp: log p of every token, of what it was drawn from; of texts sampled without a draft, else empty.
     """
 
     token_ids: tuple[int, ...]
@@ -149,6 +155,7 @@ class Decoded:
     decode_s: float
     rule: str | None = None
     stopped: bool = False
+    logp: tuple[float, ...] = ()
 
 
 @dataclass
@@ -164,6 +171,7 @@ class Text:
         lookahead: Tokens the draft may propose next.
         stopped: Whether a stop token or string was emitted.
         record: Its runs, where they may propose.
+        logp: As of Decoded.
     """
 
     index: int
@@ -174,6 +182,7 @@ class Text:
     missing: int = 0
     stopped: bool = False
     record: TextRecord | None = None
+    logp: list[float] = field(default_factory=list)
 
     @property
     def length(self) -> int:

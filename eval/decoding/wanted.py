@@ -5,16 +5,17 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from eval.decoding.ngram import NgramLookup
-from eval.decoding.policy import ProposalPolicy
 from eval.decoding.rules import EXACT_GREEDY_DRAFT
 from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Limits, Seeds, Speculation, stream
+from eval.proposing.ngram import NgramLookup
+from eval.proposing.policy import ProposalPolicy
+from eval.proposing.stopping import NEVER_STOPS, Stopping
 from eval.steps.sequencer import Feed
 
 
@@ -50,9 +51,11 @@ class Wanted:
         return self.speculation.rule if drawn else EXACT_GREEDY_DRAFT
 
     @property
-    def least_confidence(self) -> float:
-        """Of the draft where it proposes; 0 for any."""
-        return 0.0 if self.lookup_policy is None else self.lookup_policy.confidence
+    def stopping(self) -> Stopping:
+        """How much doubt ends a round of the draft: as asked for, and not less than its policy says."""
+        asked = NEVER_STOPS if self.speculation is None else self.speculation.stopping
+        least = 0.0 if self.lookup_policy is None else self.lookup_policy.confidence
+        return replace(asked, confidence=max(asked.confidence, least))
 
     @property
     def feeds(self) -> tuple[Sequence[Feed], ...]:
@@ -60,7 +63,7 @@ class Wanted:
         if self.speculation is None:
             return ([(1, False)],)
         widths = {self.speculation.lookahead + 1, self.speculation.most + 1}
-        if self.least_confidence:
+        if self.stopping.is_on:
             widths |= set(range(1, self.speculation.lookahead + 1))
         return [(width, True) for width in sorted(widths)], [(1, False), (2, False)]
 
@@ -74,7 +77,7 @@ class Wanted:
             raise ValueError("every prompt needs at least one token, got one of 0 prompt tokens.")
         if self.lookup_policy is not None and (self.speculation is None or self.lookup is not None):
             raise ValueError("a policy looks up beside a draft that is a model; there is none.")
-        if self.speculation is not None and self.speculation.adaptive and self.least_confidence:
+        if self.speculation is not None and self.speculation.adaptive and self.stopping.is_on:
             raise ValueError("an adaptive lookahead learns from whole rounds, which a policy's confidence cuts short.")
 
 

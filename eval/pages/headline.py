@@ -1,7 +1,7 @@
 """The lines that a run ends with: the number that decides, then where it comes from. Pure text from the record."""
 
 from architectures.pages.counts import number_of
-from eval.pages.verdict import prediction, way_words, with_interval
+from eval.pages.verdict import main_way_words, prediction, way_words, with_interval
 from eval.records.scorecard import Scorecard
 from eval.records.scorecard_speeds import LOOKUP, POLICY, Live
 
@@ -23,6 +23,7 @@ def headline(scorecard: Scorecard) -> str:
             draft_line(scorecard),
             lookahead_line(scorecard),
             *lookup_lines(scorecard.live),
+            *(sampled_line(scorecard, live) for live in scorecard.lives[1:]),
         ]
     )
 
@@ -48,7 +49,8 @@ def acceptance_line(scorecard: Scorecard, temperature: float) -> str:
         for row in scorecard.differences
         if row.temperature == temperature
     ]
-    what = f"share of proposed tokens that the target keeps (acceptance, alpha) at temperature {temperature:g}"
+    how = scorecard.settings.sampling.words_at(temperature)
+    what = f"share of proposed tokens that the target keeps (acceptance, alpha) at {how}"
     return f"{what}: " + "; gain ".join([line, *gains])
 
 
@@ -84,3 +86,9 @@ def lookup_lines(live: Live | None) -> list[str]:
     over = ", ".join(f"{row.way} {with_interval(row.speedup, times=True)}" for row in live.over_lookup)
     alone = with_interval(lookup.speedup, times=True)
     return [f"without any draft, {way_words(lookup)}: {alone}; over that, {over}"]
+
+
+def sampled_line(scorecard: Scorecard, live: Live) -> str:
+    """What was measured at another temperature than the verdict's."""
+    how = scorecard.settings.sampling.words_at(live.temperature)
+    return f"speed at {how}: {with_interval(live.main_speedup, times=True)}, {main_way_words(live)}"

@@ -13,6 +13,7 @@ from eval.pages.verdict import (
     with_interval,
 )
 from eval.policies.policy_words import POLICY_COLUMNS, engine_words, policy_words
+from eval.predictions.engine_settings import engine_settings, setting_words
 from eval.records.origin import TaskRow
 from eval.records.scorecard import Scorecard
 from eval.records.scorecard_speeds import Live, PolicyRow, SpeedupRow, WayRow
@@ -32,7 +33,8 @@ def scorecard_page(scorecard: Scorecard) -> Section:
         acceptance_section(scorecard),
         speed_section(scorecard),
         *policies_section(scorecard),
-        live_section(scorecard),
+        *stopping_section(scorecard),
+        *live_sections(scorecard),
         method_section(scorecard),
     ]
     return Section(f"Scorecard of {scorecard.drafts[-1].path}", blocks)
@@ -114,6 +116,34 @@ def policies_section(scorecard: Scorecard) -> list[Section]:
     return [Section(title, [Table(columns, cells), *engines])]
 
 
+def stopping_section(scorecard: Scorecard) -> list[Section]:
+    """What the draft alone promises where its own doubt ends rounds, by each rule; nothing where none was tuned."""
+    rows = scorecard.stopping
+    if not rows:
+        return []
+    cells = []
+    for row in rows:
+        alone = scorecard.speedup_of(scorecard.primary, row.temperature)
+        cells.append(
+            (
+                f"{row.temperature:g}",
+                row.rule,
+                f"{row.least:g}" if row.least else "never",
+                row.lookahead,
+                f"{row.predicted:.2f}x",
+                f"{row.tau:.2f}",
+                f"{alone.predicted:.2f}x at {alone.best_lookahead}",
+            )
+        )
+    columns = ("temperature", "a round ends", "below", "lookahead at most", "predicted", "tau", "rounds of one length")
+    told = [
+        Sentence(f"{engine} is to draft with {setting_words(engine, drafting)}.")
+        for engine, drafting in engine_settings(scorecard).items()
+    ]
+    title = f"The draft alone, ending rounds where it doubts; thresholds tuned on {rows[0].tuned_on} other answers"
+    return [Section(title, [Table(columns, cells), *told])]
+
+
 def promised_words(scorecard: Scorecard, row: PolicyRow) -> tuple[str, str, str]:
     """The speed-up that a policy promises on the scored answers, and those of the draft and of the text alone."""
     alone, lookup = scorecard.speedup_of(scorecard.primary, row.temperature), row.lookup
@@ -124,12 +154,16 @@ def promised_words(scorecard: Scorecard, row: PolicyRow) -> tuple[str, str, str]
     )
 
 
-def live_section(scorecard: Scorecard) -> Section:
-    """What decoding with the draft was measured to do."""
-    live = scorecard.live
-    if live is None:
-        told = "Not run: the live loop decodes greedily and temperature 0 was not scored."
-        return Section("Live decoding", [Absent(told)])
+def live_sections(scorecard: Scorecard) -> list[Section]:
+    """What decoding with the draft was measured to do, at each temperature."""
+    if not scorecard.lives:
+        told = "Not run: this scorecard is from before sampled texts were decoded live, and temperature 0 not scored."
+        return [Section("Live decoding", [Absent(told)])]
+    return [live_section(scorecard, live) for live in scorecard.lives]
+
+
+def live_section(scorecard: Scorecard, live: Live) -> Section:
+    """The same at one temperature."""
     spent = [("target alone", live.plain), (f"with {live.draft}", live.speculative)]
     spent += [(way_words(row), row.spent) for row in live.ways]
     cells = [
@@ -140,14 +174,16 @@ def live_section(scorecard: Scorecard) -> Section:
     told = [
         (
             f"Speed-up {whole} with the reading of the prompt, {decoding} without it; predicted without it: "
-            f"{prediction(scorecard, scorecard.main_forecast)}."
+            f"{prediction(scorecard, scorecard.speedup_of(live.draft, live.temperature))}."
         ),
         *(way_sentence(row, live.prompts) for row in live.ways),
         *over_lookup_sentences(live),
         agreement_sentence(live),
-        "Every round of the draft: rounds.jsonl, whose figures `widedraft rounds` prints.",
     ]
-    title = f"Live decoding of {live.prompts} prompts at batch 1, temperature 0, lookahead {live.lookahead}"
+    if live is scorecard.live:
+        told.append("Every round of the draft: rounds.jsonl, whose figures `widedraft rounds` prints.")
+    how = scorecard.settings.sampling.words_at(live.temperature)
+    title = f"Live decoding of {live.prompts} prompts at batch 1, {how}, lookahead {live.lookahead}"
     columns = ("decoding", "tokens", "prefill s", "decode s", "decode ms per token")
     return Section(title, [Table(columns, cells), *map(Sentence, told)])
 
@@ -187,6 +223,7 @@ def method_section(scorecard: Scorecard) -> Section:
                 f"{settings.batch_size}; seed {settings.seed}."
             ),
         ),
+        ("Sampling", f"{'; '.join(map(settings.sampling.words_at, scorecard.temperatures))}."),
         (
             "Intervals",
             f"{100 * settings.confidence:g} % {settings.intervals} over prompts, {settings.num_resamples} resamples.",

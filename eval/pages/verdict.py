@@ -43,9 +43,10 @@ def measured_verdict(scorecard: Scorecard, live: Live, how: str) -> str:
     told = judgement(live.main_speedup)
     speed, interval = with_interval(live.main_speedup, times=True), live.main_speedup.interval
     why = "" if told != "not decided" else "; the interval holds 1"
+    setting = f"at batch 1, {scorecard.settings.sampling.words_at(live.temperature)}, {how}"
     if interval is None:
         why = f"; {too_few_live(scorecard, live)}"
-    return f"{told[0].upper()}{told[1:]}: {speed} the speed of the target alone at batch 1, temperature 0, {how}{why}."
+    return f"{told[0].upper()}{told[1:]}: {speed} the speed of the target alone {setting}{why}."
 
 
 def judgement(speedup: HasInterval) -> Judgement:
@@ -115,13 +116,14 @@ def find_warnings(scorecard: Scorecard) -> list[str]:
     warnings = []
     is_exact_dtype = scorecard.settings.dtype == "float32"
     live = scorecard.live
-    if live is not None and not live.agreement.exact:
-        told = agreement_sentence(live)
-        warnings.append(
-            f"LOOP AND REPLAY DISAGREE IN FLOAT32, WHERE THEY MUST NOT: {told} Do not trust this scorecard; report it."
-            if is_exact_dtype
-            else f"Loop and replay differ, as rounding in {scorecard.settings.dtype} makes them: {told}"
-        )
+    warnings += [
+        f"LOOP AND REPLAY DISAGREE IN FLOAT32, WHERE THEY MUST NOT: {agreement_sentence(each)} Do not trust this "
+        "scorecard; report it."
+        if is_exact_dtype
+        else f"Loop and replay differ, as rounding in {scorecard.settings.dtype} makes them: {agreement_sentence(each)}"
+        for each in scorecard.lives
+        if not each.agreement.exact
+    ]
     changed = sum(row.target_changed_tokens for row in scorecard.acceptance)
     if changed and is_exact_dtype:
         warnings.append(
@@ -136,7 +138,7 @@ def find_warnings(scorecard: Scorecard) -> list[str]:
     warnings += doubt_words(scorecard.latency.evidence)
     if live is not None:
         warnings += disturbed_words(live, scorecard.latency.target)
-    if live is not None and is_exact_dtype:
+    if live is not None and live.temperature == 0 and is_exact_dtype:
         warnings += [
             f"IN FLOAT32 {live.prompts - row.same_text} TEXTS OF {row.way.upper()} ARE NOT THOSE OF PLAIN "
             "DECODING: near-ties, or a fault. `widedraft verify` tells which."
@@ -169,6 +171,12 @@ def agreement_sentence(live: Live) -> str:
     loop, replay = (
         f"{counts.rounds:g} rounds and {counts.accepted:g} accepted" for counts in (agreement.loop, agreement.replay)
     )
+    if agreement.p_value is not None:
+        return (
+            f"Of {total} sampled texts, the loop counted {loop}; the replay of these very texts expects "
+            f"{agreement.replay.rounds:.1f} rounds and {agreement.replay.accepted:.1f} accepted (t test of the rounds "
+            f"over prompts: p = {agreement.p_value:.2g})."
+        )
     return (
         f"Of {total} prompts, {agreement.same_text} have the text of plain decoding, {agreement.same_as_recorded} the "
         f"recorded answer and {agreement.same_counts} the replay's counts; the loop counted {loop}, the replay "

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from eval.acceptance.speedup import StepTimes
-from eval.decoding.ngram import NgramLookup
 from eval.policies.policy_replay import Rounds, num_kept, pooled_rounds
+from eval.proposing.ngram import NgramLookup
 
 LOOKUP = NgramLookup()
 

@@ -4,7 +4,7 @@ No torch.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -14,7 +14,8 @@ from architectures.checkpoints.fingerprint import fingerprint_checkpoint, finger
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
 from architectures.files.typed_file import read_typed
-from eval.decoding.policy import ProposalPolicy
+from eval.config import SamplingConfig
+from eval.proposing.policy import ProposalPolicy
 
 FILE_NAME = "lookup_policy.json"
 Schema = Literal["widedraft.lookup/2"]
@@ -51,6 +52,7 @@ class PolicyFile:
         processor: Where steps were timed.
         threads: Of it.
         dtype: Of both models.
+        sampling: How the answers were chosen beside their temperature.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -63,13 +65,19 @@ class PolicyFile:
     processor: str
     threads: Count
     dtype: str
+    sampling: SamplingConfig = SamplingConfig()  # noqa: RUF009  # never changes; files from before there was any
 
-    def at(self, temperature: float, folder: Path) -> TunedPolicy:
-        """The policy at a temperature.
+    def at(self, temperature: float, sampling: SamplingConfig, folder: Path) -> TunedPolicy:
+        """The policy at a temperature, tuned on answers chosen in this way.
 
         Raises:
             UserError: If there is none; `folder` is that of the draft.
         """
+        if self.sampling.that_count(temperature) != sampling.that_count(temperature):
+            raise UserError(
+                f"{folder / FILE_NAME}: its policies are for {self.sampling.words_at(temperature)}, not for "
+                f"{sampling.words_at(temperature)}. Make others: widedraft lookup, with the flags of this command."
+            )
         for policy in self.policies:
             if policy.temperature == temperature:
                 return policy
@@ -91,7 +99,8 @@ def prompt_fingerprint(token_ids: Sequence[int]) -> str:
 def write_policies(policies: PolicyFile, folder: Path) -> Path:
     """Write the file of a draft, whole or not at all."""
     path = folder / FILE_NAME
-    write_json(asdict(policies), path)
+    exclude = {"sampling"} if policies.sampling == SamplingConfig() else None
+    write_json(FORM.dump_python(policies, mode="json", exclude=exclude), path)
     return path
 
 

@@ -1,6 +1,6 @@
 """A policy in words: cells of a table, and the settings of engines that come nearest. Pure text."""
 
-from eval.decoding.policy import ProposalPolicy
+from eval.proposing.policy import ProposalPolicy
 
 POLICY_COLUMNS = (
     "draft proposes",

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from eval.acceptance.speedup import StepTimes
-from eval.decoding.policy import ProposalPolicy, hit_rates
 from eval.policies.policy_replay import RatedAnswer, RecordedAnswer, Replayer, Rounds, pooled_rounds
+from eval.proposing.policy import ProposalPolicy, hit_rates
+from eval.proposing.stopping import Stopping
 
 LONGEST = 4  # tokens of a run; longer ones are so rare that their rates are those of four
 WEIGHTS = (2.0, 8.0)
@@ -91,7 +92,9 @@ def best(
             rated[policy.weight] = [answer.rated(policy) for answer in answers]
         key = policy.weight, policy.confidence, lookahead
         if key not in replayers:
-            replayers[key] = [Replayer(answer, lookahead, policy.confidence) for answer in rated[policy.weight]]
+            replayers[key] = [
+                Replayer(answer, lookahead, Stopping(policy.confidence)) for answer in rated[policy.weight]
+            ]
         rounds = pooled_rounds([replayer.rounds(policy.least, policy.lookahead) for replayer in replayers[key]])
         speedup = rounds.speedup(lookahead, steps)
         if fastest is None or speedup > fastest[0]:
@@ -102,7 +105,7 @@ def best(
 
 def rounds_of(answers: Sequence[RecordedAnswer], policy: ProposalPolicy, lookahead: int) -> Rounds:
     """What a policy would do along answers."""
-    replayers = (Replayer(answer.rated(policy), lookahead, policy.confidence) for answer in answers)
+    replayers = (Replayer(answer.rated(policy), lookahead, Stopping(policy.confidence)) for answer in answers)
     return pooled_rounds([each.rounds(policy.least, policy.lookahead) for each in replayers])
 
 

@@ -7,16 +7,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
 from architectures.errors import UserError
 from architectures.files.typed_file import checked
+from architectures.settings.kinds import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from eval.answers.shards import SETTINGS_NAME, Claim, read_claims, shorten
 from eval.answers.token_ids import require_known_ids
 from eval.answers.traces import Trace, read_traces
+from eval.config import sampling_asked
+from eval.decoding.sampling import Sampling
 from eval.models.loading import load_tokenizer, require_rows, text_config, tokenizer_identity
 from eval.prompts.rows import checked_text, first_field, load_rows
 from eval.prompts.source import PromptSource
@@ -35,21 +38,26 @@ class RecordedAnswer:
         prompt: The number of its prompt, from 0; the turns of one conversation are one prompt.
         prompt_ids: What the target continued.
         answer_ids: The continuation, at least one token.
+        answer_logp: log p(y_t) of each of its tokens, of what it was drawn from; None where that was not kept.
     """
 
     source: str
     prompt: int
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
+    answer_logp: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Settings:
     """How recorded answers were decoded, as far as a scorer asks."""
 
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+    temperature: Temperature
+    top_p: TopP
     target: str
+    top_k: TopK = None
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
 
 
 SETTINGS = TypeAdapter(Settings)
@@ -61,17 +69,26 @@ class Recording:
 
     Attributes:
         path: A folder of traces, or a text file.
-        temperature: They were decoded at; text is greedy.
+        sampling: How they were decoded; text is greedy.
         target: Fingerprint of the target, or None where the form does not carry it.
         answers: In the order of the prompts.
         unanswered: Prompts behind the last that has an answer.
     """
 
     path: Path
-    temperature: float
+    sampling: Sampling
     target: str | None
     answers: tuple[RecordedAnswer, ...]
     unanswered: int = 0
+
+    @property
+    def temperature(self) -> float:
+        return self.sampling.temperature
+
+    @property
+    def words(self) -> str:
+        """How they were decoded, in words."""
+        return sampling_asked(self.sampling).words_at(self.temperature)
 
     @property
     def num_prompts(self) -> int:
@@ -86,7 +103,7 @@ def read_recorded_traces(folder: Path, tokenizer_folder: Path) -> Recording:
     """The held-out answers in a folder of traces, made with the tokenizer of another folder.
 
     Raises:
-        UserError: If there are none, they were made with another tokenizer, or at a top_p that cannot be replayed.
+        UserError: If there are none, or they were made with another tokenizer.
     """
     traces = read_held_out(folder)
     claim = read_claims(folder)[TRACES_NAME]
@@ -99,12 +116,8 @@ def read_recorded_traces(folder: Path, tokenizer_folder: Path) -> Recording:
     )
     where, remedy = f"{folder / SETTINGS_NAME}: {TRACES_NAME}.settings", "Give the answers as they were written."
     settings = checked(SETTINGS, claim["settings"], where, remedy)
-    if settings.temperature > 0 and settings.top_p < 1:
-        raise UserError(
-            f"{folder}: its answers were sampled with top_p={settings.top_p}, and replay knows temperature alone. "
-            "Give answers that were sampled with top_p=1, or greedily."
-        )
-    return Recording(folder, settings.temperature, settings.target, tuple(number_prompts(traces)))
+    sampling = Sampling.of(settings.temperature, sampling_asked(settings))
+    return Recording(folder, sampling, settings.target, tuple(number_prompts(traces)))
 
 
 def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
@@ -130,7 +143,7 @@ def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
     tokenizer = load_tokenizer(draft)
     return Recording(
         path,
-        0.0,
+        Sampling(),
         None,
         tuple(
             RecordedAnswer(where, number, prompt_ids(tokenizer, text, where), answer_ids)
@@ -196,7 +209,7 @@ def number_prompts(traces: Sequence[Trace]) -> list[RecordedAnswer]:
         is_later_turn = LATER_TURN.sub("", trace.source) == row != trace.source
         number += not is_later_turn
         row = LATER_TURN.sub("", trace.source)
-        answers.append(RecordedAnswer(trace.source, number, trace.prompt_ids, trace.answer_ids))
+        answers.append(RecordedAnswer(trace.source, number, trace.prompt_ids, trace.answer_ids, trace.answer_logp))
     return answers
 
 

@@ -35,9 +35,9 @@ def export_recorded(traces: Path, tokenizer_folder: Path, out: Path) -> int:
     """
     require_own_files(out)
     recording = read_recorded_traces(traces, tokenizer_folder)
-    if recording.temperature > 0:
+    if recording.temperature > 0 or recording.sampling.repetition_penalty != 1:
         raise UserError(
-            f"{traces}: its answers were sampled at temperature {recording.temperature:g}, and the text form does not "
+            f"{traces}: its answers were written at {recording.words}, and the text form does not "
             "say so: its readers take answers for greedy. Export greedy answers."
         )
     tokenizer = load_tokenizer(tokenizer_folder)

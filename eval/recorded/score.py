@@ -1,7 +1,9 @@
 """Score a draft on recorded answers of a target that is not here: scorecard.json, scorecard.md and files of rounds.
 
 The answers say at which contexts the draft is asked, and which token it must have proposed to be kept. That decides the
-rules of exact match, for every lookahead, from one pass of the draft. What needs the target is left out, and is named.
+rules of exact match, for every lookahead, from one pass of the draft; and where they keep log p(y_t), what rejection
+accepts, min(1, q / p)(y_t). All of it is with the sampling they were drawn with. What needs the target is left out, and
+is named.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,13 +27,15 @@ from eval.acceptance.replay import (
     acceptance_tails,
     answer_logits,
     as_array,
-    log_probabilities,
+    rejection_accepts,
     replay_counts,
     round_starts,
     value_at,
 )
-from eval.config import EvalConfig
-from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
+from eval.config import EvalConfig, sampling_asked
+from eval.decoding.batch import first_tokens
+from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
+from eval.decoding.sampling import Sampling, log_distribution, penalised, seen_along
 from eval.latency.machine import torch_threads
 from eval.models.identity import model_facts
 from eval.models.loading import load_model, require_positions
@@ -46,14 +50,18 @@ from eval.records.scorecard import LeftOut, RecordedScorecard
 from eval.scorecard.acceptance_record import PromptCounts, mean, rounds_at
 
 USED_KEYS = {"num_prompts", "lookaheads", "dtype", "confidence", "num_resamples", "num_threads"}
-NEEDS_PROBABILITIES = {"tau of the rule rejection": "it needs the target's log-probability of every answer token"}
+NEEDS_PROBABILITIES = {
+    "tau of the rule rejection": (
+        "it needs the target's log-probability of every answer token, and these answers were written without"
+    )
+}
 NEEDS_TARGET = {
     "alpha as the sum of min(p, q)": (
         "it needs the target's probability of every token; at temperature 0 alpha is the accept rate, as far as the "
         "answers are the target's argmax"
     ),
     "argmax agreement": "the answers say which tokens were written, not which were the likeliest",
-    "other temperatures": "they need answers sampled at them",
+    "other temperatures, and other top-p, top-k, min-p or penalties": "they need answers sampled so",
     "step times and cost ratio": "the target's weights decide them",
     "predicted and measured speed-up, best lookahead, break-even alpha": "they follow from step times",
     "live decoding, and its agreement with the replay": "the loop asks the target",
@@ -115,11 +123,11 @@ def score_recording(
     lookaheads = config.lookaheads
     with torch_threads(plain_threads(config.num_threads)) as num_threads:
         model = load_model(draft, dtype=config.dtype)
-        scores = replay_recording(model, answers, lookaheads, temperature=recording.temperature)
+        scores = replay_recording(model, answers, lookaheads, sampling=recording.sampling)
     scorecard = RecordedScorecard(
         verdict="",
         warnings=(),
-        left_out=left_out(recording.temperature),
+        left_out=left_out([score.rule for score in scores]),
         drafts=(DraftModel(draft="draft", **model_facts(draft, model)),),
         recording=recording_record(recording, answers),
         settings=Settings(
@@ -154,21 +162,25 @@ def plain_threads(asked: int | Literal["auto"] | None) -> int | None:
     return asked
 
 
-def rules_at(temperature: float) -> list[str]:
-    """The rules that answers of a temperature decide without the target, the one of the headline first."""
-    return [EXACT_GREEDY_DRAFT] if temperature == 0 else [EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT]
+def rules_of(answers: Sequence[RecordedAnswer], temperature: float) -> list[str]:
+    """The rules that answers decide without the target, the one of the headline first."""
+    if temperature == 0:
+        return [EXACT_GREEDY_DRAFT]
+    is_kept = all(answer.answer_logp is not None for answer in answers)
+    return [*([REJECTION] if is_kept else []), EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT]
 
 
 def replay_recording(
-    draft: PreTrainedModel, answers: Sequence[RecordedAnswer], lookaheads: Iterable[int], *, temperature: float
+    draft: PreTrainedModel, answers: Sequence[RecordedAnswer], lookaheads: Iterable[int], *, sampling: Sampling
 ) -> list[RecordedScore]:
     """The draft along every answer, one pass for all rules and lookaheads."""
-    accept: dict[str, list[Array]] = {rule: [] for rule in rules_at(temperature)}
+    accept: dict[str, list[Array]] = {rule: [] for rule in rules_of(answers, sampling.temperature)}
     covered = None if head_ids(draft) is None else []
-    for answer in track(answers, description=f"replay at T={temperature:g}", total=len(answers)):
+    for answer in track(answers, description=f"replay at T={sampling.temperature:g}", total=len(answers)):
         logits_TV = answer_logits(draft, answer.prompt_ids, answer.answer_ids)
+        context = first_tokens(draft, answer.prompt_ids)
         for rule, rows in accept.items():
-            rows.append(accept_chances(logits_TV, answer.answer_ids, rule=rule, temperature=temperature))
+            rows.append(accept_chances(logits_TV, answer, rule=rule, sampling=sampling, context=context))
         if covered is not None:
             covered.append(as_array(values_of(logits_TV, answer.answer_ids) > -torch.inf))
     prompts = [answer.prompt for answer in answers]
@@ -176,13 +188,30 @@ def replay_recording(
     return [replace(score, covered=covered) for score in scores]
 
 
-def accept_chances(draft_logits_TV: Tensor, answer_ids: Sequence[int], *, rule: str, temperature: float) -> Array:
-    """[T]: the chance that the draft proposes each answer token, which is then kept: rules of exact match.
+def accept_chances(
+    draft_logits_TV: Tensor, answer: RecordedAnswer, *, rule: str, sampling: Sampling, context: Sequence[int]
+) -> Array:
+    """[T]: the chance that each answer token comes from the draft.
 
-    A greedy draft proposes its argmax, a sampled one draws from q at the temperature.
+    By the rules of exact match that it proposes the token: a greedy draft its argmax, a sampled one what it draws from
+    q. By rejection min(1, q / p)(y_t).
+
+    Args:
+        draft_logits_TV: Along the answer.
+        answer: Of the target.
+        rule: One of rules_of.
+        sampling: How the answer was drawn, and the draft draws.
+        context: What the decoder has before the answer.
     """
-    logp_TV = log_probabilities(draft_logits_TV, 0.0 if rule == EXACT_GREEDY_DRAFT else temperature)
-    return as_array(values_of(logp_TV, answer_ids).exp())
+    seen_TV = seen_along(context, answer.answer_ids, sampling, draft_logits_TV)
+    if rule == EXACT_GREEDY_DRAFT:
+        proposed_T = penalised(draft_logits_TV, sampling, seen_TV).argmax(dim=-1)
+        return as_array(proposed_T == torch.tensor(answer.answer_ids, device=proposed_T.device))
+    draft_logp_T = values_of(log_distribution(draft_logits_TV, sampling, seen_TV), answer.answer_ids)
+    if rule == EXACT_SAMPLED_DRAFT:
+        return as_array(draft_logp_T.exp())
+    assert answer.answer_logp is not None  # see rules_of
+    return as_array(rejection_accepts(torch.tensor(answer.answer_logp, device=draft_logp_T.device), draft_logp_T))
 
 
 def values_of(values_TV: Tensor, answer_ids: Sequence[int]) -> Tensor:
@@ -242,9 +271,14 @@ def rule_row(score: RecordedScore, temperature: float, resampling: Resampling) -
     )
 
 
-def left_out(temperature: float) -> tuple[LeftOut, ...]:
-    """What a scorecard holds when the target is there, and why this one cannot."""
-    missing = {**(NEEDS_PROBABILITIES if temperature > 0 else {}), **NEEDS_TARGET}
+def left_out(rules: Sequence[str]) -> tuple[LeftOut, ...]:
+    """What a scorecard holds when the target is there, and why this one cannot.
+
+    Args:
+        rules: By which the draft was scored.
+    """
+    lacks_probabilities = EXACT_SAMPLED_DRAFT in rules and REJECTION not in rules
+    missing = {**(NEEDS_PROBABILITIES if lacks_probabilities else {}), **NEEDS_TARGET}
     return tuple(LeftOut(figure=figure, reason=reason) for figure, reason in missing.items())
 
 
@@ -255,6 +289,7 @@ def recording_record(recording: Recording, answers: Sequence[RecordedAnswer]) ->
         form="text" if recording.target is None else "traces",
         target_fingerprint=recording.target,
         temperature=recording.temperature,
+        sampling=sampling_asked(recording.sampling),
         given=recording.num_prompts,
         unanswered=recording.unanswered,
         scored=len(firsts),

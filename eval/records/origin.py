@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from architectures.checkpoints.manifest import provenance
 from eval.acceptance.estimates import Resampling
+from eval.config import SamplingConfig
 from eval.records.values import Confidence, Count, Counted, NotNegative, Positive, Some
 
 UNDISTILLED = "undistilled"  # the name of what a draft was before it was distilled, scored beside it
@@ -154,6 +155,7 @@ class Settings(BaseModel):
     device: str
     threads: Count
     intervals: str  # how those of rates were made
+    sampling: SamplingConfig = SamplingConfig()
 
     @property
     def resampling(self) -> Resampling:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
+from eval.config import SamplingConfig
 from eval.records.acceptance import AcceptanceRow, RecordedRow
 from eval.records.differences import DifferenceRow
 from eval.records.origin import DraftModel, Prompts, Provenance, ScoredModel, Settings, machine_words
-from eval.records.scorecard_speeds import Live, PolicyRow, SpeedupRow
+from eval.records.scorecard_speeds import Live, PolicyRow, SpeedupRow, StoppingRow
 from eval.records.steps import ScoredLatency
 from eval.records.values import Count, Counted, NotNegative, Some, only, require_equal
 
@@ -44,8 +45,10 @@ class Scorecard:
     latency: ScoredLatency
     speedup: Some[SpeedupRow]
     policies: tuple[PolicyRow, ...]
-    live: Live | None
+    live: Live | None  # at temperature 0, else at the first one scored; older scorecards have none there
     provenance: Provenance
+    live_at: tuple[Live, ...] = ()  # at the other temperatures
+    stopping: tuple[StoppingRow, ...] = ()  # of the last draft alone; empty where nothing was tuned
 
     def __post_init__(self) -> None:
         for part, actual, due in pairs_of_parts(self):
@@ -82,6 +85,11 @@ class Scorecard:
         return only(self.speedup, lambda row: (row.draft, row.temperature) == (draft, temperature))
 
     @property
+    def lives(self) -> list[Live]:
+        """Live decoding at every temperature at which there was any; the one the verdict is about first."""
+        return [] if self.live is None else [self.live, *self.live_at]
+
+    @property
     def main_forecast(self) -> SpeedupRow:
         """What the headline is about: the last draft at temperature 0, or at the first one scored."""
         scored = self.temperatures
@@ -96,15 +104,21 @@ def pairs_of_parts(card: Scorecard) -> Iterator[tuple[str, list[Any], list[Any]]
     due = sorted(product(drafts, temperatures))
     for part, rows in (("acceptance", card.acceptance), ("speedup", card.speedup)):
         yield f"drafts and temperatures of {part}", sorted((row.draft, row.temperature) for row in rows), due
-    if (live := card.live) is not None:
-        yield "draft and temperature of live", [live.draft, live.temperature], [drafts[-1], 0]
+    for live in card.lives:
+        yield "draft of live", [live.draft], [drafts[-1]]
         yield (
-            "temperatures of live",
-            [live.temperature],
-            [temperature for temperature in temperatures if temperature == 0],
+            "temperatures of live that were not scored",
+            [live.temperature] * (live.temperature not in temperatures),
+            [],
         )
+    if card.live is not None:
+        yield "temperature of live", [card.live.temperature], [0 if 0 in temperatures else temperatures[0]]
+        twice = [live.temperature for live in card.lives]
+        yield "temperatures of live", twice, list(dict.fromkeys(twice))
     if card.policies:
         yield "temperatures of policies", [row.temperature for row in card.policies], temperatures
+    if card.stopping:
+        yield "temperatures of stopping", list(dict.fromkeys(row.temperature for row in card.stopping)), temperatures
     yield from pairs_of_lookaheads(card)
 
 
@@ -126,7 +140,7 @@ def pairs_of_lookaheads(card: Scorecard) -> Iterator[tuple[str, list[Any], list[
         has_small_head = card.model(row.draft).head_vocab_size is not None
         told = row.have_coverage
         yield f"whether figures of acceptance[{number}] have a coverage", told, [has_small_head] * len(told)
-    chosen = [row.best_lookahead for row in card.speedup] + ([] if card.live is None else [card.live.lookahead])
+    chosen = [row.best_lookahead for row in card.speedup] + [live.lookahead for live in card.lives]
     yield "chosen lookaheads that were not scored", [lookahead for lookahead in chosen if lookahead not in due], []
 
 
@@ -154,6 +168,7 @@ class Recording:
     sources: tuple[str, ...]
     prompt_ids_sha256: str
     answer_ids_sha256: str
+    sampling: SamplingConfig = SamplingConfig()  # noqa: RUF009  # never changes; files from before there was any
 
 
 @dataclass(frozen=True, kw_only=True)

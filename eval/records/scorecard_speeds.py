@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from eval.acceptance.estimates import Estimate
-from eval.decoding.policy import ProposalPolicy
+from eval.policies.tune_stopping import StopRule
+from eval.proposing.policy import ProposalPolicy
 from eval.records.values import Count, Counted, NotNegative, Positive, Share, Some, SpeedUp, only
 
 LOOKUP, POLICY = "n-gram lookup", "draft with its policy"  # ways of live decoding beside the draft alone
@@ -66,6 +67,25 @@ class PolicyRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoppingRow:
+    """What a draft alone promises on the scored answers where its own doubt ends rounds, by one rule.
+
+    Attributes:
+        rule: How rounds end (eval/proposing/stopping.py).
+        least: The threshold that was tuned; 0 where rounds that never end early did best.
+        lookahead: Tokens proposed at most, tuned likewise.
+    """
+
+    temperature: NotNegative
+    tuned_on: Count
+    rule: StopRule
+    least: Share
+    lookahead: Count
+    predicted: Positive
+    tau: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spent:
     """Time spent on the texts of one way."""
 
@@ -94,7 +114,11 @@ class RoundCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How many live prompts did what was expected, and the counts of loop and replay."""
+    """How many live prompts did what was expected, and the counts of loop and replay.
+
+    Attributes:
+        p_value: Of sampled texts: that the loop takes as many rounds as the replay of these very texts expects.
+    """
 
     exact: bool
     same_text: Counted
@@ -102,6 +126,7 @@ class Agreement:
     same_counts: Counted
     loop: RoundCounts
     replay: RoundCounts
+    p_value: Share | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

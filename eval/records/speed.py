@@ -6,10 +6,11 @@ from typing import Literal
 from pydantic import FiniteFloat
 
 from eval.acceptance.estimates import Estimate
+from eval.config import SamplingConfig
 from eval.models.execution import How, how_of
 from eval.records.evidence import StepEvidence
 from eval.records.origin import Machine, Provenance
-from eval.records.values import Confidence, Count, Counted, NotNegative, Positive, SpeedUp, only
+from eval.records.values import Confidence, Count, Counted, NotNegative, Positive, Share, SpeedUp, only
 from eval.rounds.round_trace import ModelIdentity
 
 SCHEMA = "widedraft.speed/1"
@@ -141,6 +142,25 @@ class MeasuredWith:
     captured: bool
     confidence: Confidence
     seed: int
+    sampling: SamplingConfig = SamplingConfig()  # noqa: RUF009  # never changes; files from before there was any
+    adaptive: bool = False
+    least_confidence: Share = 0.0
+    least_chance: Share = 0.0
+    propose_doubted: bool = False
+
+    @property
+    def rounds_words(self) -> str:
+        """How rounds of drafts end before their lookahead; nothing where they do not."""
+        if self.adaptive:
+            return ", lookaheads that adapt"
+        where = "behind" if self.propose_doubted else "before"
+        told = (
+            f"{name} below {least:g}"
+            for name, least in (("a confidence", self.least_confidence), ("a chance", self.least_chance))
+            if least
+        )
+        words = " or ".join(told)
+        return f", rounds that end {where} {words}" if words else ""
 
     @property
     def how(self) -> How:
@@ -158,7 +178,7 @@ class SpeedFigures:
     best: tuple[BestWay, ...]
     behind: tuple[BehindFastest, ...]
     against_lookup: tuple[AgainstLookup, ...]
-    largest_error: LargestError
+    largest_error: LargestError | None
 
     def row(self, kind: str, draft: str | None, lookahead: int) -> SpeedWay:
         """The row of a way."""

@@ -31,14 +31,10 @@ def lookaheads_section(drafts: Sequence[ScoredDraft]) -> Section:
         shown = scored_at(plotted(drafts), temperature)
         blocks += [tau_figure(shown, temperature), speed_figure(shown, temperature)]
         blocks.append(lookahead_table(primaries(shown), temperature))
-        if not any(is_measured(draft, temperature) for draft in shown):
-            blocks.append(Absent(f"Measured speed at temperature {temperature:g}: the live loop decodes greedily."))
+        if not any(draft.live_at(temperature) for draft in shown):
+            told = "these scorecards are from before sampled texts were decoded live. `widedraft eval` measures it"
+            blocks.append(Absent(f"Measured speed at temperature {temperature:g}: {told}."))
     return Section("Tokens per round and speed against the lookahead", blocks, name="lookahead")
-
-
-def is_measured(draft: ScoredDraft, temperature: float) -> bool:
-    """Whether its speed was measured at a temperature."""
-    return draft.live is not None and draft.live.temperature == temperature
 
 
 def tau_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
@@ -77,11 +73,9 @@ def speed_figure(drafts: Sequence[ScoredDraft], temperature: float) -> Figure:
             entries = draft.forecast(temperature).lookahead
             x = [entry.lookahead for entry in entries]
             draw_predicted(axes, x, [entry.predicted for entry in entries], index, f"{draft.label}, predicted")
-            if is_measured(draft, temperature):
-                assert draft.live is not None
+            if live := draft.live_at(temperature):
                 shift = APART * (index - (len(drafts) - 1) / 2)
-                at = draft.live.lookahead + shift
-                draw_measured(axes, at, draft.live.speedup, index, f"{draft.label}, measured")
+                draw_measured(axes, live.lookahead + shift, live.speedup, index, f"{draft.label}, measured")
         whole_ticks(axes, all_lookaheads(drafts, temperature))
         draw_parity_line(axes)
         axes.set(xlabel="lookahead", ylabel="times the target alone")
@@ -104,10 +98,10 @@ def speed_words(draft: ScoredDraft, temperature: float) -> str:
     """A draft's predicted and measured speeds in a sentence's part."""
     entries = draft.forecast(temperature).lookahead
     told = f"{draft.label} predicted " + ", ".join(f"{e.predicted:.2f}x at {e.lookahead}" for e in entries)
-    if not is_measured(draft, temperature):
+    live = draft.live_at(temperature)
+    if live is None:
         return told
-    assert draft.live is not None
-    return f"{told}, measured {with_interval(draft.live.speedup, times=True)} at {draft.live.lookahead}"
+    return f"{told}, measured {with_interval(live.speedup, times=True)} at {live.lookahead}"
 
 
 def lookahead_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
@@ -134,10 +128,9 @@ def lookahead_table(drafts: Sequence[ScoredDraft], temperature: float) -> Table:
 
 def lookahead_cells(draft: ScoredDraft, temperature: float, entry: Rounds, forecast: Forecast) -> tuple[str, ...]:
     """A draft at one lookahead."""
-    lookahead = entry.lookahead
-    measured = "–"
-    if is_measured(draft, temperature) and draft.live is not None and draft.live.lookahead == lookahead:
-        measured = with_interval(draft.live.speedup, times=True)
+    lookahead, live, measured = entry.lookahead, draft.live_at(temperature), "–"
+    if live is not None and live.lookahead == lookahead:
+        measured = with_interval(live.speedup, times=True)
     return (
         draft.label,
         str(lookahead),

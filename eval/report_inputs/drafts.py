@@ -53,6 +53,11 @@ class ScoredDraft:
         """Its predicted speed-up at temperature 0, or at the first one scored."""
         return self.forecast(self.card.record.main_forecast.temperature)
 
+    def live_at(self, temperature: float) -> Live | None:
+        """Live decoding with it at a temperature; None where it was not decoded live there."""
+        lives = self.card.record.lives if self.is_primary else []
+        return next((live for live in lives if live.temperature == temperature), None)
+
     def row(self, temperature: float) -> AcceptanceRow:
         """Its acceptance at a temperature that was scored."""
         return self.card.record.row(self.draft, temperature)

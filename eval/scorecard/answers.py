@@ -9,7 +9,7 @@ from typing import Protocol
 
 from eval.answers.token_ids import require_known_ids
 from eval.answers.traces import DecodingSettings, Trace, read_traces
-from eval.config import EvalConfig
+from eval.config import EvalConfig, SamplingConfig
 from eval.decoding.answering import write_traces
 from eval.models.loading import text_config
 from eval.prompts.forms import Prompt
@@ -37,11 +37,11 @@ def record_answers(
     target: Path, prompts: Sequence[Prompt], config: EvalConfig, out: Path, *, temperature: float, seed: int
 ) -> Answers:
     """Let the target answer, unless it has, and read its answers."""
-    folder = answers_folder(out, temperature)
+    folder = answers_folder(out, temperature, config.sampling)
     settings = DecodingSettings(
         max_new_tokens=config.max_new_tokens,
         temperature=temperature,
-        top_p=1.0,
+        **(config.sampling if temperature > 0 else greedy_part(config.sampling)).model_dump(),
         batch_size=config.batch_size,
         shard_size=config.batch_size,
         max_prompt_len=config.max_prompt_len,
@@ -53,18 +53,25 @@ def record_answers(
     return Answers(traces, prompt_numbers(traces, prompts))
 
 
-def require_rows_of(models: Sequence[Path], answers: Mapping[float, Answers], out: Path) -> None:
+def greedy_part(sampling: SamplingConfig) -> SamplingConfig:
+    """What of it decides a greedy text."""
+    return SamplingConfig(repetition_penalty=sampling.repetition_penalty)
+
+
+def require_rows_of(
+    models: Sequence[Path], answers: Mapping[float, Answers], out: Path, sampling: SamplingConfig
+) -> None:
     """Refuse answers with a token that one of the models has no row for; `out` as in `record_answers`."""
     vocab_sizes = {folder: text_config(folder).vocab_size for folder in models}
     for temperature, group in answers.items():
-        require_known_ids(
-            (trace.token_ids for trace in group.traces), answers_folder(out, temperature), TRACES_NAME, vocab_sizes
-        )
+        folder = answers_folder(out, temperature, sampling)
+        require_known_ids((trace.token_ids for trace in group.traces), folder, TRACES_NAME, vocab_sizes)
 
 
-def answers_folder(out: Path, temperature: float) -> Path:
-    """Where a scorecard's answers at one temperature are."""
-    return out / "answers" / f"T{temperature:g}"
+def answers_folder(out: Path, temperature: float, sampling: SamplingConfig = SamplingConfig()) -> Path:  # noqa: B008
+    """Where a scorecard's answers at one temperature are: "answers/T1", "answers/T0.8,top_p=0.9"."""
+    chosen = (f"{name}={value:g}" for name, value in sampling.that_count(temperature).items())
+    return out / "answers" / ",".join([f"T{temperature:g}", *chosen])
 
 
 def prompt_numbers(traces: Sequence[Trace], prompts: Sequence[Prompt]) -> list[int]:

@@ -1,23 +1,33 @@
-"""Live decoding with proposals and without, prompt by prompt: what each way saves, and whether the replay holds."""
+"""Live decoding with proposals and without, prompt by prompt: what each way saves, and whether the replay holds.
+
+Greedy texts are those of plain decoding, and their counts those of the replay, one by one. Sampled ones are not: their
+rounds are drawn. So the replay is asked of the very texts that were written, and what it expects is compared over the
+prompts by a t test.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.stats import t as student_t
 from transformers import PreTrainedModel
 
 from architectures.progress.track import track
 from eval.acceptance.counts import Counts, count_trace, pool
 from eval.acceptance.estimates import Columns, Estimate, Resampling
 from eval.acceptance.paired_ratios import paired_ratio_quotient
+from eval.acceptance.replay import rule_name
 from eval.answers.traces import Trace
-from eval.decoding.ngram import NgramLookup
-from eval.decoding.policy import ProposalPolicy
-from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
-from eval.decoding.texts import Decoded, Limits, Speculation
+from eval.decoding.sampling import Sampling
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.texts import Decoded, Limits, Seeds, Speculation, row_seed
+from eval.proposing.ngram import NgramLookup
+from eval.proposing.policy import ProposalPolicy
 from eval.rounds.round_trace import Run
 
+LEAST_P = 1e-3  # a sound loop is said to differ from the replay once in a thousand scorings
+ROUNDING = 1e-6  # rounds, of a sum of chances
 DRAFT = "draft"  # the way whose rounds are held against the replay
 
 
@@ -38,7 +48,7 @@ class LiveWay:
 
 @dataclass(frozen=True)
 class LiveAnswer:
-    """One prompt decoded by several ways at temperature 0.
+    """One prompt decoded by several ways at one temperature.
 
     Attributes:
         recorded_ids: The target's answer as it was recorded, in a batch.
@@ -71,6 +81,7 @@ def decode_live(
     *,
     max_new_tokens: int,
     stop_ids: AbstractSet[int],
+    sampling: Sampling,
     seed: int,
 ) -> list[LiveAnswer]:
     """Decode each prompt by the target alone and by every way, one right after the other, in an order drawn per prompt.
@@ -78,52 +89,66 @@ def decode_live(
     Args:
         target: Decides every token.
         ways: By name; DRAFT is one of them.
-        answers: The target's greedy answers; their prompts are decoded again.
+        answers: The target's answers; their prompts are decoded again.
         max_new_tokens: Length of an answer at most.
         stop_ids: Tokens that end an answer.
-        seed: Of the order.
+        sampling: How tokens are chosen, of target and draft.
+        seed: Of the order, and of what is drawn.
     """
     rng = np.random.default_rng(seed)
-    limits, names = Limits(max_new_tokens, stop_ids), [None, *ways]
+    names = [None, *ways]
     decoded = []
-    for answer in track(
-        answers,
-        description="live decoding",
-        total=len(answers),
-        works=lambda answer: len(answer.answer_ids),
-        whole=sum(len(answer.answer_ids) for answer in answers),
+    for row, answer in enumerate(
+        track(
+            answers,
+            description=f"live decoding at T={sampling.temperature:g}",
+            total=len(answers),
+            works=lambda answer: len(answer.answer_ids),
+            whole=sum(len(answer.answer_ids) for answer in answers),
+        )
     ):
-        texts = {}
+        texts, how = {}, Decoding(Limits(max_new_tokens, stop_ids), sampling, Seeds.of(seed), row_seed(row))
         for index in rng.permutation(len(names)):
             name = names[index]
-            texts[name] = decode_by(target, None if name is None else ways[name], answer.prompt_ids, limits)
+            texts[name] = decode_by(target, None if name is None else ways[name], answer.prompt_ids, how)
         plain, speculative = texts.pop(None), texts.pop(DRAFT)
         decoded.append(LiveAnswer(answer.answer_ids, plain, speculative, ways[DRAFT].lookahead, texts))
     return decoded
 
 
-def decode_by(target: PreTrainedModel, way: LiveWay | None, prompt_ids: Sequence[int], limits: Limits) -> Decoded:
+@dataclass(frozen=True)
+class Decoding:
+    """How one prompt is decoded, by whichever way: the same numbers are drawn by all."""
+
+    limits: Limits
+    sampling: Sampling
+    seeds: Seeds
+    row_seed: int
+
+
+def decode_by(target: PreTrainedModel, way: LiveWay | None, prompt_ids: Sequence[int], how: Decoding) -> Decoded:
     """One prompt by one way; by the target alone where there is none."""
+    shared = {"limits": how.limits, "sampling": how.sampling, "seeds": how.seeds, "row_seeds": [how.row_seed]}
     if way is None:
-        [text] = plain_decode(target, [prompt_ids], limits=limits)
+        [text] = plain_decode(target, [prompt_ids], **shared)
         return text
-    speculation = Speculation(way.lookahead)
+    speculation = Speculation(way.lookahead, rule=rule_name(how.sampling.temperature))
     [text] = speculative_decode(
-        target, way.proposer, [prompt_ids], limits=limits, speculation=speculation, lookup_policy=way.policy
+        target, way.proposer, [prompt_ids], speculation=speculation, lookup_policy=way.policy, **shared
     )
     return text
 
 
-def live_run(answers: Sequence[LiveAnswer], *, max_new_tokens: int) -> Run:
+def live_run(answers: Sequence[LiveAnswer], *, max_new_tokens: int, sampling: Sampling, seed: int) -> Run:
     """What was decoded with the draft, for the trace of its rounds; texts stand in the order of the answers."""
     return Run(
         label="live decoding",
         prompt_indices=range(len(answers)),
         decoded=[answer.speculative for answer in answers],
         max_new_tokens=max_new_tokens,
-        speculation=Speculation(answers[0].lookahead),
-        sampling=GREEDY,
-        seeds=SEEDS,
+        speculation=Speculation(answers[0].lookahead, rule=rule_name(sampling.temperature)),
+        sampling=sampling,
+        seeds=Seeds.of(seed),
     )
 
 
@@ -165,7 +190,8 @@ class Agreement:
         same_as_recorded: Prompts whose speculative text is the recorded answer.
         same_counts: Prompts whose every count equals the replay's.
         loop: Counts of the loop, pooled.
-        replay: Counts the replay gives for the recorded answers, pooled.
+        replay: Counts the replay gives, pooled: of the recorded answers, or of the sampled texts themselves.
+        p_value: Of sampled texts: how often rounds would differ so much from what the replay expects of them.
     """
 
     num_prompts: int
@@ -174,19 +200,24 @@ class Agreement:
     same_counts: int
     loop: Counts
     replay: Counts
+    p_value: float | None = None
 
     @property
     def is_exact(self) -> bool:
-        """Whether every text and every count agrees."""
+        """Whether every greedy text and every count agrees; whether sampled ones do as far as chance allows."""
+        if self.p_value is not None:
+            return self.p_value >= LEAST_P
         return self.num_prompts == self.same_text == self.same_as_recorded == self.same_counts
 
 
-def compare_with_replay(answers: Sequence[LiveAnswer], replayed: Sequence[Counts]) -> Agreement:
+def compare_with_replay(answers: Sequence[LiveAnswer], replayed: Sequence[Counts], *, is_greedy: bool) -> Agreement:
     """Loop against replay, prompt by prompt.
 
     Args:
         answers: Live prompts.
-        replayed: What the replay of each recorded answer gives at the same lookahead.
+        replayed: What the replay gives at the same lookahead: of each recorded answer where texts are greedy, else of
+            each text that was written with the draft.
+        is_greedy: Whether texts are.
     """
     return Agreement(
         num_prompts=len(answers),
@@ -195,4 +226,17 @@ def compare_with_replay(answers: Sequence[LiveAnswer], replayed: Sequence[Counts
         same_counts=sum(answer.counts == counts for answer, counts in zip(answers, replayed, strict=True)),
         loop=pool([answer.counts for answer in answers]),
         replay=pool(replayed),
+        p_value=None if is_greedy else rounds_p_value([answer.counts for answer in answers], replayed),
     )
+
+
+def rounds_p_value(counted: Sequence[Counts], expected: Sequence[Counts]) -> float:
+    """Of a t test over prompts that the loop takes as many rounds as are expected; 1 where it takes just as many.
+
+    Of one prompt nothing can be tested.
+    """
+    differences = [own.rounds - due.rounds for own, due in zip(counted, expected, strict=True)]
+    if max(differences) - min(differences) < ROUNDING:
+        return 1.0 if abs(differences[0]) < ROUNDING or len(differences) == 1 else 0.0
+    error = np.std(differences, ddof=1) / len(differences) ** 0.5
+    return float(2 * student_t.sf(abs(np.mean(differences)) / error, len(differences) - 1))

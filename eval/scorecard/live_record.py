@@ -6,9 +6,9 @@ from transformers import PreTrainedModel
 
 from eval.acceptance.counts import Counts
 from eval.acceptance.estimates import Resampling
-from eval.decoding.ngram import NgramLookup
 from eval.decoding.texts import Decoded
 from eval.policies.tune import Tuned
+from eval.proposing.ngram import NgramLookup
 from eval.records import scorecard_speeds
 from eval.records.scorecard_speeds import LOOKUP, POLICY, Live, OverLookup, RoundCounts, Spent, SpentByBoth, WayRow
 from eval.scorecard.live import DRAFT, Agreement, LiveAnswer, LiveWay, decoding_speedup, whole_speedup
@@ -69,6 +69,7 @@ def live_record(
     ways: Mapping[str, LiveWay],
     agreement: Agreement,
     *,
+    temperature: float,
     predicted: float,
     resampling: Resampling,
 ) -> Live:
@@ -76,7 +77,7 @@ def live_record(
     rounds = [round_ for answer in answers for round_ in answer.speculative.rounds]
     return Live(
         draft=draft,
-        temperature=0.0,
+        temperature=temperature,
         lookahead=answers[0].lookahead,
         prompts=len(answers),
         speedup=whole_speedup(answers, resampling),
@@ -102,6 +103,7 @@ def agreement_record(agreement: Agreement) -> scorecard_speeds.Agreement:
         same_counts=agreement.same_counts,
         loop=round_counts(agreement.loop),
         replay=round_counts(agreement.replay),
+        p_value=agreement.p_value,
     )
 
 

@@ -9,6 +9,8 @@ from architectures.draft_vocabulary.head import head_ids
 from architectures.progress.track import track
 from eval.acceptance.bins import ReplayedAnswer
 from eval.acceptance.replay import answer_logits, replay_answer
+from eval.decoding.batch import first_tokens
+from eval.decoding.sampling import Sampling
 from eval.models.loading import shared_vocab_size
 from eval.records.grid import TARGET
 from eval.scorecard.answers import Answers
@@ -37,14 +39,14 @@ class Pair:
         return {TARGET: self.target, self.primary: self.drafts[self.primary]}
 
 
-def replay_drafts(pair: Pair, answers: Answers, *, temperature: float) -> list[ReplayedDraft]:
+def replay_drafts(pair: Pair, answers: Answers, *, sampling: Sampling) -> list[ReplayedDraft]:
     """Every draft along every answer; the target's pass over an answer serves all of them."""
     replayed: dict[str, list[ReplayedAnswer]] = {name: [] for name in pair.drafts}
     numbered = list(zip(answers.prompt_numbers, answers.traces, strict=True))
     tokens = [len(trace.prompt_ids) + len(trace.answer_ids) for trace in answers.traces]
     for prompt, trace in track(
         numbered,
-        description=f"replay at T={temperature:g}",
+        description=f"replay at T={sampling.temperature:g}",
         total=len(numbered),
         works=lambda pair: len(pair[1].prompt_ids) + len(pair[1].answer_ids),
         whole=sum(tokens),
@@ -57,10 +59,11 @@ def replay_drafts(pair: Pair, answers: Answers, *, temperature: float) -> list[R
                 target_logits_TV[:, :vocab_size],
                 draft_logits_TV[:, :vocab_size],
                 trace.answer_ids,
-                temperature=temperature,
+                sampling=sampling,
+                prompt_ids=first_tokens(pair.target, trace.prompt_ids),
             )
             replayed[name].append(ReplayedAnswer(prompt, trace.category, replay, trace.task))
     return [
-        ReplayedDraft(name, temperature, rows, has_small_head=head_ids(pair.drafts[name]) is not None)
+        ReplayedDraft(name, sampling.temperature, rows, has_small_head=head_ids(pair.drafts[name]) is not None)
         for name, rows in replayed.items()
     ]

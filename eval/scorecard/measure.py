@@ -3,26 +3,31 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from eval.acceptance.counts import Counts
 from eval.acceptance.estimates import Resampling
+from eval.acceptance.replay import answer_logits, replay_answer, replay_counts, rule_name
+from eval.answers.traces import Trace
 from eval.config import EvalConfig
+from eval.decoding.batch import first_tokens
+from eval.decoding.sampling import Sampling
 from eval.latency.floor import byte_ratio
 from eval.latency.measure import Latency, measure_latency, timing_ticks
 from eval.latency.steps import Setting
-from eval.models.loading import stop_token_ids
+from eval.models.loading import shared_vocab_size, stop_token_ids
 from eval.policies.lookup_alone import Texts, best_lookup
 from eval.policies.tune import Tuned
 from eval.records.acceptance import AcceptanceRow
 from eval.records.differences import DifferenceRow
-from eval.records.scorecard_speeds import Live, PolicyRow, SpeedupRow
+from eval.records.scorecard_speeds import Live, PolicyRow, SpeedupRow, StoppingRow
 from eval.records.steps import ScoredLatency
 from eval.rounds.round_trace import Run
 from eval.scorecard.acceptance_record import acceptance_row, difference_row
 from eval.scorecard.answers import Answers, context_of
 from eval.scorecard.draft_scores import DraftScore, ReplayedDraft
-from eval.scorecard.live import compare_with_replay, decode_live, live_run
+from eval.scorecard.live import LiveAnswer, compare_with_replay, decode_live, live_run
 from eval.scorecard.live_record import live_record, ways_of
 from eval.scorecard.loaded_models import Pair, replay_drafts
-from eval.scorecard.policies import policy_rows, tune_policies
+from eval.scorecard.policies import TunedDraft, policy_rows, recorded_along, stopping_rows, tune_draft
 from eval.scorecard.record import scored_latency, speedup_row
 
 
@@ -31,8 +36,9 @@ class Measured:
     """What was found: sections of the scorecard, and what stands beside it.
 
     Attributes:
-        run: What was decoded live with the draft alone; None if nothing was.
-        tuned: The policy of each temperature; empty where none was asked for.
+        live: Of each temperature; the one that the verdict is about first.
+        run: What was decoded for that with the draft alone.
+        tuned: What was tuned at each temperature; empty where that was not asked for.
     """
 
     acceptance: tuple[AcceptanceRow, ...]
@@ -40,9 +46,10 @@ class Measured:
     latency: ScoredLatency
     speedup: tuple[SpeedupRow, ...]
     policies: tuple[PolicyRow, ...]
-    live: Live | None
-    run: Run | None
-    tuned: Mapping[float, Tuned]
+    stopping: tuple[StoppingRow, ...]
+    live: tuple[Live, ...]
+    run: Run
+    tuned: Mapping[float, TunedDraft]
 
 
 @dataclass(frozen=True)
@@ -82,31 +89,39 @@ def measure(
     scored = [
         Scored(draft, draft.scores(lookaheads))
         for temperature in answers
-        for draft in replay_drafts(pair, answers[temperature], temperature=temperature)
+        for draft in replay_drafts(pair, answers[temperature], sampling=Sampling.of(temperature, config.sampling))
     ]
     latency = timed(pair, answers, config, resampling)
     forecasts = [forecast(pair, score.leading, latency) for score in scored]
     steps = latency.step_times(pair.primary)
-    tuned = tune_policies(pair, tuning, steps, max_new_tokens=config.max_new_tokens)
-    along = {score.leading.temperature: score.replayed for score in scored if score.leading.draft == pair.primary}
+    tuned = tune_draft(pair, tuning, steps, config)
+    along = {
+        score.leading.temperature: recorded_along(
+            score.replayed, answers[score.leading.temperature], max_new_tokens=config.max_new_tokens
+        )
+        for score in scored
+        if score.leading.draft == pair.primary
+    }
     looked_up = {
         temperature: best_lookup(texts_of(answers[temperature]), steps, max_new_tokens=config.max_new_tokens)
         for temperature in answers
-        if temperature == 0 or temperature in tuned
     }
-    live = run = None
-    if 0.0 in answers:
-        [index] = [index for index, score in enumerate(scored) if score.is_of(pair.primary, 0.0)]
-        live, run = measure_live(
-            pair,
-            answers[0.0],
-            scored[index].leading,
-            promised=forecasts[index],
-            policy=tuned.get(0.0),
-            lookup=looked_up[0.0][0],
-            config=config,
-            resampling=resampling,
+    lives = []
+    for index in [index for index, score in enumerate(scored) if score.leading.draft == pair.primary]:
+        temperature = scored[index].leading.temperature
+        lives.append(
+            measure_live(
+                pair,
+                answers[temperature],
+                scored[index].leading,
+                promised=forecasts[index],
+                policy=tuned[temperature].policy if temperature in tuned else None,
+                lookup=looked_up[temperature][0],
+                config=config,
+                resampling=resampling,
+            )
         )
+    lives.sort(key=lambda each: each[0].temperature != 0)  # stable: greedy first, else as asked
     return Measured(
         acceptance=tuple(
             acceptance_row(score.by_rule, score.replayed.parted_scores(lookaheads), resampling) for score in scored
@@ -114,9 +129,10 @@ def measure(
         differences=differences(scored, pair.primary, resampling),
         latency=scored_latency(latency),
         speedup=tuple(forecasts),
-        policies=policy_rows(tuned, along, answers, looked_up, steps, max_new_tokens=config.max_new_tokens),
-        live=live,
-        run=run,
+        policies=policy_rows(tuned, along, looked_up, steps),
+        stopping=stopping_rows(tuned, along, steps),
+        live=tuple(live for live, _ in lives),
+        run=lives[0][1],
         tuned=tuned,
     )
 
@@ -167,7 +183,7 @@ def measure_live(
     resampling: Resampling,
 ) -> tuple[Live, Run]:
     """Decode some prompts by every way: draft and text alone, each where it promises most, and both by the policy."""
-    lookahead = promised.best_lookahead
+    lookahead, sampling = promised.best_lookahead, Sampling.of(score.temperature, config.sampling)
     ways = ways_of(pair.drafts[score.draft], lookahead, lookup, policy)
     chosen = answers.first_turns()[: config.live_prompts]
     live = decode_live(
@@ -176,8 +192,30 @@ def measure_live(
         [trace for _, trace in chosen],
         max_new_tokens=config.max_new_tokens,
         stop_ids=stop_token_ids(pair.target),
+        sampling=sampling,
         seed=resampling.seed,
     )
-    agreement = compare_with_replay(live, [score.answers[index].counts[lookahead] for index, _ in chosen])
-    record = live_record(score.draft, live, ways, agreement, predicted=promised.predicted, resampling=resampling)
-    return record, live_run(live, max_new_tokens=config.max_new_tokens)
+    recorded = [score.answers[index].counts[lookahead] for index, _ in chosen]
+    due = recorded if sampling.is_greedy else replayed_texts(pair, live, [trace for _, trace in chosen], sampling)
+    agreement = compare_with_replay(live, due, is_greedy=sampling.is_greedy)
+    how = {"temperature": sampling.temperature, "predicted": promised.predicted, "resampling": resampling}
+    record = live_record(score.draft, live, ways, agreement, **how)
+    run = live_run(live, max_new_tokens=config.max_new_tokens, sampling=sampling, seed=resampling.seed)
+    return record, run
+
+
+def replayed_texts(pair: Pair, live: Sequence[LiveAnswer], asked: Sequence[Trace], sampling: Sampling) -> list[Counts]:
+    """What the replay expects of the very texts that were sampled with the draft, at the lookahead they had."""
+    vocab_size = shared_vocab_size(pair.target, pair.drafts[pair.primary])
+    expected = []
+    for answer, trace in zip(live, asked, strict=True):
+        ids = answer.speculative.token_ids
+        own_TV, draft_TV = (
+            answer_logits(model, trace.prompt_ids, ids)[:, :vocab_size]
+            for model in (pair.target, pair.drafts[pair.primary])
+        )
+        context = first_tokens(pair.target, trace.prompt_ids)
+        replayed = replay_answer(own_TV, draft_TV, ids, sampling=sampling, prompt_ids=context)
+        accept_T = replayed.rules[rule_name(sampling.temperature)].accept
+        expected.append(replay_counts(accept_T, lookahead=answer.lookahead))
+    return expected

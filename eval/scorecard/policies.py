@@ -1,19 +1,22 @@
 """When the text proposes beside the last draft: tuned on prompts that nothing is scored on, judged on the others."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from architectures.checkpoints.manifest import processor_name
 from eval.acceptance.replay import rule_name
 from eval.acceptance.speedup import StepTimes
-from eval.config import EvalConfig
+from eval.config import EvalConfig, SamplingConfig
+from eval.decoding.sampling import Sampling
 from eval.policies.policy_file import SCHEMA, PolicyFile, TunedPolicy, prompt_fingerprint
 from eval.policies.policy_replay import RecordedAnswer, Rounds
 from eval.policies.tune import Tuned, rounds_of, tune
+from eval.policies.tune_stopping import TunedStopping, stopped_rounds, tune_stopping
 from eval.prompts.forms import Prompt
 from eval.prompts.to_tune_on import prompts_behind
 from eval.records.origin import ScoredModel
-from eval.records.scorecard_speeds import LookupRow, PolicyRow
+from eval.records.scorecard_speeds import LookupRow, PolicyRow, StoppingRow
 from eval.scorecard.answers import Answers, record_answers
 from eval.scorecard.draft_scores import ReplayedDraft
 from eval.scorecard.loaded_models import Pair, replay_drafts
@@ -42,15 +45,24 @@ def record_tuning_answers(
     }
 
 
-def tune_policies(
-    pair: Pair, answers: Mapping[float, Answers], steps: StepTimes, *, max_new_tokens: int
-) -> dict[float, Tuned]:
-    """The policy that is fastest on these answers, for each temperature."""
+@dataclass(frozen=True)
+class TunedDraft:
+    """What was tuned of the last draft at one temperature: its policy, and how doubt ends its rounds without one."""
+
+    policy: Tuned
+    stopping: tuple[TunedStopping, ...]
+
+
+def tune_draft(
+    pair: Pair, answers: Mapping[float, Answers], steps: StepTimes, config: EvalConfig
+) -> dict[float, TunedDraft]:
+    """What is fastest on these answers, for each temperature."""
     primary = Pair(pair.target, {pair.primary: pair.drafts[pair.primary]})
     tuned = {}
     for temperature, group in answers.items():
-        [replayed] = replay_drafts(primary, group, temperature=temperature)
-        tuned[temperature] = tune(recorded_along(replayed, group, max_new_tokens=max_new_tokens), steps)
+        [replayed] = replay_drafts(primary, group, sampling=Sampling.of(temperature, config.sampling))
+        along = recorded_along(replayed, group, max_new_tokens=config.max_new_tokens)
+        tuned[temperature] = TunedDraft(tune(along, steps), tune_stopping(along, steps))
     return tuned
 
 
@@ -70,28 +82,22 @@ def recorded_along(replayed: ReplayedDraft, answers: Answers, *, max_new_tokens:
 
 
 def policy_rows(
-    tuned: Mapping[float, Tuned],
-    replayed: Mapping[float, ReplayedDraft],
-    answers: Mapping[float, Answers],
+    tuned: Mapping[float, TunedDraft],
+    along: Mapping[float, Sequence[RecordedAnswer]],
     looked_up: Mapping[float, tuple[int, Rounds]],
     steps: StepTimes,
-    *,
-    max_new_tokens: int,
 ) -> tuple[PolicyRow, ...]:
     """What each temperature's policy promises on the scored answers, beside what looking up alone does there.
 
     Args:
         tuned: By temperature.
-        replayed: The last draft along the scored answers, by temperature.
-        answers: The scored ones.
+        along: The scored answers with what the last draft does along them, by temperature.
         looked_up: The lookahead at which looking up alone is fastest along them, and its rounds there.
         steps: Of the target and the draft.
-        max_new_tokens: Of an answer at most.
     """
     rows = []
-    for temperature, chosen in tuned.items():
-        along = recorded_along(replayed[temperature], answers[temperature], max_new_tokens=max_new_tokens)
-        rounds = rounds_of(along, chosen.policy, chosen.lookahead)
+    for temperature, chosen in ((temperature, each.policy) for temperature, each in tuned.items()):
+        rounds = rounds_of(along[temperature], chosen.policy, chosen.lookahead)
         lookahead, alone = looked_up[temperature]
         rows.append(
             PolicyRow(
@@ -107,13 +113,36 @@ def policy_rows(
     return tuple(rows)
 
 
+def stopping_rows(
+    tuned: Mapping[float, TunedDraft], along: Mapping[float, Sequence[RecordedAnswer]], steps: StepTimes
+) -> tuple[StoppingRow, ...]:
+    """What the draft alone promises on the scored answers where its doubt ends rounds; arguments as of policy_rows."""
+    rows = []
+    for temperature, both in tuned.items():
+        for chosen in both.stopping:
+            rounds = stopped_rounds(along[temperature], chosen)
+            rows.append(
+                StoppingRow(
+                    temperature=temperature,
+                    tuned_on=both.policy.answers,
+                    rule=chosen.rule,
+                    least=chosen.least,
+                    lookahead=chosen.lookahead,
+                    predicted=rounds.speedup(chosen.lookahead, steps),
+                    tau=rounds.tau,
+                )
+            )
+    return tuple(rows)
+
+
 def policy_file(
-    tuned: Mapping[float, Tuned],
+    tuned: Mapping[float, TunedDraft],
     answers: Mapping[float, Answers],
     *,
     target: ScoredModel,
     draft: ScoredModel,
     num_threads: int,
+    sampling: SamplingConfig,
 ) -> PolicyFile:
     """What `speed --beside` and `verify --beside` read."""
     asked = next(iter(answers.values())).traces
@@ -121,9 +150,10 @@ def policy_file(
         schema=SCHEMA,
         target=target.fingerprint,
         draft=draft.fingerprint,
-        policies=tuple(TunedPolicy(temperature=temperature, **vars(chosen)) for temperature, chosen in tuned.items()),
+        policies=tuple(TunedPolicy(temperature=each, **vars(both.policy)) for each, both in tuned.items()),
         prompts=tuple(prompt_fingerprint(trace.prompt_ids) for trace in asked),
         processor=processor_name(),
         threads=num_threads,
         dtype=target.dtype,
+        sampling=sampling,
     )

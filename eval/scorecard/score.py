@@ -12,7 +12,7 @@ from architectures.files.atomic import write_text
 from architectures.pages.markdown import markdown
 from eval.acceptance import paired_ratios
 from eval.acceptance.estimates import INTERVALS, Resampling
-from eval.config import EvalConfig
+from eval.config import EvalConfig, SamplingConfig
 from eval.latency.threads import chosen_threads
 from eval.models.identity import model_facts
 from eval.models.loading import load_model, require_positions, require_same_tokenizer
@@ -59,7 +59,7 @@ def score_drafts(
         answers = {t: record_answers(target, taken, config, out, temperature=t, seed=seed) for t in config.temperatures}
         tuning = record_tuning_answers(target, to_tune_on, config, out, seed=seed)
         for group, folder in ((answers, out), (tuning, out / TUNING_FOLDER)):
-            require_fitting([target, *drafts.values()], group, folder)
+            require_fitting([target, *drafts.values()], group, folder, config.sampling)
         pair = Pair(
             load_model(target, dtype=config.dtype),
             {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()},
@@ -86,26 +86,31 @@ def score_drafts(
             latency=replace(measured.latency, evidence=threads.noted(measured.latency.evidence)),
             speedup=measured.speedup,
             policies=measured.policies,
-            live=measured.live,
+            stopping=measured.stopping,
+            live=measured.live[0],
+            live_at=measured.live[1:],
             provenance=Provenance.of_this_process(),
         )
-        write_sidecars(scorecard, measured.run, answers[0.0].first_turns() if measured.run else [], out)
+        write_sidecars(scorecard, measured.run, answers[measured.live[0].temperature].first_turns(), out)
         write_grid(grid, scorecard, out)
         if measured.tuned:
             models = {"target": scorecard.target, "draft": scorecard.drafts[-1]}
-            write_policies(policy_file(measured.tuned, tuning, **models, num_threads=threads.count), out)
+            how = {"num_threads": threads.count, "sampling": config.sampling}
+            write_policies(policy_file(measured.tuned, tuning, **models, **how), out)
     scorecard = replace(scorecard, warnings=(*find_warnings(scorecard), *left_out), verdict=verdict(scorecard))
     write_text(f"{markdown(scorecard_page(scorecard))}\n", out / "scorecard.md")
     write_record(scorecard, out / CARD_NAME)
     return scorecard
 
 
-def require_fitting(models: Sequence[Path], answers: Mapping[float, Answers], folder: Path) -> None:
+def require_fitting(
+    models: Sequence[Path], answers: Mapping[float, Answers], folder: Path, sampling: SamplingConfig
+) -> None:
     """Raise UserError if a model was not made for texts so long, or has no row for one of their tokens."""
     if answers:
         for model in models:
             require_positions(model, longest_text(answers))
-        require_rows_of(models, answers, folder)
+        require_rows_of(models, answers, folder, sampling)
 
 
 def prompts_section(prompts: Sequence[Prompt], answers: Mapping[float, Answers], config: EvalConfig) -> Prompts:

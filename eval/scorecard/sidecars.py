@@ -12,19 +12,15 @@ from eval.rounds.round_trace import ModelIdentity, Run, write_round_trace
 ROUNDS_NAME, EXAMPLES_NAME = "rounds.jsonl", "examples.json"
 
 
-def write_sidecars(scorecard: Scorecard, run: Run | None, first_turns: Sequence[tuple[int, Trace]], out: Path) -> None:
-    """Write the files of live decoding, or take away those of an earlier scoring.
+def write_sidecars(scorecard: Scorecard, run: Run, first_turns: Sequence[tuple[int, Trace]], out: Path) -> None:
+    """Write the files of live decoding.
 
     Args:
         scorecard: Models, sources of the prompts and settings are read from it.
-        run: What was decoded; None if nothing was.
-        first_turns: The answer to every prompt's first turn, in the order of the sources.
+        run: What was decoded with the draft alone, of the live decoding that the verdict is about.
+        first_turns: The answer to every prompt's first turn at its temperature, in the order of the sources.
         out: Folder of the scorecard.
     """
-    if run is None:
-        for name in (ROUNDS_NAME, EXAMPLES_NAME):
-            (out / name).unlink(missing_ok=True)
-        return
     target, draft = (
         ModelIdentity(model.path, model.fingerprint, model.dtype) for model in (scorecard.target, scorecard.drafts[-1])
     )

@@ -32,8 +32,8 @@ def speed_page(record: SpeedFile) -> Section:
     rows = [way_cells(row) for row in record.ways]
     settings = record.settings
     title = (
-        f"Batch {settings.batch}, temperature {settings.temperature:g}, {settings.prompts} prompts, "
-        f"{number_of(settings.repeats, 'repetition')}, {settings.how} steps"
+        f"Batch {settings.batch}, {settings.sampling.words_at(settings.temperature)}, {settings.prompts} prompts, "
+        f"{number_of(settings.repeats, 'repetition')}, {settings.how} steps{settings.rounds_words}"
     )
     told = [*best_sentences(record), *fastest_sentence(record), *lookup_sentence(record), error_sentence(record)]
     chosen = chosen_words(record.evidence)
@@ -135,9 +135,11 @@ def fastest_decision(record: SpeedFile) -> str:
 def error_sentence(record: SpeedFile) -> str:
     """How far prediction is from measurement, and where the time is that it misses."""
     error = record.largest_error
+    if error is None:
+        return "Nothing is predicted of rounds whose lengths differ, of several rows together."
     where = f"{error.draft} at lookahead {error.lookahead}"
     told = f"Predicted and measured differ by at most {abs(error.share):.0%}, with {where}"
-    if abs(error.share) <= CLOSE:
+    if abs(error.share) <= CLOSE or record.row(DRAFT, error.draft, error.lookahead).predicted_round_ms is None:
         return f"{told}."
     missing, shares = missing_ms(record, error.draft, error.lookahead)
     name = max(shares, key=lambda each: abs(shares[each]))

@@ -20,6 +20,7 @@ from eval.acceptance.speedup import StepTimes, predicted_speedup
 from eval.decoding.texts import Round
 from eval.latency.measure import Latency
 from eval.policies.policy_replay import Rounds
+from eval.proposing.stopping import NEVER_STOPS, Stopping
 from eval.records.speed import RoundParts
 from eval.speed.ways import Taken, Way
 
@@ -74,15 +75,21 @@ def prediction(way: Way, worth: float, caught_up: float, latency: Latency, resam
     return resampled(value, drawn, resampling.confidence)
 
 
-def predicted_with_policy(way: Way, taken: Sequence[Taken], latency: Latency, resampling: Resampling) -> Estimate:
-    """The same of a draft with a policy, from its own rounds; of one row at a time."""
+def predicted_with_policy(
+    way: Way, taken: Sequence[Taken], latency: Latency, resampling: Resampling, stopping: Stopping = NEVER_STOPS
+) -> Estimate:
+    """The same of a draft whose rounds differ in length, by a policy or its doubt, from its own; of one row at a time.
+
+    Where the token of doubt is proposed too, that takes no step of its own.
+    """
     texts = [text for batch in taken for text in batch.texts]
     rounds, follows = [round_ for text in texts for round_ in text], [pair for text in texts for pair in pairwise(text)]
     behind = sum(not round_.looked_up and (last.looked_up or last.is_behind) for last, round_ in follows)
     drafted, looked_up = (
         Counter(round_.proposed for round_ in rounds if round_.looked_up is kind) for kind in (False, True)
     )
-    counted = Rounds(sum(batch.tokens for batch in taken), drafted, behind, looked_up)
+    tokens = sum(batch.tokens for batch in taken)
+    counted = Rounds(tokens, drafted, behind, looked_up, stopping.proposes_doubted)
     lookaheads = sorted({way.lookahead, *drafted, *looked_up} - {0})
     drawn = latency.resampled_step_times(way.draft, lookaheads, resampling)
     value = counted.speedup(way.lookahead, latency.step_times(way.draft))

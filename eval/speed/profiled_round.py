@@ -1,6 +1,7 @@
 """A round of speculative decoding under the profiler: its parts named, the reading of prompts and warm-up outside."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 
 from eval.decoding.batch import Batch, Emitted
 from eval.decoding.rules import Proposal, Verdict
-from eval.decoding.texts import Limits, Speculation, Text
+from eval.decoding.texts import Limits, Text
 from eval.decoding.turn import Turn
 from eval.decoding.wanted import Streams, Wanted
 from eval.profiling.option import PROFILED_ROUNDS
@@ -79,7 +80,7 @@ def profile_round(
         prompts if together else prompts[:1],
         Limits(setup.limits.max_new_tokens),  # what steps were compiled for
         setup.sampling,
-        Speculation(lookahead),
+        replace(setup.speculation, lookahead=lookahead),
     )
     indices = range(len(wanted.prompts))
     streams = Streams.of(wanted, setup.seeds, row_seeds[: len(indices)], setup.target.device)

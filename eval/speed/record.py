@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from eval.acceptance.estimates import Resampling
 from eval.acceptance.paired_ratios import INTERVALS, paired_ratio_quotient
 from eval.acceptance.speedup import StepTimes
+from eval.decoding.texts import Speculation
 from eval.latency.measure import Latency
+from eval.proposing.stopping import NEVER_STOPS
 from eval.records.speed import DraftStepsMs, LargestError, RoundParts, Speed, SpeedFigures, SpeedWay, StepsMs
 from eval.speed.best import against_lookup, behind_the_fastest, best_of_each
 from eval.speed.measure import Seconds, Times, columns, whole_seconds
@@ -25,8 +27,12 @@ from eval.speed.prediction import (
 )
 from eval.speed.ways import BESIDE, DRAFT, PLAIN, Taken, Way
 
+CONSTANT = Speculation()  # rounds of one length
 
-def speed_of_way(way: Way, times: Times, latency: Latency, resampling: Resampling) -> SpeedWay:
+
+def speed_of_way(
+    way: Way, times: Times, latency: Latency, resampling: Resampling, speculation: Speculation = CONSTANT
+) -> SpeedWay:
     """One way beside the target alone.
 
     Args:
@@ -34,19 +40,23 @@ def speed_of_way(way: Way, times: Times, latency: Latency, resampling: Resamplin
         times: Of all ways, PLAIN among them.
         latency: Steps of the target and each draft, measured beside.
         resampling: How intervals are made.
+        speculation: How drafts were used, but for their lookahead.
     """
     taken = [batch for row in times[way] for batch in row.values()]
     rounds = [round_ for each in taken for text in each.texts for round_ in text]
     whole = speed(way, times, resampling, whole_seconds)
     assert whole is not None
     predicted = predicted_round_ms = None
-    if way.kind == DRAFT:
+    is_constant = not (speculation.adaptive or speculation.stopping.is_on)
+    if way.kind == DRAFT and is_constant:
         alone = [batch for row in times[Way(PLAIN)] for batch in row.values()]
         worth, caught_up = steps_per_round(taken, alone), catch_up_rate(taken)
         predicted = prediction(way, worth, caught_up, latency, resampling)
         predicted_round_ms = predicted_round(caught_up, way.lookahead, latency.step_times(way.draft))
-    if way.kind == BESIDE and all(len(batch.texts) == 1 for batch in taken):
-        predicted = predicted_with_policy(way, taken, latency, resampling)
+    varies = way.kind == BESIDE or (way.kind == DRAFT and not is_constant)
+    if varies and all(len(batch.texts) == 1 for batch in taken):
+        stopping = NEVER_STOPS if way.kind == BESIDE else speculation.stopping
+        predicted = predicted_with_policy(way, taken, latency, resampling, stopping)
     return SpeedWay(
         way=way.kind,
         draft=way.draft or None,
@@ -91,10 +101,12 @@ def round_parts(taken: Sequence[Taken]) -> RoundParts:
     return RoundParts(draft=draft, verify=verify, rest=rest)
 
 
-def speed_figures(times: Times, latency: Latency, resampling: Resampling) -> SpeedFigures:
+def speed_figures(
+    times: Times, latency: Latency, resampling: Resampling, speculation: Speculation = CONSTANT
+) -> SpeedFigures:
     """Every way; step times; every kind of way at its best; the drafts beside the fastest of them."""
     steps = {name: latency.step_times(name) for name in latency.drafts}
-    rows = tuple(speed_of_way(way, times, latency, resampling) for way in times)
+    rows = tuple(speed_of_way(way, times, latency, resampling, speculation) for way in times)
     best = best_of_each(times, resampling)
     return SpeedFigures(
         ways=rows,
@@ -120,8 +132,8 @@ def steps_ms(steps: Mapping[str, StepTimes]) -> StepsMs:
     )
 
 
-def largest_error(rows: Sequence[SpeedWay]) -> LargestError:
-    """Where prediction is farthest from measured decoding."""
+def largest_error(rows: Sequence[SpeedWay]) -> LargestError | None:
+    """Where prediction is farthest from measured decoding; None where nothing was predicted of drafts."""
     errors = [
         LargestError(
             draft=row.draft,
@@ -131,4 +143,4 @@ def largest_error(rows: Sequence[SpeedWay]) -> LargestError:
         for row in rows
         if row.way == DRAFT and row.draft and row.predicted and row.decode
     ]
-    return max(errors, key=lambda error: abs(error.share))
+    return max(errors, key=lambda error: abs(error.share), default=None)

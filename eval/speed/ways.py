@@ -1,7 +1,7 @@
 """Ways to decode the same prompts: the target alone, a draft, no draft but the text itself, transformers' own loop."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,13 +10,13 @@ from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids
 from architectures.errors import UserError
-from eval.decoding.ngram import NgramLookup
-from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import GREEDY, SEEDS, plain_decode, speculative_decode
 from eval.decoding.texts import Decoded, Limits, Round, Seeds, Speculation, stream_seed
 from eval.models.clock import clock_s
 from eval.policies.policy_file import TunedPolicy
+from eval.proposing.ngram import NgramLookup
+from eval.proposing.policy import ProposalPolicy
 from eval.steps.sequencer import Opener, open_sequencer
 
 PLAIN, DRAFT, LOOKUP, TRANSFORMERS = "target alone", "draft", "n-gram lookup", "transformers"
@@ -74,6 +74,7 @@ class Setup:
         seeds: Of all draws.
         opener: How models are run, but by transformers.
         policies: By the name of a draft, when the text proposes in its place, and the draft's lookahead then.
+        speculation: How drafts are used, but for their lookahead.
     """
 
     target: PreTrainedModel
@@ -83,6 +84,7 @@ class Setup:
     seeds: Seeds = SEEDS
     opener: Opener = open_sequencer
     policies: Mapping[str, TunedPolicy] = field(default_factory=dict)
+    speculation: Speculation = Speculation()  # noqa: RUF009  # never changes
 
 
 def ways_to_decode(setup: Setup, lookaheads: Sequence[int], *, assisted: bool = False) -> dict[Way, Run]:
@@ -151,7 +153,7 @@ def run_drafted(
             draft,
             prompts,
             limits=setup.limits,
-            speculation=Speculation(lookahead),
+            speculation=speculation_with(setup, draft, lookahead),
             sampling=setup.sampling,
             seeds=setup.seeds,
             row_seeds=row_seeds,
@@ -159,6 +161,13 @@ def run_drafted(
             lookup_policy=lookup_policy,
         )
     )
+
+
+def speculation_with(setup: Setup, draft: PreTrainedModel | NgramLookup, lookahead: int) -> Speculation:
+    """How something that proposes is used; what is looked up knows no doubt."""
+    if isinstance(draft, NgramLookup):
+        return Speculation(lookahead)
+    return replace(setup.speculation, lookahead=lookahead)
 
 
 def taken(texts: Sequence[Decoded]) -> Taken:
@@ -179,7 +188,7 @@ def run_assisted(
     """The loop of transformers with the same draft, which proposes as many tokens whatever it thinks of them."""
     [prompt], [row] = prompts, row_seeds
     ids_1T = torch.tensor([list(prompt)], device=setup.target.device)
-    propose_always(draft, lookahead)
+    propose(draft, replace(setup.speculation, lookahead=lookahead))
     torch.manual_seed(stream_seed(setup.seeds.target, row))
     generate: Any = setup.target.generate  # its types know no assistant
     start_s = clock_s(ids_1T.device)
@@ -196,17 +205,25 @@ def run_assisted(
     return Taken(output_1T.shape[1] - ids_1T.shape[1], None, None, whole_s)
 
 
-def propose_always(draft: PreTrainedModel, lookahead: int) -> None:
-    """Have transformers take so many tokens of a draft each round."""
+def propose(draft: PreTrainedModel, speculation: Speculation) -> None:
+    """Have transformers use a draft so, which it asks the draft."""
     config = draft.generation_config
     assert config is not None
-    config.num_assistant_tokens = lookahead
-    config.num_assistant_tokens_schedule = "constant"
-    config.assistant_confidence_threshold = 0.0
+    config.num_assistant_tokens = speculation.lookahead
+    config.num_assistant_tokens_schedule = "heuristic" if speculation.adaptive else "constant"
+    config.assistant_confidence_threshold = speculation.stopping.confidence
 
 
 def chosen_by(sampling: Sampling) -> dict[str, Any]:
-    """How transformers is told to choose tokens; only temperature is spoken of here."""
+    """How transformers is told to choose tokens."""
+    penalty = {"repetition_penalty": sampling.repetition_penalty}
     if sampling.is_greedy:
-        return {"do_sample": False}
-    return {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+        return {"do_sample": False, **penalty}
+    return {
+        "do_sample": True,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or 0,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p or None,
+        **penalty,
+    }

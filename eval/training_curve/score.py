@@ -15,6 +15,7 @@ from eval.acceptance.estimates import Columns, Estimate, Resampling, pooled_rati
 from eval.acceptance.paired_ratios import paired_ratio_differences
 from eval.acceptance.speedup import StepTimes
 from eval.config import EvalConfig
+from eval.decoding.sampling import Sampling
 from eval.latency.machine import torch_threads
 from eval.models.loading import load_model
 from eval.prompts.forms import Prompt
@@ -85,7 +86,7 @@ def replay_all(
         print(f"   {checkpoint.name}, {number} of {len(saved)}", flush=True)
         pair = Pair(target, {checkpoint.name: checkpoint.open()})
         for temperature, written in answers.items():
-            [replayed] = replay_drafts(pair, written, temperature=temperature)
+            [replayed] = replay_drafts(pair, written, sampling=Sampling.of(temperature, config.sampling))
             scores[temperature].append(replayed.scores(config.lookaheads)[0])
     return scores
 

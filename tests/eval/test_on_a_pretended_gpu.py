@@ -7,11 +7,11 @@ import torch
 
 import widedraft
 from eval.acceptance.replay import answer_logits, replay_answer
-from eval.decoding.ngram import NgramLookup
 from eval.decoding.rules import RULES
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
+from eval.proposing.ngram import NgramLookup
 from tests.eval.decoding.small_heads import with_head_of
 from tests.pretended_gpu import pretended_gpu
 
@@ -80,7 +80,7 @@ def test_other_ways_to_decode_are_those_of_the_processor(small_pair, translators
 def test_a_replay_is_that_of_the_processor(pair, gpu, temperature):
     answer = [3, 0, 2, 1]
     found = [
-        replay_answer(*(answer_logits(one, [1, 2], answer) for one in models), answer, temperature=temperature)
+        replay_answer(*(answer_logits(one, [1, 2], answer) for one in models), answer, sampling=Sampling(temperature))
         for models in (pair, moved(pair, gpu))
     ]
     assert found[0].target_logp == pytest.approx(found[1].target_logp, rel=1e-5)

@@ -1,7 +1,7 @@
 """The facts that preflight looks at. One that is not known is None, and a rule that needs it says so."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from architectures.shapes.context_length import ContextLength
@@ -77,6 +77,19 @@ class Model:
     planned: bool = False
 
 
+@dataclass(frozen=True)
+class Drafting:
+    """How an engine has a draft propose.
+
+    Attributes:
+        lookahead: Tokens a round at most.
+        confidence: Least probability of what the draft finds likeliest, below which a round ends; 0 for none.
+    """
+
+    lookahead: int
+    confidence: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pair:
     """What is to be served.
@@ -85,6 +98,7 @@ class Pair:
         revision: Of a target on the hub.
         tensor_parallel: Devices that share the target's tensors.
         lookahead: Tokens proposed a round.
+        drafting: By engine, how it drafts otherwise than by rounds of so many tokens.
     """
 
     draft: Model
@@ -92,6 +106,11 @@ class Pair:
     revision: str = "main"
     tensor_parallel: int = 1
     lookahead: int = DEFAULT_LOOKAHEAD
+    drafting: Mapping[str, Drafting] = field(default_factory=dict)
+
+    def drafting_of(self, engine: str) -> Drafting:
+        """How one engine drafts."""
+        return self.drafting.get(engine, Drafting(self.lookahead))
 
     @property
     def unread_tokenizer(self) -> str | None:

@@ -42,15 +42,18 @@ def serve_sglang(pair: Pair) -> str:
 
 def serve_llama_cpp(pair: Pair) -> str:
     """A shell command, of the GGUF files that draft and target become."""
+    drafting = pair.drafting_of("llama.cpp")
     return command(
         ["llama-server", "-m", gguf_name(pair.target), "-md", gguf_name(pair.draft)],
-        ["--spec-type", "draft-simple", "--spec-draft-n-max", str(pair.lookahead), "--spec-draft-p-min", "0.0"],
+        ["--spec-type", "draft-simple", "--spec-draft-n-max", str(drafting.lookahead)],
+        ["--spec-draft-p-min", str(drafting.confidence)],
     )
 
 
 def serve_transformers(pair: Pair) -> str:
     """Lines of Python, for models that are loaded; the settings are the draft's, where transformers looks for them."""
-    values = (pair.lookahead, "constant", 0.0)
+    drafting = pair.drafting_of("transformers")
+    values = (drafting.lookahead, "constant", drafting.confidence)
     settings = ", ".join(f"{key}={value!r}" for key, value in zip(ASSISTANT_KEYS, values, strict=True))
     load_call = f"AutoModelForCausalLM.from_pretrained({pair.draft.name!r})"
     if pair.draft.small_head:

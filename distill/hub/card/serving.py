@@ -1,11 +1,11 @@
 """How each engine takes what is published: its serve line, what it refuses, and what was certified there."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
-from architectures.engines.pair.facts import DEFAULT_LOOKAHEAD, Pair
+from architectures.engines.pair.facts import DEFAULT_LOOKAHEAD, Drafting, Pair
 from architectures.engines.pair.finding import EngineName, Finding, Severity
 from architectures.engines.pair.read_facts import read_draft, read_model
 from architectures.engines.table import ENGINES, findings, refusals, serve_line
@@ -46,7 +46,14 @@ class PublishedForm:
 
 
 def servings_of(
-    out: Path, target: Path, forms: Forms, *, repo_id: str, base_model: str | None, lookahead: int | None
+    out: Path,
+    target: Path,
+    forms: Forms,
+    *,
+    repo_id: str,
+    base_model: str | None,
+    lookahead: int | None,
+    drafting: Mapping[str, Drafting],
 ) -> list[Serving]:
     """Every engine with the form at the root, and the forms that one engine takes.
 
@@ -57,12 +64,13 @@ def servings_of(
         repo_id: Where it goes.
         base_model: The target's hub id; its folder's name stands for it where there is none.
         lookahead: That promises most; None where nobody scored it.
+        drafting: As of a Pair.
     """
     model = replace(read_model(str(target), "main"), name=base_model or target.name, path=base_model or target.name)
 
     def pair_of(published: PublishedForm) -> Pair:
         draft = replace(read_draft(str(published.folder)), name=published.name, path=published.name)
-        return Pair(draft=draft, target=model, lookahead=lookahead or DEFAULT_LOOKAHEAD)
+        return Pair(draft=draft, target=model, lookahead=lookahead or DEFAULT_LOOKAHEAD, drafting=drafting)
 
     root = PublishedForm(out, repo_id)
     published_forms: dict[EngineName, PublishedForm] = {"llama.cpp": gguf_form(out, forms.gguf, repo_id)}

@@ -13,6 +13,7 @@ from architectures.checkpoints.generation_settings import SETTINGS_NAME, write_a
 from architectures.checkpoints.manifest import MANIFEST_NAME
 from architectures.checkpoints.target_files import CARRIED_FILES, bytes_below
 from architectures.conversion.folders import convert_draft
+from architectures.engines.pair.facts import Drafting
 from architectures.errors import UserError
 from architectures.families import family_of
 from architectures.files.atomic import write_json
@@ -52,14 +53,14 @@ class Forms:
         return [".", *extra]
 
 
-def lay_out_forms(draft: Path, target: Path, out: Path, *, lookahead: int | None) -> Forms:
+def lay_out_forms(draft: Path, target: Path, out: Path, *, drafting: Drafting | None) -> Forms:
     """Write the draft in every form.
 
     Args:
         draft: The folder of a run.
         target: The folder of the model it drafts for.
         out: An empty folder.
-        lookahead: What transformers proposes each round; None where nobody scored it.
+        drafting: How transformers proposes; None where nobody scored it.
 
     Raises:
         UserError: If the draft brings code, or has not its target's tokenizer, template or context.
@@ -74,8 +75,8 @@ def lay_out_forms(draft: Path, target: Path, out: Path, *, lookahead: int | None
         forms = lay_out_small_head(draft, out)
     for name in forms.folders:
         fit_context(out / name, target)
-        if lookahead is not None:
-            write_assistant_settings(out / name, lookahead=lookahead)
+        if drafting is not None:
+            write_assistant_settings(out / name, lookahead=drafting.lookahead, confidence=drafting.confidence)
     return forms
 
 

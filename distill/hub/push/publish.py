@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
+from architectures.engines.pair.facts import Drafting
 from architectures.engines.pair.misleading import refuse_misleading_name
 from architectures.errors import UserError
 from architectures.files.atomic import staged_folder, write_text
@@ -23,6 +24,7 @@ from distill.hub.push.upload import Pushed, push_folder
 from distill.recipe.recipe import load_recipe
 from distill.run.run import RECIPE_NAME, Run
 from eval.engine_runs.record import FILE_NAME as CERTIFICATE_NAME
+from eval.predictions.engine_settings import engine_settings
 from eval.report.page import write_page
 from eval.report_inputs.cards import CARD_NAME, Card, read_card
 
@@ -110,7 +112,9 @@ def lay_out(folder: Path, wanted: Wanted, out: Path) -> None:
         refuse_misleading_name(wanted.repo_id)
     out.mkdir(parents=True, exist_ok=True)
     lookahead = None if card is None else card.record.main_forecast.best_lookahead
-    forms = lay_out_forms(draft, target, out, lookahead=lookahead)
+    settings = {} if card is None else engine_settings(card.record)
+    assistant = settings.get("transformers", None if lookahead is None else Drafting(lookahead))
+    forms = lay_out_forms(draft, target, out, drafting=assistant)
     forms = replace(forms, gguf=lay_out_gguf(out, list(dict.fromkeys(wanted.gguf)), name=wanted.name, draft=draft))
     own = [draft] if (draft / CERTIFICATE_NAME).is_file() else []
     certified = put_certificates(out, forms, target, [*own, *wanted.certificates])
@@ -130,7 +134,15 @@ def lay_out(folder: Path, wanted: Wanted, out: Path) -> None:
         grids=grids,
         counts=(run.data.manifest or {}).get("counts", {}),
         terms=terms,
-        serving=servings_of(out, target, forms, repo_id=wanted.repo_id, base_model=base_model, lookahead=lookahead),
+        serving=servings_of(
+            out,
+            target,
+            forms,
+            repo_id=wanted.repo_id,
+            base_model=base_model,
+            lookahead=lookahead,
+            drafting=settings,
+        ),
         certified=certified,
     )
     write_card(of, out)

@@ -20,6 +20,7 @@ from distill.monitoring.metrics import (
     quantities_of_rows,
 )
 from eval.acceptance.replay import replay_answer, replay_counts, rule_name
+from eval.decoding.sampling import Sampling
 
 
 def logits(seed: int, num_tokens: int = 5) -> torch.Tensor:
@@ -65,7 +66,7 @@ def test_half_precision_logits_are_compared_in_float32():
 def test_the_chance_of_acceptance_is_that_of_the_replay(temperature):
     student, teacher, ids = logits(1), logits(2), [3, 0, 8, 1, 2]
     accept = accept_chance(student, teacher, torch.tensor(ids), temperature=temperature)
-    replay = replay_answer(teacher, student, ids, temperature=temperature)
+    replay = replay_answer(teacher, student, ids, sampling=Sampling(temperature))
     assert accept.tolist() == pytest.approx(replay.rules[rule_name(temperature)].accept.tolist(), rel=1e-5)
 
 

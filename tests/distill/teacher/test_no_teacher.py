@@ -27,6 +27,7 @@ from distill.training.model import HeldOut
 from distill.training.trainer import build_model
 from eval.acceptance.replay import replay_answer
 from eval.decoding.rules import EXACT_SAMPLED_DRAFT
+from eval.decoding.sampling import Sampling
 from tests.distill.after_training import assert_equal, last_state, metrics
 from tests.distill.small_heads import IDS, cut_draft
 
@@ -155,7 +156,7 @@ def test_the_rule_is_that_of_the_replay():
     ids = [3, 0, 8, 1, 2, 5]
     for temperature in (0.7, 1.0):
         found = accept_chance_alone(draft_TV, torch.tensor(ids), temperature=temperature)
-        replay = replay_answer(target_TV, draft_TV, ids, temperature=temperature)
+        replay = replay_answer(target_TV, draft_TV, ids, sampling=Sampling(temperature))
         assert found.tolist() == pytest.approx(replay.rules[EXACT_SAMPLED_DRAFT].accept.tolist(), rel=1e-5)
         by_rejection = accept_chance(draft_TV, target_TV, torch.tensor(ids), temperature=temperature)
         assert (found <= by_rejection).all()

@@ -9,6 +9,7 @@ import torch
 from eval.acceptance.counts import count_trace, pool, tau
 from eval.acceptance.replay import binned_counts, replay_answer, replay_counts
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT
+from eval.decoding.sampling import Sampling
 
 
 def rounds_of(accept_bits, lookahead):
@@ -185,7 +186,7 @@ def test_exact_match_replayed_averaged_over_all_texts_is_the_exact_law(draft_is_
         before = (0, *text[:-1])
         logits = [torch.tensor(model[list(before)]).log() for model in (target, draft)]
         rule = EXACT_SAMPLED_DRAFT if draft_is_sampled else EXACT_GREEDY_DRAFT
-        accept = replay_answer(*logits, text, temperature=1.0).rules[rule].accept
+        accept = replay_answer(*logits, text, sampling=Sampling(1.0)).rules[rule].accept
         mean += np.prod(target[before, text]) * replay_counts(accept, lookahead=3).rounds
     assert mean == pytest.approx(exact_match_rounds(target, proposal, length=5, lookahead=3), abs=1e-12)
 

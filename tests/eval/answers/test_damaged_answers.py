@@ -138,7 +138,17 @@ def test_claims_are_read_or_refused(folder, claim, message):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", "hot"), ("temperature", -1.0), ("temperature", None), ("top_p", 0), ("top_p", "a"), ("target", 3)],
+    [
+        ("temperature", "hot"),
+        ("temperature", -1.0),
+        ("temperature", None),
+        ("top_p", 0),
+        ("top_p", "a"),
+        ("target", 3),
+        ("top_k", 0),
+        ("min_p", 1),
+        ("repetition_penalty", 0),
+    ],
 )
 def test_settings_of_recorded_answers_are_typed(tiny_target, folder, name, value):
     tokenizer = {"vocabulary": "", "bos_token_id": 1, "eos_token_id": 2}

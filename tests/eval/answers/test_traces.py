@@ -247,6 +247,9 @@ def settings_changes() -> list[Any]:
         "max_prompt_len": 201,
         "seed": 6,
         "dtype": "bfloat16",
+        "top_k": 40,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
     }
     assert set(values) == {field.name for field in dataclasses.fields(DecodingSettings)}
     return list(values.items())
@@ -255,7 +258,7 @@ def settings_changes() -> list[Any]:
 @pytest.mark.parametrize(("name", "value"), settings_changes())
 def test_changed_setting_is_refused_with_both_values(chatty_target, tmp_path, name, value):
     write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED)
-    old = json.dumps(getattr(SAMPLED, name))
+    old = "null" if name in ("min_p", "repetition_penalty") else json.dumps(getattr(SAMPLED, name))  # left out if none
     with pytest.raises(UserError) as refusal:
         write_traces(chatty_target, PROMPTS[:2], tmp_path, dataclasses.replace(SAMPLED, **{name: value}))
     assert str(refusal.value) == (

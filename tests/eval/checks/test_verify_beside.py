@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from eval.checks.verify import Verification, check_distribution, check_greedy_text, check_own_draft, looked_up
-from eval.decoding.policy import ProposalPolicy
 from eval.decoding.rules import LOSSLESS, Verdict
 from eval.decoding.sampling import Sampling
 from eval.decoding.turn import Turn
+from eval.proposing.policy import ProposalPolicy
 
 POLICY = ProposalPolicy(3, 0.0, (0.5, 0.5), 2.0)
 WANTED = Verification(max_new_tokens=40, sampling=Sampling(0.6), samples=60, lookup_policies={0.0: POLICY, 0.6: POLICY})

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.decoding.ngram import NgramLookup
-from eval.decoding.policy import ProposalPolicy, TextRecord, hit_rates, new_record
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, REJECTION
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models.loading import load_model
+from eval.proposing.ngram import NgramLookup
+from eval.proposing.policy import ProposalPolicy, TextRecord, hit_rates, new_record
 from tests.eval.decoding.laws import (
     WARM,
     law_exact_rules_write_what_plain_sampling_writes,

@@ -5,12 +5,20 @@ from dataclasses import replace
 import pytest
 
 from eval.acceptance.replay import answer_logits
-from eval.decoding.policy import ProposalPolicy
+from eval.decoding.rules import LOSSLESS
 from eval.decoding.sampling import Sampling, confidence_of
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models.loading import load_model
-from tests.eval.decoding.laws import WARM, law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
+from eval.proposing.policy import ProposalPolicy
+from eval.proposing.stopping import Stopping
+from tests.eval.decoding.laws import (
+    WARM,
+    law_greedy_text_is_the_targets,
+    law_rows_do_not_feel_each_other,
+    require_same_law,
+    text_chances,
+)
 
 LIMITS = Limits(40, frozenset({2}))
 NEVER_LOOKED_UP = ProposalPolicy(3, 2.0, (0.5, 0.5), 4.0)
@@ -105,3 +113,36 @@ def test_an_adaptive_lookahead_is_refused(target, noisy_draft):
         speculative_decode(
             target, noisy_draft, [[1]], limits=LIMITS, speculation=Speculation(2, adaptive=True), lookup_policy=policy
         )
+
+
+STOPPINGS = {
+    "before doubt": Stopping(confidence=0.1),
+    "after doubt": Stopping(confidence=0.1, proposes_doubted=True),
+    "expected gain": Stopping(chance=0.05),
+}
+
+
+@pytest.mark.parametrize("rule", [*LOSSLESS, "adaptive"])
+@pytest.mark.parametrize("stopping", STOPPINGS.values(), ids=STOPPINGS)
+def test_sampled_texts_are_the_targets_however_rounds_end(small_pair, rule, stopping):
+    """In distribution, over all texts of four tokens."""
+    stopping = replace(stopping, confidence=stopping.confidence and 0.5, chance=stopping.chance and 0.3)
+    speculation = Speculation(3, rule=rule, stopping=stopping) if rule in LOSSLESS else Speculation(2, adaptive=True)
+    decoded = speculative_decode(
+        *small_pair, [(1,)] * 4000, limits=Limits(4), speculation=speculation, sampling=WARM, row_seeds=range(4000)
+    )
+    assert len({one.proposed for text in decoded for one in text.rounds}) > 1
+    require_same_law([text.token_ids for text in decoded], text_chances(small_pair[0], WARM))
+
+
+@pytest.mark.parametrize("stopping", STOPPINGS.values(), ids=STOPPINGS)
+@pytest.mark.parametrize("policy", [None, OFTEN_LOOKED_UP])
+def test_the_target_as_its_own_draft_never_loses_its_place(target, prompts, stopping, policy):
+    decoded = speculative_decode(
+        target, target, prompts, limits=LIMITS, speculation=Speculation(3, stopping=stopping), lookup_policy=policy
+    )
+    plain = plain_decode(target, prompts, limits=LIMITS)
+    assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
+    drafted = [one for text in decoded for one in text.rounds if not one.looked_up]
+    assert all(one.accepted == one.proposed for one in drafted)
+    assert len({one.proposed for one in drafted}) > 1

@@ -11,13 +11,13 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from eval.checks.compare import Comparison, compare
 from eval.checks.loaded_pair import load_pair
-from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import decode_steps, plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Seeds, Speculation
 from eval.decoding.wanted import Wanted
 from eval.models.loading import load_model
 from eval.prompts.forms import Prompt, user_turn
+from eval.proposing.policy import ProposalPolicy
 from eval.rounds.race import race
 from eval.rounds.round_trace import read_round_trace
 from eval.steps import captured, compiled

@@ -62,7 +62,9 @@ def test_an_encoder_decoder_decodes_by_the_same_laws(translators, prompts, devic
 def test_a_replay_says_what_it_says_on_the_processor(pair, target, noisy_draft, prompts, temperature):
     prompt, answer = prompts[3][:9], prompts[3][9:]
     here, expected = (
-        replay_answer(*(answer_logits(model, prompt, answer) for model in models), answer, temperature=temperature)
+        replay_answer(
+            *(answer_logits(model, prompt, answer) for model in models), answer, sampling=Sampling(temperature)
+        )
         for models in (pair, (target, noisy_draft))
     )
     for rule, accepts in expected.rules.items():

@@ -5,6 +5,7 @@ import torch
 
 from eval.acceptance.counts import count_trace, tau
 from eval.acceptance.replay import answer_logits, replay_answer, replay_counts
+from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.models.loading import load_model
@@ -40,7 +41,7 @@ def generated(target, prompt, **options):
 
 def replayed_counts(target, draft, prompt, answer, lookahead):
     logits = [answer_logits(model, prompt, answer) for model in (target, draft)]
-    replay = replay_answer(*logits, answer, temperature=0)
+    replay = replay_answer(*logits, answer, sampling=Sampling(0))
     return replay_counts(replay.rules["exact_greedy_draft"].accept, lookahead=lookahead)
 
 

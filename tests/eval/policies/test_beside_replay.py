@@ -1,17 +1,21 @@
 """What a policy would do along recorded answers is what the loop does: greedily to the round, sampled on average."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from eval.acceptance.counts import tau
 from eval.acceptance.replay import answer_logits, replay_answer, replay_counts, rule_name
 from eval.acceptance.speedup import StepTimes, predicted_speedup
-from eval.decoding.policy import ProposalPolicy
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.policies.policy_replay import RecordedAnswer, Replayer, Rounds, pooled_rounds, visited
 from eval.policies.tune import NEVER, rounds_of, tune, worth
+from eval.policies.tune_stopping import STOP_RULES, stopped_rounds, tune_stopping
+from eval.proposing.policy import ProposalPolicy
+from eval.proposing.stopping import Stopping
 
 POLICIES = [
     ProposalPolicy(5, 0.3, (0.2, 0.5, 0.9), 2.0),
@@ -24,7 +28,7 @@ TEXT = 60
 
 def recorded(pair, prompt, answer, temperature=0.0, limit=TEXT):
     own, drafts = (answer_logits(model, prompt, answer) for model in pair)
-    replayed = replay_answer(own, drafts, answer, temperature=temperature)
+    replayed = replay_answer(own, drafts, answer, sampling=Sampling(temperature))
     accept_T = replayed.rules[rule_name(temperature)].accept
     return RecordedAnswer(prompt, answer, accept_T, replayed.draft_confidence, limit)
 
@@ -106,7 +110,7 @@ def test_a_policy_that_never_looks_up_is_the_draft_alone(greedy_answers, lookahe
 def test_what_was_read_by_nobody_is_caught_up_on():
     """A draft of one token: kept at 0, so that a round starts at 2 with a token unread; looked up there, it stays."""
     tail_TK = np.array([[1.0], [0.0], [0.0], [0.0]])
-    visits_T, behind_T = visited(tail_TK, [0, 0, 1, 0], lookahead=1)
+    visits_T, behind_T = visited(tail_TK, [0, 0, 1, 0], np.ones(4, dtype=int))
     assert visits_T.tolist() == [1, 0, 1, 1]
     assert behind_T.tolist() == [0, 0, 1, 1]
 
@@ -222,3 +226,105 @@ def test_a_verification_that_was_not_timed_costs_what_the_next_larger_one_does()
     rounds = Rounds(tokens=10, drafted={0: 1.0, 2: 3.0}, caught_up=0.0, looked_up={3: 2.0})
     every = StepTimes(1.0, 0.1, 0.2, {1: 1.5, 2: 1.5, 3: 1.5, 4: 1.5})
     assert rounds.speedup(4, StepTimes(1.0, 0.1, 0.2, {1: 1.5, 4: 1.5})) == rounds.speedup(4, every)
+
+
+STOPPINGS = [
+    Stopping(confidence=0.1),
+    Stopping(chance=0.05),
+    Stopping(confidence=0.1, proposes_doubted=True),
+    Stopping(confidence=0.05, chance=0.02, proposes_doubted=True),
+]
+
+
+@pytest.mark.parametrize("lookahead", [1, 4])
+@pytest.mark.parametrize("stopping", STOPPINGS)
+def test_the_loop_ends_its_rounds_where_replay_says(
+    target, noisy_draft, prompts, limits, greedy_answers, stopping, lookahead
+):
+    """To the round, and at a lookahead of one to the token; lengths of longer rounds are taken from along the text."""
+    policy = ProposalPolicy(1, NEVER, (0.5,), 1.0)
+    decoded = speculative_decode(
+        target, noisy_draft, prompts, limits=limits, speculation=Speculation(lookahead, stopping=stopping)
+    )
+    lengths = set()
+    for text, answer in zip(decoded, greedy_answers, strict=True):
+        assert text.token_ids == answer.answer_ids
+        rounds = Replayer(answer.rated(policy), lookahead, stopping).rounds(policy.least, policy.lookahead)
+        assert sum(rounds.drafted.values()) == len(text.rounds)
+        caught_up = sum(last.is_behind for last in text.rounds[:-1])
+        assert rounds.caught_up == caught_up
+        lengths |= {one.proposed for one in text.rounds}
+        if lookahead == 1:
+            own = [one.proposed for one in text.rounds if one.start + 2 < TEXT]
+            assert rounds.drafted.get(0, 0.0) == own.count(0)
+    assert len(lengths) > 1 or (lookahead == 1 and stopping.proposes_doubted)
+
+
+@pytest.mark.parametrize("stopping", STOPPINGS)
+def test_sampled_rounds_that_end_by_doubt_are_those_of_replay_on_average(small_pair, stopping):
+    target, draft = small_pair
+    prompt, rows, lookahead, policy = (0, 1, 2, 1), 800, 3, ProposalPolicy(1, NEVER, (0.5,), 1.0)
+    stopping = replace(stopping, confidence=stopping.confidence and 0.5, chance=stopping.chance and 0.3)
+    decoded = speculative_decode(
+        target, draft, [prompt] * rows, limits=Limits(12), sampling=Sampling(1.0), row_seeds=range(rows),
+        speculation=Speculation(lookahead, stopping=stopping),
+    )  # fmt: skip
+    differences = []
+    for text in decoded:
+        answer = recorded((target, draft), prompt, text.token_ids, temperature=1.0, limit=12)
+        rounds = Replayer(answer.rated(policy), lookahead, stopping).rounds(policy.least, policy.lookahead)
+        differences.append(len(text.rounds) - sum(rounds.drafted.values()))
+    assert np.std(differences) > 0
+    assert abs(np.mean(differences)) < 4 * np.std(differences) / rows**0.5
+
+
+def test_each_rule_is_tuned_to_the_best_of_its_grid_and_no_worse_than_whole_rounds(greedy_answers):
+    alone = max(worth(greedy_answers, ProposalPolicy(1, NEVER, (0.5,), 1.0), STEPS).values())
+    dear = StepTimes(1.0, 0.1, 0.14, {lookahead: 1 + 0.4 * lookahead for lookahead in range(1, 7)})
+    for steps in (STEPS, dear):
+        tuned = tune_stopping(greedy_answers, steps)
+        assert [one.rule for one in tuned] == list(STOP_RULES)
+        for one in tuned:
+            assert one.speedup == pytest.approx(stopped_rounds(greedy_answers, one).speedup(one.lookahead, steps))
+        if steps is STEPS:
+            assert all(one.speedup >= alone - 1e-9 for one in tuned)
+    assert any(one.least > 0 for one in tuned)  # where verifying is dear, doubt pays
+
+
+def test_a_round_that_ends_with_its_token_of_doubt_pays_no_step_for_it():
+    before = Rounds(10, {2: 5.0}, 0.0, {})
+    behind = replace(before, proposes_doubted=True)
+    steps = StepTimes(1.0, 0.5, 0.6, {2: 1.0, 3: 1.0})
+    assert before.speedup(3, steps) == pytest.approx(10 / (5 * (3 * 0.5 + 1)))
+    assert behind.speedup(3, steps) == pytest.approx(10 / (5 * (2 * 0.5 + 1)))
+    assert before.speedup(2, steps) == behind.speedup(2, steps)
+
+
+@pytest.mark.parametrize(
+    ("stopping", "lengths"),
+    [
+        (Stopping(confidence=0.5), [2, 0, 3]),
+        (Stopping(confidence=0.5, proposes_doubted=True), [3, 1, 3]),
+        (Stopping(chance=0.5), [2, 0, 2]),
+        (Stopping(confidence=0.45, chance=0.3), [2, 0, 3]),
+        (Stopping(), [3, 3, 3]),
+    ],
+)
+def test_a_round_is_as_long_as_its_confidences_say(stopping, lengths):
+    confidence_TK = np.array([[0.9, 0.6, 0.4], [0.2, 0.9, 0.9], [0.8, 0.7, 0.6]])
+    assert stopping.proposed(confidence_TK).sum(axis=1).tolist() == lengths
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"confidence": 1.5}, "confidence must be in"),
+        ({"chance": -0.1}, "chance must be in"),
+        ({"proposes_doubted": True}, "give a confidence or a chance"),
+    ],
+)
+def test_what_no_doubt_can_be_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Stopping(**wrong)
+    with pytest.raises(ValueError, match="which doubt cuts short"):
+        Speculation(2, adaptive=True, stopping=Stopping(0.5))

@@ -5,11 +5,11 @@ from collections import Counter
 import pytest
 
 from eval.acceptance.speedup import StepTimes
-from eval.decoding.ngram import NgramLookup
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.policies.lookup_alone import best_lookup, lookup_rounds
+from eval.proposing.ngram import NgramLookup
 
 TEXT = 60
 STEPS = StepTimes(1.0, 0.1, 0.14, {lookahead: 1 + 0.02 * lookahead for lookahead in range(1, 6)})

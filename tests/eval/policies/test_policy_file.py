@@ -11,7 +11,6 @@ import eval.commands.speed as speed_command
 import widedraft
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
-from eval.decoding.policy import ProposalPolicy
 from eval.policies.policy_file import (
     FILE_NAME,
     SCHEMA,
@@ -22,6 +21,7 @@ from eval.policies.policy_file import (
     refuse_tuned_on,
     write_policies,
 )
+from eval.proposing.policy import ProposalPolicy
 from eval.rounds.round_trace import read_round_trace
 
 

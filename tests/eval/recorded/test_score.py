@@ -1,5 +1,8 @@
 """A draft on recorded answers: what the scorecard with the target says, without it, and what it must not say."""
 
+import json
+import shutil
+
 import pytest
 import torch
 
@@ -8,7 +11,8 @@ from architectures.errors import UserError
 from eval.acceptance.replay import answer_logits, replay_counts
 from eval.answers.traces import read_traces
 from eval.config import EvalConfig
-from eval.recorded.answers import answer_lengths, read_recorded_text, read_recorded_traces
+from eval.decoding.sampling import Sampling
+from eval.recorded.answers import RecordedAnswer, answer_lengths, read_recorded_text, read_recorded_traces
 from eval.recorded.export import export_recorded
 from eval.recorded.matched_tokens import match_with_answers, read_rounds
 from eval.recorded.page import headline
@@ -17,6 +21,7 @@ from eval.records.files import form_of
 from eval.records.scorecard import RecordedScorecard
 from eval.scorecard import score_drafts
 
+WARM = Sampling(0.7)
 COUNTED = ("position", "possible", "reached", "accepted")
 
 
@@ -28,6 +33,11 @@ def config(**changes):
 def greedy_score(greedy_traces, noisy_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("score") / "card"
     return out, score(greedy_traces, noisy_folder, out)
+
+
+def first_recorded(folder):
+    trace = read_traces(folder, "eval")[0]
+    return RecordedAnswer(trace.source, 0, trace.prompt_ids, trace.answer_ids, trace.answer_logp)
 
 
 def score(traces, draft, out, **changes):
@@ -111,6 +121,7 @@ def test_the_file_is_what_was_returned_and_says_where_it_came_from(asked, greedy
         "threads",
         "device",
         "intervals",
+        "sampling",
     }
 
 
@@ -126,34 +137,43 @@ def test_one_prompt_has_no_interval_and_the_page_says_so(greedy_traces, noisy_fo
     assert "nothing here has an interval" in (tmp_path / "scorecard.md").read_text()
 
 
-def test_sampled_answers_decide_the_rules_of_exact_match_alone(sampled_traces, noisy_folder, tmp_path):
-    scorecard = score(sampled_traces, noisy_folder, tmp_path)
+def test_sampled_answers_without_chances_decide_the_rules_of_exact_match_alone(sampled_traces, noisy_folder, tmp_path):
+    """As an earlier widedraft wrote them."""
+    older = shutil.copytree(sampled_traces, tmp_path / "older")
+    for shard in older.glob("eval-*.jsonl"):
+        rows = [json.loads(line) for line in shard.read_text().splitlines()]
+        shard.write_text("".join(json.dumps({**row, "answer_logp": None}) + "\n" for row in rows))
+    scorecard = score(older, noisy_folder, tmp_path / "card")
     assert [row.rule for row in scorecard.acceptance] == ["exact_greedy_draft", "exact_sampled_draft"]
     assert {row.temperature for row in scorecard.acceptance} == {0.7}
     assert any("rejection" in entry.figure for entry in scorecard.left_out)
-    assert not (tmp_path / "rounds").exists()  # no rounds happened that could be written down
+    assert not (tmp_path / "card/rounds").exists()  # no rounds happened that could be written down
 
 
-def test_accept_chances_are_those_of_each_rule(sampled_traces, noisy_draft):
-    trace = read_traces(sampled_traces, "eval")[0]
-    logits_TV = answer_logits(noisy_draft, trace.prompt_ids, trace.answer_ids)
+def test_accept_chances_are_those_of_each_rule(sampled_traces, target, noisy_draft):
+    trace = first_recorded(sampled_traces)
+    logits_TV, own_TV = (answer_logits(model, trace.prompt_ids, trace.answer_ids) for model in (noisy_draft, target))
+    q_T, p_T = (
+        torch.softmax(each_TV.double() / 0.7, dim=-1)[range(len(trace.answer_ids)), list(trace.answer_ids)]
+        for each_TV in (logits_TV, own_TV)
+    )
     for rule, expected_T in {
-        "exact_sampled_draft": torch.softmax(logits_TV.double() / 0.7, dim=-1)[
-            range(len(trace.answer_ids)), list(trace.answer_ids)
-        ],
+        "rejection": (q_T / p_T).clamp(max=1),
+        "exact_sampled_draft": q_T,
         "exact_greedy_draft": logits_TV.argmax(-1) == torch.tensor(trace.answer_ids),
     }.items():
-        found = accept_chances(logits_TV, trace.answer_ids, rule=rule, temperature=0.7)
+        found = accept_chances(logits_TV, trace, rule=rule, sampling=WARM, context=trace.prompt_ids)
         assert found.tolist() == pytest.approx(expected_T.double().tolist(), rel=1e-4)
 
 
 def test_a_sampled_draft_is_as_good_as_its_simulation(sampled_traces, noisy_draft, noisy_folder, tmp_path):
     """Expected rounds against rounds played: the draft draws from q, and keeps what equals the recorded token."""
-    trace = read_traces(sampled_traces, "eval")[0]
+    trace = first_recorded(sampled_traces)
     logits_TV = answer_logits(noisy_draft, trace.prompt_ids, trace.answer_ids)
     q_TV = torch.softmax(logits_TV / 0.7, dim=-1)
     drawn_NT = torch.multinomial(q_TV, 4000, replacement=True, generator=torch.Generator().manual_seed(1)).T
-    accept_T = accept_chances(logits_TV, trace.answer_ids, rule="exact_sampled_draft", temperature=0.7)
+    how = {"rule": "exact_sampled_draft", "sampling": WARM, "context": trace.prompt_ids}
+    accept_T = accept_chances(logits_TV, trace, **how)
     expected = replay_counts(accept_T, lookahead=3).rounds
     played = torch.tensor([rounds_played(row.tolist(), trace.answer_ids, lookahead=3) for row in drawn_NT]).double()
     assert abs(played.mean() - expected) < 4 * played.std() / len(played) ** 0.5
@@ -225,3 +245,29 @@ def test_exported_text_scores_as_the_traces_do(greedy_score, greedy_traces, targ
 def test_a_draft_too_short_for_the_answers_is_refused(greedy_traces, make_checkpoint, tmp_path):
     with pytest.raises(UserError, match="max_position_embeddings is 64, but the longest text to score has"):
         score(greedy_traces, make_checkpoint(seed=2, max_position_embeddings=64), tmp_path)
+
+
+CHOSEN = {"top_p": 0.9, "top_k": 40, "min_p": 0.02, "repetition_penalty": 1.2}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_recorded_answers_are_scored_as_with_their_target_by_every_rule(
+    asked, target_folder, noisy_folder, tmp_path, temperature
+):
+    """With every setting that a server has: alpha of the text and tau, without the target, from what it wrote down."""
+    how = {"max_new_tokens": 24, "temperatures": (temperature,), "sampling": CHOSEN, "batch_size": 3}
+    quick = {"latency_repeats": 3, "latency_batch_sizes": (), "live_prompts": 1}
+    whole = score_drafts(target_folder, {"draft": noisy_folder}, asked, config(**how, **quick), tmp_path, seed=17)
+    [folder] = (tmp_path / "answers").iterdir()
+    recorded = score(folder, noisy_folder, tmp_path / "recorded")
+    [expected] = whole.acceptance
+    rules = {row.rule: row for row in (expected, *expected.other_rules)}
+    assert [row.rule for row in recorded.acceptance] == list(rules)
+    for row in recorded.acceptance:
+        assert row.accept_rate.value == pytest.approx(rules[row.rule].alpha_of_text.value, abs=1e-5)
+        for own, other in zip(row.lookahead, rules[row.rule].lookahead, strict=True):
+            assert own.tau.value == pytest.approx(other.tau.value, abs=1e-5)
+    assert recorded.recording.sampling == whole.settings.sampling if temperature else True
+    figures = [entry.figure for entry in recorded.left_out]
+    assert not any("rejection" in figure for figure in figures)
+    assert 0.1 < recorded.acceptance[0].accept_rate.value < 0.95

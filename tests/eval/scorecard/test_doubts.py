@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from eval.pages.doubts import DISTRUSTED, chosen_words, doubt_words, doubts, is_distrusted
-from eval.pages.verdict import find_warnings, headline, verdict
+from eval.pages.headline import headline
+from eval.pages.verdict import find_warnings, verdict
 from eval.records.evidence import ModelStep, StepEvidence, ThreadStep
 from tests.eval import records
 from tests.eval.scorecard.test_verdict import scorecard

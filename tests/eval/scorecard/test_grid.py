@@ -7,7 +7,7 @@ from eval.config import EvalConfig
 from eval.models.loading import load_model
 from eval.prompts.forms import Prompt
 from eval.records.files import read_grid_file
-from eval.report.summary import report_verdict
+from eval.report.batches import best_batches
 from eval.report_inputs.cards import read_cards
 from eval.report_inputs.drafts import scored_drafts
 from eval.report_inputs.grid_file import grids_of
@@ -58,7 +58,7 @@ def test_the_file_has_every_batch_at_the_length_of_the_scored_texts(scored):
 
 def test_its_report_says_which_batches_pay(scored):
     cards = read_cards([scored[0]])
-    assert "predicted to pay" in report_verdict(scored_drafts(cards), grids_of(cards, None))
+    assert "predicted to pay" in best_batches(scored_drafts(cards), grids_of(cards, None))
 
 
 def test_contexts_that_are_named_take_the_place_of_the_texts_length(models):

@@ -7,19 +7,24 @@ import pytest
 from eval.acceptance.counts import count_trace
 from eval.acceptance.estimates import Resampling
 from eval.answers.traces import Trace
-from eval.decoding.ngram import NgramLookup
-from eval.decoding.policy import ProposalPolicy
+from eval.decoding.sampling import Sampling
 from eval.decoding.texts import Decoded, Round
+from eval.proposing.ngram import NgramLookup
+from eval.proposing.policy import ProposalPolicy
 from eval.scorecard.live import (
     DRAFT,
+    LEAST_P,
     Agreement,
     LiveAnswer,
     LiveWay,
     compare_with_replay,
     decode_live,
     decoding_speedup,
+    rounds_p_value,
     whole_speedup,
 )
+from eval.scorecard.loaded_models import Pair
+from eval.scorecard.measure import replayed_texts
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
 TEXT = (7, 8, 9, 10)
@@ -27,6 +32,7 @@ PLAIN = Decoded(TEXT, (), prefill_s=2.0, decode_s=8.0)
 ROUNDS = (Round(0, 2, 2, 1, 1, 0.1, 0.2), Round(2, 2, 1, 1, 1, 0.1, 0.2))
 SPECULATIVE = Decoded(TEXT, ROUNDS, prefill_s=3.0, decode_s=1.0)
 LIVE = LiveAnswer(TEXT, PLAIN, SPECULATIVE, lookahead=2)
+
 COUNTS = count_trace([(0, 1), (2, 1)], num_tokens=4, lookahead=2)
 OTHER_COUNTS = count_trace([(0, 2), (3, 0)], num_tokens=4, lookahead=2)
 
@@ -46,7 +52,9 @@ def decode(target, noisy_draft):
         hooks = [model.register_forward_pre_hook(note, with_kwargs=True) for model in names]
         traces = [Trace(i, "", (), (5, 6, 10 + i), (), "", "length") for i in range(8)]
         ways = {DRAFT: LiveWay(noisy_draft, 3)}
-        answers = decode_live(target, ways, traces, max_new_tokens=4, stop_ids=frozenset(), seed=seed)
+        answers = decode_live(
+            target, ways, traces, max_new_tokens=4, stop_ids=frozenset(), sampling=Sampling(), seed=seed
+        )
         for hook in hooks:
             hook.remove()
         return answers, [tuple(begun[i : i + 3]) for i in range(0, len(begun), 3)]
@@ -70,7 +78,7 @@ def test_every_way_decodes_every_prompt_and_the_target_decides(target, noisy_dra
         "both": LiveWay(noisy_draft, 1, policy),
     }
     traces = [Trace(i, "", (), (5, 6, 10 + i, 5, 6), (), "", "length") for i in range(4)]
-    answers = decode_live(target, ways, traces, max_new_tokens=24, stop_ids=frozenset(), seed=17)
+    answers = decode_live(target, ways, traces, max_new_tokens=24, stop_ids=frozenset(), sampling=Sampling(), seed=17)
     for one in answers:
         assert one.lookahead == 3
         assert {one.by(name).token_ids for name in ways} == {one.plain.token_ids}
@@ -112,7 +120,7 @@ def test_agreement_counts_the_prompts_that_agree():
         replace(LIVE, plain=replace(PLAIN, token_ids=other)),
         replace(LIVE, speculative=replace(SPECULATIVE, token_ids=other)),
     ]
-    found = compare_with_replay(answers, [OTHER_COUNTS, COUNTS, COUNTS, COUNTS, COUNTS])
+    found = compare_with_replay(answers, [OTHER_COUNTS, COUNTS, COUNTS, COUNTS, COUNTS], is_greedy=True)
     assert (found.num_prompts, found.same_text, found.same_as_recorded, found.same_counts) == (5, 2, 2, 4)
     assert (found.loop.accepted, found.replay.accepted) == ((10, 0), (9, 1))
 
@@ -123,3 +131,44 @@ def test_agreement_is_exact_only_if_every_prompt_agrees_in_every_way(fault):
     assert agreement.is_exact
     if fault:
         assert not replace(agreement, **{fault: 2}).is_exact
+
+
+def counts_of(rounds):
+    """As many rounds, of which none keeps anything."""
+    return count_trace([(start, 0) for start in range(rounds)], num_tokens=rounds, lookahead=2)
+
+
+def test_sampled_rounds_agree_as_far_as_chance_allows():
+    expected = [counts_of(20)] * 8
+    assert rounds_p_value(expected, expected) == 1
+    assert rounds_p_value([counts_of(19)] * 8, expected) == 0  # the same difference everywhere is no chance
+    around = [counts_of(20 + one) for one in (3, -3, 2, -2, 1, -1, 4, -4)]
+    assert rounds_p_value(around, expected) == pytest.approx(1)
+    fewer = [counts_of(14 + one) for one in (0, 1, 0, -1, 0, 1, 0, -1)]
+    assert rounds_p_value(fewer, expected) < LEAST_P
+    assert rounds_p_value([counts_of(19)], [counts_of(20)]) == 1  # of one prompt nothing can be tested
+
+
+def test_sampled_live_texts_are_held_against_a_replay_of_themselves(decode_sampled):
+    answers, expected = decode_sampled
+    agreement = compare_with_replay(answers, expected, is_greedy=False)
+    assert agreement.p_value > LEAST_P
+    assert agreement.is_exact
+    assert agreement.same_text < len(answers)  # by rejection the draft's draws decide too
+    assert 0 < agreement.loop.accepted_tokens < agreement.loop.proposed_tokens
+    wrong = compare_with_replay(answers, [counts_of(40)] * len(answers), is_greedy=False)
+    assert not wrong.is_exact
+
+
+@pytest.fixture
+def decode_sampled(target, noisy_draft):
+    """Sixteen prompts decoded live with every sampling setting, and what replay expects of each text."""
+    sampling = Sampling(0.9, top_p=0.95, top_k=40, repetition_penalty=1.1)
+    traces = [Trace(i, "", (), (5, 6, 10 + i), (), "", "length") for i in range(16)]
+    ways = {DRAFT: LiveWay(noisy_draft, 3), "text": LiveWay(NgramLookup(), 2)}
+    how = {"max_new_tokens": 24, "stop_ids": frozenset(), "sampling": sampling, "seed": 5}
+    answers = decode_live(target, ways, traces, **how)
+    assert all(
+        one.by("text").token_ids == one.plain.token_ids for one in answers
+    )  # looked up: the target's draws alone
+    return answers, replayed_texts(Pair(target, {"draft": noisy_draft}), answers, traces, sampling)

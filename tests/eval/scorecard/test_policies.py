@@ -2,20 +2,25 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
+from architectures.engines.pair.facts import Drafting
 from architectures.errors import UserError
 from eval.answers.traces import read_traces
 from eval.config import EvalConfig
-from eval.decoding.ngram import NgramLookup
-from eval.decoding.policy import ProposalPolicy
+from eval.decoding.sampling import Sampling
 from eval.policies.policy_file import FILE_NAME, prompt_fingerprint, read_policies, write_policies
 from eval.policies.policy_replay import Rounds
 from eval.policies.policy_words import engine_words
 from eval.policies.tune import Tuned, rounds_of
+from eval.policies.tune_stopping import STOP_RULES, TunedStopping, stopped_rounds
+from eval.predictions.engine_settings import engine_settings, setting_words
 from eval.prompts.forms import Prompt
 from eval.prompts.to_tune_on import row_of
+from eval.proposing.ngram import NgramLookup
+from eval.proposing.policy import ProposalPolicy
 from eval.records.scorecard_speeds import LOOKUP, POLICY
 from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers
@@ -92,7 +97,7 @@ def test_what_a_policy_promises_is_its_replay_on_the_scored_answers(scored, targ
         assert (row.temperature, row.lookahead, row.tuned_on) == (tuned.temperature, tuned.lookahead, 2)
         traces = read_traces(out / "answers" / f"T{row.temperature:g}", "eval")
         answers = Answers(traces, range(len(traces)))
-        [replayed] = replay_drafts(Pair(target, {"draft": noisy_draft}), answers, temperature=row.temperature)
+        [replayed] = replay_drafts(Pair(target, {"draft": noisy_draft}), answers, sampling=Sampling(row.temperature))
         along = recorded_along(replayed, answers, max_new_tokens=CONFIG.max_new_tokens)
         rounds = rounds_of(along, tuned.policy, tuned.lookahead)
         assert isinstance(rounds, Rounds)
@@ -175,3 +180,33 @@ def test_too_few_prompts_are_refused():
         "something else, and of 5 in all 1 are left. Give more prompts (data.num_eval_prompts, eval.tasks, --prompts), "
         "or lower either number."
     )
+
+
+def test_what_doubt_promises_is_its_replay_on_the_scored_answers_and_engines_are_told(scored, target, noisy_draft):
+    out, scorecard = scored
+    assert [(row.temperature, row.rule) for row in scorecard.stopping] == list(product((0.0, 1.0), STOP_RULES))
+    for row in scorecard.stopping:
+        traces = read_traces(out / "answers" / f"T{row.temperature:g}", "eval")
+        answers = Answers(traces, range(len(traces)))
+        [replayed] = replay_drafts(Pair(target, {"draft": noisy_draft}), answers, sampling=Sampling(row.temperature))
+        along = recorded_along(replayed, answers, max_new_tokens=CONFIG.max_new_tokens)
+        rounds = stopped_rounds(along, TunedStopping(row.rule, row.least, row.lookahead, 1.0))
+        assert (row.tuned_on, row.tau) == (2, pytest.approx(rounds.tau))
+        assert row.predicted == pytest.approx(rounds.speedup(row.lookahead, steps_of(scorecard)))
+    page = (out / "scorecard.md").read_text()
+    assert "## The draft alone, ending rounds where it doubts; thresholds tuned on 2 other answers" in page
+    assert "llama.cpp is to draft with --spec-draft-n-max " in page
+
+
+def test_an_engine_gets_its_own_threshold_where_that_promises_more_than_whole_rounds(scored):
+    _, scorecard = scored
+    whole = scorecard.main_forecast
+    better, worse = whole.predicted * 1.1, whole.predicted * 0.9
+    rows = tuple(
+        replace(row, least=0.3, lookahead=3, predicted=better if row.rule == "before doubt" else worse)
+        for row in scorecard.stopping
+    )
+    found = engine_settings(replace(scorecard, stopping=rows))
+    assert found == {"llama.cpp": Drafting(3, 0.3), "transformers": Drafting(whole.best_lookahead)}
+    assert setting_words("llama.cpp", found["llama.cpp"]) == "--spec-draft-n-max 3 --spec-draft-p-min 0.3"
+    assert engine_settings(replace(scorecard, stopping=())) == {}

@@ -67,10 +67,9 @@ def test_time_of_the_live_loop_is_told_by_part_and_per_token():
     rounds = (Round(0, 2, 2, 1, 1, draft_s=0.25, verify_s=0.5), Round(2, 2, 1, 1, 1, draft_s=0.25, verify_s=1.0))
     text = Decoded((7, 8, 9, 10), rounds, prefill_s=0.125, decode_s=2.0)
     live = [LiveAnswer(text.token_ids, replace(text, rounds=(), decode_s=3.0), text, 2, {LOOKUP: text})] * 2
-    agreement = compare_with_replay(live, [one.counts for one in live])
-    record = live_record(
-        "good", live, dict.fromkeys((DRAFT, LOOKUP), LiveWay(None, 2)), agreement, predicted=1.5, resampling=RESAMPLING
-    )
+    agreement = compare_with_replay(live, [one.counts for one in live], is_greedy=True)
+    ways, how = dict.fromkeys((DRAFT, LOOKUP), LiveWay(None, 2)), {"predicted": 1.5, "resampling": RESAMPLING}
+    record = live_record("good", live, ways, agreement, temperature=0.0, **how)
     assert record.plain == Spent(tokens=8, prefill_s=0.25, decode_s=6.0, ms_per_token=750)
     spent = {"tokens": 8, "prefill_s": 0.25, "decode_s": 4.0, "ms_per_token": 500}
     assert record.speculative == SpentByBoth(**spent, draft_s=1.0, verify_s=3.0)

@@ -14,6 +14,7 @@ from architectures.errors import UserError
 from eval.acceptance.replay import rule_names
 from eval.answers.traces import Trace, read_traces
 from eval.config import EvalConfig
+from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.decoding.texts import Limits, Speculation
 from eval.latency import threads
@@ -27,7 +28,7 @@ from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import Answers, typical_context
 from eval.scorecard.loaded_models import Pair, replay_drafts
 
-TIMED = ("latency", "speedup", "live", "verdict", "warnings", "provenance")
+TIMED = ("latency", "speedup", "live", "live_at", "verdict", "warnings", "provenance")
 
 
 def config(**changes):
@@ -259,7 +260,7 @@ def test_a_rerun_reads_the_recorded_answers(scored, target_folder, noisy_folder,
 
 
 def test_answers_are_decoded_as_the_replay_assumes(scored):
-    """All of the probability is sampled from: a replay at temperature 1 knows nothing of top_p."""
+    """Where nothing is said of top-p and the others, all of the probability is sampled from."""
     for temperature in (0, 1):
         claim = json.loads((scored[0] / "answers" / f"T{temperature}" / "settings.json").read_text())["eval"]
         expected = {"temperature": temperature, "top_p": 1, "seed": 17, "max_new_tokens": 24, "dtype": "float32"}
@@ -315,7 +316,7 @@ def test_the_headline_holds_what_a_run_ends_with(scorecard):
     for words in ("undistilled 0.", "draft 0.", "gain 0.", "milliseconds a token", "promise", "decides"):
         assert words in text
     assert "tokens best proposed in a round" in text
-    assert "break-even alpha" in text
+    assert "pays" in text.split("lookahead): ")[1]
 
 
 def test_long_prompts_are_left_out_and_counted(target_folder, noisy_folder, tmp_path):
@@ -359,15 +360,36 @@ def test_auto_scores_with_the_threads_it_picked_and_keeps_what_the_others_took(
     assert json.loads((tmp_path / "lookup_policy.json").read_text())["threads"] == 2
 
 
-def test_without_temperature_zero_nothing_is_decoded_live(target_folder, noisy_folder, tmp_path):
-    scorecard = score_drafts(
-        target_folder, {"draft": noisy_folder}, PROMPTS[:2], config(temperatures=(0.7,)), tmp_path, seed=1
-    )
-    assert scorecard.live is None
-    assert scorecard.verdict.startswith("Not measured: the live loop decodes greedily")
-    assert "Not run" in (tmp_path / "scorecard.md").read_text()
-    assert "predicted" in headline(scorecard)
-    assert "not measured" in headline(scorecard)
+def test_every_temperature_is_decoded_live_and_the_verdict_is_of_the_first_where_none_is_greedy(
+    target_folder, noisy_folder, tmp_path
+):
+    """With every sampling setting, which the page names wherever it names the temperature of the verdict."""
+    how = {"temperatures": (0.7, 1.2), "sampling": {"top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1}}
+    scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS, config(**how), tmp_path, seed=1)
+    assert [live.temperature for live in scorecard.lives] == [0.7, 1.2]
+    assert all(live.agreement.exact and live.agreement.p_value > 0.001 for live in scorecard.lives)
+    words = "temperature 0.7, top-p 0.9, min-p 0.01, repetition penalty 1.1"
+    assert words in scorecard.verdict
+    page = (tmp_path / "scorecard.md").read_text()
+    assert f"at batch 1, {words}, lookahead" in page
+    assert words.replace("0.7", "1.2") in page
+    assert words.replace("0.7", "1.2") in headline(scorecard)
+    assert read_scorecard(tmp_path / "scorecard.json") == scorecard
+    assert {trace.name for trace in (tmp_path / "answers").iterdir()} == {
+        f"T{each},top_p=0.9,min_p=0.01,repetition_penalty=1.1" for each in (0.7, 1.2)
+    }
+
+
+def test_a_scorecard_refuses_live_decoding_that_was_not_scored(scored):
+    _, scorecard = scored
+    assert [live.temperature for live in scorecard.lives] == [0, 1]
+    other = replace(scorecard.live_at[0], temperature=0.5)
+    with pytest.raises(ValueError, match="temperatures of live that were not scored"):
+        replace(scorecard, live_at=(other,))
+    with pytest.raises(ValueError, match="temperatures of live"):
+        replace(scorecard, live_at=(scorecard.live,))
+    with pytest.raises(ValueError, match="temperature of live"):
+        replace(scorecard, live=scorecard.live_at[0], live_at=())
 
 
 def test_turns_of_one_conversation_are_one_prompt(target_folder, noisy_folder, tmp_path):
@@ -460,7 +482,7 @@ def test_padding_of_one_vocabulary_changes_nothing(make_checkpoint, padded_one):
             assert (wide.argmax(-1) >= 264).any()
         pair = Pair(models["target"], {"draft": models["draft"]})
         answers = Answers([Trace(0, "t", (), prompt, tuple(answer), "", "length")], [0])
-        [replayed] = replay_drafts(pair, answers, temperature=1.0)
+        [replayed] = replay_drafts(pair, answers, sampling=Sampling(1.0))
         score, *_ = replayed.scores([4])
         live = speculative_decode(*models.values(), [prompt], limits=Limits(12), speculation=Speculation(4))[0]
         found.append((score.answers[0].counts[4], live.token_ids, [each.accepted for each in live.rounds]))

@@ -2,21 +2,15 @@
 
 import json
 import math
-from copy import deepcopy
 
 import pytest
-import torch
 
-from architectures.draft_vocabulary.head import cut_head
 from architectures.small_head.counting import coverage, token_counts
-from eval.acceptance.counts import count_trace
-from eval.acceptance.replay import answer_logits, replay_answer, replay_counts
+from eval.acceptance.replay import answer_logits, replay_answer
 from eval.answers.traces import read_traces
 from eval.checks.verify import Verification, verify_pair
-from eval.decoding.rules import LOSSLESS
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import speculative_decode
-from eval.decoding.texts import Limits, Speculation
+from eval.decoding.texts import Speculation
 from eval.models.loading import load_model
 from eval.prompts.forms import Prompt
 from eval.recorded.answers import read_recorded_traces
@@ -25,7 +19,6 @@ from eval.scorecard import headline, score_drafts
 from eval.scorecard.answers import TRACES_NAME, Answers, answers_folder
 from eval.scorecard.loaded_models import Pair, replay_drafts
 from tests.eval.conftest import SAID
-from tests.eval.decoding.laws import FIRST, TEXT
 from tests.eval.decoding.small_heads import spread_out
 from tests.eval.scorecard.test_score import config
 
@@ -83,7 +76,7 @@ def test_figures_are_those_of_the_same_draft_with_minus_infinity_elsewhere(targe
     pair = Pair(target, {"small": small_draft, "spread": spread_out(small_draft)})
     for temperature, traces in answers.items():
         group = Answers(traces, list(range(len(traces))))
-        small, spread = replay_drafts(pair, group, temperature=temperature)
+        small, spread = replay_drafts(pair, group, sampling=Sampling(temperature))
         assert (small.has_small_head, spread.has_small_head) == (True, False)
         for one, other in zip(small.answers, spread.answers, strict=True):
             assert one.replay.draft_logp.tolist() == other.replay.draft_logp.tolist()
@@ -97,7 +90,7 @@ def test_what_it_cannot_say_has_no_chance_and_a_log_probability_of_minus_infinit
     prompt, answer = [5, 6], [7, 8, 14, 9]  # 7 and 14 are not said
     logits = [answer_logits(model, prompt, answer) for model in (target, small_draft)]
     for temperature in (0.0, 0.8):
-        found = replay_answer(*logits, answer, temperature=temperature)
+        found = replay_answer(*logits, answer, sampling=Sampling(temperature))
         assert found.covered.tolist() == [0, 1, 0, 1]
         assert found.draft_logp[[0, 2]].tolist() == [-math.inf, -math.inf]
         for accepts in found.rules.values():
@@ -163,30 +156,9 @@ def test_a_draft_without_its_target_has_the_same_coverage(scored, rows, small_he
     assert "| measured on | coverage |" in (tmp_path / "scorecard.md").read_text()
 
 
-@pytest.mark.parametrize("rule", LOSSLESS)
-def test_what_replay_predicts_is_what_decoding_counts(small_pair, rule):
-    """Of 2000 sampled texts, within four standard errors, which are 0 where the text decides everything."""
-    target, draft = small_pair[0], deepcopy(small_pair[1])
-    cut_head(draft, torch.tensor([0, 1, 3]))
-    how = {"limits": Limits(TEXT), "speculation": Speculation(2, rule=rule), "row_seeds": range(2000)}
-    decoded = speculative_decode(target, draft, [FIRST] * 2000, sampling=Sampling(1.0), **how)
-    predicted = {}
-    for ids in {one.token_ids for one in decoded}:
-        logits = [answer_logits(model, FIRST, ids) for model in (target, draft)]
-        predicted[ids] = replay_counts(replay_answer(*logits, ids, temperature=1.0).rules[rule].accept, lookahead=2)
-    assert any(2 in ids for ids in predicted)
-    traces = [[(r.start, r.accepted) for r in one.rounds] for one in decoded]
-    counted = [count_trace(each, num_tokens=TEXT, lookahead=2) for each in traces]
-    for name in ("rounds", "accepted_tokens", "decided_tokens"):
-        due = [getattr(predicted[text.token_ids], name) for text in decoded]
-        differences = torch.tensor([getattr(one, name) - each for one, each in zip(counted, due, strict=True)])
-        assert abs(differences.mean()) <= 4 * differences.std() / 2000**0.5
-    assert sum(one.accepted_tokens for one in counted) > 0
-
-
 def test_verify_finds_it_lossless(target, small_draft):
     """By every check, with figures that are numbers."""
-    wanted = Verification(max_new_tokens=24, lookahead=3, samples=2)
+    wanted = Verification(max_new_tokens=24, speculation=Speculation(3), samples=2)
     findings = list(verify_pair(target, small_draft, [[5, 6, 7], [100]], wanted))
     assert [one.holds for one in findings] == [True] * 5
     assert not [one.detail for one in findings if "nan" in one.detail or "inf " in one.detail]

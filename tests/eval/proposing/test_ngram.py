@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.decoding.ngram import NgramLookup
 from eval.decoding.rules import EXACT_GREEDY_DRAFT
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import speculative_decode
 from eval.decoding.texts import Limits, Speculation
+from eval.proposing.ngram import NgramLookup
 from tests.eval.decoding.laws import (
     WARM,
     law_exact_rules_write_what_plain_sampling_writes,

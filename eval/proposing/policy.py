@@ -1,4 +1,4 @@
-"""Who proposes at each position: the text itself, by its own record, or a draft that is sure enough. Pure; no torch.
+"""Who proposes at each position, the text itself, by its own record, or a draft that is sure enough. Pure; no torch.
 
 What followed the last tokens of a text where they stood before costs nothing to propose, and is right often in texts
 that repeat themselves and hardly ever in others. A text shows which it is: at each of its tokens it is known whether
@@ -12,12 +12,7 @@ with n the tokens of the longest run at the end of the text that stands earlier 
 before which that was n, and hits how often what followed the run at its latest occurrence came next. The policy looks
 up where the rate is at least `least`, and leaves the rest to the draft.
 
-A draft's step is cheap where it is shallow, and verifying what it proposes is not. So it proposes for as long as the
-largest probability of its own distribution is at least `confidence`, and where the first is not, the target takes a
-plain step. That is known before anything is drawn: every rule stays lossless.
-
-Source of the second: llama.cpp's --draft-p-min; Mamou et al. 2024, "Dynamic Speculation Lookahead Accelerates
-Speculative Decoding of Large Language Models" (arXiv 2405.04304), compare both with constant lookaheads.
+Beside that, a draft's own doubt may end its rounds (eval/proposing/stopping.py), by `confidence`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
