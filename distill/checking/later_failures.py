@@ -13,6 +13,7 @@ from pathlib import Path
 from architectures.draft_vocabulary.lists import list_file, read_list
 from architectures.draft_vocabulary.tokens import tokens_beyond
 from architectures.errors import UserError
+from architectures.settings.recipe_command import command_of
 from architectures.shapes.shape import Shape
 from architectures.small_head.config import COUNTED
 from distill.checking.calibration_length import look_for_short_calibration
@@ -80,7 +81,7 @@ def look_for_few_prompts(of: Looked, sources: Sources) -> str | None:
         return None
     unopened = [named.name for named, rows in zip(recipe.data.prompts, sources, strict=True) if rows is None]
     if unopened:
-        return f"whether {', '.join(map(str, unopened))} can be had, and is enough: `widedraft generate` opens it"
+        return f"whether {', '.join(map(str, unopened))} can be had, and is enough: {command_of('generate')} opens it"
     rows, own = [row for rows in sources for row in rows or ()], recipe.data.self_written_prompts
     num_different, held_out = len(distinct(rows)), recipe.data.num_eval_prompts
     if num_different < len(rows) and num_different + own < held_out + (recipe.distill.train_on == "answers"):

@@ -15,18 +15,19 @@ JSON_READ_BY_LINE = "lines/2"  # the reader before told places in such files oth
 
 def fingerprint_sources(sources: Sequence[PromptSource]) -> str:
     """Content of prompt files and local data sets, and names of those of the hub, as one fingerprint."""
-    parts: list[Any] = []
+    values: list[Any] = []
+    parts: Parts = {}
     for source in sources:
+        content = content_of(source.path, source.name)
         task = [] if source.task is None else [TASKS[source.task].label]
-        parts.append(
-            [source.model_dump(mode="json", exclude={"task"}), content_of(source.path, source.name), *task],
-        )
-    return with_parts(fingerprint_value(parts), {name: part for each in sources for name, part in told(each).items()})
+        values.append([source.model_dump(mode="json", exclude={"task"}), content, *task])
+        parts |= told(source, content)
+    return with_parts(fingerprint_value(values), parts)
 
 
-def told(source: PromptSource) -> Parts:
+def told(source: PromptSource, content: str | None) -> Parts:
     """The file, or the data set, with its content where that is here, and how it is read."""
-    name, content = str(source.path or source.name), content_of(source.path, source.name)
+    name = str(source.path or source.name)
     said = {"path", "name"} if source.path is None else {"path", "name", "config", "split"}  # of a data set alone
     how = flat(source.model_dump(mode="json", exclude=said, exclude_defaults=True), name)
     return {**({} if content is None else {name: content}), **how}

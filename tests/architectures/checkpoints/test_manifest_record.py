@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 from pydantic import TypeAdapter
 
+from architectures.checkpoints.fingerprint_parts import with_parts
 from architectures.checkpoints.manifest import adopt_inputs, provenance, read_manifest, write_manifest
 from architectures.checkpoints.manifest_record import Hardware, Manifest, Provenance
 from architectures.errors import UserError
@@ -16,6 +17,7 @@ MODEL = {"path": "org/model", "revision": "main"}
 TRAIN = {"prompts": 8, "answers": 20, "answer_tokens": 90, "sequences": 9, "split": 1}
 COUNTS = {"prompts": 10, "self_written": 1, "duplicates": 0, "too_long": 2, "asked_in_eval": 0, "train": TRAIN}
 CACHE = {"captured_while": "answering", "max_seq_len": 64, "format": "widedraft.teacher_cache/2"}
+PARTS = {"a.jsonl": "0" * 64, "data.max_seq_len": 64}
 WRITTEN = {  # every entry that a stage adds
     "masks": {"metrics": {"masks/layers/gap": 0.5}, "target": MODEL, "recipe": "hash", "seed": 17},
     "scores": {"target": MODEL, "source": MODEL},
@@ -32,6 +34,7 @@ WRITTEN = {  # every entry that a stage adds
 WRONG = {  # one value for each field that its type does not have
     "stage": "other",
     "inputs": [],
+    "parts": {"target": "a"},
     "fingerprint": 2,
     "adopted": {"target": None},
     "provenance": {},
@@ -65,7 +68,8 @@ def schema(request):
 
 
 def written_by(stage, folder):
-    write_manifest(folder, stage=stage, inputs={"target": "a"}, **WRITTEN[stage])
+    inputs = {"target": "a", "data": with_parts("fingerprint of a test's data", PARTS)}
+    write_manifest(folder, stage=stage, inputs=inputs, **WRITTEN[stage])
     return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
 
 
@@ -76,14 +80,15 @@ def damaged(folder, **entries):
 @pytest.mark.parametrize("stage", WRITTEN)
 def test_what_a_stage_writes_is_read_value_for_value(stage, tmp_path, schema):
     held = written_by(stage, tmp_path)
-    assert list(held) == ["stage", "inputs", "fingerprint", *WRITTEN[stage], "provenance"]
+    assert list(held) == ["stage", "inputs", "parts", "fingerprint", *WRITTEN[stage], "provenance"]
+    assert held["parts"] == {"data": PARTS}  # nobody told those of the target
     assert {name: held[name] for name in WRITTEN[stage]} == WRITTEN[stage]
     assert json.dumps(read_manifest(tmp_path)) == json.dumps(held)  # it is fingerprinted
     schema.validate(held)
 
 
 def test_every_field_is_written_by_a_stage_and_damaged_below():
-    of_all = {"stage", "inputs", "fingerprint", "adopted", "provenance"}
+    of_all = {"stage", "inputs", "parts", "fingerprint", "adopted", "provenance"}
     assert {*FIELDS} == of_all | {name for details in WRITTEN.values() for name in details} == {*WRONG}
 
 

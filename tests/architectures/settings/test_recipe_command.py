@@ -18,6 +18,8 @@ OF_ANY_RECIPE = {  # texts that explain a command or are of a file whose recipe 
     "eval/records/files.py",
     "eval/report_inputs/cards.py",
     "eval/rounds/examples.py",
+    "eval/report/lookaheads.py",  # a page, read where the recipe need not be
+    "eval/report/training.py",
     "eval/commands/certify.py",
     "distill/stages/scoring_without_recipe.py",
     "distill/recipe/training.py",

@@ -43,7 +43,7 @@ def test_check_has_a_row_for_each_engine_named_and_none_otherwise(recipe):
     place = lines.index("engines (tensor parallel 1), by rules read in their code")
     assert [line.split() for line in lines[place + 1 : place + 3]] == [
         ["vLLM", "2", "not", "checked,", "13", "fine"],
-        ["llama.cpp", "1", "slower", "or", "lossy,", "4", "not", "checked,", "11", "fine"],
+        ["llama.cpp", "1", "slower", "or", "lossy,", "4", "not", "checked,", "12", "fine"],
     ]
 
 

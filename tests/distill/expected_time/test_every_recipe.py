@@ -40,13 +40,13 @@ def device(request, device_file, records, tmp_path) -> Device:
     return find_device(str(device_file(records[request.param])))
 
 
-def run_of(path: Path, monkeypatch: pytest.MonkeyPatch):
+def run_of(path: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str):
     for name in ("has_bfloat16", "many_rows_gain"):
         monkeypatch.setattr(f"architectures.files.number_types.{name}", lambda: True)  # what `auto` is on any of these
     if path.stem in SMALL and not (ROOT / "models" / "SmolLM2-135M-Instruct" / "config.json").is_file():
         pytest.skip("models/SmolLM2-135M-Instruct is not there; `make test` fetches it")
     monkeypatch.chdir(ROOT)
-    recipe = load_recipe(path)
+    recipe = load_recipe(path, overrides)
     question = Prompt("test:1", ({"role": "user", "content": "Why does bread rise when you bake it?" * 3},))
     sources = [
         [question] * (source.num_prompts or 570) if path.stem in SMALL else None for source in recipe.data.prompts
@@ -80,8 +80,13 @@ def test_an_unknown_one_says_how_to_measure_it(path, device, monkeypatch):
 
 @pytest.mark.parametrize("device", ["cores"], indirect=True)
 def test_a_run_of_two_cores_takes_about_as_long_as_it_took(device, monkeypatch):
-    """The quickstart as it was at commit 9cbd9e0: generate 112, distill 225, eval 116 s, with loading."""
-    times = {time.name: time for time in stage_times(run_of(ROOT / "bench" / "smollm2.yaml", monkeypatch), device)}
+    """The quickstart as it was at commit 9cbd9e0: generate 112, distill 225, eval 116 s, with loading.
+
+    It decoded 12 prompts live, all greedily; six at each of two temperatures are as many.
+    """
+    run = run_of(ROOT / "bench" / "smollm2.yaml", monkeypatch, "eval.live_prompts=6")
+    assert len(run.recipe.eval.temperatures) == 2
+    times = {time.name: time for time in stage_times(run, device)}
     took = {"answers": 112, "training": 225, "scorecard": 116}
     for name, seconds in took.items():
         assert times[name].seconds == pytest.approx(seconds, rel=0.5), name

@@ -53,7 +53,7 @@ def test_leaves_folded_weights_and_a_plan_of_the_drafts_shape(make_masks, capsys
     assert manifest is not None
     assert 0 < manifest["metrics"]["masks/layers/expected"] <= 4
     message = capsys.readouterr().err.splitlines()[-1]
-    assert message.startswith(f"{folder}: layers ")
+    assert message.startswith(f"{folder}: keeps layers ")
     assert message.endswith("Run `widedraft prune RECIPE` next.")
 
     model = build_mask_model(Run.of(recipe))

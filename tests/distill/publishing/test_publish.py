@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 import widedraft
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.checkpoints.generation_settings import read_generation_settings
+from architectures.engines.pair.facts import Drafting
 from architectures.errors import UserError
 from architectures.files.atomic import write_json
 from architectures.shapes.shape import Shape
@@ -412,8 +413,12 @@ def test_serve_lines_propose_what_pays_most(laid_out, published_target, lookahea
         repo_id="org/draft",
         base_model=BASE,
         lookahead=lookahead,
+        drafting={"transformers": Drafting(lookahead + 2, 0.4)},
     )
-    assert f'"num_speculative_tokens": {lookahead}' in told[0].line
+    lines = {one.engine: one.line for one in told}
+    assert f'"num_speculative_tokens": {lookahead}' in lines["vLLM"]
+    assert f"num_assistant_tokens={lookahead + 2}, " in lines["transformers"]
+    assert "assistant_confidence_threshold=0.4)" in lines["transformers"]
 
 
 @pytest.mark.parametrize(
