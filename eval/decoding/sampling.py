@@ -49,14 +49,14 @@ class Sampling:
 
 
 def penalised(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None) -> Tensor:
-    """Logits in float32 after the repetition penalty.
+    """Logits in float32, or float64 where they are so, after the repetition penalty.
 
     Args:
         logits_NV: What a model said.
         sampling: Holds the penalty.
         seen_NV: Which tokens stand in the text so far; may be None where there is no penalty.
     """
-    logits_NV = logits_NV.float()
+    logits_NV = logits_NV if logits_NV.dtype is torch.float64 else logits_NV.float()
     if sampling.repetition_penalty == 1:
         return logits_NV
     assert seen_NV is not None, "a repetition penalty needs the tokens seen"

@@ -1,7 +1,7 @@
 """The lines that a run ends with: the number that decides, then where it comes from. Pure text from the record."""
 
 from architectures.pages.counts import number_of
-from eval.pages.verdict import main_way_words, prediction, way_words, with_interval
+from eval.pages.verdict import is_unbelievable, main_way_words, prediction, way_words, with_interval
 from eval.records.scorecard import Scorecard
 from eval.records.scorecard_speeds import LOOKUP, POLICY, Live
 
@@ -12,7 +12,7 @@ def headline(scorecard: Scorecard) -> str:
     return "\n".join(
         [
             scorecard.verdict,
-            *deciding_lines(scorecard.live),
+            *deciding_lines(scorecard),
             *(f"WARNING: {text}" for text in scorecard.warnings),
             *(acceptance_line(scorecard, temperature) for temperature in scorecard.temperatures),
             (
@@ -28,9 +28,10 @@ def headline(scorecard: Scorecard) -> str:
     )
 
 
-def deciding_lines(live: Live | None) -> list[str]:
-    """What the number of the verdict is of, and which interval would decide it."""
-    if live is None:
+def deciding_lines(scorecard: Scorecard) -> list[str]:
+    """What the number of the verdict is of, and which interval would decide it; none where it is not believed."""
+    live = scorecard.live
+    if live is None or is_unbelievable(scorecard):
         return []
     prompts = number_of(live.prompts, "prompt")
     told = (

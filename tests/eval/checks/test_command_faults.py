@@ -97,6 +97,13 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
         "max-new-tokens": 5,
         "temperature": 0.3,
         "samples": 1,
+        "top-p": 0.3,
+        "top-k": 2,
+        "min-p": 0.5,
+        "repetition-penalty": 3,
+        "adaptive": None,
+        "least-confidence": 0.2,
+        "least-chance": 0.1,
         "compile": None,
         "capture": None,
     },
@@ -110,6 +117,9 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
         "num-prompts": 1,
         "max-new-tokens": 5,
         "batch-size": 1,
+        "adaptive": None,
+        "least-confidence": 0.2,
+        "least-chance": 0.1,
         "compile": None,
         "capture": None,
     },
@@ -123,6 +133,13 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
         "max-new-tokens": 5,
         "temperature": 0.3,
         "num-threads": 2,
+        "top-p": 0.3,
+        "top-k": 2,
+        "min-p": 0.5,
+        "repetition-penalty": 3,
+        "adaptive": None,
+        "least-confidence": 0.2,
+        "least-chance": 0.1,
         "compile": None,
         "capture": None,
     },
@@ -177,5 +194,33 @@ def test_no_option_is_accepted_and_ignored(
 @pytest.mark.parametrize("command", OPTIONS)
 def test_every_option_is_among_those_tried(command):
     known = {name.replace("_", "-") for name in widedraft.STAGES[command].settings.model_fields}
-    elsewhere = {"beside"} if command == "verify" else set()  # tests/eval/beside/test_policy_file.py
+    elsewhere = {"propose-doubted"}  # below
+    elsewhere |= {"beside"} if command == "verify" else set()  # tests/eval/policies/test_policy_file.py
     assert known == {*OPTIONS[command], *elsewhere, "rounds", "rehash"}  # what is written, and how files are known
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_the_token_of_doubt_is_proposed_where_that_is_asked_for(from_the_command_line, questions, command):
+    prompts = ("--prompts", questions) if command == "compare" else ()
+    words = (*USUAL[command], *prompts, "--least-confidence", 0.99)
+    before, behind = (
+        [one.proposed for one in from_the_command_line(command, *words, *more)[0].rounds]
+        for more in ((), ("--propose-doubted",))
+    )
+    assert 0 in before
+    assert behind.count(1) > before.count(1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--adaptive", "--least-chance", "0.2"), "--adaptive learns how long rounds may be from whole ones"),
+        (("--propose-doubted",), "Give --least-confidence or --least-chance as well"),
+    ],
+)
+@pytest.mark.parametrize("command", [*OPTIONS, "speed"])
+def test_rounds_end_in_one_way(command, words, message, capsys):
+    given = ["--target", "a", "--drafts" if command == "speed" else "--draft", "b"]
+    given += ["--checks", "multiplication"] if command == "quality" else []
+    assert widedraft.main([command, *given, *words]) == 2
+    assert message in capsys.readouterr().err

@@ -255,8 +255,8 @@ def test_the_loop_ends_its_rounds_where_replay_says(
         assert rounds.caught_up == caught_up
         lengths |= {one.proposed for one in text.rounds}
         if lookahead == 1:
-            own = [one.proposed for one in text.rounds if one.start + 2 < TEXT]
-            assert rounds.drafted.get(0, 0.0) == own.count(0)
+            due = Replayer(answer.rated(policy), lookahead, stopping).proposed
+            assert all(one.proposed == due[one.start] for one in text.rounds if one.start + 1 < TEXT)
     assert len(lengths) > 1 or (lookahead == 1 and stopping.proposes_doubted)
 
 
@@ -280,15 +280,23 @@ def test_sampled_rounds_that_end_by_doubt_are_those_of_replay_on_average(small_p
 
 def test_each_rule_is_tuned_to_the_best_of_its_grid_and_no_worse_than_whole_rounds(greedy_answers):
     alone = max(worth(greedy_answers, ProposalPolicy(1, NEVER, (0.5,), 1.0), STEPS).values())
+    tuned = tune_stopping(greedy_answers, STEPS)
+    assert [one.rule for one in tuned] == list(STOP_RULES)
+    for one in tuned:
+        assert one.speedup == pytest.approx(stopped_rounds(greedy_answers, one).speedup(one.lookahead, STEPS))
+        assert one.speedup >= alone - 1e-9
+
+
+def test_a_draft_that_knows_when_it_is_right_ends_rounds_where_it_is_not():
+    """Right where it is at least 0.6 sure and nowhere else; verifying is dear."""
+    confidence_T = np.random.default_rng(3).random(400)
+    answer = RecordedAnswer([1], [1] * 400, (confidence_T >= 0.6).astype(float), confidence_T, 400)
     dear = StepTimes(1.0, 0.1, 0.14, {lookahead: 1 + 0.4 * lookahead for lookahead in range(1, 7)})
-    for steps in (STEPS, dear):
-        tuned = tune_stopping(greedy_answers, steps)
-        assert [one.rule for one in tuned] == list(STOP_RULES)
-        for one in tuned:
-            assert one.speedup == pytest.approx(stopped_rounds(greedy_answers, one).speedup(one.lookahead, steps))
-        if steps is STEPS:
-            assert all(one.speedup >= alone - 1e-9 for one in tuned)
-    assert any(one.least > 0 for one in tuned)  # where verifying is dear, doubt pays
+    before, behind, gain = tune_stopping([answer], dear)
+    assert before.least == 0.6
+    assert behind.least >= 0.6
+    assert gain.least > 0
+    assert before.speedup > behind.speedup
 
 
 def test_a_round_that_ends_with_its_token_of_doubt_pays_no_step_for_it():

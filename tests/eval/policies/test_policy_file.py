@@ -11,6 +11,7 @@ import eval.commands.speed as speed_command
 import widedraft
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
+from eval.config import SamplingConfig
 from eval.policies.policy_file import (
     FILE_NAME,
     SCHEMA,
@@ -23,6 +24,8 @@ from eval.policies.policy_file import (
 )
 from eval.proposing.policy import ProposalPolicy
 from eval.rounds.round_trace import read_round_trace
+
+PLAIN = SamplingConfig()
 
 
 @pytest.fixture
@@ -49,7 +52,20 @@ def test_what_is_written_is_read(folders):
     found = policies(*folders)
     write_policies(found, folders[1])
     assert read_policies(*folders) == found
-    assert found.at(0.0, folders[1]).lookahead == 2
+    assert found.at(0.0, PLAIN, folders[1]).lookahead == 2
+
+
+def test_other_sampling_is_refused_where_it_decides_and_kept_in_the_file(folders):
+    chosen = SamplingConfig(top_p=0.9)
+    write_policies(PolicyFile(**{**vars(policies(*folders)), "sampling": chosen}), folders[1])
+    found = read_policies(*folders)
+    assert found.sampling == chosen
+    assert found.at(0.0, PLAIN, folders[1]).lookahead == 2  # greedy texts know no top-p
+    [tuned] = found.policies
+    warm = PolicyFile(**{**vars(found), "policies": (replace(tuned, temperature=1.0),)})
+    with pytest.raises(UserError, match=r"are for temperature 1, top-p 0\.9, not for temperature 1\. Make others"):
+        warm.at(1.0, PLAIN, folders[1])
+    assert warm.at(1.0, chosen, folders[1]).lookahead == 2
 
 
 def test_the_file_is_no_part_of_the_draft(folders):
@@ -75,7 +91,7 @@ def test_another_temperature_is_refused(folders):
     with pytest.raises(
         UserError, match=r"temperature 0, none for 0\.7\. Make one: widedraft lookup --temperatures 0\.7"
     ):
-        policies(*folders).at(0.7, folders[1])
+        policies(*folders).at(0.7, PLAIN, folders[1])
 
 
 @pytest.mark.parametrize(
@@ -130,7 +146,7 @@ def test_lookup_tunes_and_speed_measures_beside(folders, tmp_path, capsys, monke
         assert "lookup beside, draft" in printed
         assert "Beside n-gram lookup alone" in printed
         [row] = [row for row in record["ways"] if row["way"] == "lookup beside"]
-        assert row["lookahead"] == found.at(float(temperature), draft).lookahead
+        assert row["lookahead"] == found.at(float(temperature), PLAIN, draft).lookahead
         assert row["predicted"]["value"] > 0
         assert {one["way"] for one in record["against_lookup"]} == {"draft", "lookup beside"}
 

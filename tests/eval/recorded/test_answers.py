@@ -51,7 +51,7 @@ def test_a_prompt_that_is_no_text_is_not_exported(record, target_folder, tmp_pat
 
 
 def test_sampled_answers_are_not_exported_as_greedy_ones(sampled_traces, target_folder, tmp_path):
-    with pytest.raises(UserError, match=r"were sampled at temperature 0\.7, and the text form does not say so"):
+    with pytest.raises(UserError, match=r"were written at temperature 0\.7, and the text form does not say so"):
         export_recorded(sampled_traces, target_folder, tmp_path)
 
 

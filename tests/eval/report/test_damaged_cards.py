@@ -15,6 +15,7 @@ from eval.report.page import report_sections
 from eval.report_inputs.cards import read_cards
 
 OPTIONAL = {"model_type", "head_vocab_size", "p99_ms", "speedup_intervals", "evidence", "confidence", "schema"}
+OPTIONAL |= {"sampling", "top_p", "top_k", "min_p", "repetition_penalty", "live_at", "stopping", "p_value"}  # younger
 TYPED_SETTINGS = {*ScoredSettings.model_fields}
 
 

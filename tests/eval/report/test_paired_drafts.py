@@ -96,7 +96,7 @@ def other_lookaheads(record):
         row["best_lookahead"] += 10
         for entry in row["lookahead"]:
             entry["lookahead"] += 10
-    for entry in (*record["latency"]["verify"], record["live"]):
+    for entry in (*record["latency"]["verify"], record["live"], *record["live_at"]):
         entry["lookahead"] += 10
 
 
@@ -124,6 +124,7 @@ def test_a_temperature_that_one_run_lacks_is_named(rewrite, page_of):
     def drop(record):
         for rows in (record["acceptance"], record["speedup"], record["differences"], record["prompts"]["answers"]):
             rows[:] = [row for row in rows if row["temperature"] == 0]
+        record["live_at"] = []
 
     rewrite("deep", drop)
     page = page_of("deep", "shallow")

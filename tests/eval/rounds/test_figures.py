@@ -207,12 +207,13 @@ def test_live_rounds_stand_under_the_name_of_their_prompt(scored, target, noisy_
     assert len(set(map(tuple, found.values()))) == 2
 
 
-def test_without_live_decoding_no_older_rounds_stay(scored, target_folder, noisy_folder, tmp_path):
+def test_sampled_rounds_take_the_place_of_older_ones(scored, target_folder, noisy_folder, tmp_path):
     _, asked, config, _ = scored
     (tmp_path / "rounds.jsonl").write_text("of an earlier scoring")
     sampled = config.model_copy(update={"temperatures": (1.0,)})
     score_drafts(target_folder, {"draft": noisy_folder}, asked[:1], sampled, tmp_path, seed=3)
-    assert not (tmp_path / "rounds.jsonl").exists()
+    [run] = read_round_trace(tmp_path / "rounds.jsonl").header.runs
+    assert (run.sampling.temperature, run.texts) == (1.0, 1)
 
 
 def test_rounds_prints_a_trace_and_refuses_what_only_totals_need(scored, capsys):

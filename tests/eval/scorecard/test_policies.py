@@ -143,7 +143,7 @@ def test_the_page_and_the_headline_tell_it(scored):
     assert f"llama.cpp --draft-max {scorecard.policies[0].lookahead} --draft-p-min " in page
     assert "Over n-gram lookup alone, in the same turns: draft " in page
     assert "draft with its policy, lookahead" in scorecard.verdict
-    assert "over it, in the same turns: draft " in headline(scorecard)
+    assert "over that, draft " in headline(scorecard)
 
 
 def test_engines_get_lookup_only_where_the_policy_looks_up():

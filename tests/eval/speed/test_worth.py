@@ -228,7 +228,7 @@ def test_a_rounds_time_is_that_of_the_row_that_took_most_of_them():
 
 def test_the_page_has_every_way_and_says_what_is_faster():
     page = markdown(speed_page(record_of(0.0)), level=2)
-    assert "## Batch 1, temperature 0, 6 prompts, 1 repetitions, eager steps" in page
+    assert "## Batch 1, temperature 0, 6 prompts, 1 repetition, eager steps" in page
     assert "| target alone |  |  | 25.0 | 1.00x [1.00, 1.00] |  | 1.00x [1.00, 1.00] |  |" in page
     assert re.search(
         r"\| draft \| 4 \| 2\.50 \| \d+\.\d \| 1\.50x \[1\.50, 1\.50\] \| 1\.50x \[0\.83, 2\.86\] \|", page
