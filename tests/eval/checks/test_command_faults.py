@@ -145,9 +145,9 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
     },
 }
 USUAL = {
-    "verify": ("--max-new-tokens", 8, "--num-prompts", 2, "--samples", 2),
-    "quality": ("--checks", "multiplication", "--max-new-tokens", 8, "--num-prompts", 2),
-    "compare": ("--max-new-tokens", 8, "--temperature", 1, "--num-threads", 1),
+    "verify": ("--max-new-tokens", 24, "--num-prompts", 2, "--samples", 2),
+    "quality": ("--checks", "multiplication", "--max-new-tokens", 24, "--num-prompts", 2),
+    "compare": ("--max-new-tokens", 24, "--temperature", 1, "--num-threads", 1),
 }
 
 
@@ -202,7 +202,7 @@ def test_every_option_is_among_those_tried(command):
 @pytest.mark.parametrize("command", OPTIONS)
 def test_the_token_of_doubt_is_proposed_where_that_is_asked_for(from_the_command_line, questions, command):
     prompts = ("--prompts", questions) if command == "compare" else ()
-    words = (*USUAL[command], *prompts, "--least-confidence", 0.99)
+    words = (*USUAL[command], *prompts, "--least-confidence", 0.4)
     before, behind = (
         [one.proposed for one in from_the_command_line(command, *words, *more)[0].rounds]
         for more in ((), ("--propose-doubted",))
@@ -215,7 +215,7 @@ def test_the_token_of_doubt_is_proposed_where_that_is_asked_for(from_the_command
     ("words", "message"),
     [
         (("--adaptive", "--least-chance", "0.2"), "--adaptive learns how long rounds may be from whole ones"),
-        (("--propose-doubted",), "Give --least-confidence or --least-chance as well"),
+        (("--propose-doubted",), "Give --least-confidence or --least-chance too"),
     ],
 )
 @pytest.mark.parametrize("command", [*OPTIONS, "speed"])

@@ -86,9 +86,7 @@ def test_lookaheads_have_what_was_measured_beside_what_was_predicted(page, recor
             "lookahead": str(entry.lookahead),
             "τ": with_interval(entry.tau),
             "τ, independent": f"{iid_tau(row.alpha.value, entry.lookahead):.3f}",
-            "measured, the draft alone": with_interval(live.speedup, times=True)
-            if entry.lookahead == live.lookahead
-            else "–",
+            "measured, the draft alone": speed if entry.lookahead == live.lookahead else "–",
             "predicted": f"{predicted.predicted:.2f}x",
             "independent": f"{predicted.iid:.2f}x",
             "Leviathan's formula": f"{predicted.leviathan:.2f}x",
