@@ -173,6 +173,8 @@ def check_own_draft(target: PreTrainedModel, prompts: Sequence[Sequence[int]], w
     run = decode_run("target as its own draft", (target, target), prompts, wanted)
     accepted, proposed = counted(run.decoded, drafted_alone=True)
     told = kept_words(accepted, proposed)
+    if proposed == 0:
+        told += ": nothing is proven of it. Let rounds end later (--least-confidence, --least-chance), or write more"
     if target.dtype == torch.float32:
         return Finding(run.label, accepted == proposed > 0, f"{told}; asked: 100%", run)
     p_value = own_p_value(proposed - accepted, proposed)

@@ -202,7 +202,7 @@ def test_every_option_is_among_those_tried(command):
 @pytest.mark.parametrize("command", OPTIONS)
 def test_the_token_of_doubt_is_proposed_where_that_is_asked_for(from_the_command_line, questions, command):
     prompts = ("--prompts", questions) if command == "compare" else ()
-    words = (*USUAL[command], *prompts, "--least-confidence", 0.4)
+    words = (*USUAL[command], *prompts, "--least-confidence", 0.2)
     before, behind = (
         [one.proposed for one in from_the_command_line(command, *words, *more)[0].rounds]
         for more in ((), ("--propose-doubted",))
