@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from distill.checkpoints.trust import VALIDATION_VARIABLE
 from tests.processes import Parent, warm
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -52,6 +53,17 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     Parent.end()
+
+
+@pytest.fixture(autouse=True)
+def no_trust_left_behind() -> Iterator[None]:
+    """A command with --trust-checkpoints leaves that in the environment, and the next test would trust too."""
+    before = os.environ.get(VALIDATION_VARIABLE)
+    yield
+    if before is None:
+        os.environ.pop(VALIDATION_VARIABLE, None)
+    else:
+        os.environ[VALIDATION_VARIABLE] = before
 
 
 def build_tokenizer() -> Any:
