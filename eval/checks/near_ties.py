@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from eval.acceptance.replay import answer_logits
+from eval.steps.cache import CACHE_ARGUMENT
 
 TIE_STEPS = 4  # roundings of the largest logit within which two count as a near tie, whatever is measured
 TIE_NOISE = 1.5  # times the largest difference that was measured: the text's own reading is one more
@@ -116,10 +117,10 @@ def stepwise_logits(
         encoded = model.get_encoder()(input_ids=torch.tensor([list(prompt_ids)], device=model.device), return_dict=True)
         context, name = [model.config.decoder_start_token_id], "decoder_input_ids"
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        how = {"encoder_outputs": encoded, "past_key_values": cache}
+        how = {"encoder_outputs": encoded, CACHE_ARGUMENT: cache}
     else:
         context, name = list(prompt_ids), "input_ids"
-        how = {"past_key_values": DynamicCache(config=model.config)}
+        how = {CACHE_ARGUMENT: DynamicCache(config=model.config)}
     ids_1T = torch.tensor([[*context, *answer_ids[:-1]]], device=model.device)
     before = len(context) - 1
     pieces = [ids_1T[:, :before]] if before else []

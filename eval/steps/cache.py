@@ -1,9 +1,15 @@
 """The key/value cache of one sequence: grows with each forward pass, and can be taken back to an earlier length."""
 
+from inspect import signature
+
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import create_causal_mask
 
 from architectures.errors import UserError
+
+RENAMED = "cache" in signature(create_causal_mask).parameters
+CACHE_ARGUMENT = "cache" if RENAMED else "past_key_values"  # of a model's forward pass, to transformers 5.23 and since
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:

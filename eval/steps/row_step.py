@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.families import FAMILIES
+from eval.steps.cache import CACHE_ARGUMENT
 from eval.steps.row_cache import RowCache
 
 Span = tuple[int, int]  # the position of a row's first token among those fed, and how many tokens it is fed
@@ -36,9 +37,9 @@ def forward(
         input_ids=ids_BT,
         attention_mask=sight.masks(positions_BT, width),
         position_ids=positions_BT,
-        past_key_values=cache,  # pyright: ignore[reportArgumentType]  # all that a model asks of a Cache
         use_cache=True,
         logits_to_keep=0 if whole else 1,
+        **{CACHE_ARGUMENT: cache},  # all that a model asks of a Cache
     )
     return output.logits
 

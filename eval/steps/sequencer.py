@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from architectures.draft_vocabulary.head import columns_below
 from architectures.families import FAMILIES
-from eval.steps.cache import new_cache, roll_back
+from eval.steps.cache import CACHE_ARGUMENT, new_cache, roll_back
 from eval.steps.row_cache import RowCache
 from eval.steps.row_step import Sight, Span, forward, positions_of
 
@@ -165,7 +165,7 @@ class TextSequencer:
         assert ids_BT.shape == (1, count), f"one row of {count} tokens, got {tuple(ids_BT.shape)}"
         roll_back(self.cache, start)
         output = self.model(
-            input_ids=ids_BT, past_key_values=self.cache, use_cache=True, logits_to_keep=0 if whole else 1
+            input_ids=ids_BT, use_cache=True, logits_to_keep=0 if whole else 1, **{CACHE_ARGUMENT: self.cache}
         )
         return output.logits[..., : self.columns]
 
@@ -204,9 +204,9 @@ class ForwardSequencer:
             input_ids=ids_BT,
             attention_mask=self.real_BT if self.is_filled else None,
             position_ids=positions_BT.clamp(min=0),
-            past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
+            **{CACHE_ARGUMENT: self.cache},
         )
         return output.logits[..., : self.columns]
 
@@ -235,7 +235,7 @@ class TranslationSequencer:
         assert ids_BT.shape == (1, count), f"one row of {count} tokens, got {tuple(ids_BT.shape)}"
         roll_back(self.own_past, start)
         output = self.model(
-            encoder_outputs=self.encoded, decoder_input_ids=ids_BT, past_key_values=self.cache, use_cache=True
+            encoder_outputs=self.encoded, decoder_input_ids=ids_BT, use_cache=True, **{CACHE_ARGUMENT: self.cache}
         )
         logits = output.logits if whole else output.logits[:, -1:]
         return logits[..., : self.columns]
