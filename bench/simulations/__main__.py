@@ -65,7 +65,8 @@ def with_table(text: str, rows: Iterable[Row]) -> str:
 
 def cells_of(row: Row) -> tuple[str, ...]:
     """One line, in percent."""
-    should = "high" if row.nominal is None else f"{row.nominal:.0%}" if row.holds else f"at most {row.nominal:.0%}"
+    nominal = "" if row.nominal is None else f"{100 * row.nominal:g}%"
+    should = "high" if row.nominal is None else nominal if row.holds else f"at most {nominal}"
     return row.what, row.size, should, f"{row.share:.1%}", f"{row.error:.1%}"
 
 
