@@ -64,10 +64,6 @@ class Scored:
         """Under the rule a scorecard leads with."""
         return self.by_rule[0]
 
-    def is_of(self, draft: str, temperature: float) -> bool:
-        """Whether it is this draft's at this temperature."""
-        return (self.leading.draft, self.leading.temperature) == (draft, temperature)
-
 
 def measure(
     pair: Pair,
@@ -95,32 +91,24 @@ def measure(
     forecasts = [forecast(pair, score.leading, latency) for score in scored]
     steps = latency.step_times(pair.primary)
     tuned = tune_draft(pair, tuning, steps, config)
-    along = {
-        score.leading.temperature: recorded_along(
-            score.replayed, answers[score.leading.temperature], max_new_tokens=config.max_new_tokens
+    ours = {score.leading.temperature: score for score in scored if score.leading.draft == pair.primary}
+    promised = {row.temperature: row for row in forecasts if row.draft == pair.primary}
+    most = config.max_new_tokens
+    along = {t: recorded_along(score.replayed, answers[t], max_new_tokens=most) for t, score in ours.items()}
+    looked_up = {t: best_lookup(texts_of(group), steps, max_new_tokens=most) for t, group in answers.items()}
+    lives = [
+        measure_live(
+            pair,
+            answers[temperature],
+            score.leading,
+            promised=promised[temperature],
+            policy=tuned[temperature].policy if temperature in tuned else None,
+            lookup=looked_up[temperature][0],
+            config=config,
+            resampling=resampling,
         )
-        for score in scored
-        if score.leading.draft == pair.primary
-    }
-    looked_up = {
-        temperature: best_lookup(texts_of(answers[temperature]), steps, max_new_tokens=config.max_new_tokens)
-        for temperature in answers
-    }
-    lives = []
-    for index in [index for index, score in enumerate(scored) if score.leading.draft == pair.primary]:
-        temperature = scored[index].leading.temperature
-        lives.append(
-            measure_live(
-                pair,
-                answers[temperature],
-                scored[index].leading,
-                promised=forecasts[index],
-                policy=tuned[temperature].policy if temperature in tuned else None,
-                lookup=looked_up[temperature][0],
-                config=config,
-                resampling=resampling,
-            )
-        )
+        for temperature, score in ours.items()
+    ]
     lives.sort(key=lambda each: each[0].temperature != 0)  # stable: greedy first, else as asked
     return Measured(
         acceptance=tuple(
