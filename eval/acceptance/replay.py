@@ -29,8 +29,10 @@ from transformers import PreTrainedModel
 
 from architectures.draft_vocabulary.head import head_ids, spread
 from eval.acceptance.counts import Array, Counts, count_visits, remaining_after
+from eval.decoding.batch import first_tokens
 from eval.decoding.rules import EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT, LOSSLESS, REJECTION
 from eval.decoding.sampling import Sampling, confidence_of, log_distribution, penalised, seen_along
+from eval.models.loading import shared_vocab_size
 
 
 def rule_names(temperature: float) -> tuple[str, ...]:
@@ -160,6 +162,21 @@ def replay_answer(
         covered=as_array(value_at(answer_T, draft_logits_TV) > -torch.inf),
         draft_confidence=as_array(confidence_of(draft_logits_TV)),
     )
+
+
+def replay_pair(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    prompt_ids: Sequence[int],
+    answer_ids: Sequence[int],
+    *,
+    sampling: Sampling,
+) -> Replay:
+    """The same of two models that read one answer; ids that only one of them has are left out."""
+    vocab_size = shared_vocab_size(target, draft)
+    own_TV, draft_TV = (answer_logits(model, prompt_ids, answer_ids)[:, :vocab_size] for model in (target, draft))
+    context = first_tokens(target, prompt_ids)
+    return replay_answer(own_TV, draft_TV, answer_ids, sampling=sampling, prompt_ids=context)
 
 
 def rejection(target_logp_TV: Tensor, draft_logp_TV: Tensor, answer_T: Tensor) -> tuple[Tensor, Tensor]:

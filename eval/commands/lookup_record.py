@@ -4,16 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from architectures.progress.track import track
 from eval.acceptance.estimates import Resampling
-from eval.acceptance.replay import answer_logits, replay_answer, rule_name
+from eval.acceptance.replay import replay_pair, rule_name
 from eval.acceptance.speedup import StepTimes
 from eval.checks.loaded_pair import LoadedPair
-from eval.decoding.batch import first_tokens
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import plain_decode
 from eval.decoding.texts import Limits, Seeds, row_seed
 from eval.latency.measure import measure_latency, timing_ticks
 from eval.latency.steps import Setting
-from eval.models.loading import shared_vocab_size
 from eval.policies.policy_replay import RecordedAnswer
 from eval.scorecard.answers import typical_context
 
@@ -39,12 +37,10 @@ def recorded_answers(
         batch: Prompts answered together.
         seed: Of what is drawn.
     """
-    vocab_size, recorded = shared_vocab_size(pair.target, pair.draft), []
+    recorded = []
     texts = answers_of(pair, prompts, Limits(max_new_tokens, pair.stop_ids), sampling, batch=batch, seed=seed)
     for prompt, answer in track(texts, description=f"answers at T = {sampling.temperature:g}", total=len(prompts)):
-        own, drafts = (answer_logits(model, prompt, answer)[:, :vocab_size] for model in (pair.target, pair.draft))
-        context = first_tokens(pair.target, prompt)
-        replayed = replay_answer(own, drafts, answer, sampling=sampling, prompt_ids=context)
+        replayed = replay_pair(pair.target, pair.draft, prompt, answer, sampling=sampling)
         accept_T = replayed.rules[rule_name(sampling.temperature)].accept
         recorded.append(RecordedAnswer(prompt, answer, accept_T, replayed.draft_confidence, max_new_tokens))
     return recorded

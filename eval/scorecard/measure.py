@@ -5,15 +5,14 @@ from dataclasses import dataclass
 
 from eval.acceptance.counts import Counts
 from eval.acceptance.estimates import Resampling
-from eval.acceptance.replay import answer_logits, replay_answer, replay_counts, rule_name
+from eval.acceptance.replay import replay_counts, replay_pair, rule_name
 from eval.answers.traces import Trace
 from eval.config import EvalConfig
-from eval.decoding.batch import first_tokens
 from eval.decoding.sampling import Sampling
 from eval.latency.floor import byte_ratio
 from eval.latency.measure import Latency, measure_latency, timing_ticks
 from eval.latency.steps import Setting
-from eval.models.loading import shared_vocab_size, stop_token_ids
+from eval.models.loading import stop_token_ids
 from eval.policies.lookup_alone import Texts, best_lookup
 from eval.policies.tune import Tuned
 from eval.records.acceptance import AcceptanceRow
@@ -194,16 +193,10 @@ def measure_live(
 
 def replayed_texts(pair: Pair, live: Sequence[LiveAnswer], asked: Sequence[Trace], sampling: Sampling) -> list[Counts]:
     """What the replay expects of the very texts that were sampled with the draft, at the lookahead they had."""
-    vocab_size = shared_vocab_size(pair.target, pair.drafts[pair.primary])
-    expected = []
+    draft, expected = pair.drafts[pair.primary], []
     for answer, trace in zip(live, asked, strict=True):
         ids = answer.speculative.token_ids
-        own_TV, draft_TV = (
-            answer_logits(model, trace.prompt_ids, ids)[:, :vocab_size]
-            for model in (pair.target, pair.drafts[pair.primary])
-        )
-        context = first_tokens(pair.target, trace.prompt_ids)
-        replayed = replay_answer(own_TV, draft_TV, ids, sampling=sampling, prompt_ids=context)
+        replayed = replay_pair(pair.target, draft, trace.prompt_ids, ids, sampling=sampling)
         accept_T = replayed.rules[rule_name(sampling.temperature)].accept
         expected.append(replay_counts(accept_T, lookahead=answer.lookahead))
     return expected
