@@ -136,7 +136,7 @@ def run_stage(name: str, listed: Listed, told: Record, left_s: float) -> Record:
         return stage_record("skipped", "no time was left", [], seconds=0, limit_s=0)
     work = Path(told["work"])
     setting_file, rows_file = work / "setting.json", work / f"{name}.rows.jsonl"
-    setting_file.write_text(json.dumps(told | {"limit_s": limit_s - GRACE_S}), encoding="utf-8")
+    setting_file.write_text(json.dumps(told | {"deadline_s": time.monotonic() + limit_s - GRACE_S}), encoding="utf-8")
     rows_file.unlink(missing_ok=True)
     begin_s = time.monotonic()
     code = run_for(

@@ -42,12 +42,12 @@ class Lines:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A module that cannot be imported."""
         if report.failed:
-            self.write(kind="broken", id=report.nodeid, reason=reason_of(report))
+            self.write(kind="broken", id=report.nodeid, reason=reason_of(report), traceback=report.longreprtext)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Setting up, running or cleaning up ended."""
-        reason = reason_of(report) if report.failed else None
-        self.write(kind=report.when, id=report.nodeid, outcome=report.outcome, seconds=report.duration, reason=reason)
+        told = {"reason": reason_of(report), "traceback": report.longreprtext} if report.failed else {"reason": None}
+        self.write(kind=report.when, id=report.nodeid, outcome=report.outcome, seconds=report.duration, **told)
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -31,7 +31,8 @@ MOST_PROCESSES = 10  # each holds half a GiB of the GPU by being there
 CORES_OF_A_PROCESS = 1.5
 LONGEST_TEST_S = 60
 POLL_S = 0.2
-LOG_NAME = "tests.log"  # what pytest printed, with every traceback
+LOG_NAME = "tests.log"  # what pytest printed
+FAILURES_NAME = "failures.log"  # a traceback for each that failed, written as it fails: a run may be cut off
 
 
 def rows(setting: Setting) -> Iterator[Row]:
@@ -46,7 +47,11 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 
 def run_tests(words: Sequence[str], setting: Setting, *, cwd: Path) -> Iterator[Row]:
-    """Rows of a run of pytest with the given words; its output stays in LOG_NAME."""
+    """Rows of a run of pytest with the given words; its output stays in LOG_NAME and FAILURES_NAME.
+
+    Raises:
+        RuntimeError: After the last row, where tests failed or did not end, or where none was found.
+    """
     lines = setting.work / "tests.lines.jsonl"
     lines.unlink(missing_ok=True)
     environment = {
@@ -56,7 +61,7 @@ def run_tests(words: Sequence[str], setting: Setting, *, cwd: Path) -> Iterator[
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     command = [sys.executable, "-m", "pytest", "-p", "bench.gpu.outcome_lines", "-p", "no:cacheprovider", *words]
-    log, modules = setting.out / LOG_NAME, Modules()
+    log, modules = setting.out / LOG_NAME, Modules(setting.out / FAILURES_NAME)
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=file, stderr=subprocess.STDOUT)
         try:
@@ -70,6 +75,7 @@ def run_tests(words: Sequence[str], setting: Setting, *, cwd: Path) -> Iterator[
     yield from modules.unfinished()
     if not modules.by_name:
         raise RuntimeError(f"pytest ran no test; {' '.join(log.read_text(encoding='utf-8').split()[-30:])}")
+    modules.require_all_passed()
 
 
 @dataclass
@@ -97,7 +103,9 @@ class Module:
 class Modules:
     """Reads the lines of bench.gpu.outcome_lines as they are written."""
 
-    def __init__(self) -> None:
+    def __init__(self, failures: Path) -> None:
+        self.failures = failures
+        self.failures.unlink(missing_ok=True)
         self.by_name: dict[str, Module] = {}
         self.told: set[str] = set()
         self.offset = 0
@@ -124,7 +132,21 @@ class Modules:
             if name not in self.told:
                 yield {**row_of(name, module), "unfinished": len(module.ids - module.ended)}
 
+    def require_all_passed(self) -> None:
+        """Raise RuntimeError where tests failed or did not end."""
+        failed = sum(module.count("failed") for module in self.by_name.values())
+        unfinished = sum(len(module.ids - module.ended) for module in self.by_name.values())
+        if failed or unfinished:
+            first = next((module.first_failure for module in self.by_name.values() if module.first_failure), "none")
+            raise RuntimeError(f"{failed} tests failed and {unfinished} did not end; first failure: {first}")
+
+    def keep_traceback(self, line: dict[str, Any]) -> None:
+        with self.failures.open("a", encoding="utf-8") as file:
+            file.write(f"{'=' * 30} {line['id']} ({line['kind']})\n{line['traceback']}\n\n")
+
     def take(self, line: dict[str, Any]) -> None:
+        if "traceback" in line:
+            self.keep_traceback(line)
         if line["kind"] == "collected":
             for test in line["ids"]:
                 self.of(test).ids.add(test)
@@ -147,5 +169,5 @@ class Modules:
 
 def row_of(name: str, module: Module) -> Row:
     """How the tests of a module went."""
-    counts = {outcome: module.count(outcome) for outcome in ("passed", "failed", "skipped")}
+    counts = {f"tests_{outcome}": module.count(outcome) for outcome in ("passed", "failed", "skipped")}
     return {"module": name, **counts, "seconds": round(module.seconds, 1), "first_failure": module.first_failure}

@@ -20,7 +20,7 @@ REPEAT_RTOL = 1e-5  # the same device, whose sums may run in another order; a pr
 
 def last_state(recipe: Recipe, folder: str = "checkpoints") -> dict[str, Any]:
     last = find_checkpoints(Path(recipe.run_dir) / folder)[-1]
-    return torch.load(last, weights_only=False)["state"]
+    return torch.load(last, map_location="cpu", weights_only=False)["state"]  # a GPU's are compared with a processor's
 
 
 def weights(recipe: Recipe) -> dict[str, torch.Tensor]:
