@@ -28,15 +28,15 @@ class RequestRecord:
         kept: How many of them each round kept.
     """
 
-    request: Count
+    request: Counted
     source: str
-    updates: Count
+    updates: Counted
     alpha: Share
     tau: NotNegative
-    tokens: Counted
-    rounds: Counted
-    proposed: Count
-    accepted: Count
+    tokens: Count
+    rounds: Count
+    proposed: Counted
+    accepted: Counted
     seconds: NotNegative | None
     wait_s: NotNegative | None
     answer_ids: tuple[int, ...]
