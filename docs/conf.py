@@ -41,6 +41,7 @@ NAVIGATION = {
         "Losses": "losses",
         "Teachers": "teacher",
         "Text": "text",
+        "Online": "online",
         "On a GPU": "gpu",
     },
     "Judge it": {

@@ -75,6 +75,7 @@ LIGHT_MODULES = (
     "eval.prompts.loading",
     "eval.prompts.rendering",
     "eval.prompts.words",
+    "eval.streams.stream",
     "eval.commands.report",
     "eval.commands.speed",
     "widedraft",

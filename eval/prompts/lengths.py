@@ -8,8 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from architectures.errors import UserError
 from eval.prompts.forms import Prompt
 from eval.prompts.rendering import render_prompt
-
-MAX_PLACES_SHOWN = 5
+from eval.prompts.rows import source_words
 
 
 def drop_too_long(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_prompt_len: int) -> list[Prompt]:
@@ -37,8 +36,3 @@ def drop_too_long(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase,
             file=sys.stderr,
         )
     return fitting
-
-
-def source_words(sources: Sequence[str]) -> str:
-    """Where some rows are, the first of them if there are many."""
-    return ", ".join(sources[:MAX_PLACES_SHOWN]) + (", ..." if len(sources) > MAX_PLACES_SHOWN else "")

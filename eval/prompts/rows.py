@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,16 +17,46 @@ from eval.prompts.table import TASKS, HubRows
 Parsed = TypeVar("Parsed")
 
 MOST_CHARACTERS = 1 << 24  # of a row
+MAX_PLACES_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class UnreadRow:
+    """A row that nobody has looked at yet.
+
+    Attributes:
+        where: Its place, as "file.jsonl:12".
+        read: Its value; a UserError where it is none.
+    """
+
+    where: str
+    read: Callable[[], Any]
 
 
 def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed]) -> list[Parsed]:
     """What the first num_prompts rows of one source are parsed as, each with its place; at least one."""
-    rows = file_rows(Path(source.path), absent_words(source)) if source.path is not None else dataset_rows(source)
-    parsed = [parse(row, where) for where, row in islice(rows, source.num_prompts)]
+    parsed = [parse(row.read(), row.where) for row in source_rows(source)]
     if not parsed:
-        named = source.path or source.name or source.task
-        raise UserError(f"{named}: no prompts in it. Give a source with at least one row.")
+        raise UserError(f"{source_name(source)}: no prompts in it. Give a source with at least one row.")
     return parsed
+
+
+def source_rows(source: PromptSource) -> Iterator[UnreadRow]:
+    """The first num_prompts rows of one source, one by one."""
+    if source.path is not None:
+        return islice(file_rows(Path(source.path), absent_words(source)), source.num_prompts)
+    rows = islice(dataset_rows(source), source.num_prompts)
+    return (UnreadRow(where, partial(as_it_is, row)) for where, row in rows)
+
+
+def as_it_is(row: Any) -> Any:
+    """The row of a data set, which is read already."""
+    return row
+
+
+def source_name(source: PromptSource) -> str:
+    """What a message calls a source."""
+    return str(source.path or source.name or source.task)
 
 
 def absent_words(source: PromptSource) -> str:
@@ -39,8 +69,8 @@ def absent_words(source: PromptSource) -> str:
     )
 
 
-def file_rows(path: Path, absent: str) -> Iterator[tuple[str, Any]]:
-    """(location, row) of each line of a JSON-lines file; blank lines are passed over but counted.
+def file_rows(path: Path, absent: str) -> Iterator[UnreadRow]:
+    """Each line of a JSON-lines file; blank lines are passed over but counted.
 
     Args:
         path: The file.
@@ -55,11 +85,16 @@ def file_rows(path: Path, absent: str) -> Iterator[tuple[str, Any]]:
                         f"{path}:{number}: has over {MOST_CHARACTERS:,} characters. Write one JSON object per line."
                     )
                 if line.strip():
-                    yield f"{path}:{number}", parse_json(line, f"{path}:{number}", "Write one JSON object per line.")
+                    yield line_row(line, f"{path}:{number}")
     except OSError as error:
         raise UserError(unreadable(path, error, absent)) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8 JSON lines.") from error
+
+
+def line_row(line: str | bytes, where: str) -> UnreadRow:
+    """The row of a line of JSON."""
+    return UnreadRow(where, partial(parse_json, line, where, "Write one JSON object per line."))
 
 
 def dataset_rows(source: PromptSource) -> Iterator[tuple[str, Any]]:
@@ -149,3 +184,8 @@ def describe(value: Any) -> str:
     except RecursionError:  # what json could just read, it cannot write from a deeper place of the stack
         return "a value of many levels"
     return shown if len(shown) <= 40 else f"{shown[:40]}…"
+
+
+def source_words(sources: Sequence[str]) -> str:
+    """Where some rows are, the first of them if there are many."""
+    return ", ".join(sources[:MAX_PLACES_SHOWN]) + (", ..." if len(sources) > MAX_PLACES_SHOWN else "")
