@@ -13,7 +13,6 @@ from eval.prompts.rows import MOST_CHARACTERS, UnreadRow, line_row
 from eval.streams.request import say
 
 POLL_S = 0.1
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,8 @@ def followed_rows(path: Path, waiting: Waiting) -> Iterator[UnreadRow]:
         require_regular(path, remedy="Name a file of JSON lines.")
         with path.open("rb") as file:
             for number, line in enumerate(followed_lines(path, file, waiting), start=1):
-                text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-                if text.strip():
-                    yield line_row(text, f"{path}:{number}")
+                if line.strip():
+                    yield line_row(line, f"{path}:{number}")  # bytes: json passes over a byte-order mark itself
     except OSError as error:
         raise UserError(unreadable(path, error, "Make the file before it is followed.")) from error
 
