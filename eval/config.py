@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from architectures.files.number_types import DtypeOrAuto
 from architectures.files.section import Renamed, Section
 from architectures.settings.kinds import (
+    AnswerSteps,
     BatchSize,
     BatchSizes,
     Confidence,
@@ -97,6 +98,7 @@ class EvalConfig(Section):
         "compute in it, else float32.",
     )
     batch_size: BatchSize = Field(default=32, description="Rows decoded together while the target writes its answers.")
+    answer_steps: AnswerSteps = "auto"
     confidence: Confidence = 0.95
     num_resamples: int = Field(default=2000, ge=1, le=100_000, description="Bootstrap resamples of the prompts.")
     num_threads: NumThreads = None
@@ -134,6 +136,7 @@ class EvalConfig(Section):
             which: Of them, as `model_dump` takes it.
         """
         values = self.model_dump(mode="json", **which)
+        values.pop("answer_steps", None)  # as the device, they run the same model: where answers come sooner
         for name, older in OLDER_NAMES.items():
             values |= {older: values.pop(name)} if name in values else {}
         first, last = self.lookaheads[0], self.lookaheads[-1]

@@ -123,6 +123,14 @@ AUTO: Any = "auto"  # validation makes the number type of this machine of it
 
 Compile = Annotated[bool, Field(description="Compile the models' steps first: minutes, then faster steps.")]
 Capture = Annotated[bool, Field(description="Capture the models' steps in CUDA graphs first: a GPU, no minutes.")]
+HowAnswered = Literal["auto", "eager", "captured"]
+AnswerSteps = Annotated[
+    HowAnswered,
+    Field(
+        description="How the target's steps are run while it answers: captured in CUDA graphs, or eager. auto captures "
+        "them on a GPU wherever that can be, and says where not."
+    ),
+]
 Rehash = Annotated[
     bool,
     Field(

@@ -78,7 +78,8 @@ def write_own_prompts_if_asked(target: Path, config: DataConfig, out: Path, *, s
     """The prompts the recipe asks the target to write itself; none if it asks for none."""
     if config.self_written_prompts == 0:
         return []
-    settings = SelfWriting(seed=seed, dtype=dtype, batch_size=config.batch_size, shard_size=config.shard_size)
+    sizes = {"batch_size": config.batch_size, "shard_size": config.shard_size}
+    settings = SelfWriting(seed=seed, dtype=dtype, **sizes, steps=config.answer_steps)
     return write_own_prompts(target, config.self_written_prompts, out, settings)
 
 
@@ -93,6 +94,7 @@ def decoding_settings(config: DataConfig, *, seed: int, dtype: str) -> DecodingS
         max_prompt_len=config.max_seq_len - 1,  # space for one token of the answer
         seed=seed,
         dtype=dtype,
+        steps=config.answer_steps,
     )
 
 

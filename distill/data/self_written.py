@@ -11,12 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.checkpoints.fingerprint import fingerprint_checkpoint
 from architectures.errors import UserError
 from architectures.progress.track import track
+from architectures.settings.kinds import HowAnswered
 from eval.answers.older_answers import adopt_older_answers
 from eval.answers.shards import claim_shards, read_shard, write_shard
 from eval.decoding.answering import claimed_draws, derive_seed
@@ -26,6 +28,8 @@ from eval.decoding.texts import Limits
 from eval.models.loading import context_length_of, load_model, load_tokenizer, stop_token_ids
 from eval.prompts.forms import Prompt, user_turn
 from eval.prompts.rendering import chat_text, template_hash
+from eval.steps.answer_steps import answer_opener
+from eval.steps.sequencer import Opener
 
 NAME = "self-written"
 SENTINEL = "widedraftusertext"
@@ -45,6 +49,7 @@ class SelfWriting:
         max_new_tokens: Candidates that are longer are dropped.
         temperature: Divides the logits.
         top_p: Probability mass sampled from.
+        steps: How the target's steps are run; claimed by no folder, as eval.answers.traces has it.
     """
 
     seed: int
@@ -54,6 +59,12 @@ class SelfWriting:
     max_new_tokens: int = 256
     temperature: float = 1.0
     top_p: float = 0.95
+    steps: HowAnswered = "auto"
+
+    @property
+    def claimed(self) -> dict[str, Any]:
+        """As a folder of prompts claims them."""
+        return {name: value for name, value in asdict(self).items() if name != "steps"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
     record = {
         "target": fingerprint_checkpoint(target),
         "template": template_hash(tokenizer),
-        **asdict(settings),
+        **settings.claimed,
         **claimed_draws(settings.temperature),
     }
     num_candidates = count * CANDIDATES_PER_PROMPT
@@ -172,6 +183,10 @@ class Writer:
     def model(self) -> PreTrainedModel:
         return load_model(self.target, dtype=self.settings.dtype)
 
+    @cached_property
+    def opener(self) -> Opener:
+        return answer_opener(self.model, self.settings.steps)
+
     def write(self, candidates: range) -> list[dict[str, int | str]]:
         """The usable ones among some numbered candidates, in their order."""
         texts: dict[int, str] = {}
@@ -187,6 +202,7 @@ class Writer:
             limits=Limits(self.settings.max_new_tokens, self.user_turn.stop_ids | stop_token_ids(self.model)),
             sampling=Sampling(self.settings.temperature, self.settings.top_p),
             row_seeds=[derive_seed(self.settings.seed, NAME, number) for number in candidates],
+            opener=self.opener,
         )
         read = {
             number: self.read(each.token_ids, stopped=each.stopped)

@@ -43,4 +43,5 @@ def recorded_values(recipe: Recipe) -> dict[str, Any]:
     values["distill"]["teacher"] = {**UNSAID, **values["distill"]["teacher"]}
     values["distill"]["loss"] = recorded_loss(recipe.distill.loss)
     values["eval"] = recipe.eval.recorded()
+    del values["data"]["answer_steps"]  # as the device, it runs the same model
     return values

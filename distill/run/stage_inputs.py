@@ -45,6 +45,8 @@ RESUMABLE_KEYS = frozenset(  # a continued training may change these
     )
 )
 
+NOT_THE_ANSWERS = {"answers_from": True, "answer_steps": True}  # of data: where they are found, and what runs the model
+
 NOT_THE_DRAFT = {"engines", "tensor_parallel"}  # of export: what is asked about it, and changes no byte of it
 
 TASK = {"__all__": {"task"}}  # of sources, whose own fingerprint says it: one without a task stays what it was
@@ -198,8 +200,8 @@ def asked_inputs(recipe: Recipe) -> dict[str, str]:
         "data": section(
             recipe,
             "data",
-            recipe.data.model_dump(mode="json", exclude={"prompts": TASK, "answers_from": True}),
-            told=recipe.data.model_dump(mode="json", exclude={"prompts", "answers_from"}),  # prompts tell of themselves
+            recipe.data.model_dump(mode="json", exclude={"prompts": TASK, **NOT_THE_ANSWERS}),
+            told=recipe.data.model_dump(mode="json", exclude={"prompts", *NOT_THE_ANSWERS}),  # prompts tell themselves
         ),
         "prompts": fingerprint_sources(recipe.data.prompts),
         "seed": str(recipe.seed),
@@ -261,14 +263,14 @@ def draft_inputs(run: Run) -> dict[str, str]:
 def eval_inputs(run: Run) -> dict[str, str]:
     """What the scorecard is made from."""
     scoring = run.recipe.eval
-    settings = scoring.recorded(exclude={"tasks": TASK})
+    settings, untold = scoring.recorded(exclude={"tasks": TASK}), {"tasks", "answer_steps"}
     if not settings["policy_prompts"]:
         del settings["policy_prompts"]  # what was recorded before there was this key holds
     return {
         "target": fingerprint_checkpoint(run.target),
         "undistilled": fingerprint_checkpoint(run.init.path),
         "draft": fingerprint_checkpoint(run.draft.path),
-        "eval": section(run.recipe, "eval", settings, told=scoring.model_dump(mode="json", exclude={"tasks"})),
+        "eval": section(run.recipe, "eval", settings, told=scoring.model_dump(mode="json", exclude=untold)),
         "prompts": fingerprint_sources(scoring.tasks) if scoring.tasks else data_as_input(run),
         "seed": str(run.recipe.seed),
     }

@@ -40,6 +40,8 @@ from eval.models.loading import (
 from eval.prompts.forms import Prompt
 from eval.prompts.lengths import drop_too_long
 from eval.prompts.rendering import render_prompt, template_hash
+from eval.steps.answer_steps import answer_opener
+from eval.steps.sequencer import Opener
 
 LOGP_DIGITS = 6  # of log-probabilities in nats: more than float32 has of most
 
@@ -152,6 +154,10 @@ class Answerer:
         return load_model(self.target, dtype=self.settings.dtype)
 
     @cached_property
+    def opener(self) -> Opener:
+        return answer_opener(self.model, self.settings.steps)
+
+    @cached_property
     def vocab_size(self) -> int:
         return text_config(self.target).vocab_size
 
@@ -228,7 +234,7 @@ class Answerer:
             sampling_of(self.settings),
         )
         seeds = [derive_seed(self.settings.seed, self.name, turn.id) for _, turn in batch]
-        return decode_steps([self.model], wanted, row_seeds=seeds)
+        return decode_steps([self.model], wanted, row_seeds=seeds, opener=self.opener)
 
     def trace(self, turn: Turn, prompt_ids: Sequence[int], decoded: Decoded) -> Trace:
         """One answered turn, in ids and in words."""

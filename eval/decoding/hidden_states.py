@@ -4,17 +4,18 @@ A step of plain decoding makes one for each unfinished text: the input of the ou
 has not kept them reads the finished text once more.
 
 Shape suffixes used in this file:
-    B = unfinished texts, T = tokens fed to each, H = width of the last hidden state; A = tokens of a text
+    B = rows of a step, T = tokens fed to each, H = width of the last hidden state; A = tokens of a text
 """
 
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from eval.decoding.batch import Emitted
 from eval.decoding.texts import Decoded
+from eval.steps.head_inputs import listen
 
 
 class HiddenStates:
@@ -25,16 +26,14 @@ class HiddenStates:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        head = model.get_output_embeddings()
-        assert isinstance(head, nn.Linear), "a causal language model has a linear output head"
-        head.register_forward_pre_hook(self.note)
-        self.rows: Iterator[Tensor] = iter(())
+        listen(model, self.note)
+        self.noted_BH = torch.empty(0, 0)
+        self.taken = 0  # texts that have had theirs of what is noted
         self.texts: dict[int, list[Tensor]] = {}
 
-    def note(self, _head: nn.Module, inputs: tuple[Tensor]) -> None:
+    def note(self, hidden_BTH: Tensor) -> None:
         """Called before each product with the head; no token follows what is noted while prompts are read."""
-        hidden_BTH = inputs[0]
-        self.rows = iter(hidden_BTH[:, -1].cpu())
+        self.noted_BH, self.taken = hidden_BTH[:, -1].clone(), 0
 
     def along(
         self, steps: Iterator[Emitted | tuple[int, Decoded]], names: Sequence[int]
@@ -48,8 +47,16 @@ class HiddenStates:
         """
         for step in steps:
             if isinstance(step, Emitted):
-                self.texts.setdefault(names[step.index], []).append(next(self.rows))
+                self.texts.setdefault(names[step.index], []).append(self.next_state(step.index, len(names)))
             yield step
+
+    def next_state(self, index: int, num_texts: int) -> Tensor:
+        """hidden_H of the text whose turn it is: by its index where texts that have ended keep their rows."""
+        if self.taken == 0:
+            self.noted_BH = self.noted_BH.cpu()  # once a step, for all its rows
+        row = index if len(self.noted_BH) == num_texts else self.taken
+        self.taken += 1
+        return self.noted_BH[row]
 
     def take(self, name: int) -> Tensor:
         """hidden_AH of a text that has ended, which is let go of here."""

@@ -47,6 +47,7 @@ def record_answers(
         max_prompt_len=config.max_prompt_len,
         seed=seed,
         dtype=config.dtype,
+        steps=config.answer_steps,
     )
     write_traces(target, prompts, folder, settings, name=TRACES_NAME)
     traces = read_traces(folder, TRACES_NAME)

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.errors import UserError
-from eval.steps.fixed_steps import SHORTEST, FixedStep, FixedSteps, filling, require_fixed_shapes
+from eval.steps.fixed_steps import SHORTEST, CannotMakeError, FixedStep, FixedSteps, filling, require_fixed_shapes
+from eval.steps.head_inputs import tell, with_head_input
 from eval.steps.row_cache import RowCache
 from eval.steps.row_step import Sight, forward
 from eval.steps.sequencer import Feed
 
 WARM_UPS = 3  # passes before a capture, as torch's manual has it: libraries choose kernels and take memory in them
 
-Run = Callable[[], Tensor]
-Recorder = Callable[[Run], tuple[Callable[[], None], Tensor]]  # what replays a pass, and where it puts its logits
+Run = Callable[[], tuple[Tensor, ...]]
+Recorder = Callable[[Run], tuple[Callable[[], None], tuple[Tensor, ...]]]  # what replays a pass, and where it puts all
 
 
 class Capturer:
@@ -56,12 +56,14 @@ class Capturer:
         tokens, whole = feed
         ids_BT, positions_BT = filling(model, rows=rows, tokens=tokens)
         run = partial(forward, model, ids_BT, positions_BT, cache, Sight.of(model), width=cache.capacity, whole=whole)
-        replay, logits_BTV = self.recorders[id(model)](run)
+        replay, (logits_BTV, *given) = self.recorders[id(model)](with_head_input(model, run))
 
         def step(new_ids_BT: Tensor, new_positions_BT: Tensor) -> Tensor:
             ids_BT.copy_(new_ids_BT)
             positions_BT.copy_(new_positions_BT)
             replay()
+            for hidden_BTH in given:
+                tell(model, hidden_BTH)
             return logits_BTV
 
         return step
@@ -76,15 +78,15 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
-            raise UserError(
-                f"--capture needs a GPU, and the models are on {device}: what is captured are CUDA graphs. Use "
-                "--compile, which is for processors too, or leave out --capture."
+            raise CannotMakeError(
+                f"--capture needs a GPU, and the models are on {device}: what is captured are CUDA graphs.",
+                "Use --compile, which is for processors too, or leave out --capture.",
             )
         self.device = device
         self.stream = cast("torch.cuda.Stream", torch.cuda.Stream(device))
         self.first: torch.cuda.CUDAGraph | None = None  # a pool that no graph uses any longer cannot be used again
 
-    def __call__(self, run: Run) -> tuple[Callable[[], None], Tensor]:
+    def __call__(self, run: Run) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
         """Run a pass beside the stream of the caller until it is warm, then capture it."""
         caller = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(caller):  # gone back to even after a capture that failed, where torch would stay
@@ -95,9 +97,9 @@ class CudaRecorder:
             caller.wait_stream(self.stream)
             graph, pool = torch.cuda.CUDAGraph(), None if self.first is None else self.first.pool()
             with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
-                logits_BTV = run()
+                made = run()
             self.first = self.first or graph
-        return graph.replay, logits_BTV
+        return graph.replay, made
 
 
 CapturedSteps = partial(FixedSteps, partial(Capturer, CudaRecorder))  # CapturedSteps() is an Opener: one for all calls

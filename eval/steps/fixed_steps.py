@@ -32,11 +32,24 @@ SHORTEST = 256  # slots of a cache
 FixedStep = Callable[[Tensor, Tensor], Tensor]  # ids_BT, positions_BT -> logits, which the next step may write over
 
 
+class CannotMakeError(UserError):
+    """Steps of a model that cannot be made here.
+
+    Args:
+        reason: In a sentence.
+        remedy: What the flag's user can do; who asked otherwise is told otherwise.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason} {remedy}")
+        self.reason = reason
+
+
 class Maker(Protocol):
     """Makes steps; all that compiled and captured ones differ in."""
 
     def require(self, model: PreTrainedModel) -> None:
-        """Raise UserError where a model's steps cannot be made here."""
+        """Raise CannotMakeError where a model's steps cannot be made here."""
         ...
 
     def capacity(self, needed: int) -> int:
@@ -69,12 +82,17 @@ class FixedSteps:
         self.free: dict[tuple[int, int, int], list[MadeSteps]] = {}  # by model, rows and capacity; the oldest first
 
     def require(self, model: PreTrainedModel) -> None:
-        """Raise UserError where a model's steps cannot be made here; asked before anything is measured."""
+        """Raise CannotMakeError where a model's steps cannot be made here; asked before anything is measured."""
         self.maker.require(model)
 
     def forget(self) -> None:
         """Let go of every cache, and the steps that were made for it, that no sequencer holds."""
         self.free.clear()
+
+    def forget_others(self, model: PreTrainedModel, *, rows: int, capacity: int) -> None:
+        """The same of all that are of no use to so many texts of so many tokens at most."""
+        wanted = (id(model), rows, self.maker.capacity(capacity))
+        self.free = {shape: made for shape, made in self.free.items() if shape == wanted}
 
     def __call__(
         self,
@@ -156,17 +174,16 @@ def filling(model: PreTrainedModel, *, rows: int, tokens: int) -> tuple[Tensor, 
 
 
 def require_fixed_shapes(model: PreTrainedModel, flag: str) -> None:
-    """Raise UserError where a model's step is no fixed sequence of kernels."""
+    """Raise CannotMakeError where a model's step is no fixed sequence of kernels."""
+    scaling, made, remedy = looks_at_positions(model), f"{flag.removeprefix('--')}d", f"Leave out {flag}."
     if not takes_rows(model):
-        raise UserError(
-            f"{model.name_or_path}: steps of a model of type {model.config.model_type} are not "
-            f"{flag.removeprefix('--')}d here. Leave out {flag}."
-        )
-    scaling = looks_at_positions(model)
+        what = f"steps of a model of type {model.config.model_type} are not {made} here."
+        raise CannotMakeError(f"{model.name_or_path}: {what}", remedy)
     if scaling is not None:
-        raise UserError(
+        raise CannotMakeError(
             f"{model.name_or_path}: its rotary embedding ({scaling}) is chosen anew at every step by how long the text "
-            f"is, so its steps are not {flag.removeprefix('--')}d here. Leave out {flag}."
+            f"is, so its steps are not {made} here.",
+            remedy,
         )
 
 

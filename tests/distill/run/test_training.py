@@ -157,6 +157,8 @@ def test_a_training_does_not_continue_from_another_init_or_other_answers(make_ru
         (generate_inputs, "distill.temperature", 2.0, []),
         (eval_inputs, "eval.num_prompts", 3, ["eval"]),
         (eval_inputs, "eval.policy_prompts", 3, ["eval"]),
+        (eval_inputs, "eval.answer_steps", "eager", []),
+        (generate_inputs, "data.answer_steps", "eager", []),
         (eval_inputs, "eval.tasks", (PromptSource(path="some.jsonl"),), ["eval", "prompts"]),
         (eval_inputs, "seed", 5, ["seed"]),
         (eval_inputs, "distill.temperature", 2.0, []),
@@ -178,7 +180,7 @@ def test_a_source_without_a_task_is_what_it_was_before_there_were_tasks(make_run
     source = PromptSource(path=str(path), num_prompts=5)
     assert fingerprint_sources([source]) == fingerprint_value([[before, fingerprint_file(path)]])
     recipe = changed(make_run(), "data.prompts", (source,))
-    data = {**recipe.data.model_dump(mode="json", exclude={"answers_from"}), "prompts": [before]}
+    data = {**recipe.data.model_dump(mode="json", exclude={"answers_from", "answer_steps"}), "prompts": [before]}
     assert generate_inputs(Run.of(recipe))["data"] == fingerprint_value(data)
     shutil.copytree(Path(recipe.run_dir) / "init", Path(recipe.run_dir) / "draft")
     settings = {**recipe.eval.recorded(exclude={"policy_prompts"}), "tasks": [before]}

@@ -34,7 +34,7 @@ class Watched:
 class Recorder:
     """Records a pass, to be run again on the same tensors.
 
-    Graphs of one model write over each other's logits, as they may where they share a pool of memory.
+    Graphs of one model write over each other's results, as they may where they share a pool of memory.
 
     Args:
         graph_of: What a pass becomes.
@@ -45,15 +45,17 @@ class Recorder:
         self.pool = torch.full((2**20,), torch.nan)
 
     def __call__(self, run):
-        shape = run().shape
+        shapes = [each.shape for each in run()]
         graph = self.graph_of(run)
-        logits_BTV = self.pool[: shape.numel()].view(shape)
+        places = self.pool[: sum(shape.numel() for shape in shapes)].split([shape.numel() for shape in shapes])
+        made = tuple(place.view(shape) for place, shape in zip(places, shapes, strict=True))
 
         def replay():
             self.pool.fill_(torch.nan)
-            logits_BTV.copy_(graph())
+            for place, found in zip(made, graph(), strict=True):
+                place.copy_(found)
 
-        return replay, logits_BTV
+        return replay, made
 
 
 def traced(run):

@@ -1,0 +1,244 @@
+"""Answers by captured steps: the eager texts and states, one batch's captures at a time, and no claim of their own.
+
+Graphs themselves need a GPU; here a pass is traced and run again as a graph is, on the same tensors.
+"""
+
+import dataclasses
+import gc
+import json
+import weakref
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from architectures.errors import UserError
+from architectures.families import FAMILIES
+from eval.answers.traces import DecodingSettings, read_traces
+from eval.decoding import answering
+from eval.decoding.answering import Answerer, write_traces
+from eval.decoding.speculative import plain_decode
+from eval.decoding.state_keeper import StateKeeper
+from eval.decoding.texts import Limits
+from eval.models.loading import load_model
+from eval.prompts.forms import Prompt, user_turn
+from eval.steps import answer_steps, captured
+from eval.steps.answer_steps import answer_opener, bytes_per_slot
+from eval.steps.sequencer import ForwardSequencer, RowSequencer, open_sequencer
+from tests.architectures.conftest import FAMILY_SETTINGS, perturb_vectors
+from tests.eval.decoding.stand_ins import watched_maker
+from tests.pretended_gpu import pretended_gpu
+from widedraft import main
+
+OPT = {"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 64}
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
+ANEW = (
+    "its rotary embedding (dynamic) is chosen anew at every step by how long the text is, so its steps are not "
+    "captured here."
+)
+AS_READ = {"rtol": 1e-4, "atol": 1e-4}  # float32: all slots are summed over, in another order
+BY_ROWS = [name for name, of in FAMILIES.items() if of.by_rows]
+GREEDY = DecodingSettings(
+    max_new_tokens=10,
+    temperature=0.0,
+    top_p=1.0,
+    batch_size=3,
+    shard_size=4,
+    max_prompt_len=400,
+    seed=5,
+    dtype="float32",
+)
+SAMPLED = dataclasses.replace(GREEDY, temperature=1.3, top_p=0.9, repetition_penalty=1.2)
+TEXTS = ("one", "a much longer prompt number two", "3", "four " * 60, "the fifth of them")
+ASKED = [Prompt(f"file.jsonl:{number}", (user_turn(text),)) for number, text in enumerate(TEXTS, start=1)]
+PROMPTS = [*ASKED, Prompt("talk.jsonl:1", (user_turn("first"),), ("second",))]
+
+
+def stopped_by_many(folder):
+    """Answers end at different lengths."""
+    config = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [2, *range(100, 264, 9)]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(make_checkpoint):
+    return stopped_by_many(make_checkpoint(seed=1, num_hidden_layers=2))
+
+
+@pytest.fixture
+def maker(monkeypatch):
+    """What captures: passes traced, or with their Python where a test asks for `itself`."""
+    return capturing("traced", monkeypatch)
+
+
+def capturing(kind, monkeypatch):
+    maker = watched_maker(kind, monkeypatch)
+    monkeypatch.setattr(captured, "CapturedSteps", maker.opener)
+    return maker
+
+
+def answers(target, out, settings, steps, kind=Answerer, prompts=PROMPTS):
+    write_traces(target, prompts, out / steps, dataclasses.replace(settings, steps=steps), answered_by=kind)
+    return out / steps
+
+
+def require_the_same(out, found="captured", wanted="eager"):
+    """Texts token for token, claims byte for byte; what is rounded as it is summed, closely."""
+    claims = [(out / steps / "settings.json").read_bytes() for steps in (found, wanted)]
+    assert claims[0] == claims[1]
+    for one, other in zip(*(read_traces(out / steps, "train") for steps in (found, wanted)), strict=True):
+        assert dataclasses.replace(one, answer_logp=None) == dataclasses.replace(other, answer_logp=None)
+        assert one.answer_logp == (None if other.answer_logp is None else pytest.approx(other.answer_logp, abs=1e-5))
+    assert {path.name for path in (out / found).iterdir()} == {path.name for path in (out / wanted).iterdir()}
+    for path in (out / wanted).glob("*.safetensors"):
+        states, as_wanted = load_file(out / found / path.name), load_file(path)
+        assert states.keys() == as_wanted.keys()
+        for name, hidden_AH in as_wanted.items():
+            torch.testing.assert_close(states[name], hidden_AH, **AS_READ)
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_texts_and_states_are_the_eager_ones(target, tmp_path, maker, settings):
+    """Rows of many lengths, stop tokens, conversations, batches of 3, 2 and 1 rows and of several capacities."""
+    for steps in ("eager", "captured"):
+        answers(target, tmp_path, settings, steps, StateKeeper)
+    require_the_same(tmp_path)
+    assert len({len(trace.answer_ids) for trace in read_traces(tmp_path / "eager", "train")}) > 2
+    assert len({shape[0] for shape in maker.made}) > 1
+
+
+@pytest.mark.parametrize("family", BY_ROWS)
+def test_every_family_decoded_in_rows_answers_as_by_eager_steps(make_checkpoint, tmp_path, maker, family):
+    settings = {**FAMILY_SETTINGS[family], "num_hidden_layers": 2}
+    if family == "smollm3":
+        settings["no_rope_layers"] = [1, 0]
+    folder = stopped_by_many(perturb_vectors(make_checkpoint(seed=3, model_type=family, **settings)))
+    for steps in ("eager", "captured"):
+        answers(folder, tmp_path, GREEDY, steps, prompts=ASKED[:4])
+    require_the_same(tmp_path)
+    assert maker.fed
+
+
+def test_captures_of_one_batch_are_freed_before_those_of_the_next_are_made(target, tmp_path, monkeypatch):
+    """And kept where the next one has the same shape."""
+    maker, alive, most = capturing("itself", monkeypatch), weakref.WeakSet(), []
+    make = maker.make
+
+    def counted(model, cache, feed, *, rows):
+        alive.add(cache)
+        most.append(len(alive))
+        return make(model, cache, feed, rows=rows)
+
+    monkeypatch.setattr(maker, "make", counted)
+    gc.disable()  # nothing may wait for a collection
+    try:
+        answers(target, tmp_path, dataclasses.replace(GREEDY, shard_size=6), "captured")
+    finally:
+        gc.enable()
+    assert len(most) >= 3
+    assert set(most) == {1}
+    assert sum(fed == (3, 1, False) for fed in maker.fed) > sum(made == (3, 1, False) for made in maker.made)
+
+
+def test_batches_of_one_shape_are_captured_once(target, tmp_path, maker):
+    answers(target, tmp_path, dataclasses.replace(GREEDY, batch_size=1), "captured", prompts=[*ASKED[:3], ASKED[4]])
+    assert maker.made == [(1, 1, False)]
+
+
+def test_auto_captures_on_a_gpu_and_nowhere_else(target, maker, capsys):
+    model = load_model(target, dtype="float32", device="cpu")
+    assert answer_opener(model, "auto") is open_sequencer
+    with pretended_gpu() as gpu:
+        on_gpu = load_model(target, dtype="float32", device="cpu").to(gpu)
+        assert answer_opener(on_gpu, "eager") is open_sequencer
+        opener = answer_opener(on_gpu, "auto")
+        assert opener.steps.maker is maker
+        assert opener.spares_memory
+    assert not answer_opener(model, "captured").spares_memory
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (OPT, "steps of a model of type opt are not captured here."),
+        (DYNAMIC, ANEW),
+    ],
+)
+def test_what_cannot_be_captured_is_said_once_and_refused_where_it_must_be(
+    make_checkpoint, tmp_path, maker, capsys, monkeypatch, settings, reason
+):
+    folder = make_checkpoint(seed=3, **settings)
+    model = load_model(folder, dtype="float32", device="cpu")
+    with pytest.raises(UserError) as raised:
+        answer_opener(model, "captured")
+    assert str(raised.value) == f"{folder}: {reason} Set answer_steps to auto."
+    with pretended_gpu() as gpu:
+        assert answer_opener(model.to(gpu), "auto") is open_sequencer
+    assert capsys.readouterr().err == f"answers by eager steps, several times slower: {folder}: {reason}\n"
+    assert not maker.made
+
+
+def test_a_cache_that_is_too_large_for_what_is_free_is_said_once_and_grows(target, maker, capsys, monkeypatch):
+    model, free = load_model(target, dtype="float32", device="cpu"), []
+    monkeypatch.setattr(answer_steps, "free_bytes", lambda _device: free.pop(0))
+    opener = answer_steps.BatchSteps(maker.opener(), spares_memory=True)
+    whole = 2 * 256 * bytes_per_slot(model)  # two rows, each of the fewest slots
+    free += [int(whole / 0.75) - 9, int(whole / 0.75) - 9, int(whole / 0.75) + 9]
+    asked = {"capacity": 30, "vocab_size": 264, "feeds": [(1, False)], "goes_back": False}
+    with torch.inference_mode():
+        kinds = [type(opener(model, [[1], [2, 3]], **asked)) for _ in range(3)]
+        opener(model, [[1], [2, 3]], **asked)  # its cache is there: nothing is asked
+    assert kinds[:2] == [RowSequencer] * 2
+    assert kinds[2] not in (RowSequencer, ForwardSequencer)
+    assert maker.made == [(2, 1, False)]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("such batches are not captured. Fewer rows or new tokens would be.")
+    assert "2 rows of 256 tokens take a cache of 0.0 GiB" in line
+
+
+def test_what_a_slot_takes_is_what_a_cache_takes(target):
+    model = load_model(target, dtype="float32", device="cpu")
+    config = model.config
+    assert bytes_per_slot(model) == 2 * 2 * config.num_key_value_heads * config.head_dim * 4
+
+
+def test_answers_may_continue_by_other_steps(target, tmp_path, maker):
+    """Like the device, steps are no part of what a folder claims."""
+    out = tmp_path / "eager"
+    answers(target, tmp_path, GREEDY, "eager")
+    before = (out / "settings.json").read_bytes()
+    (out / "train-00001.jsonl").unlink()
+    write_traces(target, PROMPTS, out, dataclasses.replace(GREEDY, steps="captured"))
+    assert (out / "settings.json").read_bytes() == before
+    assert maker.fed
+
+
+def test_a_scorecards_answers_are_captured_only_where_a_gpu_is(target_folder, noisy_folder, tmp_path, capsys):
+    prompts = tmp_path / "questions.jsonl"
+    prompts.write_text('{"prompt": "why"}\n', encoding="utf-8")
+    words = ["--target", str(target_folder), "--draft", str(noisy_folder), "--prompts", str(prompts)]
+    assert main(["eval", *words, "eval.answer_steps=captured", "--out", str(tmp_path / "card")]) == 2
+    told = capsys.readouterr().err
+    assert "and the models are on cpu: what is captured are CUDA graphs. Set answer_steps to auto." in told
+
+
+def test_answers_on_a_device_are_those_of_eager_steps(target, tmp_path, device, monkeypatch):
+    """float32, token for token: batches of several sizes, a real graph on a GPU; states within 1e-4."""
+    if device == "cpu":
+        capturing("itself", monkeypatch)
+    monkeypatch.setattr(answering, "load_model", lambda folder, dtype: load_model(folder, dtype=dtype, device=device))
+    for steps in ("eager", "captured"):
+        answers(target, tmp_path, GREEDY, steps, StateKeeper)
+    require_the_same(tmp_path)
+
+
+def test_the_loop_itself_takes_them(target, maker):
+    """As self-written prompts do: sampled rows that all begin alike."""
+    model = load_model(target, dtype="float32", device="cpu")
+    wanted = {"limits": Limits(8, frozenset({2})), "sampling": answering.sampling_of(SAMPLED), "row_seeds": [4, 5, 6]}
+    plain = plain_decode(model, [[5, 6]] * 3, **wanted)
+    found = plain_decode(model, [[5, 6]] * 3, **wanted, opener=answer_opener(model, "captured"))
+    assert [text.token_ids for text in found] == [text.token_ids for text in plain]
+    assert maker.made == [(3, 1, False)]
