@@ -1,7 +1,7 @@
 """Rows that bring their own answers: conversations whose assistant turns are learned as they stand. No torch.
 
-A row has one of four forms; where it has several, the first of this order counts: `messages`, or a `prompt`, a
-`question` or an `instruction` (with an optional `input`) beside an answer, which is the first of `answer`,
+A row has one of five forms; where it has several, the first of this order counts: `messages`, `conversation`, or a
+`prompt`, a `question` or an `instruction` (with an optional `input`) beside an answer, which is the first of `answer`,
 `completion`, `response` and `output`. Rows of a named task are read as the task says.
 """
 
@@ -16,7 +16,7 @@ from eval.prompts.rows import checked_text, first_field, load_rows
 from eval.prompts.source import PromptSource
 from eval.prompts.table import TASKS
 
-QUESTION_FIELDS = ("messages", "prompt", "question", "instruction")
+QUESTION_FIELDS = ("messages", "conversation", "prompt", "question", "instruction")
 ANSWER_FIELDS = ("answer", "completion", "response", "output")
 EXAMPLE = '{"prompt": "How many sides has a cube?", "answer": "Six."}'
 WRITTEN_INSTEAD = "or set data.answers to written, and the target answers."
@@ -55,7 +55,7 @@ def load_conversations(sources: Sequence[PromptSource]) -> list[Conversation]:
 
 
 def parser_of(source: PromptSource) -> Callable[[Any, str], Conversation]:
-    """What reads a row of a source: its task, or the four forms of plain rows."""
+    """What reads a row of a source: its task, or the five forms of plain rows."""
     if source.task is None:
         return parse_conversation
     task = TASKS[source.task]
@@ -65,7 +65,7 @@ def parser_of(source: PromptSource) -> Callable[[Any, str], Conversation]:
 def parse_conversation(row: Any, where: str) -> Conversation:
     """One row of any known form; UserErrors name the row."""
     field = first_field(row, QUESTION_FIELDS, where, example=EXAMPLE)
-    if field == "messages":
+    if field in ("messages", "conversation"):
         messages = parse_each_message(row[field], field, where)
     else:
         messages = [user_turn(single_text(row, field, where)), assistant_turn(answer_text(row, where))]

@@ -1,7 +1,8 @@
 """What a row of plain JSON lines asks.
 
-A row may have any of five forms; where it has several, the first of this order counts:
-`messages`, `turns`, `prompt`, `question`, `instruction` (with an optional `input`). Any of them may have a `category`.
+A row may have any of six forms; where it has several, the first of this order counts: `messages`, `conversation`,
+`turns`, `prompt`, `question`, `instruction` (with an optional `input`). Any of them may have a `category`; that of a
+`conversation` may be called `dataset`, `topic` or `language`.
 """
 
 from collections.abc import Mapping
@@ -9,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from architectures.errors import UserError
-from eval.prompts.rows import checked_text, describe, first_field
+from eval.prompts.rows import checked_text, describe, first_field, first_there
 
 Message = dict[str, str]
 
-FIELDS = ("messages", "turns", "prompt", "question", "instruction")
+FIELDS = ("messages", "conversation", "turns", "prompt", "question", "instruction")
+CATEGORIES = ("category", "dataset", "topic", "language")  # of a conversation, as arXiv 2310.07177 calls them
 ROLES = ("system", "user", "assistant")
 TEXT = "text"  # in place of a role: no turn, but what the target continues as it stands
 EXAMPLE = '{"prompt": "Why is the sky blue?"}'
@@ -41,8 +43,9 @@ class Prompt:
 def parse_row(row: Any, where: str) -> Prompt:
     """One row of any known form as a prompt; UserErrors name the row."""
     field = first_field(row, FIELDS, where, example=EXAMPLE)
-    category = parse_category(row.get("category"), where)
-    if field == "messages":
+    names = CATEGORIES if field == "conversation" else CATEGORIES[:1]
+    category = parse_category(row.get(first_there(names, row) or names[0]), where)
+    if field in ("messages", "conversation"):
         return Prompt(where, parse_messages(row[field], field, where), category=category)
     if field == "turns":
         first, *later = parse_turns(row[field], field, where)

@@ -7,7 +7,7 @@ from typing import Any
 
 from architectures.checkpoints.fingerprint import fingerprint_value
 from eval.prompts.forms import Prompt, parse_row
-from eval.prompts.reading import task_prompt
+from eval.prompts.reading import asked_of
 from eval.prompts.rows import load_rows
 from eval.prompts.source import PromptSource
 from eval.prompts.table import TASKS
@@ -40,9 +40,9 @@ def load_in_turn(sources: Sequence[PromptSource], *, most: int) -> list[Prompt]:
     return [prompt for turn in turns for prompt in turn if prompt is not None]
 
 
-def parser_of(source: PromptSource) -> Callable[[Any, str], Prompt]:
-    """What reads a row of a source: its task, or the five forms of plain rows."""
-    return parse_row if source.task is None else partial(task_prompt, TASKS[source.task])
+def parser_of(source: PromptSource) -> Callable[[Any, str], Prompt | None]:
+    """What reads a row of a source: its task, which may leave it out, or the six forms of plain rows."""
+    return parse_row if source.task is None else partial(asked_of, TASKS[source.task])
 
 
 def tasks_record(prompts: Sequence[Prompt]) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """The tasks that `widedraft tasks` prints."""
 
 from architectures.pages.blocks import Facts, Section
-from eval.prompts.table import TASKS, FieldNames, HubRows, Task
+from eval.prompts.table import TASKS
+from eval.tasks.task import FieldNames, HubRows, Task
 
 ASKED = {
     "user": "the user says: ",
@@ -35,6 +36,8 @@ def fields_words(task: Task) -> str:
     ]
     if task.max_characters is not None:
         parts[-1] += f", as many of its first lines as have {task.max_characters} characters together"
+    if task.pieces is not None:
+        parts[-1] += f", its pieces {task.pieces[0]} to {task.pieces[1] - 1}; rows with fewer are left out"
     others = {"category": task.category, "answer": task.answer}
     return "; ".join([*parts, *(in_fields(name, fields) for name, fields in others.items() if fields)])
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from architectures.errors import UserError
@@ -16,9 +17,20 @@ from eval.prompts.forms import (
     user_turn,
 )
 from eval.prompts.rows import checked_text, first_there, require_object
-from eval.prompts.table import FieldNames, Task
+from eval.tasks.task import FieldNames, Task
 
 FIELD_IN_TEMPLATE = re.compile(r"\{(\w+)\}")
+PIECE = re.compile(r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+")  # words, digits, signs, white space: all of a text
+
+
+def asked_of(task: Task, row: Any, where: str) -> Prompt | None:
+    """As `task_prompt`; None for a row that the task leaves out.
+
+    Raises:
+        UserError: As `task_prompt`.
+    """
+    prompt = task_prompt(task, row, where)
+    return prompt if prompt.messages[0]["content"] else None
 
 
 def task_prompt(task: Task, row: Any, where: str) -> Prompt:
@@ -81,7 +93,7 @@ def template_text(task: Task, row: Mapping[str, Any], where: str) -> str:
         for paragraph in task.template
         if all(texts[name] is not None for name in FIELD_IN_TEMPLATE.findall(paragraph))
     ]
-    return whole_lines("\n\n".join(filled), task.max_characters)
+    return middle(whole_lines("\n\n".join(filled), task.max_characters), task.pieces)
 
 
 def field_text(task: Task, name: str, row: Mapping[str, Any], where: str) -> str | None:
@@ -108,6 +120,14 @@ def wanted(task: Task, fields: FieldNames, row: Mapping[str, Any], where: str) -
             "field, name the task the rows are of (`widedraft tasks` lists them), or leave the task out."
         )
     return row[field], field
+
+
+def middle(text: str, pieces: tuple[int, int] | None) -> str:
+    """The pieces of a text from the first place to before the second; nothing where it has fewer than the second."""
+    if pieces is None:
+        return text
+    found = list(islice(PIECE.finditer(text), pieces[1]))
+    return "".join(piece.group() for piece in found[pieces[0] :]) if len(found) == pieces[1] else ""
 
 
 def whole_lines(text: str, most: int | None) -> str:

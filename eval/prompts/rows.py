@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from architectures.errors import UserError
-from architectures.files.reading import parse_json, require_regular, unreadable
+from architectures.files.reading import parse_json, read_json, require_regular, unreadable
 from eval.prompts.page import hub_words
 from eval.prompts.source import PromptSource
-from eval.prompts.table import TASKS, HubRows
+from eval.prompts.table import TASKS
+from eval.tasks.task import HubRows
 
 Parsed = TypeVar("Parsed")
 
 MOST_CHARACTERS = 1 << 24  # of a row
+MOST_SPACE = 1 << 10  # before a JSON list
+LIST_MIB = 1024  # of a JSON list, which is read whole
 MAX_PLACES_SHOWN = 5
 
 
@@ -33,9 +36,10 @@ class UnreadRow:
     read: Callable[[], Any]
 
 
-def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed]) -> list[Parsed]:
+def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed | None]) -> list[Parsed]:
     """What the first num_prompts rows of one source are parsed as, each with its place; at least one."""
-    parsed = [parse(row.read(), row.where) for row in source_rows(source)]
+    rows = (parse(row.read(), row.where) for row in source_rows(source))
+    parsed = [each for each in rows if each is not None]
     if not parsed:
         raise UserError(f"{source_name(source)}: no prompts in it. Give a source with at least one row.")
     return parsed
@@ -43,14 +47,12 @@ def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed]) -> list
 
 def source_rows(source: PromptSource) -> Iterator[UnreadRow]:
     """The first num_prompts rows of one source, one by one."""
-    if source.path is not None:
-        return islice(file_rows(Path(source.path), absent_words(source)), source.num_prompts)
-    rows = islice(dataset_rows(source), source.num_prompts)
-    return (UnreadRow(where, partial(as_it_is, row)) for where, row in rows)
+    rows = file_rows(Path(source.path), absent_words(source)) if source.path is not None else dataset_rows(source)
+    return islice(rows, source.num_prompts)
 
 
 def as_it_is(row: Any) -> Any:
-    """The row of a data set, which is read already."""
+    """A row that is read already."""
     return row
 
 
@@ -70,7 +72,7 @@ def absent_words(source: PromptSource) -> str:
 
 
 def file_rows(path: Path, absent: str) -> Iterator[UnreadRow]:
-    """Each line of a JSON-lines file; blank lines are passed over but counted.
+    """Each row of a file: of parquet by its name, of a JSON list by its beginning, else of JSON lines.
 
     Args:
         path: The file.
@@ -78,6 +80,35 @@ def file_rows(path: Path, absent: str) -> Iterator[UnreadRow]:
     """
     try:
         require_regular(path, remedy="Name a file of JSON lines.")
+        is_list = path.suffix == ".json" and begins_a_list(path)
+    except OSError as error:
+        raise UserError(unreadable(path, error, absent)) from error
+    if path.suffix == ".parquet":
+        parquet = HubRows(name="parquet", data_files=str(path), split="train", streaming=True)
+        return opened_rows(parquet, f"{path}: is no parquet file that `datasets` reads", "Write it anew.", str(path))
+    return list_rows(path, absent) if is_list else line_rows(path, absent)
+
+
+def begins_a_list(path: Path) -> bool:
+    """Whether the first thing in a JSON file opens a list."""
+    with path.open("rb") as file:
+        return file.read(MOST_SPACE).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+
+
+def list_rows(path: Path, absent: str) -> Iterator[UnreadRow]:
+    """Each element of a JSON list."""
+    elements = read_json(path, absent, most_mib=LIST_MIB)
+    return (UnreadRow(f"{path}[{index}]", partial(as_it_is, row)) for index, row in enumerate(elements))
+
+
+def line_rows(path: Path, absent: str) -> Iterator[UnreadRow]:
+    """Each line of a JSON-lines file; blank lines are passed over but counted.
+
+    Args:
+        path: The file.
+        absent: The sentence that ends the message where it cannot be read.
+    """
+    try:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(iter(partial(file.readline, MOST_CHARACTERS + 1), ""), start=1):
                 if len(line) > MOST_CHARACTERS:
@@ -97,11 +128,8 @@ def line_row(line: str | bytes, where: str) -> UnreadRow:
     return UnreadRow(where, partial(parse_json, line, where, "Write one JSON object per line."))
 
 
-def dataset_rows(source: PromptSource) -> Iterator[tuple[str, Any]]:
-    """(location, row) of each row of a split: a hub name, a local folder, or where a named task's rows are."""
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetsError
-
+def dataset_rows(source: PromptSource) -> Iterator[UnreadRow]:
+    """Each row of a split: a hub name, a local folder, or where a named task's rows are."""
     hub = hub_rows(source)
     if hub.streaming and source.num_prompts is None:
         raise UserError(
@@ -109,14 +137,28 @@ def dataset_rows(source: PromptSource) -> Iterator[tuple[str, Any]]:
             "Say with num_prompts how many to read, or give a file of rows."
         )
     location = f"{source.name or source.task}/{source.config}" if source.config else f"{source.name or source.task}"
+    fact = f"{dataset_label(source, hub)}: cannot be loaded"
+    return opened_rows(hub, fact, dataset_remedy(source), f"{location}[{hub.split}]")
+
+
+def opened_rows(hub: HubRows, fact: str, remedy: str, location: str) -> Iterator[UnreadRow]:
+    """Each row of what `datasets` opens.
+
+    Args:
+        hub: What that is.
+        fact: What is told where it does not, before the reason.
+        remedy: What is told behind it.
+        location: Where the rows are.
+    """
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
     settings = {name: value for name, value in asdict(hub).items() if name not in ("name", "config")}
     try:
         for number, row in enumerate(load_dataset(hub.name, hub.config, **settings), start=1):
-            yield f"{location}[{hub.split}]:{number}", row
+            yield UnreadRow(f"{location}:{number}", partial(as_it_is, row))
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"{dataset_label(source, hub)}: cannot be loaded ({' '.join(str(error).split())}). {dataset_remedy(source)}"
-        ) from error
+        raise UserError(f"{fact} ({' '.join(str(error).split())}). {remedy}") from error
 
 
 def hub_rows(source: PromptSource) -> HubRows:

@@ -16,7 +16,11 @@ class PromptSource(Section):
     task: TaskName | None = Field(
         default=None, description="A named task (`widedraft tasks`): how its rows are read, and where they are."
     )
-    path: str | None = Field(default=None, min_length=1, description="A JSON-lines file, one prompt a row.")
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A file, one prompt a row: JSON lines, a JSON list (.json) or parquet (.parquet).",
+    )
     name: str | None = Field(default=None, min_length=1, description="A hub id or folder that `datasets` opens.")
     config: str | None = Field(default=None, min_length=1, description="Configuration of a `datasets` name.")
     split: str | None = Field(
@@ -39,9 +43,7 @@ class PromptSource(Section):
     @classmethod
     def _only_of_a_data_set(cls, value: str | None, info: ValidationInfo) -> str | None:
         if info.data.get("path") is not None and value not in (None, "train"):
-            raise ValueError(
-                f"must be left out beside path, got {value!r}. A JSON-lines file has no configurations or splits."
-            )
+            raise ValueError(f"must be left out beside path, got {value!r}. A file has no configurations or splits.")
         return value
 
     @field_validator("split")

@@ -1,81 +1,15 @@
 """The named tasks, as data: which rows, which of their fields, and what of them a target is asked.
 
 Figures of a task compare with those of the same name and version alone. Whoever changes what a row becomes (template,
-fields, form, max_characters) raises the version.
+fields, form, max_characters, pieces) raises the version.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal
 
-Form = Literal["user", "text", "turns", "conversation"]
-FieldNames = tuple[str, ...]  # fields of a row, of which the first that is there counts
+from eval.tasks.online import ONLINE_TASKS
+from eval.tasks.task import PARQUET, HubRows, Task
 
-
-@dataclass(frozen=True, kw_only=True)
-class HubRows:
-    """Where `datasets.load_dataset` finds rows: its arguments.
-
-    Attributes:
-        name: A hub id, a local folder, or "json" for data_files.
-        split: Part of the data set.
-        config: Its configuration, where it has several.
-        revision: Branch or commit of a hub id; None is the newest.
-        data_dir: Folder inside the data set.
-        data_files: Address of a file.
-        streaming: Whether rows are read one by one, as of a data set that is too large to download.
-    """
-
-    name: str
-    split: str
-    config: str | None = None
-    revision: str | None = None
-    data_dir: str | None = None
-    data_files: str | None = None
-    streaming: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """One named set of prompts.
-
-    Attributes:
-        name: What a recipe and the command line call it.
-        version: Of what its rows become.
-        form: What the template makes: the "user"'s words; "text" that is continued as it stands, without a chat
-            template; the "turns" of a list, asked one by one; or a "conversation", up to its last user turn.
-        template: Paragraphs, joined by blank lines, that name fields in braces.
-        fields: Where each of these is in a row.
-        optional: Those a row may lack; a paragraph that names one is then left out.
-        max_characters: Of the text, as whole lines from its beginning; None takes all of it.
-        answer: Where a reference answer is, if rows bring one.
-        category: Where a row's category is, if rows have one.
-        hub: The rows, where no file is named.
-        licence: Of the rows.
-        source: Who made them, and whose wording a template has.
-    """
-
-    name: str
-    version: int
-    form: Form = "user"
-    template: tuple[str, ...]
-    fields: Mapping[str, FieldNames]
-    optional: frozenset[str] = frozenset()
-    max_characters: int | None = None
-    answer: FieldNames = ()
-    category: FieldNames = ()
-    hub: HubRows
-    licence: str
-    source: str
-
-    @property
-    def label(self) -> str:
-        """Name and version, as prompts carry them: "gsm8k/1"."""
-        return f"{self.name}/{self.version}"
-
-
-PARQUET = "refs/convert/parquet"  # the hub's own copy of a data set, a folder for each configuration of it
 ASK_FOR_SQL = (
     "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the "
     "answer."
@@ -256,6 +190,7 @@ TASKS: Mapping[str, Task] = {
             licence="its own agreement, on the hub; gated",
             source="Zheng et al. 2023, arXiv 2309.11998",
         ),
+        *ONLINE_TASKS,
     )
 }
 

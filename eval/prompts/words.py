@@ -16,8 +16,7 @@ PromptWords = Annotated[
     tuple[str, ...],
     Field(
         strict=False,
-        description="A JSON-lines file of prompts, a task that `widedraft tasks` lists, or a task and a file of its "
-        "rows.",
+        description="A file of prompts, a task that `widedraft tasks` lists, or a task and a file of its rows.",
     ),
     Flag(metavar="FILE|TASK[=FILE]", is_repeated=True),
 ]

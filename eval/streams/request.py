@@ -40,7 +40,9 @@ class Skipped:
     malformed: Malformed
     places: list[str] = field(default_factory=list)
 
-    def readable(self, rows: Iterator[UnreadRow], labelled: Callable[[UnreadRow], Labelled]) -> Iterator[Labelled]:
+    def readable(
+        self, rows: Iterator[UnreadRow], labelled: Callable[[UnreadRow], Labelled | None]
+    ) -> Iterator[Labelled]:
         """What can be read of some rows.
 
         Raises:
@@ -54,7 +56,8 @@ class Skipped:
                     raise
                 self.places.append(row.where)
                 continue
-            yield readable
+            if readable is not None:
+                yield readable
 
     def words(self) -> str:
         """How many, and where the first of them are."""

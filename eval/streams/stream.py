@@ -115,14 +115,16 @@ def rows_of(source: PromptSource, config: StreamConfig, waiting: Waiting) -> Ite
     return source_rows(source)
 
 
-def labelled_row(source: PromptSource, label: str | None, row: UnreadRow) -> Labelled:
-    """The prompt of a row and its label.
+def labelled_row(source: PromptSource, label: str | None, row: UnreadRow) -> Labelled | None:
+    """The prompt of a row and its label; None for a row that the task leaves out.
 
     Raises:
         UserError: If it is no prompt, or has no label where a field should hold it.
     """
     value = row.read()
     prompt = parser_of(source)(value, row.where)
+    if prompt is None:
+        return None
     return Labelled(prompt, default_label(source) if label is None else field_label(value, label, row.where))
 
 
@@ -204,7 +206,7 @@ def requests_of(
     return RequestStream(labelled, skipped, num_requests=num_requests, start=start)
 
 
-def labelled_item(source: PromptSource, label: str | None, row: UnreadRow) -> Labelled:
+def labelled_item(source: PromptSource, label: str | None, row: UnreadRow) -> Labelled | None:
     """As `labelled_row`, of a row or a prompt."""
     prompt = row.read()
     if not isinstance(prompt, Prompt):

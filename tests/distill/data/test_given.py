@@ -94,7 +94,7 @@ REFUSED = {
     ),
     "user turns alone": (
         {"turns": ["a", "b"]},
-        "has none of the known fields messages, prompt, question, instruction;",
+        "has none of the known fields messages, conversation, prompt, question, instruction;",
     ),
     "no assistant": (
         {"messages": [SYSTEM, ask("a")]},

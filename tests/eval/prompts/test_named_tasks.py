@@ -25,6 +25,7 @@ SQL = (
 )
 HI, HO = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 CODE = "import os\n\n" + "x = 1\n" * 100  # 611 characters
+PIECES = "".join(f" p{number % 10}" for number in range(90))  # two of each
 
 
 def user(text: str) -> tuple[dict[str, str], ...]:
@@ -74,6 +75,10 @@ ROWS: list[tuple[str, dict[str, Any], Any]] = [  # task, row, what is asked: mes
     ("arena", {"conversation_a": [HI, HO], "conversation_b": [], "language": "English"}, ((HI,), (), "English")),
     ("arena", {"conversation": [HI, HO, HI, HO], "topic": "sport", "language": "x"}, ((HI, HO, HI), (), "sport")),
     ("lmsys_chat", {"conversation": [HI, HO], "language": "German", "turn": 1}, ((HI,), (), "German")),
+    ("finance_alpaca_osd", {"instruction": "Sum up.", "input": "1 2", "output": "3"}, (user("Sum up."), (), None)),
+    ("starcoder_osd", {"content": PIECES}, (text("".join(f" p{n % 10}" for n in range(50, 75))), (), None)),
+    ("cnn_dailymail_osd", {"article": "News.", "highlights": "N."}, (user("News."), (), None)),
+    ("xsum_osd", {"document": "News.", "summary": "N."}, (user("News."), (), None)),
 ]
 
 
@@ -105,13 +110,16 @@ READING = {  # what rows of a version become; whoever changes an entry here must
     "starcoder/1": "55792b7beb36",
     "arena/1": "09e0f01d762e",
     "lmsys_chat/1": "7cba9e4811ff",
+    "finance_alpaca_osd/1": "a551d52e567c",
+    "starcoder_osd/1": "b8f23e7d613e",
+    "cnn_dailymail_osd/1": "cb01ccc14cd0",
+    "xsum_osd/1": "9f90a281bcc0",
 }
 
 
 def reading_of(task) -> str:
-    return fingerprint_value(
-        [task.form, task.template, dict(task.fields), sorted(task.optional), task.max_characters, task.category]
-    )[:12]
+    what = [task.form, task.template, dict(task.fields), sorted(task.optional), task.max_characters, task.category]
+    return fingerprint_value(what if task.pieces is None else [*what, task.pieces])[:12]
 
 
 def test_a_changed_reading_has_a_new_version():
@@ -164,7 +172,7 @@ def test_a_row_that_is_not_the_tasks_is_refused(tmp_path, name, row, complaint):
     assert str(refusal.value).startswith(f"{tmp_path}/{complaint}")
 
 
-def test_rows_of_a_file_are_read_by_its_task_and_by_the_five_forms_without_one(tmp_path):
+def test_rows_of_a_file_are_read_by_its_task_and_by_the_six_forms_without_one(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "A man", "ctx": "A woman"}\n')
     named, plain = load_prompts([PromptSource(task="hellaswag", path=str(path)), PromptSource(path=str(path))])

@@ -16,7 +16,7 @@ from eval.prompts.loading import load_prompts
 from eval.prompts.rendering import render_prompt, template_hash
 from eval.prompts.source import PromptSource
 
-KNOWN = "messages, turns, prompt, question, instruction"
+KNOWN = "messages, conversation, turns, prompt, question, instruction"
 ROLE = "one of system, user, assistant"
 
 
@@ -98,6 +98,7 @@ def test_a_category_is_a_text(write_rows, value):
 def test_first_form_of_the_documented_order_counts(write_rows):
     fields = {
         "messages": [user("messages")],
+        "conversation": [user("conversation")],
         "turns": ["turns"],
         "prompt": "prompt",
         "question": "question",

@@ -1,0 +1,1 @@
+"""What a named task says of itself, and those of single papers. Data only."""

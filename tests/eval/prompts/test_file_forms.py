@@ -1,0 +1,150 @@
+"""Files of prompts as other tools write them: conversations, JSON lists, parquet with the hub's columns."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from architectures.errors import UserError
+from distill.data.conversations import load_conversations
+from eval.prompts import rows
+from eval.prompts.forms import user_turn
+from eval.prompts.loading import load_prompts
+from eval.prompts.source import PromptSource
+from eval.prompts.table import TASKS
+
+SQL = (
+    "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the "
+    "answer. "
+)
+
+
+def conversation(number, text, answer=None, **fields):
+    turns = [user_turn(text), *([{"role": "assistant", "content": answer}] if answer else [])]
+    return {"id": f"identity_{number}", "conversation": turns, **fields}
+
+
+def written(path, value):
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return PromptSource(path=str(path))
+
+
+def parquet(path, records, **settings):
+    from datasets import Dataset
+
+    Dataset.from_list(records).to_parquet(str(path))
+    return PromptSource(path=str(path), **settings)
+
+
+def texts(*sources):
+    return [prompt.messages[-1]["content"] for prompt in load_prompts(sources)]
+
+
+def test_a_list_of_conversations_is_read_as_it_is(tmp_path):
+    source = written(
+        tmp_path / "spider_train.json",
+        [conversation(0, SQL + "How many?", question="no", dataset="spider"), conversation(1, "b", "answer")],
+    )
+    first, second = load_prompts([source])
+    assert first.messages == (user_turn(SQL + "How many?"),)
+    assert (first.source, first.category) == (f"{source.path}[0]", "spider")
+    assert (second.messages, second.category) == ((user_turn("b"),), None)
+
+
+@pytest.mark.parametrize("name", ["dataset", "topic", "language", "category"])
+def test_a_conversation_says_its_category_in_any_of_four_fields(tmp_path, name):
+    [prompt] = load_prompts([written(tmp_path / "c.json", [conversation(0, "a", **{name: "x"})])])
+    assert prompt.category == "x"
+
+
+def test_other_rows_have_no_category_in_those(tmp_path):
+    [prompt] = load_prompts([written(tmp_path / "c.json", [{"prompt": "a", "language": "x"}])])
+    assert prompt.category is None
+
+
+def test_the_answers_of_a_list_of_conversations_are_learned(tmp_path):
+    [found] = load_conversations([written(tmp_path / "a_with_answer.json", [conversation(0, "a", " b ")])])
+    assert found.messages == (user_turn("a"), {"role": "assistant", "content": "b"})
+
+
+def test_a_mistake_in_a_list_is_named_by_its_place(tmp_path):
+    source = written(tmp_path / "c.json", [conversation(0, "a"), conversation(1, "")])
+    with pytest.raises(UserError, match=r"c\.json\[1\]: conversation\[0\]\.content must be a non-empty text"):
+        load_prompts([source])
+    (tmp_path / "c.json").write_text('[{"prompt": "a"}, ')
+    with pytest.raises(UserError, match=r"c\.json: is not valid JSON"):
+        load_prompts([source])
+    (tmp_path / "c.json").write_text("[]")
+    with pytest.raises(UserError, match=r"c\.json: no prompts in it"):
+        load_prompts([source])
+
+
+def test_a_list_that_is_too_large_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "LIST_MIB", 1e-6)
+    with pytest.raises(UserError, match="and at most 1e-06 are read"):
+        load_prompts([written(tmp_path / "c.json", [conversation(0, "a")])])
+
+
+def test_lines_may_stand_in_a_file_that_is_called_json(tmp_path):
+    path = tmp_path / "lines.json"
+    path.write_text('\ufeff{"prompt": "a"}\n{"prompt": "b"}\n', encoding="utf-8")
+    assert texts(PromptSource(path=str(path))) == ["a", "b"]
+    path.write_text('\ufeff \n[{"prompt": "c"}]\n', encoding="utf-8")
+    assert texts(PromptSource(path=str(path))) == ["c"]
+
+
+HUB_ROWS = {  # rows made for this test, with the columns of the data sets that the paper takes
+    "spider": (
+        {"db_id": "d", "query": "SELECT 1", "question": "How many?", "query_toks_no_value": ["select", "value"]},
+        SQL + "How many?",
+    ),
+    "finance_alpaca_osd": ({"text": "", "instruction": "Why save?", "input": "no", "output": "o"}, "Why save?"),
+    "csn_python": (
+        {"func_documentation_string": "Adds.", "func_code_string": "def f(): 0", "language": "python"},
+        "Please generate code based on the following doc:\nAdds.",
+    ),
+    "gsm8k": ({"question": "2+2?", "answer": "#### 4"}, "2+2?"),
+    "piqa": ({"goal": "open a jar", "sol1": "x", "sol2": "y", "label": 0}, "open a jar"),
+    "starcoder_osd": (
+        {"max_stars_repo_path": "p", "id": "1", "content": "mov a1 ;\n" * 40},
+        ("mov a1 ;\n" * 40)[180:270],
+    ),
+    "arena": (
+        {"conversation_a": [user_turn("hi")], "conversation_b": [user_turn("hi")], "language": "English"},
+        "hi",
+    ),
+    "lmsys_chat": (
+        {"conversation_id": "c", "model": "m", "conversation": [user_turn("hi")], "turn": 1, "language": "German"},
+        "hi",
+    ),
+    "cnn_dailymail_osd": ({"article": "News.", "highlights": "N.", "id": "1"}, "News."),
+    "xsum_osd": ({"document": "News.", "summary": "N.", "id": "1"}, "News."),
+}
+
+
+@pytest.mark.parametrize("task", HUB_ROWS)
+def test_sets_of_the_paper_are_read_from_local_files_with_the_hubs_columns(tmp_path, task):
+    row, asked = HUB_ROWS[task]
+    in_parquet = parquet(tmp_path / "rows.parquet", [row], task=task)
+    in_json = written(tmp_path / "rows.json", [row]).model_copy(update={"task": task})
+    assert texts(in_parquet, in_json) == [asked, asked]
+    [prompt, _] = load_prompts([in_parquet, in_json])
+    assert (prompt.source, prompt.task) == (f"{in_parquet.path}:1", TASKS[task].label)
+
+
+def test_short_files_of_code_are_left_out(tmp_path):
+    rows = [{"content": "a " * 70}, {"content": "b " * 200}]  # each letter and each last space is a piece
+    source = parquet(tmp_path / "rows.parquet", rows, task="starcoder_osd")
+    assert texts(source) == [" b" * 50]
+    source = parquet(tmp_path / "rows.parquet", rows[:1], task="starcoder_osd")
+    with pytest.raises(UserError, match="no prompts in it"):
+        load_prompts([source])
+
+
+def test_parquet_that_is_none_or_is_not_there_is_refused(tmp_path):
+    path = tmp_path / "rows.parquet"
+    with pytest.raises(UserError, match=r"rows\.parquet: cannot be read \(No such file"):
+        load_prompts([PromptSource(path=str(path))])
+    Path(path).write_text("x" * 100)
+    with pytest.raises(UserError, match=r"rows\.parquet: is no parquet file that `datasets` reads"):
+        load_prompts([PromptSource(path=str(path))])
